@@ -108,18 +108,22 @@ std::optional<fs::path> best_of(const fs::path& checkpoints) {
   return target_of(checkpoints / "best");
 }
 
-std::optional<Found> newest(const fs::path& checkpoints) {
+std::optional<Found> newest(const fs::path& checkpoints, For use) {
   std::vector<Found> all = find_all(checkpoints);
   if (all.empty()) return std::nullopt;
   if (all.back().problem.empty()) return all.back();
   Error error(ErrorCode::bad_checkpoint, all.back().problem);
+  const auto whole =
+      std::find_if(all.rbegin(), all.rend(), [](const Found& one) { return one.problem.empty(); });
+  if (use == For::reading) {
+    if (whole != all.rend())
+      error.help("name the newest one that is whole: " + whole->path.string());
+    throw error.help("meshwright checkpoint ls " + checkpoints.string() + " shows what is there");
+  }
   error.key("checkpoint.resume");
-  for (size_t i = all.size(); i-- > 0;)
-    if (all[i].problem.empty()) {
-      error.help("set checkpoint.resume = \"" + all[i].path.string() +
-                 "\" to continue the newest one that is whole");
-      break;
-    }
+  if (whole != all.rend())
+    error.help("set checkpoint.resume = \"" + whole->path.string() +
+               "\" to continue the newest one that is whole");
   throw error.help(
       "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another name");
 }
@@ -140,7 +144,7 @@ fs::path resolve(const fs::path& path) {
   for (const fs::path& folder : {path, path / "checkpoints"}) {
     if (std::optional<fs::path> latest = latest_of(folder); latest && problem_of(*latest).empty())
       return *latest;
-    if (std::optional<Found> found = newest(folder)) return found->path;
+    if (std::optional<Found> found = newest(folder, For::reading)) return found->path;
   }
   throw none(" holds no checkpoint");
 }

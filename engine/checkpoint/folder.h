@@ -31,8 +31,9 @@ std::optional<std::filesystem::path> latest_of(const std::filesystem::path& chec
 std::optional<std::filesystem::path> best_of(const std::filesystem::path& checkpoints);
 // What to continue: the one of the highest step. nullopt when there is none at all. Throws
 // Error(bad_checkpoint) when it is damaged, naming the newest one that is whole: nobody should lose
-// steps without having decided so.
-std::optional<Found> newest(const std::filesystem::path& checkpoints);
+// steps without having decided so. `use`: what the error helps with.
+enum class For : uint8_t { resuming, reading };
+std::optional<Found> newest(const std::filesystem::path& checkpoints, For use = For::resuming);
 // The checkpoint a user means by a path: a checkpoint's folder, or one that holds checkpoints (its
 // `latest`, else the newest), or a run's folder. Throws Error(no_checkpoint | bad_checkpoint).
 std::filesystem::path resolve(const std::filesystem::path& path);

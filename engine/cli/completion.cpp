@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/config/describe.h"
 #include "meshwright/abi.h"
 #include "sdk/base/words.h"
 
@@ -16,11 +17,6 @@ bool takes_files(std::string_view argument) {
         (std::string_view(word).size() > 1 && argument.find(word) != argument.npos))
       return true;
   return false;
-}
-
-std::vector<std::string> choices(const Flag& flag) {
-  if (flag.name == "color") return {"auto", "always", "never"};
-  return {};
 }
 
 std::vector<Flag> flags_of(const Verb& verb) {
@@ -39,6 +35,20 @@ std::vector<std::string> first_words() {
     std::string word = verb.name.substr(0, verb.name.find(' '));
     if (std::find(out.begin(), out.end(), word) == out.end()) out.push_back(std::move(word));
   }
+  return out;
+}
+
+std::vector<std::string> choices(const Positional& one) {
+  return one.name == "VERB" ? first_words() : one.choices;
+}
+bool takes_keys(const Positional& one) { return one.name.starts_with("KEY"); }
+
+// The engine's keys; those of plugins come and go.
+std::vector<std::string> keys() {
+  std::vector<std::string> out;
+  for (const OptionSchema& schema : config::all_schemas({}))
+    for (const meshwright_option* option : schema.options)
+      out.push_back((schema.table.empty() ? "" : schema.table + ".") + option->name);
   return out;
 }
 
@@ -63,7 +73,9 @@ std::string bash_completion() {
                     " for bash: meshwright completion bash\n"
                     "_meshwright() {\n"
                     "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n"
-                    "  local first='' second='' words='' files='' i\n"
+                    "  local first='' second='' words='' files='' i keys='" +
+                    text::join(keys(), " ") +
+                    "'\n"
                     "  COMPREPLY=()\n"
                     "  for ((i = 1; i < COMP_CWORD; i++)); do\n"
                     "    case ${COMP_WORDS[i]} in\n"
@@ -92,7 +104,11 @@ std::string bash_completion() {
     for (const Flag& flag : flags_of(verb)) {
       names.push_back("--" + flag.name);
       if (flag.argument.empty()) continue;
-      if (const auto list = choices(flag); !list.empty())
+      if (flag.argument == "KEY=VALUE")
+        by_choice += "        --" + flag.name +
+                     ") compopt -o nospace 2>/dev/null; COMPREPLY=($(compgen -S = -W \"$keys\" -- "
+                     "\"$cur\")); return ;;\n";
+      else if (const auto list = flag.choices; !list.empty())
         by_choice += "        --" + flag.name + ") COMPREPLY=($(compgen -W '" +
                      text::join(list, " ") + "' -- \"$cur\")); return ;;\n";
       else
@@ -105,8 +121,12 @@ std::string bash_completion() {
           "        " + text::join(file_flags, "|") +
           ") compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n";
     if (!other_flags.empty()) out += "        " + text::join(other_flags, "|") + ") return ;;\n";
+    for (const Positional& one : verb.positionals)
+      for (std::string& word : choices(one)) names.push_back(std::move(word));
+    const bool with_keys =
+        std::any_of(verb.positionals.begin(), verb.positionals.end(), takes_keys);
     out += "      esac\n      words='" + text::join(names, " ") + "'" +
-           (wants_files(verb) ? " files=1" : "") + " ;;\n";
+           (with_keys ? "\" $keys\"" : "") + (wants_files(verb) ? " files=1" : "") + " ;;\n";
   }
   return out +
          "  esac\n"
@@ -137,6 +157,7 @@ std::string zsh_text(std::string_view text) {
 }
 
 std::string zsh_action(std::string_view argument, const std::vector<std::string>& list) {
+  if (argument == "KEY=VALUE") return "{compadd -S \"\" -- ${^keys}=}";
   if (!list.empty()) return "(" + text::join(list, " ") + ")";
   return takes_files(argument) ? "_files" : " ";
 }
@@ -148,14 +169,14 @@ std::string zsh_verb(const Verb& verb, const std::string& indent) {
     if (flag.repeats) out += "*";
     out += "--" + flag.name + "[" + zsh_text(flag.doc) + "]";
     if (!flag.argument.empty())
-      out += ":" + zsh_text(flag.argument) + ":" + zsh_action(flag.argument, choices(flag));
+      out += ":" + zsh_text(flag.argument) + ":" + zsh_action(flag.argument, flag.choices);
     out += "'";
   }
   for (size_t i = 0; i < verb.positionals.size(); ++i) {
     const Positional& one = verb.positionals[i];
     out += " \\\n" + indent + "  '" + (one.repeats ? std::string("*") : std::to_string(i + 1)) +
            (one.required || one.repeats ? ":" : "::") + zsh_text(one.name) + ":" +
-           zsh_action(one.name, {}) + "'";
+           (takes_keys(one) ? "{compadd -- $keys}" : zsh_action(one.name, choices(one))) + "'";
   }
   return out;
 }
@@ -181,7 +202,10 @@ std::string zsh_completion() {
       "# Completion of meshwright " MESHWRIGHT_VERSION
       " for zsh: meshwright completion zsh\n"
       "_meshwright() {\n"
-      "  local -a verbs\n"
+      "  local -a verbs keys\n"
+      "  keys=(" +
+      text::join(keys(), " ") +
+      ")\n"
       "  if (( CURRENT == 2 )); then\n"
       "    verbs=(" +
       described(tops) +

@@ -1,5 +1,9 @@
 // completion and man: what `make install` puts beside the program, and what one without it wants.
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/value_from.hpp>
 #include <filesystem>
+#include <span>
 
 #include "engine/base/durable.h"
 #include "engine/cli/completion.h"
@@ -15,8 +19,44 @@ int run_completion(Call& call) {
     throw Error(ErrorCode::usage, "completion is made for bash and zsh, not for " + shell)
         .help("meshwright completion bash")
         .help("meshwright completion zsh");
-  call.out.write(shell == "bash" ? bash_completion() : zsh_completion());
+  const std::string script = shell == "bash" ? bash_completion() : zsh_completion();
+  if (call.json)
+    call.print_json({{"shell", shell}, {"script", script}});
+  else
+    call.out.write(script);
   return 0;
+}
+
+// A verb as programs read it: what there is to complete, to check and to call.
+boost::json::object described(const Verb& verb) {
+  boost::json::array positionals, flags;
+  for (const Positional& one : verb.positionals)
+    positionals.push_back({{"name", one.name},
+                           {"required", one.required},
+                           {"repeats", one.repeats},
+                           {"choices", boost::json::value_from(one.choices)}});
+  for (const Flag& flag : verb.flags)
+    if (!flag.hidden)
+      flags.push_back({{"name", flag.name},
+                       {"argument", flag.argument},
+                       {"repeats", flag.repeats},
+                       {"choices", boost::json::value_from(flag.choices)},
+                       {"meaning", flag.doc}});
+  return {{"verb", verb.name},
+          {"summary", verb.summary},
+          {"details", verb.details},
+          {"positionals", positionals},
+          {"flags", flags}};
+}
+
+void print(Call& call, std::span<const Verb> some, const std::string& page) {
+  if (!call.json) {
+    call.out.write(page);
+    return;
+  }
+  boost::json::array all;
+  for (const Verb& verb : some) all.push_back(described(verb));
+  call.print_json({{"verbs", all}});
 }
 
 int run_man(Call& call) {
@@ -34,12 +74,18 @@ int run_man(Call& call) {
   }
   std::string name;
   for (const std::string& word : call.positionals) name += (name.empty() ? "" : " ") + word;
-  if (name.empty()) return call.out.write(program_manual_page()), 0;
+  if (name.empty()) return print(call, verbs(), program_manual_page()), 0;
   std::vector<std::string> names;
   for (const Verb& verb : verbs()) {
-    if (verb.name == name) return call.out.write(manual_page(verb)), 0;
+    if (verb.name == name) return print(call, {&verb, 1}, manual_page(verb)), 0;
     names.push_back(verb.name);
   }
+  std::string inside;
+  for (const std::string& other : names)
+    if (other.starts_with(name + " ")) inside += (inside.empty() ? "" : ", ") + other;
+  if (!inside.empty())
+    throw Error(ErrorCode::usage, name + " is several verbs: " + inside)
+        .help("meshwright man " + inside.substr(0, inside.find(',')));
   Error error(ErrorCode::usage, "no such verb: " + name);
   if (std::string near = nearest_name(name, names); !near.empty())
     error.help("did you mean meshwright man " + near + "?");
@@ -50,13 +96,15 @@ int run_man(Call& call) {
 
 Verb completion_verb() {
   return declare(run_completion, R"(
-completion SHELL
-Print what makes a shell complete verbs, flags and files
+completion SHELL=bash|zsh
+Print what makes a shell complete verbs, flags, keys and files
 
 SHELL is bash or zsh. An installed meshwright has both in their places already.
 
   source <(meshwright completion bash)
   meshwright completion zsh > ~/.zfunc/_meshwright
+
+--json
 )");
 }
 
@@ -70,6 +118,7 @@ What man shows of an installed meshwright: man meshwright-train.
   meshwright man checkpoint ls | man -l -
 
 --dir FOLDER  Write the pages of the program and of every verb into this folder instead.
+--json
 )");
 }
 

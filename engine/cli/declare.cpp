@@ -12,7 +12,8 @@ namespace {
 constexpr std::string_view kSharedFlags = R"(
 --help              Show this.
 --version           Show the version.
---color WHEN        auto (only on a terminal, without NO_COLOR), always or never.
+--color WHEN=auto|always|never
+                    auto (only on a terminal, without NO_COLOR), always or never.
 --json              Print JSON for machines; errors too.
 --set KEY=VALUE...  Override any key of the file, for example distributed.tp_size=2. Repeatable.
 --world-size N      Number of ranks. Default: WORLD_SIZE of the environment, else 1.
@@ -24,6 +25,15 @@ bool take_suffix(std::string_view& text, std::string_view suffix) {
   return true;
 }
 
+// "SHELL=bash|zsh": the words, which are taken from it.
+std::vector<std::string> take_choices(std::string& name) {
+  const size_t begin = name.find('=');
+  if (begin == name.npos || name.find('|', begin) == name.npos) return {};
+  std::vector<std::string> out = text::split(std::string_view(name).substr(begin + 1), '|');
+  name.resize(begin);
+  return out;
+}
+
 // "FOLDER", "[FOLDER]", "FILES..."
 Positional positional_of(std::string_view word) {
   Positional out;
@@ -31,6 +41,7 @@ Positional positional_of(std::string_view word) {
   if (!out.required) word = word.substr(1, word.size() - 2);
   out.repeats = take_suffix(word, "...");
   out.name = word;
+  out.choices = take_choices(out.name);
   return out;
 }
 
@@ -45,6 +56,7 @@ Flag flag_of(std::string_view line) {
   size_t space = std::min(head.find(' '), head.size());
   out.name = head.substr(0, space);
   out.argument = text::trim(head.substr(space));
+  out.choices = take_choices(out.argument);
   return out;
 }
 
@@ -54,7 +66,7 @@ std::vector<Flag> flags_of(const std::vector<std::string>& lines) {
     if (line.starts_with("--"))
       out.push_back(flag_of(line));
     else if (line.starts_with(' '))
-      out.back().doc += " " + std::string(text::trim(line));
+      out.back().doc += (out.back().doc.empty() ? "" : " ") + std::string(text::trim(line));
   return out;
 }
 

@@ -4,14 +4,27 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/cli/common.h"
 #include "engine/cli/ranks.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::cli {
 namespace {
+
+std::string kind_of(std::string given) {
+  const std::vector<std::string> kinds = {"text", "tokens", "megatron", "mock"};
+  if (std::find(kinds.begin(), kinds.end(), given) != kinds.end()) return given;
+  Error error(ErrorCode::usage, "--kind " + given + " is not known");
+  if (std::string near = nearest_name(given, kinds); !near.empty())
+    error.help("did you mean --kind " + near + "?");
+  throw error.help("there are --kind " + text::join(kinds, ", "))
+      .help("what a plugin reads: --set validation_dataset.plugin=NAME");
+}
 
 evaluate::Request read_request(const Call& call, const Screen& screen) {
   evaluate::Request request;
@@ -19,7 +32,7 @@ evaluate::Request read_request(const Call& call, const Screen& screen) {
   request.all = call.has("all");
   request.sets = call.values("set");
   if (call.has("data")) request.data = call.value("data");
-  if (call.has("kind")) request.kind = call.value("kind");
+  if (call.has("kind")) request.kind = kind_of(call.value("kind"));
   request.seq_len = call.number("seq-len", 1);
   request.samples = call.number("samples", 1).value_or(0);
   request.batch = call.number("batch", 1).value_or(request.batch);
@@ -49,7 +62,13 @@ int check(Call& call, const evaluate::Request& request, int64_t world_size) {
   if (!diagnostics.ok()) return call.fail(diagnostics.errors());
   plan::check_runs(plan::make_plan(*job, {.world_size = world_size, .rank = 0}), *job);
   const data::DatasetConfig data = evaluate::data_of(*job, subject);
-  data::look_at_data(data, "");
+  try {
+    data::look_at_data(data, "");
+  } catch (Error& error) {
+    if (error.key().starts_with("validation_dataset."))
+      error.help("evaluate has flags for these keys: --data, --kind and --seq-len");
+    throw;
+  }
   return 0;
 }
 
@@ -95,7 +114,8 @@ Weights are computed with in float32 unless --set distributed.mp_policy.param_dt
   meshwright evaluate models/Qwen3-0.6B --data wiki.bin --seq-len 2048 --json
 
 --data PATH    Files to read, or a pattern like 'held_out/*.txt'.
---kind KIND    text: bytes; tokens: .bin; megatron: .bin with .idx; mock: synthetic. Default: as the
+--kind KIND=text|tokens|megatron|mock
+               text: bytes; tokens: .bin; megatron: .bin with .idx; mock: synthetic. Default: as the
                run read its own, else by the files' name.
 --seq-len N    Tokens a sample. Default: as the run was trained, else 512.
 --samples N    The first N samples only. A run's own validation reads the first num_batches *

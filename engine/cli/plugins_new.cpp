@@ -163,7 +163,8 @@ Make a new plugin from a template
 Writes CMakeLists.txt, a small strategy that trains (or a small model, or a small kind of data set),
 its tests and a job, and says how to build them.
 
---kind KIND   What it brings: strategy, model or data. Default: strategy.
+--kind KIND=strategy|model|data
+              What it brings: strategy, model or data. Default: strategy.
 --dir FOLDER  Where to. Default: NAME in the current folder.
 )");
 }

@@ -32,6 +32,7 @@ struct Flag {
   std::string name;           // "world-size"
   std::string argument = {};  // "N"; empty: a switch
   std::string doc = {};
+  std::vector<std::string> choices = {};  // of the argument; empty: not a few words
   bool repeats = false;
   bool hidden = false;  // for the program's own use: not in the help
 };
@@ -40,6 +41,7 @@ struct Positional {
   std::string name;  // "FILE"
   bool required = true;
   bool repeats = false;  // the last one: any number of them, or at least one when it is required
+  std::vector<std::string> choices = {};  // as a flag's
 };
 
 // A parsed command line and where to print. stdout carries what was asked for, stderr all that is
@@ -93,6 +95,7 @@ struct Verb {
 //
 //   --flag            a switch, and what it does; a line that starts with a space goes on with that
 //   --flag N          a flag with an argument
+//   --flag SORT=a|b   one whose argument is one of these words, as a positional's may be
 //   --flag KEY=N...   one that may be given several times
 //   --json            without a text: one of the flags that several verbs have
 Verb declare(int (*run)(Call& call), std::string_view help);

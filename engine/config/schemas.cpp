@@ -173,8 +173,8 @@ constexpr std::array kReport = {
     optional_text(
         "prometheus",
         "Address that answers Prometheus at /metrics: \"127.0.0.1:9400\". A port alone is "
-        "this machine's own; \"0.0.0.0:9400\" or \"[::]:9400\" are all interfaces, port 0 "
-        "is one that is free."),
+        "this machine's own; \"0.0.0.0:9400\" is all interfaces (\"[::]:9400\" where civetweb has "
+        "IPv6), port 0 is one that is free."),
     optional_text("prometheus_file",
                   "The same for node_exporter's textfile collector: a file that ends in .prom, or "
                   "the collector's folder, where it becomes meshwright_<run.name>.prom."),

@@ -56,6 +56,11 @@ constexpr Known kKnown[] = {
     {"expert_tokens", "", "", ""},  // a list as long as there are experts
 };
 
+// "step_ms", "rank_work_ms_least"
+bool in_milliseconds(std::string_view field) {
+  return field.ends_with("_ms") || field.find("_ms_") != std::string_view::npos;
+}
+
 bool take_ending(std::string& text, std::string_view ending) {
   if (!text.ends_with(ending)) return false;
   text.resize(text.size() - ending.size());
@@ -77,7 +82,7 @@ std::string plain(std::string_view text) {
 }  // namespace
 
 Name name_of(std::string_view field) {
-  const bool milliseconds = field.ends_with("_ms");
+  const bool milliseconds = in_milliseconds(field);
   Name out;
   out.divisor = milliseconds ? 1000 : 1;
   for (const Known& known : kKnown)
@@ -93,7 +98,9 @@ Name name_of(std::string_view field) {
   if (milliseconds || field.find("per_second") != std::string_view::npos) group = "speed/";
   if (field.ends_with("_bytes")) group = "memory/";
   out.tag = group + stem;
-  if (take_ending(stem, "_ms")) stem += "_seconds";
+  if (const size_t unit = stem.find("_ms_"); unit != std::string::npos) stem.erase(unit, 3);
+  take_ending(stem, "_ms");
+  if (milliseconds) stem += "_seconds";
   // A counter's ending, which only counters may have.
   take_ending(stem, "_total");
   out.prometheus = "meshwright_" + stem;

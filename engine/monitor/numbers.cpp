@@ -19,8 +19,10 @@ struct Own {
   bool counter = false;
 };
 constexpr Own kOwn[] = {
-    {"steps", "meshwright_steps_completed_total",
-     "Steps that are complete, those before a resume included.", true},
+    // Behind a resume it may be lower than before: no counter.
+    {"steps", "meshwright_completed_steps",
+     "Steps that are complete, those before a resume included."},
+    {"trained", "meshwright_steps_total", "Steps since this process started.", true},
     {"planned", "meshwright_steps_planned", "Steps that the run is to have (max_steps)."},
     {"time", "meshwright_last_step_timestamp_seconds",
      "When the last step ended, since 1970; before the first one, when the process started."},
@@ -44,6 +46,7 @@ Numbers::Numbers(const RunFacts& facts)
   info_.labels.emplace_back("version", facts.version);
   info_.labels.emplace_back("ranks", std::to_string(facts.ranks));
   set("steps", static_cast<double>(facts.completed));
+  set("trained", 0);
   set("planned", static_cast<double>(facts.max_steps));
   set("time", unix_time());
   set("unsaved", 0);
@@ -93,7 +96,10 @@ void Numbers::row(const Row& row) {
       shown.value += told;
   }
   set("steps", static_cast<double>(row.completed));
-  if (row.is_step()) set("time", unix_time());
+  if (row.is_step()) {
+    set("time", unix_time());
+    now_[at_.at("trained")].value += 1;
+  }
   publish();
 }
 

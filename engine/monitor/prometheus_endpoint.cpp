@@ -77,7 +77,13 @@ int reason_of(const Numeric& at) {
   return reason;
 }
 
-const char* remedy(int reason) {
+// civetweb as Debian 12 builds it listens at IPv4 addresses alone.
+bool without_ipv6(const Numeric& at, int reason) {
+  return reason == 0 && at.address.ss_family == AF_INET6;
+}
+
+const char* remedy(const Numeric& at, int reason) {
+  if (without_ipv6(at, reason)) return "127.0.0.1:PORT and 0.0.0.0:PORT work";
   switch (reason) {
     case EADDRINUSE:
       return "another port may be free, and port 0 takes one that is";
@@ -127,16 +133,18 @@ class PrometheusEndpoint final : public Sink {
       throw;
     } catch (const std::exception& error) {
       const int reason = reason_of(at);
-      throw cannot_listen("cannot listen at " + at.text + ": " +
-                              (reason == 0 ? error.what() : std::strerror(reason)),
-                          remedy(reason));
+      never_ = without_ipv6(at, reason);
+      const std::string why = never_        ? "the civetweb of this system is built without IPv6"
+                              : reason == 0 ? std::string(error.what())
+                                            : std::string(std::strerror(reason));
+      throw cannot_listen("cannot listen at " + at.text + ": " + why, remedy(at, reason));
     }
     port_ = endpoint_->port();
     listens_("http://" + at.text.substr(0, at.text.rfind(':') + 1) + std::to_string(port_) +
              "/metrics");
   }
   // Names are asked for once: the answer may take long, and steps wait for it.
-  bool may_try_again() const override { return at_.has_value(); }
+  bool may_try_again() const override { return at_.has_value() && !never_; }
   // It reads the numbers when it is asked.
   void row(const Row&, std::string_view) override {}
   void end(bool) override {}
@@ -147,6 +155,7 @@ class PrometheusEndpoint final : public Sink {
   std::shared_ptr<const Numbers> numbers_;
   std::function<void(const std::string&)> listens_;
   std::optional<Numeric> at_;
+  bool never_ = false;
   std::unique_ptr<prometheus::Endpoint> endpoint_;
 };
 

@@ -32,10 +32,7 @@ class PrometheusFile final : public Sink {
       : path_(file_in(path, run)), numbers_(std::move(numbers)) {}
   std::string place() const override { return path_.string(); }
   std::string key() const override { return "report.prometheus_file"; }
-  void open() override {
-    base::make_folders(path_.parent_path());
-    write();
-  }
+  void open() override { write(); }
   void row(const Row&, std::string_view) override {
     if (Clock::now() - written_ >= std::chrono::seconds(1)) write();
   }
@@ -47,6 +44,8 @@ class PrometheusFile final : public Sink {
   void write() {
     const fs::path beside = path_.parent_path() / ("." + path_.filename().string() + ".tmp");
     try {
+      // Also one that was removed meanwhile.
+      if (!fs::exists(path_.parent_path())) base::make_folders(path_.parent_path());
       const int reason = base::AppendFile(beside, base::AppendFile::Old::emptied)
                              .append(prometheus_text(numbers_->readings()));
       if (reason != 0) throw base::unwritable(path_, reason);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <optional>
 #include <thread>
@@ -68,6 +70,33 @@ std::string sized(const LoggedCollective& one) {
 }
 std::string within(const LoggedGroup& group) {
   return " in group " + group.axis + " " + text::rank_list(group.ranks);
+}
+
+// Records are of different moments: what a rank did after one that ended in an error had written
+// its own was too late for that one.
+int64_t moment_of(const RankFile& file) {
+  return file.error ? file.record.taken : std::numeric_limits<int64_t>::max();
+}
+bool by_then(const LoggedCollective& one, int64_t moment) { return one.began <= moment; }
+
+// How many collectives of the group the rank had entered by then.
+int64_t entered_by(const RankFile& file, const LoggedGroup& group, int64_t moment) {
+  int64_t out = group.entered;
+  for (const LoggedCollective& one : file.record.collectives)
+    if (&file.record.groups[one.group] == &group && one.number > 0 && !by_then(one, moment))
+      out = std::min(out, one.number - 1);
+  return out;
+}
+// And how many messages it had sent to the one at this place, or taken from it.
+int64_t exchanged_by(const RankFile& file, const LoggedGroup& group, size_t place, bool sent,
+                     int64_t moment) {
+  int64_t out = (sent ? group.sent : group.received)[place];
+  for (const LoggedCollective& one : file.record.collectives)
+    if (&file.record.groups[one.group] == &group && !by_then(one, moment))
+      for (const LoggedMessage& message : one.messages)
+        if (message.sent == sent && message.rank == group.ranks[place])
+          out = std::min(out, message.number - 1);
+  return out;
 }
 
 // What a rank waits in for others that have not come.
@@ -191,7 +220,8 @@ class Judge {
         // Whether a rank that is stopped has got through the start of what it entered, nobody
         // knows.
         const LoggedGroup* there = group_of(rank, out.group());
-        if (there == nullptr || there->entered < entry.number || stopped(rank))
+        if (there == nullptr || stopped(rank) ||
+            entered_by(*files_.at(rank), *there, moment_of(file)) < entry.number)
           out.missing.push_back(rank);
       }
       if (!out.missing.empty()) out.unknown.clear();
@@ -211,7 +241,8 @@ class Judge {
         const auto place =
             static_cast<size_t>(std::find(ranks.begin(), ranks.end(), file.rank) - ranks.begin());
         if (there == nullptr || place >= there->sent.size() || stopped(message.rank) ||
-            (sent ? there->received : there->sent)[place] < message.number) {
+            exchanged_by(*files_.at(message.rank), *there, place, !sent, moment_of(file)) <
+                message.number) {
           out.missing = {message.rank};
           return out;
         }
@@ -232,6 +263,7 @@ class Judge {
           break;
         }
       }
+    forget_the_dead(wait_of);
     std::map<int64_t, std::vector<const Wait*>> awaited;
     for (const auto& [rank, wait] : wait_of)
       for (const Ranks* ranks : {&wait.missing, &wait.unknown})
@@ -260,6 +292,27 @@ class Judge {
                               " more ranks are waited for: " +
                               named(Ranks(out.ranks.begin() + kMost, out.ranks.end())));
     if (circle) out.sentences.emplace_back("these ranks wait for each other");
+  }
+
+  // Who began to wait for a rank after that one had given up waiting for it came too late: it is
+  // no cause.
+  void forget_the_dead(std::map<int64_t, Wait>& wait_of) const {
+    auto waits_for = [&](int64_t rank, int64_t other) {
+      const auto wait = wait_of.find(rank);
+      return wait != wait_of.end() &&
+             std::find(wait->second.missing.begin(), wait->second.missing.end(), other) !=
+                 wait->second.missing.end();
+    };
+    for (auto one = wait_of.begin(); one != wait_of.end();) {
+      const int64_t rank = one->first;
+      std::erase_if(one->second.missing, [&](int64_t other) {
+        const RankFile& gone = *files_.at(other);
+        return gone.error && !by_then(*one->second.entry, gone.record.taken) &&
+               waits_for(other, rank);
+      });
+      const bool waits = !one->second.missing.empty() || !one->second.unknown.empty();
+      one = waits ? std::next(one) : wait_of.erase(one);
+    }
   }
 
   void all_entered(Verdict& out, const RankFile* file, const LoggedCollective* held_up) const {
@@ -294,9 +347,10 @@ class Judge {
     if (files_.count(rank) == 0)
       return who + " left no record (it was killed, is stopped or ended without a word); " + wait +
              " for it" + since + " in " + sized(*first.entry) + in;
+    const int64_t moment = moment_of(*first.file);
     if (stopped(rank))
       return who + " was stopped by a signal or a debugger; " + wait + " for it" + since + " in " +
-             sized(*first.entry) + in + "; " + last_of(*files_.at(rank), first.group());
+             sized(*first.entry) + in + "; " + last_of(*files_.at(rank), first.group(), moment);
     std::string out = who;
     if (first.message != nullptr) {
       const LoggedMessage& message = *first.message;
@@ -307,27 +361,32 @@ class Judge {
     } else {
       out += " has not entered " + sized(*first.entry) + in + ", in which " + wait + since;
     }
-    return out + "; " + last_of(*files_.at(rank), first.group());
+    return out + "; " + last_of(*files_.at(rank), first.group(), moment);
   }
 
-  // Where a rank is that others wait for.
-  static std::string last_of(const RankFile& file, const LoggedGroup& among) {
+  // Where a rank is that others wait for, or was when they gave up.
+  static std::string last_of(const RankFile& file, const LoggedGroup& among, int64_t moment) {
     std::string out;
-    if (file.record.collectives.empty()) {
-      out = "it has entered none at all";
+    const auto& all = file.record.collectives;
+    const auto found = std::find_if(all.rbegin(), all.rend(), [&](const LoggedCollective& one) {
+      return by_then(one, moment);
+    });
+    if (found == all.rend()) {
+      out = all.empty() ? "it has entered none at all"
+                        : "it came after that one had ended in an error";
     } else {
-      const LoggedCollective& last = file.record.collectives.back();
+      const LoggedCollective& last = *found;
+      const int64_t now = std::min(moment, file.record.taken);
       const LoggedGroup& group = file.record.groups[last.group];
       const std::string what =
           numbered(last) +
           (group.axis == among.axis && group.ranks == among.ranks ? "" : within(group)) +
           purpose(last);
-      if (last.state == CollectiveState::completed)
-        out = "the last it did was " + what + ", " + seconds(file.record.taken - last.ended) +
-              " before";
+      if (last.state == CollectiveState::completed && last.ended <= now)
+        out = "the last it did was " + what + ", " + seconds(now - last.ended) + " before";
       else
-        out = "the last it began is " + what + ", " + seconds(file.record.taken - last.began) +
-              " before";
+        out = "the last it began is " + what + ", " + seconds(now - last.began) + " before";
+      if (found != all.rbegin()) out += "; it came after that one had ended in an error";
     }
     if (file.error) out += "; it ended with " + file.why;
     return out;

@@ -124,16 +124,29 @@ class Drawing {
   std::string bands() const {
     std::string out;
     for (const ChartLine& line : chart_.lines) {
-      std::string there, back;
-      for (const Point& point : line.points) {
-        if (!std::isfinite(point.mean) || point.least == point.most) continue;
-        // Two corners a point; a range that is wider than a point would hide others.
+      std::string shapes, there, back;
+      // Two corners a point; a range that is wider than a point would hide others.
+      auto add = [&](const Point& point) {
         there += format("%s%.1f %.1f", there.empty() ? "M" : "L", x(point.step), y(point.most));
         back.insert(0, format("L%.1f %.1f", x(point.step), y(point.least)));
+      };
+      auto close = [&] {
+        if (!there.empty()) shapes += there + back + "Z";
+        there.clear(), back.clear();
+      };
+      // A shape begins and ends at a point without a spread, or where there is none.
+      const Point* flat = nullptr;
+      for (const Point& point : line.points) {
+        const bool known = std::isfinite(point.mean), wide = known && point.least != point.most;
+        if (wide && there.empty() && flat != nullptr) add(*flat);
+        if (wide || (known && !there.empty())) add(point);
+        if (!wide) close();
+        flat = known && !wide ? &point : nullptr;
       }
-      if (!there.empty())
-        out += format("<path class=\"band r%zu\" d=\"", line.run % std::size(kDashes)) + there +
-               back + "Z\"/>\n";
+      close();
+      if (!shapes.empty())
+        out += format("<path class=\"band r%zu\" d=\"", line.run % std::size(kDashes)) + shapes +
+               "\"/>\n";
     }
     return out;
   }
@@ -233,7 +246,12 @@ class Drawing {
       out += format("<g class=\"sign r%zu\"><title>", mark.run % std::size(kDashes)) +
              escaped(mark.text) + "</title>" +
              format("<path class=\"post\" d=\"M%.1f %gV%g\"/>", at, kTop, kHeight - kBottom) +
-             sign_path(mark.sign, at, kHeight - kBottom) + "</g>";
+             sign_path(mark.sign, at, kHeight - kBottom);
+      // Whose it is, where there are several: also on paper.
+      if (chart_.lines.size() > 1)
+        out += format("<text x=\"%.1f\" y=\"%g\">%s</text>", at + 5, kHeight - kBottom - 3,
+                      letter_of(mark.run).c_str());
+      out += "</g>";
     }
     return out;
   }

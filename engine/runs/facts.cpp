@@ -60,9 +60,13 @@ Facts facts_of(const RunRecord& run) {
     out.tokens_per_second = s->median;
   if (auto s = summary_of(run.metrics.of(Quantity::step_ms))) out.step_ms = s->median;
   if (auto s = summary_of(run.metrics.of(Quantity::memory_bytes))) out.memory = s->most;
+  bool restarted = false;  // by the launcher, and not told yet where it goes on
   for (const Event& event : run.events) {
     // A run that goes on was started again, by hand or by its launcher.
-    out.restarts += event.kind == Event::Kind::restart || event.kind == Event::Kind::resume;
+    out.restarts +=
+        event.kind == Event::Kind::restart || (event.kind == Event::Kind::resume && !restarted);
+    if (event.kind == Event::Kind::restart) restarted = true;
+    if (event.kind == Event::Kind::resume) restarted = false;
     out.warnings += event.kind == Event::Kind::warning;
     out.faults += event.kind == Event::Kind::fault;
   }

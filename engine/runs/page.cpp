@@ -38,9 +38,10 @@ std::string state_text(const std::string& state) {
 // A sign beside the word: what it is must not hang on its colour.
 std::string kind_text(Event::Kind kind) {
   static const std::map<Event::Kind, const char*> signs = {
-      {Event::Kind::start, "▸"},   {Event::Kind::resume, "▲"}, {Event::Kind::notice, "·"},
-      {Event::Kind::warning, "!"}, {Event::Kind::fault, "✕"},  {Event::Kind::restart, "▲"},
-      {Event::Kind::stop, "■"},    {Event::Kind::saved, "↓"},  {Event::Kind::done, "✓"}};
+      {Event::Kind::start, "▸"},   {Event::Kind::resume, "▲"},  {Event::Kind::change, "≠"},
+      {Event::Kind::notice, "·"},  {Event::Kind::warning, "!"}, {Event::Kind::fault, "✕"},
+      {Event::Kind::restart, "▲"}, {Event::Kind::stop, "■"},    {Event::Kind::saved, "↓"},
+      {Event::Kind::done, "✓"}};
   const std::string name = kind_name(kind);
   return "<span class=\"state " + name + "\">" + signs.at(kind) + " " + name + "</span>";
 }
@@ -356,29 +357,34 @@ class Page {
     struct Row {
       size_t run;
       const Event* event;
+      std::string time;  // of one without: that of the one before it
     };
     std::vector<Row> all;
     size_t saves = 0;
-    for (size_t i = 0; i < runs_.size(); ++i)
-      for (const Event& event : runs_[i].events)
-        event.kind == Event::Kind::saved ? void(++saves) : all.push_back({i, &event});
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      std::string time;
+      for (const Event& event : runs_[i].events) {
+        if (!event.time.empty()) time = event.time;
+        event.kind == Event::Kind::saved ? void(++saves) : all.push_back({i, &event, time});
+      }
+    }
     if (all.empty()) return {};
-    // Those without a time keep their place among those of their run.
-    if (std::none_of(all.begin(), all.end(),
-                     [](const Row& row) { return row.event->time.empty(); }))
-      std::stable_sort(all.begin(), all.end(),
-                       [](const Row& a, const Row& b) { return a.event->time < b.event->time; });
+    std::stable_sort(all.begin(), all.end(),
+                     [](const Row& a, const Row& b) { return a.time < b.time; });
     Rows rows = {{"time", "after step", "what", ""}};
     if (many_) rows[0].insert(rows[0].begin(), "run");
-    const size_t left_out = all.size() > kMost ? all.size() - kMost : 0;
+    std::vector<const Event*> events;
+    for (const Row& row : all) events.push_back(row.event);
+    const std::vector<bool> shown = shown_events(events, kMost);
+    int64_t left_out = 0;
     for (size_t i = 0; i < all.size(); ++i) {
-      if (left_out > 0 && i >= kMost / 2 && i < kMost / 2 + left_out) {
-        if (i == kMost / 2) {
-          rows.emplace_back(rows[0].size());
-          rows.back().back() = "<span class=\"dim\">" +
-                               report::human_count(static_cast<int64_t>(left_out)) +
-                               " more are in run.log</span>";
-        }
+      if (!shown[i]) {
+        ++left_out;
+        if (i + 1 < all.size() && !shown[i + 1]) continue;
+        rows.emplace_back(rows[0].size());
+        rows.back().back() =
+            "<span class=\"dim\">" + report::human_count(left_out) + " more are in run.log</span>";
+        left_out = 0;
         continue;
       }
       const Event& event = *all[i].event;

@@ -36,7 +36,7 @@ svg text{fill:var(--fg);font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans
 .band{fill:var(--run);fill-opacity:.2;stroke:var(--run);stroke-opacity:.35;stroke-width:.6}
 .s circle,.dot{fill:var(--card);stroke:var(--run);stroke-width:1.4}
 .end{fill:var(--run);font-weight:700}
-.sign path{stroke:var(--fg);fill:var(--card);stroke-width:1.3}.sign .post{stroke:var(--dim);stroke-dasharray:1 3;fill:none}
+.sign path{stroke:var(--fg);fill:var(--card);stroke-width:1.3}.sign text{fill:var(--run);font-weight:700}.sign .post{stroke:var(--dim);stroke-dasharray:1 3;fill:none}
 .cursor path{stroke:var(--fg);stroke-width:.8}.cursor circle{fill:var(--fg)}
 .sample{width:2.6em;height:.8em;vertical-align:-.05em;display:inline-block}
 .legend{display:flex;flex-wrap:wrap;gap:.2rem 1.2rem;margin:.5rem 0}.legend .sample{width:1.7em;height:1em;vertical-align:-.15em}

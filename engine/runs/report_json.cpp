@@ -1,5 +1,6 @@
 #include <boost/json/array.hpp>
 #include <cmath>
+#include <cstdlib>
 
 #include "engine/runs/pictures.h"
 #include "engine/runs/report.h"
@@ -62,23 +63,24 @@ json::object run_json(const RunRecord& run) {
   json::array verdict;
   for (const std::string& sentence : run.verdict.sentences)
     verdict.emplace_back(report::printable(sentence));
-  return {{"run", report::printable(run.name)},
-          {"state", facts.state},
-          {"completed_steps", run.steps()},
-          {"tokens", run.metrics.tokens},
-          {"strategy", text(facts.strategy)},
-          {"ranks", text(facts.ranks)},
-          {"device", text(facts.device)},
-          {"started", text(run.started)},
-          {"ended", text(run.ended)},
-          {"series", series},
-          {"checkpoints", checkpoints},
-          {"times", times},
-          {"events", events},
-          {"verdict", json::object{{"sentences", verdict},
-                                   {"awaited_ranks", json::array(run.verdict.ranks.begin(),
-                                                                 run.verdict.ranks.end())}}},
-          {"problems", problems}};
+  return {
+      {"run", report::printable(run.name)},
+      {"state", facts.state},
+      {"completed_steps", run.steps()},
+      {"tokens", std::llround(run.metrics.tokens)},
+      {"strategy", text(facts.strategy)},
+      {"ranks", facts.ranks.empty() ? json::value() : json::value(std::atoll(facts.ranks.c_str()))},
+      {"device", text(facts.device)},
+      {"started", text(run.started)},
+      {"ended", text(run.ended)},
+      {"series", series},
+      {"checkpoints", checkpoints},
+      {"times", times},
+      {"events", events},
+      {"verdict", json::object{{"sentences", verdict},
+                               {"awaited_ranks",
+                                json::array(run.verdict.ranks.begin(), run.verdict.ranks.end())}}},
+      {"problems", problems}};
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // run.log as events. A line begins with its time; those that an error adds below its first have
 // none. Logs of versions before times were written are read too, by how their lines begin.
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <string_view>
@@ -15,6 +16,8 @@ const char* kind_name(Event::Kind kind) {
       return "start";
     case Event::Kind::resume:
       return "resume";
+    case Event::Kind::change:
+      return "change";
     case Event::Kind::notice:
       return "notice";
     case Event::Kind::warning:
@@ -50,18 +53,25 @@ bool is_start(std::string_view line) {
          contains(line, " parameters; batch ");
 }
 
+// What the launcher says below the words of the rank that failed.
+bool ends_all(std::string_view line) {
+  return contains(line, " failed first; ") ||
+         (contains(line, " stopped by a signal (") && line.ends_with("; all are ended"));
+}
+
 // nullopt: nothing to tell of.
 std::optional<Kind> kind_of(std::string_view line) {
   if (line.starts_with("error[")) return Kind::fault;
   if (line.starts_with("warning: ")) return Kind::warning;
   if (line.starts_with("notice: ") || line.starts_with("verdict: ")) return Kind::notice;
   if (line.starts_with("continues after step ")) return Kind::resume;
-  if (line.starts_with("continues with ")) return Kind::resume;
-  if (line.starts_with("restart ") || line.starts_with("no restart is left")) return Kind::restart;
+  if (line.starts_with("continues with ")) return Kind::change;
+  if (line.starts_with("restart ")) return Kind::restart;
+  if (line.starts_with("no restart is left")) return Kind::notice;
   if (line.starts_with("done: ")) return Kind::done;
   if (line.starts_with("stopped by ") || contains(line, ": saved step ")) return Kind::stop;
   if (contains(line, "ended without a word") || contains(line, " failed with exit status ") ||
-      contains(line, " failed first; ") || contains(line, " was ended by signal "))
+      contains(line, " was ended by signal ") || ends_all(line))
     return Kind::fault;
   if (line.starts_with("an earlier run of this name ") ||
       line.starts_with("checkpoints that this run does not continue "))
@@ -81,6 +91,22 @@ std::string take_time(std::string_view& line) {
   std::string time(line.substr(0, kForm.size() - 1));
   line.remove_prefix(kForm.size());
   return time;
+}
+
+// Takes "[rank 3] " from the front, the words of a rank other than the first, or "ranks 1 and 3: "
+// of what some were told at the start.
+std::string_view take_rank(std::string_view line) {
+  constexpr std::string_view kBegin = "[rank ";
+  if (line.starts_with("rank ") || line.starts_with("ranks ")) {
+    const std::string_view words = line.substr(std::min(line.find(": "), line.size() - 2) + 2);
+    return words.starts_with("warning: ") || words.starts_with("notice: ") ? words : line;
+  }
+  if (!line.starts_with(kBegin)) return line;
+  const size_t end = line.find("] ");
+  const std::string_view number = line.substr(kBegin.size(), end - kBegin.size());
+  if (end == line.npos || number.empty() || number.find_first_not_of("0123456789") != number.npos)
+    return line;
+  return line.substr(end + 2);
 }
 
 std::optional<int64_t> take_number(std::string_view& text) {
@@ -111,6 +137,8 @@ class LogReader {
 
   void take(std::string_view line) {
     std::string time = take_time(line);
+    const std::string_view whole = line;
+    line = take_rank(line);
     if (!time.empty()) {
       if (out_.first.empty()) out_.first = time;
       out_.last = time;
@@ -121,19 +149,25 @@ class LogReader {
       return;
     }
     const std::optional<Kind> kind = kind_of(line);
-    const bool goes_on = open_ && time.empty() && !out_.events.empty() &&
-                         (stamped_ ? !kind || line.starts_with(' ') : line.starts_with(' '));
-    if (goes_on) {
+    const bool below = open_ && time.empty() && !out_.events.empty();
+    const bool same_fault = below && ends_all(line) && out_.events.back().kind == Kind::fault;
+    if (same_fault || (below && (line.starts_with(' ') || (stamped_ && !kind)))) {
       out_.events.back().text += "\n" + std::string(line);
     } else if (kind) {
       if (*kind == Kind::resume && line.starts_with("continues after step ")) {
         std::string_view rest = line.substr(21);
         step_ = take_number(rest).value_or(step_);
       }
+      // A run that starts anew under this name; the one before has its metrics elsewhere, too.
+      if (line.starts_with("an earlier run of this name ")) {
+        out_.events.clear();
+        out_.first = time;
+        step_ = 0;
+      }
       // An earlier run's steps are no steps of the one that starts here.
       if (*kind == Kind::start && (out_.events.empty() || out_.events.back().kind != Kind::resume))
         step_ = 0;
-      add(*kind, std::move(time), line);
+      add(*kind, std::move(time), whole);
     } else {
       open_ = false;
     }

@@ -102,6 +102,24 @@ int64_t RunRecord::steps() const {
   return out;
 }
 
+std::vector<bool> shown_events(const std::vector<const Event*>& events, size_t most) {
+  std::vector<size_t> told, rest;
+  for (size_t i = 0; i < events.size(); ++i)
+    (events[i]->kind == Event::Kind::warning || events[i]->kind == Event::Kind::notice ? rest
+                                                                                       : told)
+        .push_back(i);
+  std::vector<bool> out(events.size(), false);
+  auto show = [&](const std::vector<size_t>& sort, size_t room) {
+    for (size_t i = 0; i < sort.size(); ++i)
+      if (sort.size() <= room || i < room / 2 || i >= sort.size() - (room - room / 2))
+        out[sort[i]] = true;
+  };
+  const size_t first = std::min(told.size(), most);
+  show(told, first);
+  show(rest, most - first);
+  return out;
+}
+
 std::string RunRecord::state() const {
   for (size_t i = events.size(); i-- > 0;) switch (events[i].kind) {
       case Event::Kind::done:
@@ -114,6 +132,7 @@ std::string RunRecord::state() const {
       case Event::Kind::resume:
       case Event::Kind::restart:
         return "unfinished";
+      case Event::Kind::change:
       case Event::Kind::notice:
       case Event::Kind::warning:
       case Event::Kind::saved:

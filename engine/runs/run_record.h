@@ -53,13 +53,28 @@ struct Metrics {
 };
 
 struct Event {
-  enum class Kind : uint8_t { start, resume, notice, warning, fault, restart, stop, saved, done };
+  // change: of the configuration, since the run that it goes on from.
+  enum class Kind : uint8_t {
+    start,
+    resume,
+    change,
+    notice,
+    warning,
+    fault,
+    restart,
+    stop,
+    saved,
+    done
+  };
   Kind kind = Kind::notice;
   std::string time;  // "2026-11-24T09:30:00Z"; empty: the log does not say
   int64_t step = 0;  // steps that were complete
   std::string text;  // may have several lines
 };
 const char* kind_name(Event::Kind kind);
+// Which of these events, in their order, a table of at most `most` rows shows: warnings and notices
+// make room for the rest, and of each sort the first and the last stay.
+std::vector<bool> shown_events(const std::vector<const Event*>& events, size_t most);
 
 // How one rank spent the time that its trace covers, in microseconds. The four parts do not
 // overlap: what computes while messages travel is in `overlapped` alone.

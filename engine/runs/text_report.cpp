@@ -145,14 +145,24 @@ std::string checkpoints(const Style& style, const std::vector<RunRecord>& runs) 
 }
 
 std::string events(const Style& style, const std::vector<RunRecord>& runs) {
-  constexpr size_t kMost = 40;  // of a run: the newest
+  constexpr size_t kMost = 40;  // of a run
   Rows rows = {{"time (UTC)", "step", "what", ""}};
   if (runs.size() > 1) rows[0].insert(rows[0].begin(), "run");
   for (size_t i = 0; i < runs.size(); ++i) {
     std::vector<const Event*> told;
     for (const Event& event : runs[i].events)
       if (event.kind != Event::Kind::saved) told.push_back(&event);
-    for (size_t e = told.size() > kMost ? told.size() - kMost : 0; e < told.size(); ++e) {
+    const std::vector<bool> shown = shown_events(told, kMost);
+    int64_t left_out = 0;
+    for (size_t e = 0; e < told.size(); ++e) {
+      if (!shown[e]) {
+        ++left_out;
+        if (e + 1 < told.size() && !shown[e + 1]) continue;
+        rows.push_back({"", "", "", report::human_count(left_out) + " more are in run.log"});
+        if (runs.size() > 1) rows.back().insert(rows.back().begin(), letter_of(i));
+        left_out = 0;
+        continue;
+      }
       const Event& event = *told[e];
       const Tone tone = event.kind == Event::Kind::fault     ? Tone::red
                         : event.kind == Event::Kind::warning ? Tone::yellow

@@ -42,6 +42,10 @@ std::string slowest_words(const StepCost& c) {
                                      static_cast<long long>(c.slowest_rank), c.slowest_ms);
 }
 
+std::string score_words(const char* name, double z) {
+  return std::isfinite(z) ? format("%s z %+.1f", name, z) : "";
+}
+
 }  // namespace
 
 void unwritable(const fs::path& path, int reason) {
@@ -207,19 +211,26 @@ namespace {
 std::string cost_words(const StepCost& c) {
   const std::string mfu = mfu_words(c);
   std::string out = "  " + (mfu.empty() ? "mfu n/a" : mfu) + format("  data %.0f ms", c.data_ms);
-  for (const std::string& words : {comm_words(c), slowest_words(c)})
+  for (const std::string& words : {comm_words(c), slowest_words(c), score_words("loss", c.loss_z),
+                                   score_words("norm", c.grad_norm_z)})
     if (!words.empty()) out += "  " + words;
   return out;
+}
+
+// "59,619 tokens/s (29,810 a rank)"
+std::string speed_words(const StepResult& r, const StepCost& c) {
+  auto whole = [](double value) { return report::human_count(static_cast<int64_t>(value)); };
+  const double all = per_second(r.count, c.step_ms);
+  return whole(all) + " tokens/s" +
+         (c.ranks > 1 ? " (" + whole(all / static_cast<double>(c.ranks)) + " a rank)" : "");
 }
 
 }  // namespace
 
 std::string Progress::line(const StepResult& r, const StepCost& c, int64_t steps) {
-  return format("step %lld/%lld  loss %.4f  grad norm %.3f  lr %.2e  %s tokens/s  %.0f ms",
+  return format("step %lld/%lld  loss %.4f  grad norm %.3f  lr %.2e  %s  %.0f ms",
                 static_cast<long long>(r.step) + 1, static_cast<long long>(steps), r.loss,
-                r.grad_norm, r.lr,
-                report::human_count(static_cast<int64_t>(per_second(r.count, c.step_ms))).c_str(),
-                c.step_ms) +
+                r.grad_norm, r.lr, speed_words(r, c).c_str(), c.step_ms) +
          cost_words(c) + load_words(r) + (c.skipped ? "  left out" : "");
 }
 
@@ -273,7 +284,9 @@ void Progress::draw() {
   constexpr int kBar = 15;
   if (static_cast<int>(text.size()) <= style_.width - kBar) {
     int spare = 5;
-    for (std::string words : {mfu_words(cost_), comm_words(cost_), slowest_words(cost_)})
+    for (std::string words :
+         {mfu_words(cost_), comm_words(cost_), slowest_words(cost_),
+          score_words("loss", cost_.loss_z), score_words("norm", cost_.grad_norm_z)})
       if (!words.empty()) fields.push_back({std::move(words), spare++});
     text = report::fit_line(fields, style_.width - kBar);
   }

@@ -149,7 +149,13 @@ void Run::report_start() {
   save_wish_.emplace(run_path_);
   reporter_.open(run_path_, beginning_.own ? std::optional(from()->meta().step) : std::nullopt,
                  trainer_->max_steps());
-  const std::string changes = beginning_.own ? changed_settings(run_path_, job_) : "";
+  // A checkpoint's run is the folder around the checkpoints.
+  std::string changes;
+  if (beginning_.own)
+    changes = changed_settings(run_path_, job_, {});
+  else if (from() != nullptr)
+    changes = changed_settings(fs::absolute(from()->folder()).parent_path().parent_path(), job_,
+                               {"run.name", "run.dir", "checkpoint.resume"});
   write_records(reporter_, options_, job_, *trainer_);
   if (table("checkpoint").get_string("on_failure") == "continue") reporter_.outlive_full_disks();
   report_job();

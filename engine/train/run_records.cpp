@@ -60,15 +60,19 @@ std::string resolved_toml(const Job& job) {
 
 }  // namespace
 
-std::string changed_settings(const std::filesystem::path& folder, const Job& job) {
+std::string changed_settings(const std::filesystem::path& folder, const Job& job,
+                             const std::vector<std::string>& without) {
   constexpr size_t kMost = 8;
   Diagnostics ignored;  // of a file that somebody has edited, or that is not there
   const std::string file = (folder / "config.resolved.toml").string();
   const std::vector<config::Setting> before =
       config::settings_of(base::read_file(file), file, ignored);
   if (before.empty()) return {};
-  const std::vector<config::Difference> found =
+  std::vector<config::Difference> found =
       config::differences({before, config::settings_of(resolved_toml(job), file, ignored)});
+  std::erase_if(found, [&](const config::Difference& one) {
+    return std::find(without.begin(), without.end(), one.key) != without.end();
+  });
   std::string out;
   for (size_t i = 0; i < std::min(found.size(), kMost); ++i) {
     auto text = [&](size_t which) {

@@ -15,8 +15,9 @@
 namespace meshwright::train {
 
 // "continues with optimizer.lr = 0.0005 (was 0.001), ...": what differs from the configuration that
-// the folder's run had until now; empty: nothing, or it is not known.
-std::string changed_settings(const std::filesystem::path& folder, const Job& job);
+// the folder's run had until now, but for the keys `without`; empty: nothing, or it is not known.
+std::string changed_settings(const std::filesystem::path& folder, const Job& job,
+                             const std::vector<std::string>& without);
 
 // What [report] asks for. `completed`: steps that the run continues behind; nothing: a new one.
 monitor::Settings monitor_settings(const Job& job, Trainer& trainer,

@@ -49,6 +49,7 @@ std::string SlowRanks::add(const std::vector<double>& work_ms) {
   const Lag lag = lag_of(work_ms);
   if (lag.rank == rank_ && rank_ >= 0) {
     ++steps_;
+    credit_ = std::min(credit_ + 1, kSteps);
     shares_ += lag.share;
     milliseconds_ += lag.median_ms * (1 + lag.share);
     if (steps_ < say_at_ || milliseconds_ < kMilliseconds) return {};
@@ -60,17 +61,24 @@ std::string SlowRanks::add(const std::vector<double>& work_ms) {
            " longer than the median of the others for " + report::human_count(steps_) +
            " steps: they wait for it";
   }
+  // A step in which another rank was held up says nothing of this one.
+  credit_ -= kForgiven;
+  if (rank_ >= 0 && credit_ > 0) return {};
   const std::string out = said_ ? "notice: " + called(rank_) +
                                       " is no longer slower than the others, after " +
                                       report::human_count(steps_) + " steps"
                                 : "";
+  watch(lag);
+  return out;
+}
+
+void SlowRanks::watch(const Lag& lag) {
   rank_ = lag.rank;
-  steps_ = lag.rank >= 0 ? 1 : 0;
+  credit_ = steps_ = lag.rank >= 0 ? 1 : 0;
   say_at_ = kSteps;
   said_ = false;
   shares_ = lag.share;
   milliseconds_ = lag.median_ms * (1 + lag.share);
-  return out;
 }
 
 }  // namespace meshwright::train

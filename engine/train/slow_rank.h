@@ -19,7 +19,8 @@ Slowest slowest_of(const std::vector<double>& work_ms);
 class SlowRanks {
  public:
   static constexpr double kShare = 0.2;         // of the median, above it
-  static constexpr int64_t kSteps = 20;         // one after the other
+  static constexpr int64_t kSteps = 20;         // in which it was the one
+  static constexpr int64_t kForgiven = 4;       // such steps make up for one in which it was not
   static constexpr double kMilliseconds = 2e3;  // that they take: short ones are noise
   // `hosts`: by rank. `peers`: ranks are compared with those of the same number, as stages of a
   // pipeline do other work each.
@@ -39,7 +40,9 @@ class SlowRanks {
   std::string called(int64_t rank) const;
   std::vector<std::string> hosts_;
   std::vector<int64_t> peers_;
+  void watch(const Lag& lag);
   int64_t rank_ = -1, steps_ = 0, say_at_ = kSteps;
+  int64_t credit_ = 0;                    // once it is used up, the rank is as the others
   double shares_ = 0, milliseconds_ = 0;  // sums over these steps
   bool said_ = false;
 };

@@ -9,6 +9,7 @@
 
 #include "engine/base/clock.h"
 #include "sdk/base/waited.h"
+#include "sdk/comm/device_waits.h"
 
 namespace meshwright::train {
 
@@ -25,20 +26,24 @@ double z_score(const std::vector<double>& values, double value) {
   const double median = median_of(values);
   std::vector<double> away = values;
   for (double& one : away) one = std::abs(one - median);
-  const double deviation = std::max(1.4826 * median_of(std::move(away)), 1e-3 * std::abs(median));
+  const double deviation = std::max(1.4826 * median_of(std::move(away)), 1e-2 * std::abs(median));
   return (value - median) / deviation;  // NaN where all were 0 and this is, too
 }
 
-StepMonitor::StepMonitor(std::optional<double> skip_above, const World& world)
+StepMonitor::StepMonitor(std::optional<double> skip_above, World& world)
     : skip_above_(skip_above),
       rank_(world.rank()),
-      slots_(world.size() > 1 && world.device().is_cpu() ? world.size() : 0),
-      on_cpu_(world.device().is_cpu()) {}
+      slots_(world.size() > 1 ? world.size() : 0),
+      device_(world.device()),
+      device_waits_(detail::device_waits(world)) {}
 
 void StepMonitor::begin_step() {
   facts_ = {};
   since_ = began_ = Clock::now();
-  waited_since_ = waited_began_ = detail::waited_ns();
+  if (device_.is_cpu())
+    waited_since_ = waited_began_ = detail::waited_ns();
+  else
+    device_waits_.watch(device_);
 }
 
 double StepMonitor::work() {
@@ -49,22 +54,36 @@ double StepMonitor::work() {
 }
 
 void StepMonitor::write_work(double* slots) {
-  // What a rank needs for its update is found out with the next step's sums.
-  const double mine = work() + std::exchange(after_sums_, kUnknown);
+  // What a rank needs for its update is found out with the next step's sums; on a device, whose
+  // host is ahead of it here, all that it has done.
+  const double mine = device_.is_cpu() ? work() + std::exchange(after_sums_, kUnknown)
+                                       : std::exchange(device_work_, kUnknown);
   slots[rank_] = std::isfinite(mine) ? mine : 0;
 }
 
 void StepMonitor::read_work(const double* slots) {
-  since_ = Clock::now();
-  waited_since_ = detail::waited_ns();
+  if (device_.is_cpu()) {
+    since_ = Clock::now();
+    waited_since_ = detail::waited_ns();
+  } else {
+    // The host has just waited for the sums, before which the device has waited for all else.
+    facts_.waited_ms = device_waits_.take_ms();
+    // The first step makes communicators and chooses kernels.
+    if (std::exchange(warm_, true))
+      device_work_ = std::max(base::ms_since(began_) - facts_.waited_ms, 0.0);
+  }
   // In the first step after the start there is no update of a step before.
   if (std::all_of(slots, slots + slots_, [](double ms) { return ms > 0; }))
     facts_.work_ms.assign(slots, slots + slots_);
 }
 
 void StepMonitor::end_step() {
-  after_sums_ = work();
-  if (on_cpu_) facts_.waited_ms = static_cast<double>(detail::waited_ns() - waited_began_) / 1e6;
+  if (device_.is_cpu()) {
+    after_sums_ = work();
+    facts_.waited_ms = static_cast<double>(detail::waited_ns() - waited_began_) / 1e6;
+  } else if (slots_ == 0) {
+    facts_.waited_ms = 0;  // one rank
+  }
 }
 
 std::string StepMonitor::reason(const StepResult& result) const {
@@ -107,16 +126,17 @@ bool StepMonitor::judge(const StepResult& result, World& world) {
 }
 
 void StepMonitor::remember(const StepResult& result) {
-  if (facts_.skipped) {
-    ++history_.left_out;
-    if (++history_.in_a_row < kMostInARow) return;
+  history_.left_out += facts_.skipped ? 1 : 0;
+  history_.in_a_row = facts_.skipped ? history_.in_a_row + 1 : 0;
+  if (history_.in_a_row == kMostInARow) {
     history_.in_a_row = 0;
     history_.losses.clear();
     history_.grad_norms.clear();
     facts_.starts_anew = true;
     return;
   }
-  history_.in_a_row = 0;
+  // Those of a step that is left out as well: a few move nothing, and what has come to stay is
+  // usual one day.
   auto add = [](std::vector<double>& window, double value) {
     if (!std::isfinite(value)) return;
     while (window.size() >= kWindow) window.erase(window.begin());

@@ -12,6 +12,10 @@
 #include "engine/checkpoint/meta.h"
 #include "meshwright/trainer.h"
 
+namespace meshwright::detail {
+class DeviceWaits;
+}
+
 namespace meshwright::train {
 
 inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
@@ -19,7 +23,7 @@ inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 // (value - median) / (1.4826 * median absolute deviation), which is the number of standard
 // deviations where values are normally distributed. One spike among the values moves neither, as it
 // would a mean and a variance: it would hide the next one. The deviation counts as no less than a
-// thousandth of the median, so that a curve that stands still does not make news of its last digit.
+// hundredth of the median, so that a curve that stands still does not make news of its last digit.
 // Not finite: fewer than kFewest values, or `value` is not finite.
 double z_score(const std::vector<double>& values, double value);
 double median_of(std::vector<double> values);  // NaN: of nothing
@@ -28,12 +32,14 @@ inline constexpr size_t kWindow = 100, kFewest = 20;
 // Of one step.
 struct StepFacts {
   double loss_z = kUnknown, grad_norm_z = kUnknown;
-  bool skipped = false;         // its update was left out, on all ranks
-  std::string why;              // rank 0, of a skipped one: "the gradient norm 55.1 is ..."
-  bool starts_anew = false;     // so many were left out in a row that the usual is learned anew
-  double waited_ms = kUnknown;  // inside of collectives; unknown on a device
+  bool skipped = false;      // its update was left out, on all ranks
+  std::string why;           // rank 0, of a skipped one: "the gradient norm 55.1 is ..."
+  bool starts_anew = false;  // so many were left out in a row that the usual is learned anew
+  // Inside of collectives; on a device its stream's waits for them, up to the sums of the step.
+  double waited_ms = kUnknown;
   // By rank, between the sums of the step before and those of this one: what it has worked itself,
-  // without waiting. Empty: one rank, or not known (the first step, a device).
+  // without waiting; on a device that of the step before. Empty: one rank, or not known (the first
+  // step, on a device the first two).
   std::vector<double> work_ms;
 };
 
@@ -44,7 +50,7 @@ class StepMonitor {
   static constexpr int64_t kMostInARow = 10;
 
   // `skip_above`: run.skip_step_above_z.
-  StepMonitor(std::optional<double> skip_above, const World& world);
+  StepMonitor(std::optional<double> skip_above, World& world);
 
   void begin_step();
   // Right before the sums of the step, of which they are a part: this rank's work, at its place,
@@ -73,7 +79,10 @@ class StepMonitor {
 
   std::optional<double> skip_above_;
   int64_t rank_, slots_;
-  bool on_cpu_;
+  at::Device device_;
+  detail::DeviceWaits& device_waits_;
+  bool warm_ = false;              // on a device: a step is over
+  double device_work_ = kUnknown;  // of the step before
   checkpoint::StepHistory history_;
   StepFacts facts_;
   Clock::time_point since_, began_;

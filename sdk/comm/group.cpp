@@ -1,6 +1,7 @@
 #include "meshwright/parallel/group.h"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -30,6 +31,8 @@ void Work::wait() {
   std::unique_ptr<Flight> flight = std::move(flight_);
   group.log->mark(begin_, detail::CollectiveState::waiting);
   try {
+    std::optional<detail::DeviceWaits::Wait> measured;
+    if (group.waits) measured.emplace(*group.waits, group.device);
     GroupAccess::guarded(group, op_, bytes_, flight->awaited(), [&] { flight->wait(); });
   } catch (...) {
     group.log->mark(begin_, detail::CollectiveState::failed);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "device_waits.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/transport.h"
 #include "sdk/base/collective_log.h"
@@ -23,6 +24,7 @@ struct Group::Impl {
   size_t logged_as = 0;  // the group's place in the log
   std::shared_ptr<detail::Watchdog>
       watchdog;  // set: collectives run on the device, and wait() orders its stream only
+  std::shared_ptr<detail::DeviceWaits> waits;  // set with the watchdog
   // On a device, while tracing: the end of the latest collective.
   std::shared_ptr<int64_t> last_end = std::make_shared<int64_t>(0);
   int64_t n() const { return static_cast<int64_t>(place->ranks.size()); }
@@ -36,6 +38,7 @@ namespace detail {
 struct TraceAndLog : Trace {
   using Trace::Trace;
   CollectiveLog log;
+  DeviceWaits waits;
 };
 
 struct GroupAccess {

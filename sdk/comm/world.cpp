@@ -43,6 +43,7 @@ World::World(int64_t rank, int64_t size, at::Device device, std::chrono::millise
 World::~World() {
   // Groups may live on with whoever holds them; what they run on may not.
   if (!watchdog_) return;
+  detail::device_waits(*this).clear();
   watchdog_->end(/*success=*/std::uncaught_exceptions() == 0);
   *liveness_check_ = nullptr;  // others hear of the end
 }
@@ -102,6 +103,7 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
       if (!watchdog_) watchdog_ = std::make_shared<detail::Watchdog>(impl->log);
       watchdog_->guard(impl->transport, impl->place);
       impl->watchdog = watchdog_;
+      impl->waits = {trace_, &detail::device_waits(*this)};
     } else if (device_.is_cpu()) {
       impl->transport =
           detail::shared_memory_over(std::move(impl->transport), impl->place, impl->rank);
@@ -124,6 +126,7 @@ namespace detail {
 CollectiveLog& collective_log(World& world) {
   return static_cast<TraceAndLog&>(world.trace()).log;  // as every World makes it
 }
+DeviceWaits& device_waits(World& world) { return static_cast<TraceAndLog&>(world.trace()).waits; }
 }  // namespace detail
 
 std::shared_ptr<Group> DeviceMesh::group(const std::string& axis) const {

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 
+#include <boost/json.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -13,6 +14,7 @@
 namespace completion_test {
 
 namespace fs = std::filesystem;
+namespace json = boost::json;
 
 namespace {
 
@@ -52,7 +54,14 @@ TEST_CASE("bash completes verbs, their flags, choices and files") {
         Row{"meshwright env --color ''", "always", "--json"},
         Row{"meshwright plan CONTRI", "CONTRIBUTING.md", "--set"},
         Row{"meshwright report --output CONTRI", "CONTRIBUTING.md", "--text"},
-        Row{"meshwright checkpoint ls --j", "--json", "--all"}}) {
+        Row{"meshwright checkpoint ls --j", "--json", "--all"},
+        Row{"meshwright completion ''", "zsh", "fish"},
+        Row{"meshwright man ''", "checkpoint", "ls"},
+        Row{"meshwright plugins new x --kind ''", "model", "text"},
+        Row{"meshwright evaluate x --kind m", "megatron", "model"},
+        Row{"meshwright env --color n", "never", "auto"},
+        Row{"meshwright config explain optimizer.l", "optimizer.lr", "optimizer.lr="},
+        Row{"meshwright train x.toml --set run.n", "run.name=", "run.name"}}) {
     CAPTURE(row.words);
     const Ran ran = shell("cd '" MESHWRIGHT_SOURCE_DIR "' && bash -c 'source \"" + script.string() +
                           "\"; COMP_WORDS=(" +
@@ -75,7 +84,8 @@ TEST_CASE("the completion for zsh is zsh, and describes every verb and flag") {
   REQUIRE(made.status == 0);
   for (const char* part : {"#compdef meshwright", "'checkpoint:verbs of checkpoint'",
                            "--nproc[Start N local ranks. Default\\: 1, in this process.]:N: ",
-                           "'now:Ask a run that trains", "(auto always never)", "_files"}) {
+                           "'now:Ask a run that trains", "(auto always never)", "_files",
+                           "(bash zsh)", "(text tokens megatron mock)", "optimizer.lr "}) {
     CAPTURE(part);
     CHECK(made.out.find(part) != std::string::npos);
   }
@@ -116,6 +126,14 @@ TEST_CASE("every verb has a manual page, without a word that roff would take for
   const Ran wrong = run("man trian", "2>&1");
   CHECK(wrong.status == 2);
   CHECK(wrong.out.find("did you mean meshwright man train?") != std::string::npos);
+  const auto verb = json::parse(run("man checkpoint now --json").out).at("verbs").at(0).as_object();
+  CHECK(verb.at("verb") == "checkpoint now");
+  CHECK(verb.at("flags").at(0).at("name").is_string());
+  CHECK(json::parse(run("man --json").out).at("verbs").as_array().size() + 1 == pages);
+  CHECK(json::parse(run("completion zsh --json").out).at("shell") == "zsh");
+  const Ran several = run("man checkpoint", "2>&1");
+  CHECK(several.status == 2);
+  CHECK(several.out.find("checkpoint is several verbs: checkpoint ls, ") != std::string::npos);
   CHECK(run("completion fish", "2>&1").status == 2);
   fs::remove_all(folder);
 }

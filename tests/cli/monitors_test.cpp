@@ -86,7 +86,7 @@ TEST_CASE(
   CHECK(std::count(table.begin(), table.end(), '\n') == 5);
   CHECK(run("report " + folder.quoted("a") + " --csv").out == table);
   CHECK(has(folder.contents("x.prom"),
-            "meshwright_steps_completed_total{run=\"a\","
+            "meshwright_completed_steps{run=\"a\","
             "strategy=\"ddp\"} 4\n"));
   CHECK(has(folder.contents("x.prom"), "meshwright_run_finished{run=\"a\",strategy=\"ddp\"} 1\n"));
   // A new run of the name keeps them under the number of its metrics.

@@ -113,6 +113,17 @@ TEST_CASE("what runs on the fake device gives what the CPU gives, and in order")
       check_close("loss", device.losses, host.losses, row);
       check_close("norm", device.norms, host.norms, row);
       CHECK(static_cast<int>(device.counters.size()) == row.ranks);  // each of them used a device
+      // What events say of waiting, in each step, and of the ranks' work, from the third one on.
+      REQUIRE(device.rows.size() == 3);
+      for (const boost::json::object& one : device.rows)
+        CHECK(one.at("exposed_comm_ms").to_number<double>() >= 0);
+      CHECK(device.rows[1].at("slowest_rank").is_null());
+      const boost::json::object& last = device.rows[2];
+      CHECK(last.at("slowest_rank").as_int64() < row.ranks);
+      CHECK(last.at("slowest_ms").to_number<double>() >= 0);
+      CHECK(last.at("rank_work_ms_least").to_number<double>() > 0);
+      CHECK(last.at("rank_work_ms_most").to_number<double>() >=
+            last.at("rank_work_ms_least").to_number<double>());
       for (const boost::json::object& rank : device.counters) {
         const boost::json::array& steps = rank.at("steps").as_array();
         REQUIRE(steps.size() == row.steps);

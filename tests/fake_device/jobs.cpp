@@ -90,6 +90,7 @@ Ended run_words(const fs::path& folder, Strings all, On on, const Strings& varia
     };
     out.losses.push_back(number("loss"));
     out.norms.push_back(number("grad_norm"));
+    out.rows.push_back(values);
   }
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();

@@ -38,6 +38,7 @@ struct Ended {
   double seconds = 0;
   std::string said;
   std::vector<double> losses, norms;
+  std::vector<boost::json::object> rows;      // of metrics.jsonl, of steps
   Strings logs;                               // the device's, one a process
   std::vector<boost::json::object> counters;  // of FAKE_DEVICE_COUNTERS, one a rank, in order
 };

@@ -114,7 +114,7 @@ def main():
                 answer = urllib.request.urlopen(address[1], timeout=10).read().decode()
                 after = lines(metrics)[-1]["completed_steps"]
                 scraped = metrics_of(answer)
-                steps, labels = scraped["meshwright_steps_completed_total"]
+                steps, labels = scraped["meshwright_completed_steps"]
                 same("a live scrape has the newest step", before - 1 <= steps <= after + 1, (before, steps, after))
                 same("and whose it is", labels == {"run": "job", "strategy": "ddp"}, labels)
                 same("and that it trains", (scraped["meshwright_run_training"][0], scraped["meshwright_run_finished"][0]) == (1, 0))
@@ -133,7 +133,7 @@ def main():
         last = [row for row in rows if "loss" in row][-1]
         same("the file for node_exporter has the last step",
              written["meshwright_training_loss"][0] == last["loss"] and written["meshwright_step_seconds"][0] == last["step_ms"] / 1000 and
-             written["meshwright_steps_completed_total"][0] == cut + 3, written)
+             written["meshwright_completed_steps"][0] == cut + 3, written)
         same("and the end", (written["meshwright_run_training"][0], written["meshwright_run_finished"][0]) == (0, 1))
         for name in ("training_loss", "validation_loss", "step_seconds", "tokens_total", "memory_peak_bytes", "checkpoint_steps", "last_step_timestamp_seconds"):
             same(f"meshwright_{name} is in both", all(f"meshwright_{name}" in found for found in (scraped, written)))

@@ -128,6 +128,14 @@ TEST_CASE("a damaged newest one is not passed over in silence") {
     CHECK(error.helps()[0] == "set checkpoint.resume = \"" + folder.at(10).string() +
                                   "\" to continue the newest one that is whole");
   }
+  // Who only reads it sets no key.
+  try {
+    newest(folder.own, For::reading);
+    FAIL_CHECK("accepted");
+  } catch (const Error& error) {
+    CHECK(error.key().empty());
+    CHECK(error.helps()[0] == "name the newest one that is whole: " + folder.at(10).string());
+  }
   fs::remove(folder.at(20) / "config.json");
   fs::create_symlink(folder.at(10) / "config.json", folder.at(20) / "config.json");
   CHECK(find_all(folder.own)[1].problem ==

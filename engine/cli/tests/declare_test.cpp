@@ -69,6 +69,28 @@ Twice is fine.
   }
 }
 
+TEST_CASE("an argument may be one of a few words, which the help does not repeat") {
+  const Verb verb = declare(nothing, R"(
+make SHELL=a|b [KEY|TABLE]
+Make it
+
+--kind KIND=one|two
+               One or two.
+--set
+)");
+  REQUIRE(verb.positionals.size() == 2);
+  CHECK(verb.positionals[0].name == "SHELL");
+  CHECK(verb.positionals[0].choices == std::vector<std::string>{"a", "b"});
+  CHECK(verb.positionals[1].name == "KEY|TABLE");
+  CHECK(verb.positionals[1].choices.empty());
+  REQUIRE(verb.flags.size() == 2);
+  CHECK(verb.flags[0].argument == "KIND");
+  CHECK(verb.flags[0].choices == std::vector<std::string>{"one", "two"});
+  CHECK(verb.flags[0].doc == "One or two.");
+  CHECK(verb.flags[1].argument == "KEY=VALUE");
+  CHECK(verb.flags[1].choices.empty());
+}
+
 TEST_CASE("a help may hold nothing but a name and a line; a flag without a text has to be known") {
   Verb verb = declare(nothing, "env\nShow versions");
   CHECK(verb.name == "env");

@@ -158,6 +158,21 @@ TEST_CASE("a port that is taken, an address of another machine, an unknown name:
   CHECK(has(unknown.said[0], "the host no-such-host.invalid is not known: "));
 }
 
+TEST_CASE("an IPv6 address is listened at, or it is said once what is in the way" *
+          doctest::skip(!built())) {
+  Run six("::1");
+  for (int64_t step = 0; step < 5; ++step) six.monitors->row(step_row(step));
+  six.monitors->end(true);
+  REQUIRE(six.said.size() == 1);
+  const bool told = has(six.said[0],
+                        "cannot listen at [::1]:0: the civetweb of this system is built without "
+                        "IPv6; 127.0.0.1:PORT and 0.0.0.0:PORT work") ||
+                    has(six.said[0], "Cannot assign requested address") ||
+                    has(six.said[0], "Address family not supported");
+  CAPTURE(six.said[0]);
+  CHECK((six.port() > 0) != told);
+}
+
 TEST_CASE("without the part that listens the warning says where it comes from" *
           doctest::skip(built())) {
   const Run run("127.0.0.1");

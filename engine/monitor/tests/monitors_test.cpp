@@ -143,7 +143,7 @@ TEST_CASE("a full disk ends nothing: it is said once for each place, and once th
   std::signal(SIGXFSZ, before);
   CHECK(run.folder.read("metrics.csv") == csv_of(run.folder.read("metrics.jsonl")));
   CHECK(has(run.folder.read("x.prom"),
-            "meshwright_steps_completed_total{run=\"first\","
+            "meshwright_completed_steps{run=\"first\","
             "strategy=\"ddp\"} 5\n"));
 }
 

@@ -39,10 +39,29 @@ bool has(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("names are Prometheus' own: a prefix, base units, _total for counters alone") {
-  for (const char* field : {"loss", "grad_norm", "lr", "tokens", "step_ms", "tokens_per_second",
-                            "memory_bytes", "data_ms", "validation_loss", "mfu", "exposed_comm_ms",
-                            "expert_imbalance", "dropped_tokens", "loss_z", "skipped", "slowest_ms",
-                            "host_wait_ms", "odd-name.x", "rows_total"}) {
+  for (const char* field : {"loss",
+                            "grad_norm",
+                            "lr",
+                            "tokens",
+                            "step_ms",
+                            "tokens_per_second",
+                            "memory_bytes",
+                            "data_ms",
+                            "validation_loss",
+                            "mfu",
+                            "exposed_comm_ms",
+                            "expert_imbalance",
+                            "dropped_tokens",
+                            "loss_z",
+                            "skipped",
+                            "slowest_ms",
+                            "host_wait_ms",
+                            "odd-name.x",
+                            "rows_total",
+                            "rank_work_ms",
+                            "rank_work_ms_least",
+                            "rank_work_ms_most",
+                            "new_ms_least"}) {
     const Name name = name_of(field);
     CAPTURE(name.prometheus);
     CHECK(name.prometheus.starts_with("meshwright_"));
@@ -50,13 +69,15 @@ TEST_CASE("names are Prometheus' own: a prefix, base units, _total for counters 
               "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") ==
           std::string::npos);
     CHECK(name.prometheus.ends_with("_total") == name.counter);
-    CHECK(!name.prometheus.ends_with("_ms"));
-    CHECK((name.divisor == 1000) == std::string(field).ends_with("_ms"));
+    CHECK(!has(name.prometheus + "_", "_ms_"));
+    CHECK((name.divisor == 1000) == has(std::string(field) + "_", "_ms_"));
+    CHECK((name.divisor == 1000) == name.prometheus.ends_with("_seconds"));
     CHECK(name.help.ends_with("."));
     CHECK(has(name.tag, "/"));
   }
   CHECK(name_of("host_wait_ms").prometheus == "meshwright_host_wait_seconds");
   CHECK(name_of("host_wait_ms").tag == "speed/host_wait_ms");
+  CHECK(name_of("new_ms_least").prometheus == "meshwright_new_least_seconds");
 }
 
 TEST_CASE("the text format: help, type, escaped labels, and numbers that are none") {
@@ -75,11 +96,12 @@ TEST_CASE("the text format: help, type, escaped labels, and numbers that are non
 TEST_CASE("numbers follow the rows: counters add up, seconds are seconds, the end is told") {
   Numbers numbers(kFacts);
   CHECK(value_of(numbers, "meshwright_run_info") == 1);
-  CHECK(value_of(numbers, "meshwright_steps_completed_total") == 4);
+  CHECK(value_of(numbers, "meshwright_completed_steps") == 4);
   CHECK(value_of(numbers, "meshwright_run_training") == 1);
   for (int64_t step : {4, 5}) numbers.row(*parse_row(step_row(step, ", \"mfu\": null")));
   numbers.row(*parse_row(monitor_tests::validation_row(5, "2.25")));
-  CHECK(value_of(numbers, "meshwright_steps_completed_total") == 6);
+  CHECK(value_of(numbers, "meshwright_completed_steps") == 6);
+  CHECK(value_of(numbers, "meshwright_steps_total") == 2);
   CHECK(value_of(numbers, "meshwright_tokens_total") == 4096);
   CHECK(value_of(numbers, "meshwright_step_seconds") == doctest::Approx(0.250125));
   CHECK(value_of(numbers, "meshwright_training_loss") == 1.75);
@@ -102,7 +124,7 @@ TEST_CASE("whoever reads sees whole rows, and the last one in the end") {
   std::atomic<int64_t> mixed = 0, reads = 0;
   std::thread reader([&] {
     while (!done) {
-      const double steps = value_of(numbers, "meshwright_steps_completed_total"),
+      const double steps = value_of(numbers, "meshwright_completed_steps"),
                    tokens = value_of(numbers, "meshwright_tokens_total");
       // Read after the steps: no fewer rows than they had.
       if (!std::isnan(tokens) && tokens < (steps - 4) * 2048) ++mixed;
@@ -115,7 +137,7 @@ TEST_CASE("whoever reads sees whole rows, and the last one in the end") {
   reader.join();
   CHECK(mixed == 0);
   CHECK(value_of(numbers, "meshwright_tokens_total") ==
-        (value_of(numbers, "meshwright_steps_completed_total") - 4) * 2048);
+        (value_of(numbers, "meshwright_completed_steps") - 4) * 2048);
 }
 
 TEST_CASE("report.prometheus_file: a file, or a folder for one, whole at any time") {
@@ -136,6 +158,10 @@ TEST_CASE("report.prometheus_file: a file, or a folder for one, whole at any tim
   CHECK(has(folder.read("x.prom"), "meshwright_run_finished"));
   for (const auto& entry : std::filesystem::directory_iterator(folder.path))
     CHECK(!entry.path().string().ends_with(".tmp"));
+  // A folder that was removed is made again.
+  std::filesystem::remove_all(folder.path / "new");
+  inside->end(true);
+  CHECK(folder.read("new/meshwright_my_run.prom") == folder.read("x.prom"));
 }
 
 }  // namespace prometheus_test

@@ -160,6 +160,48 @@ TEST_CASE("ranks that entered different collectives at one place are told, few b
   }
 }
 
+TEST_CASE("a rank that came when the other had given up is the one that was late") {
+  const Run run(2);
+  RankFile gone = run.rank(0), late = run.rank(1);
+  for (RankFile* rank : {&gone, &late}) complete(*rank, 0, "reduce_scatter", 1);
+  enter(gone, 0, "all_gather", CollectiveState::failed, 1, 10);
+  gone.error = true;
+  gone.why = "error[E0601]: rank 0 waited 9 s in vain for all_gather: no word from rank 1";
+  // Ten seconds later: it goes on, and waits for the one that is gone.
+  complete(late, 0, "all_gather", 19);
+  enter(late, 0, "reduce_scatter", CollectiveState::waiting, 19.9);
+  late.record.taken += 10 * kSecond;
+  late.why = "told to end";
+  run.write(gone);
+  run.write(late);
+  const Verdict verdict = judge_run(run.folder());
+  REQUIRE(verdict.sentences.size() == 1);
+  CHECK(
+      verdict.sentences[0] ==
+      "rank 1 has not entered all_gather #2 of 394.0 kB in group dp [0, 1], in which rank 0 "
+      "waits since 9.0 s; the last it did was reduce_scatter #1, 9.0 s before; it came after that "
+      "one had ended in an error");
+  CHECK(verdict.ranks == std::vector<int64_t>{1});
+}
+
+TEST_CASE("a message that was sent when the other had given up came too late") {
+  const Run run(2);
+  RankFile gone = run.rank(0), late = run.rank(1);
+  exchange(gone, 1, false, CollectiveState::failed, 1);
+  gone.error = true;
+  gone.why = "error[E0601]: rank 0 waited 9 s in vain";
+  exchange(late, 0, true, CollectiveState::completed, 15);
+  exchange(late, 0, false, CollectiveState::waiting, 16);
+  late.record.taken += 10 * kSecond;
+  run.write(gone);
+  run.write(late);
+  const Verdict verdict = judge_run(run.folder());
+  CHECK(verdict.ranks == std::vector<int64_t>{1});
+  REQUIRE(verdict.sentences.size() == 1);
+  CHECK(verdict.sentences[0].starts_with("rank 1 has not sent message #1"));
+  CHECK(verdict.sentences[0].ends_with("; it came after that one had ended in an error"));
+}
+
 TEST_CASE("sizes of an all-to-all are each rank's own") {
   const Run run(2);
   for (int64_t number = 0; number < 2; ++number) {

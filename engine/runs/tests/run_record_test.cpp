@@ -133,10 +133,19 @@ TEST_CASE("every line of a log that tells of something is known, with a time and
       {Kind::warning, "step 3/9  no checkpoint: no room"},
       {Kind::saved, "step 3/9  checkpoint runs/a/checkpoints/step_00000003  1 MiB in 0.10 s"},
       {Kind::fault, "error[E0801]: the loss is nan"},
+      {Kind::fault, "[rank 1] error[E0601]: rank 1 waited 9 s in vain for all_reduce"},
+      {Kind::warning, "[rank 12] warning: x"},
+      {Kind::warning, "ranks 1 and 3: warning: x"},
+      {Kind::notice, "rank 2: notice: x"},
       {Kind::fault, "rank 0 failed with exit status 5"},
+      {Kind::fault, "rank 1 failed first; the other is ended"},
+      {Kind::fault,
+       "rank 2 (process 9) is stopped by a signal (SIGSTOP, SIGTTIN) or a debugger, and the others "
+       "waited; all are ended"},
       {Kind::fault, "the run before, process 7 on h since x, ended without a word: it was killed"},
       {Kind::restart, "restart 1 of 3 after a signal"},
-      {Kind::restart, "no restart is left of 3"},
+      {Kind::notice, "no restart is left of 3"},
+      {Kind::change, "continues with optimizer.lr = 0.1 (was 0.2)"},
       {Kind::stop, "SIGTERM: saved step 3 of 9, ending; the same command goes on from there"},
       {Kind::stop, "stopped by SIGINT"},
       {Kind::resume, "continues after step 7: runs/a/checkpoints/step_00000007"},
@@ -149,11 +158,47 @@ TEST_CASE("every line of a log that tells of something is known, with a time and
       REQUIRE(log.events.size() == 1);
       CHECK(log.events[0].kind == kind);
     }
-  for (const char* line : {"step 3/9  loss 4.1  grad norm 0.1", "step 3  validation loss 4.2",
-                           "data: 3 files", "notice: not written to its en"}) {
+  for (const char* line :
+       {"step 3/9  loss 4.1  grad norm 0.1", "step 3  validation loss 4.2", "data: 3 files",
+        "[rank 1] [rank two] warning: x", "rank 1: x", "rank ", "notice: not written to its en"}) {
     CAPTURE(line);
     CHECK(parse_log(std::string(line) + (line[0] == 'n' ? "" : "\n")).events.empty());
   }
+}
+
+TEST_CASE("what a rank other than the first says is one fault with what the launcher adds") {
+  const std::string fault =
+      "[rank 1] error[E0601]: rank 1 waited 9 s in vain for all_reduce: no word from rank 2\n"
+      "  = help: look there\n"
+      "rank 2 (process 9) is stopped by a signal (SIGSTOP, SIGTTIN) or a debugger, and the others "
+      "waited; all are ended";
+  std::string log = "2026-11-24T09:00:00Z " + fault + "\n2026-11-24T09:00:01Z verdict: x\n";
+  log.insert(log.find("  = help"), "[rank 1] ");
+  const std::vector<Event> events = parse_log(log).events;
+  REQUIRE(events.size() == 2);
+  CHECK(events[0].kind == Event::Kind::fault);
+  CHECK(events[0].text == fault);
+  CHECK(events[1].text == "verdict: x");
+  RunRecord run;
+  run.events = events;
+  CHECK(run.state() == "failed");
+}
+
+TEST_CASE("of a name that was used before only the newest run is told of") {
+  const std::string start = " ddp on 1 rank: X, 5 parameters; batch 1\n";
+  const RunLog log =
+      parse_log("2026-11-24T08:00:00Z" + start +
+                "2026-11-24T08:00:01Z step 9/9  loss 4.1\n"
+                "2026-11-24T08:00:02Z error[E0801]: x\n"
+                "2026-11-24T09:00:00Z an earlier run of this name left metrics; they "
+                "are now metrics.1.jsonl\n"
+                "2026-11-24T09:00:01Z" +
+                start);
+  REQUIRE(log.events.size() == 2);
+  CHECK(log.events[0].kind == Event::Kind::notice);
+  CHECK(log.events[1].kind == Event::Kind::start);
+  CHECK(log.events[1].step == 0);
+  CHECK(log.first == "2026-11-24T09:00:00Z");
 }
 
 TEST_CASE("the state of a run is what was said of it last") {
@@ -167,6 +212,7 @@ TEST_CASE("the state of a run is what was said of it last") {
   CHECK(state_of(start) == "unfinished");
   CHECK(state_of(start + "done: 3 steps in 1 s\n") == "done");
   CHECK(state_of(start + "error[E0801]: x\nwarning: y\n") == "failed");
+  CHECK(state_of(start + "error[E0801]: x\nno restart is left of 3\n") == "failed");
   CHECK(state_of(start + "SIGTERM: saved step 3 of 9, ending\n") == "stopped");
   CHECK(state_of(start + "stopped by SIGTERM\ncontinues after step 3: x\n" + start) ==
         "unfinished");

@@ -387,10 +387,14 @@ TEST_CASE(
                 .exposed_comm_ms = 31.2,
                 .slowest_rank = 3,
                 .slowest_ms = 12.3};
-  CHECK(
-      Progress::line(result_of(11), cost, 100) ==
-      "step 12/100  loss 2.5000  grad norm 0.750  lr 1.00e-03  4,870 tokens/s  841 ms  mfu 41.3%  "
-      "data 2 ms  comm 31 ms  slowest rank 3 (+12 ms)");
+  const std::string line =
+      "step 12/100  loss 2.5000  grad norm 0.750  lr 1.00e-03  4,870 tokens/s (608 a rank)  841 "
+      "ms  mfu 41.3%  data 2 ms  comm 31 ms  slowest rank 3 (+12 ms)";
+  CHECK(Progress::line(result_of(11), cost, 100) == line);
+  // Once it is known what is usual.
+  StepCost scored = cost;
+  scored.loss_z = 0.24, scored.grad_norm_z = -1.36;
+  CHECK(Progress::line(result_of(11), scored, 100) == line + "  loss z +0.2  norm z -1.4");
   StepCost alone{.step_ms = 841, .exposed_comm_ms = 0, .skipped = true};
   CHECK(Progress::line(result_of(11), alone, 100)
             .ends_with("  841 ms  mfu n/a  data 0 ms  left out"));

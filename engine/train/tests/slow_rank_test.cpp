@@ -52,7 +52,24 @@ TEST_CASE(
   CHECK(
       said(ranks, 30, {200, 200, 200, 200}) ==
       Lines{
-          "1: notice: rank 3 on host node7 is no longer slower than the others, after 209 steps"});
+          "5: notice: rank 3 on host node7 is no longer slower than the others, after 209 steps"});
+}
+
+TEST_CASE("a step in which another rank was held up makes nobody forget the one that is slow") {
+  SlowRanks ranks(kHosts, kAlike);
+  const std::vector<double> slow = {200, 200, 200, 300}, other = {400, 200, 200, 300},
+                            even = {200, 200, 200, 200};
+  CHECK(said(ranks, 19, slow).empty());
+  CHECK(said(ranks, 1, even).empty());
+  CHECK(said(ranks, 2, other).empty());
+  CHECK(said(ranks, 6, slow) ==
+        Lines{"1: warning: rank 3 on host node7 has needed 50% longer than the median of the "
+              "others for 20 steps: they wait for it"});
+  // It goes on, held up by others now and then, and is not told of as if it had ended.
+  for (int i = 0; i < 20; ++i) {
+    CHECK(said(ranks, 4, slow).empty());
+    CHECK(said(ranks, 1, other).empty());
+  }
 }
 
 TEST_CASE("what comes and goes, changes the rank, is small, or lasts a moment is not said") {
