@@ -124,6 +124,7 @@ bool Attempt::ended_silently(const Rank& rank) const {
 bool Attempt::excused(const Rank& rank) const {
   int code = code_of(rank.status);
   return code == job_.done_status || code == kPreempted ||
+         (job_.any_status && WIFEXITED(rank.status) && !rank.output.said_error()) ||
          (passed_on_ > 0 && WIFSIGNALED(rank.status) &&
           (WTERMSIG(rank.status) == SignalHandlers::last() || passed_on_ > 1));
 }
@@ -254,7 +255,8 @@ int Attempt::result() const {
     by_signal = by_signal || WIFSIGNALED(rank.status);
     preempted = preempted || code_of(rank.status) == kPreempted;
   }
-  return by_signal ? 128 + SignalHandlers::last() : preempted ? kPreempted : 0;
+  const int good = job_.any_status && !ranks_.empty() ? code_of(ranks_.front().status) : 0;
+  return by_signal ? 128 + SignalHandlers::last() : preempted ? kPreempted : good;
 }
 
 std::string Attempt::may_heal() const {

@@ -23,6 +23,9 @@ struct LocalJob {
   // code that is not ours, which is a failure of what `foreign` names: "the plugin acme 1.0.0".
   int done_status = 0;
   std::string foreign = {};
+  // A rank that ends by itself and without an error has not failed, whatever its status: rank 0's
+  // is the job's result.
+  bool any_status = false;
   std::function<std::string()>
       continues;  // where ranks that start again go on from: "from step_00000050"; none: not said
   std::function<void(const std::string& lines)>

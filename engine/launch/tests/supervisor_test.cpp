@@ -133,6 +133,19 @@ TEST_CASE("ranks that succeed: their output, whole lines, prefixed but for rank 
   CHECK(ended.err == "[rank 2] from two\n");
 }
 
+TEST_CASE("where any status is a result, rank 0's is the job's, and only an error is a failure") {
+  LocalJob job;
+  job.any_status = true;
+  Ended ended = supervise(2, {"all:exit=7"}, job);
+  CHECK(ended.code == 7);
+  CHECK(ended.err == "");
+  CHECK(supervise(2, {"1:sleep=50", "0:exit=0", "1:exit=7"}, job).code == 0);
+  ended = supervise(2, {"1:err=error[E0602]: lost", "1:exit=6", "0:sleep=60000"}, job);
+  CHECK(ended.code == 6);
+  CHECK(has(ended.err, "rank 1 failed first"));
+  CHECK(supervise(2, {"1:raise=9", "0:sleep=60000"}, job).code == 128 + 9);
+}
+
 TEST_CASE("each rank finds itself in its environment, and rank 0 alone inherits the socket") {
   LocalJob job;
   job.environment = {{"EXTRA", "seven"}};
