@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <functional>
 #include <mutex>
+#include <torch/csrc/distributed/c10d/NCCLUtils.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
 
@@ -43,6 +44,14 @@ std::string device_address(int64_t device) {
   for (int part : {properties.pciDomainID, properties.pciBusID, properties.pciDeviceID})
     out += (out.empty() ? "" : ":") + std::to_string(part);
   return out;
+}
+
+std::string nccl_version() { return c10d::getNcclVersion(); }
+
+bool reaches(int64_t from, int64_t to) {
+  int out = 0;
+  C10_CUDA_CHECK(cudaDeviceCanAccessPeer(&out, static_cast<int>(from), static_cast<int>(to)));
+  return out != 0;
 }
 
 void use_device(int64_t device) {
@@ -141,6 +150,7 @@ extern "C" MESHWRIGHT_API const meshwright::cuda::CudaPart* meshwright_cuda_part
   offer_own_kernels();
   static const CudaPart part{device_count,     device_name,     use_device,  make_nccl,
                              synchronize,      live_bytes,      peak_bytes,  reset_peak,
-                             on_out_of_memory, memory_snapshot, device_uuid, device_address};
+                             on_out_of_memory, memory_snapshot, device_uuid, device_address,
+                             nccl_version,     reaches};
   return &part;
 }

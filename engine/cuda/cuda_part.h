@@ -44,6 +44,8 @@ struct CudaPart {
   // On its host's bus. NCCL tells devices apart by it; instances of one GPU (MIG) have it in
   // common.
   std::string (*device_address)(int64_t device);
+  std::string (*nccl_version)();
+  bool (*reaches)(int64_t from, int64_t to);  // the memory of another device of this host
 };
 
 }  // namespace meshwright::cuda
