@@ -128,6 +128,7 @@ Verb report_verb();
 Verb completion_verb();
 Verb man_verb();
 Verb env_verb();
+Verb doctor_verb();
 
 // Runs the program; never throws. argv as main() has it.
 int run(int argc, const char* const* argv);

@@ -27,6 +27,7 @@ const std::vector<Verb>& verbs() {
       completion_verb(),
       man_verb(),
       env_verb(),
+      doctor_verb(),
   };
   return table;
 }

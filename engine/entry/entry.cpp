@@ -12,6 +12,7 @@
 
 #include "engine/base/durable.h"
 #include "engine/base/out_of_memory.h"
+#include "engine/doctor/running/doctor_rank.h"
 #include "engine/evaluate/running/evaluate_rank.h"
 #include "engine/generate/generate_here.h"
 #include "engine/generate/running/generate_rank.h"
@@ -106,6 +107,15 @@ extern "C" MESHWRIGHT_API int meshwright_evaluate_rank(const void* request) {
       [&](auto& ending) {
         return meshwright::evaluate::evaluate_rank(
             *static_cast<const meshwright::evaluate::Request*>(request), ending);
+      },
+      {});
+}
+
+extern "C" MESHWRIGHT_API int meshwright_doctor_rank(const void* request) {
+  return run_guarded(
+      [&](auto& ending) {
+        return meshwright::doctor::doctor_rank(
+            *static_cast<const meshwright::doctor::Request*>(request), ending);
       },
       {});
 }

@@ -1,0 +1,175 @@
+// What follows from the facts of one host: cores, memory, files, disk.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "engine/doctor/facts.h"
+#include "engine/report/report.h"
+
+namespace meshwright::doctor {
+
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20, kGiB = int64_t{1} << 30;
+
+std::string number(double value, const char* format) {
+  char text[40];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+std::string ranks(int64_t count) { return report::counted(count, "rank", "ranks"); }
+
+}  // namespace
+
+Finding judge(const Versions& facts) {
+  return {"versions", Level::ok,
+          "meshwright " + facts.meshwright + ", LibTorch " + facts.libtorch + " (CUDA " +
+              facts.cuda + ", c10d " + facts.c10d + ")"};
+}
+
+Finding judge(const Cores& facts) {
+  const auto allowed = std::max<int64_t>(
+      1, std::min(facts.usable,
+                  facts.quota ? static_cast<int64_t>(std::floor(*facts.quota)) : facts.usable));
+  std::string have = report::counted(facts.machine, "core", "cores");
+  if (facts.usable < facts.machine)
+    have += ", of which this process may use " + std::to_string(facts.usable) + " (affinity)";
+  if (facts.quota) have += ", the cgroup allows the time of " + number(*facts.quota, "%.3g");
+  const int64_t wanted = facts.local_ranks * facts.threads;
+  Finding out{"cores", Level::ok,
+              have + "; " + ranks(facts.local_ranks) + " here x " +
+                  report::counted(facts.threads, "thread", "threads")};
+  const int64_t each = std::max<int64_t>(1, allowed / facts.local_ranks);
+  const std::string set = "set OMP_NUM_THREADS=" + std::to_string(each) +
+                          " (or run.threads = " + std::to_string(each) + ")";
+  if (facts.local_ranks > allowed) {
+    out.level = Level::warning;
+    out.text += ": more ranks than cores, so they take turns";
+    out.fix = "start at most " + ranks(allowed) + " on this host, or give it more cores";
+    if (facts.threads > 1) out.fix += "; " + set;
+  } else if (wanted > allowed) {
+    out.level = Level::warning;
+    out.text += " want " + std::to_string(wanted) + " cores: threads take turns";
+    out.fix = set;
+  } else if (2 * wanted <= allowed) {
+    out.level = Level::note;
+    out.text += " leave " + std::to_string(allowed - wanted) + " of " + std::to_string(allowed) +
+                " idle where the CPU computes";
+    out.fix = set;
+  }
+  return out;
+}
+
+Finding judge(const Memory& facts) {
+  if (facts.bytes == 0) return Finding::unknown("memory", "/proc/meminfo does not say");
+  Finding out{"memory", Level::ok, facts.limit + " " + report::human_bytes(facts.bytes)};
+  if (facts.available) out.text += ", available now " + report::human_bytes(*facts.available);
+  if (!facts.kept) {
+    out.text += "; what ranks need is n/a: " + facts.no_plan;
+    return out;
+  }
+  const int64_t kept = *facts.kept * facts.local_ranks,
+                peak = facts.peak.value_or(*facts.kept) * facts.local_ranks;
+  out.text += "; " + ranks(facts.local_ranks) + " here keep " + report::human_bytes(kept) +
+              " by the plan, at most " + report::human_bytes(peak);
+  if (kept > facts.bytes) {
+    out.level = Level::fault;
+    out.code = ErrorCode::memory_exceeded;
+    out.fix = "more hosts, a smaller model, or a strategy that shards (`meshwright plan`)";
+  } else if (peak > std::min(facts.bytes, facts.available.value_or(facts.bytes))) {
+    out.level = Level::warning;
+    out.fix =
+        "end other programs, lower step_scheduler.local_batch_size, or set "
+        "distributed.activation_checkpointing";
+  }
+  return out;
+}
+
+int64_t shared_memory_need(int64_t unit_bytes, int64_t ranks) {
+  return ranks < 2 ? 0 : 4 * unit_bytes + 2 * unit_bytes * (ranks - 1);
+}
+
+Finding judge(const SharedMemory& facts) {
+  if (!facts.problem.empty())
+    return {"/dev/shm", Level::warning,
+            "cannot be used (" + facts.problem + "): ranks of one host take sockets, slower",
+            "mount a tmpfs at /dev/shm"};
+  Finding out{"/dev/shm", Level::ok,
+              report::human_bytes(facts.free) + " free of " + report::human_bytes(facts.total)};
+  if (facts.local_ranks < 2) {
+    out.text += "; one rank here shares nothing";
+    return out;
+  }
+  if (facts.off) {
+    out.level = Level::note;
+    out.text += "; MESHWRIGHT_SHARED_MEMORY=0 keeps ranks on sockets";
+    out.fix = "unset MESHWRIGHT_SHARED_MEMORY";
+    return out;
+  }
+  const int64_t wanted = facts.need.value_or(0);
+  const std::string grow =
+      "docker run --shm-size=" +
+      std::to_string(std::max<int64_t>(1, (2 * wanted + kGiB - 1) / kGiB)) +
+      "g (or --ipc=host); in Kubernetes an emptyDir with medium: Memory at /dev/shm; else mount -o "
+      "remount,size=... /dev/shm";
+  if (facts.need) {
+    out.text += "; ranks here want about " + report::human_bytes(wanted);
+    if (facts.free >= wanted) return out;
+    out.level = Level::warning;
+    out.text += " and will take sockets, slower, for what finds no room";
+    out.fix = grow;
+    return out;
+  }
+  out.text += "; what ranks want is n/a: " + facts.no_need;
+  if (facts.free > 64 * kMiB) return out;
+  out.level = Level::warning;
+  out.text += ". So little is soon used up, and ranks take sockets then, slower";
+  out.fix = grow;
+  return out;
+}
+
+Finding judge(const OpenFiles& facts) {
+  // Rank 0 has a connection of every rank to its store, each rank one to every member of its
+  // groups, and LibTorch some of its own.
+  const int64_t need = 64 + facts.ranks * (1 + std::max<int64_t>(1, facts.axes));
+  Finding out{"open files", Level::ok,
+              "at most " + report::human_count(facts.limit) + " a process; " + ranks(facts.ranks) +
+                  (facts.ranks == 1 ? " needs about " : " need about ") +
+                  report::human_count(need)};
+  if (facts.limit >= need) return out;
+  out.level = Level::fault;
+  out.code = ErrorCode::rendezvous_failed;
+  out.fix = "raise the hard limit: ulimit -Hn " + std::to_string(2 * need) +
+            ", LimitNOFILE= of the service, or limits.conf";
+  return out;
+}
+
+Finding judge(const Disk& facts) {
+  if (!facts.problem.empty()) {
+    Finding out{"run folder", Level::fault, facts.folder + ": " + facts.problem,
+                "set run.dir (or --run-folder) to a folder that may be written to"};
+    out.code = ErrorCode::output_unwritable;
+    return out;
+  }
+  Finding out{"run folder", Level::ok, facts.folder};
+  if (facts.tried != facts.folder) out.text += " (not there yet; looked at " + facts.tried + ")";
+  if (facts.free) out.text += ": " + report::human_bytes(*facts.free) + " free";
+  double rate = 0;
+  if (facts.seconds > 0 && facts.written > 0) {
+    rate = static_cast<double>(facts.written) / facts.seconds;
+    out.text += ", writes " + report::human_bytes(static_cast<int64_t>(rate)) + "/s (" +
+                report::human_bytes(facts.written) + ", synced)";
+  } else {
+    out.text += ", speed n/a: not even " + report::human_bytes(kMiB) + " was synced in time";
+  }
+  if (facts.free && *facts.free < kGiB) {
+    out.level = Level::warning;
+    out.fix = "make room for checkpoints, or put runs on another file system: run.dir";
+  } else if (rate < 20e6) {
+    out.level = Level::warning;
+    out.fix = "put runs on a faster file system (run.dir), or set checkpoint.async = true";
+  }
+  return out;
+}
+
+}  // namespace meshwright::doctor

@@ -1,0 +1,295 @@
+#include "engine/doctor/running/doctor_rank.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/tensor.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+#include "engine/base/run_lock.h"
+#include "engine/doctor/look.h"
+#include "engine/doctor/report.h"
+#include "engine/doctor/running/look_at_network.h"
+#include "engine/doctor/running/measure_collectives.h"
+#include "engine/doctor/running/measure_links.h"
+#include "engine/rendezvous/bounded.h"
+#include "engine/trainer/join_world.h"
+#include "engine/trainer/load_weights.h"
+#include "engine/trainer/rank_agreement.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::doctor {
+
+namespace {
+
+namespace json = boost::json;
+using Steady = std::chrono::steady_clock;
+
+// Waits for other ranks, and for collectives, no longer than this, whatever the file says: doctor
+// is to tell of what hangs, not to hang.
+constexpr double kPatienceMinutes = 0.5;
+// What is not measured by then is left out.
+constexpr double kMeasureSeconds = 5;
+// A file system or name server that does not answer.
+constexpr std::chrono::milliseconds kAnswer(4000), kWriteFor(700);
+
+launch::RankEnvironment ranks_here() {
+  return launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
+}
+
+Job job_of(const Request& request) {
+  Job job = request.file.empty()
+                ? Job::from_text("schema = 1\n[distributed]\nstrategy = \"ddp\"\n", request.sets)
+                : Job::from_file(request.file, request.sets);
+  if (job.table("dist_env").get_number("timeout_minutes") > kPatienceMinutes)
+    job.set("dist_env.timeout_minutes", std::to_string(kPatienceMinutes));
+  return job;
+}
+
+// What one rank knows, and what it found.
+class Examination {
+ public:
+  explicit Examination(const Request& request)
+      : request_(request),
+        ranks_(ranks_here()),
+        job_(job_of(request)),
+        plan_(plan::make_plan(job_.impl(), {.world_size = ranks_.world_size, .rank = ranks_.rank})),
+        axes_(axes_to_measure(plan_)) {
+    const Options& dist = job_.table("dist_env");
+    if (dist.is_set("interface")) interface_ = dist.get_string("interface");
+    train::set_threads(job_);
+  }
+
+  const Job& job() const { return job_; }
+  const launch::RankEnvironment& ranks() const { return ranks_; }
+  const std::vector<AxisGroup>& axes() const { return axes_; }
+
+  // Before the ranks have met: needs nobody.
+  void look_alone() {
+    versions_ = judge(look_at_versions());
+    // Only once a host: what is slow, and would be in the way of itself.
+    if (ranks_.local_rank == 0) {
+      disk_ = bounded_look(
+          "run folder", [folder = run_folder()] { return judge(look_at_disk(folder, kWriteFor)); });
+      name_ = bounded_look("host name",
+                           [one = ranks_.one_host()] { return judge(look_at_host_name(one)); });
+    }
+    const Devices devices = look_at_devices(job_.table("dist_env"), ranks_);
+    devices_ = judge(devices);
+    nccl_ = judge(look_at_nccl(devices));
+    clock_ = look_at_clock();
+  }
+
+  // `leads`: the first rank of its host, which speaks for it. `why_apart`: why the ranks have not
+  // met; empty: they have.
+  std::vector<Finding> findings(bool leads, bool one_host, bool nccl, int64_t local_ranks,
+                                const std::string& why_apart) const {
+    std::vector<Finding> out = {versions_};
+    out.push_back(judge(look_at_cores(local_ranks, at::get_num_threads())));
+    if (leads) {
+      const char* no_plan = request_.file.empty()
+                                ? "it follows from the model of a CONFIG.toml, and none was given"
+                                : "the file names no model";
+      const plan::JobPlan* plan = plan_.footprint ? &plan_ : nullptr;
+      out.push_back(judge(look_at_memory(local_ranks, plan, no_plan)));
+      out.push_back(judge(look_at_shared_memory(local_ranks, one_host, plan, no_plan)));
+    }
+    out.push_back(judge(look_at_open_files(ranks_.world_size, std::ssize(axes_))));
+    if (leads) {
+      if (disk_) out.push_back(*disk_);
+      if (name_) out.push_back(*name_);
+      const std::string alone = "one rank alone listens nowhere";
+      out.push_back(judge(!why_apart.empty() ? network_before(ranks_, interface_, why_apart)
+                          : ranks_.world_size == 1
+                              ? network_before(ranks_, interface_, alone)
+                              : look_at_network(ranks_, one_host, interface_, nccl)));
+    }
+    if (ranks_.rank == 0) {
+      if (why_apart.empty()) out.push_back(judge(look_at_rendezvous(ranks_, one_host)));
+      if (one_host) out.push_back(judge(clock_));
+    }
+    if (leads) out.insert(out.end(), {devices_, nccl_});
+    return out;
+  }
+
+  // Rank 0, where there are several hosts.
+  Finding clocks(const std::vector<Link>& links, const Hosts& hosts) const {
+    Clock facts = clock_;
+    facts.alone = false;
+    for (const Link& link : links) {
+      if (link.from != 0) continue;
+      ClockOffset offset{hosts.names[static_cast<size_t>(link.to)], link.ahead, link.error};
+      if (link.later_at > link.at) {
+        const double apart = link.later_at - link.at;
+        offset.drift = (link.later_ahead - link.ahead) / apart;
+        offset.drift_error = (link.later_error + link.error) / apart;
+      }
+      facts.offsets.push_back(offset);
+    }
+    return judge(facts);
+  }
+
+ private:
+  std::string run_folder() const {
+    return request_.run_folder.empty() ? job_.table("run").get_string("dir") : request_.run_folder;
+  }
+  static Finding bounded_look(const std::string& topic, std::function<Finding()> look) {
+    try {
+      return rendezvous::bounded(kAnswer, std::move(look));
+    } catch (const rendezvous::NoAnswer&) {
+      return {topic, Level::warning,
+              "n/a: no answer within " + std::to_string(kAnswer.count() / 1000) + " s",
+              topic == "host name" ? "look at the name servers in /etc/resolv.conf"
+                                   : "look at the file system of the folder (mount, dmesg)"};
+    }
+  }
+
+  const Request& request_;
+  launch::RankEnvironment ranks_;
+  Job job_;
+  plan::JobPlan plan_;
+  std::vector<AxisGroup> axes_;
+  std::string interface_;
+  Finding versions_, devices_, nccl_;
+  std::optional<Finding> disk_, name_;
+  Clock clock_;
+};
+
+std::string pack(const std::vector<Finding>& findings) {
+  json::array out;
+  for (const Finding& finding : findings) out.push_back(to_json(finding));
+  return json::serialize(out);
+}
+std::vector<Finding> unpack(const std::string& text) {
+  std::vector<Finding> out;
+  const json::value parsed = json::parse(text);
+  for (const json::value& one : parsed.as_array()) out.push_back(finding_from(one.as_object()));
+  return out;
+}
+
+// Collective. Rank 0 has what all found; of a collective, what the slowest saw.
+void gather(World& world, const std::vector<Link>& links, const std::vector<Collective>& mine,
+            Report& report) {
+  json::array own_links, own;
+  for (const Link& link : links) own_links.push_back(to_json(link));
+  for (const Collective& c : mine) own.push_back(to_json(c));
+  const std::string text =
+      json::serialize(json::object{{"links", own_links}, {"collectives", own}});
+  for (const std::string& theirs : train::gather_texts(world, text)) {
+    const json::object found = json::parse(theirs).as_object();
+    for (const json::value& link : found.at("links").as_array())
+      report.links.push_back(link_from(link.as_object()));
+    const json::array& all = found.at("collectives").as_array();
+    for (size_t i = 0; i < all.size(); ++i) {
+      Collective c = collective_from(all[i].as_object());
+      if (i >= report.collectives.size()) {
+        report.collectives.push_back(c);
+        continue;
+      }
+      Collective& known = report.collectives[i];
+      known.latency = std::max(known.latency, c.latency);
+      if (c.seconds <= known.seconds) continue;
+      known.seconds = c.seconds;
+      known.slowest = c.slowest;
+    }
+  }
+}
+
+void write(const Report& report, const Request& request) {
+  const report::Style style{request.colour, request.unicode, request.width};
+  report::Output out(stdout, "standard output");
+  out.write(request.json ? report::pretty_json(report.json()) : report.text(style));
+  out.flush();
+}
+
+// What is between the ranks. Collective.
+void measure(Examination& mine, World& world, const Steady::time_point& begin, Report& report) {
+  auto late = [&] {
+    const double spent = std::chrono::duration<double>(Steady::now() - begin).count();
+    const at::Tensor most = at::tensor({spent}, at::kDouble).to(world.device());
+    world.everyone()->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
+    world.check();
+    return most.cpu().item<double>() > kMeasureSeconds;
+  };
+  const bool one_host = report.hosts.count() == 1;
+  std::vector<int64_t> members = report.hosts.leaders();
+  if (one_host) {
+    members.clear();
+    for (int64_t r = 0; r < world.size(); ++r) members.push_back(r);
+  }
+  std::vector<Link> links = measure_links(world, members, late);
+  const std::vector<Collective> collectives = measure_collectives(world, mine.axes(), late);
+  if (!one_host) measure_clocks_again(world, links, members);
+  gather(world, links, collectives, report);
+  const size_t pairs = members.size() * (members.size() - 1) / 2;
+  if (report.links.size() < pairs || report.collectives.size() < 5 * mine.axes().size())
+    report.unmeasured = "n/a: " + std::to_string(pairs - report.links.size()) + " links and " +
+                        std::to_string(5 * mine.axes().size() - report.collectives.size()) +
+                        " collectives, for which no time was left";
+}
+
+}  // namespace
+
+int doctor_rank(const Request& request, rendezvous::Ending& ending) {
+  const Steady::time_point begin = Steady::now();
+  Examination mine(request);
+  const launch::RankEnvironment& ranks = mine.ranks();
+  const bool first = ranks.rank == 0;
+  Report report;
+  mine.look_alone();
+  auto finish = [&] {
+    report.seconds = std::chrono::duration<double>(Steady::now() - begin).count();
+    report.exit = report.exit_status();
+    if (first) write(report, request);
+  };
+  bool told = false;  // what all ranks found is in the report
+  try {
+    std::shared_ptr<World> world = train::join_world(mine.job(), {}, &ending);
+    const base::LockOwner self = base::this_process();
+    report.hosts.first = train::hosts_of_ranks(*world, self.host + self.boot);
+    report.hosts.names = train::gather_texts(*world, self.host);
+    const std::vector<int64_t>& host = report.hosts.first;
+    const int64_t here = host[static_cast<size_t>(ranks.rank)];
+    const bool one_host = report.hosts.count() == 1;
+    const std::vector<Finding> found =
+        mine.findings(here == ranks.rank, one_host, world->device().is_cuda(),
+                      std::count(host.begin(), host.end(), here), /*why_apart=*/"");
+    std::vector<std::vector<Finding>> all;
+    for (const std::string& text : train::gather_texts(*world, pack(found)))
+      all.push_back(unpack(text));
+    report.add(all);
+    told = true;
+    if (world->size() > 1) {
+      measure(mine, *world, Steady::now(), report);
+      if (!one_host) report.add(mine.clocks(report.links, report.hosts));
+      report.add(judge(report.links, report.hosts));
+    }
+    report.exit = report.exit_status();
+    // All ranks end alike.
+    const std::string status =
+        train::gather_texts(*world, std::to_string(report.exit_status())).front();
+    finish();
+    return std::stoi(status);
+  } catch (...) {
+    const Error error = train::error_being_handled();
+    if (first) {
+      if (!told) {
+        report.hosts = {{base::this_process().host}, {0}};
+        report.add({mine.findings(true, ranks.one_host(), false, ranks.local_world_size,
+                                  "the ranks have not met")});
+      }
+      report.add(finding_of("ranks", error));
+      finish();
+    }
+    throw;
+  }
+}
+
+}  // namespace meshwright::doctor

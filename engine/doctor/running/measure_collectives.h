@@ -1,0 +1,27 @@
+// Collectives of every axis of a plan, as modules and pipelines call them.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/doctor/links.h"
+#include "engine/plan/plan.h"
+#include "meshwright/parallel/group.h"
+
+namespace meshwright::doctor {
+
+// Axes of more than one rank; those that are the same groups under several names are one: "dp_shard
+// = dp".
+struct AxisGroup {
+  std::string names;
+  std::vector<int64_t> ranks;  // of this rank's group
+};
+std::vector<AxisGroup> axes_to_measure(const plan::JobPlan& plan);
+
+// Collective over the world, all groups of an axis at once. Of each collective what this rank saw;
+// the same list on all ranks. `over` as measure_links() has it.
+std::vector<Collective> measure_collectives(World& world, const std::vector<AxisGroup>& axes,
+                                            const std::function<bool()>& over);
+
+}  // namespace meshwright::doctor
