@@ -22,9 +22,11 @@ std::string exact(double value) {
   return text;
 }
 
+// As texts: a reader of JSON may round numbers.
 std::string exact(const std::vector<double>& values) {
   std::string out = "[";
-  for (const double& value : values) out += (&value == values.data() ? "" : ", ") + exact(value);
+  for (const double& value : values)
+    out += (&value == values.data() ? "\"" : ", \"") + exact(value) + "\"";
   return out + "]";
 }
 

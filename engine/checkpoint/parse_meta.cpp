@@ -1,5 +1,6 @@
 // parse_meta(): the reader of meta.json, which may be damaged or anybody's.
 #include <boost/json/value.hpp>
+#include <charconv>
 #include <set>
 
 #include "engine/base/strict_json.h"
@@ -57,11 +58,22 @@ class Reader {
     if (!value.is_bool()) fail("needs true or false as \"" + std::string(key) + "\"");
     return value.as_bool();
   }
+  // Numbers, or their digits as a text: of those the last bit is read, too, which Boost.JSON rounds
+  // as it likes.
   std::vector<double> reals(const char* key) {
     std::vector<double> out;
     for (const json::value& item : array(key)) {
-      if (!item.is_number()) fail("needs numbers in \"" + std::string(key) + "\"");
-      out.push_back(item.to_number<double>());
+      double value = 0;
+      if (const json::string* digits = item.if_string()) {
+        const char* end = digits->data() + digits->size();
+        const auto read = std::from_chars(digits->data(), end, value);
+        if (read.ec != std::errc() || read.ptr != end)
+          fail("needs numbers in \"" + std::string(key) + "\"");
+      } else {
+        if (!item.is_number()) fail("needs numbers in \"" + std::string(key) + "\"");
+        value = item.to_number<double>();
+      }
+      out.push_back(value);
     }
     return out;
   }

@@ -56,14 +56,14 @@ int run_doctor(Call& call) { return refuse_together(call, start); }
 
 Verb doctor_verb() {
   return declare(run_doctor, R"(
-doctor [CONFIG.toml]
+doctor [FILE]
 Look at what runs depend on, and say what to repair
 
 Starts N local ranks, or looks as one rank of a launcher (torchrun, RANK and WORLD_SIZE, Slurm, Open
 MPI), in seconds, and changes nothing.
 Each line of the table is one finding: ok, note, warning or fault, and after FIX what to do. With
 several ranks latency and bandwidth between all pairs of hosts (of ranks, on one host) follow, and
-each collective on each axis of the mesh of CONFIG.toml; without a file all ranks are one group.
+each collective on each axis of the mesh of FILE; without one all ranks are one group.
 Exit status: 0 without a fault, else that of the first fault: 2 usage or configuration, 3 memory for
 the plan, 4 ranks or devices, 6 a collective failed, 7 the run folder.
 

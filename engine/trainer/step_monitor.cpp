@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "engine/base/clock.h"
+#include "sdk/base/device_waits.h"
 #include "sdk/base/waited.h"
-#include "sdk/comm/device_waits.h"
 
 namespace meshwright::train {
 

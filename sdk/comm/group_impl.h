@@ -4,10 +4,10 @@
 #include <memory>
 #include <utility>
 
-#include "device_waits.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/transport.h"
 #include "sdk/base/collective_log.h"
+#include "sdk/base/device_waits.h"
 #include "sdk/base/waited.h"
 #include "watchdog.h"
 

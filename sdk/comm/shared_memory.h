@@ -10,6 +10,7 @@
 
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/transport.h"
+#include "sdk/base/maps_gather.h"
 
 namespace meshwright::detail {
 
@@ -39,10 +40,7 @@ MESHWRIGHT_API bool maps_message(const Group& group, int64_t peer, int64_t bytes
 // until the work goes.
 MESHWRIGHT_API Work receive_in_place(Group& group, int64_t peer, int64_t count,
                                      at::ScalarType type);
-// Whether a message of that size goes through shared memory: then all_gather() takes an undefined
-// `whole`, pairwise_exchange() of what stage() gave an undefined `received`, and peer() has what
-// came.
-MESHWRIGHT_API bool maps_gather(const Group& group, int64_t bytes);
+// As maps_gather() of base/, for pairwise_exchange().
 bool maps_exchange(const Group& group, int64_t bytes);
 // Memory to pack a pairwise exchange into: [count].
 at::Tensor stage(Group& group, int64_t count, at::ScalarType type);

@@ -133,17 +133,18 @@ TEST_CASE("evaluate measures any checkpoint of a run, on any layout") {
       int status;
     };
     const std::string run = "'" + trained.run_path + "' ";
-    for (const Case& wrong :
-         std::vector<Case>{{"tests/data/nets/llama", "E0101", 2},
-                           {"tests/data/nets/llama --data README.md", "E0702", 7},
-                           {"tests/data/nets/llama --kind mock --all", "E0712", 7},
-                           {run + "--data '/nowhere/*.txt'", "E0701", 7},
-                           {run + "--seq-len 1000000", "E0701", 7},
-                           {run + "--kind parquet", "E0205", 2},
-                           {run + "--json --csv", "E0101", 2},
-                           {run + "--set optimizer.lr=1", "E0217", 2},
-                           {run + "--set validation_dataset.num_batches=3", "E0217", 2},
-                           {run + "--set distributed.tp_size=3 --nproc 2", "E0306", 3}}) {
+    for (const Case& wrong : std::vector<Case>{
+             {"tests/data/nets/llama", "E0101", 2},
+             {"tests/data/nets/llama --data README.md", "E0702", 7},
+             {"tests/data/nets/llama --kind mock --all", "E0712", 7},
+             {run + "--data '/nowhere/*.txt'", "E0701", 7},
+             {run + "--seq-len 1000000", "E0701", 7},
+             {run + "--kind parquet", "there are --kind text, tokens, megatron, mock", 2},
+             {run + "--kind tokenz", "did you mean --kind tokens?", 2},
+             {run + "--json --csv", "E0101", 2},
+             {run + "--set optimizer.lr=1", "E0217", 2},
+             {run + "--set validation_dataset.num_batches=3", "E0217", 2},
+             {run + "--set distributed.tp_size=3 --nproc 2", "E0306", 3}}) {
       CAPTURE(wrong.arguments);
       const Ran ran = ::run("evaluate " + wrong.arguments, "2>&1");
       CHECK(ran.status == wrong.status);

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
+
 #include "engine/checkpoint/checksum.h"
 #include "meshwright/error.h"
 
@@ -100,11 +102,19 @@ TEST_CASE("what is usual in a run is read to the last bit") {
   const StepHistory read = parse_meta(text, "meta.json").history;
   CHECK(read.losses == meta.history.losses);
   CHECK(read.grad_norms == meta.history.grad_norms);
+  // To the last bit, of many.
+  Meta many = meta;
+  many.history.losses.clear();
+  for (int i = 1; i <= 2000; ++i) many.history.losses.push_back(std::sqrt(static_cast<double>(i)));
+  CHECK(parse_meta(to_json(many), "meta.json").history.losses == many.history.losses);
   CHECK(read.left_out == 7);
   CHECK(read.in_a_row == 2);
-  std::string bad = text;
-  bad.replace(bad.find("1e-300") - 1, 7, "\"many\" ");
-  CHECK(problem(resealed(bad)).find("needs numbers in \"losses\"") != std::string::npos);
+  for (const char* wrong : {"\"many\"", "\"\"", "\"0x1\"", "\"1e-300 \"", "true"}) {
+    CAPTURE(wrong);
+    std::string bad = text;
+    bad.replace(bad.find("\"1e-300\""), 8, wrong);
+    CHECK(problem(resealed(bad)).find("needs numbers in \"losses\"") != std::string::npos);
+  }
 }
 
 TEST_CASE("every changed bit and every cut of meta.json is noticed") {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "meshwright/parallel/collectives.h"
-#include "sdk/comm/shared_memory.h"
+#include "sdk/base/maps_gather.h"
 
 namespace meshwright::doctor {
 
