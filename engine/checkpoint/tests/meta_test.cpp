@@ -61,7 +61,7 @@ Meta example() {
 }
 
 // As a writer without scruples makes it: changed text, right checksum.
-std::string resealed(std::string text) {
+std::string resealed(const std::string& text) {
   size_t at = text.rfind(",\n  \"checksum\": \"");
   return text.substr(0, at) + ",\n  \"checksum\": \"" +
          to_hex(checksum(std::string_view(text).substr(0, at))) + "\"\n}\n";
