@@ -154,8 +154,8 @@ class LogReader {
     if (same_fault || (below && (line.starts_with(' ') || (stamped_ && !kind)))) {
       out_.events.back().text += "\n" + std::string(line);
     } else if (kind) {
-      if (*kind == Kind::resume && line.starts_with("continues after step ")) {
-        std::string_view rest = line.substr(21);
+      if (*kind == Kind::resume) {
+        std::string_view rest = line.substr(21);  // behind "continues after step "
         step_ = take_number(rest).value_or(step_);
       }
       // A run that starts anew under this name; the one before has its metrics elsewhere, too.
