@@ -57,6 +57,7 @@ size_t g_next_thrown = 0;
 
 std::atomic<pid_t> g_teller{0};  // the thread whose crash is told
 thread_local constinit bool t_looking = false;
+thread_local constinit bool t_told = false;
 thread_local constinit const PluginCode* t_plugin = nullptr;
 thread_local constinit const char* t_doing = nullptr;
 
@@ -187,6 +188,8 @@ void on_crash(int number, siginfo_t* info, void* context) {
   size_t index = 0;
   while (kSignals[index] != number) ++index;
   const struct sigaction before = g_before[index];
+  // A crash in what follows a told one; the told one is what ends the process.
+  if (t_told) ::_exit(exit_status(ErrorCode::plugin_foreign_exception));
   const bool mine = is_mine_to_tell();
   Blamed who;
   if (mine && watches() && !sent_by_somebody_else(info)) {
@@ -195,9 +198,10 @@ void on_crash(int number, siginfo_t* info, void* context) {
     who = walks ? blamed() : Blamed{t_plugin, t_doing};
   }
   t_looking = false;
-  // One more crash, in what follows, is nobody's.
-  ::sigaction(number, &before, nullptr);
+  // A told crash keeps the handler: other threads that crash meanwhile wait in it.
+  if (who.plugin == nullptr) ::sigaction(number, &before, nullptr);
   if (who.plugin != nullptr) {
+    t_told = true;
     char what[120];
     std::snprintf(what, sizeof what, "signal %d (%s)", number, name_of(number));
     tell(ErrorCode::plugin_foreign_exception, who, "crashed", what,

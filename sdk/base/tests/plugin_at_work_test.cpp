@@ -8,6 +8,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "sdk/base/plugin_at_work.h"
 
@@ -48,14 +49,14 @@ struct Ended {
   int status;
   std::string said;
 };
-Ended in_child(const std::function<void()>& body) {
+Ended in_child(const std::function<void()>& body, void (*handler)(int) = SIG_DFL) {
   int ends[2];
   REQUIRE(::pipe(ends) == 0);
   const pid_t child = ::fork();
   if (child == 0) {
     ::dup2(ends[1], 2);
     // The test program has handlers of its own.
-    for (int number : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT}) ::signal(number, SIG_DFL);
+    for (int number : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT}) ::signal(number, handler);
     PluginWatch watch;
     body();
     ::_exit(0);
@@ -102,6 +103,24 @@ TEST_CASE(
   })));
   CHECK(blames_nobody(in_child([] { engine_does(crash, 0); })));
   CHECK(blames_nobody(in_child([] { plugin_does([](int) { engine_does(crash, 0); }, 0); })));
+}
+
+TEST_CASE("threads that crash together are told once, and so is a crash in what follows") {
+  plugin();
+  const auto crash_twice = [] {
+    std::thread other([] {
+      ::usleep(20'000);
+      plugin_does(crash, 0);
+    });
+    plugin_does(crash, 0);
+    other.join();
+  };
+  const auto told_once = [](const Ended& ended) {
+    return blames_plugin(ended) && ended.said.find("error[", 1) == std::string::npos;
+  };
+  // The handler that was there before takes its time, or crashes.
+  CHECK(told_once(in_child(crash_twice, [](int) { ::usleep(100'000); })));
+  CHECK(told_once(in_child(crash_twice, crash)));
 }
 
 TEST_CASE("a stack that cannot be walked leaves what the thread was called for") {
