@@ -8,7 +8,9 @@
 
 #include "runtime.h"
 #include "sdk/base/kernels/host_team.h"
-// After it, as the device's compiler reads it.
+// After it, as the device's compiler reads them.
+#include "sdk/base/kernels/grouped_arguments.h"
+#include "sdk/base/kernels/grouped_product.h"
 #include "sdk/base/kernels/kernels.h"
 
 namespace fake_device {
@@ -124,6 +126,18 @@ void touch(Launch& launch, kernels::WeightedSwigluBackward& a) {
   launch.write(a.weighted, a.rows * a.size);
   launch.write(a.to_weights, a.rows);
 }
+void touch(Launch& launch, kernels::GroupedProduct& a) {
+  const bool sums_rows = a.sums_rows != 0;
+  const long long out = (sums_rows ? a.groups * a.height : a.rows) * a.width;
+  launch.read(a.a, a.rows * (sums_rows ? a.height : a.inner));
+  launch.read(a.b, (sums_rows ? a.rows : a.groups * a.inner) * a.width);
+  launch.read(a.bounds, a.groups + 1);
+  if (a.add != 0) {
+    const float* before = a.out;
+    launch.read(before, out);
+  }
+  launch.write(a.out, out);
+}
 void touch(Launch& launch, kernels::Rotate& a) {
   for (kernels::Heads* heads : {&a.query, &a.key}) {
     const long long all = a.batch * a.length * heads->heads * a.size,
@@ -185,6 +199,7 @@ constexpr Known kKnown[] = {
     {"silu_times_", run<kernels::SiluTimes>},
     {"weighted_swiglu_backward_", run<kernels::WeightedSwigluBackward>},
     {"weighted_swiglu_", run<kernels::WeightedSwiglu>},
+    {"grouped_product_", run<kernels::GroupedProduct>},
     {"rotate_", run<kernels::Rotate>},
     {"cross_entropy_backward_", run<kernels::CrossEntropyBackward>},
     {"cross_entropy_", run<kernels::CrossEntropy>},

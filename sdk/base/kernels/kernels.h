@@ -1,8 +1,8 @@
 // Kernels of our own: what a layer does between its products, in one pass over memory. They compute
 // in float32 and round where operators on the type would, so that devices have the CPU's numbers.
-// The text is
-// compiled at run time for the device (after arguments.h and device_team.h, without any other
-// header) and by tests for the host (after host_team.h).
+// The text is compiled at run time for the device (after arguments.h, device_team.h and
+// the two of grouped products, without any other header) and by tests for the host (after
+// host_team.h and those two).
 namespace meshwright::kernels {
 
 inline float wide(float x) { return x; }
@@ -412,8 +412,12 @@ void cross_entropy_backward(const Team<kBlock>& team, const CrossEntropyBackward
   MESHWRIGHT_KERNEL(cross_entropy_##suffix, CrossEntropy, kBlock, cross_entropy<T, n>)            \
   MESHWRIGHT_KERNEL(cross_entropy_backward_##suffix, CrossEntropyBackward, kBlock,                \
                     cross_entropy_backward<T, n>)
-#define MESHWRIGHT_KERNELS_float MESHWRIGHT_KERNELS_BY(float, float, 1)
-#define MESHWRIGHT_KERNELS_float_packs MESHWRIGHT_KERNELS_BY(float_packs, float, 4)
+#define MESHWRIGHT_KERNELS_float         \
+  MESHWRIGHT_KERNELS_BY(float, float, 1) \
+  MESHWRIGHT_KERNEL(grouped_product_float, GroupedProduct, kBlock, grouped_product)
+#define MESHWRIGHT_KERNELS_float_packs         \
+  MESHWRIGHT_KERNELS_BY(float_packs, float, 4) \
+  MESHWRIGHT_KERNEL(grouped_product_float_packs, GroupedProduct, kBlock, grouped_product)
 #define MESHWRIGHT_KERNELS_bfloat16 MESHWRIGHT_KERNELS_BY(bfloat16, BFloat16, 1)
 #define MESHWRIGHT_KERNELS_bfloat16_packs MESHWRIGHT_KERNELS_BY(bfloat16_packs, BFloat16, 8)
 #define MESHWRIGHT_KERNELS_half MESHWRIGHT_KERNELS_BY(half, Half, 1)
