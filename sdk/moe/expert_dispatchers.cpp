@@ -166,7 +166,7 @@ class AllGather final : public ExpertDispatcher, public EvenTokens {
     Tensor y = by_bounds || (order.bounds.defined() && experts->fits_bounds(rows))
                    ? experts->forward(rows, order.bounds, of_rows)
                    : experts->forward(rows, order.counts, of_rows, order.padded);
-    Tensor sums = combine_tokens(y.scalar_type() == at::kDouble ? y : y.to(at::kFloat), order);
+    Tensor sums = combine_wide(y, order);
     return reduce_scatter(sums, 0, ep_).narrow(0, 0, tokens).to(y.scalar_type());
   }
   void promise_even_tokens() override { even_tokens_ = true; }

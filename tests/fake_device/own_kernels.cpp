@@ -95,6 +95,29 @@ void touch(Launch& launch, kernels::SumWide& a) {
   for (int part = 0; part < a.count; ++part) launch.read(a.parts[part], a.size);
   launch.write(a.out, a.size);
 }
+// As float32 where it is, whatever the kernel's own type.
+template <class Pointer>
+void read_table(Launch& launch, Pointer& table, long long count, bool wide) {
+  auto* numbers = static_cast<const float*>(table);
+  if (wide)
+    launch.read(numbers, count), table = numbers;
+  else
+    launch.read(table, count);
+}
+void touch(Launch& launch, kernels::TakeRows& a) {
+  read_table(launch, a.in, a.of * a.size, a.wide != 0);
+  launch.read(a.rows, a.count);
+  launch.write(a.out, a.count * a.size);
+}
+void touch(Launch& launch, kernels::CombineRows& a) {
+  launch.read(a.in, a.of * a.size);
+  launch.read(a.place, a.count * a.most);
+  auto* numbers = static_cast<float*>(a.out);
+  if (a.wide != 0)
+    launch.write(numbers, a.count * a.size), a.out = numbers;
+  else
+    launch.write(a.out, a.count * a.size);
+}
 // Rows with a stride, from the first element to the last; what lies between them does not count.
 template <class Pointer>
 void read_rows(Launch& launch, Pointer& rows_of, long long rows, long long size, long long stride) {
@@ -149,13 +172,8 @@ void touch(Launch& launch, kernels::Rotate& a) {
     launch.write(heads->out, all);
   }
   const long long angles = (a.by_sample != 0 ? a.batch : 1) * a.length * a.dim;
-  for (const void** table : {&a.cos, &a.sin}) {
-    auto* wide = static_cast<const float*>(*table);
-    if (a.wide_angles != 0)
-      launch.read(wide, angles), *table = wide;
-    else
-      launch.read(*table, angles);
-  }
+  for (const void** table : {&a.cos, &a.sin})
+    read_table(launch, *table, angles, a.wide_angles != 0);
 }
 void touch(Launch& launch, kernels::CrossEntropy& a) {
   read_rows(launch, a.logits, a.rows, a.columns, a.stride);
@@ -195,6 +213,8 @@ constexpr Known kKnown[] = {
     {"rms_norm_", run<kernels::RmsNorm>},
     {"sum_rows_", run<kernels::SumRows>},
     {"sum_wide_", run<kernels::SumWide>},
+    {"take_rows_", run<kernels::TakeRows>},
+    {"combine_rows_", run<kernels::CombineRows>},
     {"silu_times_backward_", run<kernels::SiluTimesBackward>},
     {"silu_times_", run<kernels::SiluTimes>},
     {"weighted_swiglu_backward_", run<kernels::WeightedSwigluBackward>},

@@ -12,73 +12,13 @@
 #include <tuple>
 #include <vector>
 
-#include "sdk/base/kernels/host_team.h"
-// After it, as the device's compiler reads them.
+#include "kernel_numbers.h"
 #include "kernel_source.h"
-#include "sdk/base/kernels/grouped_arguments.h"
-#include "sdk/base/kernels/grouped_product.h"
-#include "sdk/base/kernels/kernels.h"
-
-using namespace meshwright::kernels;
 
 namespace kernels_test {
 
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 
-// Numbers of a type; 16 bytes of them begin where a pack may begin.
-template <class T>
-struct Numbers {
-  std::vector<T> all;
-  explicit Numbers(long long count) : all(static_cast<size_t>(count)) {}
-  double operator[](long long i) const {
-    return static_cast<double>(wide(all[static_cast<size_t>(i)]));
-  }
-  void set(long long i, double x) { put(all[static_cast<size_t>(i)], static_cast<float>(x)); }
-  static Numbers random(long long count, unsigned seed) {
-    Numbers out(count);
-    std::mt19937 generator(seed);
-    std::normal_distribution<double> normal;
-    for (long long i = 0; i < count; ++i) out.set(i, normal(generator));
-    return out;
-  }
-  T* data() { return all.data(); }
-};
-
-template <class T>
-struct Type;
-template <>
-struct Type<float> {
-  static constexpr const char* name = "float";
-  static constexpr double epsilon = 3e-6;
-  static constexpr int pack = 4;
-};
-template <>
-struct Type<BFloat16> {
-  static constexpr const char* name = "bfloat16";
-  static constexpr double epsilon = 1.0 / 128;
-  static constexpr int pack = 8;
-};
-template <>
-struct Type<Half> {
-  static constexpr const char* name = "half";
-  static constexpr double epsilon = 1.0 / 1024;
-  static constexpr int pack = 8;
-};
-
-template <class T>
-std::string named(const char* kernel, bool packs) {
-  return std::string(kernel) + "_" + Type<T>::name + (packs ? "_packs" : "");
-}
-template <class T, class Arguments>
-void run(const char* kernel, bool packs, long long blocks, const Arguments& arguments,
-         size_t shared = 0) {
-  CAPTURE(kernel);
-  REQUIRE(run_on_host(named<T>(kernel, packs), blocks, shared, &arguments));
-}
-template <class T>
-void check_close(double got, double want, double size = 1) {
-  CHECK(std::abs(got - want) <= Type<T>::epsilon * (std::abs(want) + size));
-}
 template <class T>
 double rounded_to(double x) {
   return static_cast<double>(rounded<T>(static_cast<float>(x)));
@@ -305,94 +245,6 @@ void test_all() {
         test_rotate<T>(size, dim, by_sample, direction);
 }
 
-// Groups of rows: one of several tiles, an empty one, one of a single row; and rows of nobody.
-struct Grouped {
-  static constexpr int kGroups = 4;
-  static constexpr long long kRows = 150;
-  std::vector<int> bounds{0, 70, 70, 71, 139};
-  long long inner, width;
-  bool packs;
-  Numbers<float> a, weights, grad;
-  Grouped(long long inner_size, long long width_size, bool in_packs)
-      : inner(inner_size),
-        width(width_size),
-        packs(in_packs),
-        a(Numbers<float>::random(kRows * inner_size, 1)),
-        weights(Numbers<float>::random(kGroups * inner_size * width_size, 2)),
-        grad(Numbers<float>::random(kRows * width_size, 3)) {}
-  void launch(const GroupedProduct& product, long long blocks) const {
-    run<float>("grouped_product", packs, blocks, product, GroupedProduct::kFloats * sizeof(float));
-  }
-
-  // Weights as they lie, or as if they lay [groups, width, inner].
-  void check_rows(bool transposed, long long blocks) {
-    CAPTURE(transposed);
-    std::vector<float> out(static_cast<size_t>(kRows * width), -7);
-    launch({.a = a.data(),
-            .b = weights.data(),
-            .out = out.data(),
-            .bounds = bounds.data(),
-            .rows = kRows,
-            .width = width,
-            .inner = inner,
-            .b_inner = transposed ? 1 : width,
-            .b_column = transposed ? inner : 1,
-            .groups = kGroups,
-            .scale = 0.5F},
-           blocks);
-    for (long long row = 0, group = 0; row < kRows; ++row) {
-      while (group < kGroups && row >= bounds[static_cast<size_t>(group) + 1]) ++group;
-      for (long long c = 0; c < width; ++c) {
-        const float got = out[static_cast<size_t>(row * width + c)];
-        if (group == kGroups) {
-          CHECK(got == -7);
-          continue;
-        }
-        double want = 0, size = 0;
-        for (long long p = 0; p < inner; ++p) {
-          const double one =
-              a[row * inner + p] *
-              weights[group * inner * width + (transposed ? c * inner + p : p * width + c)];
-          want += 0.5 * one, size += std::abs(one);
-        }
-        check_close<float>(static_cast<double>(got), want, size);
-      }
-    }
-  }
-  // What a weight's gradient is: a^T grad of each group, zeros for an empty one.
-  void check_sums(bool add, long long blocks) {
-    CAPTURE(add);
-    std::vector<float> out(static_cast<size_t>(kGroups * inner * width), add ? 3 : NAN);
-    launch({.a = a.data(),
-            .b = grad.data(),
-            .out = out.data(),
-            .bounds = bounds.data(),
-            .rows = kRows,
-            .height = inner,
-            .width = width,
-            .b_inner = width,
-            .b_column = 1,
-            .groups = kGroups,
-            .sums_rows = 1,
-            .scale = 2,
-            .add = add ? 1 : 0},
-           blocks);
-    for (long long group = 0; group < kGroups; ++group)
-      for (long long i = 0; i < inner; ++i)
-        for (long long c = 0; c < width; ++c) {
-          double want = add ? 3 : 0, size = 1;
-          for (long long row = bounds[static_cast<size_t>(group)];
-               row < bounds[static_cast<size_t>(group) + 1]; ++row) {
-            const double one = a[row * inner + i] * grad[row * width + c];
-            want += 2 * one, size += 2 * std::abs(one);
-          }
-          check_close<float>(
-              static_cast<double>(out[static_cast<size_t>((group * inner + i) * width + c)]), want,
-              size);
-        }
-  }
-};
-
 }  // namespace kernels_test
 
 using namespace kernels_test;
@@ -401,19 +253,6 @@ TEST_CASE("kernels of our own compute what their definitions say") {
   test_all<float>();
   test_all<BFloat16>();
   test_all<Half>();
-}
-
-TEST_CASE("a grouped product is one of each group, in any number of blocks") {
-  for (const auto& [inner, width, packs] :
-       {std::tuple{16LL, 64LL, true}, {20LL, 132LL, true}, {37LL, 5LL, false}, {70LL, 65LL, false}})
-    for (const long long blocks : {1, 3, 100}) {
-      CAPTURE(inner);
-      CAPTURE(width);
-      CAPTURE(blocks);
-      Grouped grouped(inner, width, packs);
-      for (const bool transposed : {false, true}) grouped.check_rows(transposed, blocks);
-      for (const bool add : {false, true}) grouped.check_sums(add, blocks);
-    }
 }
 
 TEST_CASE("a number becomes the nearest bfloat16, of two the even one") {
