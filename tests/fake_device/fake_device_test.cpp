@@ -260,8 +260,8 @@ TEST_CASE("a dense layer in bfloat16 launches few kernels, and the host waits fo
   auto kernels = [](const boost::json::object& step) {
     return step.at("kernels").to_number<int64_t>();
   };
-  // Of a layer: 21 products, 4 of attention, 10 of our own, the sum at its end, 3 collectives, and 3
-  // copies of units: two casts, and what of its gradients (those of norms) does not come in
+  // Of a layer: 21 products, 4 of attention, 10 of our own, the sum at its end, 3 collectives, and
+  // 3 copies of units: two casts, and what of its gradients (those of norms) does not come in
   // float32. Gradients of what projections read together are added up by their products.
   CHECK(kernels(deep) - kernels(shallow) <= 4 * 42);
   CHECK(kernels(deep) <= 42 * 8 + 40);
