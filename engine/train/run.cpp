@@ -27,7 +27,9 @@
 #include "engine/trainer/logits.h"
 #include "engine/trainer/stages.h"
 #include "engine/weights/safetensors.h"
+#include "meshwright/nn/moe.h"
 #include "meshwright/parallel/trace_span.h"
+#include "sdk/base/even_tokens.h"
 #include "sdk/base/plugin_at_work.h"
 
 namespace meshwright::train {
@@ -111,6 +113,12 @@ void Run::make_trainer() {
                 tokens = rows * data_.train.config.seq_len;
   trainer_ = std::make_unique<Trainer>(job_, world_, model_->module(), model_->outline, tokens);
   memory_report_->model_is(*trainer_);
+  // Batches, of training and validation, are of one size, and a text is the same on every rank. A
+  // plugin's model may bring some of the tokens only.
+  if (model_->source.plugin == nullptr)
+    for (auto& [name, block] : find_moe_blocks(*model_->module()))
+      if (auto* dispatcher = dynamic_cast<EvenTokens*>(&block->dispatcher()))
+        dispatcher->promise_even_tokens();
   seed_generator(0);
 }
 

@@ -19,9 +19,14 @@
 #include "meshwright/parallel/collectives.h"
 #include "moe_dispatch.h"
 #include "row_route.h"
+#include "sdk/base/even_tokens.h"
 #include "sdk/comm/parts.h"
 
-namespace meshwright::detail {
+namespace meshwright {
+
+EvenTokens::~EvenTokens() = default;
+
+namespace detail {
 
 namespace {
 
@@ -130,15 +135,19 @@ class AllToAll final : public ExpertDispatcher {
 };
 
 // Every rank sees the tokens of all, computes what its experts do with them, and the sums are
-// shared out.
-class AllGather final : public ExpertDispatcher {
+// shared out. On a device the host waits for nothing where all bring equally many tokens: rows
+// then have memory for as many as may come.
+class AllGather final : public ExpertDispatcher, public EvenTokens {
  public:
   explicit AllGather(std::shared_ptr<Group> ep) : ep_(std::move(ep)) {}
 
   Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts,
                  const std::function<void()>& meanwhile) override {
     const int64_t tokens = x.size(0), here = experts->experts(), first = ep_->rank() * here;
-    const Known known = x.is_cpu() ? Known{most_tokens(tokens), {}} : ask(tokens, routing, here);
+    const bool by_bounds = !x.is_cpu() && even_tokens_;
+    const Known known = by_bounds    ? Known{tokens, {}}
+                        : x.is_cpu() ? Known{most_tokens(tokens), {}}
+                                     : ask(tokens, routing, here);
     const int64_t missing = known.longest - tokens;
     auto padded = [&](const Tensor& t, double value) {
       return missing == 0 ? t : at::constant_pad_nd(t, {0, 0, 0, missing}, value);
@@ -149,17 +158,26 @@ class AllGather final : public ExpertDispatcher {
     meanwhile();
     Tensor mine = indices - first;
     mine.masked_fill_((mine < 0).logical_or(mine >= here), -1);
-    ExpertOrder order = x.is_cpu() ? sort_by_expert(mine, here, pads_rows(all))
-                                   : with_counts(sort_without_counts(mine, here), known.counts);
+    ExpertOrder order = x.is_cpu()  ? sort_by_expert(mine, here, pads_rows(all))
+                        : by_bounds ? with_most_rows(sort_without_counts(mine, here), here)
+                                    : with_counts(sort_without_counts(mine, here), known.counts);
     Tensor rows = gather_tokens(all, order), of_rows = gather_weights(weights, order);
-    Tensor y = order.bounds.defined() && experts->fits_bounds(rows)
+    // Without counts the experts ask for them where they need some.
+    Tensor y = by_bounds || (order.bounds.defined() && experts->fits_bounds(rows))
                    ? experts->forward(rows, order.bounds, of_rows)
                    : experts->forward(rows, order.counts, of_rows, order.padded);
-    Tensor sums = combine_tokens(y.scalar_type() == at::kDouble ? y : y.to(at::kFloat), order);
+    Tensor sums = combine_wide(y, order);
     return reduce_scatter(sums, 0, ep_).narrow(0, 0, tokens).to(y.scalar_type());
   }
+  void promise_even_tokens() override { even_tokens_ = true; }
 
  private:
+  // A token goes to each of a rank's experts once at most, and masked rows lie behind all others.
+  static ExpertOrder with_most_rows(ExpertOrder order, int64_t here) {
+    const int64_t rows = order.place.size(0) * std::min(order.place.size(1), here);
+    for (Tensor* of_rows : {&order.slot, &order.token}) *of_rows = of_rows->narrow(0, 0, rows);
+    return order;
+  }
   struct Known {
     int64_t longest;              // the most tokens of a rank
     std::vector<int64_t> counts;  // what all ranks have for each of this rank's experts
@@ -182,6 +200,7 @@ class AllGather final : public ExpertDispatcher {
   }
 
   std::shared_ptr<Group> ep_;
+  bool even_tokens_ = false;
 };
 
 }  // namespace
@@ -191,4 +210,5 @@ std::shared_ptr<ExpertDispatcher> make_dispatcher(TokenDispatcher kind, std::sha
   return std::make_shared<AllToAll>(std::move(ep));
 }
 
-}  // namespace meshwright::detail
+}  // namespace detail
+}  // namespace meshwright

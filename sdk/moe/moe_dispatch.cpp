@@ -19,6 +19,7 @@
 #include <tuple>
 #include <utility>
 
+#include "sdk/base/own_kernels.h"
 #include "sdk/base/vectorised.h"
 #include "sdk/nn/linear_product.h"
 
@@ -48,24 +49,69 @@ int64_t rows_at_once(int64_t width) {
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1));
 }
 
-Tensor take_rows(const Tensor& x, const Tensor& rows) {
-  Tensor out = detail::empty_rows(rows.numel(), x.size(1), x.options());
+Tensor take_rows(const Tensor& x, const Tensor& rows, at::ScalarType type) {
+  Tensor out = detail::empty_rows(rows.numel(), x.size(1), x.options().dtype(type));
   detail::take_rows_into(out, 0, x, rows, 0, rows.numel());
   return out;
 }
 
-Tensor sum_rows(const Tensor& y, const Tensor& place) {
+const long long* numbers(const Tensor& indices) {
+  static_assert(sizeof(long long) == sizeof(int64_t));
+  return reinterpret_cast<const long long*>(indices.const_data_ptr<int64_t>());
+}
+// What a kernel does with rows of a device: one warp has each of them.
+constexpr int64_t kOfBlock = kernels::kBlock / 32;
+
+// False: operators have to do it.
+bool take_by_kernel(const Tensor& to, const Tensor& given, const Tensor& given_rows) {
+  if (to.dim() != 2 || !to.is_contiguous() ||
+      (given.scalar_type() != to.scalar_type() && given.scalar_type() != at::kFloat) ||
+      reinterpret_cast<uintptr_t>(to.const_data_ptr()) % 16 != 0)
+    return false;
+  const auto own = OwnKernels::of(to, {to.size(1)});
+  if (!own) return false;
+  OwnKernels::refuse_second_derivative();
+  const Tensor x = own->readable(given), rows = given_rows.contiguous();
+  own->launch("take_rows", ceil_divide(rows.numel(), kOfBlock),
+              kernels::TakeRows{.in = x.const_data_ptr(),
+                                .rows = numbers(rows),
+                                .out = to.mutable_data_ptr(),
+                                .of = x.size(0),
+                                .count = rows.numel(),
+                                .size = to.size(1),
+                                .wide = x.scalar_type() != to.scalar_type() ? 1 : 0});
+  return true;
+}
+
+// To `type`, which is that of y or float32. Undefined: operators have to do it.
+Tensor sum_by_kernel(const Tensor& given, const Tensor& given_place, at::ScalarType type) {
+  const auto own = OwnKernels::of(given, {given.size(1)});
+  if (!own) return {};
+  OwnKernels::refuse_second_derivative();
+  const Tensor y = own->readable(given), place = given_place.contiguous();
+  Tensor out = at::empty({place.size(0), y.size(1)}, y.options().dtype(type));
+  own->launch("combine_rows", ceil_divide(place.size(0), kOfBlock),
+              kernels::CombineRows{.in = y.const_data_ptr(),
+                                   .place = numbers(place),
+                                   .out = out.mutable_data_ptr(),
+                                   .of = y.size(0),
+                                   .count = place.size(0),
+                                   .size = y.size(1),
+                                   .most = static_cast<int>(place.size(1)),
+                                   .wide = type != y.scalar_type() ? 1 : 0});
+  return out;
+}
+
+Tensor sum_rows(const Tensor& y, const Tensor& place, at::ScalarType type) {
   int64_t tokens = place.size(0), active = place.size(1), width = y.size(1);
   if (!detail::plain_rows(y)) {
-    if (y.size(0) == 0) return at::zeros({tokens, width}, y.options());
+    if (y.size(0) == 0) return at::zeros({tokens, width}, y.options().dtype(type));
+    if (Tensor out = sum_by_kernel(y, place, type); out.defined()) return out;
     Tensor flat = place.reshape(-1), there = flat.ge(0).unsqueeze(1);
     Tensor rows = y.index_select(0, flat.clamp_min(0));
     bool narrow = y.scalar_type() != at::kDouble && y.scalar_type() != at::kFloat;
     if (narrow) rows = rows.to(at::kFloat);
-    return rows.masked_fill(there.logical_not(), 0)
-        .view({tokens, active, width})
-        .sum(1)
-        .to(y.scalar_type());
+    return rows.masked_fill(there.logical_not(), 0).view({tokens, active, width}).sum(1).to(type);
   }
   std::vector<const float*> rows(static_cast<size_t>(y.size(0)));
   for (size_t i = 0; i < rows.size(); ++i)
@@ -77,22 +123,26 @@ struct TakeRows : torch::autograd::Function<TakeRows> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& token,
                         const Tensor& place) {
     context->save_for_backward({place});
-    return take_rows(x.contiguous(), token);
+    return take_rows(x.contiguous(), token, x.scalar_type());
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    return {sum_rows(grads[0].contiguous(), context->get_saved_variables()[0]), Tensor(), Tensor()};
+    return {
+        sum_rows(grads[0].contiguous(), context->get_saved_variables()[0], grads[0].scalar_type()),
+        Tensor(), Tensor()};
   }
 };
 
 struct SumRows : torch::autograd::Function<SumRows> {
   static Tensor forward(AutogradContext* context, const Tensor& y, const Tensor& token,
-                        const Tensor& place) {
+                        const Tensor& place, at::ScalarType type) {
     context->save_for_backward({token});
-    return sum_rows(y.contiguous(), place);
+    context->saved_data["type"] = static_cast<int64_t>(y.scalar_type());
+    return sum_rows(y.contiguous(), place, type);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    return {take_rows(grads[0].contiguous(), context->get_saved_variables()[0]), Tensor(),
-            Tensor()};
+    const auto type = static_cast<at::ScalarType>(context->saved_data["type"].toInt());
+    return {take_rows(grads[0].contiguous(), context->get_saved_variables()[0], type), Tensor(),
+            Tensor(), Tensor()};
   }
 };
 
@@ -173,8 +223,13 @@ void take_rows_into(const Tensor& out, int64_t at, const Tensor& x, const Tensor
                     int64_t begin, int64_t n) {
   if (n == 0) return;
   if (!plain_rows(x) || !plain_rows(out)) {
-    Tensor to = out.narrow(0, at, n), from = rows.narrow(0, begin, n), missing = from.lt(0);
-    at::index_select_out(to, x, 0, from.clamp_min(0));
+    Tensor to = out.narrow(0, at, n), from = rows.narrow(0, begin, n);
+    if (take_by_kernel(to, x, from)) return;
+    Tensor missing = from.lt(0);
+    if (x.scalar_type() == to.scalar_type())
+      at::index_select_out(to, x, 0, from.clamp_min(0));
+    else
+      to.copy_(x.index_select(0, from.clamp_min(0)));
     to.masked_fill_(to.dim() > 1 ? missing.unsqueeze(1) : missing, 0);
     return;
   }
@@ -262,7 +317,13 @@ Tensor gather_weights(const Tensor& weights, const ExpertOrder& order) {
   return flat.index_select(0, order.slot);
 }
 Tensor combine_tokens(const Tensor& y, const ExpertOrder& order) {
-  return SumRows::apply(y, order.token, order.place);
+  return SumRows::apply(y, order.token, order.place, y.scalar_type());
+}
+Tensor detail::combine_wide(const Tensor& y, const ExpertOrder& order) {
+  if (y.is_cpu())
+    return combine_tokens(y.scalar_type() == at::kDouble ? y : y.to(at::kFloat), order);
+  if (y.scalar_type() == at::kDouble) return combine_tokens(y, order);
+  return SumRows::apply(y, order.token, order.place, at::kFloat);
 }
 
 std::shared_ptr<ExpertDispatcher> local_dispatcher() { return std::make_shared<LocalDispatcher>(); }

@@ -18,6 +18,8 @@ at::Tensor empty_rows(int64_t n, int64_t width, const at::TensorOptions& options
 // of one width, or numbers; contiguous.
 void take_rows_into(const at::Tensor& out, int64_t at, const at::Tensor& x, const at::Tensor& rows,
                     int64_t begin, int64_t n);
+// combine_tokens() to float32, whatever the type of y (float64 stays).
+at::Tensor combine_wide(const at::Tensor& y, const ExpertOrder& order);
 // The sum of each token's rows, those at -1 left out: place [T, k], rows[place] float32 of `width`
 // each; [T, width].
 at::Tensor sum_plain_rows(std::span<const float* const> rows, const at::Tensor& place,

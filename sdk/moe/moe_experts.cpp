@@ -16,6 +16,7 @@
 #include <array>
 
 #include "early_gradients.h"
+#include "grouped_products.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/moe.h"
 #include "moe_activation.h"
@@ -46,7 +47,8 @@ Tensor scratch(size_t slot, int64_t n, int64_t width, const at::TensorOptions& o
 }
 
 // Rows that are multiplied in one call: the rows of one expert, or all rows. For all rows ATen has
-// a call where they are bfloat16 of whole 16 bytes.
+// a call where they are bfloat16 of whole 16 bytes, and kernels of our own one for small float32
+// experts on a device.
 struct Piece {
   int64_t expert;  // -1: all
   int64_t begin, taken;
@@ -61,16 +63,17 @@ class Layout {
   }
   // The host does not know the counts: all rows are multiplied in one call.
   Layout(const Tensor& bounds, int64_t rows)
-      : padded_(false), rows_(rows), bounds_(bounds), ends_(bounds.narrow(0, 1, experts())) {}
+      : padded_(false), rows_(rows), bounds_(bounds), all_bounds_(bounds) {}
   const Tensor& bounds() const { return bounds_; }
   const Counts& counts() const { return counts_; }
   bool padded() const { return padded_; }
   int64_t rows() const { return rows_; }
 
-  // Whether ATen multiplies all rows of these sizes in one call.
+  // Whether all rows of these sizes are multiplied in one call.
   static bool fits(at::ScalarType type, const Tensor& tokens, const Tensor& first,
                    const Tensor& second) {
     auto whole = [](int64_t size) { return size % 8 == 0; };
+    if (type == at::kFloat) return detail::has_grouped_products(tokens, first, second);
     return type == at::kBFloat16 && tokens.size(0) > 0 && whole(tokens.size(-1)) &&
            whole(first.size(-1)) && whole(second.size(-1)) && whole(second.size(1));
   }
@@ -79,11 +82,11 @@ class Layout {
     if (rows_ > 0 && first.scalar_type() == tokens.scalar_type() &&
         second.scalar_type() == tokens.scalar_type() &&
         fits(tokens.scalar_type(), tokens, first, second)) {
-      std::vector<int32_t> ends;
+      std::vector<int32_t> bounds{0};
       int64_t end = 0;
       for (int64_t n : counts_)
-        ends.push_back(static_cast<int32_t>(end += detail::taken_rows(n, padded_)));
-      ends_ = at::tensor(ends, at::TensorOptions().dtype(at::kInt)).to(tokens.device());
+        bounds.push_back(static_cast<int32_t>(end += detail::taken_rows(n, padded_)));
+      all_bounds_ = at::tensor(bounds, at::TensorOptions().dtype(at::kInt)).to(tokens.device());
       return {{-1, 0, rows_}};
     }
     std::vector<Piece> out;
@@ -95,31 +98,43 @@ class Layout {
   // a: rows of the piece, weights [E, k, m] as they lie or transposed: [rows, m], the piece's part
   // of `whole` [N, m] (made when undefined).
   Tensor times(const Piece& piece, const Tensor& a, const Tensor& weights, Tensor& whole) const {
-    if (piece.expert < 0) return whole = at::_grouped_mm(a.contiguous(), weights, ends_);
+    if (piece.expert < 0 && !by_own_kernel(a))
+      return whole = at::_grouped_mm(a.contiguous(), weights, ends());
     if (!whole.defined()) whole = detail::empty_rows(rows_, weights.size(2), a.options());
     Tensor out = piece.of(whole);
+    if (piece.expert < 0) {
+      detail::grouped_rows_into(out, a, weights, all_bounds_);
+      return out;
+    }
     detail::product_into(out, a, weights.select(0, piece.expert));
     return out;
   }
   // The same, in the scratch buffer that the next call overwrites.
   Tensor times_for_now(const Piece& piece, const Tensor& a, const Tensor& weights) const {
-    if (piece.expert < 0) return at::_grouped_mm(a.contiguous(), weights, ends_);
+    if (piece.expert < 0) {
+      Tensor whole;
+      return times(piece, a, weights, whole);
+    }
     Tensor out = scratch(0, piece.taken, weights.size(2), a.options());
     detail::product_into(out, a, weights.select(0, piece.expert));
     return out;
   }
-  bool in_one_call() const { return ends_.defined(); }
+  bool in_one_call() const { return all_bounds_.defined(); }
+  // Whether outer_into() writes where it is told, and adds to what is there.
+  bool writes_in_place(const Tensor& like) const { return !in_one_call() || by_own_kernel(like); }
   // a^T b of the piece into out [E, k, m]. For experts without rows nothing is written by single
   // products, and zeros by the call for all: what that gives for them differs between devices.
   void outer_into(const Piece& piece, const detail::GradientPlace& out, const Tensor& a,
                   const Tensor& b) const {
-    if (bounds_.defined()) {
-      Tensor used = ends_.gt(bounds_.narrow(0, 0, experts())).view({-1, 1, 1});
+    if (piece.expert < 0 && by_own_kernel(a)) {
+      detail::grouped_sums_into(out, a, b, all_bounds_);
+    } else if (bounds_.defined()) {
+      Tensor used = ends().gt(bounds_.narrow(0, 0, experts())).view({-1, 1, 1});
       Tensor into = out.into;
-      at::where_out(into, used, at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends_),
+      at::where_out(into, used, at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends()),
                     at::scalar_tensor(0, out.into.options()));
     } else if (piece.expert < 0) {
-      out.into.copy_(at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends_));
+      out.into.copy_(at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends()));
       clear_unused(out.into);
     } else {
       detail::product_into(out.into.select(0, piece.expert), a.t(), b, out.scale, out.add);
@@ -152,7 +167,12 @@ class Layout {
   }
 
  private:
-  int64_t experts() const { return bounds_.size(0) - 1; }
+  int64_t experts() const { return all_bounds_.size(0) - 1; }
+  // The row behind each expert's last, [E] int32.
+  Tensor ends() const { return all_bounds_.narrow(0, 1, experts()); }
+  bool by_own_kernel(const Tensor& rows) const {
+    return in_one_call() && rows.scalar_type() == at::kFloat;
+  }
   // f(expert, first row, rows without zeros), without experts of none.
   template <class F>
   void each(F f) const {
@@ -164,9 +184,8 @@ class Layout {
   Counts counts_;
   bool padded_;
   int64_t rows_ = 0;
-  Tensor bounds_;  // ExpertOrder::bounds, in place of counts
-  Tensor
-      ends_;  // the row behind each expert's last, [E] int32, where all are multiplied in one call
+  Tensor bounds_;      // ExpertOrder::bounds, in place of counts
+  Tensor all_bounds_;  // these or made from counts, where all are multiplied in one call
 };
 
 struct Listener : torch::CustomClassHolder {
@@ -277,7 +296,7 @@ struct Experts : torch::autograd::Function<Experts> {
         return Tensor();
       }
       detail::GradientKeeper* keeper =
-          layout.in_one_call() ? nullptr : detail::gradient_keeper(parameter);
+          layout.writes_in_place(grad) ? detail::gradient_keeper(parameter) : nullptr;
       std::optional<detail::GradientPlace> kept =
           keeper != nullptr ? keeper->place() : std::nullopt;
       detail::GradientPlace out =

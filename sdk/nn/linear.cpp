@@ -3,14 +3,18 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/alias.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 #include <dlfcn.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/custom_class.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "autocast_linear.h"
@@ -119,6 +123,70 @@ namespace {
 
 using detail::product;
 
+// Modules beside each other that read the same x: each has a result of its own here, and the
+// products of their backward add up into one gradient, without a pass over memory for each sum.
+struct SharedInput : torch::autograd::Node {
+  Tensor sum;  // in a backward, what the readers so far gave; the first of them returned it
+  std::string name() const override { return "MeshwrightSharedInput"; }
+  variable_list apply(variable_list&& grads) override {
+    sum = Tensor();
+    Tensor out;
+    for (const Tensor& grad : grads)
+      if (grad.defined()) out = out.defined() ? out + grad : grad;
+    return {out};
+  }
+
+  // x for one more reader.
+  static Tensor read(const Tensor& x) {
+    if (!c10::GradMode::is_enabled() || !x.requires_grad()) return x;
+    std::shared_ptr<SharedInput> node = last().node.lock();
+    if (!node || !last().is(x)) {
+      node = std::shared_ptr<SharedInput>(new SharedInput(), torch::autograd::deleteNode);
+      node->set_next_edges(torch::autograd::collect_next_edges(x));
+      last() = {Last::Weak(x.getIntrusivePtr()), x._version(), node};
+    }
+    Tensor out;
+    {
+      at::AutoDispatchBelowADInplaceOrView not_a_view;
+      out = at::alias(x);
+    }
+    // What changes x in place before its backward is told of, as anywhere.
+    torch::autograd::impl::set_version_counter(out, torch::autograd::impl::version_counter(x));
+    const uint32_t reader = node->add_input_metadata(out);
+    torch::autograd::impl::set_gradient_edge(out, {node, reader});
+    return out;
+  }
+  // The gradient g weight of x as read() gave it; undefined where it went into another reader's.
+  static Tensor gradient(const Tensor& x, const Tensor& g, const Tensor& weight) {
+    auto* node =
+        c10::GradMode::is_enabled() ? nullptr : dynamic_cast<SharedInput*>(x.grad_fn().get());
+    if (node == nullptr) return product(g, weight.t()).view(x.sizes());
+    if (node->sum.defined()) {
+      detail::product_into(node->sum, g, weight, 1, /*add=*/true);
+      return {};
+    }
+    node->sum = product(g, weight.t());
+    return node->sum.view(x.sizes());
+  }
+
+ private:
+  // What a thread's last reader read, while its graph is there.
+  struct Last {
+    using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+    std::optional<Weak> from;
+    int64_t version = 0;
+    std::weak_ptr<SharedInput> node;
+    bool is(const Tensor& x) const {
+      return from && !from->expired() && from->_unsafe_get_target() == x.unsafeGetTensorImpl() &&
+             version == x._version();
+    }
+  };
+  static Last& last() {
+    thread_local Last kept;
+    return kept;
+  }
+};
+
 struct FastLinear : torch::autograd::Function<FastLinear> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
                         const std::optional<Tensor>& bias, bool fast) {
@@ -135,7 +203,7 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
     variable_list saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1];
     Tensor g = grads[0].reshape({-1, weight.size(0)}), to_x, to_weight, to_bias;
-    if (context->needs_input_grad(0)) to_x = product(g, weight.t()).view(x.sizes());
+    if (context->needs_input_grad(0)) to_x = SharedInput::gradient(x, g, weight);
     if (context->needs_input_grad(1)) to_weight = gradient_of_weight(*context, weight, g, x);
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) to_bias = g.sum(0);
     return {to_x, to_weight, to_bias, Tensor()};
@@ -175,8 +243,8 @@ Tensor LinearImpl::forward(const Tensor& x) {
   // Whose gradient has a place to be written to.
   const bool placed = plain && x.is_cuda() && detail::has_gradient_keeper(weight);
   if (!fast && !puts_off && !placed) return torch::nn::LinearImpl::forward(x);
-  return FastLinear::apply(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt,
-                           fast);
+  return FastLinear::apply(placed ? SharedInput::read(x) : x, weight,
+                           bias.defined() ? std::optional<Tensor>(bias) : std::nullopt, fast);
 }
 
 }  // namespace meshwright

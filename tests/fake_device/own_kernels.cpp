@@ -8,7 +8,9 @@
 
 #include "runtime.h"
 #include "sdk/base/kernels/host_team.h"
-// After it, as the device's compiler reads it.
+// After it, as the device's compiler reads them.
+#include "sdk/base/kernels/grouped_arguments.h"
+#include "sdk/base/kernels/grouped_product.h"
 #include "sdk/base/kernels/kernels.h"
 
 namespace fake_device {
@@ -93,6 +95,29 @@ void touch(Launch& launch, kernels::SumWide& a) {
   for (int part = 0; part < a.count; ++part) launch.read(a.parts[part], a.size);
   launch.write(a.out, a.size);
 }
+// As float32 where it is, whatever the kernel's own type.
+template <class Pointer>
+void read_table(Launch& launch, Pointer& table, long long count, bool wide) {
+  auto* numbers = static_cast<const float*>(table);
+  if (wide)
+    launch.read(numbers, count), table = numbers;
+  else
+    launch.read(table, count);
+}
+void touch(Launch& launch, kernels::TakeRows& a) {
+  read_table(launch, a.in, a.of * a.size, a.wide != 0);
+  launch.read(a.rows, a.count);
+  launch.write(a.out, a.count * a.size);
+}
+void touch(Launch& launch, kernels::CombineRows& a) {
+  launch.read(a.in, a.of * a.size);
+  launch.read(a.place, a.count * a.most);
+  auto* numbers = static_cast<float*>(a.out);
+  if (a.wide != 0)
+    launch.write(numbers, a.count * a.size), a.out = numbers;
+  else
+    launch.write(a.out, a.count * a.size);
+}
 // Rows with a stride, from the first element to the last; what lies between them does not count.
 template <class Pointer>
 void read_rows(Launch& launch, Pointer& rows_of, long long rows, long long size, long long stride) {
@@ -124,6 +149,18 @@ void touch(Launch& launch, kernels::WeightedSwigluBackward& a) {
   launch.write(a.weighted, a.rows * a.size);
   launch.write(a.to_weights, a.rows);
 }
+void touch(Launch& launch, kernels::GroupedProduct& a) {
+  const bool sums_rows = a.sums_rows != 0;
+  const long long out = (sums_rows ? a.groups * a.height : a.rows) * a.width;
+  launch.read(a.a, a.rows * (sums_rows ? a.height : a.inner));
+  launch.read(a.b, (sums_rows ? a.rows : a.groups * a.inner) * a.width);
+  launch.read(a.bounds, a.groups + 1);
+  if (a.add != 0) {
+    const float* before = a.out;
+    launch.read(before, out);
+  }
+  launch.write(a.out, out);
+}
 void touch(Launch& launch, kernels::Rotate& a) {
   for (kernels::Heads* heads : {&a.query, &a.key}) {
     const long long all = a.batch * a.length * heads->heads * a.size,
@@ -135,13 +172,8 @@ void touch(Launch& launch, kernels::Rotate& a) {
     launch.write(heads->out, all);
   }
   const long long angles = (a.by_sample != 0 ? a.batch : 1) * a.length * a.dim;
-  for (const void** table : {&a.cos, &a.sin}) {
-    auto* wide = static_cast<const float*>(*table);
-    if (a.wide_angles != 0)
-      launch.read(wide, angles), *table = wide;
-    else
-      launch.read(*table, angles);
-  }
+  for (const void** table : {&a.cos, &a.sin})
+    read_table(launch, *table, angles, a.wide_angles != 0);
 }
 void touch(Launch& launch, kernels::CrossEntropy& a) {
   read_rows(launch, a.logits, a.rows, a.columns, a.stride);
@@ -181,10 +213,13 @@ constexpr Known kKnown[] = {
     {"rms_norm_", run<kernels::RmsNorm>},
     {"sum_rows_", run<kernels::SumRows>},
     {"sum_wide_", run<kernels::SumWide>},
+    {"take_rows_", run<kernels::TakeRows>},
+    {"combine_rows_", run<kernels::CombineRows>},
     {"silu_times_backward_", run<kernels::SiluTimesBackward>},
     {"silu_times_", run<kernels::SiluTimes>},
     {"weighted_swiglu_backward_", run<kernels::WeightedSwigluBackward>},
     {"weighted_swiglu_", run<kernels::WeightedSwiglu>},
+    {"grouped_product_", run<kernels::GroupedProduct>},
     {"rotate_", run<kernels::Rotate>},
     {"cross_entropy_backward_", run<kernels::CrossEntropyBackward>},
     {"cross_entropy_", run<kernels::CrossEntropy>},

@@ -128,9 +128,22 @@ void check_modules(at::ScalarType type, double tolerance) {
           config.dim = 16, config.moe_inter_dim = size, config.n_routed_experts = 3;
           GroupedExperts experts(config);
           experts->gate_and_up_projs = in[2] * 0.25, experts->down_projs = in[3] * 0.25;
-          return Tensors{experts(in[0], std::vector<int64_t>{5, 0, 7}, in[1])};
+          const Tensor bounds = at::tensor({0, 5, 5, 12}, at::kInt).to(in[0].device());
+          return Tensors{experts(in[0], std::vector<int64_t>{5, 0, 7}, in[1]),
+                         experts(in[0], bounds, in[1])};
         },
         4 * tolerance);
+  for (const int64_t size : {16, 20, 33})
+    check_alike(
+        "rows of tokens", {random({6, size}, type, 1)},
+        [](const Tensors& in) {
+          const Tensor experts =
+              at::tensor({0, 2, 2, -1, -1, -1, 1, 0, 2, 1, 0, 2}, at::kLong).view({6, 2});
+          const ExpertOrder order = sort_by_expert(experts.to(in[0].device()), 3);
+          const Tensor rows = gather_tokens(in[0], order);
+          return Tensors{rows, combine_tokens(rows * 0.75, order)};
+        },
+        tolerance);
   for (const int64_t size : {16, 20})
     check_alike(
         "RoPE",

@@ -56,6 +56,24 @@ struct SumWide {
   long long size;
 };
 
+// out[i] = in[rows[i]] of rows of `size`, zeros where that is -1; with `wide`, `in` is float32
+struct TakeRows {
+  const void* in;
+  const long long* rows;
+  void* out;
+  long long of, count, size;  // of: rows of `in`
+  int wide = 0;
+};
+// out[t] = the sum of in[place[t, j]] for the `most` places of t, in their order in float32,
+// without those at -1; with `wide`, `out` is float32
+struct CombineRows {
+  const void* in;
+  const long long* place;
+  void* out;
+  long long of, count, size;
+  int most, wide = 0;
+};
+
 // out = silu(gate) * up
 struct SiluTimes {
   const void *gate, *up;

@@ -12,6 +12,8 @@ inline unsigned short to_half(float value) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(value));
   return out;
 }
+// Rounded once, which --fmad=false leaves to who asks for it.
+inline float multiply_add(float x, float y, float sum) { return fmaf(x, y, sum); }
 inline float float_of(unsigned bits) { return __uint_as_float(bits); }
 inline unsigned bits_of(float value) { return __float_as_uint(value); }
 
@@ -55,6 +57,15 @@ class Team {
     static_assert(threads == kBlock, "a block");
     __syncthreads();
   }
+  // What each thread keeps from one each(threads, ...) to the next.
+  template <class State>
+  class Own {
+   public:
+    State& of(long long) { return mine_; }
+
+   private:
+    State mine_;
+  };
   // Floats of this team alone.
   float* memory(long long size) const { return shared_memory + threadIdx.x / threads * size; }
 

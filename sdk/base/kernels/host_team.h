@@ -19,6 +19,7 @@ inline float from_half(unsigned short bits) {
 inline unsigned short to_half(float value) {
   return std::bit_cast<unsigned short>(static_cast<_Float16>(value));
 }
+inline float multiply_add(float x, float y, float sum) { return x * y + sum; }
 inline float float_of(unsigned bits) { return std::bit_cast<float>(bits); }
 inline unsigned bits_of(float value) { return std::bit_cast<unsigned>(value); }
 
@@ -58,6 +59,14 @@ class Team {
     return lanes[0];
   }
   void synchronize() const {}
+  template <class State>
+  class Own {
+   public:
+    State& of(long long thread) { return all_[thread]; }
+
+   private:
+    State all_[threads];
+  };
   float* memory(long long size) const { return place_.shared + place_.team * size; }
 
  private:

@@ -1,8 +1,8 @@
 // Kernels of our own: what a layer does between its products, in one pass over memory. They compute
 // in float32 and round where operators on the type would, so that devices have the CPU's numbers.
-// The text is
-// compiled at run time for the device (after arguments.h and device_team.h, without any other
-// header) and by tests for the host (after host_team.h).
+// The text is compiled at run time for the device (after arguments.h, device_team.h and
+// the two of grouped products, without any other header) and by tests for the host (after
+// host_team.h and those two). More than 450 lines, since that compiler sees one text.
 namespace meshwright::kernels {
 
 inline float wide(float x) { return x; }
@@ -52,6 +52,15 @@ inline void load_kind(float (&to)[n], const void* from, long long element, Kind 
     load_wide<Half>(to, from, element);
   else
     load_wide<T>(to, from, element);
+}
+template <class T, int n>
+inline void store_wide(void* to, long long element, const float (&from)[n]) {
+  constexpr int once = n * sizeof(T) > 16 ? int(16 / sizeof(T)) : n;
+  for (int i = 0; i < n; i += once) {
+    Pack<T, once> pack;
+    for (int j = 0; j < once; ++j) put(pack.at[j], from[i + j]);
+    store(to, element + i, pack);
+  }
 }
 template <class T, class From, int n>
 inline void store_rounded(void* to, long long element, const Pack<From, n>& from) {
@@ -197,6 +206,39 @@ void sum_wide(const Team<kBlock>& team, const SumWide& to) {
     }
     for (int j = 0; j < n; ++j) to.out[i * n + j] = sum[j];
   });
+}
+
+template <class T, int n>
+void take_rows(const Team<32>& team, const TakeRows& to) {
+  for (long long row = team.index(); row < to.count; row += team.count()) {
+    const long long from = to.rows[row] * to.size;
+    team.each(to.size / n, [&](long long i) {
+      float x[n] = {};
+      if (from >= 0 && to.wide != 0)
+        load_wide<float>(x, to.in, from + i * n);
+      else if (from >= 0)
+        load_wide<T>(x, to.in, from + i * n);
+      store_wide<T>(to.out, row * to.size + i * n, x);
+    });
+  }
+}
+
+template <class T, int n>
+void combine_rows(const Team<32>& team, const CombineRows& to) {
+  for (long long row = team.index(); row < to.count; row += team.count())
+    team.each(to.size / n, [&](long long i) {
+      float sum[n] = {}, x[n];
+      for (int place = 0; place < to.most; ++place) {
+        const long long from = to.place[row * to.most + place];
+        if (from < 0) continue;
+        load_wide<T>(x, to.in, from * to.size + i * n);
+        for (int j = 0; j < n; ++j) sum[j] += x[j];
+      }
+      if (to.wide != 0)
+        store_wide<float>(to.out, row * to.size + i * n, sum);
+      else
+        store_wide<T>(to.out, row * to.size + i * n, sum);
+    });
 }
 
 inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
@@ -402,6 +444,8 @@ void cross_entropy_backward(const Team<kBlock>& team, const CrossEntropyBackward
                     rms_norm_backward<T, n, kBlock>)                                              \
   MESHWRIGHT_KERNEL(sum_rows_##suffix, SumRows, kBlock, sum_rows<T>)                              \
   MESHWRIGHT_KERNEL(sum_wide_##suffix, SumWide, kBlock, sum_wide<T, n>)                           \
+  MESHWRIGHT_KERNEL(take_rows_##suffix, TakeRows, 32, take_rows<T, n>)                            \
+  MESHWRIGHT_KERNEL(combine_rows_##suffix, CombineRows, 32, combine_rows<T, n>)                   \
   MESHWRIGHT_KERNEL(silu_times_##suffix, SiluTimes, kBlock, silu_times<T, n>)                     \
   MESHWRIGHT_KERNEL(silu_times_backward_##suffix, SiluTimesBackward, kBlock,                      \
                     silu_times_backward<T, n>)                                                    \
@@ -412,8 +456,12 @@ void cross_entropy_backward(const Team<kBlock>& team, const CrossEntropyBackward
   MESHWRIGHT_KERNEL(cross_entropy_##suffix, CrossEntropy, kBlock, cross_entropy<T, n>)            \
   MESHWRIGHT_KERNEL(cross_entropy_backward_##suffix, CrossEntropyBackward, kBlock,                \
                     cross_entropy_backward<T, n>)
-#define MESHWRIGHT_KERNELS_float MESHWRIGHT_KERNELS_BY(float, float, 1)
-#define MESHWRIGHT_KERNELS_float_packs MESHWRIGHT_KERNELS_BY(float_packs, float, 4)
+#define MESHWRIGHT_KERNELS_float         \
+  MESHWRIGHT_KERNELS_BY(float, float, 1) \
+  MESHWRIGHT_KERNEL(grouped_product_float, GroupedProduct, kBlock, grouped_product)
+#define MESHWRIGHT_KERNELS_float_packs         \
+  MESHWRIGHT_KERNELS_BY(float_packs, float, 4) \
+  MESHWRIGHT_KERNEL(grouped_product_float_packs, GroupedProduct, kBlock, grouped_product)
 #define MESHWRIGHT_KERNELS_bfloat16 MESHWRIGHT_KERNELS_BY(bfloat16, BFloat16, 1)
 #define MESHWRIGHT_KERNELS_bfloat16_packs MESHWRIGHT_KERNELS_BY(bfloat16_packs, BFloat16, 8)
 #define MESHWRIGHT_KERNELS_half MESHWRIGHT_KERNELS_BY(half, Half, 1)

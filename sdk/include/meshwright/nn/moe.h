@@ -191,7 +191,7 @@ class MESHWRIGHT_API GroupedExpertsImpl : public torch::nn::Module {
   // The same with ExpertOrder::bounds in place of counts, which the host waits for only where
   // fits_bounds() says no. Of rows that no expert has, results and gradients have any values.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& bounds, const at::Tensor& weights);
-  // bfloat16 in whole 16 bytes, some tokens, no biases.
+  // bfloat16 in whole 16 bytes, or small float32 experts on a device; some tokens, no biases.
   bool fits_bounds(const at::Tensor& tokens) const;
   int64_t experts() const { return gate_and_up_projs.size(0); }
 
