@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <mutex>
@@ -113,6 +114,18 @@ void on_out_of_memory(std::function<void(int64_t)> hear) {
       });
 }
 
+void on_memory(void (*hear)(const void*, int64_t)) {
+  using Entry = c10::CachingDeviceAllocator::TraceEntry;
+  static std::atomic<bool> attached = false;
+  if (attached.exchange(true)) return;
+  c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([hear](const Entry& entry) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    const auto* at = reinterpret_cast<const void*>(entry.addr_);
+    if (entry.action_ == Entry::ALLOC) hear(at, static_cast<int64_t>(entry.size_));
+    if (entry.action_ == Entry::FREE_REQUESTED) hear(at, 0);
+  });
+}
+
 std::string memory_snapshot(int64_t device) {
   auto number = [](size_t value) { return std::to_string(value); };
   auto flag = [](bool value) { return value ? "true" : "false"; };
@@ -148,9 +161,9 @@ std::string memory_snapshot(int64_t device) {
 extern "C" MESHWRIGHT_API const meshwright::cuda::CudaPart* meshwright_cuda_part() {
   using namespace meshwright::cuda;
   offer_own_kernels();
-  static const CudaPart part{device_count,     device_name,     use_device,  make_nccl,
-                             synchronize,      live_bytes,      peak_bytes,  reset_peak,
-                             on_out_of_memory, memory_snapshot, device_uuid, device_address,
-                             nccl_version,     reaches};
+  static const CudaPart part{device_count,     device_name,  use_device,      make_nccl,
+                             synchronize,      live_bytes,   peak_bytes,      reset_peak,
+                             on_out_of_memory, on_memory,    memory_snapshot, device_uuid,
+                             device_address,   nccl_version, reaches};
   return &part;
 }

@@ -38,6 +38,9 @@ struct CudaPart {
   // Hears of an allocation that finds no memory, before that throws, and how much was asked for;
   // empty: nobody.
   void (*on_out_of_memory)(std::function<void(int64_t wanted)> hear);
+  // Hears of each tensor's memory when it is given out, and with 0 bytes when it is given back, in
+  // the thread that asks, within the allocator's lock. The first one stays, and is the only one.
+  void (*on_memory)(void (*hear)(const void* at, int64_t bytes));
   // What LibTorch's allocator has on a device: segments and their blocks, as JSON.
   std::string (*memory_snapshot)(int64_t device);
   std::string (*device_uuid)(int64_t device);  // the same for all processes that see the device

@@ -1,6 +1,8 @@
 #include "engine/train/memory_report.h"
 
+#include <torch/nn/module.h>
 #include <algorithm>
+
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <cstddef>
@@ -11,6 +13,8 @@
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/trainer/optimizer.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/sharding_plan.h"
 #include "sdk/base/held_memory.h"
 
 namespace meshwright::train {
@@ -20,7 +24,7 @@ namespace json = boost::json;
 
 namespace {
 
-enum What : uint8_t { weights, gradients, optimizer, gathered, reduced, rest, kWhats };
+enum What : uint8_t { weights, gradients, optimizer, gathered, reduced, activations, rest, kWhats };
 
 // Memory that has been counted: what is a view of something else counts once.
 class Counted {
@@ -75,9 +79,25 @@ MemoryReport::MemoryReport(MemoryMeter& meter, World& world, const fs::path& run
 
 MemoryReport::~MemoryReport() { meter_.on_exhausted({}); }
 
-void MemoryReport::model_is(Trainer& trainer) {
+void MemoryReport::model_is(Trainer& trainer, torch::nn::Module& model) {
   std::lock_guard lock(mutex_);
   trainer_ = &trainer;
+  // The model itself first, which encloses its layers.
+  units_ = {""};
+  for (const PlannedUnit& unit : plan_units(trainer.outline()))
+    if (!unit.root) units_.push_back(unit.module);
+  const auto modules = model.named_modules("", /*include_self=*/true);
+  for (size_t i = 0; i < units_.size(); ++i) {
+    const auto* module = modules.find(units_[i]);
+    HookHost* host = module == nullptr ? nullptr : HookHost::of(**module);
+    if (host == nullptr) continue;
+    auto outer = std::make_shared<int32_t>(MemoryMeter::kNoUnit);
+    host->before_forward.push_back([i, outer](torch::nn::Module&, TensorRefs&) {
+      *outer = MemoryMeter::unit_is(static_cast<int32_t>(i));
+    });
+    host->after_forward.push_back(
+        [outer](torch::nn::Module&, TensorRefs&) { MemoryMeter::unit_is(*outer); });
+  }
 }
 
 std::optional<MemoryReport::Held> MemoryReport::held() const {
@@ -99,7 +119,8 @@ void MemoryReport::take(int64_t wanted) noexcept {
                  {"optimizer state"},
                  {"gathered parameters"},
                  {"gradients on their way"},
-                 {"the rest, activations among it"}};
+                 {"activations"},
+                 {"the rest"}};
     Counted counted;
     int64_t sum = 0;
     auto count = [&](What what, const void* memory, int64_t bytes, bool on_host) {
@@ -134,7 +155,7 @@ void MemoryReport::take(int64_t wanted) noexcept {
         out.kinds[gradients].planned = plan.gradients;
         out.kinds[optimizer].planned = plan.optimizer;
         out.kinds[gathered].planned = plan.transient;  // with gradients on their way
-        out.kinds[rest].planned = plan.activations;
+        out.kinds[activations].planned = plan.activations;
       }
     }
     for (const detail::HeldMemory& one : detail::held_memory()) {
@@ -145,6 +166,19 @@ void MemoryReport::take(int64_t wanted) noexcept {
       count(what, one.begin, one.bytes, one.on_host);
       out.buffers.push_back(
           {one.what + shown_unit(one.unit), shown_unit(one.unit), one.bytes, one.on_host});
+    }
+    // What has a name was counted by it, also where a layer made it.
+    std::vector<int64_t> made(units_.size());
+    meter_.each_of_units([&](const void* memory, int64_t bytes, int32_t unit) {
+      const int64_t fresh = counted.add(memory, bytes);
+      made[static_cast<size_t>(unit)] += fresh;
+      sum += fresh;
+    });
+    for (size_t i = 0; i < made.size(); ++i) {
+      if (made[i] == 0) continue;
+      const std::string unit = shown_unit(units_[i]);
+      out.kinds[activations].bytes += made[i];
+      out.buffers.push_back({"activations of " + unit, unit, made[i], on_host_});
     }
     out.kinds[rest].bytes = std::max<int64_t>(0, out.live - sum);
     std::stable_sort(out.buffers.begin(), out.buffers.end(),

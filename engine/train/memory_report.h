@@ -13,6 +13,10 @@
 #include "engine/trainer/memory.h"
 #include "meshwright/trainer.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace meshwright::train {
 
 class MemoryReport {
@@ -39,8 +43,9 @@ class MemoryReport {
   ~MemoryReport();
   MemoryReport(const MemoryReport&) = delete;
   MemoryReport& operator=(const MemoryReport&) = delete;
-  // From then on it knows weights, gradients and the optimizer's state. `trainer` outlives this.
-  void model_is(Trainer& trainer);
+  // From then on it knows weights, gradients, the optimizer's state and which layer made what is
+  // kept for the backward pass: between steps, once. `trainer` outlives this, and this `model`.
+  void model_is(Trainer& trainer, torch::nn::Module& model);
   // What was found when an allocation failed; nullopt: none has.
   std::optional<Held> held() const;
   // Notes for the user. Writes memory/rank_N.json and what the device's allocator says, and
@@ -54,6 +59,7 @@ class MemoryReport {
   const bool on_host_;
   const std::filesystem::path folder_;
   Trainer* trainer_ = nullptr;
+  std::vector<std::string> units_;  // by the numbers of memory_'s units
   std::atomic<bool> taking_ = false;
   mutable std::mutex mutex_;
   std::optional<Held> held_;

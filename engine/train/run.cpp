@@ -112,7 +112,7 @@ void Run::make_trainer() {
                                            : table("step_scheduler").get_int("local_batch_size"),
                 tokens = rows * data_.train.config.seq_len;
   trainer_ = std::make_unique<Trainer>(job_, world_, model_->module(), model_->outline, tokens);
-  memory_report_->model_is(*trainer_);
+  memory_report_->model_is(*trainer_, *model_->module());
   // Batches, of training and validation, are of one size, and a text is the same on every rank. A
   // plugin's model may bring some of the tokens only.
   if (model_->source.plugin == nullptr)

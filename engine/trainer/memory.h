@@ -26,6 +26,14 @@ class MemoryMeter {
   // What the device's allocator has, as JSON; empty on the CPU.
   std::string snapshot() const;
 
+  // Tensors that this thread makes from now on are `unit`'s, until it says another; kNoUnit:
+  // nobody's. Gives what it was.
+  static constexpr int32_t kNoUnit = -1;
+  static int32_t unit_is(int32_t unit);
+  // Visits the memory that is held and is some unit's.
+  void each_of_units(
+      const std::function<void(const void* begin, int64_t bytes, int32_t unit)>& visit) const;
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

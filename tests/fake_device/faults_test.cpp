@@ -66,7 +66,7 @@ TEST_CASE("a device whose memory ends is told, with what was asked for") {
   CHECK(ended.says("step_scheduler.local_batch_size"));
   // What held it, and what LibTorch's allocator has.
   CHECK(ended.says(" in tensors: weights "));
-  CHECK(ended.says("activations among it "));
+  CHECK(ended.says(", activations "));
   CHECK(ended.says("note: its largest units then: "));
   bool found = false;
   for (const char* rank : {"rank_0", "rank_1"}) {
@@ -86,6 +86,11 @@ TEST_CASE("a device whose memory ends is told, with what was asked for") {
     CHECK(allocated <= all.at("live").as_int64());
     CHECK(all.at("kinds").at("weights").at("bytes").as_int64() > 0);
     CHECK(all.at("kinds").at("gathered parameters").at("bytes").as_int64() > 0);
+    CHECK(all.at("kinds").at("activations").at("bytes").as_int64() > 0);
+    bool of_layer = false;
+    for (const boost::json::value& buffer : all.at("buffers").as_array())
+      of_layer = of_layer || buffer.at("what") == "activations of model.layers.0";
+    CHECK(of_layer);
   }
   CHECK(found);
 }

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <thread>
 
 #include "engine/postmortem/verdict.h"
@@ -181,4 +182,32 @@ TEST_CASE("where memory ends, the error says what held it, and a file all of it"
   CHECK(kinds.at("weights").at("planned").as_int64() == weights);
   CHECK(!held.at("buffers").as_array().empty());
   CHECK(!fs::exists(program.run_folder() / "memory/rank_0.json"));
+}
+
+TEST_CASE("where memory ends in a step, each layer has what it keeps for its backward pass") {
+  Program program;
+  const Ended ended = program.run({"--set", "distributed.strategy=fixture_misbehaves", "--set",
+                                   "plugins.load=[\"" + kPlugin + "\"]"},
+                                  {{"FIXTURE_MISBEHAVES", "out of memory in backward"}});
+  CAPTURE(ended.err);
+  CHECK(ended.code == 4);
+  CHECK(ended.says(", activations "));
+  CHECK(ended.says("note: its largest units then: "));
+  const boost::json::value held =
+      boost::json::parse(text_of(program.run_folder() / "memory/rank_0.json"));
+  std::map<std::string, int64_t> of;
+  int64_t sum = 0;
+  for (const boost::json::value& buffer : held.at("buffers").as_array())
+    if (const std::string what(buffer.at("what").as_string());
+        what.starts_with("activations of ")) {
+      CHECK(what == "activations of " + std::string(buffer.at("unit").as_string()));
+      sum += of[what] = buffer.at("bytes").as_int64();
+    }
+  CHECK(sum == held.at("kinds").at("activations").at("bytes").as_int64());
+  // Layers are alike; beside them only the root has some.
+  CHECK(of["activations of model.layers.0"] > 0);
+  CHECK(of["activations of model.layers.1"] == of["activations of model.layers.0"]);
+  CHECK(of["activations of the root"] > 0);
+  CHECK(of["activations of model.layers.2"] == of["activations of model.layers.0"]);
+  CHECK(of.size() == 4);
 }

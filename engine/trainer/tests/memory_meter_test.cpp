@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include <map>
 #include <optional>
 #include <thread>
 
@@ -35,6 +36,26 @@ TEST_CASE("a meter counts what its thread makes, whoever gives it back, and when
   kept.reset();
   MemoryMeter other(at::kCPU);
   CHECK(other.live() == 0);
+}
+
+TEST_CASE("memory is the unit's that its thread was at, while it is held") {
+  MemoryMeter meter(at::kCPU);
+  auto units = [&] {
+    std::map<int32_t, int64_t> out;
+    meter.each_of_units([&](const void*, int64_t bytes, int32_t unit) { out[unit] += bytes; });
+    return out;
+  };
+  const at::Tensor nobodys = at::empty({10});
+  CHECK(MemoryMeter::unit_is(3) == MemoryMeter::kNoUnit);
+  at::Tensor one = at::empty({1000});
+  CHECK(MemoryMeter::unit_is(4) == 3);
+  const at::Tensor other = at::empty({500}), more = at::empty({500});
+  std::thread([] { CHECK(MemoryMeter::unit_is(MemoryMeter::kNoUnit) == -1); }).join();
+  CHECK(MemoryMeter::unit_is(MemoryMeter::kNoUnit) == 4);
+  const at::Tensor after = at::empty({10});
+  CHECK(units() == std::map<int32_t, int64_t>{{3, 4000}, {4, 4000}});
+  one = at::Tensor();
+  CHECK(units() == std::map<int32_t, int64_t>{{4, 4000}});
 }
 
 // oneDNN takes and gives back memory by address alone, also without a meter.
