@@ -11,7 +11,7 @@ install(TARGETS meshwright RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 set_target_properties(meshwright_testing PROPERTIES EXPORT_NAME testing)
 install(TARGETS meshwright_sdk meshwright_runtime meshwright_engine meshwright_c meshwright_testing EXPORT MeshwrightTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT dev ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
-foreach(strategy ddp fsdp2 megatron_fsdp moe_ep)
+foreach(strategy ddp fsdp2 megatron_fsdp moe_ep jsonl)
   install(TARGETS meshwright_${strategy} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/meshwright/plugins)
 endforeach()
 install(DIRECTORY sdk/include/meshwright engine/include/meshwright DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev)

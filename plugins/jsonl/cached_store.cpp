@@ -1,0 +1,98 @@
+#include "cached_store.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <string_view>
+
+#include "meshwright/error.h"
+#include "sdk/files/durable.h"
+
+namespace meshwright::jsonl {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// An exclusive lock of the kernel's on a file, which ends with the process however it ends.
+class FileLock {
+ public:
+  explicit FileLock(const std::string& path)
+      : path_(path), fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+    if (fd_ < 0) throw base::unwritable(path, errno, "make");
+  }
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+  ~FileLock() { ::close(fd_); }
+  bool try_take() { return take(LOCK_EX | LOCK_NB); }
+  void wait() { take(LOCK_EX); }
+
+ private:
+  bool take(int how) {
+    while (::flock(fd_, how) != 0) {
+      if (errno == EWOULDBLOCK) return false;
+      if (errno != EINTR) throw base::unwritable(path_, errno, "lock");
+    }
+    return true;
+  }
+  std::string path_;
+  int fd_;
+};
+
+// What stands there, if it is whole and of this key; what is wrong with it is told.
+std::shared_ptr<const TokenStore> existing(const std::string& path, const std::string& key,
+                                           const std::function<void(const std::string&)>& tell) {
+  std::error_code failed;
+  if (!fs::exists(path, failed)) return nullptr;
+  std::string wrong = path + ": it has another key";
+  try {
+    std::shared_ptr<const TokenStore> store = TokenStore::open(path);
+    if (store->origin().key == key) return store;
+  } catch (const Error& error) {
+    wrong = error.message();
+  }
+  tell("the cache is made anew: " + wrong);
+  return nullptr;
+}
+
+}  // namespace
+
+std::shared_ptr<const TokenStore> cached_store(
+    const std::string& folder, const std::string& key,
+    const std::function<std::vector<std::byte>()>& build,
+    const std::function<void(const std::string&)>& tell) {
+  if (folder.empty()) return TokenStore::in_memory(build());
+  base::make_folders(folder);
+  const std::string path = (fs::path(folder) / (key + ".mwtokens")).string();
+  // Damage is told by the one that mends it.
+  const std::function<void(const std::string&)> nobody = [](const std::string&) {};
+  if (auto store = existing(path, key, nobody)) return store;
+  FileLock lock((fs::path(folder) / (key + ".lock")).string());
+  if (!lock.try_take()) {
+    tell("waits for another process of this host, which makes " + path);
+    lock.wait();
+  }
+  if (auto store = existing(path, key, tell)) return store;
+  {
+    const std::vector<std::byte> bytes = build();
+    base::write_durably(
+        path, std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  }
+  return TokenStore::open(path);
+}
+
+std::string default_cache_folder() {
+  // NOLINTBEGIN(concurrency-mt-unsafe): read before there are threads
+  if (const char* folder = std::getenv("XDG_CACHE_HOME"); folder != nullptr && *folder != '\0')
+    return (fs::path(folder) / "meshwright").string();
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0')
+    return (fs::path(home) / ".cache" / "meshwright").string();
+  // NOLINTEND(concurrency-mt-unsafe)
+  return "";
+}
+
+}  // namespace meshwright::jsonl

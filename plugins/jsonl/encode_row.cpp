@@ -1,0 +1,172 @@
+#include "encode_row.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "meshwright/error.h"
+#include "sdk/chat/spans.h"
+
+namespace meshwright::jsonl {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Bytes = tokenizer::ByteRange;
+
+// Runs of tokens that overlap one of the ascending spans. A token that stands for no bytes (the
+// tokenizer's own template adds it) overlaps none.
+std::vector<Run> overlapping(std::span<const Bytes> tokens, std::span<const Bytes> spans) {
+  std::vector<Run> out;
+  size_t span = 0;
+  for (uint32_t token = 0; token < tokens.size(); ++token) {
+    const Bytes& bytes = tokens[token];
+    while (span < spans.size() && spans[span].end <= bytes.begin) ++span;
+    if (span == spans.size()) break;
+    if (bytes.begin == bytes.end || bytes.end <= spans[span].begin) continue;
+    if (!out.empty() && out.back().end == token)
+      ++out.back().end;
+    else
+      out.push_back({token, token + 1});
+  }
+  return out;
+}
+
+// Spans of the answers that are learnt.
+std::vector<Bytes> learnt(const std::vector<chat::Span>& answers, const Row& row,
+                          const chat::ChatTemplate::Rendered& rendered, TrainOn train_on) {
+  // Of a generation block: the message whose bytes are in it.
+  auto message_of = [&](const chat::Span& answer) -> int32_t {
+    if (answer.message >= 0) return answer.message;
+    for (const chat::ChatTemplate::Origin& origin : rendered.origins)
+      if (origin.end > answer.begin && origin.begin < answer.end) return origin.message;
+    return -1;
+  };
+  std::vector<Bytes> out;
+  for (const chat::Span& answer : answers) {
+    if (train_on == TrainOn::last && &answer != &answers.back()) continue;
+    const int32_t message = message_of(answer);
+    if (message >= 0 && !row.trained[static_cast<size_t>(message)]) continue;
+    if (row.completion_at && (message < 0 || static_cast<size_t>(message) < *row.completion_at))
+      continue;
+    out.push_back({answer.begin, answer.end});
+  }
+  std::sort(out.begin(), out.end(),
+            [](const Bytes& a, const Bytes& b) { return a.begin < b.begin; });
+  return out;
+}
+
+// The last of `tokens` tokens is learnt.
+void learn_last(std::vector<Run>& runs, uint32_t tokens) {
+  if (!runs.empty() && runs.back().end == tokens) return;
+  if (!runs.empty() && runs.back().end == tokens - 1)
+    ++runs.back().end;
+  else
+    runs.push_back({tokens - 1, tokens});
+}
+
+}  // namespace
+
+std::shared_ptr<const Language> Language::read(const std::string& folder,
+                                               const std::string& chat_template) {
+  Language out{tokenizer::Tokenizer::load(fs::path(folder) / "tokenizer.json"),
+               chat::Store::open(folder, chat_template),
+               {},
+               {},
+               {}};
+  for (const std::string_view token : out.tokenizer.special_tokens())
+    out.special_tokens.emplace_back(token);
+  for (const auto& [key, text] : out.templates.special_tokens()) {
+    if (key == "bos_token") out.bos = out.tokenizer.id_of(text);
+    if (key == "eos_token") out.eos = out.tokenizer.id_of(text);
+  }
+  return std::make_shared<const Language>(std::move(out));
+}
+
+RowEncoder::RowEncoder(std::shared_ptr<const Language> language, EncodeSettings settings)
+    : language_(std::move(language)), settings_(std::move(settings)) {}
+
+Encoded RowEncoder::encode(const Row& row, const std::string& where) const {
+  Encoded out = row.messages.as_list().empty() ? encode_text(row) : encode_chat(row, where);
+  out.counts.rows = 1;
+  const std::vector<int64_t>& ids = out.document.ids;
+  if (language_->bos && ids.size() > 1 && ids[0] == *language_->bos && ids[1] == *language_->bos)
+    out.counts.double_begins = 1;
+  return out;
+}
+
+Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const {
+  chat::ChatTemplate::Request request;
+  request.messages = &row.messages;
+  if (!row.tools.is_none()) request.tools = &row.tools;
+  request.special_tokens = language_->templates.special_tokens();
+  request.variables = &settings_.variables;
+  request.date = settings_.date;
+
+  Encoded out;
+  chat::ChatTemplate::Rendered rendered;
+  std::vector<chat::Span> answers;
+  try {
+    const chat::ChatTemplate& chat = language_->templates.choose(request.tools != nullptr);
+    rendered = chat.render(request);
+    if (settings_.train_on != TrainOn::all)
+      answers = chat::assistant_spans(chat, request, rendered, language_->special_tokens);
+  } catch (const Error& error) {
+    Error placed(error.code(), where + ": " + error.message());
+    for (const std::string& help : error.helps()) placed.help(help);
+    throw placed;
+  }
+  out.counts.open_ends = std::count_if(answers.begin(), answers.end(),
+                                       [](const chat::Span& answer) { return !answer.ends; });
+
+  std::vector<Bytes> contents;
+  if (settings_.special != SpecialInContent::parse)
+    for (const chat::ChatTemplate::Origin& origin : rendered.origins)
+      contents.push_back({origin.begin, origin.end});
+  // The template writes what stands around a text.
+  tokenizer::Encoded tokens =
+      language_->tokenizer.encode_ranges(rendered.text, {.special = false, .plain = contents});
+  if (settings_.special == SpecialInContent::error && tokens.kept_as_text > 0)
+    throw Error(ErrorCode::bad_dataset, where + ": a message contains the text of a special token")
+        .help("set special_tokens_in_content = \"text\": it is read as plain text")
+        .help("or \"parse\": it is read as that token");
+  out.counts.kept_as_text = tokens.kept_as_text;
+  out.document.targets =
+      settings_.train_on == TrainOn::all
+          ? std::vector<Run>{{0, static_cast<uint32_t>(tokens.ids.size())}}
+          : overlapping(tokens.ranges, learnt(answers, row, rendered, settings_.train_on));
+  if (tokens.ids.empty()) out.document.targets.clear();
+  out.document.ids = std::move(tokens.ids);
+  out.ranges = std::move(tokens.ranges);
+  out.text = std::move(rendered.text);
+  return out;
+}
+
+// Strings get what the tokenizer puts around a text, once, and an end unless they have one.
+Encoded RowEncoder::encode_text(const Row& row) const {
+  Encoded out;
+  out.text = row.prompt + row.completion;
+  tokenizer::Encoded tokens = language_->tokenizer.encode_ranges(out.text, {.special = true});
+  std::vector<int64_t>& ids = tokens.ids;
+  if (const auto bos = language_->bos; bos && ids.size() > 1 && ids[0] == *bos && ids[1] == *bos) {
+    ids.erase(ids.begin());
+    tokens.ranges.erase(tokens.ranges.begin());
+  }
+  const Bytes completion{row.prompt.size(), out.text.size()};
+  out.document.targets = row.kind == RowKind::text || settings_.train_on == TrainOn::all
+                             ? std::vector<Run>{{0, static_cast<uint32_t>(ids.size())}}
+                             : overlapping(tokens.ranges, std::span(&completion, 1));
+  if (ids.empty()) out.document.targets.clear();
+  if (language_->eos) {
+    if (ids.empty() || ids.back() != *language_->eos) {
+      ids.push_back(*language_->eos);
+      tokens.ranges.push_back({out.text.size(), out.text.size()});
+    }
+    learn_last(out.document.targets, static_cast<uint32_t>(ids.size()));
+  }
+  out.document.ids = std::move(ids);
+  out.ranges = std::move(tokens.ranges);
+  return out;
+}
+
+}  // namespace meshwright::jsonl

@@ -1,0 +1,72 @@
+// Rows to documents: rendered by the chat template, tokenized, with the tokens that are learnt.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "row.h"
+#include "sdk/chat/chat_template.h"
+#include "sdk/chat/store.h"
+#include "sdk/tokenizer/tokenizer.h"
+#include "token_store.h"
+
+namespace meshwright::jsonl {
+
+enum class TrainOn : uint8_t {
+  assistant,  // every answer
+  last,       // the last answer of a conversation
+  all,        // every token
+};
+enum class SpecialInContent : uint8_t {
+  text,   // what looks like a special token in a message is plain text
+  parse,  // it is that token
+  error,  // it is refused
+};
+
+struct EncodeSettings {
+  TrainOn train_on = TrainOn::assistant;
+  SpecialInContent special = SpecialInContent::text;
+  chat::Value variables = chat::Value::dict();  // template_variables
+  std::optional<chat::Date> date;
+};
+
+// A tokenizer and its chat templates.
+struct Language {
+  tokenizer::Tokenizer tokenizer;
+  chat::Store templates;
+  std::vector<std::string> special_tokens;  // texts of all that are special
+  std::optional<int64_t> bos, eos;
+
+  // The tokenizer.json of a folder, with the templates that `chat_template` asks for (Store::open).
+  // Throws Error(bad_tokenizer), Error(bad_template).
+  static std::shared_ptr<const Language> read(const std::string& folder,
+                                              const std::string& chat_template);
+};
+
+// A row as it is seen by people: its text, where its tokens lie in it.
+struct Encoded {
+  std::string text;
+  std::vector<tokenizer::ByteRange> ranges;  // of each id
+  Document document;
+  StoreCounts counts;  // rows = 1
+};
+
+// Immutable; used by several threads at once.
+class RowEncoder {
+ public:
+  RowEncoder(std::shared_ptr<const Language> language, EncodeSettings settings);
+  // `where` is "FILE:LINE". Throws Error(bad_template | bad_dataset) "FILE:LINE: what".
+  Encoded encode(const Row& row, const std::string& where) const;
+  const Language& language() const { return *language_; }
+
+ private:
+  Encoded encode_chat(const Row& row, const std::string& where) const;
+  Encoded encode_text(const Row& row) const;
+  std::shared_ptr<const Language> language_;
+  EncodeSettings settings_;
+};
+
+}  // namespace meshwright::jsonl

@@ -1,0 +1,177 @@
+#include "kind.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <initializer_list>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <variant>
+
+#include "cached_store.h"
+#include "packed_source.h"
+#include "sdk/files/list_files.h"
+
+namespace meshwright::jsonl {
+
+namespace {
+
+Error about(const DatasetRequest& request, const char* option, ErrorCode code,
+            const std::string& message) {
+  return Error(code, request.table + ".jsonl." + option + ": " + message)
+      .key(request.table + ".jsonl." + option)
+      .at(request.options.origin(option));
+}
+
+std::optional<chat::Date> date_of(const DatasetRequest& request) {
+  if (!request.options.is_set("date")) return std::nullopt;
+  const std::string text = request.options.get_string("date");
+  chat::Date out;
+  auto read = [&](size_t at, size_t size, int& to) {
+    return std::from_chars(text.data() + at, text.data() + at + size, to).ptr ==
+           text.data() + at + size;
+  };
+  constexpr int kDays[] = {31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+  const bool fine = text.size() == 10 && text[4] == '-' && text[7] == '-' && read(0, 4, out.year) &&
+                    read(5, 2, out.month) && read(8, 2, out.day) && out.year >= 1 &&
+                    out.month >= 1 && out.month <= 12 && out.day >= 1 &&
+                    out.day <= kDays[out.month - 1] &&
+                    (out.month != 2 || out.day < 29 ||
+                     (out.year % 4 == 0 && (out.year % 100 != 0 || out.year % 400 == 0)));
+  if (!fine)
+    throw about(request, "date", ErrorCode::bad_choice, "\"" + text + "\" is no date")
+        .help("set " + request.table + ".jsonl.date = \"2024-07-26\", or \"none\"");
+  return out;
+}
+
+chat::Value variables_of(const DatasetRequest& request) {
+  using chat::Value;
+  Value out = Value::dict();
+  const auto& value = request.options.value("template_variables");
+  if (const auto* map = std::get_if<StringMap>(&value))
+    for (const auto& [key, text] : *map) {
+      Value held;
+      try {
+        held = chat::parse_json(text);
+      } catch (const Error&) {
+        held = Value::string(text);
+      }
+      out.set(key, std::move(held));
+    }
+  return out;
+}
+
+std::string cache_of(const DatasetRequest& request) {
+  const std::string cache = request.options.get_string("cache");
+  if (cache == "none") return "";
+  return cache == "auto" ? default_cache_folder() : cache;
+}
+
+template <class Enum>
+Enum chosen(const Options& options, const char* name,
+            std::initializer_list<std::pair<const char*, Enum>> choices) {
+  const std::string value = options.get_string(name);
+  for (const auto& [text, out] : choices)
+    if (value == text) return out;
+  throw Error(ErrorCode::internal, std::string("no choice of ") + name + ": " + value);
+}
+
+SampleSettings settings_of(const DatasetRequest& request, const JsonlOptions& options) {
+  const Options& given = request.options;
+  return {request.seq_len,
+          chosen<Truncate>(
+              given, "truncate",
+              {{"right", Truncate::right}, {"left", Truncate::left}, {"drop", Truncate::drop}}),
+          chosen<Packing>(given, "packing",
+                          {{"bfd", Packing::best_fit},
+                           {"sequential", Packing::sequential},
+                           {"none", Packing::none}}),
+          request.seed,
+          request.vocab_size,
+          request.table,
+          request.path,
+          options.all_files()};
+}
+
+}  // namespace
+
+JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
+  const Options& given = request.options;
+  JsonlOptions out;
+  out.files = base::list_files(request.path, request.table + ".path", "");
+  for (const std::string& file : out.files)
+    if (file.ends_with(".parquet"))
+      throw Error(ErrorCode::bad_dataset, file + ": Parquet is not read")
+          .key(request.table + ".path")
+          .help("convert it to JSON lines: an object on every line");
+  out.folder = given.is_set("tokenizer") ? given.get_string("tokenizer") : request.pretrained;
+  std::error_code failed;
+  if (!std::filesystem::exists(std::filesystem::path(out.folder) / "tokenizer.json", failed))
+    throw about(request, "tokenizer", ErrorCode::bad_tokenizer,
+                out.folder + " has no tokenizer.json")
+        .help("name the folder of a Hugging Face tokenizer");
+  out.chat_template = given.get_string("chat_template");
+  const std::string format = given.get_string("format");
+  for (RowKind kind : {RowKind::messages, RowKind::prompt_completion, RowKind::text})
+    if (format == name_of(kind)) out.format = kind;
+  out.encode.train_on = chosen<TrainOn>(
+      given, "train_on",
+      {{"assistant", TrainOn::assistant}, {"last", TrainOn::last}, {"all", TrainOn::all}});
+  out.encode.special = chosen<SpecialInContent>(given, "special_tokens_in_content",
+                                                {{"text", SpecialInContent::text},
+                                                 {"parse", SpecialInContent::parse},
+                                                 {"error", SpecialInContent::error}});
+  out.encode.variables = variables_of(request);
+  out.encode.date = date_of(request);
+  out.cache = cache_of(request);
+  const int64_t threads = given.get_int("threads");
+  out.threads = threads > 0 ? static_cast<int>(threads)
+                            : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  for (const char* name : {"format", "chat_template", "template_variables", "date", "train_on",
+                           "special_tokens_in_content"})
+    out.key += std::string(name) + " = " + to_toml(given.value(name)) + "\n";
+  return out;
+}
+
+void JsonlKind::validate(const DatasetRequest& request, Diagnostics& found) const {
+  auto check = [&](auto&& what) {
+    try {
+      what();
+    } catch (const Error& error) {
+      found.add(error);
+    }
+  };
+  check([&] { date_of(request); });
+  if (request.path.empty())
+    found.add(Error(ErrorCode::missing_key, request.table + ".path is needed: the rows")
+                  .key(request.table + ".path")
+                  .help("set " + request.table + ".path = \"data/chats.jsonl\""));
+  if (request.pretrained.empty() && !request.options.is_set("tokenizer"))
+    found.add(about(request, "tokenizer", ErrorCode::bad_tokenizer,
+                    "there is no tokenizer, since the model has no folder")
+                  .help("set model.pretrained to a folder with tokenizer.json")
+                  .help("or set " + request.table + ".jsonl.tokenizer to one"));
+}
+void JsonlKind::prepare(const DatasetRequest& request) const {
+  store_of(JsonlOptions::read(request));
+}
+
+std::unique_ptr<SampleSource> JsonlKind::open(const DatasetRequest& request) const {
+  const JsonlOptions options = JsonlOptions::read(request);
+  return std::make_unique<PackedSource>(store_of(options), settings_of(request, options));
+}
+
+std::shared_ptr<const TokenStore> JsonlKind::store_of(const JsonlOptions& options) const {
+  std::string name = options.key;
+  for (const std::string& file : options.all_files()) name += '\n' + file;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::shared_ptr<const TokenStore>& store = stores_[name];
+  if (!store)
+    store = prepare_store(options, [](const std::string& line) {
+      std::fprintf(stderr, "jsonl: %s\n", line.c_str());
+    });
+  return store;
+}
+}  // namespace meshwright::jsonl

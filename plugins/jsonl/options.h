@@ -1,0 +1,45 @@
+// The options of [dataset.jsonl].
+#pragma once
+
+#include "meshwright/options.h"
+
+namespace meshwright::jsonl {
+
+inline constexpr meshwright_option kOptions[] = {
+    choice_option("format", "auto", "auto|messages|prompt_completion|text",
+                  "What a row holds: messages (or conversations), prompt and "
+                  "completion, or text. auto: what the first row holds."),
+    with_flags(option("tokenizer", MESHWRIGHT_STRING, nullptr,
+                      "A folder with tokenizer.json; auto: that of model.pretrained."),
+               MESHWRIGHT_OPTIONAL),
+    with_flags(option("chat_template", MESHWRIGHT_STRING, nullptr,
+                      "A file, the name of a template of the tokenizer's folder, or "
+                      "\"chatml\"; auto: the folder's own."),
+               MESHWRIGHT_OPTIONAL),
+    option("template_variables", MESHWRIGHT_STRING_MAP, "{}",
+           "Variables for the chat template. A value that is JSON is what it says "
+           "(\"false\", \"3\"), any other a string."),
+    with_flags(option("date", MESHWRIGHT_STRING, nullptr,
+                      "YYYY-MM-DD: what strftime_now of a template says; none: it is "
+                      "undefined, and templates take their fixed date."),
+               MESHWRIGHT_OPTIONAL),
+    choice_option("train_on", "assistant", "assistant|last|all",
+                  "Targets: every answer of the assistant, the last one, or all."),
+    choice_option("special_tokens_in_content", "text", "text|parse|error",
+                  "What looks like a special token in a message: plain text, that "
+                  "token, or an error."),
+    choice_option("truncate", "right", "right|left|drop",
+                  "What goes of a document of more than seq_len + 1 tokens: its end, "
+                  "its beginning, or all of it."),
+    choice_option("packing", "bfd", "bfd|sequential|none",
+                  "How documents share a sample: best fit decreasing, in order, or "
+                  "one a sample."),
+    option("cache", MESHWRIGHT_STRING, "\"auto\"",
+           "A folder for the tokens, which the processes of a host share; auto: "
+           "$XDG_CACHE_HOME/meshwright; none: each makes its own."),
+    int_option("threads", "0", 0, 1024,
+               "Threads that tokenize; 0: as many as there are cores. Changes no "
+               "token."),
+};
+
+}  // namespace meshwright::jsonl

@@ -1,0 +1,186 @@
+#include "packed_source.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+#include "meshwright/error.h"
+#include "words.h"
+
+namespace meshwright::jsonl {
+
+namespace {
+
+// FNV-1a over what tells samples apart.
+uint64_t hash_of(std::string_view text) {
+  uint64_t hash = 14695981039346656037u;
+  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return hash;
+}
+
+std::string percent(int64_t part, int64_t whole) {
+  char out[16];
+  std::snprintf(out, sizeof out, "%.1f%%",
+                whole == 0 ? 0.0 : 100 * static_cast<double>(part) / static_cast<double>(whole));
+  return out;
+}
+
+// Target tokens of [begin, end) that have a position before them.
+int64_t targets_in(std::span<const Run> runs, uint32_t begin, uint32_t end) {
+  int64_t out = 0;
+  for (const Run& run : runs)
+    if (const uint32_t from = std::max(run.begin, begin + 1), to = std::min(run.end, end);
+        from < to)
+      out += to - from;
+  return out;
+}
+
+}  // namespace
+
+PackedSource::Part PackedSource::part_of(uint32_t document) {
+  const auto tokens = static_cast<int64_t>(store_->tokens(document));
+  const int64_t most = settings_.seq_len + 1;
+  counts_.longest = std::max(counts_.longest, tokens);
+  Part part{document, 0, static_cast<uint32_t>(tokens)};
+  if (tokens > most) {
+    if (settings_.truncate == Truncate::drop) {
+      ++counts_.too_long;
+      return {document, 0, 0};
+    }
+    ++counts_.truncated;
+    if (settings_.truncate == Truncate::right)
+      part.end = static_cast<uint32_t>(most);
+    else
+      part.begin = static_cast<uint32_t>(tokens - most);
+  }
+  const int64_t targets = targets_in(store_->targets(document), part.begin, part.end);
+  if (targets == 0) {
+    ++counts_.without_targets;
+    return {document, 0, 0};
+  }
+  ++counts_.used;
+  counts_.targets += targets;
+  counts_.positions += part.end - part.begin - 1;
+  return part;
+}
+
+PackedSource::PackedSource(std::shared_ptr<const TokenStore> store, SampleSettings settings)
+    : store_(std::move(store)), settings_(std::move(settings)) {
+  if (settings_.vocab_size > 0 && store_->largest_id() >= settings_.vocab_size)
+    throw Error(ErrorCode::bad_token, settings_.path + ": the tokenizer gives id " +
+                                          std::to_string(store_->largest_id()) +
+                                          ", but the model's vocabulary has " +
+                                          std::to_string(settings_.vocab_size) + " entries")
+        .key(settings_.table + ".path")
+        .help(
+            "use the tokenizer of the model, or a model whose config.json has a vocab_size "
+            "above " +
+            std::to_string(store_->largest_id()));
+  std::vector<uint32_t> lengths;
+  for (uint32_t document = 0; document < store_->documents(); ++document)
+    if (const Part part = part_of(document); part.end > part.begin) {
+      parts_.push_back(part);
+      lengths.push_back(part.end - part.begin - 1);
+    }
+  if (parts_.empty()) {
+    Error error(ErrorCode::bad_dataset,
+                settings_.path + ": no document is left of " +
+                    counted(store_->origin().counts.rows, "row") + ": " +
+                    std::to_string(counts_.without_targets) + " without targets, " +
+                    std::to_string(counts_.too_long) + " longer than seq_len + 1 = " +
+                    std::to_string(settings_.seq_len + 1) + " tokens");
+    error.key(settings_.table + ".path");
+    if (counts_.too_long > 0)
+      error.help("set " + settings_.table + ".jsonl.truncate = \"right\", or " + settings_.table +
+                 ".seq_len = " + std::to_string(counts_.longest - 1));
+    else if (counts_.truncated > 0)
+      error.help("answers lie behind the cut: set " + settings_.table +
+                 ".seq_len = " + std::to_string(counts_.longest - 1) + ", or " + settings_.table +
+                 ".jsonl.truncate = \"left\"");
+    throw error;
+  }
+  packs_ = pack(lengths, static_cast<uint32_t>(settings_.seq_len), settings_.packing,
+                seeded_order(static_cast<uint32_t>(lengths.size()), settings_.seed));
+}
+
+void PackedSource::read(int64_t sample, const SampleView& out) const {
+  if (sample < 0 || sample >= samples())
+    throw Error(ErrorCode::internal, "there is no sample " + std::to_string(sample));
+  store_->check();
+  size_t at = 0;
+  int32_t number = 0;
+  for (uint32_t index : packs_.pack(sample)) {
+    const Part& part = parts_[index];
+    std::span<const Run> runs = store_->targets(part.document);
+    int64_t next = store_->id(part.document, part.begin);
+    for (uint32_t token = part.begin + 1; token < part.end; ++token, ++at) {
+      while (!runs.empty() && runs.front().end <= token) runs = runs.subspan(1);
+      out.tokens[at] = next;
+      next = store_->id(part.document, token);
+      out.targets[at] = !runs.empty() && runs.front().begin <= token ? next : kNoTarget;
+      if (!out.documents.empty()) out.documents[at] = number;
+    }
+    ++number;
+  }
+  // What is left is a document of its own: nothing attends to it, and it has no targets.
+  for (; at < out.tokens.size(); ++at) {
+    out.tokens[at] = 0;
+    out.targets[at] = kNoTarget;
+    if (!out.documents.empty()) out.documents[at] = number;
+  }
+}
+
+std::string PackedSource::describe() const {
+  return settings_.path + ", " + counted(store_->origin().counts.rows, "row") + ", " +
+         counted(samples(), settings_.packing == Packing::none ? "sample" : "pack");
+}
+
+uint64_t PackedSource::fingerprint() const {
+  return hash_of(store_->origin().key + " " + std::to_string(settings_.seq_len) + " " +
+                 std::to_string(static_cast<int>(settings_.truncate)) + " " +
+                 std::to_string(static_cast<int>(settings_.packing)) + " " +
+                 std::to_string(settings_.seed));
+}
+
+std::vector<std::string> PackedSource::report() const {
+  const StoreCounts& met = store_->origin().counts;
+  std::vector<std::string> out;
+  std::string rows = counted(met.rows, "row") + ", " + grouped(counts_.used) + " used";
+  if (counts_.truncated > 0)
+    rows +=
+        ", " + grouped(counts_.truncated) + " cut to " + grouped(settings_.seq_len + 1) + " tokens";
+  if (counts_.without_targets > 0)
+    rows += ", " + grouped(counts_.without_targets) + " left out without targets";
+  if (counts_.too_long > 0)
+    rows += ", " + grouped(counts_.too_long) + " left out as longer than " +
+            grouped(settings_.seq_len + 1) + " tokens";
+  out.push_back(rows + "; the longest has " + counted(counts_.longest, "token"));
+  const int64_t room = samples() * settings_.seq_len;
+  std::string packs = grouped(counts_.positions) + " positions, " +
+                      percent(counts_.targets, counts_.positions) + " with targets, in " +
+                      counted(samples(), settings_.packing == Packing::none ? "sample" : "pack") +
+                      " of " + grouped(settings_.seq_len) + ", " +
+                      percent(counts_.positions, room) + " filled";
+  if (settings_.packing != Packing::none) {
+    char documents[32];
+    std::snprintf(documents, sizeof documents, ", %.1f documents each",
+                  static_cast<double>(counts_.used) / static_cast<double>(samples()));
+    packs += documents;
+  }
+  out.push_back(packs);
+  if (met.kept_as_text > 0)
+    out.push_back(counted(met.kept_as_text, "special token") + " in contents read as plain text");
+  if (met.open_ends > 0)
+    out.push_back("no special token ends " + counted(met.open_ends, "answer") +
+                  ": the model will not learn to stop there");
+  if (met.double_begins > 0)
+    out.push_back(counted(met.double_begins, "document") +
+                  " begin with two beginning-of-text tokens");
+  if (!store_->origin().template_hash.empty())
+    out.push_back("chat template " + store_->origin().template_hash);
+  return out;
+}
+
+}  // namespace meshwright::jsonl

@@ -1,0 +1,259 @@
+#include "prepare.h"
+
+#define XXH_INLINE_ALL
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "cached_store.h"
+#include "meshwright/error.h"
+#include "row_pieces.h"
+#include "sdk/files/mapped_file.h"
+#include "sdk/files/read_file.h"
+#include "words.h"
+
+namespace meshwright::jsonl {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Files beside tokenizer.json that tell how a chat is written.
+std::vector<std::string> language_files(const std::string& folder) {
+  std::vector<std::string> out;
+  std::error_code failed;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                           "chat_template.jinja"})
+    if (const fs::path path = fs::path(folder) / name; fs::is_regular_file(path, failed))
+      out.push_back(path.string());
+  std::vector<std::string> more;
+  for (const auto& entry :
+       fs::directory_iterator(fs::path(folder) / "additional_chat_templates", failed))
+    if (entry.path().extension() == ".jinja") more.push_back(entry.path().string());
+  std::sort(more.begin(), more.end());
+  out.insert(out.end(), more.begin(), more.end());
+  return out;
+}
+
+class Hash128 {
+ public:
+  Hash128() { XXH3_128bits_reset(&state_); }
+  void add(std::string_view bytes) {
+    const uint64_t size = bytes.size();  // so that "a", "bc" is not "ab", "c"
+    XXH3_128bits_update(&state_, &size, sizeof size);
+    XXH3_128bits_update(&state_, bytes.data(), bytes.size());
+  }
+  std::string text() const {
+    const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
+    char out[33];
+    std::snprintf(out, sizeof out, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+                  static_cast<unsigned long long>(hash.low64));
+    return out;
+  }
+
+ private:
+  XXH3_state_t state_;
+};
+
+// A file that is read from its beginning to its end; nullopt: it is empty.
+struct DataFile {
+  std::string path;
+  std::optional<base::MappedFile> mapped;
+  uint64_t before = 0;  // bytes of the files in front of it
+
+  std::string_view text() const {
+    if (!mapped) return {};
+    const auto bytes = mapped->bytes();
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+};
+
+std::vector<DataFile> open_files(const std::vector<std::string>& paths) {
+  std::vector<DataFile> out;
+  uint64_t before = 0;
+  for (const std::string& path : paths) {
+    DataFile& file = out.emplace_back(DataFile{path, {}, before});
+    std::error_code failed;
+    if (fs::is_regular_file(path, failed) && fs::file_size(path, failed) == 0) continue;
+    file.mapped.emplace(path, ErrorCode::bad_dataset);
+    before += static_cast<uint64_t>(file.mapped->size());
+  }
+  return out;
+}
+
+struct Work {
+  const DataFile* file = nullptr;
+  const RowFile* rows = nullptr;
+  Chunk chunk;
+};
+struct Made {
+  std::optional<StoreWriter> writer;
+  StoreCounts counts;
+};
+
+Made encode_chunk(const Work& work, const RowEncoder& encoder, RowKind kind, bool wide) {
+  Made out;
+  out.writer.emplace(wide);
+  work.file->mapped->check_size();
+  for (const RowPiece& piece : work.rows->rows(work.chunk)) {
+    const std::string where = work.file->path + ":" + std::to_string(piece.line);
+    const chat::Value value = parse_row(piece.text, work.file->path, piece.line);
+    Encoded encoded = encoder.encode(read_row(value, kind, where), where);
+    encoded.document.row = work.file->before + piece.offset;
+    out.writer->add(encoded.document);
+    out.counts += encoded.counts;
+  }
+  return out;
+}
+
+// Takes chunks in order by several threads. The error of the earliest chunk is the one thrown.
+std::vector<Made> encode_all(const std::vector<Work>& work, const RowEncoder& encoder, RowKind kind,
+                             bool wide, int threads,
+                             const std::function<void(int64_t bytes)>& done) {
+  std::vector<Made> made(work.size());
+  std::vector<std::exception_ptr> wrong(work.size());
+  std::atomic<size_t> next{0}, stop{work.size()};
+  std::mutex telling;
+  auto take = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < stop.load();) try {
+        made[i] = encode_chunk(work[i], encoder, kind, wide);
+        const std::lock_guard<std::mutex> lock(telling);
+        done(static_cast<int64_t>(work[i].chunk.end - work[i].chunk.begin));
+      } catch (...) {
+        wrong[i] = std::current_exception();
+        size_t before = stop.load();
+        while (i < before && !stop.compare_exchange_weak(before, i)) {
+        }
+      }
+  };
+  {
+    std::vector<std::jthread> helpers;
+    const size_t most = std::min(work.size(), static_cast<size_t>(std::max(threads, 1)));
+    for (size_t i = 1; i < most; ++i) helpers.emplace_back(take);
+    take();
+  }
+  for (const std::exception_ptr& one : wrong)
+    if (one) std::rethrow_exception(one);
+  return made;
+}
+
+// The kind of the first row.
+RowKind first_kind(const std::vector<Work>& work) {
+  for (const Work& one : work)
+    for (const RowPiece& piece : one.rows->rows(one.chunk)) {
+      const chat::Value row = parse_row(piece.text, one.file->path, piece.line);
+      if (const std::optional<RowKind> kind = kind_of(row)) return *kind;
+      // Throws: it is of no kind.
+      read_row(row, RowKind::text, one.file->path + ":" + std::to_string(piece.line));
+    }
+  return RowKind::text;
+}
+
+}  // namespace
+
+std::vector<std::string> JsonlOptions::all_files() const {
+  std::vector<std::string> out = files;
+  for (std::string& file : language_files(folder)) out.push_back(std::move(file));
+  std::error_code failed;
+  if (!chat_template.empty() && fs::is_regular_file(chat_template, failed))
+    out.push_back(chat_template);
+  return out;
+}
+
+std::string cache_key(const JsonlOptions& options) {
+  Hash128 hash;
+  hash.add("meshwright tokens " + std::to_string(kStoreVersion));
+  for (const DataFile& file : open_files(options.files)) hash.add(file.text());
+  hash.add("language");
+  for (const std::string& file : language_files(options.folder)) {
+    hash.add(fs::path(file).filename().string());
+    hash.add(base::read_file(file));
+  }
+  std::error_code failed;
+  if (!options.chat_template.empty() && fs::is_regular_file(options.chat_template, failed))
+    hash.add(base::read_file(options.chat_template));
+  hash.add(options.key);
+  return hash.text();
+}
+
+std::vector<std::byte> build_store(const JsonlOptions& options, const std::string& key,
+                                   const std::function<void(const Preparation&)>& progress) {
+  const std::vector<DataFile> files = open_files(options.files);
+  std::vector<RowFile> row_files;
+  row_files.reserve(files.size());
+  std::vector<Work> work;
+  Preparation at;
+  for (const DataFile& file : files) {
+    const RowFile& rows = row_files.emplace_back(file.text(), file.path);
+    for (const Chunk& chunk : rows.chunks()) work.push_back({&file, &rows, chunk});
+    at.total += static_cast<int64_t>(file.text().size());
+  }
+  const RowKind kind = options.format ? *options.format : first_kind(work);
+  const auto language = Language::read(options.folder, options.chat_template);
+  const RowEncoder encoder(language, options.encode);
+  const bool wide = language->tokenizer.size() > 65536;
+  std::vector<Made> made =
+      encode_all(work, encoder, kind, wide, options.threads, [&](int64_t bytes) {
+        at.bytes += bytes;
+        progress(at);
+      });
+  StoreWriter all(wide);
+  StoreOrigin origin{key, {}, {}};
+  for (Made& one : made) {
+    all.append(std::move(*one.writer));
+    one.writer.reset();
+    origin.counts += one.counts;
+  }
+  if (kind != RowKind::text && !language->templates.empty()) {
+    Hash128 hash;
+    for (const std::string& name : language->templates.names()) hash.add(name);
+    for (const std::string& file : language_files(options.folder))
+      if (!file.ends_with("tokenizer.json")) hash.add(base::read_file(file));
+    std::error_code failed;
+    if (!options.chat_template.empty() && fs::is_regular_file(options.chat_template, failed))
+      hash.add(base::read_file(options.chat_template));
+    origin.template_hash = hash.text().substr(0, 12);
+  }
+  if (origin.counts.rows == 0)
+    throw Error(ErrorCode::bad_dataset, (files.empty() ? std::string("no file") : files[0].path) +
+                                            (files.size() > 1 ? " and others have" : " has") +
+                                            " no rows");
+  return all.bytes(origin);
+}
+
+std::shared_ptr<const TokenStore> prepare_store(
+    const JsonlOptions& options, const std::function<void(const std::string&)>& tell) {
+  using Clock = std::chrono::steady_clock;
+  const std::string key = cache_key(options);
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point told = begin;
+  // Said when it takes long: each second on a terminal, each ten elsewhere.
+  const auto every = std::chrono::seconds(::isatty(STDERR_FILENO) != 0 ? 1 : 10);
+  auto progress = [&](const Preparation& at) {
+    const Clock::time_point now = Clock::now();
+    if (now - told < every) return;
+    told = now;
+    const double seconds = std::chrono::duration<double>(now - begin).count();
+    const double rate = static_cast<double>(at.bytes) / seconds;
+    char line[160];
+    std::snprintf(line, sizeof line, "tokenized %.0f%% of %.1f MB, %.1f MB/s, %.0f s left",
+                  100 * static_cast<double>(at.bytes) / static_cast<double>(at.total),
+                  static_cast<double>(at.total) / 1e6, rate / 1e6,
+                  static_cast<double>(at.total - at.bytes) / rate);
+    tell(line);
+  };
+  return cached_store(
+      options.cache, key, [&] { return build_store(options, key, progress); }, tell);
+}
+
+}  // namespace meshwright::jsonl

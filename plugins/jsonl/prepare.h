@@ -1,0 +1,48 @@
+// Data files to a store of tokens.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "encode_row.h"
+#include "meshwright/data/dataset_kind.h"
+#include "token_store.h"
+
+namespace meshwright::jsonl {
+
+// The options of a data set, read.
+struct JsonlOptions {
+  std::vector<std::string> files;
+  std::string folder;  // of the tokenizer
+  std::string chat_template;
+  std::optional<RowKind> format;  // none: that of the first row
+  EncodeSettings encode;
+  std::string cache;  // a folder; "": none
+  int threads = 1;
+  std::string key;  // of what documents follow from, beside the contents of files
+
+  // Throws Error(bad_dataset | bad_tokenizer | ...) with the key of what is wrong.
+  static JsonlOptions read(const DatasetRequest& request);
+  // Files that all ranks must have alike: the data, the tokenizer and its templates.
+  std::vector<std::string> all_files() const;
+};
+
+struct Preparation {
+  int64_t bytes = 0, total = 0;
+};
+
+// 32 hexadecimal digits of all that documents follow from: XXH3-128.
+std::string cache_key(const JsonlOptions& options);
+// The whole store, the same bytes for any number of threads. Throws Error(bad_dataset |
+// bad_template) "FILE:LINE: what" for the first row that is wrong. `progress` is called by one
+// thread at a time.
+std::vector<std::byte> build_store(const JsonlOptions& options, const std::string& key,
+                                   const std::function<void(const Preparation&)>& progress);
+// From the cache, or made. `tell` hears lines for the user.
+std::shared_ptr<const TokenStore> prepare_store(
+    const JsonlOptions& options, const std::function<void(const std::string&)>& tell);
+
+}  // namespace meshwright::jsonl

@@ -1,0 +1,211 @@
+#include "row.h"
+
+#include <charconv>
+#include <utility>
+
+#include "meshwright/error.h"
+
+namespace meshwright::jsonl {
+
+namespace {
+
+using chat::Value;
+
+Error refusal(const std::string& where, const std::string& what) {
+  return {ErrorCode::bad_dataset, where + ": " + what};
+}
+
+// The names that conversations of from/value have for roles.
+std::string role_of_speaker(const std::string& speaker) {
+  if (speaker == "human") return "user";
+  if (speaker == "gpt") return "assistant";
+  return speaker;
+}
+
+void check_content(const Value& content, const std::string& where, const std::string& place) {
+  if (content.is_none() || content.is_string()) return;
+  if (!content.is_list())
+    throw refusal(where, place + ".content is " + std::string(content.kind_name()) +
+                             ", where a string, null or a list of texts belongs");
+  for (const Value& part : content.as_list()) {
+    const Value* type = part.get("type");
+    const Value* text = part.get("text");
+    if (type != nullptr && type->is_string() && type->as_string() == "text" && text != nullptr &&
+        text->is_string())
+      continue;
+    const std::string kind =
+        type != nullptr && type->is_string() ? "\"" + type->as_string() + "\"" : "of no type";
+    throw refusal(where, place + ".content has a part that is " + kind +
+                             "; only {\"type\": \"text\", \"text\": \"...\"} is read")
+        .help("remove rows with images, audio or video: the models here read text");
+  }
+}
+
+// Whether the turn has a part in the loss.
+bool weight_of(const Value& message, const std::string& where, const std::string& place) {
+  bool out = true;
+  for (const char* key : {"weight", "train"}) {
+    const Value* value = message.get(key);
+    if (value == nullptr || value->is_none()) continue;
+    if (value->is_boolean())
+      out = value->as_boolean();
+    else if (value->is_integer() && (value->as_integer() == 0 || value->as_integer() == 1))
+      out = value->as_integer() == 1;
+    else if (value->is_real() && (value->as_real() == 0 || value->as_real() == 1))
+      out = value->as_real() == 1;
+    else
+      throw Error(ErrorCode::out_of_range, where + ": " + place + "." + key + " must be 0 or 1")
+          .help("1: the turn is learnt; 0: it is context only");
+  }
+  return out;
+}
+
+void add_message(Row& row, const Value& given, const std::string& where, const std::string& place) {
+  if (!given.is_dict())
+    throw refusal(where, place + " is " + std::string(given.kind_name()) + ", and not a message");
+  Value message = given;
+  const Value* role = message.get("role");
+  if (const Value* from = message.get("from"); role == nullptr && from != nullptr) {
+    if (!from->is_string())
+      throw refusal(where, place + ".from is " + std::string(from->kind_name()));
+    const Value* value = message.get("value");
+    if (value == nullptr) throw refusal(where, place + " has \"from\" and no \"value\"");
+    Value content = *value;
+    message = Value::dict({{"role", Value::string(role_of_speaker(from->as_string()))},
+                           {"content", std::move(content)}});
+    if (const Value* weight = given.get("weight")) message.set("weight", *weight);
+    if (const Value* train = given.get("train")) message.set("train", *train);
+    role = message.get("role");
+  }
+  if (role == nullptr) throw refusal(where, place + " has no \"role\"");
+  if (!role->is_string() || !chat::is_role(role->as_string()))
+    throw refusal(where, place + ".role is " +
+                             (role->is_string() ? "\"" + role->as_string() + "\""
+                                                : std::string(role->kind_name())) +
+                             "; a role consists of letters, digits, _ and -");
+  if (const Value* content = message.get("content")) check_content(*content, where, place);
+  row.trained.push_back(weight_of(message, where, place));
+  row.messages.push_back(std::move(message));
+}
+
+void add_messages(Row& row, const Value& given, const std::string& where, const std::string& key) {
+  if (!given.is_list())
+    throw refusal(where, "\"" + key + "\" is " + std::string(given.kind_name()) +
+                             ", where a list of messages belongs");
+  size_t number = 0;
+  for (const Value& message : given.as_list())
+    add_message(row, message, where, key + "[" + std::to_string(number++) + "]");
+}
+
+void read_tools(Row& row, const Value& given, const std::string& where) {
+  const Value* tools = given.get("tools");
+  if (tools == nullptr || tools->is_none()) return;
+  Value parsed;
+  if (tools->is_string()) {
+    try {
+      parsed = chat::parse_json(tools->as_string());
+    } catch (const Error& error) {
+      throw refusal(where, "\"tools\" is a string, but not one of JSON: " + error.message());
+    }
+    tools = &parsed;
+  }
+  if (!tools->is_list())
+    throw refusal(where, "\"tools\" is " + std::string(tools->kind_name()) +
+                             ", where a list, or a list as a JSON string, belongs");
+  if (!tools->as_list().empty()) row.tools = *tools;
+}
+
+}  // namespace
+
+std::string_view name_of(RowKind kind) {
+  switch (kind) {
+    case RowKind::messages:
+      return "messages";
+    case RowKind::prompt_completion:
+      return "prompt_completion";
+    case RowKind::text:
+      break;
+  }
+  return "text";
+}
+
+std::optional<RowKind> kind_of(const Value& row) {
+  if (row.get("messages") != nullptr || row.get("conversations") != nullptr)
+    return RowKind::messages;
+  if (row.get("prompt") != nullptr && row.get("completion") != nullptr)
+    return RowKind::prompt_completion;
+  if (row.get("text") != nullptr) return RowKind::text;
+  return std::nullopt;
+}
+
+Row read_row(const Value& row, RowKind wanted, const std::string& where) {
+  if (!row.is_dict())
+    throw refusal(where, "the row is " + std::string(row.kind_name()) + ", and not an object");
+  const std::optional<RowKind> kind = kind_of(row);
+  if (!kind) {
+    std::string keys;
+    for (const auto& [key, value] : row.as_dict()) keys += (keys.empty() ? "" : ", ") + key;
+    throw refusal(where,
+                  "the row has neither \"messages\", nor \"prompt\" and \"completion\", nor "
+                  "\"text\"; its keys: " +
+                      (keys.empty() ? "none" : keys));
+  }
+  if (*kind != wanted)
+    throw refusal(where, "the row is of kind " + std::string(name_of(*kind)) +
+                             ", but the rows of this data set are of kind " +
+                             std::string(name_of(wanted)))
+        .help("put rows of one kind into a data set; the option `format` says of which");
+
+  Row out;
+  out.kind = *kind;
+  if (*kind == RowKind::messages) {
+    const bool conversations = row.get("messages") == nullptr;
+    const std::string key = conversations ? "conversations" : "messages";
+    add_messages(out, *row.get(key), where, key);
+    if (out.messages.as_list().empty()) throw refusal(where, "\"" + key + "\" is empty");
+    read_tools(out, row, where);
+    return out;
+  }
+  if (*kind == RowKind::text) {
+    const Value& text = *row.get("text");
+    if (!text.is_string())
+      throw refusal(where, "\"text\" is " + std::string(text.kind_name()) + ", and not a string");
+    out.completion = text.as_string();
+    return out;
+  }
+  const Value &prompt = *row.get("prompt"), &completion = *row.get("completion");
+  if (prompt.is_string() && completion.is_string()) {
+    out.prompt = prompt.as_string();
+    out.completion = completion.as_string();
+    return out;
+  }
+  if (!prompt.is_list() || !completion.is_list())
+    throw refusal(where, "\"prompt\" is " + std::string(prompt.kind_name()) +
+                             " and \"completion\" is " + std::string(completion.kind_name()) +
+                             "; they are two strings or two lists of messages");
+  add_messages(out, prompt, where, "prompt");
+  out.completion_at = out.messages.as_list().size();
+  add_messages(out, completion, where, "completion");
+  if (*out.completion_at == out.messages.as_list().size())
+    throw refusal(where, "\"completion\" is empty");
+  read_tools(out, row, where);
+  return out;
+}
+
+Value parse_row(std::string_view text, const std::string& file, int64_t line) {
+  try {
+    return chat::parse_json(text);
+  } catch (const Error& error) {
+    // Its messages begin with LINE:COLUMN within the row.
+    const std::string& message = error.message();
+    const size_t colon = message.find(':');
+    int64_t within = 0;
+    const char* const end = message.data() + (colon == std::string::npos ? 0 : colon);
+    if (std::from_chars(message.data(), end, within).ptr != end || within < 1)
+      throw refusal(file + ":" + std::to_string(line), message);
+    throw Error(ErrorCode::bad_dataset,
+                file + ":" + std::to_string(line + within - 1) + message.substr(colon));
+  }
+}
+
+}  // namespace meshwright::jsonl

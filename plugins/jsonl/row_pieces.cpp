@@ -1,0 +1,101 @@
+#include "row_pieces.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "meshwright/error.h"
+
+namespace meshwright::jsonl {
+
+namespace {
+
+constexpr std::string_view kBlank = " \t\r\n";
+
+int64_t lines_in(std::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
+
+std::string_view trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(kBlank);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
+}
+
+}  // namespace
+
+RowFile::RowFile(std::string_view text, std::string name)
+    : text_(text), name_(std::move(name)), end_(text.size()) {
+  if (text_.starts_with("\xEF\xBB\xBF")) begin_ = 3;
+  const size_t first = text_.find_first_not_of(kBlank, begin_);
+  if (first == std::string_view::npos || text_[first] != '[') return;
+  list_ = true;
+  begin_ = first + 1;
+  line_ = 1 + lines_in(text_.substr(0, begin_));
+  const size_t last = text_.find_last_not_of(kBlank);
+  if (text_[last] != ']' || last < begin_)
+    throw Error(ErrorCode::bad_dataset, name_ + ":" +
+                                            std::to_string(1 + lines_in(text_.substr(0, last))) +
+                                            ": the file begins with [ and does not end with ]")
+        .help("a file is either one list of objects, or an object on every line");
+  end_ = last;
+}
+
+size_t RowFile::element_end(size_t at) const {
+  int64_t depth = 0;
+  for (; at < end_; ++at) switch (text_[at]) {
+      case '"':
+        for (++at; at < end_ && text_[at] != '"'; ++at)
+          if (text_[at] == '\\') ++at;
+        break;
+      case '[':
+      case '{':
+        ++depth;
+        break;
+      case ']':
+      case '}':
+        --depth;
+        break;
+      case ',':
+        if (depth <= 0) return at;
+        break;
+      default:
+        break;
+    }
+  return end_;
+}
+
+std::vector<Chunk> RowFile::chunks(size_t size) const {
+  std::vector<Chunk> out;
+  Chunk next{begin_, begin_, line_};
+  while (next.begin < end_) {
+    if (list_) {
+      do next.end = std::min(element_end(next.end) + 1, end_);
+      while (next.end < end_ && next.end - next.begin < size);
+    } else {
+      const size_t at = std::min(next.begin + size, end_);
+      const size_t feed = text_.find('\n', at);
+      next.end = feed == std::string_view::npos ? end_ : std::min(feed + 1, end_);
+    }
+    out.push_back(next);
+    next = {next.end, next.end,
+            next.line + lines_in(text_.substr(next.begin, next.end - next.begin))};
+  }
+  return out;
+}
+
+std::vector<RowPiece> RowFile::rows(const Chunk& chunk) const {
+  std::vector<RowPiece> out;
+  int64_t line = chunk.line;
+  for (size_t at = chunk.begin; at < chunk.end;) {
+    const size_t stop = list_ ? element_end(at) : std::min(text_.find('\n', at), chunk.end);
+    const std::string_view raw = text_.substr(at, stop - at), text = trimmed(raw);
+    const size_t blank = text.empty() ? 0 : static_cast<size_t>(text.data() - raw.data());
+    // A list has no blank elements, but for the one of an empty list.
+    const bool missing = list_ && text.empty() && (stop < end_ || at > begin_);
+    if (!text.empty() || missing)
+      out.push_back({text, line + lines_in(raw.substr(0, blank)), at + blank});
+    line += lines_in(text_.substr(at, std::min(stop + 1, chunk.end) - at));
+    at = stop + 1;
+  }
+  return out;
+}
+
+}  // namespace meshwright::jsonl

@@ -1,0 +1,46 @@
+// The rows of a file as pieces of text: an object on every line that is not blank, or one list of
+// objects when the file begins with `[`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace meshwright::jsonl {
+
+struct RowPiece {
+  std::string_view text;
+  int64_t line = 1;  // on which it begins
+  size_t offset = 0;
+};
+
+// Several rows of a file, that one thread takes at a time.
+struct Chunk {
+  size_t begin = 0, end = 0;
+  int64_t line = 1;
+};
+
+// A file cut at rows. The text must outlive it.
+class RowFile {
+ public:
+  // `name` stands for the file in messages. Throws Error(bad_dataset) for a list that does not end.
+  RowFile(std::string_view text, std::string name);
+  // About `size` bytes each, together the whole file.
+  std::vector<Chunk> chunks(size_t size = 1 << 20) const;
+  std::vector<RowPiece> rows(const Chunk& chunk) const;
+  bool is_list() const { return list_; }
+  const std::string& name() const { return name_; }
+
+ private:
+  // Where the element at `at` ends: at the `,` or `]` behind it, or at the end of the text.
+  size_t element_end(size_t at) const;
+  std::string_view text_;
+  std::string name_;
+  bool list_ = false;
+  size_t begin_ = 0, end_ = 0;  // of the lines, or of what is between [ and ]
+  int64_t line_ = 1;            // on which begin_ lies
+};
+
+}  // namespace meshwright::jsonl

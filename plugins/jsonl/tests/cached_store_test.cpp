@@ -1,0 +1,166 @@
+// One store for all processes of a host, whoever dies over it.
+#include "plugins/jsonl/cached_store.h"
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "meshwright/error.h"
+#include "temporary_folder.h"
+
+namespace cached_store_test {
+
+namespace fs = std::filesystem;
+using meshwright::Error;
+using meshwright::jsonl::cached_store;
+using meshwright::jsonl::StoreWriter;
+using meshwright::jsonl::TokenStore;
+
+std::vector<std::byte> store_bytes(const std::string& key) {
+  StoreWriter writer(false);
+  writer.add({{1, 2, 3}, {{1, 3}}, 0});
+  return writer.bytes({key, "", {}});
+}
+
+struct Told {
+  std::vector<std::string> lines;
+  void operator()(const std::string& line) { lines.push_back(line); }
+};
+
+TEST_CASE("the first one makes it, the next one maps it") {
+  const jsonl_test::TemporaryFolder folder;
+  const std::string cache = folder / "a/b";
+  int built = 0;
+  auto build = [&] {
+    ++built;
+    return store_bytes("k");
+  };
+  Told told;
+  CHECK(cached_store(cache, "k", build, std::ref(told))->tokens() == 3);
+  CHECK(cached_store(cache, "k", build, std::ref(told))->tokens() == 3);
+  CHECK(built == 1);
+  CHECK(told.lines.empty());
+  CHECK(fs::exists(cache + "/k.mwtokens"));
+  // Without a folder everybody makes its own.
+  CHECK(cached_store("", "k", build, std::ref(told))->tokens() == 3);
+  CHECK(built == 2);
+}
+
+TEST_CASE("what is damaged, or of another key, is made anew and told") {
+  const jsonl_test::TemporaryFolder folder;
+  int built = 0;
+  auto build = [&] {
+    ++built;
+    return store_bytes("k");
+  };
+  auto place = folder / "k.mwtokens";
+  const std::vector<std::byte> other = store_bytes("other");
+  for (const std::string& contents :
+       {std::string("MWTOKENS"), std::string("no store"), std::string(5000, '\0'),
+        std::string(reinterpret_cast<const char*>(other.data()), other.size())}) {
+    jsonl_test::write(place, contents);
+    Told told;
+    built = 0;
+    CHECK(cached_store(folder.string(), "k", build, std::ref(told))->tokens() == 3);
+    CHECK(built == 1);
+    REQUIRE(told.lines.size() == 1);
+    CHECK(told.lines[0].starts_with("the cache is made anew: " + place + ": "));
+  }
+}
+
+TEST_CASE("an error while it is made leaves nothing") {
+  const jsonl_test::TemporaryFolder folder;
+  Told told;
+  CHECK_THROWS_AS(
+      cached_store(
+          folder.string(), "k",
+          []() -> std::vector<std::byte> { throw std::runtime_error("row 3"); }, std::ref(told)),
+      std::runtime_error);
+  CHECK_FALSE(fs::exists(folder / "k.mwtokens"));
+  CHECK(cached_store(
+            folder.string(), "k", [] { return store_bytes("k"); }, std::ref(told))
+            ->tokens() == 3);
+}
+
+TEST_CASE("several processes at once: one makes it, and all have it") {
+  const jsonl_test::TemporaryFolder folder;
+  std::vector<pid_t> children;
+  for (int i = 0; i < 4; ++i) {
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      int status = 1;
+      try {
+        auto build = [&] {
+          std::ofstream(folder / "built", std::ios::app) << 'x';
+          std::this_thread::sleep_for(std::chrono::milliseconds(300));
+          return store_bytes("k");
+        };
+        status = cached_store(folder.string(), "k", build, [](const std::string&) {})->tokens() == 3
+                     ? 0
+                     : 2;
+      } catch (...) {
+        status = 3;
+      }
+      ::_exit(status);
+    }
+    children.push_back(child);
+  }
+  for (pid_t child : children) {
+    int status = -1;
+    CHECK(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+  }
+  CHECK(fs::file_size(folder / "built") == 1);
+}
+
+TEST_CASE("a process that is killed while it makes the store keeps nobody from it") {
+  const jsonl_test::TemporaryFolder folder;
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    try {
+      cached_store(
+          folder.string(), "k",
+          [&] {
+            jsonl_test::write(folder / "begun", "x");
+            std::this_thread::sleep_for(std::chrono::hours(1));
+            return store_bytes("k");
+          },
+          [](const std::string&) {});
+    } catch (...) {
+    }
+    ::_exit(0);
+  }
+  while (!fs::exists(folder / "begun")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  std::thread killer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    ::kill(child, SIGKILL);
+  });
+  Told told;
+  CHECK(cached_store(
+            folder.string(), "k", [] { return store_bytes("k"); }, std::ref(told))
+            ->tokens() == 3);
+  killer.join();
+  ::waitpid(child, nullptr, 0);
+  REQUIRE(told.lines.size() == 1);
+  CHECK(told.lines[0].starts_with("waits for another process of this host"));
+}
+
+TEST_CASE("a folder that cannot be made") {
+  const jsonl_test::TemporaryFolder folder;
+  jsonl_test::write(folder / "file", "x");
+  CHECK_THROWS_AS(cached_store((folder / "file") + "/cache", "k", [] { return store_bytes("k"); },
+                               [](const std::string&) {}),
+                  Error);
+}
+
+}  // namespace cached_store_test

@@ -1,0 +1,214 @@
+// The data set as the engine asks for it: options, cache, threads, errors.
+#include "plugins/jsonl/kind.h"
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "meshwright/error.h"
+#include "plugins/jsonl/options.h"
+#include "temporary_folder.h"
+
+namespace kind_test {
+
+namespace fs = std::filesystem;
+using meshwright::DatasetRequest;
+using meshwright::Diagnostics;
+using meshwright::Error;
+using meshwright::ErrorCode;
+using meshwright::OptionValue;
+using meshwright::jsonl::JsonlKind;
+using meshwright::jsonl::JsonlOptions;
+using meshwright::jsonl::kOptions;
+
+struct Given {
+  DatasetRequest request;
+  explicit Given(const std::string& path, const std::string& cache = "none") {
+    request.options =
+        meshwright::Options(meshwright::make_schema("dataset.jsonl", "jsonl", kOptions));
+    request.path = path;
+    request.seq_len = 128;
+    request.vocab_size = 320;
+    request.seed = 1;
+    request.options.set("cache", cache);
+    request.options.set("tokenizer", std::string(jsonl_test::kTokenizer));
+  }
+  Given& set(const char* name, const OptionValue& value) {
+    request.options.set(name, value);
+    return *this;
+  }
+};
+
+const std::string kChats = MESHWRIGHT_SOURCE_DIR "/configs/chats/chats.jsonl";
+
+std::string said(const DatasetRequest& request) {
+  try {
+    Diagnostics found;
+    const JsonlKind kind;
+    kind.validate(request, found);
+    found.throw_if_any();
+    kind.open(request);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+TEST_CASE("the chats of the configs: packed nearly full") {
+  const JsonlKind kind;
+  Given given(kChats);
+  given.request.seq_len = 512;
+  const auto source = kind.open(given.request);
+  CHECK(source->has_documents());
+  CHECK(source->samples() > 20);
+  REQUIRE(source->report().size() >= 2);
+  CHECK(source->report()[0].starts_with("200 rows, "));
+  std::vector<std::string> files = source->files();
+  CHECK(files.size() == 4);  // rows, tokenizer, its configuration, template
+}
+
+TEST_CASE("the store is the same for any number of threads, and a cache gives it back") {
+  const jsonl_test::TemporaryFolder folder;
+  // Enough rows for several chunks of a MiB.
+  std::string rows;
+  for (int i = 0; i < 9000; ++i)
+    rows += R"({"messages": [{"role": "user", "content": "number )" + std::to_string(i) +
+            R"("}, {"role": "assistant", "content": ")" +
+            std::string(static_cast<size_t>(i % 400), 'x') + "\"}]}\n";
+  jsonl_test::write(folder / "rows.jsonl", rows);
+  CHECK(rows.size() > (size_t{2} << 20));
+  auto bytes = [&](int threads) {
+    Given given(folder / "rows.jsonl");
+    given.set("threads", int64_t{threads});
+    const JsonlOptions options = JsonlOptions::read(given.request);
+    CHECK(options.threads == threads);
+    return build_store(options, cache_key(options), [](const auto&) {});
+  };
+  const std::vector<std::byte> one = bytes(1);
+  CHECK(one == bytes(2));
+  CHECK(one == bytes(7));
+}
+
+TEST_CASE("the key is another one where a document may be") {
+  const jsonl_test::TemporaryFolder folder;
+  fs::copy(jsonl_test::kTokenizer, folder / "language");
+  jsonl_test::write(folder / "a.jsonl", "{\"text\": \"a\"}\n");
+  auto request = [&] {
+    Given given(folder / "a.jsonl");
+    given.set("tokenizer", folder / "language");
+    return given;
+  };
+  auto key = [&](const Given& given) { return cache_key(JsonlOptions::read(given.request)); };
+  const std::string first = key(request());
+  CHECK(first.size() == 32);
+  CHECK(key(request()) == first);
+  std::vector<std::string> keys{first};
+  keys.push_back(key(request().set("train_on", std::string("last"))));
+  keys.push_back(key(request().set("format", std::string("text"))));
+  keys.push_back(key(request().set("special_tokens_in_content", std::string("parse"))));
+  keys.push_back(key(request().set("date", std::string("2024-07-26"))));
+  keys.push_back(key(request().set("chat_template", std::string("chatml"))));
+  keys.push_back(key(
+      request().set("template_variables", meshwright::StringMap{{"enable_thinking", "false"}})));
+  jsonl_test::write(folder / "language/chat_template.jinja", "x");
+  keys.push_back(key(request()));
+  jsonl_test::write(folder / "a.jsonl", "{\"text\": \"b\"}\n");
+  keys.push_back(key(request()));
+  const std::string before = keys.back();
+  std::sort(keys.begin(), keys.end());
+  CHECK(std::adjacent_find(keys.begin(), keys.end()) == keys.end());
+  // Not of what is done with documents, nor of how they are made.
+  Given same = request();
+  same.request.seq_len = 7;
+  same.request.seed = 99;
+  CHECK(key(same.set("packing", std::string("none"))
+                .set("truncate", std::string("drop"))
+                .set("threads", int64_t{3})) == before);
+}
+
+TEST_CASE("a row that is edited makes another store; the old one stays") {
+  const jsonl_test::TemporaryFolder folder;
+  jsonl_test::write(folder / "a.jsonl", "{\"text\": \"abc\"}\n");
+  auto prints = [&] {
+    return JsonlKind().open(Given(folder / "a.jsonl", folder / "cache").request)->fingerprint();
+  };
+  auto stores = [&] {
+    int64_t out = 0;
+    for (const auto& entry : fs::directory_iterator(folder / "cache"))
+      out += entry.path().extension() == ".mwtokens" ? 1 : 0;
+    return out;
+  };
+  const uint64_t before = prints();
+  CHECK(stores() == 1);
+  CHECK(prints() == before);
+  CHECK(stores() == 1);
+  jsonl_test::write(folder / "a.jsonl", "{\"text\": \"abd\"}\n");
+  CHECK(prints() != before);
+  CHECK(stores() == 2);
+}
+
+TEST_CASE("the earliest wrong row is the one told, whoever finds it") {
+  const jsonl_test::TemporaryFolder folder;
+  std::string rows;
+  for (int i = 0; i < 60000; ++i)
+    rows += i == 41000 || i == 59000 ? "{\"text\": 3}\n"
+                                     : "{\"text\": \"" + std::string(40, 'x') + "\"}\n";
+  jsonl_test::write(folder / "a.jsonl", rows);
+  for (int threads : {1, 2, 5}) {
+    Given given(folder / "a.jsonl", folder / "cache");
+    CHECK(said(given.set("threads", int64_t{threads}).request) ==
+          "error[E0701]: " + (folder / "a.jsonl") +
+              ":41001: \"text\" is a number, and not a string");
+  }
+  CHECK_FALSE(fs::exists((folder / "cache") + "/x.mwtokens"));
+  for (const auto& entry : fs::directory_iterator(folder / "cache"))
+    CHECK(entry.path().extension() == ".lock");
+}
+
+TEST_CASE("several files, lines and lists") {
+  const jsonl_test::TemporaryFolder folder;
+  fs::create_directory(folder / "data");
+  jsonl_test::write(folder / "data/a.jsonl", "{\"text\": \"ab\"}\n\n{\"text\": \"cd\"}");
+  jsonl_test::write(folder / "data/b.json", "[{\"text\": \"ef\"}, {\"text\": \"gh\"}]");
+  const auto source = JsonlKind().open(Given(folder / "data").request);
+  CHECK(source->report()[0].starts_with("4 rows, 4 used"));
+  // A row of another kind, in another file.
+  jsonl_test::write(folder / "data/c.jsonl", "{\"prompt\": \"ab\", \"completion\": \"x\"}");
+  CHECK(said(Given(folder / "data").request) ==
+        "error[E0701]: " + (folder / "data/c.jsonl") +
+            ":1: the row is of kind prompt_completion, but the rows of this data set are of kind "
+            "text");
+}
+
+TEST_CASE("what is wrong with a request") {
+  const jsonl_test::TemporaryFolder folder;
+  jsonl_test::write(folder / "a.jsonl", "{\"text\": \"ab\"}\n");
+  jsonl_test::write(folder / "empty.jsonl", "\n\n");
+  jsonl_test::write(folder / "rows.parquet", "PAR1");
+  const std::string row = folder / "a.jsonl";
+  CHECK(said(Given(row).request) == "nothing");
+  CHECK(said(Given("").request).starts_with("error[E0206]: dataset.path is needed"));
+  CHECK(said(Given(folder / "nowhere.jsonl").request).starts_with("error[E0701]: "));
+  CHECK(said(Given(folder / "empty.jsonl").request) ==
+        "error[E0701]: " + (folder / "empty.jsonl") + " has no rows");
+  CHECK(said(Given(folder / "rows.parquet").request) ==
+        "error[E0701]: " + (folder / "rows.parquet") + ": Parquet is not read");
+  CHECK(said(Given(row).set("tokenizer", folder.string()).request) ==
+        "error[E0706]: dataset.jsonl.tokenizer: " + folder.string() + " has no tokenizer.json");
+  Given none(row);
+  none.request.options =
+      meshwright::Options(meshwright::make_schema("dataset.jsonl", "jsonl", kOptions));
+  CHECK(said(none.request) ==
+        "error[E0706]: dataset.jsonl.tokenizer: there is no tokenizer, since the model has no "
+        "folder");
+  for (const char* date : {"2024-7-26", "2024-02-30", "2023-02-29", "26.07.2024", "2024-13-01", ""})
+    CHECK(said(Given(row).set("date", std::string(date)).request) ==
+          "error[E0205]: dataset.jsonl.date: \"" + std::string(date) + "\" is no date");
+  CHECK(said(Given(row).set("date", std::string("2024-02-29")).request) == "nothing");
+  CHECK(said(Given(row).set("chat_template", std::string("nobody")).request)
+            .starts_with("error[E0710]: "));
+}
+
+}  // namespace kind_test

@@ -1,0 +1,73 @@
+// Files are cut at rows, with the line of each.
+#include "plugins/jsonl/row_pieces.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "meshwright/error.h"
+
+namespace row_pieces_test {
+
+using meshwright::Error;
+using meshwright::jsonl::Chunk;
+using meshwright::jsonl::RowFile;
+using meshwright::jsonl::RowPiece;
+
+std::vector<std::string> all(std::string_view text, size_t size = 1 << 20) {
+  const RowFile file(text, "f");
+  std::vector<std::string> out;
+  size_t expected = file.chunks(size).empty() ? 0 : file.chunks(size).front().begin;
+  for (const Chunk& chunk : file.chunks(size)) {
+    CHECK(chunk.begin == expected);
+    CHECK(chunk.end > chunk.begin);
+    expected = chunk.end;
+    for (const RowPiece& piece : file.rows(chunk)) {
+      CHECK(text.substr(piece.offset, piece.text.size()) == piece.text);
+      out.push_back(std::to_string(piece.line) + ": " + std::string(piece.text));
+    }
+  }
+  return out;
+}
+
+using Lines = std::vector<std::string>;
+
+TEST_CASE("an object on every line that is not blank") {
+  CHECK(all("{\"a\":1}\n\n  {\"b\":2}  \r\n\t\n{\"c\":3}") ==
+        Lines{"1: {\"a\":1}", "3: {\"b\":2}", "5: {\"c\":3}"});
+  CHECK(all("\xEF\xBB\xBF{}\n{}\n") == Lines{"1: {}", "2: {}"});
+  CHECK(all("").empty());
+  CHECK(all("\n \n").empty());
+}
+
+TEST_CASE("one list") {
+  CHECK(all("[{\"a\": [1, 2]},\n {\"b\": \"],{\\\"\"}\n,\n\n{}\n]\n") ==
+        Lines{"1: {\"a\": [1, 2]}", "2: {\"b\": \"],{\\\"\"}", "5: {}"});
+  CHECK(all("\n\n [ 1 , 2 ]") == Lines{"3: 1", "3: 2"});
+  CHECK(all("[]").empty());
+  CHECK(all("[ \n ]").empty());
+  // What is missing is a row, and no JSON.
+  CHECK(all("[1,,2]") == Lines{"1: 1", "1: ", "1: 2"});
+  CHECK(all("[1,]") == Lines{"1: 1"});
+  CHECK_THROWS_WITH_AS(all("[1,\n2\n"),
+                       "error[E0701]: f:2: the file begins with [ and does not end with ]", Error);
+  CHECK_THROWS_AS(all("["), Error);
+}
+
+TEST_CASE("rows are the same for any size of chunk") {
+  std::string lines, list = "[";
+  for (int i = 0; i < 200; ++i) {
+    const std::string row = "{\"n\": " + std::to_string(i) + ", \"t\": \"" +
+                            std::string(static_cast<size_t>(i % 17), ',') + "\"}";
+    lines += row + (i % 5 == 0 ? "\n\n" : "\n");
+    list += row + (i == 199 ? "\n]" : i % 3 == 0 ? ",\n" : ",");
+  }
+  for (const std::string& text : {lines, list}) {
+    const Lines whole = all(text);
+    CHECK(whole.size() == 200);
+    for (size_t size : {1, 7, 40, 100, 1000, 5000}) CHECK(all(text, size) == whole);
+  }
+}
+
+}  // namespace row_pieces_test

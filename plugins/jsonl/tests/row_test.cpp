@@ -1,0 +1,151 @@
+// What a row may hold, and what is said of one that holds something else.
+#include "plugins/jsonl/row.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "meshwright/error.h"
+
+namespace row_test {
+
+using meshwright::Error;
+using meshwright::ErrorCode;
+using meshwright::chat::parse_json;
+using meshwright::jsonl::Row;
+using meshwright::jsonl::RowKind;
+
+Row read(const std::string& json, RowKind kind = RowKind::messages) {
+  return read_row(parse_json(json), kind, "f:7");
+}
+
+std::string said(const std::string& json, RowKind kind = RowKind::messages) {
+  try {
+    read(json, kind);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+std::string text_of(const Row& row, size_t message, const char* key) {
+  const meshwright::chat::Value* value = row.messages.as_list().at(message).get(key);
+  return value != nullptr && value->is_string() ? value->as_string() : "?";
+}
+
+TEST_CASE("messages reach the template as they are") {
+  const Row row = read(
+      R"({"messages": [{"role": "user", "content": "a", "name": "n"}, {"role": "assistant", "content": null, "tool_calls": [1]}], "tools": [{"x": 1}]})");
+  REQUIRE(row.messages.as_list().size() == 2);
+  CHECK(text_of(row, 0, "name") == "n");
+  CHECK(row.messages.as_list()[1].get("tool_calls") != nullptr);
+  CHECK(row.messages.as_list()[1].get("content")->is_none());
+  REQUIRE(row.tools.is_list());
+  CHECK(row.trained == std::vector<bool>{true, true});
+  CHECK(read(R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]})")
+            .messages.as_list()[0]
+            .get("content")
+            ->is_list());
+}
+
+TEST_CASE("conversations of from and value") {
+  const Row row = read(
+      R"({"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "h"}, {"from": "gpt", "value": "g", "weight": 0}]})");
+  CHECK(text_of(row, 0, "role") == "system");
+  CHECK(text_of(row, 1, "role") == "user");
+  CHECK(text_of(row, 2, "role") == "assistant");
+  CHECK(text_of(row, 2, "content") == "g");
+  CHECK(row.trained == std::vector<bool>{true, true, false});
+}
+
+TEST_CASE("turns have a weight of 0 or 1") {
+  CHECK(
+      read(
+          R"({"messages": [{"role": "u", "weight": 0}, {"role": "u", "train": false}, {"role": "u", "train": 1.0}]})")
+          .trained == std::vector<bool>{false, false, true});
+  CHECK(said(R"({"messages": [{"role": "u", "weight": 0.5}]})") ==
+        "error[E0204]: f:7: messages[0].weight must be 0 or 1");
+  CHECK(said(R"({"messages": [{"role": "u"}, {"role": "u", "train": "yes"}]})") ==
+        "error[E0204]: f:7: messages[1].train must be 0 or 1");
+}
+
+TEST_CASE("prompt and completion") {
+  Row row = read(R"({"prompt": "p", "completion": "c"})", RowKind::prompt_completion);
+  CHECK(row.prompt == "p");
+  CHECK(row.completion == "c");
+  CHECK(row.messages.as_list().empty());
+  row = read(
+      R"({"prompt": [{"role": "user", "content": "p"}], "completion": [{"role": "assistant", "content": "c"}]})",
+      RowKind::prompt_completion);
+  CHECK(row.messages.as_list().size() == 2);
+  CHECK(row.completion_at == 1);
+  CHECK(said(R"({"prompt": "p", "completion": []})", RowKind::prompt_completion) ==
+        "error[E0701]: f:7: \"prompt\" is a string and \"completion\" is a list; they are two "
+        "strings or two lists of messages");
+  CHECK(said(R"({"prompt": [{"role": "user", "content": "p"}], "completion": []})",
+             RowKind::prompt_completion) == "error[E0701]: f:7: \"completion\" is empty");
+}
+
+TEST_CASE("tools may be a JSON string") {
+  CHECK(read(R"({"messages": [{"role": "user"}], "tools": "[{\"a\": 1}]"})").tools.is_list());
+  CHECK(read(R"({"messages": [{"role": "user"}], "tools": []})").tools.is_none());
+  CHECK(said(R"({"messages": [{"role": "user"}], "tools": "[1"})")
+            .starts_with("error[E0701]: f:7: \"tools\" is a string, but not one of JSON: 1:"));
+  CHECK(said(R"({"messages": [{"role": "user"}], "tools": 3})")
+            .starts_with("error[E0701]: f:7: \"tools\" is a number"));
+}
+
+TEST_CASE("rows that are refused") {
+  struct Case {
+    const char* row;
+    const char* said;
+  };
+  for (const auto& [row, expected] : std::initializer_list<Case>{
+           {"3", "the row is a number, and not an object"},
+           {"{}",
+            "the row has neither \"messages\", nor \"prompt\" and \"completion\", nor "
+            "\"text\"; its keys: none"},
+           {R"({"prompt": "x", "id": 1})",
+            "the row has neither \"messages\", nor \"prompt\" and \"completion\", nor \"text\"; "
+            "its keys: prompt, id"},
+           {R"({"text": "t"})",
+            "the row is of kind text, but the rows of this data set are of "
+            "kind messages"},
+           {R"({"messages": []})", "\"messages\" is empty"},
+           {R"({"messages": "x"})", "\"messages\" is a string, where a list of messages belongs"},
+           {R"({"messages": [1]})", "messages[0] is a number, and not a message"},
+           {R"({"messages": [{"content": "x"}]})", "messages[0] has no \"role\""},
+           {R"({"messages": [{"role": "a b"}]})",
+            "messages[0].role is \"a b\"; a role consists of letters, digits, _ and -"},
+           {R"({"messages": [{"role": 1}]})",
+            "messages[0].role is a number; a role consists of letters, digits, _ and -"},
+           {R"({"messages": [{"from": "human"}]})", "messages[0] has \"from\" and no \"value\""},
+           {R"({"messages": [{"role": "user", "content": 1}]})",
+            "messages[0].content is a number, where a string, null or a list of texts belongs"},
+           {R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
+            "messages[0].content has a part that is \"image_url\"; only {\"type\": \"text\", "
+            "\"text\": \"...\"} is read"},
+       }) {
+    CAPTURE(row);
+    CHECK(said(row) == "error[E0701]: f:7: " + std::string(expected));
+  }
+}
+
+TEST_CASE("what is no JSON has its line and column") {
+  auto parse = [](const std::string& text) -> std::string {
+    try {
+      meshwright::jsonl::parse_row(text, "f", 7);
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::bad_dataset);
+      return error.message();
+    }
+    return "";
+  };
+  CHECK(parse("{\"a\": }").starts_with("f:7:"));
+  CHECK(parse("{\"a\": 1,\n\n x}").starts_with("f:9:"));
+  CHECK(parse("{} {}").starts_with("f:7:"));
+  CHECK(parse("").starts_with("f:7:"));
+  CHECK(parse("{\"a\": 1}").empty());
+}
+
+}  // namespace row_test

@@ -1,0 +1,124 @@
+// Stores give back what was put into them, and refuse what does not hold together.
+#include "plugins/jsonl/token_store.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "meshwright/error.h"
+#include "temporary_folder.h"
+
+namespace token_store_test {
+
+using meshwright::Error;
+using meshwright::jsonl::Document;
+using meshwright::jsonl::Run;
+using meshwright::jsonl::StoreOrigin;
+using meshwright::jsonl::StoreWriter;
+using meshwright::jsonl::TokenStore;
+
+const StoreOrigin kOrigin{"0123456789abcdef0123456789abcdef", "feed", {3, 1, 2, 0, 1}};
+
+std::vector<Document> documents(bool wide) {
+  return {{{1, 2, wide ? 70000 : 65535, 4}, {{1, 2}, {3, 4}}, 0},
+          {{}, {}, 17},
+          {{7}, {{0, 1}}, 40},
+          {{9, 8, 7, 6, 5}, {}, 99}};
+}
+
+std::vector<std::byte> made(bool wide) {
+  StoreWriter writer(wide);
+  for (const Document& document : documents(wide)) writer.add(document);
+  return writer.bytes(kOrigin);
+}
+
+void check(const TokenStore& store, bool wide) {
+  const std::vector<Document> expected = documents(wide);
+  REQUIRE(store.documents() == expected.size());
+  CHECK(store.origin().key == kOrigin.key);
+  CHECK(store.origin().template_hash == "feed");
+  CHECK(store.origin().counts == kOrigin.counts);
+  CHECK(store.tokens() == 10);
+  CHECK(store.largest_id() == (wide ? 70000 : 65535));
+  for (uint64_t d = 0; d < expected.size(); ++d) {
+    CAPTURE(d);
+    REQUIRE(store.tokens(d) == expected[d].ids.size());
+    for (uint64_t t = 0; t < store.tokens(d); ++t) CHECK(store.id(d, t) == expected[d].ids[t]);
+    CHECK(std::vector<Run>(store.targets(d).begin(), store.targets(d).end()) ==
+          expected[d].targets);
+    CHECK(store.row(d) == expected[d].row);
+  }
+}
+
+TEST_CASE("documents come back, from memory and from a file") {
+  const jsonl_test::TemporaryFolder folder;
+  for (bool wide : {false, true}) {
+    const std::vector<std::byte> bytes = made(wide);
+    CHECK(bytes.size() % 64 == 0);
+    check(*TokenStore::in_memory(bytes), wide);
+    jsonl_test::write(folder / "a", {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    check(*TokenStore::open(folder / "a"), wide);
+  }
+}
+
+TEST_CASE("a store of parts is the store of the whole") {
+  for (bool wide : {false, true}) {
+    StoreWriter first(wide), second(wide), nothing(wide);
+    const std::vector<Document> all = documents(wide);
+    for (size_t i = 0; i < all.size(); ++i) (i < 2 ? first : second).add(all[i]);
+    StoreWriter joined(wide);
+    joined.append(std::move(first));
+    joined.append(std::move(nothing));
+    joined.append(std::move(second));
+    CHECK(joined.bytes(kOrigin) == made(wide));
+  }
+}
+
+TEST_CASE("damage is found, wherever it is") {
+  const jsonl_test::TemporaryFolder folder;
+  const std::vector<std::byte> bytes = made(true);
+  auto open = [&](std::vector<std::byte> damaged) -> std::string {
+    jsonl_test::write(folder / "d",
+                      {reinterpret_cast<const char*>(damaged.data()), damaged.size()});
+    try {
+      check(*TokenStore::open(folder / "d"), true);
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return "";
+  };
+  CHECK(open(bytes).empty());
+  // Every byte that says something: padding behind the header's text and between sections does not.
+  size_t silent = 0;
+  for (size_t at = 0; at < bytes.size(); ++at) {
+    std::vector<std::byte> damaged = bytes;
+    damaged[at] ^= std::byte{0x41};
+    const bool blank = bytes[at] == std::byte{' '} || bytes[at] == std::byte{0};
+    const std::string said = open(damaged);
+    if (said.empty()) {
+      ++silent;
+      CHECK_MESSAGE(blank, at);
+    } else {
+      CHECK(said.find(folder / "d") != std::string::npos);
+    }
+  }
+  CHECK(silent < 5200);  // the header's room of 4,096 bytes, and what aligns
+  for (size_t size : {size_t{1}, size_t{15}, size_t{16}, size_t{100}, size_t{4000}, size_t{4200},
+                      bytes.size() - 1, bytes.size() - 63}) {
+    const std::vector<std::byte> shorter(bytes.begin(), bytes.begin() + static_cast<long>(size));
+    if (size < bytes.size() - 40) CHECK_FALSE(open(shorter).empty());
+  }
+  CHECK(open({}).find("d") != std::string::npos);
+}
+
+TEST_CASE("targets outside of their document are refused though their checksum is right") {
+  for (const std::vector<Run>& runs : std::vector<std::vector<Run>>{
+           {{0, 4}}, {{2, 2}}, {{2, 1}}, {{0, 2}, {1, 3}}, {{1, 2}, {0, 1}}}) {
+    StoreWriter writer(false);
+    writer.add({{1, 2, 3}, runs, 0});
+    CHECK_THROWS_AS(TokenStore::in_memory(writer.bytes(kOrigin)), Error);
+  }
+}
+
+}  // namespace token_store_test

@@ -1,0 +1,117 @@
+// Documents as token ids with what of them is a target: a file KEY.mwtokens that all processes of a
+// host map, or the same bytes in memory.
+//
+// The file: 8 bytes of magic, u64 length of the JSON header, the header, and sections at multiples
+// of 64 bytes, little endian: `tokens` u64 [documents + 1], where each document's ids begin; `ids`,
+// u16 where the vocabulary allows it, else u32; `runs` u64 [documents + 1], where each document's
+// target runs begin; `targets` u32 [2 x runs], begin and end of a run of target tokens, within its
+// document; `rows` u64 [documents], at which byte of all files, one behind the other, the
+// document's row begins. The header tells counts, what the documents were made of, the sections'
+// places and their XXH3-64.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sdk/files/mapped_file.h"
+
+namespace meshwright::jsonl {
+
+inline constexpr int kStoreVersion = 1;
+
+// Tokens [begin, end) of a document.
+struct Run {
+  uint32_t begin = 0, end = 0;
+  bool operator==(const Run&) const = default;
+};
+
+struct Document {
+  std::vector<int64_t> ids;
+  std::vector<Run> targets;  // ascending, apart
+  uint64_t row = 0;          // byte of all files at which its row begins
+};
+
+// What was met while documents were made; told when a run starts.
+struct StoreCounts {
+  int64_t rows = 0;
+  int64_t kept_as_text = 0;   // special tokens in contents that stayed text
+  int64_t open_ends = 0;      // answers that no special token ends
+  int64_t double_begins = 0;  // documents that begin with two beginning-of-text tokens
+  int64_t without_targets = 0;
+  void operator+=(const StoreCounts& other);
+  bool operator==(const StoreCounts&) const = default;
+};
+
+struct StoreOrigin {
+  std::string key;            // 32 hexadecimal digits
+  std::string template_hash;  // of the chat templates' texts; "": none
+  StoreCounts counts;
+};
+
+// Collects documents; bytes() is the whole file.
+class StoreWriter {
+ public:
+  explicit StoreWriter(bool wide) : wide_(wide) {}  // wide: ids do not fit into 16 bits
+  void add(const Document& document);
+  // Of another writer with the same width, behind what is here.
+  void append(StoreWriter&& other);
+  uint64_t documents() const { return tokens_.size() - 1; }
+  std::vector<std::byte> bytes(const StoreOrigin& origin) const;
+
+ private:
+  bool wide_;
+  std::vector<uint64_t> tokens_{0}, runs_{0}, rows_;
+  std::vector<uint16_t> narrow_ids_;
+  std::vector<uint32_t> wide_ids_;
+  std::vector<Run> targets_;
+};
+
+// Immutable; used by several threads at once.
+class TokenStore {
+ public:
+  // Throws Error(bad_dataset) with file and reason when anything does not hold together: sizes,
+  // checksums, order.
+  static std::shared_ptr<const TokenStore> open(const std::string& path);
+  static std::shared_ptr<const TokenStore> in_memory(std::vector<std::byte> bytes);
+
+  const StoreOrigin& origin() const { return origin_; }
+  uint64_t documents() const { return documents_; }
+  uint64_t tokens() const { return tokens_[documents_]; }
+  uint64_t tokens(uint64_t document) const { return tokens_[document + 1] - tokens_[document]; }
+  // Of a token of a document.
+  int64_t id(uint64_t document, uint64_t token) const {
+    const uint64_t at = tokens_[document] + token;
+    return narrow_ids_ != nullptr ? narrow_ids_[at] : wide_ids_[at];
+  }
+  std::span<const Run> targets(uint64_t document) const {
+    return {targets_ + runs_[document], targets_ + runs_[document + 1]};
+  }
+  uint64_t row(uint64_t document) const { return rows_[document]; }
+  int64_t largest_id() const { return largest_id_; }
+  // Before a read of a mapped file: see MappedFile::check_size().
+  void check() const;
+
+ private:
+  TokenStore() = default;
+  void read(std::span<const std::byte> bytes);  // throws std::string: what is wrong
+
+  std::optional<base::MappedFile> file_;
+  std::vector<std::byte> memory_;
+  StoreOrigin origin_;
+  uint64_t documents_ = 0;
+  int64_t largest_id_ = -1;
+  const uint64_t* tokens_ = nullptr;
+  const uint64_t* runs_ = nullptr;
+  const uint64_t* rows_ = nullptr;
+  const uint16_t* narrow_ids_ = nullptr;
+  const uint32_t* wide_ids_ = nullptr;
+  const Run* targets_ = nullptr;
+};
+
+}  // namespace meshwright::jsonl
