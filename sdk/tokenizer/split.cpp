@@ -1,11 +1,11 @@
-#include "engine/tokenizer/split.h"
+#include "sdk/tokenizer/split.h"
 
 #include <utf8proc.h>
 
 #include <algorithm>
 #include <span>
 
-#include "engine/tokenizer/utf8.h"
+#include "sdk/tokenizer/utf8.h"
 
 namespace meshwright::tokenizer {
 

@@ -1,8 +1,8 @@
-#include "engine/tokenizer/bytes.h"
+#include "sdk/tokenizer/bytes.h"
 
 #include <array>
 
-#include "engine/tokenizer/utf8.h"
+#include "sdk/tokenizer/utf8.h"
 
 namespace meshwright::tokenizer {
 

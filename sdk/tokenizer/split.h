@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "engine/tokenizer/pattern.h"
+#include "sdk/tokenizer/pattern.h"
 
 namespace meshwright::tokenizer {
 

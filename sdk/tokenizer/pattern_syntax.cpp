@@ -4,7 +4,7 @@
 #include <array>
 #include <cctype>
 
-#include "engine/tokenizer/pattern.h"
+#include "sdk/tokenizer/pattern.h"
 
 namespace meshwright::tokenizer {
 

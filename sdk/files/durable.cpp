@@ -1,4 +1,4 @@
-#include "engine/base/durable.h"
+#include "sdk/files/durable.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "engine/base/clock.h"
+#include "sdk/files/clock.h"
 
 namespace meshwright::base {
 

@@ -9,9 +9,9 @@
 #include <random>
 #include <sstream>
 
-#include "engine/tokenizer/bytes.h"
-#include "engine/tokenizer/tokenizer.h"
 #include "meshwright/error.h"
+#include "sdk/tokenizer/bytes.h"
+#include "sdk/tokenizer/tokenizer.h"
 
 namespace json = boost::json;
 namespace fs = std::filesystem;

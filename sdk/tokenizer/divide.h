@@ -15,9 +15,9 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/tokenizer/added_tokens.h"
-#include "engine/tokenizer/split.h"
-#include "engine/tokenizer/tokenizer.h"
+#include "sdk/tokenizer/added_tokens.h"
+#include "sdk/tokenizer/split.h"
+#include "sdk/tokenizer/tokenizer.h"
 
 namespace meshwright::tokenizer {
 

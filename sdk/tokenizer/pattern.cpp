@@ -1,5 +1,5 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "engine/tokenizer/pattern.h"
+#include "sdk/tokenizer/pattern.h"
 
 #include <pcre2.h>
 

@@ -1,8 +1,8 @@
-#include "engine/tokenizer/added_tokens.h"
+#include "sdk/tokenizer/added_tokens.h"
 
 #include <algorithm>
 
-#include "engine/tokenizer/utf8.h"
+#include "sdk/tokenizer/utf8.h"
 
 namespace meshwright::tokenizer {
 

@@ -1,5 +1,5 @@
 // Advice for relative paths of a configuration that lies in another folder.
-#include "engine/base/relative.h"
+#include "sdk/files/relative.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "engine/base/strict_json.h"
+#include "sdk/files/strict_json.h"
 
 #include <boost/json/basic_parser_impl.hpp>
 #include <boost/json/parse.hpp>

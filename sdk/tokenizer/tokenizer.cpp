@@ -1,13 +1,13 @@
-#include "engine/tokenizer/tokenizer.h"
+#include "sdk/tokenizer/tokenizer.h"
 
 #include <algorithm>
 
-#include "engine/base/mapped_file.h"
-#include "engine/base/strict_json.h"
-#include "engine/tokenizer/bytes.h"
-#include "engine/tokenizer/divide.h"
-#include "engine/tokenizer/normalize.h"
-#include "engine/tokenizer/parts.h"
+#include "sdk/files/mapped_file.h"
+#include "sdk/files/strict_json.h"
+#include "sdk/tokenizer/bytes.h"
+#include "sdk/tokenizer/divide.h"
+#include "sdk/tokenizer/normalize.h"
+#include "sdk/tokenizer/parts.h"
 
 namespace meshwright::tokenizer {
 

@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/tokenizer/utf8.h"
+#include "sdk/tokenizer/utf8.h"
 
 namespace meshwright::tokenizer {
 

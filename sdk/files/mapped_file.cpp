@@ -1,4 +1,4 @@
-#include "engine/base/mapped_file.h"
+#include "sdk/files/mapped_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

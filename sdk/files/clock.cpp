@@ -1,4 +1,4 @@
-#include "engine/base/clock.h"
+#include "sdk/files/clock.h"
 
 #include <ctime>
 

@@ -1,10 +1,10 @@
-#include "engine/tokenizer/bpe.h"
+#include "sdk/tokenizer/bpe.h"
 
 #include <algorithm>
 #include <bit>
 #include <queue>
 
-#include "engine/tokenizer/bytes.h"
+#include "sdk/tokenizer/bytes.h"
 
 namespace meshwright::tokenizer {
 

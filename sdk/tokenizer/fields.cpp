@@ -1,9 +1,9 @@
-#include "engine/tokenizer/fields.h"
+#include "sdk/tokenizer/fields.h"
 
 #include <boost/json/serialize.hpp>
 #include <limits>
 
-#include "engine/tokenizer/utf8.h"
+#include "sdk/tokenizer/utf8.h"
 
 namespace meshwright::tokenizer {
 

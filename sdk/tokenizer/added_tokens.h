@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/tokenizer/pattern.h"
+#include "sdk/tokenizer/pattern.h"
 
 namespace meshwright::tokenizer {
 

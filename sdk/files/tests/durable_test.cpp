@@ -1,4 +1,4 @@
-#include "engine/base/durable.h"
+#include "sdk/files/durable.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "engine/tokenizer/bytes.h"
-#include "engine/tokenizer/parts.h"
+#include "sdk/tokenizer/bytes.h"
+#include "sdk/tokenizer/parts.h"
 
 namespace meshwright::tokenizer {
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <set>
 
-#include "engine/tokenizer/parts.h"
+#include "sdk/tokenizer/parts.h"
 
 namespace meshwright::tokenizer {
 

@@ -1,4 +1,4 @@
-#include "engine/tokenizer/utf8.h"
+#include "sdk/tokenizer/utf8.h"
 
 namespace meshwright::tokenizer {
 

@@ -1,11 +1,11 @@
-#include "engine/tokenizer/normalize.h"
+#include "sdk/tokenizer/normalize.h"
 
 #include <utf8proc.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "engine/tokenizer/utf8.h"
+#include "sdk/tokenizer/utf8.h"
 
 namespace meshwright::tokenizer {
 

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <thread>
 
-#include "engine/tokenizer/tokenizer.h"
+#include "sdk/tokenizer/tokenizer.h"
 
 namespace json = boost::json;
 using namespace meshwright::tokenizer;

@@ -6,11 +6,11 @@
 #include <unordered_map>
 #include <variant>
 
-#include "engine/tokenizer/added_tokens.h"
-#include "engine/tokenizer/bpe.h"
-#include "engine/tokenizer/fields.h"
-#include "engine/tokenizer/split.h"
-#include "engine/tokenizer/tokenizer.h"
+#include "sdk/tokenizer/added_tokens.h"
+#include "sdk/tokenizer/bpe.h"
+#include "sdk/tokenizer/fields.h"
+#include "sdk/tokenizer/split.h"
+#include "sdk/tokenizer/tokenizer.h"
 
 namespace meshwright::tokenizer {
 

@@ -1,4 +1,4 @@
-#include "engine/tokenizer/divide.h"
+#include "sdk/tokenizer/divide.h"
 
 #include <utf8proc.h>
 
@@ -6,7 +6,7 @@
 #include <cctype>
 #include <optional>
 
-#include "engine/tokenizer/utf8.h"
+#include "sdk/tokenizer/utf8.h"
 
 namespace meshwright::tokenizer {
 

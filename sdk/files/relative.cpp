@@ -1,4 +1,4 @@
-#include "engine/base/relative.h"
+#include "sdk/files/relative.h"
 
 #include <glob.h>
 
