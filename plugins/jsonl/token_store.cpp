@@ -22,6 +22,7 @@ static_assert(std::endian::native == std::endian::little && sizeof(Run) == 8);
 
 constexpr std::string_view kMagic = "MWTOKENS";
 constexpr size_t kAlign = 64, kMaxHeader = 1 << 20;
+constexpr size_t kFront = 24;  // magic, length and checksum of the header
 
 size_t aligned(size_t at) { return (at + kAlign - 1) / kAlign * kAlign; }
 
@@ -143,7 +144,7 @@ std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
   boost::json::object places;
   // The header's length decides where sections begin, which it tells: it gets room to spare.
   const size_t header_room = 4096;
-  size_t at = aligned(2 * sizeof(uint64_t) + header_room);
+  size_t at = aligned(kFront + header_room);
   for (const Section& one : sections) {
     places[one.name] = {{"begin", at},
                         {"bytes", one.bytes.size()},
@@ -162,11 +163,11 @@ std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
   text.resize(header_room, ' ');
 
   std::vector<std::byte> out(at, std::byte{0});
-  const uint64_t length = text.size();
+  const uint64_t front[] = {text.size(), XXH3_64bits(text.data(), text.size())};
   std::memcpy(out.data(), kMagic.data(), kMagic.size());
-  std::memcpy(out.data() + kMagic.size(), &length, sizeof length);
-  std::memcpy(out.data() + 2 * sizeof length, text.data(), text.size());
-  at = aligned(2 * sizeof(uint64_t) + header_room);
+  std::memcpy(out.data() + kMagic.size(), front, sizeof front);
+  std::memcpy(out.data() + kFront, text.data(), text.size());
+  at = aligned(kFront + header_room);
   for (const Section& one : sections) {
     if (!one.bytes.empty()) std::memcpy(out.data() + at, one.bytes.data(), one.bytes.size());
     at = aligned(at + one.bytes.size());
@@ -175,16 +176,18 @@ std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
 }
 
 void TokenStore::read(std::span<const std::byte> bytes) {
-  uint64_t length = 0;
-  const size_t front = kMagic.size() + sizeof length;
-  if (bytes.size() < front || std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0)
+  uint64_t length = 0, sum = 0;
+  if (bytes.size() < kFront || std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0)
     throw std::string("it is not a token store");
   std::memcpy(&length, bytes.data() + kMagic.size(), sizeof length);
-  if (length > kMaxHeader || length > bytes.size() - front)
+  std::memcpy(&sum, bytes.data() + kMagic.size() + sizeof length, sizeof sum);
+  if (length > kMaxHeader || length > bytes.size() - kFront)
     throw std::string("it ends within its header");
+  if (XXH3_64bits(bytes.data() + kFront, length) != sum)
+    throw std::string("its header does not match its checksum");
   boost::system::error_code failed;
   const boost::json::value parsed = boost::json::parse(
-      std::string_view(reinterpret_cast<const char*>(bytes.data()) + front, length), failed);
+      std::string_view(reinterpret_cast<const char*>(bytes.data()) + kFront, length), failed);
   if (failed || !parsed.is_object()) throw std::string("its header is not valid JSON");
   const boost::json::object& header = parsed.get_object();
   if (number(header, "version") != kStoreVersion)

@@ -1,13 +1,13 @@
 // Documents as token ids with what of them is a target: a file KEY.mwtokens that all processes of a
 // host map, or the same bytes in memory.
 //
-// The file: 8 bytes of magic, u64 length of the JSON header, the header, and sections at multiples
-// of 64 bytes, little endian: `tokens` u64 [documents + 1], where each document's ids begin; `ids`,
-// u16 where the vocabulary allows it, else u32; `runs` u64 [documents + 1], where each document's
-// target runs begin; `targets` u32 [2 x runs], begin and end of a run of target tokens, within its
-// document; `rows` u64 [documents], at which byte of all files, one behind the other, the
-// document's row begins. The header tells counts, what the documents were made of, the sections'
-// places and their XXH3-64.
+// The file: 8 bytes of magic, u64 length and u64 XXH3-64 of the JSON header, the header, and
+// sections at multiples of 64 bytes, little endian: `tokens` u64 [documents + 1], where each
+// document's ids begin; `ids`, u16 where the vocabulary allows it, else u32; `runs` u64 [documents
+// + 1], where each document's target runs begin; `targets` u32 [2 x runs], begin and end of a run
+// of target tokens, within its document; `rows` u64 [documents], at which byte of all files, one
+// behind the other, the document's row begins. The header tells counts, what the documents were
+// made of, the sections' places and their XXH3-64.
 #pragma once
 
 #include <cstddef>
