@@ -46,9 +46,15 @@ bool takes_keys(const Positional& one) { return one.name.starts_with("KEY"); }
 // The engine's keys; those of plugins come and go.
 std::vector<std::string> keys() {
   std::vector<std::string> out;
-  for (const OptionSchema& schema : config::all_schemas({}))
+  for (const OptionSchema& schema : config::all_schemas({})) {
+    // --set gives a list as a whole.
+    if (config::header_of(schema.table).starts_with("[[")) {
+      out.push_back(schema.table);
+      continue;
+    }
     for (const meshwright_option* option : schema.options)
       out.push_back((schema.table.empty() ? "" : schema.table + ".") + option->name);
+  }
   return out;
 }
 

@@ -28,6 +28,12 @@ const Options& Config::table(const std::string& name) const {
   return it->second;
 }
 
+const std::vector<Options>& Config::list(const std::string& name) const {
+  auto it = lists.find(name);
+  if (it == lists.end()) throw Error(ErrorCode::internal, "there is no configuration list " + name);
+  return it->second;
+}
+
 StrategyConfig Config::strategy_config(const StrategySchema& schema) const {
   StrategyConfig out;
   out.shared = shared;

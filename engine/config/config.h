@@ -88,9 +88,12 @@ struct Config {
   std::string requested_strategy;  // as written
   std::map<std::string, Options>
       tables;  // "run", "model", "dist_env", "distributed", "distributed.fsdp2", ...
+  std::map<std::string, std::vector<Options>>
+      lists;  // of list_schemas(): "optimizer.group", in the order of the file
   SharedOptions shared;
 
-  const Options& table(const std::string& name) const;  // Error(internal) when unknown
+  const Options& table(const std::string& name) const;              // Error(internal) when unknown
+  const std::vector<Options>& list(const std::string& name) const;  // the same
   // What the strategy `name` reads (its own table from `schemas`).
   StrategyConfig strategy_config(const StrategySchema& schema) const;
 };
@@ -116,5 +119,8 @@ std::filesystem::path model_config_file(const Options& model);
 
 // Every table the engine itself owns, in the order of the documentation.
 std::vector<OptionSchema> engine_schemas();
+// Arrays of tables, [[optimizer.group]]: the schema of one of their tables.
+inline constexpr const char* kGroupTable = "optimizer.group";
+std::vector<OptionSchema> list_schemas();
 
 }  // namespace meshwright::config

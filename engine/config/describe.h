@@ -48,8 +48,11 @@ boost::json::object search_json(const std::string& what, const Matches& matches)
 // table has, or empty.
 bool is_explained(const std::string& what, const PluginSchemas& plugins);
 
-// The engine's tables and those of plugins; a table that several strategies share stands there
-// once, with all of them as owners.
+// "[optimizer]", "[[optimizer.group]]": the line of a file above the table's keys.
+std::string header_of(const std::string& table);
+
+// The engine's tables and lists, and the tables of plugins; a table that several strategies share
+// stands there once, with all of them as owners.
 std::vector<OptionSchema> all_schemas(const PluginSchemas& plugins);
 // The default as a file would say it; "not set".
 std::string default_text(const meshwright_option& option);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <boost/json/array.hpp>
 #include <cctype>
 #include <iterator>
@@ -8,7 +9,13 @@
 namespace meshwright::config {
 
 std::vector<OptionSchema> all_schemas(const PluginSchemas& plugins) {
-  std::vector<OptionSchema> out = engine_schemas();
+  std::vector<OptionSchema> out;
+  for (OptionSchema& schema : engine_schemas()) {
+    out.push_back(std::move(schema));
+    for (OptionSchema& list : list_schemas())
+      if (list.table.starts_with(out.back().table + ".") && !out.back().table.empty())
+        out.push_back(std::move(list));
+  }
   for (const StrategySchema& s : plugins.strategies) {
     bool known = false;
     for (OptionSchema& schema : out)
@@ -20,6 +27,13 @@ std::vector<OptionSchema> all_schemas(const PluginSchemas& plugins) {
   }
   for (const PluginSchemas::Component& one : plugins.components) out.push_back(one.schema);
   return out;
+}
+
+std::string header_of(const std::string& table) {
+  const std::vector<OptionSchema> lists = list_schemas();
+  const bool list = std::any_of(lists.begin(), lists.end(),
+                                [&](const OptionSchema& schema) { return schema.table == table; });
+  return list ? "[[" + table + "]]" : "[" + table + "]";
 }
 
 std::string default_text(const meshwright_option& option) {
@@ -118,8 +132,10 @@ std::string option_text(const OptionSchema& schema, const meshwright_option& opt
   }
   if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0)
     out += "  effect:   none here; accepted so that older files load\n";
-  std::string example = option.default_value != nullptr ? option.default_value : "\"none\"";
-  out += "\n  " + (schema.table.empty() ? std::string() : "[" + schema.table + "]\n  ") +
+  std::string example = option.default_value != nullptr             ? option.default_value
+                        : (option.flags & MESHWRIGHT_OPTIONAL) != 0 ? "\"none\""
+                                                                    : "\"...\"";
+  out += "\n  " + (schema.table.empty() ? std::string() : header_of(schema.table) + "\n  ") +
          option.name + " = " + example + "\n";
   return out;
 }
@@ -150,7 +166,7 @@ std::string explain(const std::string& what, const PluginSchemas& plugins) {
     std::string out = "Tables of a configuration file (meshwright config explain TABLE):\n";
     for (const OptionSchema& schema : schemas)
       if (!schema.table.empty())
-        out += "  [" + schema.table + "]" +
+        out += "  " + header_of(schema.table) +
                (schema.owner == "engine" ? "" : "  (" + schema.owner + ")") + "\n";
     return out;
   }
@@ -160,7 +176,7 @@ std::string explain(const std::string& what, const PluginSchemas& plugins) {
            found.code->explanation + "\n\n  kind: " + kind_name(found.code->kind) +
            "\n  exit: " + std::to_string(exit_status(found.code->code)) + "\n";
   if (found.option != nullptr) return option_text(*found.table, *found.option);
-  std::string out = "[" + found.table->table + "]  (" + found.table->owner + ")\n";
+  std::string out = header_of(found.table->table) + "  (" + found.table->owner + ")\n";
   for (const meshwright_option* option : found.table->options)
     out += "  " + std::string(option->name) + " = " + default_text(*option) + "\n      " +
            option->doc + "\n";
@@ -217,7 +233,7 @@ std::string reference_markdown(const PluginSchemas& plugins) {
       "docs/reference.md` refreshes it.\n"
       "`\"none\"` and `\"auto\"` mean *not set* where a type says so; TOML has no null.\n\n";
   for (const OptionSchema& schema : all_schemas(plugins)) {
-    out += schema.table.empty() ? "## Top level\n\n" : "## [" + schema.table + "]\n\n";
+    out += schema.table.empty() ? "## Top level\n\n" : "## " + header_of(schema.table) + "\n\n";
     if (schema.owner != "engine") out += "Checked by the plugin of: " + schema.owner + ".\n\n";
     out += "| key | type | default | meaning |\n|---|---|---|---|\n";
     for (const meshwright_option* o : schema.options) {

@@ -246,9 +246,8 @@ constexpr Row kRows[] = {
     {"wandb|mlflow|comet", "", kReported},
     {"ci", "", "Settings of another project's tests."},
     {"benchmark", "", "meshwright train prints and records the speed of every step."},
-    {"freeze_config", "",
-     "Every parameter of the models built in trains; frozen parts are for models of programs of "
-     "one's own."},
+    {"freeze_config", "optimizer.group.frozen",
+     "true in an [[optimizer.group]] whose pattern names the parameters"},
     {"distributed.backend", "dist_env.backend", ""},
     // Hugging Face's Trainer, launch scripts and other programs; known in every table.
     {"learning_rate", "optimizer.lr", "", Carry::as_is},

@@ -21,6 +21,9 @@ bool recomputes(const Config& config) {
   return config.shared.activation_checkpointing != ActivationCheckpointing::none;
 }
 bool adamw(const Config& config) { return choice(config, "optimizer", "name") == "adamw"; }
+bool decays_weights(const Config& config) {
+  return config.table("optimizer").get_number("weight_decay") > 0;
+}
 bool sgd(const Config& config) { return choice(config, "optimizer", "name") == "sgd"; }
 bool decays(const Config& config) {
   return choice(config, "lr_scheduler", "lr_decay_style") != "constant";
@@ -52,6 +55,7 @@ constexpr Rule kRules[] = {
     {"optimizer", "betas", adamw, "with optimizer.name = \"sgd\""},
     {"optimizer", "eps", adamw, "with optimizer.name = \"sgd\""},
     {"optimizer", "momentum", sgd, "with optimizer.name = \"adamw\""},
+    {"optimizer", "no_decay", decays_weights, "with optimizer.weight_decay = 0"},
     {"lr_scheduler", "min_lr", decays, "with lr_scheduler.lr_decay_style = \"constant\""},
     {"dataset", "path", reads_files<0>, "with dataset.kind = \"mock\""},
     {"dataset", "dtype", reads_tokens<0>, "unless dataset.kind = \"tokens\""},

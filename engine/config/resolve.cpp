@@ -55,6 +55,7 @@ class Resolver {
     config_.file = source_.file;
     config_.requested_strategy = strategy;
     for (const OptionSchema& schema : engine_schemas()) add(schema);
+    for (const OptionSchema& schema : list_schemas()) config_.lists[schema.table];
     for (const StrategySchema& s : strategies_)
       if (!config_.tables.contains(s.schema.table)) add(s.schema);
     for (const PluginSchemas::Component& one : plugins_.components) add(one.schema);
@@ -90,6 +91,8 @@ class Resolver {
         read_table(key, entry.value);
       } else if (option != nullptr) {
         set(*here, *option, entry, entry.key);
+      } else if (config_.lists.contains(key)) {
+        read_list(key, entry.value);
       } else if (find_table(key) != nullptr) {
         diagnostics_.add(
             Error(ErrorCode::wrong_type, key + " is a table, found " + found_text(entry.value))
@@ -104,6 +107,63 @@ class Resolver {
         unknown(name, key, entry);
       }
     }
+  }
+
+  // An array of tables; --set has it as a list of inline tables.
+  void read_list(const std::string& key, const Value& list) {
+    const std::string help =
+        "write [[" + key + "]] on a line of its own, with its keys below, once for each";
+    auto wrong = [&](const std::string& what, const Value& found) {
+      diagnostics_.add(
+          Error(ErrorCode::wrong_type, key + " " + what + ", found " + found_text(found))
+              .key(key)
+              .at(source_.origin(found.place))
+              .help(help));
+    };
+    if (list.kind != Value::Kind::list) return wrong("is a list of tables", list);
+    for (const Value& item : list.items) {
+      if (item.is_table())
+        read_list_table(key, item);
+      else
+        wrong("is a list of tables, and each of its items one", item);
+    }
+  }
+
+  void read_list_table(const std::string& key, const Value& item) {
+    for (const OptionSchema& schema : list_schemas()) {
+      if (schema.table != key) continue;
+      Options options(schema);
+      for (const Entry& entry : item.entries) {
+        if (const meshwright_option* option = schema.find(entry.key))
+          set(options, *option, entry, entry.key);
+        else
+          unknown_in_list(options, join_key(key, entry.key), entry);
+      }
+      std::vector<Options>& all = config_.lists[key];
+      if (item.find("pattern") == nullptr ||
+          (options.is_given("pattern") && options.get_string("pattern").empty()))
+        diagnostics_.add(
+            Error(ErrorCode::missing_key, "number " + std::to_string(all.size() + 1) + " of [[" +
+                                              key + "]] has no pattern: it is of no parameter")
+                .key(key + ".pattern")
+                .at(source_.origin(item.place))
+                .help("add pattern = \"model.embed_tokens.*\"")
+                .help("add pattern = \"*\", which is every parameter"));
+      if (options.get_bool("frozen"))
+        for (const char* idle : {"lr_factor", "weight_decay"})
+          if (options.value(idle) != default_of(*schema.find(idle)))
+            diagnostics_.notice(key + "." + idle + " of \"" + options.get_string("pattern") +
+                                "\" has no effect with frozen = true");
+      all.push_back(std::move(options));
+    }
+  }
+
+  void unknown_in_list(const Options& options, const std::string& key, const Entry& entry) {
+    std::map<std::string, Options> tables = config_.tables;
+    const std::string& table = options.schema().table;
+    tables.emplace(table, options);
+    diagnostics_.add(unknown_key({tables, plugins_, active_schema()}, table, key, entry,
+                                 source_.origin(entry.place)));
   }
 
   // Under an older name, or in the flat form.

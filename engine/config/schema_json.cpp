@@ -106,6 +106,12 @@ boost::json::object json_schema(const PluginSchemas& plugins) {
       if (!properties.contains(option->name)) properties[option->name] = option_schema(*option);
   };
   for (const OptionSchema& schema : all_schemas(plugins)) add(schema);
+  // An array of tables: what was made of one of them is that of its items.
+  for (const OptionSchema& schema : list_schemas()) {
+    json::object& one = object_at(root, schema.table);
+    json::object item = one;
+    one = json::object{{"type", "array"}, {"items", std::move(item)}};
+  }
   // Tables of plugins that this installation does not have may stand in a shared file.
   for (const char* table : {"distributed", "model", "dataset", "validation_dataset"})
     object_at(root, table)["additionalProperties"] = json::object{{"type", "object"}};

@@ -97,7 +97,13 @@ constexpr std::array kOptimizer = {
     number("lr", "3e-4", 0, "Learning rate after warm-up."),
     betas(),
     number("eps", "1e-8", 0, "AdamW's epsilon.", true),
-    number("weight_decay", "0.1", 0, "Decoupled weight decay, on every parameter."),
+    number("weight_decay", "0.1", 0,
+           "Decoupled weight decay, on every parameter that neither no_decay nor a group says "
+           "otherwise of."),
+    choice_option(
+        "no_decay", "\"none\"", "none|norms_and_biases",
+        "Parameters without weight decay, unless their group has one of its own: none, or "
+        "all of one dimension."),
     at_most(number("momentum", "0", 0, "SGD's momentum."), 1),
     with_flags(number("max_grad_norm", "1.0", 0,
                       "Gradients are clipped to this L2 norm; \"none\": not clipped.", true),
@@ -107,6 +113,20 @@ constexpr std::array kOptimizer = {
                              "where model.torch_dtype is narrower; \"none\": "
                              "that of model.torch_dtype."),
                MESHWRIGHT_OPTIONAL),
+};
+
+constexpr std::array kGroup = {
+    text("pattern", nullptr,
+         "Full names of parameters, \"model.embed_tokens.*\": * is any run of characters, dots "
+         "among them, ? one, [ab] one of these. A parameter is of the first group that matches."),
+    number("lr_factor", "1", 0, "The learning rate is this times that of the step."),
+    with_flags(number("weight_decay", nullptr, 0,
+                      "Of these parameters; \"none\": as optimizer.weight_decay and "
+                      "optimizer.no_decay say."),
+               MESHWRIGHT_OPTIONAL),
+    bool_option("frozen", false,
+                "The parameters stay as they are: no gradients, no optimizer state, no part in the "
+                "gradient norm."),
 };
 
 constexpr std::array kLrScheduler = {
@@ -209,5 +229,7 @@ std::vector<OptionSchema> engine_schemas() {
           make_schema("report", "engine", kReport),
           make_schema("plugins", "engine", kPlugins)};
 }
+
+std::vector<OptionSchema> list_schemas() { return {make_schema(kGroupTable, "engine", kGroup)}; }
 
 }  // namespace meshwright::config

@@ -91,10 +91,68 @@ std::vector<std::string> table_order(const Config& config) {
   return out;
 }
 
+// A list as one value: [{pattern = "a.*", frozen = true}].
+std::string list_toml(const std::vector<Options>& tables) {
+  std::string out = "[";
+  for (const Options& table : tables) {
+    std::string line;
+    for (const meshwright_option* option : table.schema().options)
+      if (table.is_given(option->name))
+        line += (line.empty() ? "" : ", ") + std::string(option->name) + " = " +
+                (table.is_set(option->name) ? value_text(table.value(option->name)) : kNotSet);
+    out += (out.size() > 1 ? ", {" : "{") + line + "}";
+  }
+  return out + "]";
+}
+
+void add_rows(const Options& table, bool with_origins, std::string& out) {
+  for (const meshwright_option* option : table.schema().options) {
+    // TOML has no null: what is not set and cannot be written as "none" is left out.
+    bool set = table.is_set(option->name);
+    std::string line =
+        std::string(option->name) + " = " + (set ? value_text(table.value(option->name)) : kNotSet);
+    if (!set && (option->flags & MESHWRIGHT_OPTIONAL) == 0) continue;
+    if (with_origins) {
+      if (line.size() < 44) line.resize(44, ' ');
+      line += "  # " + origin_text(table, option->name);
+    }
+    out += line + "\n";
+  }
+}
+
+json::object rows_json(const Options& table) {
+  json::object rows;
+  for (const meshwright_option* option : table.schema().options) {
+    Origin origin = table.origin(option->name);
+    json::object row{{"value", value_json(table.value(option->name))},
+                     {"origin", origin_text(table, option->name)}};
+    if (table.is_given(option->name) && origin.source == Origin::Source::file) {
+      row["file"] = origin.file;
+      row["line"] = origin.line;
+      row["column"] = origin.column;
+    }
+    rows[option->name] = std::move(row);
+  }
+  return rows;
+}
+
+// The lists right below a table, with their names.
+std::vector<std::pair<std::string, const std::vector<Options>*>> lists_below(
+    const Config& config, const std::string& table) {
+  std::vector<std::pair<std::string, const std::vector<Options>*>> out;
+  for (const auto& [name, tables] : config.lists)
+    if (name.substr(0, name.rfind('.')) == table) out.emplace_back(name, &tables);
+  return out;
+}
+
 }  // namespace
 
 std::string value_toml(const Config& config, const std::string& key) {
   std::vector<std::string> known;
+  for (const auto& [name, tables] : config.lists) {
+    known.push_back(name);
+    if (name == key) return list_toml(tables);
+  }
   for (const std::string& name : table_order(config)) {
     const Options& table = config.table(name);
     for (const meshwright_option* option : table.schema().options) {
@@ -116,18 +174,12 @@ std::string show_toml(const Config& config, bool with_origins,
     if (std::find(without.begin(), without.end(), name) != without.end()) continue;
     const Options& table = config.table(name);
     if (!name.empty()) out += (out.empty() ? "[" : "\n[") + name + "]\n";
-    for (const meshwright_option* option : table.schema().options) {
-      // TOML has no null: what is not set and cannot be written as "none" is left out.
-      bool set = table.is_set(option->name);
-      std::string line = std::string(option->name) + " = " +
-                         (set ? value_text(table.value(option->name)) : kNotSet);
-      if (!set && (option->flags & MESHWRIGHT_OPTIONAL) == 0) continue;
-      if (with_origins) {
-        if (line.size() < 44) line.resize(44, ' ');
-        line += "  # " + origin_text(table, option->name);
+    add_rows(table, with_origins, out);
+    for (const auto& [list, tables] : lists_below(config, name))
+      for (const Options& one : *tables) {
+        out += "\n[[" + list + "]]\n";
+        add_rows(one, with_origins, out);
       }
-      out += line + "\n";
-    }
   }
   return out;
 }
@@ -135,20 +187,12 @@ std::string show_toml(const Config& config, bool with_origins,
 boost::json::object show_json(const Config& config) {
   json::object out;
   for (const std::string& name : table_order(config)) {
-    const Options& table = config.table(name);
-    json::object rows;
-    for (const meshwright_option* option : table.schema().options) {
-      Origin origin = table.origin(option->name);
-      json::object row{{"value", value_json(table.value(option->name))},
-                       {"origin", origin_text(table, option->name)}};
-      if (table.is_given(option->name) && origin.source == Origin::Source::file) {
-        row["file"] = origin.file;
-        row["line"] = origin.line;
-        row["column"] = origin.column;
-      }
-      rows[option->name] = std::move(row);
+    out[name.empty() ? "(root)" : name] = rows_json(config.table(name));
+    for (const auto& [list, tables] : lists_below(config, name)) {
+      json::array all;
+      for (const Options& one : *tables) all.push_back(rows_json(one));
+      out[list] = std::move(all);
     }
-    out[name.empty() ? "(root)" : name] = std::move(rows);
   }
   return out;
 }

@@ -3,6 +3,7 @@
 
 #include "engine/plan/before_start.h"
 #include "engine/plan/main_weights.h"
+#include "engine/plan/parameter_groups.h"
 #include "engine/plan/plan.h"
 #include "sdk/base/pipeline.h"
 
@@ -277,6 +278,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
     return plan;
   }
   plan.outline = model->outline(job.config);
+  plan.groups = group_parameters(job.config, *plan.outline, plan.warnings);
   const ModelOutline& outline = *plan.outline;
   const ParallelSizes& sizes = config.shared.sizes;
   check_expert_sizes(outline, sizes, plan.mesh);

@@ -11,6 +11,7 @@
 
 #include "engine/config/config.h"
 #include "engine/loader/registry.h"
+#include "engine/plan/parameter_groups.h"
 #include "meshwright/footprint.h"
 #include "meshwright/strategy.h"
 #include "sdk/base/context_plan.h"
@@ -77,7 +78,8 @@ struct JobPlan {
   int64_t world_size = 1, rank = 0;
   MeshPlan mesh;
   SharedOptions shared;
-  std::optional<ModelOutline> outline;  // the whole model
+  std::optional<ModelOutline> outline;  // the whole model; what is frozen is marked
+  ParameterGroups groups;               // needs a model
   TpPlan tp;
   std::optional<PipelinePlan> pipeline;
   std::vector<ContextCost> context_costs;  // of each method
@@ -103,6 +105,9 @@ std::optional<int64_t> other_activations(const JobPlan& plan, const StrategyConf
 
 // Throws Error: 3xx when the job does not fit, 2xx for the model's configuration.
 JobPlan make_plan(Job& job, const PlanRequest& request);
+
+// The outline of what the plan's rank has of the model: of a pipeline's rank, its stages.
+ModelOutline outline_of_rank(const JobPlan& plan);
 
 // Every axis of the plan with the rank's coordinate and group: real axes, flattened ones, expert
 // axes; ddp: dp.

@@ -103,7 +103,9 @@ json::value context_json(const JobPlan& plan) {
                       {"methods", methods}};
 }
 
-json::array parameters_json(const Footprint& footprint) {
+json::array parameters_json(const JobPlan& plan) {
+  const Footprint& footprint = *plan.footprint;
+  const ModelOutline outline = outline_of_rank(plan);
   json::array out;
   for (const ParameterPlacement& p : footprint.parameters) {
     json::object placement;
@@ -112,6 +114,14 @@ json::array parameters_json(const Footprint& footprint) {
                      {"global_shape", numbers(p.global_shape)},
                      {"local_shape", numbers(p.local_shape)},
                      {"placement", placement}};
+    const ParameterOutline* outlined = outline.find_parameter(p.name);
+    row["trainable"] = outlined == nullptr || outlined->trainable;
+    const bool copy = outlined != nullptr && !outlined->copy_of.empty();
+    if (const auto rule = plan.groups.rule_of.find(copy ? outlined->copy_of : p.name);
+        rule != plan.groups.rule_of.end()) {
+      row["lr_factor"] = plan.groups.rules[rule->second].lr_factor;
+      row["weight_decay"] = plan.groups.rules[rule->second].weight_decay;
+    }
     if (p.local_range) row["local_range"] = json::array{p.local_range->begin, p.local_range->end};
     out.push_back(std::move(row));
   }
@@ -119,6 +129,12 @@ json::array parameters_json(const Footprint& footprint) {
 }
 
 }  // namespace
+
+ModelOutline outline_of_rank(const JobPlan& plan) {
+  if (!plan.pipeline) return *plan.outline;
+  const int64_t stage_rank = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
+  return stage_outline(*plan.outline, *plan.pipeline, stage_rank);
+}
 
 json::object to_json(const JobPlan& plan) {
   json::object flattened;
@@ -154,7 +170,7 @@ json::object to_json(const JobPlan& plan) {
       {"rank", rank_json(plan)},
       {"tp_plan", tp_json(plan.tp)},
       {"tp_plan_source", plan.tp.source},
-      {"parameters", plan.footprint ? parameters_json(*plan.footprint) : json::array()},
+      {"parameters", plan.footprint ? parameters_json(plan) : json::array()},
       {"units", units},
       {"unit_details", details},
       {"pipeline", pipeline_json(plan)},

@@ -201,13 +201,18 @@ std::string tp_text(const Style& style, const plan::JobPlan& plan) {
 
 std::string parameters_text(const Style& style, const plan::JobPlan& plan) {
   const std::vector<ParameterPlacement>& all = plan.footprint->parameters;
+  const ModelOutline outline = plan::outline_of_rank(plan);
+  auto frozen = [&](const std::string& name) {
+    const ParameterOutline* found = outline.find_parameter(name);
+    return found != nullptr && !found->trainable;
+  };
   // Lines for parameters that agree in everything but a layer number.
   std::map<std::string, size_t> line_of;
   std::vector<std::string> keys;
   std::vector<std::vector<std::string>> names;
   std::vector<size_t> first;
   for (size_t i = 0; i < all.size(); ++i) {
-    std::string place;
+    std::string place = frozen(all[i].name) ? "frozen " : "";
     for (const auto& [axis, where] : all[i].placement) place += axis + ":" + where + " ";
     std::string generic;
     for (char c : all[i].name)
@@ -232,6 +237,7 @@ std::string parameters_text(const Style& style, const plan::JobPlan& plan) {
             (place.empty() ? "" : ", ") + axis +
             (where.starts_with("shard(") ? " " + where.substr(6, where.size() - 7) : " " + where);
     if (place.empty()) place = "replicated";
+    if (frozen(p.name)) place += ", frozen";
     std::vector<Collapsed> collapsed = collapse(names[line]);
     for (const Collapsed& c : collapsed)
       rows.push_back(
@@ -406,11 +412,15 @@ std::string draw(const Style& style, const plan::JobPlan& plan) {
         "tensor-parallel plan, memory and traffic.\n";
     return out;
   }
-  int64_t elements = 0;
-  for (const ParameterOutline& p : plan.outline->parameters) elements += element_count(p.shape);
+  int64_t elements = 0, trained = 0;
+  for (const ParameterOutline& p : plan.outline->parameters) {
+    elements += element_count(p.shape);
+    if (p.trainable) trained += element_count(p.shape);
+  }
   out += heading(style, "Model");
-  out += "  " + plan.outline->architecture + ": " + report::human_count(elements) +
-         " parameters, " + std::to_string(plan.outline->layers) + " layers\n";
+  out += "  " + plan.outline->architecture + ": " + report::human_count(elements) + " parameters" +
+         (trained < elements ? " (" + report::human_count(trained) + " of them trained)" : "") +
+         ", " + std::to_string(plan.outline->layers) + " layers\n";
   if (plan.shared.sizes.tp > 1)
     out += heading(style, "Tensor-parallel plan") + tp_text(style, plan);
   out += heading(style, "Parameters") + parameters_text(style, plan);

@@ -47,8 +47,10 @@ struct Match {
 // place those of the first one serve.
 struct Optionals {
   std::set<std::string> states;
-  std::string suffix;             // own_suffix()
-  std::set<std::string> missing;  // found out: of the states
+  std::string suffix;               // own_suffix()
+  std::set<std::string> missing;    // found out: of the states
+  std::set<std::string> optimizer;  // its states, as far as the checkpoint has any of them
+  bool thawed = false;              // found out: a parameter had none of them, and now has
 };
 
 std::set<std::string> own_states(const ParallelModel& model) {
@@ -92,6 +94,13 @@ std::vector<Match> match_tensors(const checkpoint::Checkpoint& from,
   std::map<std::pair<std::string, std::string>, const checkpoint::TensorRecord*> records;
   for (const checkpoint::TensorRecord& record : from.meta().tensors)
     records[{record.state, record.name}] = &record;
+  // A parameter that its groups froze then, or its program, has no state.
+  auto was_frozen = [&](const std::string& name) {
+    return records.contains({"", name}) &&
+           std::ranges::none_of(optional.optimizer, [&](const std::string& state) {
+             return records.contains({state, name});
+           });
+  };
   std::vector<Match> out;
   for (const LocalTensor& tensor : tensors) {
     auto found = records.find({tensor.state, tensor.name});
@@ -104,6 +113,10 @@ std::vector<Match> match_tensors(const checkpoint::Checkpoint& from,
       if (frozen) continue;  // its state
       if (optional.states.contains(kind_of(tensor.state))) {
         optional.missing.insert(kind_of(tensor.state));
+        continue;
+      }
+      if (optional.optimizer.contains(kind_of(tensor.state)) && was_frozen(tensor.name)) {
+        optional.thawed = true;
         continue;
       }
       throw mismatch(from, "it has no " + what + ", which the model of this job needs");
@@ -178,9 +191,16 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
   optimizer.steps = meta.optimizer_steps;
   if (meta.optimizer_steps > 0) optimizer.allocate(model.update_groups());
   const std::vector<LocalTensor> tensors = local_state(trainer);
-  Optionals optional{own_states(model), own_suffix(trainer), {}};
+  Optionals optional{own_states(model), own_suffix(trainer), {}, {}};
+  for (const Optimizer::State& state : optimizer.state())
+    for (const checkpoint::TensorRecord& record : meta.tensors)
+      if (record.state == state.name) optional.optimizer.insert(state.name);
   const std::vector<Match> matches = match_tensors(from, tensors, trainer.outline(), optional);
   check_parameters(from, tensors, trainer.outline());
+  if (optional.thawed)
+    world.notice(
+        "parameters that were frozen in the checkpoint train in this job: their optimizer state "
+        "starts at zero");
   if (std::string wider = check_dtypes(from, tensors); !wider.empty() && world.rank() == 0)
     world.notice(wider);
   for (const Match& match : matches)

@@ -187,8 +187,11 @@ std::vector<std::string> Run::told_here() const {
 }
 
 void Run::report_job() {
-  int64_t parameters = 0;
-  for (const ParameterOutline& p : model_->outline.parameters) parameters += element_count(p.shape);
+  int64_t parameters = 0, trained = 0;
+  for (const ParameterOutline& p : trainer_->outline().parameters) {
+    parameters += element_count(p.shape);
+    if (p.trainable) trained += element_count(p.shape);
+  }
   const plan::JobPlan& plan = trainer_->plan();
   const std::string& strategy = plan.strategy.info->name;
   if (!reporter_.kept().empty())
@@ -196,12 +199,14 @@ void Run::report_job() {
   if (!aside_.empty())
     reporter_.say("checkpoints that this run does not continue are now in " + aside_);
   if (from() != nullptr) reporter_.say(resume_text(*from(), *world_, strategy, loading_ms_));
-  reporter_.say(strategy + " on " + report::counted(world_->size(), "rank", "ranks") + ": " +
-                model_->outline.architecture + ", " + report::human_count(parameters) +
-                " parameters; batch " + std::to_string(trainer_->local_batch()) + " x " +
-                std::to_string(trainer_->accumulation()) + " x " +
-                std::to_string(trainer_->data_parallel_size()) + " samples of " +
-                std::to_string(data_.train.config.seq_len) + " tokens");
+  reporter_.say(
+      strategy + " on " + report::counted(world_->size(), "rank", "ranks") + ": " +
+      model_->outline.architecture + ", " + report::human_count(parameters) + " parameters" +
+      (trained < parameters ? ", of which " + report::human_count(trained) + " train" : "") +
+      "; batch " + std::to_string(trainer_->local_batch()) + " x " +
+      std::to_string(trainer_->accumulation()) + " x " +
+      std::to_string(trainer_->data_parallel_size()) + " samples of " +
+      std::to_string(data_.train.config.seq_len) + " tokens");
   if (const Stages* stages = trainer_->stages()) reporter_.say("pipeline: " + stages->describe());
   reporter_.say("data: " + data_.train.source->describe() + ", " +
                 report::human_count(data_.train.source->samples()) + " samples");

@@ -72,15 +72,33 @@ const Tensor& Optimizer::piece_memory(at::ScalarType type, at::Device device, in
 
 void Optimizer::for_each_call(const std::vector<FlatParameterGroup>& groups,
                               const std::vector<std::vector<Tensor>*>& states, const Call& call) {
+  if (classes_.empty()) {
+    UpdateClass all{1, weight_decay_, {}};
+    for (size_t i = 0; i < groups.size(); ++i)
+      all.ranges.push_back({i, 0, groups[i].values.numel()});
+    update(all, groups, states, call);
+  }
+  for (const UpdateClass& alike : classes_) update(alike, groups, states, call);
+}
+
+void Optimizer::update(const UpdateClass& alike, const std::vector<FlatParameterGroup>& groups,
+                       const std::vector<std::vector<Tensor>*>& states, const Call& call) {
   std::vector<Tensor> all_weights, all_gradients;
   std::vector<std::vector<Tensor>> all_states(states.size());
-  for (size_t i = 0; i < groups.size(); ++i) {
-    const Tensor weights = this->weights(groups, i), &gradients = groups[i].grads;
-    bool main = has_main(groups[i]);
+  for (const UpdateRange& range : alike.ranges) {
+    const size_t i = range.group;
+    auto part = [&](const Tensor& t) {
+      return range.count == t.numel() ? t : t.narrow(0, range.begin, range.count);
+    };
+    const Tensor weights = part(this->weights(groups, i)), gradients = part(groups[i].grads),
+                 values = part(groups[i].values);
+    const bool main = has_main(groups[i]);
+    std::vector<Tensor> own;  // states
+    for (const auto* list : states) own.push_back(part(list->at(i)));
     if (!main && weights.scalar_type() == gradients.scalar_type()) {
       all_weights.push_back(weights);
       all_gradients.push_back(gradients);
-      for (size_t s = 0; s < states.size(); ++s) all_states[s].push_back(states[s]->at(i));
+      for (size_t s = 0; s < own.size(); ++s) all_states[s].push_back(own[s]);
       continue;
     }
     const bool casts = gradients.scalar_type() != weights.scalar_type();
@@ -95,12 +113,12 @@ void Optimizer::for_each_call(const std::vector<FlatParameterGroup>& groups,
                        .narrow(0, 0, count)
                        .copy_(gradient);
       std::vector<std::vector<Tensor>> state;
-      for (const auto* list : states) state.push_back({list->at(i).narrow(0, at, count)});
-      call({weight}, {gradient}, state);
-      if (main) groups[i].values.narrow(0, at, count).copy_(weight);
+      for (const Tensor& whole_state : own) state.push_back({whole_state.narrow(0, at, count)});
+      call(alike, {weight}, {gradient}, state);
+      if (main) values.narrow(0, at, count).copy_(weight);
     }
   }
-  if (!all_weights.empty()) call(all_weights, all_gradients, all_states);
+  if (!all_weights.empty()) call(alike, all_weights, all_gradients, all_states);
 }
 
 void Optimizer::extend(std::vector<Tensor>& state, const std::vector<FlatParameterGroup>& groups) {
@@ -113,9 +131,8 @@ namespace {
 class AdamW final : public Optimizer {
  public:
   explicit AdamW(const Options& table)
-      : Optimizer(main_type_of(table)),
-        eps_(table.get_number("eps")),
-        weight_decay_(table.get_number("weight_decay")) {
+      : Optimizer(main_type_of(table), table.get_number("weight_decay")),
+        eps_(table.get_number("eps")) {
     const auto& betas = std::get<std::vector<double>>(table.value("betas"));
     if (betas.size() != 2)
       throw Error(ErrorCode::out_of_range,
@@ -132,20 +149,21 @@ class AdamW final : public Optimizer {
     if (steps == 0) catch_up(groups);
     allocate(groups);
     ++steps;
-    for_each_call(
-        groups, {&average_, &square_},
-        [&](const std::vector<Tensor>& weights, const std::vector<Tensor>& gradients, auto& state) {
-          // The kernels read the count from a float tensor of the same device.
-          std::vector<Tensor> counts;
-          for (const Tensor& weight : weights)
-            counts.push_back(
-                !counts.empty() && counts[0].device() == weight.device()
-                    ? counts[0]
-                    : at::full({}, static_cast<double>(steps), weight.options().dtype(at::kFloat)));
-          at::_fused_adamw_(weights, gradients, state[0], state[1], {}, counts, lr, beta1_, beta2_,
-                            weight_decay_, eps_,
-                            /*amsgrad=*/false, /*maximize=*/false);
-        });
+    for_each_call(groups, {&average_, &square_},
+                  [&](const UpdateClass& alike, const std::vector<Tensor>& weights,
+                      const std::vector<Tensor>& gradients, auto& state) {
+                    // The kernels read the count from a float tensor of the same device.
+                    std::vector<Tensor> counts;
+                    for (const Tensor& weight : weights)
+                      counts.push_back(!counts.empty() && counts[0].device() == weight.device()
+                                           ? counts[0]
+                                           : at::full({}, static_cast<double>(steps),
+                                                      weight.options().dtype(at::kFloat)));
+                    at::_fused_adamw_(weights, gradients, state[0], state[1], {}, counts,
+                                      lr * alike.lr_factor, beta1_, beta2_, alike.weight_decay,
+                                      eps_,
+                                      /*amsgrad=*/false, /*maximize=*/false);
+                  });
   }
   std::vector<State> state() override { return {{"exp_avg", average_}, {"exp_avg_sq", square_}}; }
   void allocate(const std::vector<FlatParameterGroup>& groups) override {
@@ -155,15 +173,14 @@ class AdamW final : public Optimizer {
   const char* name() const override { return "adamw"; }
 
  private:
-  double eps_, weight_decay_, beta1_ = 0.9, beta2_ = 0.95;
+  double eps_, beta1_ = 0.9, beta2_ = 0.95;
   std::vector<Tensor> average_, square_;
 };
 
 class Sgd final : public Optimizer {
  public:
   explicit Sgd(const Options& table)
-      : Optimizer(main_type_of(table)),
-        weight_decay_(table.get_number("weight_decay")),
+      : Optimizer(main_type_of(table), table.get_number("weight_decay")),
         momentum_(table.get_number("momentum")) {}
 
   void step(const std::vector<FlatParameterGroup>& groups, double lr) override {
@@ -173,13 +190,14 @@ class Sgd final : public Optimizer {
     allocate(groups);
     std::vector<std::vector<Tensor>*> states;
     if (momentum_ > 0) states.push_back(&momentum_buffers_);
-    for_each_call(
-        groups, states,
-        [&](const std::vector<Tensor>& weights, const std::vector<Tensor>& gradients, auto& state) {
-          at::_fused_sgd_(weights, gradients, state.empty() ? std::vector<Tensor>() : state[0],
-                          weight_decay_, momentum_, lr,
-                          /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, first);
-        });
+    for_each_call(groups, states,
+                  [&](const UpdateClass& alike, const std::vector<Tensor>& weights,
+                      const std::vector<Tensor>& gradients, auto& state) {
+                    at::_fused_sgd_(weights, gradients,
+                                    state.empty() ? std::vector<Tensor>() : state[0],
+                                    alike.weight_decay, momentum_, lr * alike.lr_factor,
+                                    /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, first);
+                  });
   }
   std::vector<State> state() override {
     return momentum_ > 0 ? std::vector<State>{{"momentum", momentum_buffers_}}
@@ -191,7 +209,7 @@ class Sgd final : public Optimizer {
   const char* name() const override { return "sgd"; }
 
  private:
-  double weight_decay_, momentum_;
+  double momentum_;
   std::vector<Tensor> momentum_buffers_;
 };
 

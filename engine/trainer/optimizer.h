@@ -18,6 +18,18 @@ class Trainer;
 
 namespace meshwright::train {
 
+// A run of a flat group's elements.
+struct UpdateRange {
+  size_t group = 0;  // in ParallelModel::update_groups()
+  int64_t begin = 0, count = 0;
+  bool operator==(const UpdateRange&) const = default;
+};
+// Elements that are updated alike.
+struct UpdateClass {
+  double lr_factor = 1, weight_decay = 0;
+  std::vector<UpdateRange> ranges;
+};
+
 // State is kept group by group, beside the values it belongs to. `state()` gives it for
 // checkpoints.
 //
@@ -26,10 +38,14 @@ namespace meshwright::train {
 // rounded. This works for every strategy, since it concerns flat tensors alone.
 class Optimizer {
  public:
-  explicit Optimizer(std::optional<at::ScalarType> main_type) : main_type_(main_type) {}
+  Optimizer(std::optional<at::ScalarType> main_type, double weight_decay)
+      : main_type_(main_type), weight_decay_(weight_decay) {}
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
   virtual ~Optimizer() = default;
+  // What is updated how; each element of the groups is of one class. Without it all are updated
+  // alike, by optimizer.weight_decay.
+  void set_classes(std::vector<UpdateClass> classes) { classes_ = std::move(classes); }
   // One update of every group. Not collective.
   virtual void step(const std::vector<FlatParameterGroup>& groups, double lr) = 0;
   struct State {
@@ -62,11 +78,11 @@ class Optimizer {
   void take_over(const std::vector<FlatParameterGroup>& groups);
 
  protected:
-  // Calls of a kernel, which wants gradients of the weights' dtype: one for all groups where they
-  // are so; else piece by piece, with a copy of the piece's gradients alone (on a device that needs
+  // Calls of a kernel, which wants gradients of the weights' dtype: one a class where they are so;
+  // else piece by piece, with a copy of the piece's gradients alone (on a device that needs
   // no copy: whole). `states`: lists beside the groups; `call` gets the part of each that belongs
   // to the weights of the call.
-  using Call = std::function<void(const std::vector<at::Tensor>& weights,
+  using Call = std::function<void(const UpdateClass& alike, const std::vector<at::Tensor>& weights,
                                   const std::vector<at::Tensor>& gradients,
                                   std::vector<std::vector<at::Tensor>>& state)>;
   void for_each_call(const std::vector<FlatParameterGroup>& groups,
@@ -77,8 +93,12 @@ class Optimizer {
   void catch_up(const std::vector<FlatParameterGroup>& groups);
 
  private:
+  void update(const UpdateClass& alike, const std::vector<FlatParameterGroup>& groups,
+              const std::vector<std::vector<at::Tensor>*>& states, const Call& call);
   const at::Tensor& piece_memory(at::ScalarType type, at::Device device, int64_t count);
   std::optional<at::ScalarType> main_type_;
+  double weight_decay_;
+  std::vector<UpdateClass> classes_;
   std::vector<at::Tensor> main_;    // one per group, or undefined
   std::vector<at::Tensor> pieces_;  // memory for a piece's gradients, one per dtype and device
 };

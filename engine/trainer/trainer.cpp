@@ -27,6 +27,7 @@
 #include "engine/trainer/schedule.h"
 #include "engine/trainer/stages.h"
 #include "engine/trainer/step_monitor.h"
+#include "engine/trainer/update_classes.h"
 #include "meshwright/nn/loss.h"
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
@@ -192,6 +193,8 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
     wanted.hosts = train::hosts_of_ranks(*world_, self.host + " " + self.boot);
   }
   plan_ = std::make_unique<plan::JobPlan>(plan::make_plan(job.impl(), wanted));
+  const plan::ParameterGroups groups =
+      train::freeze_parameters(config, *outline_, *module_, *plan_);
   const Options& optimizer = config.table("optimizer");
   max_steps_ = config.table("step_scheduler").get_int("max_steps");
   accumulation_ = plan_->workload.accumulation;
@@ -250,6 +253,8 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
     world_->notice("the plan does not count what attention of " + outline_->architecture +
                    " sends over cp: its heads and windows are not known before it runs");
   optimizer_ = train::make_optimizer(optimizer);
+  optimizer_->set_classes(
+      train::update_classes(*model_, stages_ ? &stages_->outline() : nullptr, groups));
   warn_of_narrow_updates(*plan_, *model_, *optimizer_);
   if (model_->context_parallel()) routers_->share_samples(model_->context_parallel()->group());
   data_ = model_->data_group();

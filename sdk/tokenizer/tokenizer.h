@@ -9,6 +9,7 @@
 // several threads at once.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -28,6 +29,31 @@ struct Cuts {
   bool any() const { return at_spaces || at_lines; }
 };
 
+// Bytes of a text from `begin` up to `end`.
+struct ByteRange {
+  size_t begin = 0, end = 0;
+  bool operator==(const ByteRange&) const = default;
+};
+
+// Ids and where they come from.
+struct Encoded {
+  std::vector<int64_t> ids;
+  // Of each id, in bytes of the text that was given; neither begins nor ends descend (but where a
+  // template repeats the text). An id that stands for nothing in it has an empty one: those of the
+  // template, a space put before a word. Where the tokenizer composes (NFC), what it changed is
+  // told apart no further: each id of such characters has all their bytes.
+  std::vector<ByteRange> ranges;
+  int64_t kept_as_text = 0;  // special tokens that were found in a plain part, and read as text
+};
+
+struct RangeOptions {
+  bool special = false;  // with what the tokenizer's template puts around a text
+  // Ascending, not overlapping, else Error(internal). Where one of them overlaps the text of a
+  // token with `special: true`, if only partly, that token is not looked for. All else is as ever:
+  // other added tokens are found, and tokens outside take white space as they do.
+  std::span<const ByteRange> plain = {};
+};
+
 class Tokenizer {
  public:
   // Throws Error(bad_tokenizer) that names file and place when the file is damaged or of a kind
@@ -42,6 +68,8 @@ class Tokenizer {
   // `text` is UTF-8, else Error(usage). special: with what the file's template puts around a text
   // (a beginning-of-text token, say).
   std::vector<int64_t> encode(std::string_view text, bool special = true) const;
+  // The ids of encode() where no part is plain.
+  Encoded encode_ranges(std::string_view text, const RangeOptions& options) const;
   // Bytes that are no UTF-8 become U+FFFD, and ids that nothing has give nothing, both as in the
   // reference.
   std::string decode(std::span<const int64_t> ids, bool skip_special = false) const;
@@ -64,6 +92,7 @@ class Tokenizer {
  private:
   struct Parts;
   explicit Tokenizer(std::unique_ptr<Parts> parts);
+  Encoded run(std::string_view text, const RangeOptions& options, bool with_ranges) const;
   std::unique_ptr<const Parts> parts_;
 };
 

@@ -146,3 +146,39 @@ TEST_CASE("ddp has no mesh, megatron_fsdp its own, expert parallelism its second
   CHECK(stages.at("stages").as_array().size() == 8);
   CHECK(text(stages.at("stages_of_rank").as_array()[1]) == "[1,5]");
 }
+
+TEST_CASE("plan --json says what trains and how, and counts no memory for what is frozen") {
+  const std::string groups =
+      " --set 'optimizer.group=[{pattern=\"model.layers.0.*\", frozen=true}, "
+      "{pattern=\"*embed*\", lr_factor=0.5, weight_decay=0.25}]'";
+  for (const char* strategy : {"ddp", "fsdp2", "megatron_fsdp"}) {
+    const std::string sets = "--world-size 2 --set distributed.strategy=" + std::string(strategy);
+    const json::object before = plan(sets), after = plan(sets + groups);
+    INFO(std::string(strategy));
+    int64_t frozen = 0;  // elements of this rank
+    for (const json::value& value : after.at("parameters").as_array()) {
+      const json::object& p = value.as_object();
+      const std::string name = p.at("name").as_string().c_str();
+      CAPTURE(name);
+      const bool stays = name.starts_with("model.layers.0.");
+      CHECK(p.at("trainable").as_bool() == !stays);
+      CHECK(p.contains("lr_factor") == !stays);
+      if (name == "model.embed_tokens.weight") {
+        CHECK(p.at("lr_factor").to_number<double>() == 0.5);
+        CHECK(p.at("weight_decay").to_number<double>() == 0.25);
+      }
+      int64_t elements = 1;
+      for (const json::value& size : p.at("global_shape").as_array()) elements *= size.as_int64();
+      if (stays) frozen += elements;
+    }
+    for (const json::value& value : before.at("parameters").as_array())
+      CHECK(value.as_object().at("trainable").as_bool());
+    CHECK(frozen > 0);
+    const int64_t share = std::string(strategy) == "ddp" ? frozen : frozen / 2;
+    auto bytes = [](const json::object& of, const char* kind) {
+      return of.at("bytes").as_object().at(kind).as_int64();
+    };
+    CHECK(bytes(before, "gradients") - bytes(after, "gradients") == 4 * share);
+    CHECK(bytes(before, "optimizer") - bytes(after, "optimizer") == 8 * share);
+  }
+}

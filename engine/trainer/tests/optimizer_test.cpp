@@ -182,6 +182,83 @@ TEST_CASE("how parameters are put together into groups changes nothing") {
   }
 }
 
+// One flat tensor that is cut into classes between and within what a shard would hold.
+TEST_CASE("classes of ranges are torch.optim's param_groups") {
+  const std::vector<std::pair<double, double>> rules = {{1, 0.1}, {0.1, 0.3}, {2, 0}};
+  const std::vector<size_t> rule_of = {0, 1, 2, 0, 1, 2};  // of kSizes
+  for (const char* name : {"\"adamw\"", "\"sgd\""}) {
+    INFO(std::string(name));
+    const bool adamw = std::string(name) == "\"adamw\"";
+    Keys keys = {{"name", name}, {"weight_decay", "0.7"}};  // which no class has
+    if (!adamw) keys.emplace_back("momentum", "0.9");
+    auto ours = optimizer_of(keys);
+    std::vector<at::Tensor> theirs = random_tensors(kSizes, 4);
+    at::Tensor flat = at::cat(theirs), grads = at::zeros_like(flat);
+    std::vector<train::UpdateClass> classes;
+    for (const auto& [factor, decay] : rules) classes.push_back({factor, decay, {}});
+    int64_t begin = 0;
+    for (size_t k = 0; k < kSizes.size(); ++k) {
+      classes[rule_of[k]].ranges.push_back({0, begin, kSizes[k]});
+      begin += kSizes[k];
+    }
+    ours->set_classes(classes);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    for (size_t k = 0; k < kSizes.size(); ++k) {
+      theirs[k].requires_grad_(true);
+      std::unique_ptr<torch::optim::OptimizerOptions> options;
+      const auto& [factor, decay] = rules[rule_of[k]];
+      if (adamw)
+        options = std::make_unique<torch::optim::AdamWOptions>(
+            torch::optim::AdamWOptions(0).betas({0.9, 0.95}).eps(1e-8).weight_decay(decay));
+      else
+        options = std::make_unique<torch::optim::SGDOptions>(
+            torch::optim::SGDOptions(1).momentum(0.9).weight_decay(decay));
+      groups.emplace_back(std::vector<at::Tensor>{theirs[k]}, std::move(options));
+    }
+    std::unique_ptr<torch::optim::Optimizer> loop;
+    if (adamw)
+      loop = std::make_unique<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(0));
+    else
+      loop = std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(1));
+    for (int step = 0; step < 6; ++step) {
+      const double lr = 0.01 * (step + 1);
+      std::vector<at::Tensor> fresh = random_tensors(kSizes, 200 + static_cast<uint64_t>(step));
+      grads.copy_(at::cat(fresh));
+      ours->step({{flat, grads}}, lr);
+      for (size_t k = 0; k < kSizes.size(); ++k) {
+        theirs[k].mutable_grad() = fresh[k].clone();
+        loop->param_groups()[k].options().set_lr(lr * rules[rule_of[k]].first);
+      }
+      loop->step();
+      begin = 0;
+      for (size_t k = 0; k < kSizes.size(); ++k) {
+        CHECK(difference(flat.narrow(0, begin, kSizes[k]), theirs[k].detach()) < 2e-6);
+        begin += kSizes[k];
+      }
+    }
+  }
+}
+
+TEST_CASE("classes over main weights are the same as optimizers of their own") {
+  const Keys keys = {{"main_dtype", "float32"}, {"weight_decay", "0.1"}};
+  auto together = optimizer_of(keys), one = optimizer_of(keys), two = optimizer_of(keys);
+  constexpr int64_t kCount = 500, kFirst = 123;
+  const at::Tensor values = random_tensors({kCount}, 5)[0].to(at::kBFloat16),
+                   apart = values.clone();
+  together->set_classes({{1, 0.1, {{0, kFirst, kCount - kFirst}}}, {0.5, 0, {{0, 0, kFirst}}}});
+  two->set_classes({{0.5, 0, {{0, 0, kFirst}}}});
+  for (int step = 0; step < 4; ++step) {
+    const at::Tensor grads =
+        random_tensors({kCount}, 300 + static_cast<uint64_t>(step))[0].to(at::kBFloat16);
+    together->step({{values, grads}}, 0.01);
+    two->step({{apart.narrow(0, 0, kFirst), grads.narrow(0, 0, kFirst)}}, 0.01);
+    one->step(
+        {{apart.narrow(0, kFirst, kCount - kFirst), grads.narrow(0, kFirst, kCount - kFirst)}},
+        0.01);
+    CHECK(values.equal(apart));
+  }
+}
+
 TEST_CASE("AdamW wants two betas") {
   Job job;
   try {

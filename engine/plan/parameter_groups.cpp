@@ -1,0 +1,101 @@
+#include "engine/plan/parameter_groups.h"
+
+#include <algorithm>
+
+#include "engine/report/report.h"
+#include "meshwright/tp_plan.h"
+
+namespace meshwright::plan {
+namespace {
+
+const std::string kKey = config::kGroupTable;
+
+std::string quoted_pattern(const Options& group) { return to_toml(group.get_string("pattern")); }
+
+std::string place_of(const Options& group) {
+  const Origin origin = group.origin("pattern");
+  return origin.source == Origin::Source::file && origin.line > 0
+             ? " (line " + std::to_string(origin.line) + ")"
+             : "";
+}
+
+// A group that is of no parameter: a mistake in its pattern, or it comes too late. `matches`: of
+// its pattern, whichever group they are of.
+std::string unused_text(const Options& group, size_t matches, const ModelOutline& outline) {
+  const std::string which =
+      "[[" + kKey + "]] with pattern = " + quoted_pattern(group) + place_of(group);
+  if (matches > 0)
+    return which + " has no effect: groups before it match all of its " +
+           report::counted(static_cast<int64_t>(matches), "parameter", "parameters") +
+           ", and the first one counts";
+  std::vector<std::string> names;
+  for (const ParameterOutline& p : outline.parameters) names.push_back(p.name);
+  const std::string near = nearest_name(group.get_string("pattern"), names);
+  return which + " has no effect: no parameter of " + outline.architecture + " has such a name" +
+         (near.empty() ? "" : "; did you mean " + near + "?");
+}
+
+[[noreturn]] void refuse_all_frozen(const std::vector<const Options*>& freezing,
+                                    const ModelOutline& outline) {
+  const Options& last = *freezing.back();
+  Error error(ErrorCode::conflict, "[[" + kKey + "]] freezes all parameters of " +
+                                       outline.architecture + ": nothing would be trained");
+  error.key(kKey + ".frozen").at(last.origin("frozen"));
+  for (const Options* group : freezing)
+    error.note("frozen: pattern = " + quoted_pattern(*group) + place_of(*group));
+  error.help("set frozen = false in the group with pattern = " + quoted_pattern(last));
+  if (!outline.parameters.empty())
+    error.help("write a group before the others whose pattern names what trains: pattern = " +
+               to_toml(outline.parameters.back().name));
+  throw error;
+}
+
+}  // namespace
+
+ParameterGroups group_parameters(const config::Config& config, ModelOutline& outline,
+                                 std::vector<std::string>& warnings) {
+  const Options& optimizer = config.table("optimizer");
+  const std::vector<Options>& groups = config.list(kKey);
+  const double decay = optimizer.get_number("weight_decay");
+  const bool spares = optimizer.get_string("no_decay") == "norms_and_biases";
+  ParameterGroups out;
+  out.other.weight_decay = decay;
+  std::vector<size_t> matched(groups.size()), used(groups.size());
+  bool trains = false;
+  for (ParameterOutline& p : outline.parameters) {
+    const Options* group = nullptr;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      if (!glob_matches(groups[g].get_string("pattern"), p.name)) continue;
+      ++matched[g];
+      if (group != nullptr) continue;
+      group = &groups[g];
+      ++used[g];
+    }
+    if (group != nullptr && group->get_bool("frozen")) {
+      p.trainable = false;
+      out.frozen.push_back(p.name);
+      continue;
+    }
+    UpdateRule rule{1, spares && p.shape.size() <= 1 ? 0 : decay};
+    if (group != nullptr) {
+      rule.lr_factor = group->get_number("lr_factor");
+      if (group->is_set("weight_decay")) rule.weight_decay = group->get_number("weight_decay");
+    }
+    if (!p.trainable) continue;
+    trains = true;
+    const auto at = std::find(out.rules.begin(), out.rules.end(), rule);
+    out.rule_of[p.name] = static_cast<size_t>(at - out.rules.begin());
+    if (at == out.rules.end()) out.rules.push_back(rule);
+  }
+  for (size_t g = 0; g < groups.size(); ++g)
+    if (used[g] == 0) warnings.push_back(unused_text(groups[g], matched[g], outline));
+  if (!trains && !out.frozen.empty()) {
+    std::vector<const Options*> freezing;
+    for (size_t g = 0; g < groups.size(); ++g)
+      if (used[g] > 0 && groups[g].get_bool("frozen")) freezing.push_back(&groups[g]);
+    refuse_all_frozen(freezing, outline);
+  }
+  return out;
+}
+
+}  // namespace meshwright::plan

@@ -1,0 +1,33 @@
+// What [[optimizer.group]] does to a model that runs: which parameters it freezes, and which
+// elements of the flat tensors that a strategy hands out are updated alike.
+#pragma once
+
+#include <vector>
+
+#include "engine/plan/parameter_groups.h"
+#include "engine/trainer/optimizer.h"
+#include "meshwright/outline.h"
+#include "meshwright/parallel/parallel.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace meshwright::plan {
+struct JobPlan;
+}
+
+namespace meshwright::train {
+
+// Before the model is made parallel. Freezes in `module` and `outline` what groups freeze. A plan
+// that knows no model gets the warnings. Throws Error(conflict) where nothing is left that trains.
+plan::ParameterGroups freeze_parameters(const config::Config& config, ModelOutline& outline,
+                                        torch::nn::Module& module, plan::JobPlan& plan);
+
+// The classes of the optimizer, which has the model's update_groups(): as ranges of them, since
+// each parameter's part of a shard is a run of its elements. What lies between parameters, the
+// padding, goes with the one before it. `stages`: the outline of a pipeline's rank.
+std::vector<UpdateClass> update_classes(const ParallelModel& model, const ModelOutline* stages,
+                                        const plan::ParameterGroups& groups);
+
+}  // namespace meshwright::train
