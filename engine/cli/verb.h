@@ -124,6 +124,8 @@ Verb checkpoint_now_verb();
 Verb generate_verb();
 Verb evaluate_verb();
 Verb tokenize_verb();
+Verb dataset_show_verb();
+Verb dataset_stats_verb();
 Verb report_verb();
 Verb completion_verb();
 Verb man_verb();

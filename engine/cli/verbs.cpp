@@ -23,6 +23,8 @@ const std::vector<Verb>& verbs() {
       generate_verb(),
       evaluate_verb(),
       tokenize_verb(),
+      dataset_show_verb(),
+      dataset_stats_verb(),
       report_verb(),
       completion_verb(),
       man_verb(),

@@ -163,6 +163,51 @@ std::unique_ptr<SampleSource> JsonlKind::open(const DatasetRequest& request) con
   return std::make_unique<PackedSource>(store_of(options), settings_of(request, options));
 }
 
+void* JsonlKind::extension(uint32_t id) {
+  return id == kDatasetInspector ? static_cast<DatasetInspector*>(this) : nullptr;
+}
+
+int64_t JsonlKind::rows(const DatasetRequest& request) const {
+  return store_of(JsonlOptions::read(request))->origin().counts.rows;
+}
+
+DatasetRow JsonlKind::row(const DatasetRequest& request, int64_t number) const {
+  const JsonlOptions options = JsonlOptions::read(request);
+  const std::shared_ptr<const TokenStore> store = store_of(options);
+  if (number < 0 || static_cast<uint64_t>(number) >= store->documents())
+    throw Error(ErrorCode::usage, "there is no row " + std::to_string(number) + ": " +
+                                      request.path + " has rows 0 to " +
+                                      std::to_string(store->documents() - 1));
+  ShownRow shown = show_row(options, store->row(static_cast<uint64_t>(number)));
+  DatasetRow out{std::move(shown.place), std::move(shown.encoded.text), {}};
+  const Document& document = shown.encoded.document;
+  for (size_t i = 0; i < document.ids.size(); ++i)
+    out.tokens.push_back(
+        {document.ids[i], shown.encoded.ranges[i].begin, shown.encoded.ranges[i].end, false});
+  for (const Run& run : document.targets)
+    for (uint32_t i = run.begin; i < run.end; ++i) out.tokens[i].target = true;
+  return out;
+}
+
+std::vector<std::pair<std::string, int64_t>> JsonlKind::numbers(
+    const DatasetRequest& request) const {
+  const JsonlOptions options = JsonlOptions::read(request);
+  const PackedSource source(store_of(options), settings_of(request, options));
+  const SampleCounts& counts = source.counts();
+  const StoreCounts& met = source.store().origin().counts;
+  return {{"rows", met.rows},
+          {"used", counts.used},
+          {"truncated", counts.truncated},
+          {"too_long", counts.too_long},
+          {"without_targets", counts.without_targets},
+          {"positions", counts.positions},
+          {"targets", counts.targets},
+          {"longest", counts.longest},
+          {"special_tokens_kept_as_text", met.kept_as_text},
+          {"answers_without_end", met.open_ends},
+          {"double_begins", met.double_begins}};
+}
+
 std::shared_ptr<const TokenStore> JsonlKind::store_of(const JsonlOptions& options) const {
   std::string name = options.key;
   for (const std::string& file : options.all_files()) name += '\n' + file;

@@ -6,17 +6,24 @@
 #include <mutex>
 #include <string>
 
+#include "meshwright/data/dataset_inspector.h"
 #include "meshwright/data/dataset_kind.h"
 #include "prepare.h"
 #include "token_store.h"
 
 namespace meshwright::jsonl {
 
-class JsonlKind final : public DatasetKind {
+class JsonlKind final : public DatasetKind, public DatasetInspector {
  public:
   void validate(const DatasetRequest& request, Diagnostics& found) const override;
   void prepare(const DatasetRequest& request) const override;
   std::unique_ptr<SampleSource> open(const DatasetRequest& request) const override;
+  void* extension(uint32_t id) override;
+
+  int64_t rows(const DatasetRequest& request) const override;
+  DatasetRow row(const DatasetRequest& request, int64_t number) const override;
+  std::vector<std::pair<std::string, int64_t>> numbers(
+      const DatasetRequest& request) const override;
 
  private:
   // prepare() and open() of a process see the same files, and read them once.

@@ -231,6 +231,27 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
   return all.bytes(origin);
 }
 
+ShownRow show_row(const JsonlOptions& options, uint64_t byte) {
+  std::optional<RowKind> kind = options.format;
+  const RowEncoder encoder(Language::read(options.folder, options.chat_template), options.encode);
+  for (const DataFile& file : open_files(options.files)) {
+    if (byte < file.before || byte - file.before >= file.text().size()) continue;
+    const RowFile rows(file.text(), file.path);
+    for (const Chunk& chunk : rows.chunks()) {
+      if (byte - file.before >= chunk.end) continue;
+      for (const RowPiece& piece : rows.rows(chunk)) {
+        if (file.before + piece.offset != byte) continue;
+        const std::string place = file.path + ":" + std::to_string(piece.line);
+        const chat::Value value = parse_row(piece.text, file.path, piece.line);
+        if (!kind) kind = kind_of(value);
+        return {place, encoder.encode(read_row(value, kind.value_or(RowKind::text), place), place)};
+      }
+      break;
+    }
+  }
+  throw Error(ErrorCode::bad_dataset, options.files.front() + ": the rows have changed meanwhile");
+}
+
 std::shared_ptr<const TokenStore> prepare_store(
     const JsonlOptions& options, const std::function<void(const std::string&)>& tell) {
   using Clock = std::chrono::steady_clock;

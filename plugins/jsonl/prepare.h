@@ -41,6 +41,12 @@ std::string cache_key(const JsonlOptions& options);
 // thread at a time.
 std::vector<std::byte> build_store(const JsonlOptions& options, const std::string& key,
                                    const std::function<void(const Preparation&)>& progress);
+// The row that begins at a byte of all files, encoded as it is in the store.
+struct ShownRow {
+  std::string place;  // FILE:LINE
+  Encoded encoded;
+};
+ShownRow show_row(const JsonlOptions& options, uint64_t byte);
 // From the cache, or made. `tell` hears lines for the user.
 std::shared_ptr<const TokenStore> prepare_store(
     const JsonlOptions& options, const std::function<void(const std::string&)>& tell);

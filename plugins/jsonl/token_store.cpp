@@ -46,8 +46,7 @@ boost::json::object counts_json(const StoreCounts& counts) {
   return {{"rows", counts.rows},
           {"kept_as_text", counts.kept_as_text},
           {"open_ends", counts.open_ends},
-          {"double_begins", counts.double_begins},
-          {"without_targets", counts.without_targets}};
+          {"double_begins", counts.double_begins}};
 }
 
 // Fields of an object that came from a file: each throws a string that says what is wrong.
@@ -102,7 +101,6 @@ void StoreCounts::operator+=(const StoreCounts& other) {
   kept_as_text += other.kept_as_text;
   open_ends += other.open_ends;
   double_begins += other.double_begins;
-  without_targets += other.without_targets;
 }
 
 void StoreWriter::add(const Document& document) {
@@ -196,8 +194,7 @@ void TokenStore::read(std::span<const std::byte> bytes) {
   origin_.template_hash = string(header, "template");
   const boost::json::object& counts = object(header, "counts");
   origin_.counts = {number(counts, "rows"), number(counts, "kept_as_text"),
-                    number(counts, "open_ends"), number(counts, "double_begins"),
-                    number(counts, "without_targets")};
+                    number(counts, "open_ends"), number(counts, "double_begins")};
   documents_ = static_cast<uint64_t>(number(header, "documents"));
   if (documents_ >= UINT32_MAX) throw std::string("it has too many documents");
   const boost::json::object& sections = object(header, "sections");

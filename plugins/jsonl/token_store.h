@@ -43,7 +43,6 @@ struct StoreCounts {
   int64_t kept_as_text = 0;   // special tokens in contents that stayed text
   int64_t open_ends = 0;      // answers that no special token ends
   int64_t double_begins = 0;  // documents that begin with two beginning-of-text tokens
-  int64_t without_targets = 0;
   void operator+=(const StoreCounts& other);
   bool operator==(const StoreCounts&) const = default;
 };
