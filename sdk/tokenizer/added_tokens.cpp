@@ -45,37 +45,57 @@ bool TokenFinder::add(const AddedToken& token) {
   return true;
 }
 
-const AddedToken* TokenFinder::longest(std::string_view text) const {
+template <class Heeds>
+const AddedToken* TokenFinder::longest(std::string_view text, const Heeds& heeds) const {
   const AddedToken* found = nullptr;
   uint32_t at = 0;
   for (char c : text) {
     at = child(at, static_cast<uint8_t>(c));
     if (at == 0) break;
-    if (nodes_[at].token) found = nodes_[at].token;
+    if (nodes_[at].token && heeds(*nodes_[at].token)) found = nodes_[at].token;
   }
   return found;
 }
 
-std::vector<TokenFinder::Part> TokenFinder::cut(std::string_view text,
-                                                PatternScratch& scratch) const {
+// No word goes on from it to either side.
+bool TokenFinder::stands_alone(std::string_view text, size_t begin, size_t end,
+                               PatternScratch& scratch) {
+  return !(begin > 0 && word().matches_at(text, before(text, begin), scratch)) &&
+         !(end < text.size() && word().matches_at(text, end, scratch));
+}
+
+std::vector<TokenFinder::Part> TokenFinder::cut(std::string_view text, PatternScratch& scratch,
+                                                Plain* plain) const {
   std::vector<Part> out;
-  size_t done = 0;
+  size_t done = 0, kept_until = 0;
+  auto all = [](const AddedToken&) { return true; };
+  auto find = [&](size_t at) {
+    const AddedToken* best = longest(text.substr(at), all);
+    if (!best || !plain) return best;
+    auto is_text = [&](const AddedToken& token) {
+      return token.special && plain->overlaps(at, at + token.matched.size());
+    };
+    if (is_text(*best) && at >= kept_until) {
+      size_t end = at + best->matched.size();
+      if (!best->single_word || stands_alone(text, at, end, scratch)) {
+        ++plain->kept;
+        kept_until = end;  // what lies inside of it is not another one
+      }
+    }
+    return longest(text.substr(at), [&](const AddedToken& token) { return !is_text(token); });
+  };
   auto put = [&](size_t begin, size_t end, const AddedToken* token) {
     if (begin < end) out.push_back({text.substr(begin, end - begin), token});
   };
   for (size_t at = 0; at < text.size() && nodes_.size() > 1;) {
-    const AddedToken* token = longest(text.substr(at));
+    const AddedToken* token = find(at);
     if (!token) {
       ++at;
       continue;
     }
     size_t begin = at, end = at + token->matched.size();
     at = end;
-    if (token->single_word) {
-      bool inside = (begin > 0 && word().matches_at(text, before(text, begin), scratch)) ||
-                    (end < text.size() && word().matches_at(text, end, scratch));
-      if (inside) continue;
-    }
+    if (token->single_word && !stands_alone(text, begin, end, scratch)) continue;
     if (token->lstrip) {
       while (begin > 0 && is_space(character_at(text, before(text, begin)).code))
         begin = before(text, begin);

@@ -15,8 +15,9 @@ constexpr uint64_t kNoPair = ~uint64_t{0};
 constexpr size_t kShort = 48;
 
 // Neighbours by rank, the leftmost of a rank first. A short piece: the ranks stand in a row beside
-// the ids.
-void merge_short(std::vector<uint32_t>& ids, const MergeTable& merges) {
+// the ids. `begins`, one of each id or none at all, stay beside them.
+void merge_short(std::vector<uint32_t>& ids, std::vector<size_t>& begins,
+                 const MergeTable& merges) {
   constexpr uint32_t kNone = ~uint32_t{0};
   std::array<uint32_t, kShort> ranks{}, becomes{};
   auto look = [&](size_t i) {
@@ -31,6 +32,7 @@ void merge_short(std::vector<uint32_t>& ids, const MergeTable& merges) {
     if (ranks[best] == kNone) return;
     ids[best] = becomes[best];
     ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+    if (!begins.empty()) begins.erase(begins.begin() + static_cast<std::ptrdiff_t>(best) + 1);
     for (size_t i = best + 1; i < ids.size(); ++i)
       ranks[i] = ranks[i + 1], becomes[i] = becomes[i + 1];
     look(best);
@@ -40,7 +42,7 @@ void merge_short(std::vector<uint32_t>& ids, const MergeTable& merges) {
 
 // The same for a long one: a list of symbols and a heap of pairs, of which those that have changed
 // meanwhile are skipped.
-void merge_long(std::vector<uint32_t>& ids, const MergeTable& merges) {
+void merge_long(std::vector<uint32_t>& ids, std::vector<size_t>& begins, const MergeTable& merges) {
   struct Symbol {
     uint32_t id;
     int64_t previous, next;  // -1: none
@@ -82,8 +84,13 @@ void merge_long(std::vector<uint32_t>& ids, const MergeTable& merges) {
     look(at, left.next);
   }
   ids.clear();
-  for (const Symbol& it : symbols)
-    if (!it.gone) ids.push_back(it.id);
+  size_t kept = 0;
+  for (size_t i = 0; i < symbols.size(); ++i) {
+    if (symbols[i].gone) continue;
+    ids.push_back(symbols[i].id);
+    if (!begins.empty()) begins[kept++] = begins[i];
+  }
+  begins.resize(kept);
 }
 
 }  // namespace
@@ -142,29 +149,37 @@ const MergeTable::Merge* MergeTable::find(uint32_t left, uint32_t right) const {
   return slot.pair == kNoPair ? nullptr : &slot.merge;
 }
 
-void Bpe::encode(std::string_view piece, std::vector<int64_t>& out) const {
+void Bpe::encode(std::string_view piece, std::vector<int64_t>& out,
+                 std::vector<size_t>* begins) const {
   if (ignore_merges) {
     if (auto whole = vocabulary.find(to_letters(piece))) {
       out.push_back(*whole);
+      if (begins) begins->push_back(0);
       return;
     }
   }
   std::vector<uint32_t> ids;
+  std::vector<size_t> places;  // empty where nobody asks
   ids.reserve(piece.size());
+  if (begins) places.reserve(piece.size());
   bool after_unknown = false;
-  for (char c : piece) {
-    std::optional<uint32_t> id = byte_ids[static_cast<uint8_t>(c)];
+  for (size_t i = 0; i < piece.size(); ++i) {
+    std::optional<uint32_t> id = byte_ids[static_cast<uint8_t>(piece[i])];
     bool lacking = !id;
     if (lacking) id = unknown;
-    if (id && !(lacking && after_unknown && fuse_unknown)) ids.push_back(*id);
+    if (id && !(lacking && after_unknown && fuse_unknown)) {
+      ids.push_back(*id);
+      if (begins) places.push_back(i);
+    }
     after_unknown = lacking;
   }
   if (ids.size() <= kShort) {
-    merge_short(ids, merges);
+    merge_short(ids, places, merges);
   } else {
-    merge_long(ids, merges);
+    merge_long(ids, places, merges);
   }
   out.insert(out.end(), ids.begin(), ids.end());
+  if (begins) begins->insert(begins->end(), places.begin(), places.end());
 }
 
 }  // namespace meshwright::tokenizer

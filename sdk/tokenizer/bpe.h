@@ -67,8 +67,10 @@ class Bpe {
   bool fuse_unknown = false;
   bool ignore_merges = false;  // a piece that is a token stays whole
 
-  // Appends the ids of `piece`. n log n.
-  void encode(std::string_view piece, std::vector<int64_t>& out) const;
+  // Appends the ids of `piece`, and where in it each begins to `begins`, if given. A byte that
+  // vanishes counts to the id before it. n log n.
+  void encode(std::string_view piece, std::vector<int64_t>& out,
+              std::vector<size_t>* begins = nullptr) const;
 };
 
 }  // namespace meshwright::tokenizer

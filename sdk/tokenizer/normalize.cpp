@@ -61,4 +61,40 @@ std::string compose(std::string_view text) {
   return out;
 }
 
+// Marks join what stands before them, and so do the vowels and final consonants of Hangul and one
+// letter of Kirat Rai, the only characters that do and are no marks.
+bool starts_anew(int32_t code) {
+  if (code < 0x300) return true;
+  if ((code >= 0x1160 && code <= 0x11FF) || (code >= 0xD7B0 && code <= 0xD7FF) || code == 0x16D67)
+    return false;
+  switch (utf8proc_category(code)) {
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+      return false;
+    default:
+      return true;
+  }
+}
+
+std::vector<Recomposed> recomposed(std::string_view text, std::string_view composed) {
+  std::vector<Recomposed> out;
+  if (text == composed) return out;
+  size_t there = 0;
+  for (size_t begin = 0, end = 0; begin < text.size(); begin = end) {
+    end += character_at(text, end).bytes;
+    for (Character next; end < text.size() && !starts_anew((next = character_at(text, end)).code);)
+      end += next.bytes;
+    std::string_view one = text.substr(begin, end - begin);
+    size_t bytes = one.size();
+    if (one.size() > 1) {  // a byte is never changed
+      std::string its = compose(one);
+      bytes = its.size();
+      if (its != one) out.push_back({begin, end, there, there + bytes});
+    }
+    there += bytes;
+  }
+  return out;
+}
+
 }  // namespace meshwright::tokenizer

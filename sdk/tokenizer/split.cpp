@@ -53,44 +53,53 @@ std::vector<SplitRange> parts_by_numbers(std::string_view text) {
 // Takes a piece through the steps that are left.
 struct Walk {
   PatternScratch& scratch;
-  const std::function<void(std::string_view)>& take;
+  const std::function<void(const Piece&)>& take;
 
-  void pieces(const std::vector<SplitRange>& parts, std::string_view text,
+  void pieces(const std::vector<SplitRange>& parts, std::string_view text, size_t at,
               std::span<const Step> rest) {
     for (const SplitRange& part : parts)
-      if (part.begin < part.end) go(text.substr(part.begin, part.end - part.begin), rest);
+      if (part.begin < part.end)
+        go(text.substr(part.begin, part.end - part.begin), at + part.begin, rest);
   }
 
-  void go(std::string_view text, std::span<const Step> steps) {
-    if (steps.empty()) return take(text);
+  // `at`: where `text` stands in the whole.
+  void go(std::string_view text, size_t at, std::span<const Step> steps) {
+    if (steps.empty()) return take({text, at});
     std::span<const Step> rest = steps.subspan(1);
     if (const auto* split = std::get_if<SplitStep>(&steps[0]))
       return pieces(apply_behavior(parts_by_pattern(split->pattern, split->invert, text, scratch),
                                    split->behavior),
-                    text, rest);
+                    text, at, rest);
     if (const auto* digits = std::get_if<DigitsStep>(&steps[0]))
       return pieces(
           apply_behavior(parts_by_numbers(text),
                          digits->individual ? SplitBehavior::isolated : SplitBehavior::contiguous),
-          text, rest);
+          text, at, rest);
     const auto& bytes = std::get<BytesStep>(steps[0]);
     std::string prefixed;
+    size_t added = 0;
     if (bytes.add_prefix_space && !text.starts_with(' ')) {
       prefixed.reserve(text.size() + 1);
       prefixed.push_back(' ');
       prefixed += text;
       text = prefixed;
+      added = 1;
     }
-    if (!bytes.use_regex) return take(text);
+    auto hand = [&](size_t begin, size_t end) {
+      if (begin < end)
+        take({text.substr(begin, end - begin), at + std::max(begin, added) - added,
+              begin < added ? added - begin : 0});
+    };
+    if (!bytes.use_regex) return hand(0, text.size());
     static const Pattern gpt2{kGpt2};
     size_t done = 0;
     Matches matches(gpt2, text, scratch);
     while (auto found = matches.next()) {
-      if (done < found->begin) take(text.substr(done, found->begin - done));
-      if (found->begin < found->end) take(text.substr(found->begin, found->end - found->begin));
+      hand(done, found->begin);
+      hand(found->begin, found->end);
       done = found->end;
     }
-    if (done < text.size()) take(text.substr(done));
+    hand(done, text.size());
   }
 };
 
@@ -135,8 +144,8 @@ std::vector<SplitRange> apply_behavior(std::vector<SplitRange> parts, SplitBehav
 }
 
 void pre_tokenize(const std::vector<Step>& steps, std::string_view text, PatternScratch& scratch,
-                  const std::function<void(std::string_view)>& take) {
-  if (!text.empty()) Walk{scratch, take}.go(text, steps);
+                  const std::function<void(const Piece&)>& take) {
+  if (!text.empty()) Walk{scratch, take}.go(text, 0, steps);
 }
 
 }  // namespace meshwright::tokenizer

@@ -38,9 +38,16 @@ struct BytesStep {
 };
 using Step = std::variant<SplitStep, DigitsStep, BytesStep>;
 
+// What is merged for itself. All but its first `added` bytes, a space that a step put there, stand
+// in the text from `begin` on.
+struct Piece {
+  std::string_view bytes;
+  size_t begin = 0, added = 0;
+};
+
 // Takes `text` through the steps and hands over the pieces in order, none of them empty. Throws
 // PatternProblem.
 void pre_tokenize(const std::vector<Step>& steps, std::string_view text, PatternScratch& scratch,
-                  const std::function<void(std::string_view)>& take);
+                  const std::function<void(const Piece&)>& take);
 
 }  // namespace meshwright::tokenizer

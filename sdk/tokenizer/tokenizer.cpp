@@ -8,6 +8,7 @@
 #include "sdk/tokenizer/divide.h"
 #include "sdk/tokenizer/normalize.h"
 #include "sdk/tokenizer/parts.h"
+#include "sdk/tokenizer/places.h"
 
 namespace meshwright::tokenizer {
 
@@ -17,20 +18,24 @@ constexpr int64_t kMaxFile = 256 << 20;
 // Pieces that are worth remembering within one text, and how many.
 constexpr size_t kCachedPiece = 64, kCachedPieces = 1 << 16;
 
-// Merges pieces, those that were seen before from memory: most words of a long text were.
+// Merges pieces, those that were seen before from memory: most words of a long text were. `begins`,
+// if given: where in its piece each id begins.
 class PieceEncoder {
  public:
-  PieceEncoder(const Bpe& bpe, std::vector<int64_t>& out) : bpe_(bpe), out_(out) {}
+  PieceEncoder(const Bpe& bpe, std::vector<int64_t>& out, std::vector<size_t>* begins)
+      : bpe_(bpe), out_(out), begins_(begins) {}
   void encode(std::string_view piece) {
-    if (piece.size() < 3 || piece.size() > kCachedPiece) return bpe_.encode(piece, out_);
+    if (piece.size() < 3 || piece.size() > kCachedPiece) return bpe_.encode(piece, out_, begins_);
     key_.assign(piece);
     if (auto known = seen_.find(key_); known != seen_.end()) {
       for (uint32_t i = 0; i < known->second.count; ++i)
         out_.push_back(out_[known->second.begin + i]);
+      for (uint32_t i = 0; begins_ && i < known->second.count; ++i)
+        begins_->push_back((*begins_)[known->second.begin + i]);
       return;
     }
     size_t begin = out_.size();
-    bpe_.encode(piece, out_);
+    bpe_.encode(piece, out_, begins_);
     if (seen_.size() < kCachedPieces)
       seen_.emplace(key_, Seen{begin, static_cast<uint32_t>(out_.size() - begin)});
   }
@@ -42,6 +47,7 @@ class PieceEncoder {
   };
   const Bpe& bpe_;
   std::vector<int64_t>& out_;
+  std::vector<size_t>* begins_;
   std::string key_;
   std::unordered_map<std::string, Seen> seen_;
 };
@@ -98,27 +104,66 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {
 }
 
 std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) const {
+  return run(text, {.special = special}, false).ids;
+}
+
+Encoded Tokenizer::encode_ranges(std::string_view text, const RangeOptions& options) const {
+  check_parts(options.plain, text.size());
+  return run(text, options, true);
+}
+
+Encoded Tokenizer::run(std::string_view text, const RangeOptions& options, bool with_ranges) const {
   if (size_t at = first_invalid(text); at < text.size())
     throw Error(ErrorCode::usage, "the text is not UTF-8 at byte " + std::to_string(at))
         .help("save the text as UTF-8");
-  std::vector<int64_t> out;
+  Encoded out;
+  std::vector<size_t> begins;  // of each id in its piece
   PatternScratch scratch;
-  PieceEncoder pieces(parts_->bpe, out);
-  const std::function<void(std::string_view)> take = [&](std::string_view piece) {
-    pieces.encode(piece);
+  PieceEncoder pieces(parts_->bpe, out.ids, with_ranges ? &begins : nullptr);
+  Places places(0, {});
+  auto put = [&](const TokenFinder::Part& part, size_t at) {
+    out.ids.push_back(part.token->id);
+    if (!with_ranges) return;
+    begins.push_back(0);
+    out.ranges.push_back(places.source({at, at + part.text.size()}));
   };
+  size_t inner_begin = 0;
+  const std::function<void(const Piece&)> take = [&](const Piece& piece) {
+    size_t first = out.ids.size();
+    pieces.encode(piece.bytes);
+    if (!with_ranges) return;
+    auto place = [&](size_t in_piece) {
+      return inner_begin + piece.begin + (std::max(in_piece, piece.added) - piece.added);
+    };
+    for (size_t i = first; i < begins.size(); ++i)
+      out.ranges.push_back(places.source(
+          {place(begins[i]), place(i + 1 < begins.size() ? begins[i + 1] : piece.bytes.size())}));
+  };
+  auto offset = [](std::string_view part, std::string_view whole) {
+    return static_cast<size_t>(part.data() - whole.data());
+  };
+  TokenFinder::Plain plain{[&](size_t begin, size_t end) {
+    return overlaps(options.plain, places.source({begin, end}));
+  }};
+  TokenFinder::Plain* const heeded = options.plain.empty() ? nullptr : &plain;
   try {
-    for (const TokenFinder::Part& part : parts_->verbatim.cut(text, scratch)) {
+    for (const TokenFinder::Part& part : parts_->verbatim.cut(text, scratch, heeded)) {
+      const size_t begin = offset(part.text, text);
+      places = Places(begin, {});
       if (part.token) {
-        out.push_back(part.token->id);
+        put(part, 0);
         continue;
       }
       std::string composed;
-      if (parts_->composes) composed = compose(part.text);
-      for (const TokenFinder::Part& inner : parts_->normalized.cut(
-               parts_->composes ? std::string_view(composed) : part.text, scratch)) {
+      std::string_view whole = part.text;
+      if (parts_->composes) {
+        whole = composed = compose(part.text);
+        if (with_ranges) places = Places(begin, recomposed(part.text, whole));
+      }
+      for (const TokenFinder::Part& inner : parts_->normalized.cut(whole, scratch, heeded)) {
+        inner_begin = offset(inner.text, whole);
         if (inner.token) {
-          out.push_back(inner.token->id);
+          put(inner, inner_begin);
         } else {
           pre_tokenize(parts_->steps, inner.text, scratch, take);
         }
@@ -128,14 +173,28 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) cons
     refuse(parts_->name, "a pattern of pre_tokenizer",
            problem.what + " (at byte " + std::to_string(problem.offset) + " of a piece of it)");
   }
-  if (!parts_->around) return out;
-  std::vector<int64_t> whole;
+  out.kept_as_text = plain.kept;
+  if (parts_->around) return framed(out, options.special, text.size());
+  return out;
+}
+
+// With what the template puts around a text of `bytes`, or leaves of it.
+Encoded Tokenizer::framed(const Encoded& text, bool special, size_t bytes) const {
+  Encoded out;
+  out.kept_as_text = text.kept_as_text;
+  size_t done = 0;
   for (const TemplatePiece& piece : *parts_->around) {
     if (!piece.text && !special) continue;
-    const std::vector<int64_t>& ids = piece.text ? out : piece.ids;
-    whole.insert(whole.end(), ids.begin(), ids.end());
+    const std::vector<int64_t>& ids = piece.text ? text.ids : piece.ids;
+    out.ids.insert(out.ids.end(), ids.begin(), ids.end());
+    if (piece.text) {
+      out.ranges.insert(out.ranges.end(), text.ranges.begin(), text.ranges.end());
+      done = bytes;
+    } else if (text.ranges.size() == text.ids.size()) {
+      out.ranges.insert(out.ranges.end(), ids.size(), ByteRange{done, done});
+    }
   }
-  return whole;
+  return out;
 }
 
 std::string Tokenizer::bytes_of(int64_t id, bool skip_special) const {

@@ -93,6 +93,7 @@ class Tokenizer {
   struct Parts;
   explicit Tokenizer(std::unique_ptr<Parts> parts);
   Encoded run(std::string_view text, const RangeOptions& options, bool with_ranges) const;
+  Encoded framed(const Encoded& text, bool special, size_t bytes) const;
   std::unique_ptr<const Parts> parts_;
 };
 
