@@ -233,6 +233,13 @@ std::optional<Tokenizer::Frame> Tokenizer::frame() const {
   return seen ? std::optional(std::move(out)) : std::nullopt;
 }
 
+std::vector<std::string_view> Tokenizer::special_tokens() const {
+  std::vector<std::string_view> out;
+  for (const AddedToken& token : parts_->added)
+    if (token.special) out.push_back(token.content);
+  return out;
+}
+
 Cuts Tokenizer::cuts() const { return cuts_of(parts_->steps, parts_->added); }
 
 std::optional<int64_t> Tokenizer::id_of(std::string_view token) const {

@@ -87,6 +87,8 @@ class Tokenizer {
   Cuts cuts() const;
 
   std::optional<int64_t> id_of(std::string_view token) const;
+  // The texts of added tokens with `special: true`; they live as long as the tokenizer.
+  std::vector<std::string_view> special_tokens() const;
   int64_t size() const;  // one above the largest id
 
  private:
