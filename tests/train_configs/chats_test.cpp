@@ -1,0 +1,157 @@
+// Instruction data as a user trains on it: packed documents are learnt as if each was alone, on
+// any ranks and layout.
+#include <cmath>
+
+#include "trained.h"
+
+namespace chats_test {
+
+const std::string kNoCache = " --set dataset.jsonl.cache=none ";
+
+struct Steps {
+  std::vector<double> losses, norms;
+  std::vector<int64_t> tokens;
+};
+
+Steps steps_of(const std::string& name) {
+  Steps out;
+  std::ifstream metrics(kRuns + "/" + name + "/metrics.jsonl");
+  for (std::string line; std::getline(metrics, line);) {
+    const json::object row = json::parse(line).as_object();
+    if (!row.contains("loss")) continue;
+    out.losses.push_back(row.at("loss").to_number<double>());
+    out.norms.push_back(row.at("grad_norm").to_number<double>());
+  }
+  return out;
+}
+
+void check_close(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) CHECK(a[i] == doctest::Approx(b[i]).epsilon(2e-6));
+}
+
+// Rows of several lengths; the packs that hold all of them are one batch, as the rows alone are.
+struct Rows {
+  std::string path = kRuns + "/rows.jsonl";
+  int64_t packs = 0;
+  explicit Rows(int64_t count) {
+    fs::create_directories(kRuns);
+    std::ofstream out(path);
+    for (int64_t i = 0; i < count; ++i)
+      out << R"({"messages": [{"role": "user", "content": "How often x in )" << i
+          << R"(?"}, {"role": "assistant", "content": ")"
+          << std::string(static_cast<size_t>(3 + 11 * i % 37), static_cast<char>('a' + i))
+          << "\"}]}\n";
+    out.close();
+    const json::object stats =
+        json::parse(said("dataset stats configs/chat_tuning_cpu.toml --json" + settings("bfd", 1)))
+            .as_object();
+    packs = stats.at("dataset").as_object().at("samples").to_number<int64_t>();
+  }
+  std::string settings(const std::string& packing, int64_t batch) const {
+    return kNoCache + "--set dataset.path='" + path + "' --set dataset.seq_len=192 --set " +
+           "dataset.jsonl.packing=" + packing +
+           " --set step_scheduler.max_steps=3 --set lr_scheduler.lr_warmup_steps=1 --set " +
+           "step_scheduler.global_batch_size=" + std::to_string(batch) + " ";
+  }
+};
+
+TEST_CASE("the ready configuration tunes on chats") {
+  Trained run =
+      train("configs/chat_tuning_cpu.toml --nproc 2 --set step_scheduler.max_steps=3" + kNoCache,
+            "chats");
+  INFO(run.out);
+  REQUIRE(run.status == 0);
+  REQUIRE(run.losses.size() == 3);
+  CHECK(run.losses.front() == doctest::Approx(std::log(320.0)).epsilon(0.05));
+  CHECK(run.losses.back() < run.losses.front());
+  CHECK(run.out.find("200 rows, 200 used") != std::string::npos);
+}
+
+TEST_CASE("packs are the same in the same step for any number of ranks and split of the batch") {
+  const std::string job =
+      "configs/chat_tuning_cpu.toml --set step_scheduler.max_steps=6 --set "
+      "dataset.seq_len=256" +
+      kNoCache;
+  const Trained alone = train(job, "packs_1");
+  INFO(alone.out);
+  REQUIRE(alone.status == 0);
+  for (const auto& [more, name] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"--nproc 2", "packs_2"},
+           {"--nproc 2 --set step_scheduler.local_batch_size=1", "packs_2_split"},
+           {"--nproc 4 --set step_scheduler.local_batch_size=2 --set distributed.strategy=ddp",
+            "packs_4"}}) {
+    CAPTURE(name);
+    const Trained run = train(job + more, name);
+    INFO(run.out);
+    REQUIRE(run.status == 0);
+    check_equal(run.losses, alone.losses);
+  }
+}
+
+TEST_CASE("packed documents are learnt as if each was alone") {
+  const Rows rows(8);
+  REQUIRE(rows.packs > 1);
+  REQUIRE(rows.packs < 8);
+  const std::string file = "configs/chat_tuning_cpu.toml --set distributed.strategy=ddp ";
+  const Trained alone = train(
+      file + rows.settings("none", 8) + "--set step_scheduler.local_batch_size=1", "unpacked");
+  INFO(alone.out);
+  REQUIRE(alone.status == 0);
+  const Steps expected = steps_of("unpacked");
+  REQUIRE(expected.losses.size() == 3);
+  struct Layout {
+    const char *name, *settings;
+  };
+  const std::string packed =
+      rows.settings("bfd", rows.packs) + "--set step_scheduler.local_batch_size=1 ";
+  for (const Layout& layout : {
+           Layout{"packed", ""},
+           Layout{"packed_tp",
+                  "--nproc 2 --set distributed.strategy=fsdp2 --set "
+                  "distributed.tp_size=2 --set distributed.sequence_parallel=true"},
+           Layout{"packed_cp",
+                  "--nproc 2 --set distributed.strategy=fsdp2 --set "
+                  "distributed.cp_size=2"},
+           Layout{"packed_pp",
+                  "--nproc 2 --set distributed.strategy=fsdp2 --set "
+                  "distributed.pp_size=2 --set distributed.pp.schedule=1f1b"},
+       }) {
+    CAPTURE(layout.name);
+    const Trained run = train(file + packed + layout.settings, layout.name);
+    INFO(run.out);
+    REQUIRE(run.status == 0);
+    const Steps steps = steps_of(layout.name);
+    check_close(steps.losses, expected.losses);
+    check_close(steps.norms, expected.norms);
+  }
+}
+
+TEST_CASE("a run goes on with the same documents only") {
+  const std::string job =
+      "configs/chat_tuning_cpu.toml --set dataset.seq_len=256 --set "
+      "checkpoint.every_steps=2" +
+      kNoCache;
+  const Trained first = train(job + "--set step_scheduler.max_steps=4", "chats_4");
+  INFO(first.out);
+  REQUIRE(first.status == 0);
+  const Trained whole = train(job + "--set step_scheduler.max_steps=6", "chats_6");
+  const Trained more = train(job + "--set step_scheduler.max_steps=6 --set checkpoint.resume=auto",
+                             "chats_more", "chats_4");
+  INFO(more.out);
+  REQUIRE(more.status == 0);
+  REQUIRE(more.losses.size() == whole.losses.size());
+  for (const char* other : {"--set dataset.seq_len=128", "--set dataset.jsonl.packing=sequential",
+                            "--set dataset.jsonl.train_on=last", "--set run.seed=77"}) {
+    CAPTURE(other);
+    const Trained refused = train(job +
+                                      "--set step_scheduler.max_steps=6 --set "
+                                      "checkpoint.resume=auto " +
+                                      other,
+                                  "chats_refused", "chats_4");
+    CHECK(refused.status == 7);
+    CHECK(refused.out.find("E0713") != std::string::npos);
+  }
+}
+
+}  // namespace chats_test
