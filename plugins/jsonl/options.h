@@ -6,7 +6,7 @@
 namespace meshwright::jsonl {
 
 inline constexpr meshwright_option kOptions[] = {
-    choice_option("format", "auto", "auto|messages|prompt_completion|text",
+    choice_option("format", "\"auto\"", "auto|messages|prompt_completion|text",
                   "What a row holds: messages (or conversations), prompt and "
                   "completion, or text. auto: what the first row holds."),
     with_flags(option("tokenizer", MESHWRIGHT_STRING, nullptr,
@@ -16,22 +16,23 @@ inline constexpr meshwright_option kOptions[] = {
                       "A file, the name of a template of the tokenizer's folder, or "
                       "\"chatml\"; auto: the folder's own."),
                MESHWRIGHT_OPTIONAL),
-    option("template_variables", MESHWRIGHT_STRING_MAP, "{}",
-           "Variables for the chat template. A value that is JSON is what it says "
-           "(\"false\", \"3\"), any other a string."),
+    with_flags(option("template_variables", MESHWRIGHT_STRING_MAP, nullptr,
+                      "Variables for the chat template. A value that is JSON is what it says "
+                      "(\"false\", \"3\"), any other a string."),
+               MESHWRIGHT_OPTIONAL),
     with_flags(option("date", MESHWRIGHT_STRING, nullptr,
                       "YYYY-MM-DD: what strftime_now of a template says; none: it is "
                       "undefined, and templates take their fixed date."),
                MESHWRIGHT_OPTIONAL),
-    choice_option("train_on", "assistant", "assistant|last|all",
+    choice_option("train_on", "\"assistant\"", "assistant|last|all",
                   "Targets: every answer of the assistant, the last one, or all."),
-    choice_option("special_tokens_in_content", "text", "text|parse|error",
+    choice_option("special_tokens_in_content", "\"text\"", "text|parse|error",
                   "What looks like a special token in a message: plain text, that "
                   "token, or an error."),
-    choice_option("truncate", "right", "right|left|drop",
+    choice_option("truncate", "\"right\"", "right|left|drop",
                   "What goes of a document of more than seq_len + 1 tokens: its end, "
                   "its beginning, or all of it."),
-    choice_option("packing", "bfd", "bfd|sequential|none",
+    choice_option("packing", "\"bfd\"", "bfd|sequential|none",
                   "How documents share a sample: best fit decreasing, in order, or "
                   "one a sample."),
     option("cache", MESHWRIGHT_STRING, "\"auto\"",
