@@ -121,11 +121,17 @@ Encoded Tokenizer::run(std::string_view text, const RangeOptions& options, bool 
   PatternScratch scratch;
   PieceEncoder pieces(parts_->bpe, out.ids, with_ranges ? &begins : nullptr);
   Places places(0, {});
+  auto put_range = [&](size_t begin, size_t end) {
+    ByteRange range = places.source({begin, end});
+    // A token may lie within the white space that the one before it took.
+    if (!out.ranges.empty()) range.end = std::max(range.end, out.ranges.back().end);
+    out.ranges.push_back(range);
+  };
   auto put = [&](const TokenFinder::Part& part, size_t at) {
     out.ids.push_back(part.token->id);
     if (!with_ranges) return;
     begins.push_back(0);
-    out.ranges.push_back(places.source({at, at + part.text.size()}));
+    put_range(at, at + part.text.size());
   };
   size_t inner_begin = 0;
   const std::function<void(const Piece&)> take = [&](const Piece& piece) {
@@ -136,8 +142,8 @@ Encoded Tokenizer::run(std::string_view text, const RangeOptions& options, bool 
       return inner_begin + piece.begin + (std::max(in_piece, piece.added) - piece.added);
     };
     for (size_t i = first; i < begins.size(); ++i)
-      out.ranges.push_back(places.source(
-          {place(begins[i]), place(i + 1 < begins.size() ? begins[i + 1] : piece.bytes.size())}));
+      put_range(place(begins[i]),
+                place(i + 1 < begins.size() ? begins[i + 1] : piece.bytes.size()));
   };
   auto offset = [](std::string_view part, std::string_view whole) {
     return static_cast<size_t>(part.data() - whole.data());

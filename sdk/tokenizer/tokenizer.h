@@ -40,8 +40,9 @@ struct Encoded {
   std::vector<int64_t> ids;
   // Of each id, in bytes of the text that was given; neither begins nor ends descend (but where a
   // template repeats the text). An id that stands for nothing in it has an empty one: those of the
-  // template, a space put before a word. Where the tokenizer composes (NFC), what it changed is
-  // told apart no further: each id of such characters has all their bytes.
+  // template, a space put before a word. Bytes may be in several: where the tokenizer composes
+  // (NFC), what it changed is told apart no further, so each id of such characters has all their
+  // bytes; and white space that an added token takes may hold another one.
   std::vector<ByteRange> ranges;
   int64_t kept_as_text = 0;  // special tokens that were found in a plain part, and read as text
 };

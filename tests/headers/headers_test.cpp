@@ -77,42 +77,75 @@ TEST_CASE("plugins include the SDK and nothing of the engine") {
   }
 }
 
+namespace {
+
+// Sees every include of a room of the SDK in a folder, tests left out: the room, and where.
+template <class See>
+void each_room_included(const fs::path& folder, const See& see) {
+  const std::string prefix = "#include \"sdk/";
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.path().extension() != ".cpp" && entry.path().extension() != ".h") continue;
+    if (entry.path().string().find("/tests/") != std::string::npos) continue;
+    for (const std::string& line : lines_of(entry.path()))
+      if (line.starts_with(prefix))
+        see(line.substr(prefix.size(), line.find('/', prefix.size()) - prefix.size()),
+            entry.path().string() + ": " + line);
+  }
+}
+
+bool has(const std::vector<std::string>& rooms, const std::string& room) {
+  return std::find(rooms.begin(), rooms.end(), room) != rooms.end();
+}
+
+}  // namespace
+
 // What is not there may be included: the public headers, and what has no room above it.
-TEST_CASE("the rooms of the SDK include those below them, and other code only the base") {
+TEST_CASE("the rooms of the SDK include those below them, and other code only those for all") {
+  const fs::path source = MESHWRIGHT_SOURCE_DIR;
   const std::vector<std::string> rooms{
       "base", "planning",         "memory",        "comm",    "nn", "tensor_parallel",
       "moe",  "context_parallel", "data_parallel", "pipeline"};
-  auto room_of = [&](const std::string& line) {
-    const std::string prefix = "#include \"sdk/";
-    return line.starts_with(prefix)
-               ? line.substr(prefix.size(), line.find('/', prefix.size()) - prefix.size())
-               : std::string();
-  };
-  auto each_include = [&](const fs::path& folder, auto&& see) {
-    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
-      if (entry.path().extension() != ".cpp" && entry.path().extension() != ".h") continue;
-      if (entry.path().string().find("/tests/") != std::string::npos) continue;
-      for (const std::string& line : lines_of(entry.path()))
-        if (std::string room = room_of(line); !room.empty())
-          see(room, entry.path().string() + ": " + line);
-    }
-  };
   size_t between = 0;
   for (size_t i = 0; i < rooms.size(); ++i)
-    each_include(fs::path(MESHWRIGHT_SOURCE_DIR "/sdk") / rooms[i], [&](const std::string& room,
-                                                                        const std::string& where) {
-      CHECK_MESSAGE(std::find(rooms.begin(), rooms.begin() + static_cast<std::ptrdiff_t>(i),
-                              room) != rooms.begin() + static_cast<std::ptrdiff_t>(i),
-                    where);
-      ++between;
-    });
+    each_room_included(source / "sdk" / rooms[i],
+                       [&](const std::string& room, const std::string& where) {
+                         const std::vector<std::string> below(
+                             rooms.begin(), rooms.begin() + static_cast<std::ptrdiff_t>(i));
+                         CHECK_MESSAGE(has(below, room), where);
+                         ++between;
+                       });
   CHECK(between > 20);
-  for (const char* folder : {"/engine", "/plugins", "/examples", "/bench", "/sdk/testing",
-                             "/sdk/template", "/sdk/template_data", "/sdk/template_model"})
-    each_include(fs::path(MESHWRIGHT_SOURCE_DIR) / (folder + 1),
-                 [&](const std::string& room, const std::string& where) {
-                   CHECK_MESSAGE(room == "base", where);
-                 });
+  for (const char* folder : {"engine", "plugins", "examples", "bench"})
+    each_room_included(source / folder, [&](const std::string& room, const std::string& where) {
+      CHECK_MESSAGE(has({"base", "files", "tokenizer", "chat"}, room), where);
+    });
+  for (const char* folder :
+       {"testing", "conformance", "template", "template_data", "template_model"})
+    each_room_included(source / "sdk" / folder,
+                       [&](const std::string& room, const std::string& where) {
+                         CHECK_MESSAGE((room == "base" || room == folder), where);
+                       });
+}
+
+// `files` knows the base; `tokenizer` and `chat` know those two and not each other.
+TEST_CASE("the rooms that plugins link include the base, themselves and files") {
+  for (const std::string name : {"files", "tokenizer", "chat"}) {
+    const fs::path folder = fs::path(MESHWRIGHT_SOURCE_DIR) / "sdk" / name;
+    if (name == "chat" && !fs::exists(folder)) continue;
+    std::vector<std::string> allowed{"base", name};
+    if (name != "files") allowed.emplace_back("files");
+    size_t seen = 0;
+    each_room_included(folder, [&](const std::string& room, const std::string& where) {
+      CHECK_MESSAGE(has(allowed, room), where);
+      ++seen;
+    });
+    CHECK(seen > 5);
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder))
+      for (const std::string& line : lines_of(entry.path()))
+        for (const char* other : {"#include \"engine/", "#include <ATen", "#include <torch",
+                                  "#include <c10", "#include \"meshwright/parallel/"})
+          CHECK_MESSAGE(!line.starts_with(other), entry.path().string() << ": " << line);
+  }
 }
 
 TEST_CASE("the engine and the SDK name no strategy but the default value of the key") {
