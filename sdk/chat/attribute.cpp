@@ -176,7 +176,9 @@ Datum Renderer::sliced(const Datum& value, const Datum& begin, const Datum& end,
                        const Datum& step) {
   if (value.kind == Kind::undefined) fail_undefined(value);
   if (!value.is_indexed() && !value.is_string())
-    return Datum::undefined("slice", static_cast<uint8_t>(value.kind));
+    fail(value.kind == Kind::dict
+             ? "unhashable type: 'slice'"
+             : "'" + std::string(type_name(value.kind)) + "' object is not subscriptable");
   auto bound = [&](const Datum& part, int64_t otherwise) {
     if (part.kind == Kind::none) return otherwise;
     return whole_of(part, "a bound of a slice");

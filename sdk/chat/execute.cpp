@@ -46,7 +46,7 @@ Renderer::Flow Renderer::execute(const Stmt& stmt, Frame& frame) {
       return Flow::on;
     case Tag::output: output(*stmt.expr, frame); return Flow::on;
     case Tag::condition: return condition(stmt, frame);
-    case Tag::loop: loop(stmt, evaluate(*stmt.expr, frame), frame, 0); return Flow::on;
+    case Tag::loop: return loop(stmt, evaluate(*stmt.expr, frame), frame, 0);
     case Tag::assign: assign(*stmt.target, evaluate(*stmt.expr, frame), frame); return Flow::on;
     case Tag::assign_block: {
       Datum text = captured(stmt.body, *open(*stmt.scope, &frame));
@@ -177,7 +177,8 @@ bool Renderer::has(Loop& loop, size_t index) {
   return index < loop.found;
 }
 
-void Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& frame, uint32_t depth) {
+// What comes back is how the else was left: `break` there leaves the loop around.
+Renderer::Flow Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& frame, uint32_t depth) {
   Deeper deeper(*this);
   line_ = stmt.line;
   Items all = need_items(iterated);
@@ -194,10 +195,8 @@ void Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& frame, uint3
     state->items = const_cast<Datum*>(all.at);  // only read, as found says they are all there
     state->found = all.size;
   }
-  if (!has(*state, 0)) {
-    if (stmt.else_scope != nullptr) execute(stmt.other, *open(*stmt.else_scope, &frame));
-    return;
-  }
+  // As in Jinja: else follows unless some turn came to the end of the body.
+  bool completed = false;
   Frame* inner = open(*stmt.scope, &frame);
   Datum handle;
   handle.kind = Kind::loop;
@@ -209,8 +208,12 @@ void Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& frame, uint3
     state->index0 = static_cast<uint32_t>(i);
     inner->slots[0] = handle;
     assign(*stmt.target, state->items[i], *inner);
-    if (execute(stmt.body, *inner) == Flow::stop) break;
+    Flow flow = execute(stmt.body, *inner);
+    if (flow == Flow::stop) break;
+    completed = completed || flow == Flow::on;
   }
+  if (completed || stmt.else_scope == nullptr) return Flow::on;
+  return execute(stmt.other, *open(*stmt.else_scope, &frame));
 }
 
 void Renderer::assign(const Expr& target, const Datum& value, Frame& frame) {

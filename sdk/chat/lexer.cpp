@@ -129,7 +129,8 @@ class Lexer {
   void comment() {
     for (size_t at = at_; at < source_.size(); ++at)
       if (size_t end = tag_end(at, "#}", true); end != 0) return advance(end);
-    fail("Missing end of comment tag");
+    // Jinja minds only if there is something after its beginning.
+    if (at_ < source_.size()) fail("Missing end of comment tag");
   }
 
   void raw() {
@@ -149,7 +150,7 @@ class Lexer {
       if (!text.empty()) add(Lex::text, text);
       return advance(end);
     }
-    fail("Missing end of raw directive");
+    if (at_ < source_.size()) fail("Missing end of raw directive");
   }
 
   void inside(bool output) {

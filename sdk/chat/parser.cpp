@@ -163,6 +163,8 @@ Stmt* Parser::loop(int line) {
   out->scope = open();
   out->scope->slot("loop");
   out->target = target("in", false);
+  if (out->target->op == Op::name && out->target->places[0].second == 0)
+    fail_at(line, "can't assign to special loop variable in for-loop target");
   expect_word("in");
   scope_ = outer;
   out->expr = tuple(false, "recursive");
@@ -238,6 +240,17 @@ void Parser::declare(Expr& target) {
     for (Expr* part : target.list) declare(*part);
 }
 
+// A body with a frame of its own, which no loop around can be left from: for Jinja it is a function,
+// or its text would be lost.
+void Parser::captured_body(Stmt& of, std::string_view end) {
+  int loops = loops_;
+  loops_ = 0;
+  of.scope = open();
+  of.body = block({end});
+  close();
+  loops_ = loops;
+}
+
 Stmt* Parser::assign(int line) {
   Stmt* out = statement(Tag::assign, line);
   out->target = target({}, true);
@@ -247,9 +260,7 @@ Stmt* Parser::assign(int line) {
   }
   out->tag = Tag::assign_block;
   out->expr = filters(nullptr);
-  out->scope = open();
-  out->body = block({"endset"});
-  close();
+  captured_body(*out, "endset");
   return out;
 }
 
@@ -324,22 +335,14 @@ Stmt* Parser::call_block(int line) {
 Stmt* Parser::filter_block(int line) {
   Stmt* out = statement(Tag::filter, line);
   out->expr = filters(filter(nullptr));
-  out->scope = open();
-  out->body = block({"endfilter"});
-  close();
+  captured_body(*out, "endfilter");
   return out;
 }
 
 Stmt* Parser::generation(int line) {
   Stmt* out = statement(Tag::generation, line);
   program_.has_generation = true;
-  // Jinja makes a function of the body, which no loop can be left from.
-  int loops = loops_;
-  loops_ = 0;
-  out->scope = open();
-  out->body = block({"endgeneration"});
-  close();
-  loops_ = loops;
+  captured_body(*out, "endgeneration");
   return out;
 }
 

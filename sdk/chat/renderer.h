@@ -127,7 +127,7 @@ class Renderer {
   Frame* open(const ast::Scope& scope, Frame* parent);
   void clear(Frame& frame, const ast::Scope& scope);
   Flow condition(const ast::Stmt& stmt, Frame& frame);
-  void loop(const ast::Stmt& stmt, const Datum& iterated, Frame& frame, uint32_t depth);
+  Flow loop(const ast::Stmt& stmt, const Datum& iterated, Frame& frame, uint32_t depth);
   void turn();
   bool has(Loop& loop, size_t index);
   void assign(const ast::Expr& target, const Datum& value, Frame& frame);

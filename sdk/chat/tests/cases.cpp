@@ -46,6 +46,7 @@ Conversation::Conversation(const Value& one_case)
 std::string rendered(const std::string& source, const Value* variables) {
   ChatTemplate::Request request;
   request.variables = variables;
+  request.date = Date{2024, 7, 26, 13, 5, 9};
   return ChatTemplate::parse(source, "t").render(request).text;
 }
 
