@@ -44,10 +44,16 @@ Renderer::Flow Renderer::execute(const Stmt& stmt, Frame& frame) {
       out_->write(stmt.text, kNoMessage, generation_);
       check_output();
       return Flow::on;
-    case Tag::output: output(*stmt.expr, frame); return Flow::on;
-    case Tag::condition: return condition(stmt, frame);
-    case Tag::loop: return loop(stmt, evaluate(*stmt.expr, frame), frame, 0);
-    case Tag::assign: assign(*stmt.target, evaluate(*stmt.expr, frame), frame); return Flow::on;
+    case Tag::output:
+      output(*stmt.expr, frame);
+      return Flow::on;
+    case Tag::condition:
+      return condition(stmt, frame);
+    case Tag::loop:
+      return loop(stmt, evaluate(*stmt.expr, frame), frame, 0);
+    case Tag::assign:
+      assign(*stmt.target, evaluate(*stmt.expr, frame), frame);
+      return Flow::on;
     case Tag::assign_block: {
       Datum text = captured(stmt.body, *open(*stmt.scope, &frame));
       if (stmt.expr != nullptr) text = filtered(*stmt.expr, frame, &text);
@@ -61,7 +67,9 @@ Renderer::Flow Renderer::execute(const Stmt& stmt, Frame& frame) {
       assign(*stmt.target, callable(macro), frame);
       return Flow::on;
     }
-    case Tag::call: write(call_block(stmt, frame)); return Flow::on;
+    case Tag::call:
+      write(call_block(stmt, frame));
+      return Flow::on;
     case Tag::filter: {
       Datum text = captured(stmt.body, *open(*stmt.scope, &frame));
       write(filtered(*stmt.expr, frame, &text));
@@ -80,8 +88,10 @@ Renderer::Flow Renderer::execute(const Stmt& stmt, Frame& frame) {
         assign(*target, evaluate(*value, frame), *inner);
       return execute(stmt.body, *inner);
     }
-    case Tag::stop: return Flow::stop;
-    case Tag::proceed: return Flow::proceed;
+    case Tag::stop:
+      return Flow::stop;
+    case Tag::proceed:
+      return Flow::proceed;
   }
   return Flow::on;
 }
@@ -178,7 +188,8 @@ bool Renderer::has(Loop& loop, size_t index) {
 }
 
 // What comes back is how the else was left: `break` there leaves the loop around.
-Renderer::Flow Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& frame, uint32_t depth) {
+Renderer::Flow Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& frame,
+                              uint32_t depth) {
   Deeper deeper(*this);
   line_ = stmt.line;
   Items all = need_items(iterated);

@@ -21,14 +21,22 @@ void Parser::fail_at(int line, std::string what) const {
 
 std::string Parser::described(const Token& token) {
   switch (token.kind) {
-    case Lex::text: return "text";
-    case Lex::output_begin: return "'{{'";
-    case Lex::output_end: return "'}}'";
-    case Lex::block_begin: return "'{%'";
-    case Lex::block_end: return "'%}'";
-    case Lex::end: return "the end of the template";
-    case Lex::string: return "a string";
-    default: return "'" + token.text + "'";
+    case Lex::text:
+      return "text";
+    case Lex::output_begin:
+      return "'{{'";
+    case Lex::output_end:
+      return "'}}'";
+    case Lex::block_begin:
+      return "'{%'";
+    case Lex::block_end:
+      return "'%}'";
+    case Lex::end:
+      return "the end of the template";
+    case Lex::string:
+      return "a string";
+    default:
+      return "'" + token.text + "'";
   }
 }
 
@@ -123,11 +131,14 @@ Stmt* Parser::tag() {
   if (name == "include" || name == "import" || name == "from" || name == "extends")
     fail_at(line, "'" + name + "': a chat template is one file; there is no loader");
   using Read = Stmt* (Parser::*)(int);
-  static constexpr std::pair<std::string_view, Read> kTags[] = {
-      {"if", &Parser::condition},       {"for", &Parser::loop},
-      {"set", &Parser::assign},         {"macro", &Parser::macro},
-      {"call", &Parser::call_block},    {"filter", &Parser::filter_block},
-      {"generation", &Parser::generation}, {"with", &Parser::with}};
+  static constexpr std::pair<std::string_view, Read> kTags[] = {{"if", &Parser::condition},
+                                                                {"for", &Parser::loop},
+                                                                {"set", &Parser::assign},
+                                                                {"macro", &Parser::macro},
+                                                                {"call", &Parser::call_block},
+                                                                {"filter", &Parser::filter_block},
+                                                                {"generation", &Parser::generation},
+                                                                {"with", &Parser::with}};
   const auto* found = std::find_if(std::begin(kTags), std::end(kTags),
                                    [&](const auto& one) { return one.first == name; });
   if (found == std::end(kTags)) {
@@ -240,8 +251,8 @@ void Parser::declare(Expr& target) {
     for (Expr* part : target.list) declare(*part);
 }
 
-// A body with a frame of its own, which no loop around can be left from: for Jinja it is a function,
-// or its text would be lost.
+// A body with a frame of its own, which no loop around can be left from: for Jinja it is a
+// function, or its text would be lost.
 void Parser::captured_body(Stmt& of, std::string_view end) {
   int loops = loops_;
   loops_ = 0;
@@ -373,8 +384,7 @@ void Parser::resolve() {
     for (const Scope* scope = name->scope; scope != nullptr; scope = scope->parent, ++out)
       if (auto slot = scope->slots.find(name->text); slot != scope->slots.end())
         name->places.emplace_back(out, slot->second);
-    name->global =
-        globals.emplace(name->text, static_cast<uint32_t>(globals.size())).first->second;
+    name->global = globals.emplace(name->text, static_cast<uint32_t>(globals.size())).first->second;
   }
   program_.globals.resize(globals.size());
   for (auto& [name, index] : globals) program_.globals[index] = name;

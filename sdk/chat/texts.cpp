@@ -107,7 +107,8 @@ Datum Renderer::split(const Datum& string, const Arguments& given, bool from_rig
       return split(string, {}, false);
     }
   } else {
-    if (!bound[0]->is_string()) fail("must be str or None, not " + std::string(type_name(bound[0]->kind)));
+    if (!bound[0]->is_string())
+      fail("must be str or None, not " + std::string(type_name(bound[0]->kind)));
     std::string_view separator = bound[0]->view();
     if (separator.empty()) fail("empty separator");
     if (!from_right) {
@@ -233,8 +234,7 @@ Datum Renderer::cased(const Datum& string, Case to) {
     bool big = to == Case::upper;
     bool first = to == Case::capitalize ? at == 0 : !within;
     if (to == Case::title || to == Case::capitalize) {
-      if (first)
-        unicode::title(code, piece);
+      if (first) unicode::title(code, piece);
     } else if (to == Case::title_filter) {
       big = !within;
       if (big) word = at + size;

@@ -3,8 +3,8 @@
 // rendered.
 //
 // Each input is either rendered, and then its origins, generation blocks and spans lie within the
-// text in order, or refused with an Error of exit status 7. Anything else ends the run with the seed,
-// which makes the input again: a crash (run it under the address and undefined-behaviour
+// text in order, or refused with an Error of exit status 7. Anything else ends the run with the
+// seed, which makes the input again: a crash (run it under the address and undefined-behaviour
 // sanitizers), another exception, or more than a minute. SECONDS ends the run early.
 #include <chrono>
 #include <cstdio>
@@ -57,22 +57,121 @@ void collect(const std::string& path, Seeds& seeds) {
 }
 
 // Bits of Jinja, to be put anywhere.
-constexpr std::string_view kPieces[] = {
-    "{{", "}}", "{%", "%}", "{#", "#}", "{%-", "-%}", "|", ".", "(", ")", "[", "]", "{", "}", "'",
-    "\"", "~", "+", "-", "*", "**", "//", "%", "==", "<", ":", ",", "=", " in ", " not ", " is ",
-    " if ", " else ", " and ", " or ", "[::-1]", "[1:]", "[-1]", "loop.last", "loop.nextitem",
-    "loop.length", "loop.cycle(1,2)", "loop(messages)", "messages", "message", "ns", "range(9)",
-    "range(99999)", "|tojson", "|tojson(indent=2)", "|trim", "|list", "|length", "|sort", "|join(',')",
-    "|map(attribute='role')", "|selectattr('role', 'equalto', 'user')", "|dictsort", "|upper", "|title",
-    "|int", "|float", "|round(2)", "|indent", "|replace('', 'x')", "|unique", "|batch(2)", "|groupby('role')",
-    ".split()", ".split('x')", ".strip()", ".format(1, a=2)", ".items()", ".get('role')", ".append(1)",
-    "{% for x in messages recursive %}", "{% endfor %}", "{% if true %}", "{% endif %}",
-    "{% macro m(a, b=1) %}", "{% endmacro %}", "{{ m(1) }}", "{% call m(2) %}", "{% endcall %}",
-    "{% generation %}", "{% endgeneration %}", "{% set x = x ~ x %}", "{% set ns.x = [ns.x] %}",
-    "{% break %}", "{% continue %}", "{% raw %}", "{% endraw %}", "{% filter upper %}", "{% endfilter %}",
-    "9223372036854775807", "-9223372036854775808", "1e308", "1e-5", "0", "99999999999999999999", "none",
-    "true", "'\\u00e9\\U0001f642'", "\xc3\xa9", "\xf0\x9f\x99\x82", "\xff", "namespace(x=1)", "((((((((",
-    "[[[[[[[[", "{% if x %}{% if x %}{% if x %}", "a.b.c.d.e.f.g", "not not not not ", "- - - - "};
+constexpr std::string_view kPieces[] = {"{{",
+                                        "}}",
+                                        "{%",
+                                        "%}",
+                                        "{#",
+                                        "#}",
+                                        "{%-",
+                                        "-%}",
+                                        "|",
+                                        ".",
+                                        "(",
+                                        ")",
+                                        "[",
+                                        "]",
+                                        "{",
+                                        "}",
+                                        "'",
+                                        "\"",
+                                        "~",
+                                        "+",
+                                        "-",
+                                        "*",
+                                        "**",
+                                        "//",
+                                        "%",
+                                        "==",
+                                        "<",
+                                        ":",
+                                        ",",
+                                        "=",
+                                        " in ",
+                                        " not ",
+                                        " is ",
+                                        " if ",
+                                        " else ",
+                                        " and ",
+                                        " or ",
+                                        "[::-1]",
+                                        "[1:]",
+                                        "[-1]",
+                                        "loop.last",
+                                        "loop.nextitem",
+                                        "loop.length",
+                                        "loop.cycle(1,2)",
+                                        "loop(messages)",
+                                        "messages",
+                                        "message",
+                                        "ns",
+                                        "range(9)",
+                                        "range(99999)",
+                                        "|tojson",
+                                        "|tojson(indent=2)",
+                                        "|trim",
+                                        "|list",
+                                        "|length",
+                                        "|sort",
+                                        "|join(',')",
+                                        "|map(attribute='role')",
+                                        "|selectattr('role', 'equalto', 'user')",
+                                        "|dictsort",
+                                        "|upper",
+                                        "|title",
+                                        "|int",
+                                        "|float",
+                                        "|round(2)",
+                                        "|indent",
+                                        "|replace('', 'x')",
+                                        "|unique",
+                                        "|batch(2)",
+                                        "|groupby('role')",
+                                        ".split()",
+                                        ".split('x')",
+                                        ".strip()",
+                                        ".format(1, a=2)",
+                                        ".items()",
+                                        ".get('role')",
+                                        ".append(1)",
+                                        "{% for x in messages recursive %}",
+                                        "{% endfor %}",
+                                        "{% if true %}",
+                                        "{% endif %}",
+                                        "{% macro m(a, b=1) %}",
+                                        "{% endmacro %}",
+                                        "{{ m(1) }}",
+                                        "{% call m(2) %}",
+                                        "{% endcall %}",
+                                        "{% generation %}",
+                                        "{% endgeneration %}",
+                                        "{% set x = x ~ x %}",
+                                        "{% set ns.x = [ns.x] %}",
+                                        "{% break %}",
+                                        "{% continue %}",
+                                        "{% raw %}",
+                                        "{% endraw %}",
+                                        "{% filter upper %}",
+                                        "{% endfilter %}",
+                                        "9223372036854775807",
+                                        "-9223372036854775808",
+                                        "1e308",
+                                        "1e-5",
+                                        "0",
+                                        "99999999999999999999",
+                                        "none",
+                                        "true",
+                                        "'\\u00e9\\U0001f642'",
+                                        "\xc3\xa9",
+                                        "\xf0\x9f\x99\x82",
+                                        "\xff",
+                                        "namespace(x=1)",
+                                        "((((((((",
+                                        "[[[[[[[[",
+                                        "{% if x %}{% if x %}{% if x %}",
+                                        "a.b.c.d.e.f.g",
+                                        "not not not not ",
+                                        "- - - - "};
 
 std::string mutated_template(std::string text, const Seeds& seeds, Random& random) {
   for (size_t rounds = 1 + random.below(4); rounds > 0; --rounds) {
@@ -80,14 +179,20 @@ std::string mutated_template(std::string text, const Seeds& seeds, Random& rando
     std::string_view piece = kPieces[random.below(std::size(kPieces))];
     switch (random.below(7)) {
       case 0:
-      case 1: text.insert(at, piece); break;
-      case 2: text.replace(at, random.below(12), piece); break;
+      case 1:
+        text.insert(at, piece);
+        break;
+      case 2:
+        text.replace(at, random.below(12), piece);
+        break;
       case 3: {  // a part of another
         const std::string& other = seeds.templates[random.below(seeds.templates.size())];
         text.insert(at, other.substr(random.below(other.size() + 1), random.below(120)));
         break;
       }
-      case 4: text.erase(at, random.below(20)); break;
+      case 4:
+        text.erase(at, random.below(20));
+        break;
       case 5: {
         size_t times = random.one_in(20) ? 500 : 1 + random.below(6);
         std::string many;
@@ -95,7 +200,8 @@ std::string mutated_template(std::string text, const Seeds& seeds, Random& rando
         text.insert(at, many);
         break;
       }
-      default: text = fuzz::mutated_bytes(std::move(text), random);
+      default:
+        text = fuzz::mutated_bytes(std::move(text), random);
     }
   }
   return text;
@@ -159,7 +265,8 @@ int main(int argc, char** argv) try {
   std::chrono::duration<double> limit(std::strtod(argv[3], nullptr));
   Seeds seeds;
   for (int i = 4; i < argc; ++i) collect(argv[i], seeds);
-  if (seeds.templates.empty() || seeds.rows.empty()) throw std::runtime_error("no templates or rows");
+  if (seeds.templates.empty() || seeds.rows.empty())
+    throw std::runtime_error("no templates or rows");
   auto started = std::chrono::steady_clock::now();
   uint64_t done = 0, rendered = 0;
   std::chrono::duration<double> slowest{0};
@@ -172,18 +279,22 @@ int main(int argc, char** argv) try {
     try {
       rendered += one(seeds, random) ? 1 : 0;
     } catch (const std::exception& error) {
-      std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed + done), error.what());
+      std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed + done),
+                   error.what());
       return 1;
     }
-    if (std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun; took > slowest) {
+    if (std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+        took > slowest) {
       slowest = took;
       slowest_seed = seed + done;
     }
   }
-  std::printf("%llu inputs from seed %llu, %llu rendered, the others refused; the slowest took %.3f s (seed %llu)\n",
-              static_cast<unsigned long long>(done), static_cast<unsigned long long>(seed),
-              static_cast<unsigned long long>(rendered), slowest.count(),
-              static_cast<unsigned long long>(slowest_seed));
+  std::printf(
+      "%llu inputs from seed %llu, %llu rendered, the others refused; the slowest took %.3f s "
+      "(seed %llu)\n",
+      static_cast<unsigned long long>(done), static_cast<unsigned long long>(seed),
+      static_cast<unsigned long long>(rendered), slowest.count(),
+      static_cast<unsigned long long>(slowest_seed));
   // Both must occur, or nothing was tested.
   constexpr uint64_t kEnough = 1000;
   return done < kEnough || (rendered > done / 50 && rendered < done) ? 0 : 1;

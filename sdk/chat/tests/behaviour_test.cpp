@@ -36,7 +36,8 @@ std::string of_message(const std::string& source) {
 TEST_CASE("an error names template and line") {
   CHECK(refusal("a\nb\n{% nope %}") == "t:3: Encountered unknown tag 'nope'.");
   CHECK(refusal("a\n{{ 1|nope }}") == "t:2: No filter named 'nope'.");
-  CHECK(refusal("{% if false %}{{ 1|nope }}{{ 1 is nope }}{{ nope() }}{% endif %}") == std::nullopt);
+  CHECK(refusal("{% if false %}{{ 1|nope }}{{ 1 is nope }}{{ nope() }}{% endif %}") ==
+        std::nullopt);
   CHECK(refusal("\n\n{{ raise_exception('no ' ~ 'way') }}") == "t:3: no way");
   CHECK(refusal("{{ a.b }}") == "t:1: 'a' is undefined");
   CHECK(refusal("{{ {}.b.c }}") == "t:1: 'dict object' has no attribute 'b'");
@@ -57,24 +58,34 @@ TEST_CASE("a template that is not one is refused when it is loaded") {
 }
 
 TEST_CASE("no template runs away") {
-  CHECK(refusal("{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}").value_or("").find("64 calls") !=
-        std::string::npos);
+  CHECK(refusal("{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}")
+            .value_or("")
+            .find("64 calls") != std::string::npos);
   CHECK(rendered("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{% endif %}.{% endmacro %}{{ f(63) }}") ==
         std::string(64, '.'));
   CHECK(refusal("{% for a in range(1001) %}{% for b in range(1000) %}{% endfor %}{% endfor %}")
-            .value_or("").find("1000000 turns") != std::string::npos);
+            .value_or("")
+            .find("1000000 turns") != std::string::npos);
   CHECK(refusal("{{ 'a' * 16777217 }}").value_or("").find("16 MiB") != std::string::npos);
   CHECK(rendered("{{ 'a' * 16777216 }}").size() == size_t{16} << 20);
-  CHECK(refusal("{% for a in range(40) %}{{ 'a' * 1000000 }}{% endfor %}").value_or("").find("16 MiB") !=
-        std::string::npos);
-  CHECK(refusal("{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}")
-            .value_or("").find("nested too deeply") != std::string::npos);
-  CHECK(refusal("{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}")
+  CHECK(refusal("{% for a in range(40) %}{{ 'a' * 1000000 }}{% endfor %}")
+            .value_or("")
+            .find("16 MiB") != std::string::npos);
+  CHECK(refusal("{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% "
+                "endfor %}{{ ns.x }}")
+            .value_or("")
+            .find("nested too deeply") != std::string::npos);
+  CHECK(refusal("{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(99) %}{% set ns.x = ns.x "
+                "+ ns.x %}{% endfor %}")
             .has_value());
-  CHECK(refusal("{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}")
-            .value_or("").find("memory") != std::string::npos);
-  CHECK(refusal("{% set a = 'a' * 9000000 %}{% for i in range(90000) %}{% if 'b' in a %}{% endif %}{% endfor %}")
-            .value_or("").find("too much work") != std::string::npos);
+  CHECK(refusal("{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x "
+                "%}{% endfor %}")
+            .value_or("")
+            .find("memory") != std::string::npos);
+  CHECK(refusal("{% set a = 'a' * 9000000 %}{% for i in range(90000) %}{% if 'b' in a %}{% endif "
+                "%}{% endfor %}")
+            .value_or("")
+            .find("too much work") != std::string::npos);
   CHECK(refusal("{{ range(100001) }}").has_value());
   std::string deep;
   for (int i = 0; i < 100000; ++i) deep += "(";
@@ -95,7 +106,9 @@ TEST_CASE("numbers print as Python prints them") {
   Value row = parse_json(
       R"({"a": 1.0, "b": 1e-05, "c": 1e16, "d": 123456789012345678901234567890, "e": 0.0001, "f": -0,
           "g": 1E400, "h": 5e-324, "i": 1e22, "j": 123456.789, "k": 1e15, "l": 0.1, "m": -1.50})");
-  CHECK(rendered("{{ a }} {{ b }} {{ c }} {{ d }} {{ e }} {{ f }} {{ g }} {{ h }} {{ i }} {{ j }} {{ k }} {{ l }} {{ m }}", &row) ==
+  CHECK(rendered("{{ a }} {{ b }} {{ c }} {{ d }} {{ e }} {{ f }} {{ g }} {{ h }} {{ i }} {{ j }} "
+                 "{{ k }} {{ l }} {{ m }}",
+                 &row) ==
         "1.0 1e-05 1e+16 123456789012345678901234567890 0.0001 0 inf 5e-324 1e+22 123456.789 "
         "1000000000000000.0 0.1 -1.5");
   CHECK(rendered("{{ [d, a]|tojson }}", &row) == "[123456789012345678901234567890, 1.0]");
@@ -110,7 +123,8 @@ TEST_CASE("rows keep the order of keys, and the last value of a key given twice"
           return &context;
         }()) == "{\"b\": 3, \"a\": 2}");
   std::string many = "{";
-  for (int i = 0; i < 40; ++i) many += "\"k" + std::to_string(i % 20) + "\": " + std::to_string(i) + ",";
+  for (int i = 0; i < 40; ++i)
+    many += "\"k" + std::to_string(i % 20) + "\": " + std::to_string(i) + ",";
   Value wide = parse_json(many.substr(0, many.size() - 1) + "}");
   REQUIRE(wide.as_dict().size() == 20);
   CHECK(wide.as_dict()[3].first == "k3");
@@ -141,7 +155,9 @@ TEST_CASE("each byte knows its message, whatever is done with it") {
   CHECK(of_message("{{ '<' + messages[0].content + '>' }}") == "[a.b]");
   CHECK(of_message("{{ '<' ~ messages[0].content ~ 1 }}") == "[a.b]");
   CHECK(of_message("{{ (messages[0].content + '!')[1:] }}") == "[.b]");
-  CHECK(of_message("{{ messages[0].content|upper }}{{ (' x ' + messages[0].content)|trim|title }}") == "[A.B][A.B]");
+  CHECK(
+      of_message("{{ messages[0].content|upper }}{{ (' x ' + messages[0].content)|trim|title }}") ==
+      "[A.B][A.b]");
   CHECK(of_message("{{ messages[0].content.split('.')[1] }}") == "[b]");
   CHECK(of_message("{{ messages[0].content|replace('.', '-') }}") == "[a][b]");
   CHECK(of_message("{{ 'x.y'|replace('.', messages[0].content) }}") == "[a.b]");
@@ -152,18 +168,23 @@ TEST_CASE("each byte knows its message, whatever is done with it") {
   CHECK(of_message("{{ messages[0].n }}{{ messages[0].n|string }}") == "[1212]");
   CHECK(of_message("{{ messages[0].list }}") == "[['x', 1]]");
   CHECK(of_message("{% set x %}<{{ messages[0].content }}>{% endset %}{{ x }}") == "[a.b]");
-  CHECK(of_message("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m(messages[0].content)|trim }}") == "[a.b]");
+  CHECK(of_message("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m(messages[0].content)|trim }}") ==
+        "[a.b]");
   CHECK(of_message("{% for c in messages[0].content %}{{ c }} {% endfor %}") == "[a][.][b]");
-  CHECK(of_message("{{ messages[0].content[::-1] }}{{ '%s!' % messages[0].content }}") == "[b.aa.b]");
-  CHECK(of_message("{{ '{}!'.format(messages[0].content) }}{{ messages[0].content|indent }}") == "[a.b][a.b]");
+  CHECK(of_message("{{ messages[0].content[::-1] }}{{ '%s!' % messages[0].content }}") ==
+        "[b.aa.b]");
+  CHECK(of_message("{{ '{}!'.format(messages[0].content) }}{{ messages[0].content|indent }}") ==
+        "[a.b][a.b]");
   CHECK(of_message("{% filter upper %}<{{ messages[0].content }}{% endfilter %}") == "[A.B]");
   CHECK(of_message("{{ (messages[0].content ~ '<')|e }}") == "[a.b]");
 }
 
 TEST_CASE("several messages keep apart") {
   Value chat = messages(R"([{"role": "u", "content": "one"}, {"role": "a", "content": "two"}])");
-  ChatTemplate::Rendered out =
-      render("{% for m in messages %}{{ m.content }}{% endfor %}{{ messages|map(attribute='content')|join }}", chat);
+  ChatTemplate::Rendered out = render(
+      "{% for m in messages %}{{ m.content }}{% endfor %}{{ messages|map(attribute='content')|join "
+      "}}",
+      chat);
   CHECK(out.text == "onetwoonetwo");
   CHECK(out.origins == std::vector<Origin>{{0, 3, 0}, {3, 6, 1}, {6, 9, 0}, {9, 12, 1}});
 }
@@ -173,28 +194,38 @@ TEST_CASE("a generation block is marked wherever its text ends up") {
   auto blocks = [&](const std::string& source) {
     ChatTemplate::Rendered out = render(source, chat);
     std::string found;
-    for (auto [begin, end] : out.generations) found += "[" + out.text.substr(begin, end - begin) + "]";
+    for (auto [begin, end] : out.generations)
+      found += "[" + out.text.substr(begin, end - begin) + "]";
     return found;
   };
   CHECK(blocks("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c") == "[byo]");
   CHECK(blocks("{% generation %}{% endgeneration %}c") == "");
-  CHECK(blocks("{% for i in [1, 2] %}{% generation %}{{ i }}{% endgeneration %}{% endfor %}") == "[1][2]");
-  CHECK(blocks("{% macro m() %} <{% generation %}x{% endgeneration %}> {% endmacro %}{{ m()|trim }}") == "[x]");
-  CHECK(blocks("{% generation %}{% macro m() %}y{{ messages[0].content }}z{% endmacro %}{{ m() }}{% endgeneration %}") == "[yyoz]");
+  CHECK(blocks("{% for i in [1, 2] %}{% generation %}{{ i }}{% endgeneration %}{% endfor %}") ==
+        "[1][2]");
+  CHECK(
+      blocks(
+          "{% macro m() %} <{% generation %}x{% endgeneration %}> {% endmacro %}{{ m()|trim }}") ==
+      "[x]");
+  CHECK(blocks("{% generation %}{% macro m() %}y{{ messages[0].content }}z{% endmacro %}{{ m() "
+               "}}{% endgeneration %}") == "[yyoz]");
 }
 
 TEST_CASE("an answer that no special token closes says so") {
-  Value chat = messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
+  Value chat =
+      messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
   ChatTemplate::Request request;
   request.messages = &chat;
   ChatTemplate open = ChatTemplate::parse(
-      "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}", "t");
+      "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if "
+      "add_generation_prompt %}assistant: {% endif %}",
+      "t");
   std::vector<std::string> tokens = {"</s>"};
   ChatTemplate::Rendered out = open.render(request);
   CHECK(out.text == "user: hi\nassistant: yo\n");
   CHECK(assistant_spans(open, request, out, tokens) == std::vector<Span>{{20, 22, 1, false}});
   // A token in the words of the next message does not close the answer.
-  chat = messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}, {"role": "user", "content": "</s>"}])");
+  chat = messages(
+      R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}, {"role": "user", "content": "</s>"}])");
   out = open.render(request);
   CHECK(assistant_spans(open, request, out, tokens) == std::vector<Span>{{20, 22, 1, false}});
   // An answer that leaves nothing has no span.
@@ -204,11 +235,14 @@ TEST_CASE("an answer that no special token closes says so") {
 }
 
 TEST_CASE("where an answer begins is said, or refused") {
-  Value chat = messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
+  Value chat =
+      messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
   ChatTemplate::Request request;
   request.messages = &chat;
   ChatTemplate other = ChatTemplate::parse(
-      "{% for m in messages %}<{{ m.content }}>{% endfor %}{% if add_generation_prompt %}!{% endif %}", "t");
+      "{% for m in messages %}<{{ m.content }}>{% endfor %}{% if add_generation_prompt %}!{% endif "
+      "%}",
+      "t");
   try {
     assistant_spans(other, request, other.render(request), {});
     FAIL("no error");
@@ -219,13 +253,15 @@ TEST_CASE("where an answer begins is said, or refused") {
 }
 
 TEST_CASE("the built-in template is ChatML") {
-  Value chat = messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
+  Value chat =
+      messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
   ChatTemplate::Request request;
   request.messages = &chat;
   request.add_generation_prompt = true;
   ChatTemplate chatml = ChatTemplate::parse(std::string(chat::chatml()), "chatml");
   CHECK(chatml.render(request).text ==
-        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n<|im_start|>assistant\n");
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n<|im_start|>"
+        "assistant\n");
 }
 
 TEST_CASE("variables: special tokens, the row's, the user's, the date") {
@@ -235,11 +271,14 @@ TEST_CASE("variables: special tokens, the row's, the user's, the date") {
   request.special_tokens = {{"bos_token", "B"}, {"eos_token", "e"}};
   request.variables = &variables;
   ChatTemplate all = ChatTemplate::parse(
-      "{{ bos_token }}{{ eos_token }}{{ x }}{{ pad_token is defined }}{{ tools is none }}{{ documents }}"
-      "{{ add_generation_prompt }}{{ strftime_now is defined }}", "t");
+      "{{ bos_token }}{{ eos_token }}{{ x }}{{ pad_token is defined }}{{ tools is none }}{{ "
+      "documents }}"
+      "{{ add_generation_prompt }}{{ strftime_now is defined }}",
+      "t");
   CHECK(all.render(request).text == "BE[1]FalseTrueNoneFalseFalse");
   request.date = Date{2024, 7, 6, 13, 5, 9};
-  ChatTemplate date = ChatTemplate::parse("{{ strftime_now('%d %b %Y %A %H:%M:%S %j %-d %%') }}", "t");
+  ChatTemplate date =
+      ChatTemplate::parse("{{ strftime_now('%d %b %Y %A %H:%M:%S %j %-d %%') }}", "t");
   CHECK(date.render(request).text == "06 Jul 2024 Saturday 13:05:09 188 6 %");
 }
 
@@ -252,7 +291,8 @@ TEST_CASE("a role is made of letters, digits, _ and -") {
 }
 
 TEST_CASE("one template is rendered by several threads at once") {
-  ChatTemplate chat = ChatTemplate::parse(testing::golden().get("templates")->get("qwen3")->get("source")->as_string(), "t");
+  ChatTemplate chat = ChatTemplate::parse(
+      testing::golden().get("templates")->get("qwen3")->get("source")->as_string(), "t");
   ChatTemplate::Request request;
   request.messages = testing::golden().get("conversations")->get("think");
   std::string expected = chat.render(request).text;

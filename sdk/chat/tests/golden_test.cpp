@@ -65,8 +65,12 @@ TEST_CASE("chats come out as transformers renders them, to the byte, and so do t
       ++spans;
     }
   }
-  CHECK(rendered + refused + absent == 116);
-  MESSAGE(rendered << " rendered, " << refused << " refused, " << absent << " absent, " << spans << " " << blocks << " " << prompt_forms);
+  CHECK(rendered == 81);
+  CHECK(refused == 6);
+  CHECK(absent == 29);
+  CHECK(spans == 66);
+  CHECK(blocks == 19);
+  CHECK(prompt_forms == 22);
 }
 
 TEST_CASE("each rule of Jinja holds") {
@@ -86,7 +90,8 @@ TEST_CASE("each rule of Jinja holds") {
     if (!refused) CHECK(chat::testing::rendered(source, one.get("context")) == text(one, "text"));
     ++texts;
   }
-  CHECK(texts + errors == 112);
+  CHECK(texts == 96);
+  CHECK(errors == 16);
 }
 
 }  // namespace golden_test

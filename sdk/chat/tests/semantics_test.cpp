@@ -28,7 +28,8 @@ TEST_CASE("expressions and templates mean what they mean to Jinja") {
     if (!refused) CHECK(testing::rendered(source, context) == text(one, "text"));
     ++texts;
   }
-  MESSAGE(texts << " " << errors);
+  CHECK(texts == 3856);
+  CHECK(errors == 1969);
 }
 
 }  // namespace semantics_test

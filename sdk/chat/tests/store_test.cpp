@@ -60,18 +60,22 @@ TEST_CASE("a template of the folder's own file hides that of the configuration")
 
 TEST_CASE("a list of templates: tool_use, default, or an error with the names") {
   Folder folder;
-  folder.put("tokenizer_config.json",
-             R"({"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]})");
+  folder.put(
+      "tokenizer_config.json",
+      R"({"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]})");
   CHECK(Store::read(folder.path).choose(true).text() == "t");
   CHECK(Store::read(folder.path).choose(false).text() == "d");
-  folder.put("tokenizer_config.json",
-             R"({"chat_template": [{"name": "a", "template": "1"}, {"name": "b", "template": "2"}]})");
-  CHECK(refusal([&] { Store::read(folder.path).choose(false); }).find("\"a\", \"b\"") != std::string::npos);
+  folder.put(
+      "tokenizer_config.json",
+      R"({"chat_template": [{"name": "a", "template": "1"}, {"name": "b", "template": "2"}]})");
+  CHECK(refusal([&] { Store::read(folder.path).choose(false); }).find("\"a\", \"b\"") !=
+        std::string::npos);
   CHECK(Store::open(folder.path, "b").choose(true).text() == "2");
   folder.put("tokenizer_config.json", R"({"chat_template": [{"name": "only", "template": "1"}]})");
   CHECK(Store::read(folder.path).choose(true).text() == "1");
   folder.put("tokenizer_config.json", R"({"chat_template": [1]})");
-  CHECK(refusal([&] { Store::read(folder.path); }).find("must be a string or a list") != std::string::npos);
+  CHECK(refusal([&] { Store::read(folder.path); }).find("must be a string or a list") !=
+        std::string::npos);
   folder.put("tokenizer_config.json", "{");
   CHECK(refusal([&] { Store::read(folder.path); }).find("not valid JSON") != std::string::npos);
 }
@@ -79,11 +83,14 @@ TEST_CASE("a list of templates: tool_use, default, or an error with the names") 
 TEST_CASE("what is asked for: a file, a name, or chatml") {
   Folder folder;
   CHECK(Store::read(folder.path).empty());
-  CHECK(refusal([&] { Store::read(folder.path).choose(false); }).find("has no chat template") != std::string::npos);
+  CHECK(refusal([&] { Store::read(folder.path).choose(false); }).find("has no chat template") !=
+        std::string::npos);
   folder.put("mine.jinja", "mine");
-  CHECK(Store::open(folder.path, (folder.path / "mine.jinja").string()).choose(true).text() == "mine");
+  CHECK(Store::open(folder.path, (folder.path / "mine.jinja").string()).choose(true).text() ==
+        "mine");
   CHECK(Store::open(folder.path, "chatml").choose(true).text() == chatml());
-  CHECK(refusal([&] { Store::open(folder.path, "other"); }).find("there are \"chatml\"") != std::string::npos);
+  CHECK(refusal([&] { Store::open(folder.path, "other"); }).find("there are \"chatml\"") !=
+        std::string::npos);
   CHECK(Store::of_text("x", "here").choose(false).name() == "here");
 }
 
