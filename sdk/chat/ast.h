@@ -25,9 +25,32 @@ struct Scope {
 };
 
 enum class Op : uint8_t {
-  constant, name, list, tuple, dict, attribute, item, slice, call, filter, test,
-  negative, positive, invert, both, either, conditional, concat, compare,
-  add, subtract, multiply, divide, floor_divide, modulo, power,
+  constant,
+  name,
+  list,
+  tuple,
+  dict,
+  attribute,
+  item,
+  slice,
+  call,
+  filter,
+  test,
+  negative,
+  positive,
+  invert,
+  both,
+  either,
+  conditional,
+  concat,
+  compare,
+  add,
+  subtract,
+  multiply,
+  divide,
+  floor_divide,
+  modulo,
+  power,
   member  // ns.attr, as the target of an assignment
 };
 
@@ -37,12 +60,12 @@ struct Expr {
   Op op;
   int line;
   uint16_t depth = 1;
-  uint8_t id = 0;         // of a filter, test or method: names.h
-  Expr* a = nullptr;      // operand; condition's value; of a filter block nothing
-  Expr* b = nullptr;      // second operand; condition; start of a slice
-  Expr* c = nullptr;      // else; end of a slice
-  Expr* d = nullptr;      // step of a slice
-  Expr* star = nullptr;   // f(*star, **stars)
+  uint8_t id = 0;        // of a filter, test or method: names.h
+  Expr* a = nullptr;     // operand; condition's value; of a filter block nothing
+  Expr* b = nullptr;     // second operand; condition; start of a slice
+  Expr* c = nullptr;     // else; end of a slice
+  Expr* d = nullptr;     // step of a slice
+  Expr* star = nullptr;  // f(*star, **stars)
   Expr* stars = nullptr;
   std::vector<Expr*> list;  // items; key, value, key, value; arguments; operands
   std::vector<std::pair<std::string, Expr*>> keywords;
@@ -57,8 +80,19 @@ struct Expr {
 };
 
 enum class Tag : uint8_t {
-  text, output, condition, loop, assign, assign_block, macro, call, filter, generation, with,
-  stop, proceed
+  text,
+  output,
+  condition,
+  loop,
+  assign,
+  assign_block,
+  macro,
+  call,
+  filter,
+  generation,
+  with,
+  stop,
+  proceed
 };
 
 struct Stmt;
@@ -86,7 +120,7 @@ struct Stmt {
   Scope* test_scope = nullptr;
   Scope* else_scope = nullptr;
   bool recursive = false;
-  Body body, other;                            // other: else
+  Body body, other;                              // other: else
   std::vector<std::pair<Expr*, Body>> branches;  // if, elif
   std::vector<std::pair<Expr*, Expr*>> values;   // with
   Macro* macro = nullptr;

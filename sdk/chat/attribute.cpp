@@ -35,11 +35,20 @@ const Datum* Renderer::find(const Datum& dict, const Datum& key) {
 Datum Renderer::method(const Datum& self, std::string_view name) {
   Owner owner;
   switch (self.kind) {
-    case Kind::string: owner = Owner::string; break;
-    case Kind::dict: owner = Owner::dict; break;
-    case Kind::list: owner = Owner::list; break;
-    case Kind::tuple: owner = Owner::tuple; break;
-    default: return {};
+    case Kind::string:
+      owner = Owner::string;
+      break;
+    case Kind::dict:
+      owner = Owner::dict;
+      break;
+    case Kind::list:
+      owner = Owner::list;
+      break;
+    case Kind::tuple:
+      owner = Owner::tuple;
+      break;
+    default:
+      return {};
   }
   Method found = method_named(owner, name);
   if (found == Method::unknown) return {};
@@ -160,11 +169,10 @@ Datum Renderer::loop_attribute(Loop& loop, std::string_view name) {
   if (name == "previtem")
     return index == 0 ? Datum::undefined("there is no previous item") : loop.items[index - 1];
   if (name == "nextitem")
-    return has(loop, index + 1) ? loop.items[index + 1]
-                                : Datum::undefined("there is no next item");
+    return has(loop, index + 1) ? loop.items[index + 1] : Datum::undefined("there is no next item");
   if (name == "cycle" || name == "changed") {
-    Callable of{.type = name == "cycle" ? Callable::Type::loop_cycle
-                                        : Callable::Type::loop_changed};
+    Callable of{.type =
+                    name == "cycle" ? Callable::Type::loop_cycle : Callable::Type::loop_changed};
     of.self.kind = Kind::loop;
     of.self.loop = &loop;
     return callable(of);
@@ -176,7 +184,9 @@ Datum Renderer::sliced(const Datum& value, const Datum& begin, const Datum& end,
                        const Datum& step) {
   if (value.kind == Kind::undefined) fail_undefined(value);
   if (!value.is_indexed() && !value.is_string())
-    return Datum::undefined("slice", static_cast<uint8_t>(value.kind));
+    fail(value.kind == Kind::dict
+             ? "unhashable type: 'slice'"
+             : "'" + std::string(type_name(value.kind)) + "' object is not subscriptable");
   auto bound = [&](const Datum& part, int64_t otherwise) {
     if (part.kind == Kind::none) return otherwise;
     return whole_of(part, "a bound of a slice");

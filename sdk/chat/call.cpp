@@ -53,9 +53,12 @@ Datum Renderer::call(const Datum& callee, const Arguments& given) {
     fail("'" + std::string(type_name(callee.kind)) + "' object is not callable");
   const Callable& of = *callee.callable;
   switch (of.type) {
-    case Callable::Type::function: return call_function(of.function, given);
-    case Callable::Type::method: return call_method(of.self, of.method, of.name, given);
-    case Callable::Type::macro: return call_macro(*of.macro, of.frame, given, nullptr);
+    case Callable::Type::function:
+      return call_function(of.function, given);
+    case Callable::Type::method:
+      return call_method(of.self, of.method, of.name, given);
+    case Callable::Type::macro:
+      return call_macro(*of.macro, of.frame, given, nullptr);
     case Callable::Type::loop_cycle:
       if (given.count == 0) fail("no items for cycling given");
       return given.list[of.self.loop->index0 % given.count];
@@ -80,8 +83,11 @@ Datum Renderer::call(const Datum& callee, const Arguments& given) {
       *of.at = (*of.at + 1) % of.size;
       return out;
     }
-    case Callable::Type::cycler_reset: *of.at = 0; return Datum::none();
-    case Callable::Type::cycler: break;
+    case Callable::Type::cycler_reset:
+      *of.at = 0;
+      return Datum::none();
+    case Callable::Type::cycler:
+      break;
   }
   fail("'Cycler' object is not callable");
 }
@@ -186,8 +192,7 @@ Datum Renderer::call_block(const ast::Stmt& stmt, Frame& frame) {
 }
 
 Renderer::Bound Renderer::bind(std::string_view callee, const Arguments& given,
-                               std::initializer_list<std::string_view> names,
-                               size_t needed) const {
+                               std::initializer_list<std::string_view> names, size_t needed) const {
   Bound out{};
   if (given.count > names.size())
     fail(std::string(callee) + "() takes at most " + std::to_string(names.size()) +
@@ -239,7 +244,8 @@ Datum Renderer::call_function(Function function, const Arguments& given) {
       space.space = make(Space{entries, out.size, out.size});
       return space;
     }
-    case Function::range: return range(given);
+    case Function::range:
+      return range(given);
     case Function::joiner: {
       Bound bound = bind("joiner", given, {"sep"});
       Callable of{.type = Callable::Type::joiner};
@@ -260,7 +266,8 @@ Datum Renderer::call_function(Function function, const Arguments& given) {
       Bound bound = bind("raise_exception", given, {"message"}, 1);
       fail(plain(*bound[0]));
     }
-    case Function::strftime_now: return strftime_now(given);
+    case Function::strftime_now:
+      return strftime_now(given);
   }
   return {};
 }
@@ -269,7 +276,8 @@ Datum Renderer::range(const Arguments& given) {
   if (given.named != 0) fail("range() takes no keyword arguments");
   if (given.count == 0 || given.count > 3) fail("range() takes 1 to 3 arguments");
   std::array<int64_t, 3> values{0, 0, 1};
-  for (size_t i = 0; i < given.count; ++i) values[i] = whole_of(given.list[i], "an argument of range()");
+  for (size_t i = 0; i < given.count; ++i)
+    values[i] = whole_of(given.list[i], "an argument of range()");
   if (given.count == 1) values = {0, values[0], 1};
   auto [begin, end, step] = values;
   if (step == 0) fail("range() arg 3 must not be zero");
@@ -283,8 +291,7 @@ Datum Renderer::range(const Arguments& given) {
   uint64_t size = way == 0 ? 0 : (way - 1) / stride + 1;
   if (size > kMost) fail("Range too big. The sandbox blocks ranges larger than 100000.");
   Datum* items = take<Datum>(size);
-  for (size_t i = 0; i < size; ++i)
-    items[i] = Datum::whole(begin + static_cast<int64_t>(i) * step);
+  for (size_t i = 0; i < size; ++i) items[i] = Datum::whole(begin + static_cast<int64_t>(i) * step);
   return Datum::sequence(Kind::list, items, size);
 }
 

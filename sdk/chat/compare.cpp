@@ -9,21 +9,35 @@ namespace meshwright::chat {
 std::string_view Renderer::type_name(Kind kind) {
   switch (kind) {
     case Kind::missing:
-    case Kind::undefined: return "Undefined";
-    case Kind::none: return "NoneType";
-    case Kind::boolean: return "bool";
+    case Kind::undefined:
+      return "Undefined";
+    case Kind::none:
+      return "NoneType";
+    case Kind::boolean:
+      return "bool";
     case Kind::integer:
-    case Kind::big: return "int";
-    case Kind::real: return "float";
-    case Kind::string: return "str";
-    case Kind::list: return "list";
-    case Kind::tuple: return "tuple";
-    case Kind::iterator: return "generator";
-    case Kind::view: return "dict_view";
-    case Kind::dict: return "dict";
-    case Kind::space: return "Namespace";
-    case Kind::loop: return "LoopContext";
-    case Kind::callable: return "function";
+    case Kind::big:
+      return "int";
+    case Kind::real:
+      return "float";
+    case Kind::string:
+      return "str";
+    case Kind::list:
+      return "list";
+    case Kind::tuple:
+      return "tuple";
+    case Kind::iterator:
+      return "generator";
+    case Kind::view:
+      return "dict_view";
+    case Kind::dict:
+      return "dict";
+    case Kind::space:
+      return "Namespace";
+    case Kind::loop:
+      return "LoopContext";
+    case Kind::callable:
+      return "function";
   }
   return "";
 }
@@ -32,16 +46,22 @@ bool Renderer::truth(const Datum& value) const {
   switch (value.kind) {
     case Kind::missing:
     case Kind::undefined:
-    case Kind::none: return false;
-    case Kind::boolean: return value.truth;
-    case Kind::integer: return value.integer != 0;
-    case Kind::real: return value.real != 0;
+    case Kind::none:
+      return false;
+    case Kind::boolean:
+      return value.truth;
+    case Kind::integer:
+      return value.integer != 0;
+    case Kind::real:
+      return value.real != 0;
     case Kind::string:
     case Kind::list:
     case Kind::tuple:
     case Kind::view:
-    case Kind::dict: return value.size != 0;
-    default: return true;
+    case Kind::dict:
+      return value.size != 0;
+    default:
+      return true;
   }
 }
 
@@ -52,7 +72,8 @@ int Renderer::number_order(const Datum& left, const Datum& right) {
     if (std::isnan(a) || std::isnan(b)) return 2;
     if (left.kind == Kind::real && right.kind == Kind::real) return sign(a, b);
     // Python compares exactly: a long double holds all of 64 bits.
-    if (left.kind == Kind::integer) return sign(static_cast<long double>(left.integer), static_cast<long double>(b));
+    if (left.kind == Kind::integer)
+      return sign(static_cast<long double>(left.integer), static_cast<long double>(b));
     if (right.kind == Kind::integer)
       return sign(static_cast<long double>(a), static_cast<long double>(right.integer));
     return sign(a, b);
@@ -75,16 +96,25 @@ bool Renderer::identical(const Datum& left, const Datum& right) const {
   switch (left.kind) {
     case Kind::missing:
     case Kind::undefined:
-    case Kind::none: return true;
-    case Kind::boolean: return left.truth == right.truth;
-    case Kind::integer: return left.integer == right.integer;
-    case Kind::real: return left.real == right.real;
+    case Kind::none:
+      return true;
+    case Kind::boolean:
+      return left.truth == right.truth;
+    case Kind::integer:
+      return left.integer == right.integer;
+    case Kind::real:
+      return left.real == right.real;
     case Kind::big:
-    case Kind::string: return left.view() == right.view();
-    case Kind::space: return left.space == right.space;
-    case Kind::loop: return left.loop == right.loop;
-    case Kind::callable: return left.callable == right.callable;
-    default: return left.items == right.items && left.size == right.size;
+    case Kind::string:
+      return left.view() == right.view();
+    case Kind::space:
+      return left.space == right.space;
+    case Kind::loop:
+      return left.loop == right.loop;
+    case Kind::callable:
+      return left.callable == right.callable;
+    default:
+      return left.items == right.items && left.size == right.size;
   }
 }
 
@@ -98,10 +128,12 @@ bool Renderer::equal(const Datum& left, const Datum& right, int depth) {
       return left.view() == right.view();
     case Kind::list:
     case Kind::tuple:
-    case Kind::dict: break;
+    case Kind::dict:
+      break;
     case Kind::view:
     case Kind::iterator:
-    default: return identical(left, right);
+    default:
+      return identical(left, right);
   }
   if (left.size != right.size) return false;
   if (left.items == right.items) return true;
@@ -195,14 +227,21 @@ Items Renderer::need_items(const Datum& value) {
 
 uint32_t Renderer::length(const Datum& value) {
   switch (value.kind) {
-    case Kind::string: spend(value.size / 8); return static_cast<uint32_t>(unicode::length(value.view()));
+    case Kind::string:
+      spend(value.size / 8);
+      return static_cast<uint32_t>(unicode::length(value.view()));
     case Kind::list:
     case Kind::tuple:
     case Kind::view:
-    case Kind::dict: return value.size;
-    case Kind::undefined: return 0;
-    case Kind::loop: has(*value.loop, SIZE_MAX); return value.loop->found;
-    default: fail("object of type '" + std::string(type_name(value.kind)) + "' has no len()");
+    case Kind::dict:
+      return value.size;
+    case Kind::undefined:
+      return 0;
+    case Kind::loop:
+      has(*value.loop, SIZE_MAX);
+      return value.loop->found;
+    default:
+      fail("object of type '" + std::string(type_name(value.kind)) + "' has no len()");
   }
 }
 

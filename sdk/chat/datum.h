@@ -167,7 +167,9 @@ struct Writer {
   }
   // Bytes [begin, end) of a string.
   void write(const Datum& string, size_t begin, size_t end, uint32_t generation);
-  void write(const Datum& string, uint32_t generation) { write(string, 0, string.size, generation); }
+  void write(const Datum& string, uint32_t generation) {
+    write(string, 0, string.size, generation);
+  }
 
  private:
   void mark(uint32_t begin, uint32_t end, int32_t message, uint32_t generation);

@@ -24,12 +24,18 @@ Datum Renderer::evaluate(const Expr& expr, Frame& frame) {
       return item(value, key);
     }
     case Op::list:
-    case Op::tuple: return sequence(expr, frame);
-    case Op::dict: return dict(expr, frame);
-    case Op::slice: return slice(expr, frame);
-    case Op::call: return call(expr, frame);
-    case Op::filter: return filtered(expr, frame);
-    case Op::test: return Datum::boolean(tested(expr, frame));
+    case Op::tuple:
+      return sequence(expr, frame);
+    case Op::dict:
+      return dict(expr, frame);
+    case Op::slice:
+      return slice(expr, frame);
+    case Op::call:
+      return call(expr, frame);
+    case Op::filter:
+      return filtered(expr, frame);
+    case Op::test:
+      return Datum::boolean(tested(expr, frame));
     case Op::negative: {
       Datum value = evaluate(*expr.a, frame);
       line_ = expr.line;
@@ -43,7 +49,8 @@ Datum Renderer::evaluate(const Expr& expr, Frame& frame) {
         fail("bad operand type for unary +: '" + std::string(type_name(value.kind)) + "'");
       return value.kind == Kind::boolean ? Datum::whole(value.truth) : value;
     }
-    case Op::invert: return Datum::boolean(!truth(evaluate(*expr.a, frame)));
+    case Op::invert:
+      return Datum::boolean(!truth(evaluate(*expr.a, frame)));
     case Op::both: {
       Datum left = evaluate(*expr.a, frame);
       return truth(left) ? evaluate(*expr.b, frame) : left;
@@ -56,9 +63,12 @@ Datum Renderer::evaluate(const Expr& expr, Frame& frame) {
       if (truth(evaluate(*expr.b, frame))) return evaluate(*expr.a, frame);
       if (expr.c != nullptr) return evaluate(*expr.c, frame);
       return Datum::undefined("the inline if-expression without else");
-    case Op::concat: return concat(expr, frame);
-    case Op::compare: return compared(expr, frame);
-    default: return binary(expr, frame);
+    case Op::concat:
+      return concat(expr, frame);
+    case Op::compare:
+      return compared(expr, frame);
+    default:
+      return binary(expr, frame);
   }
 }
 
@@ -124,18 +134,32 @@ Datum Renderer::compared(const Expr& expr, Frame& frame) {
     line_ = expr.line;
     bool holds = false;
     switch (expr.relations[i]) {
-      case Relation::eq: holds = equal(left, right); break;
-      case Relation::ne: holds = !equal(left, right); break;
-      case Relation::lt: holds = order(left, right, "<") == -1; break;
-      case Relation::le: holds = order(left, right, "<=") <= 0; break;
-      case Relation::gt: holds = order(left, right, ">") == 1; break;
+      case Relation::eq:
+        holds = equal(left, right);
+        break;
+      case Relation::ne:
+        holds = !equal(left, right);
+        break;
+      case Relation::lt:
+        holds = order(left, right, "<") == -1;
+        break;
+      case Relation::le:
+        holds = order(left, right, "<=") <= 0;
+        break;
+      case Relation::gt:
+        holds = order(left, right, ">") == 1;
+        break;
       case Relation::ge: {
         int found = order(left, right, ">=");
         holds = found == 0 || found == 1;
         break;
       }
-      case Relation::in: holds = contains(right, left); break;
-      case Relation::not_in: holds = !contains(right, left); break;
+      case Relation::in:
+        holds = contains(right, left);
+        break;
+      case Relation::not_in:
+        holds = !contains(right, left);
+        break;
     }
     if (!holds) return Datum::boolean(false);
     left = right;
@@ -190,9 +214,9 @@ Arguments Renderer::arguments(const Expr& expr, Frame& frame) {
 Datum Renderer::filtered(const Expr& expr, Frame& frame, const Datum* piped) {
   Deeper deeper(*this);
   // Of a filter block the first filter has no operand: it gets the block's text.
-  Datum value = expr.a == nullptr           ? *piped
+  Datum value = expr.a == nullptr          ? *piped
                 : expr.a->op == Op::filter ? filtered(*expr.a, frame, piped)
-                                            : evaluate(*expr.a, frame);
+                                           : evaluate(*expr.a, frame);
   Arguments given = arguments(expr, frame);
   line_ = expr.line;
   return apply(static_cast<Filter>(expr.id), expr.text, value, given);

@@ -44,10 +44,16 @@ Renderer::Flow Renderer::execute(const Stmt& stmt, Frame& frame) {
       out_->write(stmt.text, kNoMessage, generation_);
       check_output();
       return Flow::on;
-    case Tag::output: output(*stmt.expr, frame); return Flow::on;
-    case Tag::condition: return condition(stmt, frame);
-    case Tag::loop: loop(stmt, evaluate(*stmt.expr, frame), frame, 0); return Flow::on;
-    case Tag::assign: assign(*stmt.target, evaluate(*stmt.expr, frame), frame); return Flow::on;
+    case Tag::output:
+      output(*stmt.expr, frame);
+      return Flow::on;
+    case Tag::condition:
+      return condition(stmt, frame);
+    case Tag::loop:
+      return loop(stmt, evaluate(*stmt.expr, frame), frame, 0);
+    case Tag::assign:
+      assign(*stmt.target, evaluate(*stmt.expr, frame), frame);
+      return Flow::on;
     case Tag::assign_block: {
       Datum text = captured(stmt.body, *open(*stmt.scope, &frame));
       if (stmt.expr != nullptr) text = filtered(*stmt.expr, frame, &text);
@@ -61,7 +67,9 @@ Renderer::Flow Renderer::execute(const Stmt& stmt, Frame& frame) {
       assign(*stmt.target, callable(macro), frame);
       return Flow::on;
     }
-    case Tag::call: write(call_block(stmt, frame)); return Flow::on;
+    case Tag::call:
+      write(call_block(stmt, frame));
+      return Flow::on;
     case Tag::filter: {
       Datum text = captured(stmt.body, *open(*stmt.scope, &frame));
       write(filtered(*stmt.expr, frame, &text));
@@ -80,8 +88,10 @@ Renderer::Flow Renderer::execute(const Stmt& stmt, Frame& frame) {
         assign(*target, evaluate(*value, frame), *inner);
       return execute(stmt.body, *inner);
     }
-    case Tag::stop: return Flow::stop;
-    case Tag::proceed: return Flow::proceed;
+    case Tag::stop:
+      return Flow::stop;
+    case Tag::proceed:
+      return Flow::proceed;
   }
   return Flow::on;
 }
@@ -177,7 +187,9 @@ bool Renderer::has(Loop& loop, size_t index) {
   return index < loop.found;
 }
 
-void Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& frame, uint32_t depth) {
+// What comes back is how the else was left: `break` there leaves the loop around.
+Renderer::Flow Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& frame,
+                              uint32_t depth) {
   Deeper deeper(*this);
   line_ = stmt.line;
   Items all = need_items(iterated);
@@ -194,10 +206,8 @@ void Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& frame, uint3
     state->items = const_cast<Datum*>(all.at);  // only read, as found says they are all there
     state->found = all.size;
   }
-  if (!has(*state, 0)) {
-    if (stmt.else_scope != nullptr) execute(stmt.other, *open(*stmt.else_scope, &frame));
-    return;
-  }
+  // As in Jinja: else follows unless some turn came to the end of the body.
+  bool completed = false;
   Frame* inner = open(*stmt.scope, &frame);
   Datum handle;
   handle.kind = Kind::loop;
@@ -209,8 +219,12 @@ void Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& frame, uint3
     state->index0 = static_cast<uint32_t>(i);
     inner->slots[0] = handle;
     assign(*stmt.target, state->items[i], *inner);
-    if (execute(stmt.body, *inner) == Flow::stop) break;
+    Flow flow = execute(stmt.body, *inner);
+    if (flow == Flow::stop) break;
+    completed = completed || flow == Flow::on;
   }
+  if (completed || stmt.else_scope == nullptr) return Flow::on;
+  return execute(stmt.other, *open(*stmt.else_scope, &frame));
 }
 
 void Renderer::assign(const Expr& target, const Datum& value, Frame& frame) {

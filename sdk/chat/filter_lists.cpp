@@ -5,8 +5,7 @@
 
 namespace meshwright::chat {
 
-Datum Renderer::selected(const Datum& value, const Arguments& given, bool by_attribute,
-                         bool keep) {
+Datum Renderer::selected(const Datum& value, const Arguments& given, bool by_attribute, bool keep) {
   if (!truth(value)) return list_of({}, Kind::iterator);
   Items items = need_items(value);
   Arguments rest = given;
@@ -81,7 +80,8 @@ Datum Renderer::sort_key(const Datum& value, const Datum* attribute, bool case_s
 
 Datum Renderer::sorted(Items items, bool reverse, bool case_sensitive, const Datum* attribute) {
   std::vector<std::pair<Datum, Datum>> keyed;
-  for (const Datum& item : items) keyed.emplace_back(sort_key(item, attribute, case_sensitive), item);
+  for (const Datum& item : items)
+    keyed.emplace_back(sort_key(item, attribute, case_sensitive), item);
   // Also what is not compared with anything must have an order with its neighbour.
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     spend(1);
@@ -191,16 +191,26 @@ Datum Renderer::grouped(const Datum& value, const Arguments& given) {
 Datum Renderer::apply_list(Filter filter, std::string_view name, const Datum& value,
                            const Arguments& given) {
   switch (filter) {
-    case Filter::select: return selected(value, given, false, true);
-    case Filter::reject: return selected(value, given, false, false);
-    case Filter::selectattr: return selected(value, given, true, true);
-    case Filter::rejectattr: return selected(value, given, true, false);
-    case Filter::map: return mapped(value, given);
-    case Filter::dictsort: return dictsorted(value, given);
-    case Filter::unique: return unique(value, given);
-    case Filter::batch: return batched(value, given);
-    case Filter::slice: return sliced_columns(value, given);
-    case Filter::groupby: return grouped(value, given);
+    case Filter::select:
+      return selected(value, given, false, true);
+    case Filter::reject:
+      return selected(value, given, false, false);
+    case Filter::selectattr:
+      return selected(value, given, true, true);
+    case Filter::rejectattr:
+      return selected(value, given, true, false);
+    case Filter::map:
+      return mapped(value, given);
+    case Filter::dictsort:
+      return dictsorted(value, given);
+    case Filter::unique:
+      return unique(value, given);
+    case Filter::batch:
+      return batched(value, given);
+    case Filter::slice:
+      return sliced_columns(value, given);
+    case Filter::groupby:
+      return grouped(value, given);
     case Filter::sort: {
       Bound bound = bind(name, given, {"reverse", "case_sensitive", "attribute"});
       return sorted(need_items(value), flag(bound[0], false), flag(bound[1], false), bound[2]);
@@ -216,7 +226,8 @@ Datum Renderer::apply_list(Filter filter, std::string_view name, const Datum& va
       }
       return joined(separator, items, false);
     }
-    default: break;
+    default:
+      break;
   }
   bind(name, given, {});
   switch (filter) {
@@ -246,7 +257,8 @@ Datum Renderer::apply_list(Filter filter, std::string_view name, const Datum& va
       if (items.size == 0) return Datum::undefined("the sequence was empty: no such item");
       return items.at[filter == Filter::first ? 0 : items.size - 1];
     }
-    default: break;  // reverse
+    default:
+      break;  // reverse
   }
   if (value.is_string()) return reversed(value);
   Items items = need_items(value);

@@ -67,7 +67,8 @@ std::optional<double> float_of(std::string_view text) {
   } else if (body == "nan") {
     value = std::nan("");
   } else {
-    if (body.empty() || !((body[0] >= '0' && body[0] <= '9') || body[0] == '.')) return std::nullopt;
+    if (body.empty() || !((body[0] >= '0' && body[0] <= '9') || body[0] == '.'))
+      return std::nullopt;
     auto [stop, failed] = std::from_chars(body.data(), body.data() + body.size(), value);
     if (stop != body.data() + body.size() || failed == std::errc::invalid_argument)
       return std::nullopt;
@@ -95,11 +96,16 @@ Datum Renderer::to_int(const Datum& value, const Arguments& given) {
   };
   switch (value.kind) {
     case Kind::integer:
-    case Kind::big: return value;
-    case Kind::boolean: return Datum::whole(value.truth ? 1 : 0);
-    case Kind::real: return truncated_real(value.real);
-    case Kind::string: break;
-    default: return otherwise;
+    case Kind::big:
+      return value;
+    case Kind::boolean:
+      return Datum::whole(value.truth ? 1 : 0);
+    case Kind::real:
+      return truncated_real(value.real);
+    case Kind::string:
+      break;
+    default:
+      return otherwise;
   }
   int64_t base = bound[1] == nullptr ? 10 : whole_of(*bound[1], "the base of int");
   if (base < 2 || base > 36) fail("int() base must be >= 2 and <= 36");
@@ -201,13 +207,20 @@ Datum Renderer::summed(const Datum& value, const Arguments& given) {
 Datum Renderer::apply_number(Filter filter, std::string_view name, const Datum& value,
                              const Arguments& given) {
   switch (filter) {
-    case Filter::int_: return to_int(value, given);
-    case Filter::float_: return to_float(value, given);
-    case Filter::round: return rounded(value, given);
-    case Filter::min: return extreme(value, given, false);
-    case Filter::max: return extreme(value, given, true);
-    case Filter::sum: return summed(value, given);
-    default: break;
+    case Filter::int_:
+      return to_int(value, given);
+    case Filter::float_:
+      return to_float(value, given);
+    case Filter::round:
+      return rounded(value, given);
+    case Filter::min:
+      return extreme(value, given, false);
+    case Filter::max:
+      return extreme(value, given, true);
+    case Filter::sum:
+      return summed(value, given);
+    default:
+      break;
   }
   bind(name, given, {});
   if (value.is_undefined()) fail_undefined(value);

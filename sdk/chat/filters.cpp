@@ -8,14 +8,18 @@ namespace meshwright::chat {
 Datum Renderer::apply(Filter filter, std::string_view name, const Datum& value,
                       const Arguments& given) {
   switch (filter) {
-    case Filter::unknown: fail("No filter named '" + std::string(name) + "'.");
+    case Filter::unknown:
+      fail("No filter named '" + std::string(name) + "'.");
     case Filter::default_: {
       Bound bound = bind(name, given, {"default_value", "boolean"});
       if (!value.is_undefined() && !(flag(bound[1], false) && !truth(value))) return value;
       return bound[0] == nullptr ? Datum::string("") : *bound[0];
     }
-    case Filter::tojson: return tojson(value, given);
-    case Filter::length: bind(name, given, {}); return Datum::whole(length(value));
+    case Filter::tojson:
+      return tojson(value, given);
+    case Filter::length:
+      bind(name, given, {});
+      return Datum::whole(length(value));
     case Filter::attr: {
       Bound bound = bind(name, given, {"name"}, 1);
       if (!bound[0]->is_string()) fail("attr() wants a string");
@@ -35,7 +39,8 @@ Datum Renderer::apply(Filter filter, std::string_view name, const Datum& value,
     case Filter::round:
     case Filter::sum:
     case Filter::min:
-    case Filter::max: return apply_number(filter, name, value, given);
+    case Filter::max:
+      return apply_number(filter, name, value, given);
     case Filter::capitalize:
     case Filter::escape:
     case Filter::format:
@@ -48,8 +53,10 @@ Datum Renderer::apply(Filter filter, std::string_view name, const Datum& value,
     case Filter::trim:
     case Filter::truncate:
     case Filter::upper:
-    case Filter::wordcount: return apply_text(filter, name, value, given);
-    default: return apply_list(filter, name, value, given);
+    case Filter::wordcount:
+      return apply_text(filter, name, value, given);
+    default:
+      return apply_list(filter, name, value, given);
   }
 }
 
@@ -76,17 +83,24 @@ Datum Renderer::apply_text(Filter filter, std::string_view name, const Datum& va
       if (given.count > 0 && given.named > 0)
         fail("can't handle positional and keyword arguments at the same time");
       return percent(need_text(value), given);
-    case Filter::truncate: return truncated(value, given);
-    default: break;
+    case Filter::truncate:
+      return truncated(value, given);
+    default:
+      break;
   }
   bind(name, given, {});
   Datum text = need_text(value);
   switch (filter) {
-    case Filter::upper: return cased(text, Case::upper);
-    case Filter::lower: return cased(text, Case::lower);
-    case Filter::title: return cased(text, Case::title_filter);
-    case Filter::capitalize: return cased(text, Case::capitalize);
-    case Filter::escape: return escape(text);
+    case Filter::upper:
+      return cased(text, Case::upper);
+    case Filter::lower:
+      return cased(text, Case::lower);
+    case Filter::title:
+      return cased(text, Case::title_filter);
+    case Filter::capitalize:
+      return cased(text, Case::capitalize);
+    case Filter::escape:
+      return escape(text);
     case Filter::wordcount: {
       int64_t count = 0;
       bool within = false;
@@ -101,7 +115,8 @@ Datum Renderer::apply_text(Filter filter, std::string_view name, const Datum& va
       }
       return Datum::whole(count);
     }
-    default: return text;  // string, safe
+    default:
+      return text;  // string, safe
   }
 }
 
@@ -119,8 +134,7 @@ Datum Renderer::truncated(const Datum& value, const Arguments& given) {
   if (leeway < 0) fail("the leeway of truncate is less than 0");
   auto size = static_cast<int64_t>(unicode::length(value.view()));
   if (size - leeway <= limit) return value;
-  Datum kept =
-      cut(value, 0, unicode::offset(value.view(), static_cast<size_t>(limit - end_size)));
+  Datum kept = cut(value, 0, unicode::offset(value.view(), static_cast<size_t>(limit - end_size)));
   if (!flag(bound[1], false))
     if (size_t blank = kept.view().rfind(' '); blank != std::string_view::npos)
       kept = cut(kept, 0, blank);

@@ -87,7 +87,8 @@ void Renderer::formatted(const Datum& value, std::string_view spec, Writer& out)
     if (sign != '-' && !text.starts_with('-')) text.insert(0, 1, sign);
     bool signed_text = text.starts_with('-') || text.starts_with('+') || text.starts_with(' ');
     if (align == '=') {
-      size_t lacking = text.size() < static_cast<size_t>(width) ? static_cast<size_t>(width) - text.size() : 0;
+      size_t lacking =
+          text.size() < static_cast<size_t>(width) ? static_cast<size_t>(width) - text.size() : 0;
       std::string zeros;
       for (size_t i = 0; i < lacking; ++i) zeros += fill;
       text.insert(signed_text ? 1 : 0, zeros);
@@ -166,7 +167,8 @@ Datum Renderer::format(const Datum& self, const Arguments& given) {
     while (!rest.empty()) {
       bool dot = rest[0] == '.';
       size_t stop_at = dot ? std::min(rest.find_first_of(".[", 1), rest.size()) : rest.find(']');
-      if (stop_at == std::string_view::npos || stop_at <= 1) fail("a field of a format is not closed");
+      if (stop_at == std::string_view::npos || stop_at <= 1)
+        fail("a field of a format is not closed");
       Datum key = copied(rest.substr(1, stop_at - 1));
       value = dot ? attribute(value, key.view()) : path(value, key);
       if (value.is_undefined()) fail_undefined(value);
@@ -222,8 +224,8 @@ Datum Renderer::percent(const Datum& format, const Arguments& given) {
       if (next >= given.count) fail("not enough arguments for format string");
     }
     size_t end = at;
-    while (end < text.size() && std::string_view("0123456789.-+ ").find(text[end]) !=
-                                    std::string_view::npos)
+    while (end < text.size() &&
+           std::string_view("0123456789.-+ ").find(text[end]) != std::string_view::npos)
       ++end;
     if (end >= text.size()) fail("incomplete format");
     std::string spec(text.substr(at, end - at));
@@ -243,8 +245,7 @@ Datum Renderer::percent(const Datum& format, const Arguments& given) {
       if (!is_number(value))
         fail(std::string("%") + type + " format: a real number is required, not " +
              std::string(type_name(value.kind)));
-      if (type != 'f' && value.kind == Kind::real)
-        value = to_int(value, {});
+      if (type != 'f' && value.kind == Kind::real) value = to_int(value, {});
       if (value.kind == Kind::boolean) value.kind = Kind::integer, value.integer = value.truth;
       spec += type == 'f' ? 'f' : 'd';
     } else {

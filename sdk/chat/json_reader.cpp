@@ -153,7 +153,8 @@ std::string python_float(double value) {
   for (char c : text.substr(0, e))
     if (c >= '0' && c <= '9') digits += c;
   std::string out = negative ? "-" : "";
-  if (exponent < 0) return out + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
+  if (exponent < 0)
+    return out + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
   auto whole = static_cast<size_t>(exponent) + 1;
   if (digits.size() < whole) digits.append(whole - digits.size(), '0');
   out += digits.substr(0, whole) + ".";

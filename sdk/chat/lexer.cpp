@@ -48,9 +48,8 @@ class Lexer {
   std::string_view rest() const { return std::string_view(source_).substr(at_); }
   bool here(std::string_view text) const { return rest().starts_with(text); }
   void advance(size_t to) {
-    line_ += static_cast<int>(
-        std::count(source_.begin() + static_cast<std::ptrdiff_t>(at_),
-                   source_.begin() + static_cast<std::ptrdiff_t>(to), '\n'));
+    line_ += static_cast<int>(std::count(source_.begin() + static_cast<std::ptrdiff_t>(at_),
+                                         source_.begin() + static_cast<std::ptrdiff_t>(to), '\n'));
     line_starting_ = to > at_ ? source_[to - 1] == '\n' : line_starting_;
     at_ = to;
   }
@@ -129,7 +128,8 @@ class Lexer {
   void comment() {
     for (size_t at = at_; at < source_.size(); ++at)
       if (size_t end = tag_end(at, "#}", true); end != 0) return advance(end);
-    fail("Missing end of comment tag");
+    // Jinja minds only if there is something after its beginning.
+    if (at_ < source_.size()) fail("Missing end of comment tag");
   }
 
   void raw() {
@@ -149,7 +149,7 @@ class Lexer {
       if (!text.empty()) add(Lex::text, text);
       return advance(end);
     }
-    fail("Missing end of raw directive");
+    if (at_ < source_.size()) fail("Missing end of raw directive");
   }
 
   void inside(bool output) {
@@ -184,8 +184,8 @@ class Lexer {
     static constexpr std::array<std::string_view, 26> kSigns = {
         "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[",
         "]",  "(",  ")",  "{",  "}",  ">",  "<", "=", ".", ":", "|", ",", ";"};
-    const auto* sign = std::find_if(kSigns.begin(), kSigns.end(),
-                                    [&](std::string_view one) { return here(one); });
+    const auto* sign =
+        std::find_if(kSigns.begin(), kSigns.end(), [&](std::string_view one) { return here(one); });
     if (sign == kSigns.end()) fail(std::string("unexpected char '") + c + "'");
     if (c == '(' || c == '[' || c == '{') open += c == '(' ? ')' : c == '[' ? ']' : '}';
     if (c == ')' || c == ']' || c == '}') {
@@ -302,7 +302,8 @@ class Lexer {
 
   void code(std::string_view digits, int radix, std::string& out) const {
     uint32_t value = 0;
-    auto [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), value, radix);
+    auto [end, failed] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), value, radix);
     if (failed != std::errc() || end != digits.data() + digits.size())
       fail("a truncated escape in a string");
     if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000))

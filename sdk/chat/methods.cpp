@@ -88,14 +88,18 @@ Datum Renderer::string_method(const Datum& self, Method method, std::string_view
       Bound bound = bind(called, given, {"chars"});
       return strip(self, bound[0], method != Method::rstrip, method != Method::lstrip);
     }
-    case Method::split: return split(self, given, false);
-    case Method::rsplit: return split(self, given, true);
+    case Method::split:
+      return split(self, given, false);
+    case Method::rsplit:
+      return split(self, given, true);
     case Method::splitlines: {
       Bound bound = bind(called, given, {"keepends"});
       return split_lines(self, flag(bound[0], false));
     }
-    case Method::startswith: return starts(self, given, false);
-    case Method::endswith: return starts(self, given, true);
+    case Method::startswith:
+      return starts(self, given, false);
+    case Method::endswith:
+      return starts(self, given, true);
     case Method::replace: {
       Bound bound = bind(called, given, {"old", "new", "count"}, 2);
       for (size_t i = 0; i < 2; ++i) {
@@ -123,8 +127,10 @@ Datum Renderer::string_method(const Datum& self, Method method, std::string_view
     case Method::find:
     case Method::rfind:
     case Method::index:
-    case Method::count: return find_text(self, method, given);
-    case Method::format: return format(self, given);
+    case Method::count:
+      return find_text(self, method, given);
+    case Method::format:
+      return format(self, given);
     case Method::upper:
     case Method::lower:
     case Method::title:
@@ -139,7 +145,9 @@ Datum Renderer::string_method(const Datum& self, Method method, std::string_view
     case Method::isalnum:
     case Method::isspace:
     case Method::isupper:
-    case Method::islower: bind(called, given, {}); return Datum::boolean(all_chars(self, method));
+    case Method::islower:
+      bind(called, given, {});
+      return Datum::boolean(all_chars(self, method));
     case Method::zfill: {
       Bound bound = bind(called, given, {"width"}, 1);
       int64_t lacking = whole_of(*bound[0], "the width of zfill()") -
@@ -149,7 +157,8 @@ Datum Renderer::string_method(const Datum& self, Method method, std::string_view
       if (!sign) return add(zeros, self);
       return add(add(cut(self, 0, 1), zeros), cut(self, 1, self.size));
     }
-    default: fail("the method '" + called + "' of str is not supported");
+    default:
+      fail("the method '" + called + "' of str is not supported");
   }
 }
 
@@ -181,7 +190,9 @@ Datum Renderer::dict_method(const Datum& self, Method method, const Arguments& g
       }
       return Datum::sequence(Kind::view, items, self.size);
     }
-    default: bind("copy", given, {}); return self;
+    default:
+      bind("copy", given, {});
+      return self;
   }
 }
 

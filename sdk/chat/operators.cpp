@@ -12,13 +12,20 @@ namespace {
 
 std::string_view sign_of(Op op) {
   switch (op) {
-    case Op::add: return "+";
-    case Op::subtract: return "-";
-    case Op::multiply: return "*";
-    case Op::divide: return "/";
-    case Op::floor_divide: return "//";
-    case Op::modulo: return "%";
-    default: return "** or pow()";
+    case Op::add:
+      return "+";
+    case Op::subtract:
+      return "-";
+    case Op::multiply:
+      return "*";
+    case Op::divide:
+      return "/";
+    case Op::floor_divide:
+      return "//";
+    case Op::modulo:
+      return "%";
+    default:
+      return "** or pow()";
   }
 }
 
@@ -34,7 +41,8 @@ void Renderer::fail_undefined(const Datum& value) const {
   if (value.holder != 0)
     fail("'" + std::string(type_name(static_cast<Kind>(value.holder))) +
          " object' has no attribute '" + name + "'");
-  fail(name.find(' ') == std::string::npos ? "'" + name + "' is undefined" : name + " is undefined");
+  fail(name.find(' ') == std::string::npos ? "'" + name + "' is undefined"
+                                           : name + " is undefined");
 }
 
 void Renderer::unsupported(std::string_view op, const Datum& left, const Datum& right) const {
@@ -53,11 +61,16 @@ int64_t Renderer::whole_of(const Datum& value, std::string_view what) const {
 
 double Renderer::real_of(const Datum& value) const {
   switch (value.kind) {
-    case Kind::boolean: return value.truth ? 1 : 0;
-    case Kind::integer: return static_cast<double>(value.integer);
-    case Kind::real: return value.real;
-    case Kind::big: return std::strtod(std::string(value.view()).c_str(), nullptr);
-    default: fail("must be a number, not '" + std::string(type_name(value.kind)) + "'");
+    case Kind::boolean:
+      return value.truth ? 1 : 0;
+    case Kind::integer:
+      return static_cast<double>(value.integer);
+    case Kind::real:
+      return value.real;
+    case Kind::big:
+      return std::strtod(std::string(value.view()).c_str(), nullptr);
+    default:
+      fail("must be a number, not '" + std::string(type_name(value.kind)) + "'");
   }
 }
 
@@ -167,7 +180,8 @@ Datum Renderer::whole_arithmetic(Op op, int64_t left, int64_t right) {
       }
       return Datum::whole(op == Op::modulo ? rest : quotient);
     }
-    default: break;
+    default:
+      break;
   }
   if (right < 0) {
     if (left == 0) fail("0.0 cannot be raised to a negative power");
@@ -183,9 +197,12 @@ Datum Renderer::whole_arithmetic(Op op, int64_t left, int64_t right) {
 
 Datum Renderer::real_arithmetic(Op op, double left, double right) {
   switch (op) {
-    case Op::add: return Datum::number(left + right);
-    case Op::subtract: return Datum::number(left - right);
-    case Op::multiply: return Datum::number(left * right);
+    case Op::add:
+      return Datum::number(left + right);
+    case Op::subtract:
+      return Datum::number(left - right);
+    case Op::multiply:
+      return Datum::number(left * right);
     case Op::divide:
       if (right == 0) fail("division by zero");
       return Datum::number(left / right);
@@ -221,22 +238,26 @@ Datum Renderer::real_arithmetic(Op op, double left, double right) {
 
 Datum Renderer::negative(const Datum& value) {
   switch (value.kind) {
-    case Kind::boolean: return Datum::whole(value.truth ? -1 : 0);
+    case Kind::boolean:
+      return Datum::whole(value.truth ? -1 : 0);
     case Kind::integer:
       if (value.integer == INT64_MIN) fail(kTooLarge);
       return Datum::whole(-value.integer);
-    case Kind::real: return Datum::number(-value.real);
+    case Kind::real:
+      return Datum::number(-value.real);
     case Kind::big: {
       std::string_view digits = value.view();
-      Datum out = digits.starts_with('-') ? copied(digits.substr(1))
-                                          : copied("-" + std::string(digits));
+      Datum out =
+          digits.starts_with('-') ? copied(digits.substr(1)) : copied("-" + std::string(digits));
       // -9223372036854775808 is the one that fits with its sign.
       if (out.view() == "-9223372036854775808") return Datum::whole(INT64_MIN);
       out.kind = Kind::big;
       return out;
     }
-    case Kind::undefined: fail_undefined(value);
-    default: fail("bad operand type for unary -: '" + std::string(type_name(value.kind)) + "'");
+    case Kind::undefined:
+      fail_undefined(value);
+    default:
+      fail("bad operand type for unary -: '" + std::string(type_name(value.kind)) + "'");
   }
 }
 

@@ -209,8 +209,10 @@ Expr* Parser::primary() {
       big.kind = Kind::big;
       return constant(big, line);
     }
-    case Lex::real: return constant(Datum::number(std::strtod(take().text.c_str(), nullptr)), line);
-    default: break;
+    case Lex::real:
+      return constant(Datum::number(std::strtod(take().text.c_str(), nullptr)), line);
+    default:
+      break;
   }
   if (skip("(")) {
     Expr* out = tuple(true, {}, true);

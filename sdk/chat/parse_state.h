@@ -81,7 +81,6 @@ class Parser {
   // Up to one of the tags of those names, which is `ended_` and passed, its block_end not.
   ast::Body body(Ends ends);
   ast::Body block(Ends ends);  // the same after the end of a tag
-  void add_tag(ast::Body& out, Ends ends);
   ast::Stmt* tag();
   ast::Stmt* condition(int line);
   ast::Stmt* loop(int line);
@@ -91,6 +90,7 @@ class Parser {
   ast::Stmt* filter_block(int line);
   ast::Stmt* generation(int line);
   ast::Stmt* with(int line);
+  void captured_body(ast::Stmt& of, std::string_view end);
   ast::Macro* begin_macro(std::string name);
   void signature(ast::Macro& macro);
   void macro_body(ast::Macro& macro, std::string_view end);

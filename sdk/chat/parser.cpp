@@ -21,14 +21,22 @@ void Parser::fail_at(int line, std::string what) const {
 
 std::string Parser::described(const Token& token) {
   switch (token.kind) {
-    case Lex::text: return "text";
-    case Lex::output_begin: return "'{{'";
-    case Lex::output_end: return "'}}'";
-    case Lex::block_begin: return "'{%'";
-    case Lex::block_end: return "'%}'";
-    case Lex::end: return "the end of the template";
-    case Lex::string: return "a string";
-    default: return "'" + token.text + "'";
+    case Lex::text:
+      return "text";
+    case Lex::output_begin:
+      return "'{{'";
+    case Lex::output_end:
+      return "'}}'";
+    case Lex::block_begin:
+      return "'{%'";
+    case Lex::block_end:
+      return "'%}'";
+    case Lex::end:
+      return "the end of the template";
+    case Lex::string:
+      return "a string";
+    default:
+      return "'" + token.text + "'";
   }
 }
 
@@ -123,11 +131,14 @@ Stmt* Parser::tag() {
   if (name == "include" || name == "import" || name == "from" || name == "extends")
     fail_at(line, "'" + name + "': a chat template is one file; there is no loader");
   using Read = Stmt* (Parser::*)(int);
-  static constexpr std::pair<std::string_view, Read> kTags[] = {
-      {"if", &Parser::condition},       {"for", &Parser::loop},
-      {"set", &Parser::assign},         {"macro", &Parser::macro},
-      {"call", &Parser::call_block},    {"filter", &Parser::filter_block},
-      {"generation", &Parser::generation}, {"with", &Parser::with}};
+  static constexpr std::pair<std::string_view, Read> kTags[] = {{"if", &Parser::condition},
+                                                                {"for", &Parser::loop},
+                                                                {"set", &Parser::assign},
+                                                                {"macro", &Parser::macro},
+                                                                {"call", &Parser::call_block},
+                                                                {"filter", &Parser::filter_block},
+                                                                {"generation", &Parser::generation},
+                                                                {"with", &Parser::with}};
   const auto* found = std::find_if(std::begin(kTags), std::end(kTags),
                                    [&](const auto& one) { return one.first == name; });
   if (found == std::end(kTags)) {
@@ -163,6 +174,8 @@ Stmt* Parser::loop(int line) {
   out->scope = open();
   out->scope->slot("loop");
   out->target = target("in", false);
+  if (out->target->op == Op::name && out->target->places[0].second == 0)
+    fail_at(line, "can't assign to special loop variable in for-loop target");
   expect_word("in");
   scope_ = outer;
   out->expr = tuple(false, "recursive");
@@ -238,6 +251,17 @@ void Parser::declare(Expr& target) {
     for (Expr* part : target.list) declare(*part);
 }
 
+// A body with a frame of its own, which no loop around can be left from: for Jinja it is a
+// function, or its text would be lost.
+void Parser::captured_body(Stmt& of, std::string_view end) {
+  int loops = loops_;
+  loops_ = 0;
+  of.scope = open();
+  of.body = block({end});
+  close();
+  loops_ = loops;
+}
+
 Stmt* Parser::assign(int line) {
   Stmt* out = statement(Tag::assign, line);
   out->target = target({}, true);
@@ -247,9 +271,7 @@ Stmt* Parser::assign(int line) {
   }
   out->tag = Tag::assign_block;
   out->expr = filters(nullptr);
-  out->scope = open();
-  out->body = block({"endset"});
-  close();
+  captured_body(*out, "endset");
   return out;
 }
 
@@ -324,22 +346,14 @@ Stmt* Parser::call_block(int line) {
 Stmt* Parser::filter_block(int line) {
   Stmt* out = statement(Tag::filter, line);
   out->expr = filters(filter(nullptr));
-  out->scope = open();
-  out->body = block({"endfilter"});
-  close();
+  captured_body(*out, "endfilter");
   return out;
 }
 
 Stmt* Parser::generation(int line) {
   Stmt* out = statement(Tag::generation, line);
   program_.has_generation = true;
-  // Jinja makes a function of the body, which no loop can be left from.
-  int loops = loops_;
-  loops_ = 0;
-  out->scope = open();
-  out->body = block({"endgeneration"});
-  close();
-  loops_ = loops;
+  captured_body(*out, "endgeneration");
   return out;
 }
 
@@ -370,8 +384,7 @@ void Parser::resolve() {
     for (const Scope* scope = name->scope; scope != nullptr; scope = scope->parent, ++out)
       if (auto slot = scope->slots.find(name->text); slot != scope->slots.end())
         name->places.emplace_back(out, slot->second);
-    name->global =
-        globals.emplace(name->text, static_cast<uint32_t>(globals.size())).first->second;
+    name->global = globals.emplace(name->text, static_cast<uint32_t>(globals.size())).first->second;
   }
   program_.globals.resize(globals.size());
   for (auto& [name, index] : globals) program_.globals[index] = name;

@@ -8,25 +8,37 @@ namespace meshwright::chat {
 
 std::string Renderer::number_text(const Datum& value) const {
   switch (value.kind) {
-    case Kind::boolean: return value.truth ? "True" : "False";
-    case Kind::integer: return std::to_string(value.integer);
-    case Kind::real: return python_float(value.real);
-    default: return std::string(value.view());
+    case Kind::boolean:
+      return value.truth ? "True" : "False";
+    case Kind::integer:
+      return std::to_string(value.integer);
+    case Kind::real:
+      return python_float(value.real);
+    default:
+      return std::string(value.view());
   }
 }
 
 // Python's str().
 void Renderer::print(const Datum& value, Writer& out, uint32_t generation) {
   switch (value.kind) {
-    case Kind::string: out.write(value, generation); return;
+    case Kind::string:
+      out.write(value, generation);
+      return;
     case Kind::undefined:
-    case Kind::missing: return;
-    case Kind::none: out.write("None", value.message, generation); return;
+    case Kind::missing:
+      return;
+    case Kind::none:
+      out.write("None", value.message, generation);
+      return;
     case Kind::boolean:
     case Kind::integer:
     case Kind::real:
-    case Kind::big: out.write(number_text(value), value.message, generation); return;
-    default: break;
+    case Kind::big:
+      out.write(number_text(value), value.message, generation);
+      return;
+    default:
+      break;
   }
   Writer inner;
   represent(value, inner);
@@ -52,7 +64,8 @@ void quote(const Datum& value, Writer& out) {
       constexpr std::string_view kHex = "0123456789abcdef";
       piece += '\\';
       piece += kind;
-      for (int shift = 4 * (digits - 1); shift >= 0; shift -= 4) piece += kHex[(code >> shift) & 15];
+      for (int shift = 4 * (digits - 1); shift >= 0; shift -= 4)
+        piece += kHex[(code >> shift) & 15];
     };
     if (code == static_cast<unsigned char>(mark) || code == '\\') {
       piece += '\\';
@@ -88,13 +101,18 @@ void Renderer::represent(const Datum& value, Writer& out, int depth) {
   auto put = [&](std::string_view text) { out.write(text, value.message, 0); };
   switch (value.kind) {
     case Kind::undefined:
-    case Kind::missing: return put("Undefined");
-    case Kind::none: return put("None");
+    case Kind::missing:
+      return put("Undefined");
+    case Kind::none:
+      return put("None");
     case Kind::boolean:
     case Kind::integer:
     case Kind::real:
-    case Kind::big: return put(number_text(value));
-    case Kind::string: spend(value.size); return quote(value, out);
+    case Kind::big:
+      return put(number_text(value));
+    case Kind::string:
+      spend(value.size);
+      return quote(value, out);
     case Kind::list:
     case Kind::tuple:
     case Kind::view: {
@@ -126,11 +144,13 @@ void Renderer::represent(const Datum& value, Writer& out, int depth) {
       }
       return put("}>");
     }
-    case Kind::iterator: return put("<generator object>");
+    case Kind::iterator:
+      return put("<generator object>");
     case Kind::loop:
       return put("<LoopContext " + std::to_string(value.loop->index0 + 1) + "/" +
                  std::to_string(length(value)) + ">");
-    case Kind::callable: return put("<function " + std::string(value.callable->name) + ">");
+    case Kind::callable:
+      return put("<function " + std::string(value.callable->name) + ">");
   }
 }
 

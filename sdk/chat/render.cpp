@@ -59,7 +59,8 @@ Datum Renderer::import_messages(const Value& messages) {
     if (!message.is_dict()) continue;
     auto* entries = const_cast<Datum*>(items[i].items);  // made above
     for (uint32_t k = 0; k < items[i].size; ++k)
-      if (entries[2 * k].view() == "role") entries[2 * k + 1] = import(*message.get("role"), kNoMessage);
+      if (entries[2 * k].view() == "role")
+        entries[2 * k + 1] = import(*message.get("role"), kNoMessage);
   }
   return Datum::sequence(Kind::list, items, size);
 }
@@ -78,9 +79,12 @@ Datum Renderer::global(const std::string& name) {
   for (const auto& [key, text] : request_.special_tokens)
     if (key == name) return Datum::string(text);
   static constexpr std::pair<std::string_view, Function> kFunctions[] = {
-      {"namespace", Function::space},      {"dict", Function::dict},
-      {"range", Function::range},          {"joiner", Function::joiner},
-      {"cycler", Function::cycler},        {"raise_exception", Function::raise_exception},
+      {"namespace", Function::space},
+      {"dict", Function::dict},
+      {"range", Function::range},
+      {"joiner", Function::joiner},
+      {"cycler", Function::cycler},
+      {"raise_exception", Function::raise_exception},
       {"strftime_now", Function::strftime_now}};
   for (auto [known, function] : kFunctions) {
     if (known != name || (function == Function::strftime_now && !request_.date)) continue;

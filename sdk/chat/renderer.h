@@ -1,6 +1,6 @@
 // One rendering of a template. Split over execute.cpp (tags), evaluate.cpp (expressions), call.cpp
-// (macros, functions), attribute.cpp, operators.cpp, compare.cpp, print.cpp, tojson.cpp, filters*.cpp,
-// tests.cpp, methods*.cpp and format.cpp.
+// (macros, functions), attribute.cpp, operators.cpp, compare.cpp, print.cpp, tojson.cpp,
+// filters*.cpp, tests.cpp, methods*.cpp and format.cpp.
 #pragma once
 
 #include <array>
@@ -41,13 +41,19 @@ struct Loop {
   uint32_t changed_size;
 };
 
-enum class Function : uint8_t {
-  space, dict, range, joiner, cycler, raise_exception, strftime_now
-};
+enum class Function : uint8_t { space, dict, range, joiner, cycler, raise_exception, strftime_now };
 
 struct Callable {
   enum class Type : uint8_t {
-    function, method, macro, loop_cycle, loop_changed, joiner, cycler, cycler_next, cycler_reset
+    function,
+    method,
+    macro,
+    loop_cycle,
+    loop_changed,
+    joiner,
+    cycler,
+    cycler_next,
+    cycler_reset
   };
   Type type;
   Function function{};
@@ -55,7 +61,7 @@ struct Callable {
   Datum self{};  // of a method; the separator of a joiner; the loop
   std::string_view name{};
   const ast::Macro* macro = nullptr;
-  Frame* frame = nullptr;      // where the macro was defined
+  Frame* frame = nullptr;        // where the macro was defined
   const Datum* items = nullptr;  // of a cycler
   uint32_t size = 0;
   uint32_t* at = nullptr;  // state of a cycler or joiner
@@ -85,7 +91,7 @@ class Renderer {
   ChatTemplate::Rendered run();
 
  private:
-  static constexpr int kDeepest = 1500;     // of evaluation
+  static constexpr int kDeepest = 1500;      // of evaluation
   static constexpr int kDeepestValue = 300;  // of lists in lists
 
   [[noreturn]] void fail(const std::string& what) const;
@@ -127,7 +133,7 @@ class Renderer {
   Frame* open(const ast::Scope& scope, Frame* parent);
   void clear(Frame& frame, const ast::Scope& scope);
   Flow condition(const ast::Stmt& stmt, Frame& frame);
-  void loop(const ast::Stmt& stmt, const Datum& iterated, Frame& frame, uint32_t depth);
+  Flow loop(const ast::Stmt& stmt, const Datum& iterated, Frame& frame, uint32_t depth);
   void turn();
   bool has(Loop& loop, size_t index);
   void assign(const ast::Expr& target, const Datum& value, Frame& frame);
@@ -214,7 +220,7 @@ class Renderer {
   // print.cpp
   void print(const Datum& value, Writer& out, uint32_t generation);
   void represent(const Datum& value, Writer& out, int depth = 0);
-  Datum as_text(const Datum& value);  // str()
+  Datum as_text(const Datum& value);      // str()
   std::string plain(const Datum& value);  // its bytes, for messages and formats
   std::string number_text(const Datum& value) const;
 

@@ -74,10 +74,11 @@ std::vector<Span> assistant_spans(const ChatTemplate& chat, const ChatTemplate::
       if (origin.message != number && origin.begin >= b) next = std::min(next, origin.begin);
     }
     auto refuse = [&](const std::string& why) {
-      throw Error(ErrorCode::bad_template, chat.name() + ": cannot tell where answer " +
-                                               std::to_string(i) + " begins" + why)
-          .help("put {% generation %} and {% endgeneration %} around what the assistant says in "
-                "the template");
+      throw Error(ErrorCode::bad_template,
+                  chat.name() + ": cannot tell where answer " + std::to_string(i) + " begins" + why)
+          .help(
+              "put {% generation %} and {% endgeneration %} around what the assistant says in "
+              "the template");
     };
     std::string prompt;
     try {

@@ -1,4 +1,5 @@
-// Characters whose case mapping is several characters (Unicode SpecialCasing, without conditions): code, upper, title.
+// Characters whose case mapping is several characters (Unicode SpecialCasing, without conditions):
+// code, upper, title.
 #pragma once
 
 namespace meshwright::chat::unicode {

@@ -85,13 +85,11 @@ Datum Renderer::split(const Datum& string, const Arguments& given, bool from_rig
   std::vector<std::pair<size_t, size_t>> parts;
   if (bound[0] == nullptr || bound[0]->kind == Kind::none) {
     // At blanks, of which none is left around a part but after the last split.
-    auto [begin, end] = unicode::stripped(text, true, true);
     if (!from_right) {
-      begin = unicode::stripped(text, true, false).first;
-      end = text.size();
+      size_t begin = unicode::stripped(text, true, false).first, end = text.size();
       while (begin < end) {
         if (left == 0) {
-          parts.emplace_back(begin, begin + unicode::stripped(text.substr(begin), false, true).second);
+          parts.emplace_back(begin, end);
           break;
         }
         size_t stop = begin;
@@ -109,7 +107,8 @@ Datum Renderer::split(const Datum& string, const Arguments& given, bool from_rig
       return split(string, {}, false);
     }
   } else {
-    if (!bound[0]->is_string()) fail("must be str or None, not " + std::string(type_name(bound[0]->kind)));
+    if (!bound[0]->is_string())
+      fail("must be str or None, not " + std::string(type_name(bound[0]->kind)));
     std::string_view separator = bound[0]->view();
     if (separator.empty()) fail("empty separator");
     if (!from_right) {
@@ -216,6 +215,7 @@ Datum Renderer::cased(const Datum& string, Case to) {
   Writer out;
   Origins origins(string);
   bool within = false;  // after a letter of the same word
+  size_t word = 0;      // where the part begins that the filter `title` makes small
   std::string piece;
   auto is_cased = [](char32_t code) {
     return unicode::is_upper(code) || unicode::is_lower(code) || unicode::is_title(code);
@@ -226,7 +226,7 @@ Datum Renderer::cased(const Datum& string, Case to) {
     size_t before = at;
     while (before > 0 && (static_cast<unsigned char>(text[--before]) & 0xc0) == 0x80) {
     }
-    return at > 0 && letter(before) && (next >= text.size() || !letter(next));
+    return at > word && letter(before) && (next >= text.size() || !letter(next));
   };
   for (size_t at = 0; at < text.size();) {
     auto [code, size] = unicode::decode(text, at);
@@ -234,10 +234,10 @@ Datum Renderer::cased(const Datum& string, Case to) {
     bool big = to == Case::upper;
     bool first = to == Case::capitalize ? at == 0 : !within;
     if (to == Case::title || to == Case::capitalize) {
-      if (first)
-        unicode::title(code, piece);
+      if (first) unicode::title(code, piece);
     } else if (to == Case::title_filter) {
       big = !within;
+      if (big) word = at + size;
     }
     if (big) unicode::upper(code, piece);
     if (piece.empty()) {

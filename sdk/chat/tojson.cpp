@@ -75,13 +75,27 @@ void Renderer::json_string(const Datum& value, bool ascii, Writer& out) {
     Run from = origins.at(at);
     piece.clear();
     switch (code) {
-      case '"': piece = "\\\""; break;
-      case '\\': piece = "\\\\"; break;
-      case '\n': piece = "\\n"; break;
-      case '\r': piece = "\\r"; break;
-      case '\t': piece = "\\t"; break;
-      case '\b': piece = "\\b"; break;
-      case '\f': piece = "\\f"; break;
+      case '"':
+        piece = "\\\"";
+        break;
+      case '\\':
+        piece = "\\\\";
+        break;
+      case '\n':
+        piece = "\\n";
+        break;
+      case '\r':
+        piece = "\\r";
+        break;
+      case '\t':
+        piece = "\\t";
+        break;
+      case '\b':
+        piece = "\\b";
+        break;
+      case '\f':
+        piece = "\\f";
+        break;
       default:
         if (code >= 0x10000) {
           escape(0xd800 + ((code - 0x10000) >> 10));
@@ -113,12 +127,15 @@ void Renderer::json(const Datum& value, const JsonStyle& style, Writer& out, int
     put(text);
   };
   switch (value.kind) {
-    case Kind::none: return put("null");
+    case Kind::none:
+      return put("null");
     case Kind::boolean:
     case Kind::integer:
     case Kind::real:
-    case Kind::big: return put(number(value));
-    case Kind::string: return json_string(value, style.ascii, out);
+    case Kind::big:
+      return put(number(value));
+    case Kind::string:
+      return json_string(value, style.ascii, out);
     case Kind::list:
     case Kind::tuple:
       if (value.size == 0) return put("[]");
@@ -130,7 +147,8 @@ void Renderer::json(const Datum& value, const JsonStyle& style, Writer& out, int
       }
       line(depth);
       return put("]");
-    case Kind::dict: break;
+    case Kind::dict:
+      break;
     default:
       fail("Object of type " + std::string(type_name(value.kind)) + " is not JSON serializable");
   }
@@ -138,9 +156,8 @@ void Renderer::json(const Datum& value, const JsonStyle& style, Writer& out, int
   std::vector<const Datum*> keys;
   for (size_t i = 0; i < value.size; ++i) keys.push_back(&value.items[2 * i]);
   if (style.sort_keys)
-    std::stable_sort(keys.begin(), keys.end(), [&](const Datum* a, const Datum* b) {
-      return order(*a, *b, "<") == -1;
-    });
+    std::stable_sort(keys.begin(), keys.end(),
+                     [&](const Datum* a, const Datum* b) { return order(*a, *b, "<") == -1; });
   put("{");
   bool first = true;
   for (const Datum* key : keys) {
@@ -154,8 +171,7 @@ void Renderer::json(const Datum& value, const JsonStyle& style, Writer& out, int
     } else if (is_number(*key)) {
       out.write("\"" + number(*key) + "\"", key->message, 0);
     } else {
-      fail("keys must be str, int, float, bool or None, not " +
-           std::string(type_name(key->kind)));
+      fail("keys must be str, int, float, bool or None, not " + std::string(type_name(key->kind)));
     }
     put(style.after_key);
     json(key[1], style, out, depth + 1);

@@ -16,9 +16,9 @@ utf8proc_category_t category(char32_t code) {
 }
 
 const SpecialCase* special(char32_t code) {
-  const SpecialCase* found = std::lower_bound(
-      std::begin(kSpecialCases), std::end(kSpecialCases), code,
-      [](const SpecialCase& one, char32_t wanted) { return one.code < wanted; });
+  const SpecialCase* found =
+      std::lower_bound(std::begin(kSpecialCases), std::end(kSpecialCases), code,
+                       [](const SpecialCase& one, char32_t wanted) { return one.code < wanted; });
   return found != std::end(kSpecialCases) && found->code == code ? found : nullptr;
 }
 
@@ -32,9 +32,9 @@ Char decode(std::string_view text, size_t at) {
   if (a < 0x80) return {a, 1};
   if (a < 0xe0) return {((a & 0x1f) << 6) | (byte(1) & 0x3f), 2};
   if (a < 0xf0) return {((a & 0x0f) << 12) | ((byte(1) & 0x3f) << 6) | (byte(2) & 0x3f), 3};
-  return {((a & 0x07) << 18) | ((byte(1) & 0x3f) << 12) | ((byte(2) & 0x3f) << 6) |
-              (byte(3) & 0x3f),
-          4};
+  return {
+      ((a & 0x07) << 18) | ((byte(1) & 0x3f) << 12) | ((byte(2) & 0x3f) << 6) | (byte(3) & 0x3f),
+      4};
 }
 
 void encode(char32_t code, std::string& out) {
@@ -85,7 +85,8 @@ bool ascii(std::string_view text) {
 }
 
 bool is_blank(char32_t code) {
-  if (code < 0x80) return code == ' ' || (code >= 9 && code <= 13) || (code >= 0x1c && code <= 0x1f);
+  if (code < 0x80)
+    return code == ' ' || (code >= 9 && code <= 13) || (code >= 0x1c && code <= 0x1f);
   return code == 0x85 || code == 0xa0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200a) ||
          code == 0x2028 || code == 0x2029 || code == 0x202f || code == 0x205f || code == 0x3000;
 }
@@ -105,8 +106,10 @@ bool is_printable(char32_t code) {
     case UTF8PROC_CATEGORY_CO:
     case UTF8PROC_CATEGORY_ZS:
     case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP: return false;
-    default: return true;
+    case UTF8PROC_CATEGORY_ZP:
+      return false;
+    default:
+      return true;
   }
 }
 
@@ -126,14 +129,15 @@ bool is_alpha(char32_t code) {
     case UTF8PROC_CATEGORY_LL:
     case UTF8PROC_CATEGORY_LT:
     case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO: return true;
-    default: return false;
+    case UTF8PROC_CATEGORY_LO:
+      return true;
+    default:
+      return false;
   }
 }
 bool is_digit(char32_t code) {
   return category(code) == UTF8PROC_CATEGORY_ND || code == 0xb2 || code == 0xb3 || code == 0xb9 ||
-         code == 0x2070 || (code >= 0x2074 && code <= 0x2079) ||
-         (code >= 0x2080 && code <= 0x2089);
+         code == 0x2070 || (code >= 0x2074 && code <= 0x2079) || (code >= 0x2080 && code <= 0x2089);
 }
 bool is_word(char32_t code) {
   if (code == '_' || is_alpha(code) || is_digit(code)) return true;

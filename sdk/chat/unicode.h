@@ -23,7 +23,7 @@ size_t length(std::string_view text);
 size_t offset(std::string_view text, size_t index);
 bool ascii(std::string_view text);
 
-bool is_blank(char32_t code);  // str.isspace
+bool is_blank(char32_t code);     // str.isspace
 bool is_line_end(char32_t code);  // str.splitlines
 bool is_printable(char32_t code);
 bool is_upper(char32_t code);

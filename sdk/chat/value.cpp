@@ -67,12 +67,18 @@ Value Value::dict(Dict members) {
 
 std::string_view Value::kind_name() const {
   switch (held_.index()) {
-    case 0: return "null";
-    case 1: return "a boolean";
-    case 5: return "a string";
-    case 6: return "a list";
-    case 7: return "an object";
-    default: return "a number";
+    case 0:
+      return "null";
+    case 1:
+      return "a boolean";
+    case 5:
+      return "a string";
+    case 6:
+      return "a list";
+    case 7:
+      return "an object";
+    default:
+      return "a number";
   }
 }
 
