@@ -1,5 +1,8 @@
-# meshwright_engine_library(NAME DEPENDS ...): an engine room is a static library meshwright_<name> of the folder's *.cpp, with the tests/*.cpp
-# beside it as one doctest program; JOIN where they include LibTorch (see meshwright_join). meshwright_test(NAME SOURCES ... DEPENDS ...): a doctest program run by ctest.
+# A room is a static library meshwright_<name> of the folder's *.cpp, with the tests/*.cpp beside it as one doctest program.
+# meshwright_engine_library(NAME DEPENDS ...): one of the engine, its test engine_<name>, or engine_<TEST>; JOIN where they include LibTorch (see
+# meshwright_join). meshwright_room(NAME DEPENDS ...): one of the SDK that plugins may link into their library, its test <name>. Each library has
+# its own copy of such a room, so there is nothing in one that changes once it is made; it depends on the SDK and such rooms alone.
+# meshwright_test(NAME SOURCES ... DEPENDS ...): a doctest program run by ctest.
 function(meshwright_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPENDS;DEFINITIONS" ${ARGN})
   if(NOT MESHWRIGHT_TESTS)
@@ -21,23 +24,36 @@ function(meshwright_test name)
   endif()
 endfunction()
 
-function(meshwright_engine_library name)
-  cmake_parse_arguments(arg "JOIN" "" "DEPENDS" ${ARGN})
+function(meshwright_static_room name test)
   file(GLOB sources CONFIGURE_DEPENDS *.cpp)
   if(NOT sources)
     return()  # nothing here yet
   endif()
   add_library(meshwright_${name} STATIC ${sources})
   target_include_directories(meshwright_${name} PUBLIC ${PROJECT_SOURCE_DIR})
-  target_link_libraries(meshwright_${name} PUBLIC meshwright_sdk ${arg_DEPENDS} PRIVATE meshwright_warnings)
+  target_link_libraries(meshwright_${name} PUBLIC meshwright_sdk ${ARGN} PRIVATE meshwright_warnings)
   file(GLOB tests CONFIGURE_DEPENDS tests/*.cpp)
   if(tests)
-    meshwright_test(engine_${name} SOURCES ${tests} DEPENDS meshwright_${name})
+    meshwright_test(${test} SOURCES ${tests} DEPENDS meshwright_${name})
   endif()
-  if(arg_JOIN)
+endfunction()
+
+function(meshwright_room name)
+  cmake_parse_arguments(arg "" "" "DEPENDS" ${ARGN})
+  meshwright_static_room(${name} ${name} ${arg_DEPENDS})
+  set_target_properties(meshwright_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+endfunction()
+
+function(meshwright_engine_library name)
+  cmake_parse_arguments(arg "JOIN" "TEST" "DEPENDS" ${ARGN})
+  if(NOT arg_TEST)
+    set(arg_TEST ${name})
+  endif()
+  meshwright_static_room(${name} engine_${arg_TEST} ${arg_DEPENDS})
+  if(arg_JOIN AND TARGET meshwright_${name})
     meshwright_join(meshwright_${name})
-    if(TARGET test_engine_${name})
-      meshwright_join(test_engine_${name} TEST)
+    if(TARGET test_engine_${arg_TEST})
+      meshwright_join(test_engine_${arg_TEST} TEST)
     endif()
   endif()
 endfunction()

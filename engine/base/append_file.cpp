@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "engine/base/durable.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::base {
 

@@ -1,5 +1,5 @@
 #include "engine/base/run_lock.h"
-#include "engine/base/clock.h"
+#include "sdk/files/clock.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -13,8 +13,8 @@
 #include <sstream>
 #include <utility>
 
-#include "engine/base/durable.h"
-#include "engine/base/read_file.h"
+#include "sdk/files/durable.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::base {
 

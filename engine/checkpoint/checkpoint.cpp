@@ -5,8 +5,8 @@
 #include <map>
 #include <set>
 
-#include "engine/base/mapped_file.h"
 #include "engine/checkpoint/checksum.h"
+#include "sdk/files/mapped_file.h"
 
 namespace meshwright::checkpoint {
 

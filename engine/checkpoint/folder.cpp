@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <fstream>
 
-#include "engine/base/durable.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::checkpoint {
 

@@ -3,12 +3,12 @@
 #include <charconv>
 #include <set>
 
-#include "engine/base/strict_json.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/meta_format.h"
 #include "engine/weights/element_types.h"
 #include "engine/weights/fused_rows.h"
 #include "meshwright/error.h"
+#include "sdk/files/strict_json.h"
 
 namespace meshwright::checkpoint {
 

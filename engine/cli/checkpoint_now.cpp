@@ -6,12 +6,12 @@
 #include <csignal>
 #include <thread>
 
-#include "engine/base/durable.h"
-#include "engine/base/read_file.h"
 #include "engine/base/run_lock.h"
 #include "engine/base/save_wish_name.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/cli/verb.h"
+#include "sdk/files/durable.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::cli {
 namespace {

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <span>
 
-#include "engine/base/durable.h"
 #include "engine/cli/completion.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::cli {
 namespace {

@@ -3,10 +3,10 @@
 #include <fstream>
 #include <iterator>
 
-#include "engine/base/durable.h"
 #include "engine/cli/common.h"
 #include "engine/config/migrate.h"
 #include "engine/config/syntax.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::cli {
 namespace {

@@ -2,12 +2,12 @@
 #include <filesystem>
 #include <set>
 
-#include "engine/base/clock.h"
-#include "engine/base/durable.h"
-#include "engine/base/read_file.h"
 #include "engine/cli/verb.h"
 #include "engine/monitor/csv.h"
 #include "engine/runs/report.h"
+#include "sdk/files/clock.h"
+#include "sdk/files/durable.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::cli {
 namespace {

@@ -10,12 +10,12 @@
 #include <iterator>
 #include <thread>
 
-#include "engine/base/mapped_file.h"
-#include "engine/base/strict_json.h"
 #include "engine/cli/verb.h"
 #include "engine/data/token_writer.h"
 #include "engine/report/progress.h"
 #include "engine/tokenizer/corpus.h"
+#include "sdk/files/mapped_file.h"
+#include "sdk/files/strict_json.h"
 
 namespace meshwright::cli {
 namespace {

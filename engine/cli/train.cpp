@@ -6,7 +6,6 @@
 #include <set>
 #include <utility>
 
-#include "engine/base/durable.h"
 #include "engine/before/before.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/cli/common.h"
@@ -16,6 +15,7 @@
 #include "engine/loader/guard.h"
 #include "engine/postmortem/verdict.h"
 #include "engine/train/run.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::cli {
 namespace {

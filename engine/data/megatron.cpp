@@ -3,8 +3,8 @@
 #include <iterator>
 #include <optional>
 
-#include "engine/base/relative.h"
 #include "engine/data/token_files.h"
+#include "sdk/files/relative.h"
 
 namespace meshwright::data {
 

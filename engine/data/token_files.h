@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/base/mapped_file.h"
 #include "engine/data/dataset.h"
+#include "sdk/files/mapped_file.h"
 
 namespace meshwright::data {
 

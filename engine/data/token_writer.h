@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "engine/base/durable.h"
 #include "engine/data/token_files.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::data {
 

@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <string>
 
-#include "engine/base/durable.h"
 #include "engine/base/out_of_memory.h"
 #include "engine/doctor/running/doctor_rank.h"
 #include "engine/evaluate/running/evaluate_rank.h"
@@ -25,6 +24,7 @@
 #include "engine/trainer/rank_agreement.h"
 #include "meshwright/error.h"
 #include "sdk/base/plugin_at_work.h"
+#include "sdk/files/durable.h"
 
 namespace {
 

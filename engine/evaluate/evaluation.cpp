@@ -7,11 +7,11 @@
 #include <map>
 #include <utility>
 
-#include "engine/base/read_file.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/config/differences.h"
 #include "meshwright/error.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::evaluate {
 

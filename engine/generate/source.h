@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/tokenizer/tokenizer.h"
+#include "sdk/tokenizer/tokenizer.h"
 
 namespace meshwright::generate {
 

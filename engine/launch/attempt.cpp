@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "engine/base/read_file.h"
 #include "engine/launch/exit_status.h"
 #include "engine/launch/signals.h"
 #include "engine/launch/wish.h"
 #include "meshwright/error.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::launch {
 

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "engine/base/durable.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::launch {
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "engine/base/clock.h"
 #include "engine/launch/wish.h"
+#include "sdk/files/clock.h"
 
 namespace meshwright::launch {
 

@@ -1,8 +1,8 @@
 #include "engine/base/append_file.h"
-#include "engine/base/durable.h"
-#include "engine/base/read_file.h"
 #include "engine/monitor/csv.h"
 #include "engine/monitor/sinks.h"
+#include "sdk/files/durable.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::monitor {
 

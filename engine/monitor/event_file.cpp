@@ -10,7 +10,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "engine/base/durable.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::monitor {
 

@@ -4,10 +4,10 @@
 #include <cstdlib>
 #include <utility>
 
-#include "engine/base/durable.h"
 #include "engine/monitor/sinks.h"
 #include "engine/report/report.h"
 #include "meshwright/error.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::monitor {
 

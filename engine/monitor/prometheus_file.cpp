@@ -6,9 +6,9 @@
 #include <chrono>
 
 #include "engine/base/append_file.h"
-#include "engine/base/durable.h"
 #include "engine/monitor/prometheus_text.h"
 #include "engine/monitor/sinks.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::monitor {
 

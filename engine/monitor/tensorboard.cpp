@@ -2,10 +2,10 @@
 #include <cmath>
 #include <map>
 
-#include "engine/base/durable.h"
 #include "engine/monitor/event_file.h"
 #include "engine/monitor/names.h"
 #include "engine/monitor/sinks.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::monitor {
 

@@ -1,9 +1,9 @@
 #include <filesystem>
 
 #include "engine/base/model_file.h"
-#include "engine/base/relative.h"
 #include "engine/outlines/hub_family.h"
 #include "engine/plan/plan.h"
+#include "sdk/files/relative.h"
 
 namespace meshwright::plan {
 

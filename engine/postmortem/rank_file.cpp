@@ -9,9 +9,9 @@
 #include <charconv>
 #include <optional>
 
-#include "engine/base/durable.h"
-#include "engine/base/read_file.h"
 #include "meshwright/error.h"
+#include "sdk/files/durable.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::postmortem {
 namespace {

@@ -8,9 +8,9 @@
 #include <optional>
 #include <thread>
 
-#include "engine/base/durable.h"
 #include "sdk/base/rank_words.h"
 #include "sdk/base/words.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::postmortem {
 namespace {

@@ -3,10 +3,10 @@
 #include <optional>
 #include <string_view>
 
-#include "engine/base/read_file.h"
 #include "engine/monitor/row.h"
 #include "engine/report/report.h"
 #include "engine/runs/run_record.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::runs {
 

@@ -5,8 +5,8 @@
 #include <charconv>
 #include <string_view>
 
-#include "engine/base/read_file.h"
 #include "engine/runs/run_record.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::runs {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <boost/json/parse.hpp>
 
-#include "engine/base/read_file.h"
 #include "engine/report/report.h"
 #include "meshwright/error.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::runs {
 namespace {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <filesystem>
 
-#include "engine/base/read_file.h"
 #include "engine/config/toml_value.h"
 #include "meshwright/error.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::steptime {
 namespace {

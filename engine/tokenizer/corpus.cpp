@@ -9,10 +9,10 @@
 #include <mutex>
 #include <thread>
 
-#include "engine/base/mapped_file.h"
-#include "engine/base/strict_json.h"
-#include "engine/tokenizer/divide.h"
-#include "engine/tokenizer/utf8.h"
+#include "sdk/files/mapped_file.h"
+#include "sdk/files/strict_json.h"
+#include "sdk/tokenizer/divide.h"
+#include "sdk/tokenizer/utf8.h"
 
 namespace meshwright::tokenizer {
 

@@ -6,8 +6,8 @@
 #include <chrono>
 #include <utility>
 
-#include "engine/base/clock.h"
 #include "meshwright/error.h"
+#include "sdk/files/clock.h"
 
 namespace meshwright::train {
 

@@ -10,12 +10,12 @@
 #include <csignal>
 #include <utility>
 
-#include "engine/base/clock.h"
-#include "engine/base/durable.h"
 #include "engine/launch/ranks.h"
 #include "engine/launch/wish.h"
 #include "engine/postmortem/rank_file.h"
 #include "engine/rendezvous/bounded.h"
+#include "sdk/files/clock.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::train {
 

@@ -9,13 +9,13 @@
 #include <map>
 #include <utility>
 
-#include "engine/base/durable.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/trainer/optimizer.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/sharding_plan.h"
 #include "sdk/base/held_memory.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::train {
 

@@ -6,11 +6,11 @@
 #include <cstring>
 #include <utility>
 
-#include "engine/base/clock.h"
-#include "engine/base/durable.h"
 #include "engine/report/progress.h"
 #include "engine/train/expert_load.h"
 #include "meshwright/error.h"
+#include "sdk/files/clock.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::train {
 

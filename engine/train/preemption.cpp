@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "engine/base/clock.h"
+#include "sdk/files/clock.h"
 
 namespace meshwright::train {
 

@@ -6,10 +6,10 @@
 #include <span>
 #include <utility>
 
-#include "engine/base/durable.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/rendezvous/separators.h"
 #include "meshwright/error.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::train {
 

@@ -10,8 +10,6 @@
 #include <fstream>
 #include <string>
 
-#include "engine/base/clock.h"
-#include "engine/base/read_file.h"
 #include "engine/generate/running/write_sample.h"
 #include "engine/generate/source.h"
 #include "engine/launch/exit_status.h"
@@ -31,6 +29,8 @@
 #include "meshwright/parallel/trace_span.h"
 #include "sdk/base/even_tokens.h"
 #include "sdk/base/plugin_at_work.h"
+#include "sdk/files/clock.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::train {
 

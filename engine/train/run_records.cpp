@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <boost/json/object.hpp>
 
-#include "engine/base/read_file.h"
 #include "engine/config/describe.h"
 #include "engine/config/differences.h"
 #include "engine/config/listen_address.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "meshwright/abi.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::train {
 

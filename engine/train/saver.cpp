@@ -5,13 +5,13 @@
 #include <iterator>
 #include <optional>
 
-#include "engine/base/clock.h"
 #include "engine/plan/plan.h"
 #include "engine/train/generators.h"
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/stages.h"
 #include "engine/trainer/step_monitor.h"
 #include "engine/weights/experts.h"
+#include "sdk/files/clock.h"
 
 namespace meshwright::train {
 

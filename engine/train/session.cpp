@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/base/durable.h"
 #include "engine/generate/running/sample.h"
 #include "engine/generate/running/text_pieces.h"
 #include "engine/rendezvous/ending.h"
 #include "engine/report/report.h"
 #include "engine/train/rank_run.h"
 #include "engine/trainer/rank_agreement.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::train {
 

@@ -7,10 +7,10 @@
 #include <random>
 #include <thread>
 
-#include "engine/base/durable.h"
-#include "engine/base/read_file.h"
 #include "engine/rendezvous/error_text.h"
 #include "engine/trainer/rank_agreement.h"
+#include "sdk/files/durable.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::train {
 

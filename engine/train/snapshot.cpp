@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "engine/base/clock.h"
+#include "sdk/files/clock.h"
 
 namespace meshwright::train {
 

@@ -9,13 +9,13 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "engine/base/clock.h"
 #include "engine/base/run_lock.h"
 #include "engine/device/device.h"
 #include "engine/forecast/forecast.h"
 #include "engine/plan/plan.h"
 #include "engine/trainer/rank_agreement.h"
 #include "engine/trainer/step_monitor.h"
+#include "sdk/files/clock.h"
 
 namespace meshwright::train {
 

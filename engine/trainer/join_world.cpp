@@ -5,11 +5,11 @@
 #include <functional>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "engine/base/read_file.h"
 #include "engine/config/describe.h"
 #include "engine/plan/plan.h"
 #include "engine/rendezvous/rendezvous.h"
 #include "engine/rendezvous/with_others.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright {
 

@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <utility>
 
-#include "engine/base/clock.h"
 #include "sdk/base/device_waits.h"
 #include "sdk/base/waited.h"
+#include "sdk/files/clock.h"
 
 namespace meshwright::train {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "engine/base/strict_json.h"
+#include "sdk/files/strict_json.h"
 
 namespace meshwright::weights {
 

@@ -12,10 +12,10 @@
 #include <cstring>
 #include <set>
 
-#include "engine/base/read_file.h"
 #include "engine/weights/convert.h"
 #include "engine/weights/element_types.h"
 #include "meshwright/abi.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::weights {
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <boost/json/value.hpp>
 
-#include "engine/base/strict_json.h"
 #include "engine/weights/links.h"
 #include "engine/weights/safetensors.h"
+#include "sdk/files/strict_json.h"
 
 namespace meshwright::weights {
 

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/base/mapped_file.h"
 #include "meshwright/dtype.h"
+#include "sdk/files/mapped_file.h"
 
 namespace meshwright::weights {
 

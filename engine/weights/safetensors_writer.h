@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/base/durable.h"
 #include "meshwright/dtype.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::weights {
 

@@ -10,8 +10,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "engine/tokenizer/bytes.h"
-#include "engine/tokenizer/utf8.h"
+#include "sdk/tokenizer/bytes.h"
+#include "sdk/tokenizer/utf8.h"
 
 namespace json = boost::json;
 namespace fs = std::filesystem;

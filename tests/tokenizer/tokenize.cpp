@@ -7,8 +7,8 @@
 #include <boost/json/value_to.hpp>
 #include <iostream>
 
-#include "engine/tokenizer/tokenizer.h"
 #include "meshwright/error.h"
+#include "sdk/tokenizer/tokenizer.h"
 
 namespace json = boost::json;
 using meshwright::tokenizer::Tokenizer;

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <fstream>
 
-#include "engine/base/durable.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/resume.h"
 #include "meshwright/error.h"
+#include "sdk/files/durable.h"
 
 using namespace meshwright;
 using namespace meshwright::checkpoint;

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "engine/base/durable.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/meta.h"
 #include "engine/weights/element_types.h"
 #include "engine/weights/safetensors_writer.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::checkpoint {
 

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <memory>
 
-#include "engine/base/clock.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/evaluate/running/findings.h"
@@ -24,6 +23,7 @@
 #include "engine/trainer/model.h"
 #include "engine/trainer/rank_agreement.h"
 #include "meshwright/nn/stage.h"
+#include "sdk/files/clock.h"
 
 namespace meshwright::evaluate {
 

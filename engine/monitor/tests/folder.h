@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "engine/base/read_file.h"
+#include "sdk/files/read_file.h"
 
 namespace monitor_tests {
 

@@ -6,8 +6,8 @@
 
 #include <fstream>
 
-#include "engine/base/durable.h"
-#include "engine/base/read_file.h"
+#include "sdk/files/durable.h"
+#include "sdk/files/read_file.h"
 
 namespace fs = std::filesystem;
 using namespace meshwright;

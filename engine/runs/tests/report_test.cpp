@@ -8,7 +8,7 @@
 #include <cmath>
 #include <ctime>
 
-#include "engine/base/read_file.h"
+#include "sdk/files/read_file.h"
 
 #include "engine/runs/chart.h"
 #include "engine/runs/html.h"

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "engine/base/read_file.h"
 #include "meshwright/error.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::steptime {
 namespace {

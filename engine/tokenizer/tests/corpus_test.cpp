@@ -12,8 +12,8 @@
 #include <stdexcept>
 
 #include "engine/tokenizer/corpus.h"
-#include "engine/tokenizer/divide.h"
 #include "meshwright/error.h"
+#include "sdk/tokenizer/divide.h"
 
 namespace json = boost::json;
 namespace fs = std::filesystem;

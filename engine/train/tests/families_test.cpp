@@ -10,13 +10,13 @@
 
 #include <filesystem>
 
-#include "engine/base/durable.h"
 #include "engine/checkpoint/diff.h"
 #include "engine/checkpoint/export.h"
 #include "engine/outlines/models.h"
 #include "engine/trainer/tests/causal_loss.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/files/durable.h"
 
 namespace families_test {
 

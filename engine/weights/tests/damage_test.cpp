@@ -8,8 +8,8 @@
 #include <limits>
 #include <random>
 
-#include "engine/base/strict_json.h"
 #include "engine/weights/safetensors.h"
+#include "sdk/files/strict_json.h"
 
 namespace fs = std::filesystem;
 using namespace meshwright;

@@ -1,0 +1,105 @@
+#include "spans.h"
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+
+#include "meshwright/error.h"
+
+namespace meshwright::chat {
+
+namespace {
+
+using Origin = ChatTemplate::Origin;
+
+// What the template writes after the last byte of a message when it asks for message `index`.
+std::string prompt_before(const ChatTemplate& chat, const ChatTemplate::Request& request,
+                          size_t index) {
+  ChatTemplate::Request prefix = request;
+  prefix.first_messages = index;
+  prefix.add_generation_prompt = true;
+  ChatTemplate::Rendered out = chat.render(prefix);
+  return out.text.substr(out.origins.empty() ? 0 : out.origins.back().end);
+}
+
+// The end of the first special token in [begin, end) of the text; 0 without one.
+size_t end_token(std::string_view text, size_t begin, size_t end,
+                 std::span<const std::string> special_tokens) {
+  std::string_view part = text.substr(begin, end - begin);
+  size_t first = part.size(), size = 0;
+  for (const std::string& token : special_tokens) {
+    if (token.empty()) continue;
+    // Of two at the same place the longer one is read.
+    size_t at = part.substr(0, std::min(part.size(), first + token.size())).find(token);
+    if (at == std::string_view::npos) continue;
+    if (at < first || (at == first && token.size() > size)) {
+      first = at;
+      size = token.size();
+    }
+  }
+  return size == 0 ? 0 : begin + first + size;
+}
+
+}  // namespace
+
+std::vector<Span> assistant_spans(const ChatTemplate& chat, const ChatTemplate::Request& request,
+                                  const ChatTemplate::Rendered& rendered,
+                                  std::span<const std::string> special_tokens) {
+  std::vector<Span> spans;
+  if (chat.has_generation_blocks()) {
+    for (auto [begin, end] : rendered.generations) spans.push_back({begin, end, -1, true});
+    return spans;
+  }
+  if (request.messages == nullptr || !request.messages->is_list()) return spans;
+  const Value::List& messages = request.messages->as_list();
+  size_t count = std::min(messages.size(), request.first_messages.value_or(messages.size()));
+  // First and last byte of each message.
+  constexpr size_t kNowhere = std::numeric_limits<size_t>::max();
+  std::vector<std::pair<size_t, size_t>> bytes(count, {kNowhere, 0});
+  for (const Origin& origin : rendered.origins) {
+    auto& [begin, end] = bytes.at(static_cast<size_t>(origin.message));
+    begin = std::min(begin, origin.begin);
+    end = std::max(end, origin.end);
+  }
+  std::string_view text = rendered.text;
+  for (size_t i = 0; i < count; ++i) {
+    const Value* role = messages[i].get("role");
+    if (role == nullptr || !role->is_string() || role->as_string() != "assistant") continue;
+    auto [a, b] = bytes[i];
+    if (a == kNowhere) continue;
+    auto number = static_cast<int32_t>(i);
+    size_t p = 0, next = text.size();
+    for (const Origin& origin : rendered.origins) {
+      if (origin.message < number && origin.end <= a) p = std::max(p, origin.end);
+      if (origin.message != number && origin.begin >= b) next = std::min(next, origin.begin);
+    }
+    auto refuse = [&](const std::string& why) {
+      throw Error(ErrorCode::bad_template, chat.name() + ": cannot tell where answer " +
+                                               std::to_string(i) + " begins" + why)
+          .help("put {% generation %} and {% endgeneration %} around what the assistant says in "
+                "the template");
+    };
+    std::string prompt;
+    try {
+      prompt = prompt_before(chat, request, i);
+    } catch (const Error& error) {
+      refuse(": the messages before it cannot be rendered: " + error.message());
+    }
+    std::string_view between = text.substr(p, a - p);
+    Span span{0, b, number, false};
+    if (between.starts_with(prompt))
+      span.begin = p + prompt.size();
+    else if (std::string_view(prompt).starts_with(between))
+      span.begin = a;
+    else
+      refuse("");
+    if (size_t end = end_token(text, b, next, special_tokens); end != 0) {
+      span.end = end;
+      span.ends = true;
+    }
+    spans.push_back(span);
+  }
+  return spans;
+}
+
+}  // namespace meshwright::chat

@@ -1,0 +1,30 @@
+// Which bytes of a rendered chat are answers of the assistant: what is trained on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "chat_template.h"
+
+namespace meshwright::chat {
+
+struct Span {
+  size_t begin = 0, end = 0;
+  int32_t message = -1;  // -1: a generation block, which may belong to any
+  bool ends = true;      // false: no special token closes it; the model will not learn to stop
+  bool operator==(const Span&) const = default;
+};
+
+// One for each assistant message that left something in the text, in their order; the generation
+// blocks instead if the template has any. `rendered` is what `chat` made of `request`;
+// `special_tokens` are the texts of all tokens that are special. A span includes the token that
+// ends the turn. Throws Error(bad_template) "cannot tell where answer i begins" (i counts the
+// messages from 0).
+std::vector<Span> assistant_spans(const ChatTemplate& chat, const ChatTemplate::Request& request,
+                                  const ChatTemplate::Rendered& rendered,
+                                  std::span<const std::string> special_tokens);
+
+}  // namespace meshwright::chat

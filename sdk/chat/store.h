@@ -1,0 +1,51 @@
+// The chat templates of a Hugging Face folder, and which of them a row gets.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "chat_template.h"
+#include "meshwright/error.h"
+
+namespace meshwright::chat {
+
+// Does not change once read; several threads may use it at once.
+class Store {
+ public:
+  // chat_template.jinja with additional_chat_templates/NAME.jinja, which hide
+  // `chat_template` of tokenizer_config.json (a string, or a list of {name, template}). A folder
+  // without any gives an empty store. Throws Error(bad_template) for a damaged
+  // tokenizer_config.json; a template that does not parse is an error once it is chosen.
+  static Store read(const std::filesystem::path& folder);
+  // `dataset.chat_template`: "" is read(folder); else the file of that path, else the template of
+  // that name in the folder, else the built-in "chatml". Throws Error(bad_template) with the names.
+  static Store open(const std::filesystem::path& folder, const std::string& requested);
+  static Store of_text(std::string text, std::string name);
+
+  bool empty() const { return templates_.empty(); }
+  std::vector<std::string> names() const;
+  // The only one; of several "tool_use" if the row has tools, else "default". Throws
+  // Error(bad_template) with the names if neither is there, and without any template at all.
+  const ChatTemplate& choose(bool has_tools) const;
+
+  // {"bos_token", "<s>"}, ...: the special tokens of tokenizer_config.json (special_tokens_map.json
+  // has a say where it is silent), in their order, for Request::special_tokens.
+  const std::vector<std::pair<std::string, std::string>>& special_tokens() const {
+    return special_tokens_;
+  }
+
+ private:
+  void add(const std::string& name, std::string text, const std::string& shown);
+  void read_tokens(const std::filesystem::path& folder, const Value& config);
+
+  std::map<std::string, std::variant<ChatTemplate, Error>> templates_;
+  std::vector<std::pair<std::string, std::string>> special_tokens_;
+  std::string folder_;
+};
+
+}  // namespace meshwright::chat

@@ -1,0 +1,186 @@
+#include "unicode.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "special_cases.h"
+
+namespace meshwright::chat::unicode {
+
+namespace {
+
+utf8proc_category_t category(char32_t code) {
+  return utf8proc_category(static_cast<utf8proc_int32_t>(code));
+}
+
+const SpecialCase* special(char32_t code) {
+  const SpecialCase* found = std::lower_bound(
+      std::begin(kSpecialCases), std::end(kSpecialCases), code,
+      [](const SpecialCase& one, char32_t wanted) { return one.code < wanted; });
+  return found != std::end(kSpecialCases) && found->code == code ? found : nullptr;
+}
+
+}  // namespace
+
+Char decode(std::string_view text, size_t at) {
+  auto byte = [&](size_t i) -> uint32_t {
+    return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0;
+  };
+  uint32_t a = byte(0);
+  if (a < 0x80) return {a, 1};
+  if (a < 0xe0) return {((a & 0x1f) << 6) | (byte(1) & 0x3f), 2};
+  if (a < 0xf0) return {((a & 0x0f) << 12) | ((byte(1) & 0x3f) << 6) | (byte(2) & 0x3f), 3};
+  return {((a & 0x07) << 18) | ((byte(1) & 0x3f) << 12) | ((byte(2) & 0x3f) << 6) |
+              (byte(3) & 0x3f),
+          4};
+}
+
+void encode(char32_t code, std::string& out) {
+  auto put = [&](uint32_t byte) { out += static_cast<char>(static_cast<unsigned char>(byte)); };
+  if (code < 0x80) return put(code);
+  if (code < 0x800) {
+    put(0xc0 | (code >> 6));
+  } else {
+    if (code < 0x10000) {
+      put(0xe0 | (code >> 12));
+    } else {
+      put(0xf0 | (code >> 18));
+      put(0x80 | ((code >> 12) & 0x3f));
+    }
+    put(0x80 | ((code >> 6) & 0x3f));
+  }
+  put(0x80 | (code & 0x3f));
+}
+
+bool valid(std::string_view text) {
+  const auto* at = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
+  auto left = static_cast<utf8proc_ssize_t>(text.size());
+  while (left > 0) {
+    utf8proc_int32_t code;
+    utf8proc_ssize_t size = utf8proc_iterate(at, left, &code);
+    if (size <= 0) return false;
+    at += size;
+    left -= size;
+  }
+  return true;
+}
+
+size_t length(std::string_view text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+  }));
+}
+
+size_t offset(std::string_view text, size_t index) {
+  size_t at = 0;
+  for (; index > 0 && at < text.size(); --index) at += decode(text, at).size;
+  return std::min(at, text.size());
+}
+
+bool ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+}
+
+bool is_blank(char32_t code) {
+  if (code < 0x80) return code == ' ' || (code >= 9 && code <= 13) || (code >= 0x1c && code <= 0x1f);
+  return code == 0x85 || code == 0xa0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200a) ||
+         code == 0x2028 || code == 0x2029 || code == 0x202f || code == 0x205f || code == 0x3000;
+}
+
+bool is_line_end(char32_t code) {
+  return (code >= 10 && code <= 13) || (code >= 0x1c && code <= 0x1e) || code == 0x85 ||
+         code == 0x2028 || code == 0x2029;
+}
+
+bool is_printable(char32_t code) {
+  if (code < 0x7f) return code >= ' ';
+  switch (category(code)) {
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_ZS:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP: return false;
+    default: return true;
+  }
+}
+
+bool is_upper(char32_t code) {
+  // The circled and the Roman capitals are symbols and numbers.
+  return category(code) == UTF8PROC_CATEGORY_LU || (code >= 0x2160 && code <= 0x216f) ||
+         (code >= 0x24b6 && code <= 0x24cf);
+}
+bool is_lower(char32_t code) {
+  return category(code) == UTF8PROC_CATEGORY_LL || code == 0xaa || code == 0xba ||
+         (code >= 0x2170 && code <= 0x217f) || (code >= 0x24d0 && code <= 0x24e9);
+}
+bool is_title(char32_t code) { return category(code) == UTF8PROC_CATEGORY_LT; }
+bool is_alpha(char32_t code) {
+  switch (category(code)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO: return true;
+    default: return false;
+  }
+}
+bool is_digit(char32_t code) {
+  return category(code) == UTF8PROC_CATEGORY_ND || code == 0xb2 || code == 0xb3 || code == 0xb9 ||
+         code == 0x2070 || (code >= 0x2074 && code <= 0x2079) ||
+         (code >= 0x2080 && code <= 0x2089);
+}
+bool is_word(char32_t code) {
+  if (code == '_' || is_alpha(code) || is_digit(code)) return true;
+  utf8proc_category_t kind = category(code);
+  return kind == UTF8PROC_CATEGORY_NL || kind == UTF8PROC_CATEGORY_NO;
+}
+
+void upper(char32_t code, std::string& out) {
+  if (code >= 0x80)
+    if (const SpecialCase* found = special(code)) {
+      out += found->upper;
+      return;
+    }
+  encode(static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(code))), out);
+}
+
+void lower(char32_t code, std::string& out) {
+  if (code == 0x130) {
+    out += "i\xcc\x87";
+    return;
+  }
+  encode(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(code))), out);
+}
+
+void title(char32_t code, std::string& out) {
+  if (code >= 0x80)
+    if (const SpecialCase* found = special(code)) {
+      out += found->title;
+      return;
+    }
+  encode(static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(code))), out);
+}
+
+std::pair<size_t, size_t> stripped(std::string_view text, bool left, bool right) {
+  size_t begin = 0, end = text.size();
+  while (left && begin < end) {
+    auto [code, size] = decode(text, begin);
+    if (!is_blank(code)) break;
+    begin += size;
+  }
+  while (right && end > begin) {
+    size_t last = end - 1;
+    while (last > begin && (static_cast<unsigned char>(text[last]) & 0xc0) == 0x80) --last;
+    if (!is_blank(decode(text, last).code)) break;
+    end = last;
+  }
+  return {begin, end};
+}
+
+}  // namespace meshwright::chat::unicode

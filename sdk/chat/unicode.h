@@ -1,0 +1,44 @@
+// What Python's str knows of Unicode, on UTF-8 that is valid.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace meshwright::chat::unicode {
+
+// The character at `at`, and the bytes it takes.
+struct Char {
+  char32_t code;
+  uint32_t size;
+};
+Char decode(std::string_view text, size_t at);
+void encode(char32_t code, std::string& out);
+bool valid(std::string_view text);
+
+size_t length(std::string_view text);
+// The byte where character `index` begins; the end for an index beyond.
+size_t offset(std::string_view text, size_t index);
+bool ascii(std::string_view text);
+
+bool is_blank(char32_t code);  // str.isspace
+bool is_line_end(char32_t code);  // str.splitlines
+bool is_printable(char32_t code);
+bool is_upper(char32_t code);
+bool is_lower(char32_t code);
+bool is_title(char32_t code);
+bool is_alpha(char32_t code);
+bool is_digit(char32_t code);
+bool is_word(char32_t code);  // \w
+
+// Appends the whole mapping, which may be several characters.
+void upper(char32_t code, std::string& out);
+void lower(char32_t code, std::string& out);
+void title(char32_t code, std::string& out);
+
+// Bytes [begin, end) that str.strip() leaves.
+std::pair<size_t, size_t> stripped(std::string_view text, bool left, bool right);
+
+}  // namespace meshwright::chat::unicode

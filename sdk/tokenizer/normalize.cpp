@@ -1,0 +1,64 @@
+#include "sdk/tokenizer/normalize.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "sdk/tokenizer/utf8.h"
+
+namespace meshwright::tokenizer {
+
+namespace {
+
+// Where a character below U+0300 starts that follows one below U+0300, composition has nothing to
+// do: none of them combines or is decomposed in NFC. True when all of the text is such characters.
+bool plainly_composed(std::string_view text) {
+  return std::none_of(text.begin(), text.end(),
+                      [](char c) { return static_cast<uint8_t>(c) >= 0xCC; });
+}
+
+int combining_class(int32_t code) { return utf8proc_get_property(code)->combining_class; }
+
+}  // namespace
+
+std::string compose(std::string_view text) {
+  if (plainly_composed(text)) return std::string(text);
+  std::vector<utf8proc_int32_t> codes;
+  codes.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    Character next = character_at(text, at);
+    at += next.bytes;
+    utf8proc_int32_t parts[8];  // canonical decompositions have at most 4 characters
+    auto count = utf8proc_decompose_char(
+        next.code, parts, 8, static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE),
+        nullptr);
+    if (count < 1 || count > 8) {
+      codes.push_back(next.code);
+    } else {
+      codes.insert(codes.end(), parts, parts + count);
+    }
+  }
+  // utf8proc's own ordering takes quadratic time on a long run of marks.
+  for (size_t i = 0; i < codes.size();) {
+    if (combining_class(codes[i]) == 0) {
+      ++i;
+      continue;
+    }
+    size_t end = i;
+    while (end < codes.size() && combining_class(codes[end]) != 0) ++end;
+    std::stable_sort(codes.begin() + static_cast<std::ptrdiff_t>(i),
+                     codes.begin() + static_cast<std::ptrdiff_t>(end),
+                     [](int32_t a, int32_t b) { return combining_class(a) < combining_class(b); });
+    i = end;
+  }
+  auto composed =
+      utf8proc_normalize_utf32(codes.data(), static_cast<utf8proc_ssize_t>(codes.size()),
+                               static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+  std::string out;
+  out.reserve(text.size());
+  for (utf8proc_ssize_t i = 0; i < composed; ++i) append_utf8(out, codes[static_cast<size_t>(i)]);
+  return out;
+}
+
+}  // namespace meshwright::tokenizer

@@ -1,0 +1,191 @@
+#include "sdk/tokenizer/tokenizer.h"
+
+#include <algorithm>
+
+#include "sdk/files/mapped_file.h"
+#include "sdk/files/strict_json.h"
+#include "sdk/tokenizer/bytes.h"
+#include "sdk/tokenizer/divide.h"
+#include "sdk/tokenizer/normalize.h"
+#include "sdk/tokenizer/parts.h"
+
+namespace meshwright::tokenizer {
+
+namespace {
+
+constexpr int64_t kMaxFile = 256 << 20;
+// Pieces that are worth remembering within one text, and how many.
+constexpr size_t kCachedPiece = 64, kCachedPieces = 1 << 16;
+
+// Merges pieces, those that were seen before from memory: most words of a long text were.
+class PieceEncoder {
+ public:
+  PieceEncoder(const Bpe& bpe, std::vector<int64_t>& out) : bpe_(bpe), out_(out) {}
+  void encode(std::string_view piece) {
+    if (piece.size() < 3 || piece.size() > kCachedPiece) return bpe_.encode(piece, out_);
+    key_.assign(piece);
+    if (auto known = seen_.find(key_); known != seen_.end()) {
+      for (uint32_t i = 0; i < known->second.count; ++i)
+        out_.push_back(out_[known->second.begin + i]);
+      return;
+    }
+    size_t begin = out_.size();
+    bpe_.encode(piece, out_);
+    if (seen_.size() < kCachedPieces)
+      seen_.emplace(key_, Seen{begin, static_cast<uint32_t>(out_.size() - begin)});
+  }
+
+ private:
+  struct Seen {
+    size_t begin;  // in the output, which only grows
+    uint32_t count;
+  };
+  const Bpe& bpe_;
+  std::vector<int64_t>& out_;
+  std::string key_;
+  std::unordered_map<std::string, Seen> seen_;
+};
+
+}  // namespace
+
+Tokenizer::Tokenizer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+Tokenizer::~Tokenizer() = default;
+
+Tokenizer Tokenizer::load(const std::filesystem::path& file) {
+  base::MappedFile bytes(file.string(), ErrorCode::bad_tokenizer);
+  if (bytes.size() > kMaxFile) refuse(file.string(), "the file", "is larger than 256 MiB");
+  return parse({reinterpret_cast<const char*>(bytes.bytes().data()), bytes.bytes().size()},
+               file.string());
+}
+
+Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {
+  boost::json::value parsed;
+  try {
+    parsed = base::parse_strictly(text, {.depth = 24, .elements = 1 << 20});
+  } catch (const base::JsonProblem& problem) {
+    refuse(name, "the file", problem.what + " (at byte " + std::to_string(problem.offset) + ")");
+  }
+  auto parts = std::make_unique<Parts>();
+  parts->name = name;
+  Field root(parts->name, &parsed, "");
+  if (Field version = root.at("version"); !version.absent() && version.string() != "1.0")
+    version.refuse("is " + shown(version.string()) + "; \"1.0\" is read here");
+  read_model(root.at("model"), parts->bpe);
+  parts->composes = read_normalizer(root.at("normalizer"));
+  parts->steps = read_pre_tokenizer(root.at("pre_tokenizer"));
+  parts->around = read_post_processor(root.at("post_processor"));
+  read_decoder(root.at("decoder"));
+  parts->added = read_added_tokens(root.at("added_tokens"), parts->bpe.vocabulary);
+  size_t index = 0;
+  for (AddedToken& token : parts->added) {
+    token.matched = token.normalized && parts->composes ? compose(token.content) : token.content;
+    parts->added_by_id[token.id] = &token;
+    parts->added_by_content[token.content] = &token;
+    if (!(token.normalized ? parts->normalized : parts->verbatim).add(token))
+      refuse(name, "added_tokens[" + std::to_string(index) + "]",
+             "is the same as an earlier one once it is normalized");
+    ++index;
+  }
+  Tokenizer out(std::move(parts));
+  for (const TemplatePiece& piece : out.parts_->around.value_or(Template{}))
+    for (int64_t id : piece.ids)
+      if (id >= out.size())
+        refuse(name, "post_processor",
+               "puts in the id " + std::to_string(id) + ", which no token has");
+  return out;
+}
+
+std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) const {
+  if (size_t at = first_invalid(text); at < text.size())
+    throw Error(ErrorCode::usage, "the text is not UTF-8 at byte " + std::to_string(at))
+        .help("save the text as UTF-8");
+  std::vector<int64_t> out;
+  PatternScratch scratch;
+  PieceEncoder pieces(parts_->bpe, out);
+  const std::function<void(std::string_view)> take = [&](std::string_view piece) {
+    pieces.encode(piece);
+  };
+  try {
+    for (const TokenFinder::Part& part : parts_->verbatim.cut(text, scratch)) {
+      if (part.token) {
+        out.push_back(part.token->id);
+        continue;
+      }
+      std::string composed;
+      if (parts_->composes) composed = compose(part.text);
+      for (const TokenFinder::Part& inner : parts_->normalized.cut(
+               parts_->composes ? std::string_view(composed) : part.text, scratch)) {
+        if (inner.token) {
+          out.push_back(inner.token->id);
+        } else {
+          pre_tokenize(parts_->steps, inner.text, scratch, take);
+        }
+      }
+    }
+  } catch (const PatternProblem& problem) {
+    refuse(parts_->name, "a pattern of pre_tokenizer",
+           problem.what + " (at byte " + std::to_string(problem.offset) + " of a piece of it)");
+  }
+  if (!parts_->around) return out;
+  std::vector<int64_t> whole;
+  for (const TemplatePiece& piece : *parts_->around) {
+    if (!piece.text && !special) continue;
+    const std::vector<int64_t>& ids = piece.text ? out : piece.ids;
+    whole.insert(whole.end(), ids.begin(), ids.end());
+  }
+  return whole;
+}
+
+std::string Tokenizer::bytes_of(int64_t id, bool skip_special) const {
+  if (id < 0 || id > INT32_MAX) return "";
+  std::string_view token;
+  if (auto added = parts_->added_by_id.find(static_cast<uint32_t>(id));
+      added != parts_->added_by_id.end()) {
+    token = added->second->matched;
+  } else if (auto known = parts_->bpe.vocabulary.token_of(static_cast<uint32_t>(id))) {
+    token = *known;
+  }
+  if (skip_special)
+    if (auto it = parts_->added_by_content.find(token);
+        it != parts_->added_by_content.end() && it->second->special)
+      return "";
+  return from_letters(token).value_or(std::string(token));
+}
+
+std::string Tokenizer::decode(std::span<const int64_t> ids, bool skip_special) const {
+  Utf8Stream stream;
+  std::string out;
+  for (int64_t id : ids) out += stream.add(bytes_of(id, skip_special));
+  return out + stream.finish();
+}
+
+std::optional<Tokenizer::Frame> Tokenizer::frame() const {
+  Frame out;
+  if (!parts_->around) return out;
+  bool seen = false;
+  for (const TemplatePiece& piece : *parts_->around) {
+    if (piece.text && seen) return std::nullopt;
+    seen = seen || piece.text;
+    std::vector<int64_t>& side = seen ? out.after : out.before;
+    side.insert(side.end(), piece.ids.begin(), piece.ids.end());
+  }
+  return seen ? std::optional(std::move(out)) : std::nullopt;
+}
+
+Cuts Tokenizer::cuts() const { return cuts_of(parts_->steps, parts_->added); }
+
+std::optional<int64_t> Tokenizer::id_of(std::string_view token) const {
+  if (auto added = parts_->added_by_content.find(token); added != parts_->added_by_content.end())
+    return added->second->id;
+  return parts_->bpe.vocabulary.find(token);
+}
+
+int64_t Tokenizer::size() const {
+  int64_t largest = parts_->bpe.vocabulary.largest_id();
+  for (const AddedToken& token : parts_->added) largest = std::max<int64_t>(largest, token.id);
+  return largest + 1;
+}
+
+}  // namespace meshwright::tokenizer
