@@ -102,8 +102,13 @@ Came came_of(const Layout& layout) {
     Came mine;
     auto all = [&] {
       std::map<std::string, at::Tensor> parameters;
-      for (const ParallelParameter& p : model.parameters())
-        parameters[p.name] = model.full_tensor(p.name).clone();
+      for (const ParallelParameter& p : model.parameters()) {
+        // A tied weight's copy on another stage goes by that one's name.
+        const train::Stages* stages = rank.trainer.stages();
+        const std::string name =
+            stages != nullptr ? train::stored_name(stages->outline(), p.name) : p.name;
+        parameters[name] = model.full_tensor(p.name).clone();
+      }
       return parameters;
     };
     mine.first = all();
@@ -225,7 +230,6 @@ std::vector<Where> everywhere() {
   return out;
 }
 
-// The first layouts alone on a model whose name begins with this; all that is trained of it.
 int64_t trained_elements(const Case& one, const Came& came) {
   int64_t out = 0;
   for (const auto& [name, tensor] : came.first)
@@ -275,12 +279,9 @@ TEST_CASE("groups are torch.optim's param_groups on every layout, and what is fr
       }
       CHECK(moved > 10);
       // AdamW has two tensors of state. Neither they nor gradients have room for what is frozen.
-      int64_t state = 0, gradients = 0;
       for (size_t r = 0; r < came.state.size(); ++r) {
-        state += came.state[r];
-        gradients += came.gradients[r];
-        CHECK(came.state[r] <= 2 * trained);
-        CHECK(came.gradients[r] <= trained);
+        CHECK(came.state[r] <= 2 * trained * 21 / 20);  // and padding
+        CHECK(came.gradients[r] <= trained * 21 / 20);
       }
       if (!where.pads) {
         CHECK(came.state[0] == 2 * trained);
