@@ -53,7 +53,7 @@ std::vector<SplitRange> parts_by_numbers(std::string_view text) {
 // Takes a piece through the steps that are left.
 struct Walk {
   PatternScratch& scratch;
-  const std::function<void(const Piece&)>& take;
+  const std::function<void(const SplitPiece&)>& take;
 
   void pieces(const std::vector<SplitRange>& parts, std::string_view text, size_t at,
               std::span<const Step> rest) {
@@ -144,7 +144,7 @@ std::vector<SplitRange> apply_behavior(std::vector<SplitRange> parts, SplitBehav
 }
 
 void pre_tokenize(const std::vector<Step>& steps, std::string_view text, PatternScratch& scratch,
-                  const std::function<void(const Piece&)>& take) {
+                  const std::function<void(const SplitPiece&)>& take) {
   if (!text.empty()) Walk{scratch, take}.go(text, 0, steps);
 }
 

@@ -40,7 +40,7 @@ using Step = std::variant<SplitStep, DigitsStep, BytesStep>;
 
 // What is merged for itself. All but its first `added` bytes, a space that a step put there, stand
 // in the text from `begin` on.
-struct Piece {
+struct SplitPiece {
   std::string_view bytes;
   size_t begin = 0, added = 0;
 };
@@ -48,6 +48,6 @@ struct Piece {
 // Takes `text` through the steps and hands over the pieces in order, none of them empty. Throws
 // PatternProblem.
 void pre_tokenize(const std::vector<Step>& steps, std::string_view text, PatternScratch& scratch,
-                  const std::function<void(const Piece&)>& take);
+                  const std::function<void(const SplitPiece&)>& take);
 
 }  // namespace meshwright::tokenizer

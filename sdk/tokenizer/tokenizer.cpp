@@ -134,7 +134,7 @@ Encoded Tokenizer::run(std::string_view text, const RangeOptions& options, bool 
     put_range(at, at + part.text.size());
   };
   size_t inner_begin = 0;
-  const std::function<void(const Piece&)> take = [&](const Piece& piece) {
+  const std::function<void(const SplitPiece&)> take = [&](const SplitPiece& piece) {
     size_t first = out.ids.size();
     pieces.encode(piece.bytes);
     if (!with_ranges) return;
