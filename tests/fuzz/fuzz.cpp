@@ -68,6 +68,16 @@ void* operator new(size_t size, std::align_val_t alignment) {
 void* operator new[](size_t size, std::align_val_t alignment) {
   return take(size, static_cast<size_t>(alignment));
 }
+// The sanitizer has its own of these two, whose memory is not for give(): std::stable_sort asks for
+// it.
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  try {
+    return take(size, 0);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+void operator delete(void* at, const std::nothrow_t&) noexcept { give(at); }
 void operator delete(void* at) noexcept { give(at); }
 void operator delete[](void* at) noexcept { give(at); }
 void operator delete(void* at, size_t) noexcept { give(at); }

@@ -1,5 +1,9 @@
 #include <doctest/doctest.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <optional>
 
 #include "cases.h"
@@ -23,19 +27,29 @@ Spans spans_of(const Value& list) {
   return out;
 }
 
-// Templates whose licence forbids a copy are not in the file; they are counted.
+// Templates whose licence forbids a copy are not in the file; NAME.jinja in the folder
+// $MESHWRIGHT_CHAT_TEMPLATES takes their place.
+std::optional<std::string> source_of(const std::string& name, const Value& form) {
+  if (form.get("source")->is_string()) return form.get("source")->as_string();
+  const char* folder = std::getenv("MESHWRIGHT_CHAT_TEMPLATES");
+  if (folder == nullptr) return std::nullopt;
+  std::ifstream in(std::filesystem::path(folder) / (name + ".jinja"), std::ios::binary);
+  if (!in) return std::nullopt;
+  return std::string{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
 TEST_CASE("chats come out as transformers renders them, to the byte, and so do their spans") {
   int rendered = 0, refused = 0, spans = 0, blocks = 0, absent = 0, prompt_forms = 0;
   for (const Value& one : golden().get("cases")->as_list()) {
     Conversation conversation(one);
     std::string name = text(one, "template") + " " + text(one, "conversation");
     CAPTURE(name);
-    const Value* source = conversation.form->get("source");
-    if (!source->is_string()) {
+    std::optional<std::string> source = source_of(text(one, "template"), *conversation.form);
+    if (!source) {
       ++absent;
       continue;
     }
-    ChatTemplate chat = ChatTemplate::parse(source->as_string(), "T");
+    ChatTemplate chat = ChatTemplate::parse(*source, "T");
     if (const Value* error = one.get("error")) {
       std::string found;
       try {
@@ -49,7 +63,10 @@ TEST_CASE("chats come out as transformers renders them, to the byte, and so do t
       continue;
     }
     ChatTemplate::Rendered out = chat.render(conversation.request);
-    CHECK(out.text == text(one, "text"));
+    if (const Value* bytes = one.get("text_bytes"))  // its prose may not be copied either
+      CHECK(out.text.size() == static_cast<size_t>(bytes->as_integer()));
+    else
+      CHECK(out.text == text(one, "text"));
     ++rendered;
     if (conversation.request.add_generation_prompt) ++prompt_forms;
     if (const Value* expected = one.get("generation_spans")) {
@@ -65,12 +82,13 @@ TEST_CASE("chats come out as transformers renders them, to the byte, and so do t
       ++spans;
     }
   }
-  CHECK(rendered == 81);
-  CHECK(refused == 6);
-  CHECK(absent == 29);
-  CHECK(spans == 66);
+  CHECK(rendered + refused + absent == 116);
+  CHECK(absent <= 29);
+  CHECK(rendered >= 81);
+  CHECK(refused >= 6);
+  CHECK(spans >= 66);
   CHECK(blocks == 19);
-  CHECK(prompt_forms == 22);
+  CHECK(prompt_forms >= 22);
 }
 
 TEST_CASE("each rule of Jinja holds") {
