@@ -52,7 +52,7 @@ std::vector<UpdateClass> update_classes(const ParallelModel& model, const ModelO
     auto at = std::find_if(out.begin(), out.end(), [&](const UpdateClass& alike) {
       return plan::UpdateRule{alike.lr_factor, alike.weight_decay} == rule;
     });
-    if (at == out.end()) at = out.insert(at, {rule.lr_factor, rule.weight_decay, {}});
+    if (at == out.end()) at = out.insert(at, UpdateClass{rule.lr_factor, rule.weight_decay, {}});
     at->ranges.push_back(range);
   };
   for (size_t g = 0; g < runs.size(); ++g) {

@@ -165,6 +165,30 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("groups of a configuration reach a module that it does not name, on top of its own") {
+  auto groups = [](const char* list) {
+    return std::pair<std::string, std::string>{"optimizer.group", list};
+  };
+  const auto some = groups(
+      "[{pattern = \"layers.0.*\", frozen = true}, {pattern = \"*.bias\", lr_factor = 3}, "
+      "{pattern = \"vision.*\", lr_factor = 2}]");
+  const Result plain = learn(1, {kDdp}, always), expected = learn(1, {kDdp, some}, always);
+  CHECK(expected.losses[0] == plain.losses[0]);
+  CHECK(expected.norms[0] < plain.norms[0]);
+  for (int64_t ranks : {2, 3}) {
+    CAPTURE(ranks);
+    compare(learn(ranks, {some}, always), expected, 1e-5);
+    compare(learn(ranks, {some, kFull}, always), expected, 1e-5);
+  }
+  try {
+    learn(1, {kDdp, groups("[{pattern = \"layers.*\", frozen = true}]")}, always);
+    FAIL("a module of which nothing trains was taken");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::conflict);
+    CHECK(error.key() == "optimizer.group.frozen");
+  }
+}
+
 TEST_CASE(
     "ranks without an image do not hold up the others when the tower lies in the root or is "
     "whole") {
