@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "datum.h"
-#include "names.h"
+#include "sdk/chat/datum.h"
+#include "sdk/chat/names.h"
 
 namespace meshwright::chat::ast {
 

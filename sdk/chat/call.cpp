@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <ctime>
 
-#include "renderer.h"
+#include "sdk/chat/renderer.h"
 
 namespace meshwright::chat {
 

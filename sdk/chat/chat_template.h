@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "value.h"
+#include "sdk/chat/value.h"
 
 namespace meshwright::chat {
 

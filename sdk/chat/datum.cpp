@@ -1,4 +1,4 @@
-#include "datum.h"
+#include "sdk/chat/datum.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "renderer.h"
+#include "sdk/chat/renderer.h"
 
 namespace meshwright::chat {
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "renderer.h"
+#include "sdk/chat/renderer.h"
 
 namespace meshwright::chat {
 

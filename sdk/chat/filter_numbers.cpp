@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "renderer.h"
-#include "unicode.h"
+#include "sdk/chat/renderer.h"
+#include "sdk/chat/unicode.h"
 
 namespace meshwright::chat {
 

@@ -4,8 +4,8 @@
 #include <charconv>
 #include <cstdio>
 
-#include "renderer.h"
-#include "unicode.h"
+#include "sdk/chat/renderer.h"
+#include "sdk/chat/unicode.h"
 
 namespace meshwright::chat {
 

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "meshwright/error.h"
-#include "value.h"
+#include "sdk/chat/value.h"
 
 namespace meshwright::chat {
 

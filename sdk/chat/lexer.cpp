@@ -1,10 +1,10 @@
-#include "lexer.h"
+#include "sdk/chat/lexer.h"
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 
-#include "unicode.h"
+#include "sdk/chat/unicode.h"
 
 namespace meshwright::chat {
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "renderer.h"
-#include "unicode.h"
+#include "sdk/chat/renderer.h"
+#include "sdk/chat/unicode.h"
 
 namespace meshwright::chat {
 

@@ -1,4 +1,4 @@
-#include "names.h"
+#include "sdk/chat/names.h"
 
 #include <algorithm>
 #include <array>

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "renderer.h"
+#include "sdk/chat/renderer.h"
 
 namespace meshwright::chat {
 

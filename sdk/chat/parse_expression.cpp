@@ -2,8 +2,8 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "parse_state.h"
-#include "parser.h"
+#include "sdk/chat/parse_state.h"
+#include "sdk/chat/parser.h"
 
 namespace meshwright::chat {
 

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "ast.h"
-#include "lexer.h"
+#include "sdk/chat/ast.h"
+#include "sdk/chat/lexer.h"
 
 namespace meshwright::chat {
 

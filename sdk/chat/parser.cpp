@@ -1,9 +1,9 @@
-#include "parser.h"
+#include "sdk/chat/parser.h"
 
 #include <algorithm>
 #include <limits>
 
-#include "parse_state.h"
+#include "sdk/chat/parse_state.h"
 
 namespace meshwright::chat {
 

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "ast.h"
-#include "lexer.h"
+#include "sdk/chat/ast.h"
+#include "sdk/chat/lexer.h"
 
 namespace meshwright::chat {
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "meshwright/error.h"
-#include "parser.h"
-#include "renderer.h"
+#include "sdk/chat/parser.h"
+#include "sdk/chat/renderer.h"
 
 namespace meshwright::chat {
 

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "ast.h"
-#include "chat_template.h"
-#include "datum.h"
+#include "sdk/chat/ast.h"
+#include "sdk/chat/chat_template.h"
+#include "sdk/chat/datum.h"
 
 namespace meshwright::chat {
 

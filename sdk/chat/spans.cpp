@@ -1,4 +1,4 @@
-#include "spans.h"
+#include "sdk/chat/spans.h"
 
 #include <algorithm>
 #include <limits>

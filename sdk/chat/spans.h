@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "chat_template.h"
+#include "sdk/chat/chat_template.h"
 
 namespace meshwright::chat {
 

@@ -1,4 +1,4 @@
-#include "store.h"
+#include "sdk/chat/store.h"
 
 #include <algorithm>
 #include <fstream>

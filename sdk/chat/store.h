@@ -9,8 +9,8 @@
 #include <variant>
 #include <vector>
 
-#include "chat_template.h"
 #include "meshwright/error.h"
+#include "sdk/chat/chat_template.h"
 
 namespace meshwright::chat {
 

@@ -1,4 +1,4 @@
-#include "renderer.h"
+#include "sdk/chat/renderer.h"
 
 namespace meshwright::chat {
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "renderer.h"
-#include "unicode.h"
+#include "sdk/chat/renderer.h"
+#include "sdk/chat/unicode.h"
 
 namespace meshwright::chat {
 

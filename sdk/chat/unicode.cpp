@@ -1,11 +1,11 @@
-#include "unicode.h"
+#include "sdk/chat/unicode.h"
 
 #include <utf8proc.h>
 
 #include <algorithm>
 #include <iterator>
 
-#include "special_cases.h"
+#include "sdk/chat/special_cases.h"
 
 namespace meshwright::chat::unicode {
 

@@ -1,4 +1,4 @@
-#include "value.h"
+#include "sdk/chat/value.h"
 
 #include <algorithm>
 #include <unordered_map>
