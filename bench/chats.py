@@ -17,7 +17,7 @@ JOB = """schema = 1
 [run]
 name = "chats"
 [model]
-config = "{root}/configs/models/chat-tiny/config.json"
+config = "{folder}/model.json"
 [distributed]
 strategy = "ddp"
 [step_scheduler]
@@ -25,7 +25,7 @@ max_steps = 1
 [dataset]
 plugin = "jsonl"
 path = "{path}"
-seq_len = 2048
+seq_len = {seq_len}
 [dataset.jsonl]
 tokenizer = "{folder}"
 cache = "{folder}/cache"
@@ -33,12 +33,11 @@ threads = {threads}
 """
 
 
-def stats(build, folder, path, threads=1):
+def stats(build, folder, path, threads=1, seq_len=2048):
     job = os.path.join(folder, "job.toml")
     with open(job, "w", encoding="utf-8") as f:
-        f.write(JOB.format(root=root, folder=folder, path=path, threads=threads))
+        f.write(JOB.format(folder=folder, path=path, threads=threads, seq_len=seq_len))
     begin = time.perf_counter()
-    # The vocabulary of the model is not the tokenizer's, and does not matter here.
     done = subprocess.run([os.path.join(build, "bin", "meshwright"), "dataset", "stats", job, "--json"], capture_output=True, text=True, cwd=root)
     took = time.perf_counter() - begin
     if done.returncode:
@@ -85,8 +84,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(root, "tests", "data", "tokenizers", "qwen2.json"), encoding="utf-8") as f:
             text = f.read()
+        with open(os.path.join(root, "configs", "models", "chat-tiny", "config.json"), encoding="utf-8") as f:
+            model_json = json.dumps({**json.load(f), "vocab_size": 2048})
         for name, content in (("tokenizer.json", text), ("chat_template.jinja", golden["templates"]["qwen2.5"]["source"]),
-                              ("tokenizer_config.json", json.dumps({"eos_token": "<|im_end|>"}))):
+                              ("tokenizer_config.json", json.dumps({"eos_token": "<|im_end|>"})), ("model.json", model_json)):
             with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
                 f.write(content)
         with open(os.path.join(root, "docs", "guide.md"), encoding="utf-8") as f:
@@ -123,9 +124,9 @@ def main():
 
         million = os.path.join(folder, "million.jsonl")
         with open(million, "w", encoding="utf-8") as f:
-            f.writelines('{"text": "%s"}\n' % ("x" * (1 + i * 7919 % 1500)) for i in range(1_000_000))
-        first, seen = stats(a.build, folder, million, threads=0)
-        again = [stats(a.build, folder, million)[0] for _ in range(3)]
+            f.writelines('{"text": "%s"}\n' % ("x " * (1 + i * 7919 % 60)) for i in range(1_000_000))
+        first, seen = stats(a.build, folder, million, threads=0, seq_len=128)
+        again = [stats(a.build, folder, million, seq_len=128)[0] for _ in range(3)]
         small = os.path.join(folder, "small.jsonl")
         with open(small, "w", encoding="utf-8") as f:
             f.write('{"text": "x"}\n')
