@@ -300,6 +300,8 @@ PluginCall::~PluginCall() {
   t_doing = doing_;
 }
 
+void exit_begins() noexcept { refuse_exit(); }
+
 void this_is_rank(int64_t rank) { g_rank = rank; }
 
 std::string on_this_rank() { return g_rank < 0 ? "" : ", on rank " + std::to_string(g_rank); }

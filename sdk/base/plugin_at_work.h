@@ -44,6 +44,10 @@ MESHWRIGHT_API void exception_begins(const void* object) noexcept;
 // known.
 MESHWRIGHT_API const PluginCode* thrower_of(const void* object) noexcept;
 
+// exit() begins, on this thread: the program's own says so, before anything that other threads
+// still use is taken down. Does not come back where PluginWatch says so.
+MESHWRIGHT_API void exit_begins() noexcept;
+
 MESHWRIGHT_API void this_is_rank(int64_t rank);
 // ", on rank 1"; empty before the rank is known.
 MESHWRIGHT_API std::string on_this_rank();
