@@ -97,18 +97,8 @@ Datum Renderer::call_loop(Loop& loop, const Arguments& given) {
     fail("The loop must have the 'recursive' marker to be called recursively.");
   if (given.count != 1 || given.named != 0) fail("loop() takes one argument");
   Called called(*this);
-  struct Kept {
-    Renderer& renderer;
-    Writer* out;
-    uint32_t generation;
-    ~Kept() {
-      renderer.out_ = out;
-      renderer.generation_ = generation;
-    }
-  } kept{*this, out_, generation_};
   Writer inner;
-  out_ = &inner;
-  generation_ = 0;
+  const Aside aside(*this, inner);
   this->loop(*loop.stmt, given.list[0], *loop.outer, loop.depth0 + 1);
   return text_of(inner);
 }

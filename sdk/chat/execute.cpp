@@ -151,21 +151,11 @@ Datum Renderer::text_of(const Writer& writer) {
   return out;
 }
 
-// What a body writes. Where it is printed decides about the generation block around it.
+// What a body writes.
 Datum Renderer::captured(const ast::Body& body, Frame& frame) {
   Deeper deeper(*this);
-  struct Kept {
-    Renderer& renderer;
-    Writer* out;
-    uint32_t generation;
-    ~Kept() {
-      renderer.out_ = out;
-      renderer.generation_ = generation;
-    }
-  } kept{*this, out_, generation_};
   Writer inner;
-  out_ = &inner;
-  generation_ = 0;
+  const Aside aside(*this, inner);
   execute(body, frame);
   return text_of(inner);
 }

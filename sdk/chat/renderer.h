@@ -119,6 +119,25 @@ class Renderer {
     Renderer& renderer_;
   };
 
+  // While it lives, what is written goes to `inner`, outside of any generation block: where the
+  // text is printed decides about that.
+  struct Aside {
+    Aside(Renderer& renderer, Writer& inner)
+        : renderer_(renderer), out_(renderer.out_), generation_(renderer.generation_) {
+      renderer.out_ = &inner;
+      renderer.generation_ = 0;
+    }
+    Aside(const Aside&) = delete;
+    Aside& operator=(const Aside&) = delete;
+    ~Aside() {
+      renderer_.out_ = out_;
+      renderer_.generation_ = generation_;
+    }
+    Renderer& renderer_;
+    Writer* out_;
+    uint32_t generation_;
+  };
+
   // render.cpp: variables
   Datum import(const Value& value, int32_t message, int depth = 0);
   Datum import_messages(const Value& messages);
