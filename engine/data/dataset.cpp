@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "engine/base/hash.h"
 #include "engine/data/token_files.h"
+#include "sdk/files/hash.h"
 
 namespace meshwright::data {
 

@@ -5,8 +5,8 @@
 #include <limits>
 #include <utility>
 
-#include "engine/base/hash.h"
 #include "sdk/base/words.h"
+#include "sdk/files/hash.h"
 
 namespace meshwright::data {
 

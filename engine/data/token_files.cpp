@@ -9,7 +9,7 @@
 #include <thread>
 #include <type_traits>
 
-#include "engine/base/hash.h"
+#include "sdk/files/hash.h"
 
 namespace meshwright::data {
 

@@ -3,22 +3,15 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
-#include <string_view>
 #include <utility>
 
 #include "meshwright/error.h"
+#include "sdk/files/hash.h"
 #include "words.h"
 
 namespace meshwright::jsonl {
 
 namespace {
-
-// FNV-1a over what tells samples apart.
-uint64_t hash_of(std::string_view text) {
-  uint64_t hash = 14695981039346656037u;
-  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash;
-}
 
 std::string percent(int64_t part, int64_t whole) {
   char out[16];
@@ -138,10 +131,13 @@ std::string PackedSource::describe() const {
 }
 
 uint64_t PackedSource::fingerprint() const {
-  return hash_of(store_->origin().key + " " + std::to_string(settings_.seq_len) + " " +
-                 std::to_string(static_cast<int>(settings_.truncate)) + " " +
-                 std::to_string(static_cast<int>(settings_.packing)) + " " +
-                 std::to_string(settings_.seed));
+  const std::string text = store_->origin().key + " " + std::to_string(settings_.seq_len) + " " +
+                           std::to_string(static_cast<int>(settings_.truncate)) + " " +
+                           std::to_string(static_cast<int>(settings_.packing)) + " " +
+                           std::to_string(settings_.seed);
+  base::Hash hash;
+  hash.add(text.data(), text.size());
+  return hash.value();
 }
 
 std::vector<std::string> PackedSource::report() const {
