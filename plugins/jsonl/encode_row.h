@@ -60,7 +60,6 @@ class RowEncoder {
   RowEncoder(std::shared_ptr<const Language> language, EncodeSettings settings);
   // `where` is "FILE:LINE". Throws Error(bad_template | bad_dataset) "FILE:LINE: what".
   Encoded encode(const Row& row, const std::string& where) const;
-  const Language& language() const { return *language_; }
 
  private:
   Encoded encode_chat(const Row& row, const std::string& where) const;

@@ -28,20 +28,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Files beside tokenizer.json that tell how a chat is written.
-std::vector<std::string> language_files(const std::string& folder) {
+// Files that tell how a chat is written and tokenized; a template that is named last.
+std::vector<std::string> language_files(const JsonlOptions& options) {
+  const fs::path folder = options.folder;
   std::vector<std::string> out;
   std::error_code failed;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                            "chat_template.jinja"})
-    if (const fs::path path = fs::path(folder) / name; fs::is_regular_file(path, failed))
+    if (const fs::path path = folder / name; fs::is_regular_file(path, failed))
       out.push_back(path.string());
   std::vector<std::string> more;
-  for (const auto& entry :
-       fs::directory_iterator(fs::path(folder) / "additional_chat_templates", failed))
+  for (const auto& entry : fs::directory_iterator(folder / "additional_chat_templates", failed))
     if (entry.path().extension() == ".jinja") more.push_back(entry.path().string());
   std::sort(more.begin(), more.end());
   out.insert(out.end(), more.begin(), more.end());
+  if (!options.chat_template.empty() && fs::is_regular_file(options.chat_template, failed))
+    out.push_back(options.chat_template);
   return out;
 }
 
@@ -163,10 +165,7 @@ RowKind first_kind(const std::vector<Work>& work) {
 
 std::vector<std::string> JsonlOptions::all_files() const {
   std::vector<std::string> out = files;
-  for (std::string& file : language_files(folder)) out.push_back(std::move(file));
-  std::error_code failed;
-  if (!chat_template.empty() && fs::is_regular_file(chat_template, failed))
-    out.push_back(chat_template);
+  for (std::string& file : language_files(*this)) out.push_back(std::move(file));
   return out;
 }
 
@@ -175,13 +174,10 @@ std::string cache_key(const JsonlOptions& options) {
   hash.add("meshwright tokens " + std::to_string(kStoreVersion));
   for (const DataFile& file : open_files(options.files)) hash.add(file.text());
   hash.add("language");
-  for (const std::string& file : language_files(options.folder)) {
+  for (const std::string& file : language_files(options)) {
     hash.add(fs::path(file).filename().string());
     hash.add(base::read_file(file));
   }
-  std::error_code failed;
-  if (!options.chat_template.empty() && fs::is_regular_file(options.chat_template, failed))
-    hash.add(base::read_file(options.chat_template));
   hash.add(options.key);
   return hash.text();
 }
@@ -217,11 +213,8 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
   if (kind != RowKind::text && !language->templates.empty()) {
     Hash128 hash;
     for (const std::string& name : language->templates.names()) hash.add(name);
-    for (const std::string& file : language_files(options.folder))
+    for (const std::string& file : language_files(options))
       if (!file.ends_with("tokenizer.json")) hash.add(base::read_file(file));
-    std::error_code failed;
-    if (!options.chat_template.empty() && fs::is_regular_file(options.chat_template, failed))
-      hash.add(base::read_file(options.chat_template));
     origin.template_hash = hash.text().substr(0, 12);
   }
   if (origin.counts.rows == 0)

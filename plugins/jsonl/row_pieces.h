@@ -30,8 +30,6 @@ class RowFile {
   // About `size` bytes each, together the whole file.
   std::vector<Chunk> chunks(size_t size = 1 << 20) const;
   std::vector<RowPiece> rows(const Chunk& chunk) const;
-  bool is_list() const { return list_; }
-  const std::string& name() const { return name_; }
 
  private:
   // Where the element at `at` ends: at the `,` or `]` behind it, or at the end of the text.
