@@ -70,7 +70,13 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model,
   describe();
   reserve();
   order_reductions();
-  for (auto& unit : units_) attach(*unit);
+  std::set<const torch::nn::Module*> at_units;
+  for (const auto& unit : units_) at_units.insert(unit->module);
+  for (auto& unit : units_) {
+    for (const auto& module : unit->module->modules(/*include_self=*/false))
+      unit->encloses = unit->encloses || at_units.contains(module.get());
+    attach(*unit);
+  }
 }
 
 // The last unit first, by the first parameter of each: a unit is done when the gradients of what it

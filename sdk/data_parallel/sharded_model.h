@@ -47,10 +47,12 @@ class ShardedModel final : public ParallelModel {
   void attach(Unit& unit);
   static bool passes_through(const Unit& unit);
   void before_forward(Unit& unit, TensorRefs& inputs);
+  void follow_inputs(Unit& unit, TensorRefs& inputs);
   void after_forward(Unit& unit, TensorRefs& outputs);
   void before_backward(Unit& unit);
   void prefetch_forward(const Unit& unit);
   void prefetch_backward(const Unit& unit);
+  static void unshard_for_backward(Unit& unit);
   void settle();
   std::vector<Unit*> meant(const std::vector<std::string>& names) const;
   void check_reduced() const;

@@ -56,7 +56,25 @@ void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
       if (input->defined() && at::isFloatingType(input->scalar_type()) &&
           input->scalar_type() != unit.compute_type())
         *input = input->to(unit.compute_type());
+  if (unit.counts_passes()) follow_inputs(unit, inputs);
   if (context_.world->trace().enabled) forward_began_ = context_.world->trace().mark();
+}
+
+// A tensor may be the input of several modules: hooks go to this one's own view of it.
+void ShardedModel::follow_inputs(Unit& unit, TensorRefs& inputs) {
+  unit.pass = nullptr;
+  if (!c10::GradMode::is_enabled()) return;
+  unit.pass = std::make_shared<Pass>();
+  for (Tensor* input : inputs) {
+    if (!input->defined() || !input->requires_grad()) continue;
+    *input = input->view_as(*input);
+    ++unit.pass->inputs;
+    input->register_hook(
+        [u = &unit, pass = unit.pass](const Tensor&) { u->gradient_passed(*pass); });
+  }
+  // Gradients go no further than to the units within, each at its time: the end of the backward is
+  // that of this one, too.
+  if (unit.pass->inputs == 0 && unit.encloses) unit.pass->inputs = 1;
 }
 
 void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
@@ -69,13 +87,19 @@ void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
   bool casts = unit.module == model_.get() && unit.output_type() != unit.compute_type() &&
                stage_of_thread().last;
   bool training = c10::GradMode::is_enabled();
+  unit.has_backward = false;
   for (Tensor* output : outputs) {
     if (!output->defined() || !at::isFloatingType(output->scalar_type())) continue;
     if (casts && output->scalar_type() != unit.output_type())
       *output = output->to(unit.output_type());
-    if (training && output->requires_grad())
-      output->register_hook([this, u = &unit](const Tensor&) { before_backward(*u); });
+    if (!training || !output->requires_grad()) continue;
+    unit.has_backward = true;
+    output->register_hook([this, u = &unit, pass = unit.pass](const Tensor&) {
+      before_backward(*u);
+      if (pass) u->open(*pass);
+    });
   }
+  unit.pass = nullptr;
   // Without a backward nothing would free them later; where a layer is recomputed it follows at
   // once.
   if (!whole_ && ((unit.reshards() && !recomputing()) || !training)) unit.reshard();
@@ -113,6 +137,11 @@ void ShardedModel::prefetch_forward(const Unit& unit) {
   if (order_known_ && next < order_.size() && !begins_[next]) order_[next]->unshard();
 }
 
+// Gradients end where nothing before them trains: what ran there is not needed again.
+void ShardedModel::unshard_for_backward(Unit& unit) {
+  if (!unit.done && unit.has_backward) unit.unshard();
+}
+
 void ShardedModel::prefetch_backward(const Unit& unit) {
   const ShardingPolicy& policy = context_.policy;
   if (!policy.prefetch.enabled || whole_) return;
@@ -121,7 +150,7 @@ void ShardedModel::prefetch_backward(const Unit& unit) {
       if (unit.module_list < 0 || unit.index < static_cast<size_t>(k)) break;
       Unit& before = *units_[unit.index - static_cast<size_t>(k)];
       if (before.module_list != unit.module_list) break;
-      if (!before.done) before.unshard();
+      unshard_for_backward(before);
     }
     return;
   }
@@ -129,10 +158,10 @@ void ShardedModel::prefetch_backward(const Unit& unit) {
   // root.
   size_t at = position_[unit.index];
   if (unit.module_list < 0 && at == 0) {
-    if (!context_.told && order_.size() > 1 && !order_.back()->done) order_.back()->unshard();
-  } else if (at > 0 && at != SIZE_MAX && !begins_[at] && order_[at - 1]->module_list >= 0 &&
-             !order_[at - 1]->done) {
-    order_[at - 1]->unshard();  // a unit inside another may end after what ran before it
+    if (!context_.told && order_.size() > 1) unshard_for_backward(*order_.back());
+  } else if (at > 0 && at != SIZE_MAX && !begins_[at] && order_[at - 1]->module_list >= 0) {
+    unshard_for_backward(
+        *order_[at - 1]);  // a unit inside another may end after what ran before it
   }
 }
 

@@ -59,7 +59,8 @@ Unit::Unit(UnitContext& context, const UnitSpec& spec)
       last_stage(spec.last_stage),
       state_(context, spec),
       unsharded_(state_),
-      reducer_(state_) {}
+      reducer_(state_),
+      frozen_(static_cast<size_t>(state_.trainable_count) < state_.parameters.size()) {}
 
 void Unit::adopt(const Tensor& shard, const Tensor& gradient) {
   c10::NoGradGuard no_grad;
@@ -104,9 +105,32 @@ void Unit::lend_gradient_memory() {
 void Unit::before_backward() {
   if (in_backward_) return;
   in_backward_ = true;
+  taken_ = false;
+  ++backwards_;
+  passing_ = 0;
   waiting_ = state_.trainable_count;
   for (Parameter& p : state_.parameters) p.arrived = false;
   wait_for_unshard();
+}
+
+void Unit::open(Pass& pass) {
+  if (!in_backward_ || pass.backward != 0 || pass.inputs == 0) return;
+  pass.backward = backwards_;
+  ++passing_;
+}
+
+void Unit::gradient_passed(Pass& pass) {
+  if (--pass.inputs > 0 || !in_backward_ || pass.backward != backwards_) return;
+  --passing_;
+  end_if_over();
+}
+
+void Unit::end_if_over() {
+  if (waiting_ > 0) return;
+  if (passing_ == 0)
+    end_backward();
+  else
+    take_gradients();
 }
 
 void Unit::gradient_ready(size_t index) {
@@ -120,11 +144,13 @@ void Unit::gradient_ready(size_t index) {
   // settled at the end of the step.
   if (!in_backward_) return;
   // Recomputed modules bring one each for a parameter that they share.
-  if (!std::exchange(p.arrived, true) && --waiting_ == 0) end_backward();
+  if (std::exchange(p.arrived, true)) return;
+  --waiting_;
+  end_if_over();
 }
 
 std::optional<GradientPlace> Unit::gradient_place(size_t index) {
-  return in_backward_ ? reducer_.place(index) : std::nullopt;
+  return in_backward_ && !taken_ ? reducer_.place(index) : std::nullopt;
 }
 
 void Unit::end_backward() {
@@ -133,18 +159,33 @@ void Unit::end_backward() {
   Trace& trace = context.world->trace();
   if (trace.enabled && module_list >= 0)
     trace.span(Trace::Lane::compute, "backward " + name, backward_began, trace.mark());
-  waiting_ = 0;
+  waiting_ = passing_ = 0;
   in_backward_ = false;
   done = true;
+  if (taken_) {
+    reshard();
+  } else {
+    take_gradients();
+  }
+}
+
+// Reduces in a micro-batch that does, else accumulates. What is not needed any more is freed before
+// the reduction takes memory of its own.
+void Unit::take_gradients() {
+  if (std::exchange(taken_, true)) return;
+  c10::NoGradGuard no_grad;
+  const UnitContext& context = state_.context;
   if (state_.accumulates_unsharded()) {
     if (context.synchronise && context.policy.reduction.overlap) reducer_.reduce_in_turn();
+  } else if (state_.trainable_count == 0) {
+    if (!in_backward_) reshard();
   } else if (context.synchronise) {
     reducer_.pack();
-    reshard();
+    if (!in_backward_) reshard();
     reducer_.start();
   } else {
     reducer_.accumulate();
-    reshard();
+    if (!in_backward_) reshard();
   }
 }
 

@@ -3,6 +3,8 @@
 // gradients, gradient_reducer.h.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +13,14 @@
 #include "unsharded_parameters.h"
 
 namespace meshwright::detail {
+
+// One forward of a unit that holds frozen parameters, through its backward. Gradients pass through
+// frozen parameters on their way to the unit's inputs and bring nothing that tells of it: its
+// backward is over when they have come there, too.
+struct Pass {
+  int64_t inputs = 0;     // that want gradients and have none yet
+  uint64_t backward = 0;  // which of the unit's it is a part of; 0: none yet
+};
 
 class Unit {
  public:
@@ -43,7 +53,11 @@ class Unit {
   void hold(bool held);
   void leave_shared_memory() { unsharded_.leave_shared_memory(); }
   void refresh() { unsharded_.refresh(); }  // after the optimizer
+  // Whether passes count: only where parameters that lack gradients are freed.
+  bool counts_passes() const { return frozen_ && !state_.keeps_unsharded(); }
   void before_backward();
+  void open(Pass& pass);             // gradients of its outputs came
+  void gradient_passed(Pass& pass);  // one of an input came
   void gradient_ready(size_t parameter);
   std::optional<GradientPlace> gradient_place(size_t parameter);
   void end_backward();  // reduces in a micro-batch that does, else accumulates; reshards
@@ -77,16 +91,26 @@ class Unit {
   torch::nn::Module* module;
   int64_t module_list;
   bool first_stage, last_stage;  // of a pipeline: whose passes alone use it
+  bool has_backward = false;     // gradients come to what its last forward gave
+  bool encloses = false;         // another unit lies in its module
+  std::shared_ptr<Pass> pass;    // during its forward
   size_t index = 0;
   bool done = false;           // its backward is over, until its next forward
   int64_t backward_began = 0;  // while tracing
 
  private:
+  void end_if_over();
+  void take_gradients();
+
   UnitState state_;
   UnshardedParameters unsharded_;
   GradientReducer reducer_;
+  bool frozen_;  // holds frozen parameters
   bool in_backward_ = false;
-  int64_t waiting_ = 0;  // gradients that have not come in this backward
+  bool taken_ = false;      // this backward's gradients
+  int64_t waiting_ = 0;     // gradients that have not come in this backward
+  int64_t passing_ = 0;     // passes that are open in it
+  uint64_t backwards_ = 0;  // so far
 };
 
 }  // namespace meshwright::detail

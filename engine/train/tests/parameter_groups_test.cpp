@@ -51,11 +51,14 @@ std::vector<Case> cases() {
       {"factors, decays and frozen layers",
        kStaged,
        {R"(optimizer.group=[{pattern = "model.layers.1.mlp.*", frozen = true},
+            {pattern = "*.0.self_attn.*", frozen = true}, {pattern = "*.2.input_layernorm.*", frozen = true},
             {pattern = "*norm.weight", weight_decay = 0}, {pattern = "*.2.*", lr_factor = 2},
             {pattern = "lm_head.*", lr_factor = 0.25, weight_decay = 0.4},
             {pattern = "model.layers.*", lr_factor = 0.5}])"},
        [](const std::string& name, int64_t) -> Rule {
-         if (holds(name, "layers.1.mlp")) return {.frozen = true};
+         if (holds(name, "layers.1.mlp") || holds(name, ".0.self_attn") ||
+             holds(name, ".2.input_layernorm"))
+           return {.frozen = true};
          if (holds(name, "norm.weight")) return {1, 0};
          if (holds(name, ".2.")) return {2, 0.1};
          if (holds(name, "lm_head")) return {0.25, 0.4};

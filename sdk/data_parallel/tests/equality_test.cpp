@@ -42,7 +42,8 @@ struct Setting {
   int64_t forward_depth = 1, backward_depth = 2, accumulation = 1;
   bool every = false;
   ActivationCheckpointing checkpointing = ActivationCheckpointing::none;
-  bool tied = false, frozen = false, bucket_view = true;
+  bool tied = false, bucket_view = true;
+  std::vector<std::string> frozen;  // parts of names
   int64_t bucket_bytes = 25 << 20;
   double dropout = 0;
   int level = -1;  // 0 to 2: what a flat layout keeps whole
@@ -55,10 +56,9 @@ MixedPrecision float32() { return {DType::float32, DType::float32, DType::float3
 
 Result train(const std::shared_ptr<World>& world, const Setting& s) {
   tiny::Net net = tiny::make(kLayers, 3, s.dropout, s.tied);
-  if (s.frozen)
-    for (auto& item : net->named_parameters())
-      if (item.key().find("up.") != std::string::npos || item.key().starts_with("embed"))
-        item.value().set_requires_grad(false);
+  for (auto& item : net->named_parameters())
+    for (const std::string& part : s.frozen)
+      if (item.key().find(part) != std::string::npos) item.value().set_requires_grad(false);
   checkpoint_layers(*net, layer_names(outline_of(*net)), s.checkpointing, true);
   std::unique_ptr<ParallelModel> model;
   if (s.replicated) {
@@ -167,7 +167,7 @@ void compare(const Result& found, const Result& expected, double tolerance) {
   }
 }
 
-Result alone(bool tied = false, bool frozen = false) {
+Result alone(bool tied = false, const std::vector<std::string>& frozen = {}) {
   return run({.name = "alone", .replicated = true, .tied = tied, .frozen = frozen});
 }
 
@@ -250,31 +250,69 @@ TEST_CASE("sharded and replicated training equals one process") {
 }
 
 TEST_CASE("tied embeddings and frozen parameters train as in one process") {
-  for (bool tied : {false, true})
-    for (bool frozen : {false, true}) {
-      if (tied && frozen) continue;
-      Result expected = alone(tied, frozen);
-      INFO("tied ", tied, " frozen ", frozen);
-      compare(
-          run({.name = "sharded", .ranks = 3, .accumulation = 2, .tied = tied, .frozen = frozen}),
-          expected, 1e-5);
-      compare(run({.name = "flat",
-                   .ranks = 2,
-                   .layout = ShardLayout::flat,
+  const std::vector<std::string> none, some = {"up.", "embed"};
+  for (const auto& [tied, frozen] : {std::pair(false, none), {true, none}, {false, some}}) {
+    Result expected = alone(tied, frozen);
+    INFO("tied ", tied, " frozen ", frozen.size());
+    compare(run({.name = "sharded", .ranks = 3, .accumulation = 2, .tied = tied, .frozen = frozen}),
+            expected, 1e-5);
+    compare(run({.name = "flat",
+                 .ranks = 2,
+                 .layout = ShardLayout::flat,
+                 .tied = tied,
+                 .frozen = frozen}),
+            expected, 1e-5);
+    for (int level = 0; level <= 2; ++level)
+      compare(run({.name = "level",
+                   .ranks = 3,
+                   .accumulation = 2,
                    .tied = tied,
-                   .frozen = frozen}),
+                   .frozen = frozen,
+                   .level = level}),
               expected, 1e-5);
-      for (int level = 0; level <= 2; ++level)
-        compare(run({.name = "level",
-                     .ranks = 3,
-                     .accumulation = 2,
-                     .tied = tied,
-                     .frozen = frozen,
-                     .level = level}),
-                expected, 1e-5);
-      compare(run({.name = "ddp", .ranks = 2, .replicated = true, .tied = tied, .frozen = frozen}),
-              expected, 1e-5);
+    compare(run({.name = "ddp", .ranks = 2, .replicated = true, .tied = tied, .frozen = frozen}),
+            expected, 1e-5);
+  }
+}
+
+// Gradients pass through what is frozen after all that trains in a unit has its own.
+TEST_CASE("a unit that trains in part is there until gradients have passed through it") {
+  const std::vector<std::vector<std::string>> sets = {
+      {"norm"},                             // the first of a unit, and the root's
+      {"input_layernorm", "self_attn"},     // MLPs train
+      {"layernorm", "self_attn", "up."},    // the last linear of each trains
+      {"layers.1.", "layers.3."},           // whole units, with others before them
+      {"embed", "layers.0.", "layers.1."},  // no backward of the first ones
+      {"layers.", "norm", "head"},          // the embedding alone trains
+      {"layers.", "embed"},                 // the root's last parts alone train
+  };
+  using AC = ActivationCheckpointing;
+  for (const std::vector<std::string>& frozen : sets) {
+    Result expected = alone(false, frozen);
+    std::vector<Setting> settings = {
+        {.name = "two", .ranks = 2},
+        {.name = "hybrid, no sum of micro-batches", .ranks = 4, .replicas = 2, .accumulation = 3},
+        {.name = "hybrid, every micro-batch",
+         .ranks = 4,
+         .replicas = 2,
+         .accumulation = 3,
+         .every = true},
+        {.name = "flat", .ranks = 3, .layout = ShardLayout::flat, .accumulation = 2},
+        {.name = "flat, two buffers",
+         .ranks = 2,
+         .layout = ShardLayout::flat,
+         .double_buffer = true},
+        {.name = "no prefetch", .ranks = 2, .prefetch = false},
+        {.name = "chained prefetch", .ranks = 3, .explicit_prefetch = true},
+        {.name = "kept after forward", .ranks = 2, .reshard = 0},
+        {.name = "recomputed", .ranks = 2, .checkpointing = AC::full},
+        {.name = "recomputed in part", .ranks = 2, .checkpointing = AC::selective}};
+    for (Setting& setting : settings) {
+      setting.frozen = frozen;
+      INFO(setting.name, ", frozen: ", frozen.front());
+      compare(run(setting), expected, 1e-5);
     }
+  }
 }
 
 TEST_CASE("prefetch and activation checkpointing change no bit") {
