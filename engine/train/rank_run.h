@@ -81,6 +81,7 @@ class Run {
   std::vector<std::string> told_here() const;
   void report_job();
   void prepare_saving();
+  void carry_language(Saver::Settings& saving) const;
   void open_batches();
   MicroBatchLoss loss(Batches& batches, int64_t first, int64_t micro, const at::Tensor& hidden);
   StepResult train_step(int64_t step);

@@ -217,6 +217,16 @@ void Run::report_job() {
         reporter_.say(data->config.table + ": " + line);
 }
 
+// In place of the model's own files of these names.
+void Run::carry_language(Saver::Settings& saving) const {
+  for (const LanguageFile& file : language_of(data_.train.config)) {
+    const std::string name = "source/" + file.name;
+    std::erase_if(saving.carried, [&](const auto& carried) { return carried.first == name; });
+    if (file.path.empty() && leader_) reporter_.put(file.name, file.text);
+    saving.carried.emplace_back(name, file.path.empty() ? run_path_ / file.name : file.path);
+  }
+}
+
 void Run::prepare_saving() {
   const Options& checkpoint_table = table("checkpoint");
   Saver::Settings saving;
@@ -232,6 +242,7 @@ void Run::prepare_saving() {
   for (const std::string& notice :
        carry_along(saving, from(), config_file_, pretrained_, data::reads_bytes(table("dataset"))))
     reporter_.say("notice: " + notice);
+  carry_language(saving);
   if (const std::string text = plan::model_settings(job_.impl()); leader_ && !text.empty()) {
     reporter_.put(std::string(generate::kModelSettings), text);
     saving.carried.emplace_back(generate::kModelSettings,

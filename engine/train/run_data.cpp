@@ -1,6 +1,9 @@
 #include "engine/train/run_data.h"
 
+#include <filesystem>
+
 #include "engine/checkpoint/checksum.h"
+#include "engine/data/plugin_data.h"
 #include "meshwright/nn/attention.h"
 
 namespace meshwright::train {
@@ -34,6 +37,22 @@ OpenData open_table(const Job& job, const std::string& table, int64_t vocab, uin
 void prepare_run_data(const Job& job, int64_t vocab, uint64_t seed) {
   data::prepare_data(config_of(job, "dataset", vocab, seed));
   if (validates(job)) data::prepare_data(config_of(job, "validation_dataset", vocab, seed));
+}
+
+std::vector<LanguageFile> language_of(const data::DatasetConfig& config) {
+  if (!config.plugin) return {};
+  const auto* language =
+      static_cast<DatasetLanguage*>(config.plugin->kind->extension(kDatasetLanguage));
+  if (language == nullptr) return {};
+  std::vector<LanguageFile> out = language->language(data::request_of(config));
+  for (const LanguageFile& file : out) {
+    const std::filesystem::path name = file.name;
+    if (name.empty() || name.is_absolute() || name != name.lexically_normal() ||
+        *name.begin() == "..")
+      throw Error(ErrorCode::bad_dataset, "the plugin " + config.plugin->name + " wants \"" +
+                                              file.name + "\" saved, which is no name in a folder");
+  }
+  return out;
 }
 
 void check_documents_reach(torch::nn::Module& model, const std::string& name,

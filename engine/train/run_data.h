@@ -7,6 +7,7 @@
 
 #include "engine/data/dataset.h"
 #include "engine/train/same_data.h"
+#include "meshwright/data/dataset_language.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/trainer.h"
 
@@ -27,6 +28,10 @@ void prepare_run_data(const Job& job, int64_t vocab, uint64_t seed);
 // [dataset], and [validation_dataset] where it names data. Throws as the functions of
 // data/dataset.h.
 RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed);
+
+// With which a model that learns these data is read later, where they are not the model's own (see
+// DatasetLanguage). Throws Error(bad_dataset) for names that leave the folder.
+std::vector<LanguageFile> language_of(const data::DatasetConfig& config);
 
 // Throws Error(bad_module) for a model without attention cores: nothing of it would keep the
 // documents of a sample apart.

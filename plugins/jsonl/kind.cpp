@@ -164,7 +164,8 @@ std::unique_ptr<SampleSource> JsonlKind::open(const DatasetRequest& request) con
 }
 
 void* JsonlKind::extension(uint32_t id) {
-  return id == kDatasetInspector ? static_cast<DatasetInspector*>(this) : nullptr;
+  if (id == kDatasetInspector) return static_cast<DatasetInspector*>(this);
+  return id == kDatasetLanguage ? static_cast<DatasetLanguage*>(this) : nullptr;
 }
 
 int64_t JsonlKind::rows(const DatasetRequest& request) const {

@@ -8,12 +8,13 @@
 
 #include "meshwright/data/dataset_inspector.h"
 #include "meshwright/data/dataset_kind.h"
+#include "meshwright/data/dataset_language.h"
 #include "prepare.h"
 #include "token_store.h"
 
 namespace meshwright::jsonl {
 
-class JsonlKind final : public DatasetKind, public DatasetInspector {
+class JsonlKind final : public DatasetKind, public DatasetInspector, public DatasetLanguage {
  public:
   void validate(const DatasetRequest& request, Diagnostics& found) const override;
   void prepare(const DatasetRequest& request) const override;
@@ -24,6 +25,7 @@ class JsonlKind final : public DatasetKind, public DatasetInspector {
   DatasetRow row(const DatasetRequest& request, int64_t number) const override;
   std::vector<std::pair<std::string, int64_t>> numbers(
       const DatasetRequest& request) const override;
+  std::vector<LanguageFile> language(const DatasetRequest& request) const override;
 
  private:
   // prepare() and open() of a process see the same files, and read them once.

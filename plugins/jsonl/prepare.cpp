@@ -28,25 +28,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Files that tell how a chat is written and tokenized; a template that is named last.
-std::vector<std::string> language_files(const JsonlOptions& options) {
-  const fs::path folder = options.folder;
-  std::vector<std::string> out;
-  std::error_code failed;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                           "chat_template.jinja"})
-    if (const fs::path path = folder / name; fs::is_regular_file(path, failed))
-      out.push_back(path.string());
-  std::vector<std::string> more;
-  for (const auto& entry : fs::directory_iterator(folder / "additional_chat_templates", failed))
-    if (entry.path().extension() == ".jinja") more.push_back(entry.path().string());
-  std::sort(more.begin(), more.end());
-  out.insert(out.end(), more.begin(), more.end());
-  if (!options.chat_template.empty() && fs::is_regular_file(options.chat_template, failed))
-    out.push_back(options.chat_template);
-  return out;
-}
-
 class Hash128 {
  public:
   Hash128() { XXH3_128bits_reset(&state_); }
@@ -163,9 +144,27 @@ RowKind first_kind(const std::vector<Work>& work) {
 
 }  // namespace
 
+std::vector<std::string> JsonlOptions::language_files() const {
+  std::vector<std::string> out;
+  std::error_code failed;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                           "chat_template.jinja"})
+    if (const fs::path path = fs::path(folder) / name; fs::is_regular_file(path, failed))
+      out.push_back(path.string());
+  std::vector<std::string> more;
+  for (const auto& entry :
+       fs::directory_iterator(fs::path(folder) / "additional_chat_templates", failed))
+    if (entry.path().extension() == ".jinja") more.push_back(entry.path().string());
+  std::sort(more.begin(), more.end());
+  out.insert(out.end(), more.begin(), more.end());
+  if (!chat_template.empty() && fs::is_regular_file(chat_template, failed))
+    out.push_back(chat_template);
+  return out;
+}
+
 std::vector<std::string> JsonlOptions::all_files() const {
   std::vector<std::string> out = files;
-  for (std::string& file : language_files(*this)) out.push_back(std::move(file));
+  for (std::string& file : language_files()) out.push_back(std::move(file));
   return out;
 }
 
@@ -174,7 +173,7 @@ std::string cache_key(const JsonlOptions& options) {
   hash.add("meshwright tokens " + std::to_string(kStoreVersion));
   for (const DataFile& file : open_files(options.files)) hash.add(file.text());
   hash.add("language");
-  for (const std::string& file : language_files(options)) {
+  for (const std::string& file : options.language_files()) {
     hash.add(fs::path(file).filename().string());
     hash.add(base::read_file(file));
   }
@@ -213,7 +212,7 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
   if (kind != RowKind::text && !language->templates.empty()) {
     Hash128 hash;
     for (const std::string& name : language->templates.names()) hash.add(name);
-    for (const std::string& file : language_files(options))
+    for (const std::string& file : options.language_files())
       if (!file.ends_with("tokenizer.json")) hash.add(base::read_file(file));
     origin.template_hash = hash.text().substr(0, 12);
   }

@@ -28,6 +28,8 @@ struct JsonlOptions {
   static JsonlOptions read(const DatasetRequest& request);
   // Files that all ranks must have alike: the data, the tokenizer and its templates.
   std::vector<std::string> all_files() const;
+  // How a chat is written and tokenized; a template that is named last.
+  std::vector<std::string> language_files() const;
 };
 
 struct Preparation {

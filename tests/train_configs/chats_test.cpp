@@ -127,6 +127,51 @@ TEST_CASE("packed documents are learnt as if each was alone") {
   }
 }
 
+std::string text_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST_CASE("an export has the template and the tokenizer that the model has learnt by") {
+  const fs::path folder = kRuns + "/other_language";
+  fs::remove_all(folder);
+  fs::create_directories(folder / "tokenizer");
+  for (const char* file : {"tokenizer.json", "tokenizer_config.json"})
+    fs::copy_file(std::string(MESHWRIGHT_SOURCE_DIR "/configs/models/chat-tiny/") + file,
+                  folder / "tokenizer" / file);
+  std::ofstream(folder / "tokenizer/special_tokens_map.json") << R"({"pad_token": "<pad>"})";
+  const std::string plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+  std::ofstream(folder / "plain.jinja") << plain;
+  const std::string named =
+      " --set dataset.jsonl.chat_template='" + (folder / "plain.jinja").string() + "' ";
+  const std::string own =
+      text_of(MESHWRIGHT_SOURCE_DIR "/configs/models/chat-tiny/chat_template.jinja");
+  REQUIRE(own != plain);
+  const auto exported = [&](const std::string& name, const std::string& settings) {
+    const Trained run =
+        train("configs/chat_tuning_cpu.toml --set step_scheduler.max_steps=1" + kNoCache + settings,
+              name);
+    INFO(run.out);
+    REQUIRE(run.status == 0);
+    int status = 0;
+    const fs::path out = folder / name;
+    INFO(said("checkpoint export '" + kRuns + "/" + name + "' --out '" + out.string() + "'",
+              &status));
+    REQUIRE(status == 0);
+    return out;
+  };
+  CHECK(text_of(exported("own_language", "") / "chat_template.jinja") == own);
+  CHECK(text_of(exported("other_template", named) / "chat_template.jinja") == plain);
+  const std::string chatml = text_of(
+      exported("chatml", " --set dataset.jsonl.chat_template=chatml ") / "chat_template.jinja");
+  CHECK(chatml.find("<|im_start|>") != std::string::npos);
+  CHECK(chatml != own);
+  const fs::path both = exported("other_tokenizer", named + "--set dataset.jsonl.tokenizer='" +
+                                                        (folder / "tokenizer").string() + "' ");
+  CHECK(text_of(both / "chat_template.jinja") == plain);
+  CHECK(text_of(both / "special_tokens_map.json") == R"({"pad_token": "<pad>"})");
+}
+
 TEST_CASE("a run goes on with the same documents only") {
   const std::string job =
       "configs/chat_tuning_cpu.toml --set dataset.seq_len=256 --set "

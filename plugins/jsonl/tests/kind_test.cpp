@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -209,6 +210,30 @@ TEST_CASE("what is wrong with a request") {
   CHECK(said(Given(row).set("date", std::string("2024-02-29")).request) == "nothing");
   CHECK(said(Given(row).set("chat_template", std::string("nobody")).request)
             .starts_with("error[E0710]: "));
+}
+
+TEST_CASE("what is saved beside the model: the files that options name, and no others") {
+  JsonlKind kind;
+  auto* language =
+      static_cast<meshwright::DatasetLanguage*>(kind.extension(meshwright::kDatasetLanguage));
+  REQUIRE(language != nullptr);
+  Given given(kChats);
+  given.set("chat_template", std::string("chatml"));
+  std::map<std::string, meshwright::LanguageFile> files;
+  for (const meshwright::LanguageFile& file : language->language(given.request))
+    CHECK(files.emplace(file.name, file).second);
+  REQUIRE(files.contains("chat_template.jinja"));
+  CHECK(files.at("chat_template.jinja").path.empty());
+  CHECK(files.at("chat_template.jinja").text == meshwright::chat::chatml());
+  REQUIRE(files.contains("tokenizer.json"));
+  CHECK(fs::equivalent(files.at("tokenizer.json").path,
+                       std::string(jsonl_test::kTokenizer) + "/tokenizer.json"));
+  Given plain(kChats);
+  plain.request.pretrained = jsonl_test::kTokenizer;
+  DatasetRequest& request = plain.request;
+  meshwright::Options options(meshwright::make_schema("dataset.jsonl", "jsonl", kOptions));
+  request.options = options;
+  CHECK(language->language(request).empty());
 }
 
 }  // namespace kind_test
