@@ -89,42 +89,79 @@ TEST_CASE("packs are the same in the same step for any number of ranks and split
   }
 }
 
-TEST_CASE("packed documents are learnt as if each was alone") {
+struct Layout {
+  const char *name, *settings;
+};
+
+// A chat a sample, then packs of them on each layout: the same losses and norms.
+void check_packed(const std::string& name, const std::string& more,
+                  std::initializer_list<Layout> layouts) {
+  CAPTURE(name);
   const Rows rows(8);
   REQUIRE(rows.packs > 1);
   REQUIRE(rows.packs < 8);
-  const std::string file = "configs/chat_tuning_cpu.toml --set distributed.strategy=ddp ";
-  const Trained alone = train(
-      file + rows.settings("none", 8) + "--set step_scheduler.local_batch_size=1", "unpacked");
+  const std::string file =
+      "configs/chat_tuning_cpu.toml --set step_scheduler.local_batch_size=1 " + more;
+  const Trained alone =
+      train(file + rows.settings("none", 8) + "--set distributed.strategy=ddp", name + "_alone");
   INFO(alone.out);
   REQUIRE(alone.status == 0);
-  const Steps expected = steps_of("unpacked");
+  const Steps expected = steps_of(name + "_alone");
   REQUIRE(expected.losses.size() == 3);
-  struct Layout {
-    const char *name, *settings;
-  };
-  const std::string packed =
-      rows.settings("bfd", rows.packs) + "--set step_scheduler.local_batch_size=1 ";
-  for (const Layout& layout : {
-           Layout{"packed", ""},
-           Layout{"packed_tp",
-                  "--nproc 2 --set distributed.strategy=fsdp2 --set "
-                  "distributed.tp_size=2 --set distributed.sequence_parallel=true"},
-           Layout{"packed_cp",
-                  "--nproc 2 --set distributed.strategy=fsdp2 --set "
-                  "distributed.cp_size=2"},
-           Layout{"packed_pp",
-                  "--nproc 2 --set distributed.strategy=fsdp2 --set "
-                  "distributed.pp_size=2 --set distributed.pp.schedule=1f1b"},
-       }) {
+  for (const Layout& layout : layouts) {
     CAPTURE(layout.name);
-    const Trained run = train(file + packed + layout.settings, layout.name);
+    const std::string run_name = name + "_" + layout.name;
+    const Trained run = train(file + rows.settings("bfd", rows.packs) + layout.settings, run_name);
     INFO(run.out);
     REQUIRE(run.status == 0);
-    const Steps steps = steps_of(layout.name);
+    const Steps steps = steps_of(run_name);
     check_close(steps.losses, expected.losses);
     check_close(steps.norms, expected.norms);
   }
+}
+
+TEST_CASE("packed documents are learnt as if each was alone") {
+  check_packed(
+      "packed", "",
+      {{"whole", "--set distributed.strategy=ddp"},
+       {"tp", "--nproc 2 --set distributed.tp_size=2 --set distributed.sequence_parallel=true"},
+       {"cp", "--nproc 2 --set distributed.cp_size=2"},
+       {"pp", "--nproc 2 --set distributed.pp_size=2 --set distributed.pp.schedule=1f1b"}});
+}
+
+// A model beside the configuration's own, of its vocabulary.
+std::string with_model(const std::string& name, const std::string& architecture,
+                       const std::string& more) {
+  const std::string path = kRuns + "/" + name + "/config.json";
+  fs::create_directories(kRuns + "/" + name);
+  std::ofstream(path) << R"({"architectures": [")" << architecture
+                      << R"("], "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96,
+                          "num_hidden_layers": 2, "num_attention_heads": 4,
+                          "num_key_value_heads": 2, "max_position_embeddings": 2048,
+                          "rms_norm_eps": 1e-06, "tie_word_embeddings": false, )"
+                      << more << "}";
+  return "--set model.config='" + path + "' ";
+}
+
+TEST_CASE("packed documents are alone under sliding windows, too") {
+  // Shorter than the documents: a window reaches back to another one where nothing keeps it apart.
+  const std::string model = with_model("model_with_windows", "MistralForCausalLM",
+                                       R"("model_type": "mistral", "sliding_window": 24)");
+  check_packed("windows", model,
+               {{"whole", "--set distributed.strategy=ddp"},
+                {"cp", "--nproc 2 --set distributed.cp_size=2"},
+                {"tp", "--nproc 2 --set distributed.tp_size=2"}});
+}
+
+TEST_CASE("packed documents are alone among experts, too") {
+  // No auxiliary loss: what pads a sample counts in it.
+  const std::string model =
+      with_model("model_with_experts", "MixtralForCausalLM",
+                 R"("model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
+                    "router_aux_loss_coef": 0)");
+  check_packed("experts", model,
+               {{"whole", "--set distributed.strategy=ddp"},
+                {"ep", "--nproc 2 --set distributed.strategy=moe_ep --set distributed.ep_size=2"}});
 }
 
 std::string text_of(const fs::path& path) {
