@@ -113,6 +113,7 @@ MicroBatch Batches::move_to_device(const std::shared_ptr<Memory>& memory) const 
                  .host_targets = memory->targets.const_data_ptr<int64_t>(),
                  .host = memory};
   if (memory->weights.defined()) out.host_weights = memory->weights.const_data_ptr<float>();
+  if (memory->documents.defined()) out.host_documents = memory->documents.const_data_ptr<int32_t>();
   return out;
 }
 

@@ -123,7 +123,7 @@ std::string load_fields(const StepResult& result) {
   for (const ExpertLoad& block : result.experts) {
     tokens.resize(std::max(tokens.size(), block.tokens.size()));
     for (size_t e = 0; e < block.tokens.size(); ++e) tokens[e] += block.tokens[e];
-    dropped += result.count * block.active - sum_of(block.tokens);
+    dropped += result.positions * block.active - sum_of(block.tokens);
     char text[32];
     std::snprintf(text, sizeof text, "%.4f", block.imbalance());
     imbalance += (imbalance.empty() ? "" : ", ") + std::string(text);

@@ -220,7 +220,7 @@ std::string cost_words(const StepCost& c) {
 // "59,619 tokens/s (29,810 a rank)"
 std::string speed_words(const StepResult& r, const StepCost& c) {
   auto whole = [](double value) { return report::human_count(static_cast<int64_t>(value)); };
-  const double all = per_second(r.count, c.step_ms);
+  const double all = per_second(r.tokens, c.step_ms);
   return whole(all) + " tokens/s" +
          (c.ranks > 1 ? " (" + whole(all / static_cast<double>(c.ranks)) + " a rank)" : "");
 }
@@ -274,7 +274,8 @@ void Progress::draw() {
   std::vector<report::LineField> fields = {
       {format("%lld/%lld", static_cast<long long>(done), static_cast<long long>(steps_))},
       {format("loss %.4f", last_.loss), 1},
-      {report::human_count(static_cast<int64_t>(per_second(last_.count, cost_.step_ms))) + " tok/s",
+      {report::human_count(static_cast<int64_t>(per_second(last_.tokens, cost_.step_ms))) +
+           " tok/s",
        3},
       {report::human_duration(left) + " left", 2}};
   if (validation_ >= 0)

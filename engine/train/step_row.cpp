@@ -6,13 +6,13 @@
 namespace meshwright::train {
 
 std::vector<Metric> step_metrics(const StepResult& r, const StepCost& c) {
-  const double count = static_cast<double>(r.count),
-               per_second = c.step_ms > 0 ? count * 1000 / c.step_ms : 0;
+  const double tokens = static_cast<double>(r.tokens),
+               per_second = c.step_ms > 0 ? tokens * 1000 / c.step_ms : 0;
   return {
       {"loss", r.loss, "%.9g"},
       {"grad_norm", r.grad_norm, "%.9g"},
       {"lr", r.lr, "%.9g"},
-      {"tokens", count, "%.0f"},
+      {"tokens", tokens, "%.0f"},
       {"step_ms", c.step_ms, "%.3f"},
       {"tokens_per_second", per_second, "%.1f"},
       {"memory_bytes", static_cast<double>(c.memory_bytes), "%.0f"},
@@ -27,7 +27,8 @@ std::vector<Metric> step_metrics(const StepResult& r, const StepCost& c) {
       {"rank_work_ms_most", c.rank_work_ms_most, "%.3f"},
       {"loss_z", c.loss_z, "%.4g"},
       {"grad_norm_z", c.grad_norm_z, "%.4g"},
-      {"skipped", c.skipped ? 1.0 : 0.0, "%.0f"}};
+      {"skipped", c.skipped ? 1.0 : 0.0, "%.0f"},
+      {"target_tokens", static_cast<double>(r.count), "%.0f"}};
 }
 
 std::string metric_text(const Metric& metric) {

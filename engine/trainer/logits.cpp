@@ -32,23 +32,36 @@ std::shared_ptr<const Sequence> whole_sequence(int64_t length, const Tensor& doc
   return out;
 }
 
-// The targets of a micro-batch that this rank has, and the sum of their weights.
-struct Targets {
-  int64_t count = 0;
+// What of a micro-batch this rank reads: a token counts where a target of its document is there or
+// follows.
+struct Counts {
+  int64_t targets = 0, tokens = 0, positions = 0;
   double weight = 0;
 };
 
-Targets count_targets(const MicroBatch& batch, const std::vector<PositionRun>& mine) {
-  Targets out;
+Counts count(const MicroBatch& batch, const std::vector<PositionRun>& mine) {
+  Counts out;
   const int64_t length = batch.length();
-  for (int64_t row = 0; row < batch.rows(); ++row)
-    for (const PositionRun& run : mine)
-      for (int64_t i = run.position; i < std::min(run.position + run.count, length); ++i) {
-        const int64_t at = row * length + i;
-        if (batch.host_targets != nullptr && batch.host_targets[at] == kNoTarget) continue;
-        ++out.count;
-        out.weight += batch.host_weights != nullptr ? batch.host_weights[at] : 1;
-      }
+  const int32_t* documents = batch.host_documents;
+  for (int64_t row = 0; row < batch.rows(); ++row) {
+    bool learnt = false;
+    for (int64_t i = length - 1; i >= 0; --i) {
+      const int64_t at = row * length + i;
+      const bool target = batch.host_targets == nullptr || batch.host_targets[at] != kNoTarget;
+      const bool ends =
+          documents != nullptr && i + 1 < length && documents[at] != documents[at + 1];
+      learnt = target || (learnt && !ends);
+      if (!std::any_of(mine.begin(), mine.end(), [i](const PositionRun& run) {
+            return i >= run.position && i < run.position + run.count;
+          }))
+        continue;
+      ++out.positions;
+      out.tokens += learnt ? 1 : 0;
+      if (!target) continue;
+      ++out.targets;
+      out.weight += batch.host_weights != nullptr ? batch.host_weights[at] : 1;
+    }
+  }
   return out;
 }
 
@@ -74,11 +87,13 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
   } else {
     logits = net.forward(stage.first ? batch.tokens : hidden);
   }
-  const auto [count, weight] = count_targets(batch, mine);
-  if (!stage.last) return {logits, count, weight};  // hidden states
+  const Counts read = count(batch, mine);
+  MicroBatchLoss out{logits, read.targets, read.weight, read.tokens, read.positions};
+  if (!stage.last) return out;  // hidden states
   const VocabularyShard* shard =
       tensor_parallel && tensor_parallel->vocabulary() ? &*tensor_parallel->vocabulary() : nullptr;
-  return {net.loss_sum(logits, targets, weights, shard), count, weight};
+  out.sum = net.loss_sum(logits, targets, weights, shard);
+  return out;
 }
 
 namespace {

@@ -15,10 +15,11 @@ struct MicroBatch {
   at::Tensor documents = {};   // int32, not descending along a row
   at::Tensor positions = {};   // int64, from 0 in each document
   at::Tensor weights = {};     // float32, of the targets in the loss
-  // Targets and weights on the host, for counting without a wait for the device. nullptr targets:
-  // every position has one.
+  // Targets, weights and documents on the host, for counting without a wait for the device. nullptr
+  // targets: every position has one.
   const int64_t* host_targets = nullptr;
   const float* host_weights = nullptr;
+  const int32_t* host_documents = nullptr;
   std::shared_ptr<const void> host = {};  // their memory
 
   int64_t rows() const { return tokens.size(0); }

@@ -293,6 +293,8 @@ double weight_of(const MicroBatchLoss& loss) {
   return loss.weight.value_or(static_cast<double>(loss.count));
 }
 
+constexpr int64_t kSums = 5;  // of micro-batches, before what ranks tell
+
 // `more`: undefined, or what the mean loss of its targets, of this weight, has on top.
 void add_loss(Tensor& sum, const Tensor& loss, const Tensor& more, double weight) {
   Tensor one = loss.detach().to(at::kDouble);
@@ -304,6 +306,13 @@ void add_loss(Tensor& sum, const Tensor& loss, const Tensor& more, double weight
 }
 
 }  // namespace
+
+void Trainer::Sums::add(const MicroBatchLoss& of, double weighs) {
+  count += static_cast<double>(of.count);
+  tokens += static_cast<double>(of.tokens.value_or(of.count));
+  positions += static_cast<double>(of.positions.value_or(of.count));
+  weight += weighs;
+}
 
 // Sums of all data-parallel ranks. On a device the host waits here, once, for all that was started.
 // Votes ride along where the data-parallel group is the whole world. On other meshes it is one of
@@ -320,16 +329,18 @@ Trainer::Totals Trainer::totals(const Sums& of_rank, bool with_votes, const Tens
   train::StepMonitor& monitor = parts_->monitor;
   const auto votes = static_cast<int64_t>(votes_.size());
   const int64_t told = votes + (with_votes ? monitor.slots() : 0),  // by ranks, behind the sums
-      begin = 3 + told,                                             // of `more`
+      begin = kSums + told,                                         // of `more`
       size = begin + (more.defined() ? more.numel() : 0);
   Tensor mine = at::zeros({size}, options);
   double* values = mine.mutable_data_ptr<double>();
   values[1] = of_rank.count;
   values[2] = of_rank.weight;
+  values[3] = of_rank.tokens;
+  values[4] = of_rank.positions;
   if (with_votes) {
-    std::copy(votes_.begin(), votes_.end(), values + 3);
+    std::copy(votes_.begin(), votes_.end(), values + kSums);
     votes_ = {};
-    if (monitor.slots() > 0) monitor.write_work(values + 3 + votes);
+    if (monitor.slots() > 0) monitor.write_work(values + kSums + votes);
   }
   auto on_device = [&](const Tensor& t) {
     return t.to(world_->device(), at::kDouble, /*non_blocking=*/true, /*copy=*/true);
@@ -345,16 +356,24 @@ Trainer::Totals Trainer::totals(const Sums& of_rank, bool with_votes, const Tens
     if (pipeline) pipeline->all_reduce(sums, ReduceOp::sum, /*control=*/true).wait();
   }
   if (with_votes && !everyone) {
-    Tensor all = on_device(mine.narrow(0, 3, told));
+    Tensor all = on_device(mine.narrow(0, kSums, told));
     world_->everyone()->all_reduce(all, ReduceOp::sum, /*control=*/true).wait();
-    sums.narrow(0, 3, told).copy_(all);
+    sums.narrow(0, kSums, told).copy_(all);
   }
   mine.copy_(sums);
   world_->check();
   const double* summed = mine.const_data_ptr<double>();
-  if (with_votes && monitor.slots() > 0) monitor.read_work(summed + 3 + votes);
-  Totals out{summed[0], summed[1], summed[2], {}, mine.narrow(0, begin, size - begin), more_sums};
-  for (size_t i = 0; i < out.votes.size(); ++i) out.votes[i] = static_cast<int64_t>(summed[3 + i]);
+  if (with_votes && monitor.slots() > 0) monitor.read_work(summed + kSums + votes);
+  Totals out{summed[0],
+             summed[1],
+             summed[2],
+             summed[3],
+             summed[4],
+             {},
+             mine.narrow(0, begin, size - begin),
+             more_sums};
+  for (size_t i = 0; i < out.votes.size(); ++i)
+    out.votes[i] = static_cast<int64_t>(summed[kSums + static_cast<int64_t>(i)]);
   return out;
 }
 
@@ -384,8 +403,7 @@ void Trainer::train_micro_batches(const StageForward& forward, double assumed, S
       loss = forward(micro, Tensor());
     }
     const double weight = weight_of(loss);
-    sums.count += static_cast<double>(loss.count);
-    sums.weight += weight;
+    sums.add(loss, weight);
     {
       TraceSpan span(world_->trace(), "backward");
       routers_->before_backward(weight, assumed);
@@ -403,8 +421,7 @@ void Trainer::train_stages(const StageForward& forward, double assumed, Sums& su
     MicroBatchLoss loss = forward(micro, hidden);
     weights[static_cast<size_t>(micro)] = weight_of(loss);
     if (!stages_->is_last(stage)) return loss.sum;
-    sums.count += static_cast<double>(loss.count);
-    sums.weight += weight_of(loss);
+    sums.add(loss, weight_of(loss));
     add_loss(sums.loss, loss.sum, Tensor(), 0);
     return loss.sum / assumed;
   };
@@ -433,14 +450,15 @@ StepResult Trainer::step(const StageForward& forward) try {
     train_micro_batches(forward, assumed, sums);
   model_->end_step();
   if (stages_) stages_->sum_tied_gradients(*model_);
-  auto [all_loss, all_count, all_weight, votes, load, load_on_device] =
-      totals(sums, /*with_votes=*/true, routers_->load());
+  const Totals all = totals(sums, /*with_votes=*/true, routers_->load());
   throw_bad_target();
-  result.vote_counts = votes;
-  result.count = static_cast<int64_t>(all_count);
-  result.experts = routers_->read_load(load.const_data_ptr<double>());
-  result.loss = all_weight > 0 ? all_loss / all_weight : 0;
-  double scale = all_weight > 0 ? assumed * static_cast<double>(data_->size()) / all_weight : 0;
+  result.vote_counts = all.votes;
+  result.count = static_cast<int64_t>(all.count);
+  result.tokens = static_cast<int64_t>(all.tokens);
+  result.positions = static_cast<int64_t>(all.positions);
+  result.experts = routers_->read_load(all.more.const_data_ptr<double>());
+  result.loss = all.weight > 0 ? all.loss / all.weight : 0;
+  double scale = all.weight > 0 ? assumed * static_cast<double>(data_->size()) / all.weight : 0;
   result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
   // What one replica finds must stop all.
   if (replicas_differ_) result.grad_norm = largest_norm(result.grad_norm);
@@ -455,7 +473,7 @@ StepResult Trainer::step(const StageForward& forward) try {
     TraceSpan span(world_->trace(), "optimizer");
     optimizer_->step(model_->update_groups(), result.lr);
     tell_written({ValuesWritten::By::optimizer, monitor.updates(step_ + 1)});
-    routers_->update_biases(result.experts, load_on_device);
+    routers_->update_biases(result.experts, all.more_on_device);
   }
   ++step_;
   monitor.end_step();
@@ -495,8 +513,7 @@ Trainer::Totals Trainer::evaluate_totals(int64_t micro_batches, const StageForwa
     if (!with_loss) return loss.sum;
     const double weight = weight_of(loss);
     add_loss(sums.loss, loss.sum, stages_ ? Tensor() : routers_->reported_loss(), weight);
-    sums.weight += weight;
-    sums.count += static_cast<double>(loss.count);
+    sums.add(loss, weight);
     return loss.sum;
   };
   if (stages_)

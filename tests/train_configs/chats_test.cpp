@@ -10,7 +10,7 @@ const std::string kNoCache = " --set dataset.jsonl.cache=none ";
 
 struct Steps {
   std::vector<double> losses, norms;
-  std::vector<int64_t> tokens;
+  std::vector<int64_t> tokens, targets;
 };
 
 Steps steps_of(const std::string& name) {
@@ -21,6 +21,8 @@ Steps steps_of(const std::string& name) {
     if (!row.contains("loss")) continue;
     out.losses.push_back(row.at("loss").to_number<double>());
     out.norms.push_back(row.at("grad_norm").to_number<double>());
+    out.tokens.push_back(row.at("tokens").to_number<int64_t>());
+    out.targets.push_back(row.at("target_tokens").to_number<int64_t>());
   }
   return out;
 }
@@ -108,6 +110,9 @@ void check_packed(const std::string& name, const std::string& more,
   REQUIRE(alone.status == 0);
   const Steps expected = steps_of(name + "_alone");
   REQUIRE(expected.losses.size() == 3);
+  CHECK(expected.targets[0] > 0);
+  CHECK(expected.targets[0] < expected.tokens[0]);
+  CHECK(expected.tokens[0] < 8 * 192);
   for (const Layout& layout : layouts) {
     CAPTURE(layout.name);
     const std::string run_name = name + "_" + layout.name;
@@ -117,6 +122,8 @@ void check_packed(const std::string& name, const std::string& more,
     const Steps steps = steps_of(run_name);
     check_close(steps.losses, expected.losses);
     check_close(steps.norms, expected.norms);
+    CHECK(steps.tokens == expected.tokens);  // what pads is none of them
+    CHECK(steps.targets == expected.targets);
   }
 }
 

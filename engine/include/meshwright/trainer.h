@@ -87,6 +87,9 @@ struct MicroBatchLoss {
   // What the sum is divided by, over all of the step: the sum of the targets' weights; not set:
   // `count`.
   std::optional<double> weight = {};
+  // Tokens that were read for these targets, what pads a sample left out, and all positions; not
+  // set: `count`.
+  std::optional<int64_t> tokens = {}, positions = {};
 };
 
 // What any rank may raise and all learn of in the same step, at no collective of its own.
@@ -107,7 +110,9 @@ struct StepResult {
   double loss = 0;       // mean over all targets of the step, all ranks, by their weights
   double grad_norm = 0;  // L2, before clipping
   double lr = 0;
-  int64_t count = 0;  // targets of the step, all ranks
+  int64_t count = 0;      // targets of the step, all ranks
+  int64_t tokens = 0;     // that were read for them; what pads samples is none of them
+  int64_t positions = 0;  // all that were read
   // How many ranks had voted so when the step's losses were summed: the same number on every rank.
   int64_t votes(RankSignal vote) const { return vote_counts[static_cast<size_t>(vote)]; }
   std::array<int64_t, kVotes> vote_counts{};
@@ -184,10 +189,11 @@ class MESHWRIGHT_API Trainer {
   struct Parts;
   struct Sums {  // of micro-batches; the loss is on the device: reading it would make the host wait
     at::Tensor loss;
-    double count = 0, weight = 0;
+    double count = 0, weight = 0, tokens = 0, positions = 0;
+    void add(const MicroBatchLoss& loss, double weighs);
   };
   struct Totals {
-    double loss, count, weight;
+    double loss, count, weight, tokens, positions;
     std::array<int64_t, kVotes> votes;
     at::Tensor more, more_on_device;  // float64, [n]
   };

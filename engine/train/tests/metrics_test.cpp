@@ -48,7 +48,9 @@ StepResult result_of(int64_t step, double loss = 2.5, double norm = 0.75) {
   r.loss = loss;
   r.grad_norm = norm;
   r.lr = 1e-3;
-  r.count = 4096;
+  r.positions = 5000;
+  r.tokens = 4096;
+  r.count = 1500;
   return r;
 }
 
@@ -90,7 +92,7 @@ TEST_CASE(
   std::string line;
   REQUIRE(std::getline(rows, line));
   json::object first = json::parse(line).as_object();
-  CHECK(first.size() == 21);
+  CHECK(first.size() == 22);
   CHECK(first.at("step").as_int64() == 0);
   CHECK(first.at("completed_steps").as_int64() ==
         1);  // as the screen, the log and the folders of checkpoints count
@@ -114,6 +116,7 @@ TEST_CASE(
   CHECK(first.at("loss_z").to_number<double>() == doctest::Approx(-0.75));
   CHECK(first.at("grad_norm_z").to_number<double>() == doctest::Approx(9.25));
   CHECK(first.at("skipped").as_int64() == 1);
+  CHECK(first.at("target_tokens").as_int64() == 1500);
   REQUIRE(std::getline(rows, line));
   json::object second = json::parse(line).as_object();  // JSON has no nan
   CHECK(second.at("loss").is_null());
