@@ -43,7 +43,7 @@ struct Setting {
   bool every = false;
   ActivationCheckpointing checkpointing = ActivationCheckpointing::none;
   bool tied = false, bucket_view = true;
-  std::vector<std::string> frozen;  // parts of names
+  std::vector<std::string> frozen = {};  // parts of names
   int64_t bucket_bytes = 25 << 20;
   double dropout = 0;
   int level = -1;  // 0 to 2: what a flat layout keeps whole
