@@ -223,7 +223,8 @@ void Run::carry_language(Saver::Settings& saving) const {
     const std::string name = "source/" + file.name;
     std::erase_if(saving.carried, [&](const auto& carried) { return carried.first == name; });
     if (file.path.empty() && leader_) reporter_.put(file.name, file.text);
-    saving.carried.emplace_back(name, file.path.empty() ? run_path_ / file.name : file.path);
+    saving.carried.emplace_back(name,
+                                file.path.empty() ? run_path_ / file.name : fs::path(file.path));
   }
 }
 

@@ -315,6 +315,46 @@ TEST_CASE("a unit that trains in part is there until gradients have passed throu
   }
 }
 
+TEST_CASE("what is frozen as a whole is freed when gradients have passed through it") {
+  for (const bool embed : {true, false})
+    run_ranks(2, [&](const std::shared_ptr<World>& world) {
+      tiny::Net net = tiny::make(kLayers, 3);
+      for (auto& item : net->named_parameters())
+        if (item.key().starts_with("layers.") || (!embed && item.key().starts_with("embed")))
+          item.value().set_requires_grad(false);
+      ShardingPolicy policy;
+      policy.precision.mp = float32();
+      const auto model =
+          shard_model(net.ptr(), bind_units(*net, outline_of(*net), plan_units(outline_of(*net))),
+                      policy, tiny::groups_of(world), world);
+      const auto freed = [&] {
+        int64_t out = 0;
+        for (auto& item : net->named_parameters())
+          if (item.key().ends_with("self_attn.weight")) try {
+              (void)item.value().detach().sum();
+            } catch (const std::exception&) {
+              ++out;
+            }
+        return out;
+      };
+      int64_t behind = -1;
+      HookHost::of(*net->embed)
+          ->after_forward.push_back([&](torch::nn::Module&, TensorRefs& outputs) {
+            if (outputs[0]->requires_grad())
+              outputs[0]->register_hook([&](const Tensor&) { behind = freed(); });
+          });
+      model->begin_step();
+      model->begin_micro_batch(GradientSync::reduce);
+      const Tensor loss = tiny::loss_of(net, tiny::batch(2, 7));
+      CHECK(freed() == kLayers - 1);  // the last one stays for its backward
+      loss.backward();
+      // Nothing goes through the layers where the embedding does not train.
+      CHECK(behind == (embed ? kLayers : -1));
+      model->end_step();
+      CHECK(freed() == kLayers);
+    });
+}
+
 TEST_CASE("prefetch and activation checkpointing change no bit") {
   Setting base{.name = "base", .ranks = 2, .dropout = 0.3};
   Result expected = run(base);
