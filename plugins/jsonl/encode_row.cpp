@@ -12,7 +12,6 @@ namespace meshwright::jsonl {
 namespace {
 
 namespace fs = std::filesystem;
-using Bytes = tokenizer::ByteRange;
 
 // Runs of tokens that overlap one of the ascending spans. A token that stands for no bytes (the
 // tokenizer's own template adds it) overlaps none.
@@ -56,6 +55,26 @@ std::vector<Bytes> learnt(const std::vector<chat::Span>& answers, const Row& row
   return out;
 }
 
+// What of a chat's text its row wrote: messages and tools.
+std::vector<Bytes> written_by_row(const chat::ChatTemplate::Rendered& rendered) {
+  std::vector<Bytes> out;
+  for (const chat::ChatTemplate::Origin& origin : rendered.origins)
+    out.push_back({origin.begin, origin.end});
+  for (auto [begin, end] : rendered.tools) out.push_back({begin, end});
+  std::sort(out.begin(), out.end(),
+            [](const Bytes& a, const Bytes& b) { return a.begin < b.begin; });
+  return out;
+}
+
+// A text less the token that may begin and the one that may end it: a row may write these itself.
+Bytes inner_part(std::string_view text, const Language& language) {
+  Bytes out{0, text.size()};
+  if (language.bos && text.starts_with(language.bos->text)) out.begin = language.bos->text.size();
+  if (language.eos && text.substr(out.begin).ends_with(language.eos->text))
+    out.end -= language.eos->text.size();
+  return out;
+}
+
 // The last of `tokens` tokens is learnt.
 void learn_last(std::vector<Run>& runs, uint32_t tokens) {
   if (!runs.empty() && runs.back().end == tokens) return;
@@ -77,8 +96,9 @@ std::shared_ptr<const Language> Language::read(const std::string& folder,
   for (const std::string_view token : out.tokenizer.special_tokens())
     out.special_tokens.emplace_back(token);
   for (const auto& [key, text] : out.templates.special_tokens()) {
-    if (key == "bos_token") out.bos = out.tokenizer.id_of(text);
-    if (key == "eos_token") out.eos = out.tokenizer.id_of(text);
+    if (key != "bos_token" && key != "eos_token") continue;
+    if (const std::optional<int64_t> id = out.tokenizer.id_of(text))
+      (key == "bos_token" ? out.bos : out.eos) = EdgeToken{*id, text};
   }
   return std::make_shared<const Language>(std::move(out));
 }
@@ -87,10 +107,11 @@ RowEncoder::RowEncoder(std::shared_ptr<const Language> language, EncodeSettings 
     : language_(std::move(language)), settings_(std::move(settings)) {}
 
 Encoded RowEncoder::encode(const Row& row, const std::string& where) const {
-  Encoded out = row.messages.as_list().empty() ? encode_text(row) : encode_chat(row, where);
+  Encoded out = row.messages.as_list().empty() ? encode_text(row, where) : encode_chat(row, where);
   out.counts.rows = 1;
   const std::vector<int64_t>& ids = out.document.ids;
-  if (language_->bos && ids.size() > 1 && ids[0] == *language_->bos && ids[1] == *language_->bos)
+  if (const auto& bos = language_->bos;
+      bos && ids.size() > 1 && ids[0] == bos->id && ids[1] == bos->id)
     out.counts.double_begins = 1;
   return out;
 }
@@ -119,17 +140,8 @@ Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const 
   out.counts.open_ends = std::count_if(answers.begin(), answers.end(),
                                        [](const chat::Span& answer) { return !answer.ends; });
 
-  std::vector<Bytes> contents;
-  if (settings_.special != SpecialInContent::parse)
-    for (const chat::ChatTemplate::Origin& origin : rendered.origins)
-      contents.push_back({origin.begin, origin.end});
   // The template writes what stands around a text.
-  tokenizer::Encoded tokens =
-      language_->tokenizer.encode_ranges(rendered.text, {.special = false, .plain = contents});
-  if (settings_.special == SpecialInContent::error && tokens.kept_as_text > 0)
-    throw Error(ErrorCode::bad_dataset, where + ": a message contains the text of a special token")
-        .help("set special_tokens_in_content = \"text\": it is read as plain text")
-        .help("or \"parse\": it is read as that token");
+  tokenizer::Encoded tokens = encode_row(rendered.text, false, written_by_row(rendered), where);
   out.counts.kept_as_text = tokens.kept_as_text;
   out.document.targets =
       settings_.train_on == TrainOn::all
@@ -142,13 +154,29 @@ Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const 
   return out;
 }
 
+tokenizer::Encoded RowEncoder::encode_row(std::string_view text, bool special,
+                                          std::span<const Bytes> written,
+                                          const std::string& where) const {
+  if (settings_.special == SpecialInContent::parse) written = {};
+  tokenizer::Encoded out =
+      language_->tokenizer.encode_ranges(text, {.special = special, .plain = written});
+  if (settings_.special == SpecialInContent::error && out.kept_as_text > 0)
+    throw Error(ErrorCode::bad_dataset, where + ": the row contains the text of a special token")
+        .help("set special_tokens_in_content = \"text\": it is read as plain text")
+        .help("or \"parse\": it is read as that token");
+  return out;
+}
+
 // Strings get what the tokenizer puts around a text, once, and an end unless they have one.
-Encoded RowEncoder::encode_text(const Row& row) const {
+Encoded RowEncoder::encode_text(const Row& row, const std::string& where) const {
   Encoded out;
   out.text = row.prompt + row.completion;
-  tokenizer::Encoded tokens = language_->tokenizer.encode_ranges(out.text, {.special = true});
+  const Bytes inner = inner_part(out.text, *language_);
+  tokenizer::Encoded tokens = encode_row(out.text, true, std::span(&inner, 1), where);
+  out.counts.kept_as_text = tokens.kept_as_text;
   std::vector<int64_t>& ids = tokens.ids;
-  if (const auto bos = language_->bos; bos && ids.size() > 1 && ids[0] == *bos && ids[1] == *bos) {
+  if (const auto& bos = language_->bos;
+      bos && ids.size() > 1 && ids[0] == bos->id && ids[1] == bos->id) {
     ids.erase(ids.begin());
     tokens.ranges.erase(tokens.ranges.begin());
   }
@@ -158,8 +186,8 @@ Encoded RowEncoder::encode_text(const Row& row) const {
                              : overlapping(tokens.ranges, std::span(&completion, 1));
   if (ids.empty()) out.document.targets.clear();
   if (language_->eos) {
-    if (ids.empty() || ids.back() != *language_->eos) {
-      ids.push_back(*language_->eos);
+    if (ids.empty() || ids.back() != language_->eos->id) {
+      ids.push_back(language_->eos->id);
       tokens.ranges.push_back({out.text.size(), out.text.size()});
     }
     learn_last(out.document.targets, static_cast<uint32_t>(ids.size()));

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "row.h"
@@ -15,13 +17,15 @@
 
 namespace meshwright::jsonl {
 
+using Bytes = tokenizer::ByteRange;
+
 enum class TrainOn : uint8_t {
   assistant,  // every answer
   last,       // the last answer of a conversation
   all,        // every token
 };
 enum class SpecialInContent : uint8_t {
-  text,   // what looks like a special token in a message is plain text
+  text,   // what looks like a special token in a string of the row is plain text
   parse,  // it is that token
   error,  // it is refused
 };
@@ -33,12 +37,18 @@ struct EncodeSettings {
   std::optional<chat::Date> date;
 };
 
+// The token that begins or ends every text.
+struct EdgeToken {
+  int64_t id = 0;
+  std::string text;
+};
+
 // A tokenizer and its chat templates.
 struct Language {
   tokenizer::Tokenizer tokenizer;
   chat::Store templates;
   std::vector<std::string> special_tokens;  // texts of all that are special
-  std::optional<int64_t> bos, eos;
+  std::optional<EdgeToken> bos, eos;
 
   // The tokenizer.json of a folder, with the templates that `chat_template` asks for (Store::open).
   // Throws Error(bad_tokenizer), Error(bad_template).
@@ -49,7 +59,7 @@ struct Language {
 // A row as it is seen by people: its text, where its tokens lie in it.
 struct Encoded {
   std::string text;
-  std::vector<tokenizer::ByteRange> ranges;  // of each id
+  std::vector<Bytes> ranges;  // of each id
   Document document;
   StoreCounts counts;  // rows = 1
 };
@@ -63,7 +73,10 @@ class RowEncoder {
 
  private:
   Encoded encode_chat(const Row& row, const std::string& where) const;
-  Encoded encode_text(const Row& row) const;
+  Encoded encode_text(const Row& row, const std::string& where) const;
+  // encode_ranges() with what the row wrote as settings_.special says.
+  tokenizer::Encoded encode_row(std::string_view text, bool special, std::span<const Bytes> written,
+                                const std::string& where) const;
   std::shared_ptr<const Language> language_;
   EncodeSettings settings_;
 };

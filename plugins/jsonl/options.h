@@ -27,8 +27,8 @@ inline constexpr meshwright_option kOptions[] = {
     choice_option("train_on", "\"assistant\"", "assistant|last|all",
                   "Targets: every answer of the assistant, the last one, or all."),
     choice_option("special_tokens_in_content", "\"text\"", "text|parse|error",
-                  "What looks like a special token in a message: plain text, that "
-                  "token, or an error."),
+                  "What looks like a special token in a string of a row: plain text, "
+                  "that token, or an error."),
     choice_option("truncate", "\"right\"", "right|left|drop",
                   "What goes of a document of more than seq_len + 1 tokens: its end, "
                   "its beginning, or all of it."),

@@ -167,7 +167,9 @@ std::vector<std::string> PackedSource::report() const {
   }
   out.push_back(packs);
   if (met.kept_as_text > 0)
-    out.push_back(counted(met.kept_as_text, "special token") + " in contents read as plain text");
+    out.push_back(counted(met.kept_as_text, "special token") + " in contents read as plain text; " +
+                  settings_.table +
+                  ".jsonl.special_tokens_in_content = \"parse\" reads them as tokens");
   if (met.open_ends > 0)
     out.push_back("no special token ends " + counted(met.open_ends, "answer") +
                   ": the model will not learn to stop there");

@@ -60,8 +60,8 @@ class ChatTemplate {
     // Renders messages[:first_messages] only.
     std::optional<size_t> first_messages;
   };
-  // Bytes [begin, end) of the text that come from values of message `message`. What no Origin
-  // covers comes from the template, the tools, a role or other variables.
+  // Bytes [begin, end) of the text that come from values of message `message`. What neither an
+  // Origin nor `Rendered::tools` covers comes from the template, a role or other variables.
   struct Origin {
     size_t begin = 0, end = 0;
     int32_t message = 0;
@@ -70,6 +70,7 @@ class ChatTemplate {
   struct Rendered {
     std::string text;
     std::vector<Origin> origins;                         // in order, disjoint, none empty
+    std::vector<std::pair<size_t, size_t>> tools;        // bytes of the tools; likewise
     std::vector<std::pair<size_t, size_t>> generations;  // bytes of {% generation %}, none empty
   };
   // Throws Error(bad_template) "NAME:LINE: ...": raise_exception() with its text, and all else that

@@ -34,6 +34,7 @@ enum class Kind : uint8_t {
 };
 
 constexpr int32_t kNoMessage = -1;
+constexpr int32_t kOfTools = -2;  // in the place of a message's number
 
 // Bytes [begin, end) of a text: the message they came from, and the generation block they were
 // written in (0: none).

@@ -68,12 +68,12 @@ Datum Renderer::import_messages(const Value& messages) {
 Datum Renderer::global(const std::string& name) {
   if (request_.variables != nullptr)
     if (const Value* found = request_.variables->get(name)) return import(*found, kNoMessage);
-  auto given = [&](const Value* value) {
-    return value == nullptr ? Datum::none() : import(*value, kNoMessage);
+  auto given = [&](const Value* value, int32_t message = kNoMessage) {
+    return value == nullptr ? Datum::none() : import(*value, message);
   };
   if (name == "messages")
     return request_.messages == nullptr ? Datum::none() : import_messages(*request_.messages);
-  if (name == "tools") return given(request_.tools);
+  if (name == "tools") return given(request_.tools, kOfTools);
   if (name == "documents") return given(request_.documents);
   if (name == "add_generation_prompt") return Datum::boolean(request_.add_generation_prompt);
   for (const auto& [key, text] : request_.special_tokens)
@@ -106,7 +106,13 @@ ChatTemplate::Rendered Renderer::run() {
   ChatTemplate::Rendered rendered;
   uint32_t block = 0;
   for (const Run& run : out.runs) {
-    if (run.message != kNoMessage) {
+    if (run.message == kOfTools) {
+      auto& tools = rendered.tools;
+      if (!tools.empty() && tools.back().second == run.begin)
+        tools.back().second = run.end;
+      else
+        tools.emplace_back(run.begin, run.end);
+    } else if (run.message != kNoMessage) {
       auto& origins = rendered.origins;
       if (!origins.empty() && origins.back().end == run.begin &&
           origins.back().message == run.message)

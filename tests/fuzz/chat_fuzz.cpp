@@ -239,11 +239,15 @@ bool one(const Seeds& seeds, Random& random) {
             "origins out of order");
       at = origin.end;
     }
-    at = 0;
-    for (auto [begin, end] : out.generations) {
-      check(at <= begin && begin < end && end <= out.text.size(), "blocks out of order");
-      at = end;
-    }
+    auto check_parts = [&](const std::vector<std::pair<size_t, size_t>>& parts, const char* what) {
+      size_t done = 0;
+      for (auto [begin, end] : parts) {
+        check(done <= begin && begin < end && end <= out.text.size(), what);
+        done = end;
+      }
+    };
+    check_parts(out.generations, "blocks out of order");
+    check_parts(out.tools, "bytes of tools out of order");
     const std::vector<std::string> tokens = {"</s>", "<|im_end|>", "<|eot_id|>"};
     for (const chat::Span& span : chat::assistant_spans(parsed, request, out, tokens))
       check(span.begin <= span.end && span.end <= out.text.size(), "a span out of the text");

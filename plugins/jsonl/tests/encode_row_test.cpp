@@ -124,7 +124,7 @@ TEST_CASE("what looks like a special token in a message is text") {
   CHECK(encoded.counts.kept_as_text == 0);
   settings.special = SpecialInContent::error;
   CHECK_THROWS_WITH_AS(encode(row, settings),
-                       "error[E0701]: f:1: a message contains the text of a special token", Error);
+                       "error[E0701]: f:1: the row contains the text of a special token", Error);
   CHECK(encode(kChat, settings).document.ids == encode(kChat).document.ids);
 }
 
@@ -192,6 +192,43 @@ TEST_CASE("one beginning, and tokens that overlap the completion are learnt") {
                     "<|endoftext|>{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content "
                     "}}<|im_end|>{% endfor %}");
   CHECK(encode(kChat, {}, folder).counts.double_begins == 1);
+}
+
+TEST_CASE("what looks like a special token in tools or in a string is text too") {
+  const Framed framed;
+  const std::string folder = framed.folder.string();
+  jsonl_test::write(framed.folder / "chat_template.jinja",
+                    "{{ tools|tojson }}<|im_end|>{% for m in messages %}{{ m.content }}<|im_end|>"
+                    "{% endfor %}");
+  const std::string tools =
+      R"({"messages": [{"role": "user", "content": "<|im_start|>"}], "tools": [{"name<|im_end|>": "<|im_start|>"}]})";
+  const std::string text = R"({"text": "<|endoftext|>a<|endoftext|>b<|im_end|>c<|im_end|>"})";
+  const std::string pair =
+      R"({"prompt": "<|im_start|>a<|im_", "completion": "end|><|im_end|>b<|im_end|>"})";
+  // What special tokens there are, in order, and how many were kept as text.
+  auto special = [&](const std::string& row, SpecialInContent how) {
+    EncodeSettings settings;
+    settings.special = how;
+    const Encoded encoded = encode(row, settings, folder);
+    std::vector<int64_t> out;
+    for (int64_t id : encoded.document.ids)
+      if (id >= 256) out.push_back(id);
+    out.push_back(encoded.counts.kept_as_text);
+    return out;
+  };
+  using Ids = std::vector<int64_t>;
+  CHECK(special(tools, SpecialInContent::text) == Ids{kEnd, kEnd, 3});
+  CHECK(special(tools, SpecialInContent::parse) == Ids{kEnd, kStart, kEnd, kStart, kEnd, 0});
+  // A string may begin and end with the tokens that it gets anyway.
+  CHECK(special(text, SpecialInContent::text) == Ids{256, kEnd, 2});
+  CHECK(special(text, SpecialInContent::parse) == Ids{256, 256, kEnd, kEnd, 0});
+  CHECK(special(pair, SpecialInContent::text) == Ids{256, kEnd, 3});
+  CHECK(special(pair, SpecialInContent::parse) == Ids{256, kStart, kEnd, kEnd, kEnd, 0});
+  for (const std::string& row : {tools, text, pair})
+    CHECK_THROWS_WITH_AS(special(row, SpecialInContent::error),
+                         "error[E0701]: f:1: the row contains the text of a special token", Error);
+  CHECK(special(R"({"text": "<|endoftext|>a<|im_end|>"})", SpecialInContent::error) ==
+        Ids{256, kEnd, 0});
 }
 
 TEST_CASE("variables and the date reach the template") {

@@ -189,6 +189,20 @@ TEST_CASE("several messages keep apart") {
   CHECK(out.origins == std::vector<Origin>{{0, 3, 0}, {3, 6, 1}, {6, 9, 0}, {9, 12, 1}});
 }
 
+TEST_CASE("the bytes of tools are told apart from messages and template") {
+  Value chat = messages(R"([{"role": "u", "content": "one"}])");
+  Value tools = messages(R"([{"name": "f"}])");
+  ChatTemplate::Request request;
+  request.messages = &chat;
+  request.tools = &tools;
+  ChatTemplate::Rendered out =
+      ChatTemplate::parse("<{{ tools|tojson }}>{{ messages[0].content }}|{{ tools[0].name }}", "t")
+          .render(request);
+  CHECK(out.text == "<[{\"name\": \"f\"}]>one|f");
+  CHECK(out.tools == std::vector<std::pair<size_t, size_t>>{{1, 16}, {21, 22}});
+  CHECK(out.origins == std::vector<Origin>{{17, 20, 0}});
+}
+
 TEST_CASE("a generation block is marked wherever its text ends up") {
   Value chat = messages(R"([{"role": "assistant", "content": "yo"}])");
   auto blocks = [&](const std::string& source) {
