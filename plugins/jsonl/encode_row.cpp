@@ -31,38 +31,84 @@ std::vector<Run> overlapping(std::span<const Bytes> tokens, std::span<const Byte
   return out;
 }
 
+// All of `tokens` tokens but those of ascending runs.
+std::vector<Run> others(uint32_t tokens, const std::vector<Run>& runs) {
+  std::vector<Run> out;
+  uint32_t done = 0;
+  for (const Run& run : runs) {
+    if (run.begin > done) out.push_back({done, run.begin});
+    done = run.end;
+  }
+  if (done < tokens) out.push_back({done, tokens});
+  return out;
+}
+
+void sort_by_begin(std::vector<Bytes>& spans) {
+  std::sort(spans.begin(), spans.end(),
+            [](const Bytes& a, const Bytes& b) { return a.begin < b.begin; });
+}
+
+using Rendered = chat::ChatTemplate::Rendered;
+
+// The message that an answer is of; -1: none. A generation block is of the one whose bytes it has.
+int32_t message_of(const chat::Span& answer, const Rendered& rendered) {
+  if (answer.message >= 0) return answer.message;
+  for (const chat::ChatTemplate::Origin& origin : rendered.origins)
+    if (origin.end > answer.begin && origin.begin < answer.end) return origin.message;
+  return -1;
+}
+
 // Spans of the answers that are learnt.
 std::vector<Bytes> learnt(const std::vector<chat::Span>& answers, const Row& row,
-                          const chat::ChatTemplate::Rendered& rendered, TrainOn train_on) {
-  // Of a generation block: the message whose bytes are in it.
-  auto message_of = [&](const chat::Span& answer) -> int32_t {
-    if (answer.message >= 0) return answer.message;
-    for (const chat::ChatTemplate::Origin& origin : rendered.origins)
-      if (origin.end > answer.begin && origin.begin < answer.end) return origin.message;
-    return -1;
-  };
+                          const Rendered& rendered, TrainOn train_on) {
   std::vector<Bytes> out;
   for (const chat::Span& answer : answers) {
     if (train_on == TrainOn::last && &answer != &answers.back()) continue;
-    const int32_t message = message_of(answer);
+    const int32_t message = message_of(answer, rendered);
     if (message >= 0 && !row.trained[static_cast<size_t>(message)]) continue;
     if (row.completion_at && (message < 0 || static_cast<size_t>(message) < *row.completion_at))
       continue;
     out.push_back({answer.begin, answer.end});
   }
-  std::sort(out.begin(), out.end(),
-            [](const Bytes& a, const Bytes& b) { return a.begin < b.begin; });
+  sort_by_begin(out);
+  return out;
+}
+
+bool is_assistant(const chat::Value& message) {
+  const chat::Value* role = message.get("role");
+  return role != nullptr && role->is_string() && role->as_string() == "assistant";
+}
+
+// Spans of the turns of weight 0, which training on all leaves out. What the template writes before
+// a message (its role) is not of the turn; what it writes of an answer is.
+std::vector<Bytes> context_turns(const chat::ChatTemplate& chat,
+                                 const chat::ChatTemplate::Request& request,
+                                 const Rendered& rendered, const Row& row,
+                                 std::span<const std::string> special_tokens) {
+  std::vector<Bytes> out;
+  bool answers = false;
+  for (size_t i = 0; i < row.trained.size(); ++i)
+    answers = answers || (!row.trained[i] && is_assistant(row.messages.as_list()[i]));
+  auto add = [&](const chat::Span& span) {
+    if (const int32_t message = message_of(span, rendered);
+        message >= 0 && !row.trained[static_cast<size_t>(message)])
+      out.push_back({span.begin, span.end});
+  };
+  for (const chat::Span& turn : chat::message_spans(rendered, special_tokens)) add(turn);
+  if (answers)
+    for (const chat::Span& answer : chat::assistant_spans(chat, request, rendered, special_tokens))
+      add(answer);
+  sort_by_begin(out);
   return out;
 }
 
 // What of a chat's text its row wrote: messages and tools.
-std::vector<Bytes> written_by_row(const chat::ChatTemplate::Rendered& rendered) {
+std::vector<Bytes> written_by_row(const Rendered& rendered) {
   std::vector<Bytes> out;
   for (const chat::ChatTemplate::Origin& origin : rendered.origins)
     out.push_back({origin.begin, origin.end});
   for (auto [begin, end] : rendered.tools) out.push_back({begin, end});
-  std::sort(out.begin(), out.end(),
-            [](const Bytes& a, const Bytes& b) { return a.begin < b.begin; });
+  sort_by_begin(out);
   return out;
 }
 
@@ -125,12 +171,15 @@ Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const 
   request.date = settings_.date;
 
   Encoded out;
-  chat::ChatTemplate::Rendered rendered;
+  Rendered rendered;
   std::vector<chat::Span> answers;
+  std::vector<Bytes> context;
   try {
     const chat::ChatTemplate& chat = language_->templates.choose(request.tools != nullptr);
     rendered = chat.render(request);
-    if (settings_.train_on != TrainOn::all)
+    if (settings_.train_on == TrainOn::all)
+      context = context_turns(chat, request, rendered, row, language_->special_tokens);
+    else
       answers = chat::assistant_spans(chat, request, rendered, language_->special_tokens);
   } catch (const Error& error) {
     Error placed(error.code(), where + ": " + error.message());
@@ -145,9 +194,8 @@ Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const 
   out.counts.kept_as_text = tokens.kept_as_text;
   out.document.targets =
       settings_.train_on == TrainOn::all
-          ? std::vector<Run>{{0, static_cast<uint32_t>(tokens.ids.size())}}
+          ? others(static_cast<uint32_t>(tokens.ids.size()), overlapping(tokens.ranges, context))
           : overlapping(tokens.ranges, learnt(answers, row, rendered, settings_.train_on));
-  if (tokens.ids.empty()) out.document.targets.clear();
   out.document.ids = std::move(tokens.ids);
   out.ranges = std::move(tokens.ranges);
   out.text = std::move(rendered.text);

@@ -22,7 +22,7 @@ using Bytes = tokenizer::ByteRange;
 enum class TrainOn : uint8_t {
   assistant,  // every answer
   last,       // the last answer of a conversation
-  all,        // every token
+  all,        // every token but those of turns of weight 0
 };
 enum class SpecialInContent : uint8_t {
   text,   // what looks like a special token in a string of the row is plain text

@@ -25,7 +25,8 @@ inline constexpr meshwright_option kOptions[] = {
                       "undefined, and templates take their fixed date."),
                MESHWRIGHT_OPTIONAL),
     choice_option("train_on", "\"assistant\"", "assistant|last|all",
-                  "Targets: every answer of the assistant, the last one, or all."),
+                  "Targets: every answer of the assistant, the last one, or all but turns of "
+                  "weight 0."),
     choice_option("special_tokens_in_content", "\"text\"", "text|parse|error",
                   "What looks like a special token in a string of a row: plain text, "
                   "that token, or an error."),

@@ -42,6 +42,31 @@ size_t end_token(std::string_view text, size_t begin, size_t end,
 
 }  // namespace
 
+std::vector<Span> message_spans(const ChatTemplate::Rendered& rendered,
+                                std::span<const std::string> special_tokens) {
+  constexpr size_t kNowhere = std::numeric_limits<size_t>::max();
+  std::vector<Span> all;
+  for (const Origin& origin : rendered.origins) {
+    auto number = static_cast<size_t>(origin.message);
+    while (all.size() <= number)
+      all.push_back({kNowhere, 0, static_cast<int32_t>(all.size()), false});
+    all[number].begin = std::min(all[number].begin, origin.begin);
+    all[number].end = std::max(all[number].end, origin.end);
+  }
+  std::erase_if(all, [&](const Span& span) { return span.begin == kNowhere; });
+  for (Span& span : all) {
+    // Of another message, since this one has nothing behind its end.
+    auto next = std::partition_point(rendered.origins.begin(), rendered.origins.end(),
+                                     [&](const Origin& one) { return one.begin < span.end; });
+    size_t until = next == rendered.origins.end() ? rendered.text.size() : next->begin;
+    if (size_t end = end_token(rendered.text, span.end, until, special_tokens); end != 0) {
+      span.end = end;
+      span.ends = true;
+    }
+  }
+  return all;
+}
+
 std::vector<Span> assistant_spans(const ChatTemplate& chat, const ChatTemplate::Request& request,
                                   const ChatTemplate::Rendered& rendered,
                                   std::span<const std::string> special_tokens) {
@@ -52,52 +77,32 @@ std::vector<Span> assistant_spans(const ChatTemplate& chat, const ChatTemplate::
   }
   if (request.messages == nullptr || !request.messages->is_list()) return spans;
   const Value::List& messages = request.messages->as_list();
-  size_t count = std::min(messages.size(), request.first_messages.value_or(messages.size()));
-  // First and last byte of each message.
-  constexpr size_t kNowhere = std::numeric_limits<size_t>::max();
-  std::vector<std::pair<size_t, size_t>> bytes(count, {kNowhere, 0});
-  for (const Origin& origin : rendered.origins) {
-    auto& [begin, end] = bytes.at(static_cast<size_t>(origin.message));
-    begin = std::min(begin, origin.begin);
-    end = std::max(end, origin.end);
-  }
   std::string_view text = rendered.text;
-  for (size_t i = 0; i < count; ++i) {
-    const Value* role = messages[i].get("role");
+  for (Span span : message_spans(rendered, special_tokens)) {
+    auto number = static_cast<size_t>(span.message);
+    const Value* role = messages.at(number).get("role");
     if (role == nullptr || !role->is_string() || role->as_string() != "assistant") continue;
-    auto [a, b] = bytes[i];
-    if (a == kNowhere) continue;
-    auto number = static_cast<int32_t>(i);
-    size_t p = 0, next = text.size();
-    for (const Origin& origin : rendered.origins) {
-      if (origin.message < number && origin.end <= a) p = std::max(p, origin.end);
-      if (origin.message != number && origin.begin >= b) next = std::min(next, origin.begin);
-    }
+    size_t a = span.begin, p = 0;
+    for (const Origin& origin : rendered.origins)
+      if (origin.message < span.message && origin.end <= a) p = std::max(p, origin.end);
     auto refuse = [&](const std::string& why) {
-      throw Error(ErrorCode::bad_template,
-                  chat.name() + ": cannot tell where answer " + std::to_string(i) + " begins" + why)
+      throw Error(ErrorCode::bad_template, chat.name() + ": cannot tell where answer " +
+                                               std::to_string(number) + " begins" + why)
           .help(
               "put {% generation %} and {% endgeneration %} around what the assistant says in "
               "the template");
     };
     std::string prompt;
     try {
-      prompt = prompt_before(chat, request, i);
+      prompt = prompt_before(chat, request, number);
     } catch (const Error& error) {
       refuse(": the messages before it cannot be rendered: " + error.message());
     }
     std::string_view between = text.substr(p, a - p);
-    Span span{0, b, number, false};
     if (between.starts_with(prompt))
       span.begin = p + prompt.size();
-    else if (std::string_view(prompt).starts_with(between))
-      span.begin = a;
-    else
+    else if (!std::string_view(prompt).starts_with(between))
       refuse("");
-    if (size_t end = end_token(text, b, next, special_tokens); end != 0) {
-      span.end = end;
-      span.ends = true;
-    }
     spans.push_back(span);
   }
   return spans;

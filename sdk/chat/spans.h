@@ -1,4 +1,5 @@
-// Which bytes of a rendered chat are answers of the assistant: what is trained on.
+// Which bytes of a rendered chat are turns, and which are answers of the assistant: what is trained
+// on.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +18,11 @@ struct Span {
   bool ends = true;      // false: no special token closes it; the model will not learn to stop
   bool operator==(const Span&) const = default;
 };
+
+// One for each message that left something in the text, in their order: from its first byte through
+// the special token that ends the turn, which stands before the next message's byte.
+std::vector<Span> message_spans(const ChatTemplate::Rendered& rendered,
+                                std::span<const std::string> special_tokens);
 
 // One for each assistant message that left something in the text, in their order; the generation
 // blocks instead if the template has any. `rendered` is what `chat` made of `request`;

@@ -97,6 +97,37 @@ TEST_CASE("turns of weight 0 are context") {
           .document.targets.empty());
 }
 
+TEST_CASE("turns of weight 0 are no targets of train_on = all either") {
+  EncodeSettings settings;
+  settings.train_on = TrainOn::all;
+  CHECK(
+      marked(encode(
+          R"({"messages": [{"role": "user", "content": "a?", "weight": 0}, {"role": "assistant", "content": "b"}, {"role": "assistant", "content": "c", "train": 0}, {"role": "user", "content": "d"}]})",
+          settings)) ==
+      "[<|im_start|>user\n]a?<|im_end|>[\n<|im_start|>assistant\nb<|im_end|>\n"
+      "<|im_start|>assistant\n]c<|im_end|>[\n<|im_start|>user\nd<|im_end|>\n]");
+  // What the template writes of an answer is of its turn.
+  const jsonl_test::TemporaryFolder folder;
+  jsonl_test::write(folder / "t.jinja",
+                    "{% for m in messages %}{{ m.role }}:{{ '!' if m.role == 'assistant' }}"
+                    "{{ m.content }}<|im_end|>{% endfor %}"
+                    "{% if add_generation_prompt %}assistant:{% endif %}");
+  CHECK(
+      marked(encode(
+          R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0}]})",
+          settings, jsonl_test::kTokenizer, folder / "t.jinja")) ==
+      "[user:q<|im_end|>assistant:]!a<|im_end|>");
+  // Each block of a template that has them is of the message in it.
+  jsonl_test::write(folder / "t.jinja",
+                    "{% for m in messages %}{{ m.role }}:{% generation %}!{{ m.content }}"
+                    "<|im_end|>{% endgeneration %}{% endfor %}");
+  CHECK(
+      marked(encode(
+          R"({"messages": [{"role": "assistant", "content": "a", "weight": 0}, {"role": "assistant", "content": "b"}]})",
+          settings, jsonl_test::kTokenizer, folder / "t.jinja")) ==
+      "[assistant:]!a<|im_end|>[assistant:!b<|im_end|>]");
+}
+
 TEST_CASE("the completion of messages is learnt, not answers in its prompt") {
   CHECK(
       marked(encode(

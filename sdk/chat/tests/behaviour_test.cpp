@@ -242,6 +242,14 @@ TEST_CASE("an answer that no special token closes says so") {
       R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}, {"role": "user", "content": "</s>"}])");
   out = open.render(request);
   CHECK(assistant_spans(open, request, out, tokens) == std::vector<Span>{{20, 22, 1, false}});
+  CHECK(message_spans(out, tokens) ==
+        std::vector<Span>{{6, 8, 0, false}, {20, 22, 1, false}, {29, 33, 2, false}});
+  // The token that the template puts behind a message is of its turn; the line's end is not.
+  chat = messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}])");
+  out = ChatTemplate::parse(
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>\n{% endfor %}", "t")
+            .render(request);
+  CHECK(message_spans(out, tokens) == std::vector<Span>{{6, 12, 0, true}});
   // An answer that leaves nothing has no span.
   chat = messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}])");
   out = open.render(request);
