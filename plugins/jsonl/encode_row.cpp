@@ -58,19 +58,25 @@ int32_t message_of(const chat::Span& answer, const Rendered& rendered) {
   return -1;
 }
 
-// Spans of the answers that are learnt.
-std::vector<Bytes> learnt(const std::vector<chat::Span>& answers, const Row& row,
-                          const Rendered& rendered, TrainOn train_on) {
-  std::vector<Bytes> out;
+// What of a chat is learnt.
+struct Learning {
+  std::vector<Bytes> spans;  // ascending; of training on all what is not learnt
+  int64_t open_ends = 0;     // answers that are learnt, and that no special token ends
+};
+
+Learning answers_learnt(const std::vector<chat::Span>& answers, const Row& row,
+                        const Rendered& rendered, TrainOn train_on) {
+  Learning out;
   for (const chat::Span& answer : answers) {
     if (train_on == TrainOn::last && &answer != &answers.back()) continue;
     const int32_t message = message_of(answer, rendered);
     if (message >= 0 && !row.trained[static_cast<size_t>(message)]) continue;
     if (row.completion_at && (message < 0 || static_cast<size_t>(message) < *row.completion_at))
       continue;
-    out.push_back({answer.begin, answer.end});
+    out.spans.push_back({answer.begin, answer.end});
+    if (!answer.ends) ++out.open_ends;
   }
-  sort_by_begin(out);
+  sort_by_begin(out.spans);
   return out;
 }
 
@@ -79,26 +85,29 @@ bool is_assistant(const chat::Value& message) {
   return role != nullptr && role->is_string() && role->as_string() == "assistant";
 }
 
-// Spans of the turns of weight 0, which training on all leaves out. What the template writes before
-// a message (its role) is not of the turn; what it writes of an answer is.
-std::vector<Bytes> context_turns(const chat::ChatTemplate& chat,
-                                 const chat::ChatTemplate::Request& request,
-                                 const Rendered& rendered, const Row& row,
-                                 std::span<const std::string> special_tokens) {
-  std::vector<Bytes> out;
-  bool answers = false;
-  for (size_t i = 0; i < row.trained.size(); ++i)
-    answers = answers || (!row.trained[i] && is_assistant(row.messages.as_list()[i]));
-  auto add = [&](const chat::Span& span) {
-    if (const int32_t message = message_of(span, rendered);
-        message >= 0 && !row.trained[static_cast<size_t>(message)])
-      out.push_back({span.begin, span.end});
-  };
-  for (const chat::Span& turn : chat::message_spans(rendered, special_tokens)) add(turn);
+// All but the turns of weight 0. What the template writes before a message (its role) is not of the
+// turn; what it writes of an answer is.
+Learning all_learnt(const chat::ChatTemplate& chat, const chat::ChatTemplate::Request& request,
+                    const Rendered& rendered, const Row& row,
+                    std::span<const std::string> special_tokens) {
+  Learning out;
+  bool answers = false;  // of weight 0
+  for (const chat::Span& turn : chat::message_spans(rendered, special_tokens)) {
+    const auto message = static_cast<size_t>(turn.message);
+    const bool answer = is_assistant(row.messages.as_list()[message]);
+    if (row.trained[message]) {
+      out.open_ends += answer && !turn.ends ? 1 : 0;
+    } else {
+      out.spans.push_back({turn.begin, turn.end});
+      answers = answers || answer;
+    }
+  }
   if (answers)
     for (const chat::Span& answer : chat::assistant_spans(chat, request, rendered, special_tokens))
-      add(answer);
-  sort_by_begin(out);
+      if (const int32_t message = message_of(answer, rendered);
+          message >= 0 && !row.trained[static_cast<size_t>(message)])
+        out.spans.push_back({answer.begin, answer.end});
+  sort_by_begin(out.spans);
   return out;
 }
 
@@ -172,30 +181,28 @@ Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const 
 
   Encoded out;
   Rendered rendered;
-  std::vector<chat::Span> answers;
-  std::vector<Bytes> context;
+  Learning learning;
+  const bool all = settings_.train_on == TrainOn::all;
   try {
     const chat::ChatTemplate& chat = language_->templates.choose(request.tools != nullptr);
     rendered = chat.render(request);
-    if (settings_.train_on == TrainOn::all)
-      context = context_turns(chat, request, rendered, row, language_->special_tokens);
-    else
-      answers = chat::assistant_spans(chat, request, rendered, language_->special_tokens);
+    const std::vector<std::string>& special = language_->special_tokens;
+    learning = all ? all_learnt(chat, request, rendered, row, special)
+                   : answers_learnt(chat::assistant_spans(chat, request, rendered, special), row,
+                                    rendered, settings_.train_on);
   } catch (const Error& error) {
     Error placed(error.code(), where + ": " + error.message());
     for (const std::string& help : error.helps()) placed.help(help);
     throw placed;
   }
-  out.counts.open_ends = std::count_if(answers.begin(), answers.end(),
-                                       [](const chat::Span& answer) { return !answer.ends; });
+  out.counts.open_ends = learning.open_ends;
 
   // The template writes what stands around a text.
   tokenizer::Encoded tokens = encode_row(rendered.text, false, written_by_row(rendered), where);
   out.counts.kept_as_text = tokens.kept_as_text;
-  out.document.targets =
-      settings_.train_on == TrainOn::all
-          ? others(static_cast<uint32_t>(tokens.ids.size()), overlapping(tokens.ranges, context))
-          : overlapping(tokens.ranges, learnt(answers, row, rendered, settings_.train_on));
+  out.document.targets = overlapping(tokens.ranges, learning.spans);
+  if (all)
+    out.document.targets = others(static_cast<uint32_t>(tokens.ids.size()), out.document.targets);
   out.document.ids = std::move(tokens.ids);
   out.ranges = std::move(tokens.ranges);
   out.text = std::move(rendered.text);
@@ -233,7 +240,9 @@ Encoded RowEncoder::encode_text(const Row& row, const std::string& where) const 
                              ? std::vector<Run>{{0, static_cast<uint32_t>(ids.size())}}
                              : overlapping(tokens.ranges, std::span(&completion, 1));
   if (ids.empty()) out.document.targets.clear();
-  if (language_->eos) {
+  if (!language_->eos) {
+    out.counts.endless_texts = 1;
+  } else {
     if (ids.empty() || ids.back() != language_->eos->id) {
       ids.push_back(language_->eos->id);
       tokens.ranges.push_back({out.text.size(), out.text.size()});

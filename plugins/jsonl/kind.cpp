@@ -206,6 +206,7 @@ std::vector<std::pair<std::string, int64_t>> JsonlKind::numbers(
           {"longest", counts.longest},
           {"special_tokens_kept_as_text", met.kept_as_text},
           {"answers_without_end", met.open_ends},
+          {"texts_without_end", met.endless_texts},
           {"double_begins", met.double_begins}};
 }
 

@@ -173,6 +173,10 @@ std::vector<std::string> PackedSource::report() const {
   if (met.open_ends > 0)
     out.push_back("no special token ends " + counted(met.open_ends, "answer") +
                   ": the model will not learn to stop there");
+  if (met.endless_texts > 0)
+    out.push_back("no end token is put behind " + counted(met.endless_texts, "text") +
+                  ", since the tokenizer's folder names no eos_token that it has: the model will "
+                  "not learn to stop there");
   if (met.double_begins > 0)
     out.push_back(counted(met.double_begins, "document") +
                   " begin with two beginning-of-text tokens");

@@ -46,6 +46,7 @@ boost::json::object counts_json(const StoreCounts& counts) {
   return {{"rows", counts.rows},
           {"kept_as_text", counts.kept_as_text},
           {"open_ends", counts.open_ends},
+          {"endless_texts", counts.endless_texts},
           {"double_begins", counts.double_begins}};
 }
 
@@ -100,6 +101,7 @@ void StoreCounts::operator+=(const StoreCounts& other) {
   rows += other.rows;
   kept_as_text += other.kept_as_text;
   open_ends += other.open_ends;
+  endless_texts += other.endless_texts;
   double_begins += other.double_begins;
 }
 
@@ -194,7 +196,8 @@ void TokenStore::read(std::span<const std::byte> bytes) {
   origin_.template_hash = string(header, "template");
   const boost::json::object& counts = object(header, "counts");
   origin_.counts = {number(counts, "rows"), number(counts, "kept_as_text"),
-                    number(counts, "open_ends"), number(counts, "double_begins")};
+                    number(counts, "open_ends"), number(counts, "endless_texts"),
+                    number(counts, "double_begins")};
   documents_ = static_cast<uint64_t>(number(header, "documents"));
   if (documents_ >= UINT32_MAX) throw std::string("it has too many documents");
   const boost::json::object& sections = object(header, "sections");

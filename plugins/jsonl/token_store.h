@@ -41,7 +41,8 @@ struct Document {
 struct StoreCounts {
   int64_t rows = 0;
   int64_t kept_as_text = 0;   // special tokens in contents that stayed text
-  int64_t open_ends = 0;      // answers that no special token ends
+  int64_t open_ends = 0;      // answers that are learnt, and that no special token ends
+  int64_t endless_texts = 0;  // strings without an end token, since the tokenizer has none
   int64_t double_begins = 0;  // documents that begin with two beginning-of-text tokens
   void operator+=(const StoreCounts& other);
   bool operator==(const StoreCounts&) const = default;

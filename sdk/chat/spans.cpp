@@ -40,6 +40,28 @@ size_t end_token(std::string_view text, size_t begin, size_t end,
   return size == 0 ? 0 : begin + first + size;
 }
 
+// A block ends its answer where a special token stands behind its last byte of a message, or where
+// another block of the same message follows.
+std::vector<Span> block_spans(const ChatTemplate::Rendered& rendered,
+                              std::span<const std::string> special_tokens) {
+  std::vector<Span> spans;
+  int32_t before = -1;
+  auto origin = rendered.origins.begin();
+  for (auto [begin, end] : rendered.generations) {
+    while (origin != rendered.origins.end() && origin->end <= begin) ++origin;
+    size_t last = begin;
+    int32_t message = -1;
+    for (auto at = origin; at != rendered.origins.end() && at->begin < end; ++at) {
+      last = std::min(at->end, end);
+      message = at->message;
+    }
+    if (message >= 0 && message == before) spans.back().ends = true;
+    before = message;
+    spans.push_back({begin, end, -1, end_token(rendered.text, last, end, special_tokens) != 0});
+  }
+  return spans;
+}
+
 }  // namespace
 
 std::vector<Span> message_spans(const ChatTemplate::Rendered& rendered,
@@ -71,10 +93,7 @@ std::vector<Span> assistant_spans(const ChatTemplate& chat, const ChatTemplate::
                                   const ChatTemplate::Rendered& rendered,
                                   std::span<const std::string> special_tokens) {
   std::vector<Span> spans;
-  if (chat.has_generation_blocks()) {
-    for (auto [begin, end] : rendered.generations) spans.push_back({begin, end, -1, true});
-    return spans;
-  }
+  if (chat.has_generation_blocks()) return block_spans(rendered, special_tokens);
   if (request.messages == nullptr || !request.messages->is_list()) return spans;
   const Value::List& messages = request.messages->as_list();
   std::string_view text = rendered.text;

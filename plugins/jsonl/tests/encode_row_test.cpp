@@ -290,12 +290,39 @@ TEST_CASE("errors of templates have the row's place") {
   CHECK(said(kChat).starts_with("f:1: "));
   CHECK(said(kChat).find("no system") != std::string::npos);
   CHECK(said(R"({"text": "no template needed"})") == "nothing");
-  // An answer that nothing ends is counted.
+  // An answer that nothing ends is counted, if it is learnt.
   jsonl_test::write(framed.folder / "chat_template.jinja",
                     "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}");
   CHECK(
       encode(R"({"messages": [{"role": "assistant", "content": "a"}]})", {}, framed.folder.string())
           .counts.open_ends == 1);
+  EncodeSettings settings;
+  for (TrainOn train_on : {TrainOn::assistant, TrainOn::last, TrainOn::all})
+    for (int weight : {0, 1}) {
+      settings.train_on = train_on;
+      CHECK(
+          encode(
+              R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": )" +
+                  std::to_string(weight) + "}]}",
+              settings, framed.folder.string())
+              .counts.open_ends == weight);
+    }
+}
+
+TEST_CASE("a text without an end token is counted") {
+  const Framed framed;
+  const std::string text = R"({"text": "a"})", pair = R"({"prompt": "a", "completion": "b"})";
+  auto endless = [&](const std::string& row) {
+    return encode(row, {}, framed.folder.string()).counts.endless_texts;
+  };
+  CHECK(endless(text) == 0);
+  // No token is named, or one that the tokenizer lacks.
+  for (const char* config : {R"({})", R"({"eos_token": "</s>"})"}) {
+    jsonl_test::write(framed.folder / "tokenizer_config.json", config);
+    CHECK(endless(text) == 1);
+    CHECK(endless(pair) == 1);
+    CHECK(encode(text, {}, framed.folder.string()).document.ids == std::vector<int64_t>{256, 97});
+  }
 }
 
 }  // namespace encode_row_test

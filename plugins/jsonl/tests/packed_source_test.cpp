@@ -220,6 +220,7 @@ TEST_CASE("what is told when a run starts") {
   StoreCounts counts;
   counts.kept_as_text = 1;
   counts.open_ends = 2;
+  counts.endless_texts = 3;
   counts.double_begins = 1;
   const PackedSource source(
       store_of({{{1, 2, 3}, {{1, 2}}, 0}, {{1, 2, 3, 4, 5, 6, 7}, {{1, 7}}, 0}, {{1, 2}, {}, 0}},
@@ -233,6 +234,8 @@ TEST_CASE("what is told when a run starts") {
           "1 special token in contents read as plain text; "
           "dataset.jsonl.special_tokens_in_content = \"parse\" reads them as tokens",
           "no special token ends 2 answers: the model will not learn to stop there",
+          "no end token is put behind 3 texts, since the tokenizer's folder names no eos_token "
+          "that it has: the model will not learn to stop there",
           "1 document begin with two beginning-of-text tokens"});
   CHECK(source.describe() == "data.jsonl, 3 rows, 2 packs");
 }

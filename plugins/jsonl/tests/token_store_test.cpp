@@ -18,7 +18,7 @@ using meshwright::jsonl::StoreOrigin;
 using meshwright::jsonl::StoreWriter;
 using meshwright::jsonl::TokenStore;
 
-const StoreOrigin kOrigin{"0123456789abcdef0123456789abcdef", "feed", {3, 1, 2, 1}};
+const StoreOrigin kOrigin{"0123456789abcdef0123456789abcdef", "feed", {3, 1, 2, 4, 1}};
 
 std::vector<Document> documents(bool wide) {
   return {{{1, 2, wide ? 70000 : 65535, 4}, {{1, 2}, {3, 4}}, 0},

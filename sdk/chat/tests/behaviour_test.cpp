@@ -256,6 +256,29 @@ TEST_CASE("an answer that no special token closes says so") {
   CHECK(assistant_spans(open, request, out, tokens).empty());
 }
 
+TEST_CASE("a generation block without the token that ends a turn says so") {
+  Value chat = messages(R"([{"role": "assistant", "content": "a</s>", "more": "b"}])");
+  ChatTemplate::Request request;
+  request.messages = &chat;
+  auto ends = [&](const std::string& source) {
+    ChatTemplate blocks = ChatTemplate::parse(source, "t");
+    std::vector<bool> out;
+    for (const Span& span :
+         assistant_spans(blocks, request, blocks.render(request), std::vector<std::string>{"</s>"}))
+      out.push_back(span.ends);
+    return out;
+  };
+  using Ends = std::vector<bool>;
+  CHECK(ends("{% generation %}{{ messages[0].content }}</s>{% endgeneration %}") == Ends{true});
+  CHECK(ends("{% generation %}{{ messages[0].content }}</s>\n{% endgeneration %}x") == Ends{true});
+  CHECK(ends("{% generation %}{{ messages[0].content }}{% endgeneration %}</s>") == Ends{false});
+  // What one message says may be in several.
+  CHECK(ends("{% generation %}{{ messages[0].content }}{% endgeneration %}-"
+             "{% generation %}{{ messages[0].more }}</s>{% endgeneration %}") == Ends{true, true});
+  CHECK(ends("{% generation %}{{ messages[0].content }}</s>{% endgeneration %}-"
+             "{% generation %}{{ messages[0].more }}{% endgeneration %}") == Ends{true, false});
+}
+
 TEST_CASE("where an answer begins is said, or refused") {
   Value chat =
       messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
