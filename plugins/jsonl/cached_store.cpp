@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string_view>
+#include <utility>
 
 #include "meshwright/error.h"
 #include "sdk/files/durable.h"
@@ -59,17 +60,17 @@ std::shared_ptr<const TokenStore> existing(const std::string& path, const std::s
   return nullptr;
 }
 
-}  // namespace
+using Build = std::function<std::vector<std::byte>()>;
+using Tell = std::function<void(const std::string&)>;
 
-std::shared_ptr<const TokenStore> cached_store(
-    const std::string& folder, const std::string& key,
-    const std::function<std::vector<std::byte>()>& build,
-    const std::function<void(const std::string&)>& tell) {
-  if (folder.empty()) return TokenStore::in_memory(build());
+// `bytes`: what build() made, if it could not be written.
+std::shared_ptr<const TokenStore> kept_store(const std::string& folder, const std::string& key,
+                                             const Build& build, const Tell& tell,
+                                             std::vector<std::byte>& bytes) {
   base::make_folders(folder);
   const std::string path = (fs::path(folder) / (key + ".mwtokens")).string();
   // Damage is told by the one that mends it.
-  const std::function<void(const std::string&)> nobody = [](const std::string&) {};
+  const Tell nobody = [](const std::string&) {};
   if (auto store = existing(path, key, nobody)) return store;
   FileLock lock((fs::path(folder) / (key + ".lock")).string());
   if (!lock.try_take()) {
@@ -77,22 +78,39 @@ std::shared_ptr<const TokenStore> cached_store(
     lock.wait();
   }
   if (auto store = existing(path, key, tell)) return store;
-  {
-    const std::vector<std::byte> bytes = build();
-    base::write_durably(
-        path, std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-  }
+  bytes = build();
+  base::write_durably(path,
+                      std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  bytes = {};
   return TokenStore::open(path);
 }
 
-std::string default_cache_folder() {
+}  // namespace
+
+std::shared_ptr<const TokenStore> cached_store(const CachePlace& place, const std::string& key,
+                                               const Build& build, const Tell& tell) {
+  std::vector<std::byte> bytes;
+  if (place.folder.empty()) {
+    if (!place.needed) tell("there is no cache: neither XDG_CACHE_HOME nor HOME is set");
+  } else {
+    try {
+      return kept_store(place.folder, key, build, tell, bytes);
+    } catch (const Error& error) {
+      if (place.needed || error.code() != ErrorCode::output_unwritable) throw;
+      tell("there is no cache, so that every process tokenizes for itself: " + error.message());
+    }
+  }
+  return TokenStore::in_memory(bytes.empty() ? build() : std::move(bytes));
+}
+
+CachePlace default_cache() {
   // NOLINTBEGIN(concurrency-mt-unsafe): read before there are threads
   if (const char* folder = std::getenv("XDG_CACHE_HOME"); folder != nullptr && *folder != '\0')
-    return (fs::path(folder) / "meshwright").string();
+    return {(fs::path(folder) / "meshwright").string(), false};
   if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0')
-    return (fs::path(home) / ".cache" / "meshwright").string();
+    return {(fs::path(home) / ".cache" / "meshwright").string(), false};
   // NOLINTEND(concurrency-mt-unsafe)
-  return "";
+  return {"", false};
 }
 
 }  // namespace meshwright::jsonl

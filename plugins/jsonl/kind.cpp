@@ -10,7 +10,6 @@
 #include <utility>
 #include <variant>
 
-#include "cached_store.h"
 #include "packed_source.h"
 #include "sdk/files/list_files.h"
 
@@ -63,10 +62,10 @@ chat::Value variables_of(const DatasetRequest& request) {
   return out;
 }
 
-std::string cache_of(const DatasetRequest& request) {
+CachePlace cache_of(const DatasetRequest& request) {
   const std::string cache = request.options.get_string("cache");
-  if (cache == "none") return "";
-  return cache == "auto" ? default_cache_folder() : cache;
+  if (cache == "auto") return default_cache();
+  return {cache == "none" ? "" : cache, true};
 }
 
 template <class Enum>
@@ -100,6 +99,7 @@ SampleSettings settings_of(const DatasetRequest& request, const JsonlOptions& op
 JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
   const Options& given = request.options;
   JsonlOptions out;
+  out.table = request.table + ".jsonl";
   out.files = base::list_files(request.path, request.table + ".path", "");
   for (const std::string& file : out.files)
     if (file.ends_with(".parquet"))

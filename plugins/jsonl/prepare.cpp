@@ -15,7 +15,6 @@
 #include <thread>
 #include <utility>
 
-#include "cached_store.h"
 #include "meshwright/error.h"
 #include "row_pieces.h"
 #include "sdk/files/mapped_file.h"
@@ -265,8 +264,15 @@ std::shared_ptr<const TokenStore> prepare_store(
                   static_cast<double>(at.total - at.bytes) / rate);
     tell(line);
   };
-  return cached_store(
-      options.cache, key, [&] { return build_store(options, key, progress); }, tell);
+  try {
+    return cached_store(
+        options.cache, key, [&] { return build_store(options, key, progress); }, tell);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::output_unwritable) throw;
+    throw Error(error.code(), error.message())
+        .key(options.table + ".cache")
+        .help("set " + options.table + ".cache to a folder that may be written to, or to \"none\"");
+  }
 }
 
 }  // namespace meshwright::jsonl

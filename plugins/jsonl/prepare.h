@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cached_store.h"
 #include "encode_row.h"
 #include "meshwright/data/dataset_kind.h"
 #include "token_store.h"
@@ -15,12 +16,13 @@ namespace meshwright::jsonl {
 
 // The options of a data set, read.
 struct JsonlOptions {
+  std::string table = "dataset.jsonl";  // of the options, for messages
   std::vector<std::string> files;
   std::string folder;  // of the tokenizer
   std::string chat_template;
   std::optional<RowKind> format;  // none: that of the first row
   EncodeSettings encode;
-  std::string cache;  // a folder; "": none
+  CachePlace cache;
   int threads = 1;
   std::string key;  // of what documents follow from, beside the contents of files
 

@@ -44,13 +44,13 @@ TEST_CASE("the first one makes it, the next one maps it") {
     return store_bytes("k");
   };
   Told told;
-  CHECK(cached_store(cache, "k", build, std::ref(told))->tokens() == 3);
-  CHECK(cached_store(cache, "k", build, std::ref(told))->tokens() == 3);
+  CHECK(cached_store({cache}, "k", build, std::ref(told))->tokens() == 3);
+  CHECK(cached_store({cache}, "k", build, std::ref(told))->tokens() == 3);
   CHECK(built == 1);
   CHECK(told.lines.empty());
   CHECK(fs::exists(cache + "/k.mwtokens"));
   // Without a folder everybody makes its own.
-  CHECK(cached_store("", "k", build, std::ref(told))->tokens() == 3);
+  CHECK(cached_store({""}, "k", build, std::ref(told))->tokens() == 3);
   CHECK(built == 2);
 }
 
@@ -69,7 +69,7 @@ TEST_CASE("what is damaged, or of another key, is made anew and told") {
     jsonl_test::write(place, contents);
     Told told;
     built = 0;
-    CHECK(cached_store(folder.string(), "k", build, std::ref(told))->tokens() == 3);
+    CHECK(cached_store({folder.string()}, "k", build, std::ref(told))->tokens() == 3);
     CHECK(built == 1);
     REQUIRE(told.lines.size() == 1);
     CHECK(told.lines[0].starts_with("the cache is made anew: " + place + ": "));
@@ -81,12 +81,12 @@ TEST_CASE("an error while it is made leaves nothing") {
   Told told;
   CHECK_THROWS_AS(
       cached_store(
-          folder.string(), "k",
+          {folder.string()}, "k",
           []() -> std::vector<std::byte> { throw std::runtime_error("row 3"); }, std::ref(told)),
       std::runtime_error);
   CHECK_FALSE(fs::exists(folder / "k.mwtokens"));
   CHECK(cached_store(
-            folder.string(), "k", [] { return store_bytes("k"); }, std::ref(told))
+            {folder.string()}, "k", [] { return store_bytes("k"); }, std::ref(told))
             ->tokens() == 3);
 }
 
@@ -104,9 +104,10 @@ TEST_CASE("several processes at once: one makes it, and all have it") {
           std::this_thread::sleep_for(std::chrono::milliseconds(300));
           return store_bytes("k");
         };
-        status = cached_store(folder.string(), "k", build, [](const std::string&) {})->tokens() == 3
-                     ? 0
-                     : 2;
+        status =
+            cached_store({folder.string()}, "k", build, [](const std::string&) {})->tokens() == 3
+                ? 0
+                : 2;
       } catch (...) {
         status = 3;
       }
@@ -129,7 +130,7 @@ TEST_CASE("a process that is killed while it makes the store keeps nobody from i
   if (child == 0) {
     try {
       cached_store(
-          folder.string(), "k",
+          {folder.string()}, "k",
           [&] {
             jsonl_test::write(folder / "begun", "x");
             std::this_thread::sleep_for(std::chrono::hours(1));
@@ -147,7 +148,7 @@ TEST_CASE("a process that is killed while it makes the store keeps nobody from i
   });
   Told told;
   CHECK(cached_store(
-            folder.string(), "k", [] { return store_bytes("k"); }, std::ref(told))
+            {folder.string()}, "k", [] { return store_bytes("k"); }, std::ref(told))
             ->tokens() == 3);
   killer.join();
   ::waitpid(child, nullptr, 0);
@@ -155,12 +156,41 @@ TEST_CASE("a process that is killed while it makes the store keeps nobody from i
   CHECK(told.lines[0].starts_with("waits for another process of this host"));
 }
 
-TEST_CASE("a folder that cannot be made") {
+TEST_CASE("a folder that cannot be written to: an error, or none where it is not needed") {
   const jsonl_test::TemporaryFolder folder;
   jsonl_test::write(folder / "file", "x");
-  CHECK_THROWS_AS(cached_store((folder / "file") + "/cache", "k", [] { return store_bytes("k"); },
-                               [](const std::string&) {}),
-                  Error);
+  fs::create_directories(folder / "locked/k.lock");  // no file
+  int built = 0;
+  auto build = [&] {
+    ++built;
+    return store_bytes("k");
+  };
+  // It cannot be made; nothing can be locked there; what stands there cannot be replaced.
+  fs::create_directories(folder / "taken/k.mwtokens/x");
+  for (const std::string& cache :
+       {(folder / "file") + "/cache", folder / "locked", folder / "taken"}) {
+    CAPTURE(cache);
+    Told told;
+    CHECK_THROWS_AS(cached_store({cache}, "k", build, std::ref(told)), Error);
+    built = 0;
+    told.lines.clear();
+    CHECK(cached_store({cache, false}, "k", build, std::ref(told))->tokens() == 3);
+    CHECK(built == 1);  // and not once more in memory
+    REQUIRE(!told.lines.empty());
+    CHECK(told.lines.back().starts_with(
+        "there is no cache, so that every process tokenizes for itself: cannot "));
+    CHECK(told.lines.back().find(folder.string()) != std::string::npos);
+  }
+  // What build() throws is thrown.
+  CHECK_THROWS_AS(cached_store(
+                      {folder / "new", false}, "k",
+                      []() -> std::vector<std::byte> { throw std::runtime_error("row 3"); },
+                      [](const std::string&) {}),
+                  std::runtime_error);
+  Told told;
+  CHECK(cached_store({"", false}, "k", build, std::ref(told))->tokens() == 3);
+  CHECK(told.lines ==
+        std::vector<std::string>{"there is no cache: neither XDG_CACHE_HOME nor HOME is set"});
 }
 
 }  // namespace cached_store_test

@@ -168,6 +168,21 @@ TEST_CASE("the earliest wrong row is the one told, whoever finds it") {
     CHECK(entry.path().extension() == ".lock");
 }
 
+TEST_CASE("a named cache that cannot be written to is an error with its key") {
+  const jsonl_test::TemporaryFolder folder;
+  jsonl_test::write(folder / "a.jsonl", "{\"text\": \"ab\"}\n");
+  try {
+    JsonlKind().open(Given(folder / "a.jsonl", (folder / "a.jsonl") + "/cache").request);
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::output_unwritable);
+    CHECK(error.key() == "dataset.jsonl.cache");
+    CHECK(error.helps() ==
+          std::vector<std::string>{"set dataset.jsonl.cache to a folder that may be written to, or "
+                                   "to \"none\""});
+  }
+}
+
 TEST_CASE("several files, lines and lists") {
   const jsonl_test::TemporaryFolder folder;
   fs::create_directory(folder / "data");
