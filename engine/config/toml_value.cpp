@@ -18,6 +18,39 @@ struct Pattern {
   Place place;
 };
 
+// A value as JSON; nullopt of what has none: a date, nan, a table within a list.
+std::optional<std::string> json_text(const Value& value) {
+  switch (value.kind) {
+    case Value::Kind::number: {
+      if (!std::isfinite(value.number)) return std::nullopt;
+      std::string text = to_toml(value);
+      return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+    }
+    case Value::Kind::boolean:
+    case Value::Kind::integer:
+    case Value::Kind::string:
+      return to_toml(value);
+    case Value::Kind::list: {
+      std::string out = "[";
+      for (const Value& item : value.items) {
+        std::optional<std::string> text = json_text(item);
+        if (!text) return std::nullopt;
+        out += (out.size() > 1 ? ", " : "") + *text;
+      }
+      return out + "]";
+    }
+    case Value::Kind::date:
+    case Value::Kind::table:
+      break;
+  }
+  return std::nullopt;
+}
+
+// In a table of strings false, 3 and [1, 2] are written as the texts "false", "3" and "[1, 2]".
+std::optional<std::string> as_string(const Value& value) {
+  return value.kind == Value::Kind::string ? value.text : json_text(value);
+}
+
 // Dotted keys of a table of strings are nested tables to the parser; a pattern wants them as one
 // name.
 bool flatten(const Value& table, const std::string& prefix, std::vector<Pattern>& out) {
@@ -25,8 +58,8 @@ bool flatten(const Value& table, const std::string& prefix, std::vector<Pattern>
     std::string name = prefix.empty() ? entry.key : prefix + "." + entry.key;
     if (entry.value.is_table()) {
       if (!flatten(entry.value, name, out)) return false;
-    } else if (entry.value.kind == Value::Kind::string) {
-      out.push_back({std::move(name), entry.value.text, entry.place});
+    } else if (std::optional<std::string> text = as_string(entry.value)) {
+      out.push_back({std::move(name), std::move(*text), entry.place});
     } else {
       return false;
     }

@@ -81,7 +81,8 @@ std::optional<std::vector<std::string>> split_key(std::string_view key);
 std::string join_key(std::string_view table, std::string_view name);
 
 // As an option's value; nullopt for a date, a mixed list and what else no option takes. Tables of
-// strings flatten their dotted keys: model.layers = "x" is the pattern "model.layers".
+// strings flatten their dotted keys: model.layers = "x" is the pattern "model.layers". Booleans,
+// numbers and lists in them are their JSON texts.
 std::optional<OptionValue> to_option_value(const Value& value);
 // At most `most` bytes, the last three of them dots where something was cut off; never within a
 // character.

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <initializer_list>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <variant>
@@ -45,8 +46,22 @@ std::optional<chat::Date> date_of(const DatasetRequest& request) {
   return out;
 }
 
-chat::Value variables_of(const DatasetRequest& request) {
-  using chat::Value;
+using chat::Value;
+
+// "a.b" is the member b of the variable a, which is a table in the file.
+void put_variable(Value& variables, std::string_view name, Value value) {
+  const size_t dot = name.find('.');
+  std::string first(name.substr(0, dot));
+  if (dot != std::string_view::npos) {
+    const Value* known = variables.get(first);
+    Value inner = known != nullptr && known->is_dict() ? *known : Value::dict();
+    put_variable(inner, name.substr(dot + 1), std::move(value));
+    value = std::move(inner);
+  }
+  variables.set(std::move(first), std::move(value));
+}
+
+Value variables_of(const DatasetRequest& request) {
   Value out = Value::dict();
   const auto& value = request.options.value("template_variables");
   if (const auto* map = std::get_if<StringMap>(&value))
@@ -57,7 +72,7 @@ chat::Value variables_of(const DatasetRequest& request) {
       } catch (const Error&) {
         held = Value::string(text);
       }
-      out.set(key, std::move(held));
+      put_variable(out, key, std::move(held));
     }
   return out;
 }

@@ -17,8 +17,8 @@ inline constexpr meshwright_option kOptions[] = {
                       "\"chatml\"; auto: the folder's own."),
                MESHWRIGHT_OPTIONAL),
     with_flags(option("template_variables", MESHWRIGHT_STRING_MAP, nullptr,
-                      "Variables for the chat template. A value that is JSON is what it says "
-                      "(\"false\", \"3\"), any other a string."),
+                      "Variables for the chat template: true, 3, [1, 2], tables, strings. A "
+                      "string that is JSON is what it says: \"false\" is false."),
                MESHWRIGHT_OPTIONAL),
     with_flags(option("date", MESHWRIGHT_STRING, nullptr,
                       "YYYY-MM-DD: what strftime_now of a template says; none: it is "

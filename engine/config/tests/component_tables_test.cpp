@@ -51,6 +51,35 @@ TEST_CASE("values and keys in them are checked, also where the plugin is not ask
   }
 }
 
+constexpr meshwright_option kNames[] = {
+    with_flags(option("names", MESHWRIGHT_STRING_MAP, nullptr, "Names."), MESHWRIGHT_OPTIONAL)};
+
+TEST_CASE("a table of strings takes what is written without quotes as its text") {
+  PluginSchemas known;
+  known.components.push_back({make_schema("dataset.rows", "x", kNames), true});
+  auto load = [&](const std::string& set) {
+    Loaded out;
+    Source source = Source::load({.file = {}, .sets = {set}, .environment = {}}, out.diagnostics);
+    out.config = resolve(source, known, "", out.diagnostics);
+    return out;
+  };
+  auto names = [&](const std::string& set) {
+    Loaded l = load(set);
+    REQUIRE(l.diagnostics.ok());
+    return std::get<StringMap>(l.config.table("dataset.rows").value("names"));
+  };
+  CHECK(names("dataset.rows.names={a = false, b = 3, c = 1.0, d = 1e-5, e = \"no\"}") ==
+        StringMap{{"a", "false"}, {"b", "3"}, {"c", "1.0"}, {"d", "1e-05"}, {"e", "no"}});
+  CHECK(names("dataset.rows.names={a = [1, [true, \"x\\\"y\"]], b.c = 2}") ==
+        StringMap{{"a", "[1, [true, \"x\\\"y\"]]"}, {"b.c", "2"}});
+  CHECK(names("dataset.rows.names.a=false") == StringMap{{"a", "false"}});
+  for (const char* bad : {"1979-05-27", "nan", "[{b = 1}]"}) {
+    Loaded l = load("dataset.rows.names={a = " + std::string(bad) + "}");
+    REQUIRE(l.diagnostics.errors().size() == 1);
+    CHECK(l.diagnostics.errors()[0].code() == ErrorCode::wrong_type);
+  }
+}
+
 TEST_CASE("a table of a plugin that was not found is left out with a warning") {
   Loaded l = load({"model.nett.width=3"});
   REQUIRE(l.diagnostics.ok());

@@ -129,6 +129,25 @@ TEST_CASE("the key is another one where a document may be") {
                 .set("threads", int64_t{3})) == before);
 }
 
+TEST_CASE("variables of the template are values, not texts") {
+  Given given(kChats);
+  given.set("template_variables", meshwright::StringMap{{"enable_thinking", "false"},
+                                                        {"most", "3"},
+                                                        {"style", "terse"},
+                                                        {"names", "[\"a\", 1.5]"},
+                                                        {"deep.er.a", "1"},
+                                                        {"deep.b", "x"}});
+  const meshwright::chat::Value variables = JsonlOptions::read(given.request).encode.variables;
+  CHECK_FALSE(variables.get("enable_thinking")->as_boolean());
+  CHECK(variables.get("most")->as_integer() == 3);
+  CHECK(variables.get("style")->as_string() == "terse");
+  CHECK(variables.get("names")->as_list().at(0).as_string() == "a");
+  CHECK(variables.get("names")->as_list().at(1).as_real() == 1.5);
+  CHECK(variables.get("deep")->get("er")->get("a")->as_integer() == 1);
+  CHECK(variables.get("deep")->get("b")->as_string() == "x");
+  CHECK(variables.as_dict().size() == 5);
+}
+
 TEST_CASE("a row that is edited makes another store; the old one stays") {
   const jsonl_test::TemporaryFolder folder;
   jsonl_test::write(folder / "a.jsonl", "{\"text\": \"abc\"}\n");
