@@ -142,9 +142,10 @@ void learn_last(std::vector<Run>& runs, uint32_t tokens) {
 }  // namespace
 
 std::shared_ptr<const Language> Language::read(const std::string& folder,
-                                               const std::string& chat_template) {
+                                               const std::string& chat_template,
+                                               const std::string& table) {
   Language out{tokenizer::Tokenizer::load(fs::path(folder) / "tokenizer.json"),
-               chat::Store::open(folder, chat_template),
+               chat::Store::open(folder, chat_template, table + ".chat_template"),
                {},
                {},
                {}};
@@ -192,6 +193,7 @@ Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const 
                                     rendered, settings_.train_on);
   } catch (const Error& error) {
     Error placed(error.code(), where + ": " + error.message());
+    placed.key(error.key());
     for (const std::string& help : error.helps()) placed.help(help);
     throw placed;
   }
@@ -217,7 +219,9 @@ tokenizer::Encoded RowEncoder::encode_row(std::string_view text, bool special,
       language_->tokenizer.encode_ranges(text, {.special = special, .plain = written});
   if (settings_.special == SpecialInContent::error && out.kept_as_text > 0)
     throw Error(ErrorCode::bad_dataset, where + ": the row contains the text of a special token")
-        .help("set special_tokens_in_content = \"text\": it is read as plain text")
+        .key(settings_.table + ".special_tokens_in_content")
+        .help("set " + settings_.table +
+              ".special_tokens_in_content = \"text\": it is read as plain text")
         .help("or \"parse\": it is read as that token");
   return out;
 }

@@ -35,6 +35,7 @@ struct EncodeSettings {
   SpecialInContent special = SpecialInContent::text;
   chat::Value variables = chat::Value::dict();  // template_variables
   std::optional<chat::Date> date;
+  std::string table = "dataset.jsonl";  // of the options, for messages
 };
 
 // The token that begins or ends every text.
@@ -50,10 +51,11 @@ struct Language {
   std::vector<std::string> special_tokens;  // texts of all that are special
   std::optional<EdgeToken> bos, eos;
 
-  // The tokenizer.json of a folder, with the templates that `chat_template` asks for (Store::open).
-  // Throws Error(bad_tokenizer), Error(bad_template).
+  // The tokenizer.json of a folder, with the templates that the option chat_template of `table`
+  // asks for (Store::open). Throws Error(bad_tokenizer), Error(bad_template).
   static std::shared_ptr<const Language> read(const std::string& folder,
-                                              const std::string& chat_template);
+                                              const std::string& chat_template,
+                                              const std::string& table = "dataset.jsonl");
 };
 
 // A row as it is seen by people: its text, where its tokens lie in it.

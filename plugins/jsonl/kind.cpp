@@ -139,6 +139,7 @@ JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
                                                  {"parse", SpecialInContent::parse},
                                                  {"error", SpecialInContent::error}});
   out.encode.variables = variables_of(request);
+  out.encode.table = out.table;
   out.encode.date = date_of(request);
   out.cache = cache_of(request);
   const int64_t threads = given.get_int("threads");

@@ -16,7 +16,8 @@ std::vector<LanguageFile> JsonlKind::language(const DatasetRequest& request) con
       if (file != options.chat_template)
         out.push_back({fs::path(file).lexically_relative(options.folder).generic_string(), file});
   if (options.chat_template.empty()) return out;
-  const chat::Store store = chat::Store::open(options.folder, options.chat_template);
+  const chat::Store store =
+      chat::Store::open(options.folder, options.chat_template, options.table + ".chat_template");
   LanguageFile chosen{"chat_template.jinja", "", store.choose(false).text()};
   std::erase_if(out, [&](const LanguageFile& file) { return file.name == chosen.name; });
   out.push_back(std::move(chosen));

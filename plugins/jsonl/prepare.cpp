@@ -83,14 +83,15 @@ struct Made {
   StoreCounts counts;
 };
 
-Made encode_chunk(const Work& work, const RowEncoder& encoder, RowKind kind, bool wide) {
+Made encode_chunk(const Work& work, const RowEncoder& encoder, RowKind kind, bool wide,
+                  const std::string& table) {
   Made out;
   out.writer.emplace(wide);
   work.file->mapped->check_size();
   for (const RowPiece& piece : work.rows->rows(work.chunk)) {
     const std::string where = work.file->path + ":" + std::to_string(piece.line);
     const chat::Value value = parse_row(piece.text, work.file->path, piece.line);
-    Encoded encoded = encoder.encode(read_row(value, kind, where), where);
+    Encoded encoded = encoder.encode(read_row(value, kind, where, table), where);
     encoded.document.row = work.file->before + piece.offset;
     out.writer->add(encoded.document);
     out.counts += encoded.counts;
@@ -100,7 +101,7 @@ Made encode_chunk(const Work& work, const RowEncoder& encoder, RowKind kind, boo
 
 // Takes chunks in order by several threads. The error of the earliest chunk is the one thrown.
 std::vector<Made> encode_all(const std::vector<Work>& work, const RowEncoder& encoder, RowKind kind,
-                             bool wide, int threads,
+                             bool wide, const JsonlOptions& options,
                              const std::function<void(int64_t bytes)>& done) {
   std::vector<Made> made(work.size());
   std::vector<std::exception_ptr> wrong(work.size());
@@ -108,7 +109,7 @@ std::vector<Made> encode_all(const std::vector<Work>& work, const RowEncoder& en
   std::mutex telling;
   auto take = [&] {
     for (size_t i; (i = next.fetch_add(1)) < stop.load();) try {
-        made[i] = encode_chunk(work[i], encoder, kind, wide);
+        made[i] = encode_chunk(work[i], encoder, kind, wide, options.table);
         const std::lock_guard<std::mutex> lock(telling);
         done(static_cast<int64_t>(work[i].chunk.end - work[i].chunk.begin));
       } catch (...) {
@@ -120,7 +121,7 @@ std::vector<Made> encode_all(const std::vector<Work>& work, const RowEncoder& en
   };
   {
     std::vector<std::jthread> helpers;
-    const size_t most = std::min(work.size(), static_cast<size_t>(std::max(threads, 1)));
+    const size_t most = std::min(work.size(), static_cast<size_t>(std::max(options.threads, 1)));
     for (size_t i = 1; i < most; ++i) helpers.emplace_back(take);
     take();
   }
@@ -193,14 +194,13 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
     at.total += static_cast<int64_t>(file.text().size());
   }
   const RowKind kind = options.format ? *options.format : first_kind(work);
-  const auto language = Language::read(options.folder, options.chat_template);
+  const auto language = Language::read(options.folder, options.chat_template, options.table);
   const RowEncoder encoder(language, options.encode);
   const bool wide = language->tokenizer.size() > 65536;
-  std::vector<Made> made =
-      encode_all(work, encoder, kind, wide, options.threads, [&](int64_t bytes) {
-        at.bytes += bytes;
-        progress(at);
-      });
+  std::vector<Made> made = encode_all(work, encoder, kind, wide, options, [&](int64_t bytes) {
+    at.bytes += bytes;
+    progress(at);
+  });
   StoreWriter all(wide);
   StoreOrigin origin{key, {}, {}};
   for (Made& one : made) {
@@ -224,7 +224,8 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
 
 ShownRow show_row(const JsonlOptions& options, uint64_t byte) {
   std::optional<RowKind> kind = options.format;
-  const RowEncoder encoder(Language::read(options.folder, options.chat_template), options.encode);
+  const RowEncoder encoder(Language::read(options.folder, options.chat_template, options.table),
+                           options.encode);
   for (const DataFile& file : open_files(options.files)) {
     if (byte < file.before || byte - file.before >= file.text().size()) continue;
     const RowFile rows(file.text(), file.path);

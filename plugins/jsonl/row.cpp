@@ -138,7 +138,7 @@ std::optional<RowKind> kind_of(const Value& row) {
   return std::nullopt;
 }
 
-Row read_row(const Value& row, RowKind wanted, const std::string& where) {
+Row read_row(const Value& row, RowKind wanted, const std::string& where, const std::string& table) {
   if (!row.is_dict())
     throw refusal(where, "the row is " + std::string(row.kind_name()) + ", and not an object");
   const std::optional<RowKind> kind = kind_of(row);
@@ -154,7 +154,10 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where) {
     throw refusal(where, "the row is of kind " + std::string(name_of(*kind)) +
                              ", but the rows of this data set are of kind " +
                              std::string(name_of(wanted)))
-        .help("put rows of one kind into a data set; the option `format` says of which");
+        .key(table + ".format")
+        .help("put rows of one kind into a data set")
+        .help("set " + table + ".format = \"" + std::string(name_of(*kind)) +
+              "\", if the rows are of that kind");
 
   Row out;
   out.kind = *kind;

@@ -29,9 +29,11 @@ struct Row {
 // What kind of row it is by its keys; none: of no kind.
 std::optional<RowKind> kind_of(const chat::Value& row);
 
-// `where` is "FILE:LINE". `wanted`: the kind that rows have. Throws Error(bad_dataset) and, for a
-// weight that is neither 0 nor 1, Error(out_of_range), both "FILE:LINE: what".
-Row read_row(const chat::Value& row, RowKind wanted, const std::string& where);
+// `where` is "FILE:LINE". `wanted`: the kind that rows have; `table`: of the options, for messages.
+// Throws Error(bad_dataset) and, for a weight that is neither 0 nor 1, Error(out_of_range), both
+// "FILE:LINE: what".
+Row read_row(const chat::Value& row, RowKind wanted, const std::string& where,
+             const std::string& table = "dataset.jsonl");
 
 // parse_json() of a row that begins on a line, its errors with that place.
 chat::Value parse_row(std::string_view text, const std::string& file, int64_t line);

@@ -109,8 +109,9 @@ Store Store::of_text(std::string text, std::string name) {
   return out;
 }
 
-Store Store::open(const fs::path& folder, const std::string& requested) {
+Store Store::open(const fs::path& folder, const std::string& requested, const std::string& key) {
   Store out = read(folder);
+  out.key_ = key;
   if (requested.empty()) return out;
   auto only = [&](std::string text, const std::string& shown) {
     out.templates_.clear();
@@ -129,7 +130,9 @@ Store Store::open(const fs::path& folder, const std::string& requested) {
     names.emplace_back("chatml");
     throw Error(ErrorCode::bad_template, "there is neither a file \"" + requested +
                                              "\" nor a chat template of that name; " +
-                                             "there are " + quoted_list(names));
+                                             "there are " + quoted_list(names))
+        .key(key)
+        .help("set " + key + " = \"" + names.front() + "\"");
   }
   return out;
 }
@@ -144,7 +147,8 @@ const ChatTemplate& Store::choose(bool has_tools) const {
   if (templates_.empty())
     throw Error(ErrorCode::bad_template,
                 (folder_.empty() ? "the model" : folder_) + " has no chat template")
-        .help("set dataset.chat_template to a file, or to \"chatml\"");
+        .key(key_)
+        .help("set " + key_ + " to a file, or to \"chatml\"");
   auto found = templates_.begin();
   if (templates_.size() > 1) {
     found = has_tools ? templates_.find("tool_use") : templates_.end();
@@ -152,7 +156,8 @@ const ChatTemplate& Store::choose(bool has_tools) const {
     if (found == templates_.end())
       throw Error(ErrorCode::bad_template, "none of the chat templates " + quoted_list(names()) +
                                                " is the one to use by default")
-          .help("set dataset.chat_template to one of them");
+          .key(key_)
+          .help("set " + key_ + " to one of them");
   }
   if (const Error* error = std::get_if<Error>(&found->second)) throw *error;
   return std::get<ChatTemplate>(found->second);

@@ -22,9 +22,11 @@ class Store {
   // without any gives an empty store. Throws Error(bad_template) for a damaged
   // tokenizer_config.json; a template that does not parse is an error once it is chosen.
   static Store read(const std::filesystem::path& folder);
-  // `dataset.chat_template`: "" is read(folder); else the file of that path, else the template of
-  // that name in the folder, else the built-in "chatml". Throws Error(bad_template) with the names.
-  static Store open(const std::filesystem::path& folder, const std::string& requested);
+  // "" is read(folder); else the file of that path, else the template of that name in the folder,
+  // else the built-in "chatml". `key`: the setting that `requested` comes from, for messages.
+  // Throws Error(bad_template) with the names.
+  static Store open(const std::filesystem::path& folder, const std::string& requested,
+                    const std::string& key = "chat_template");
   static Store of_text(std::string text, std::string name);
 
   bool empty() const { return templates_.empty(); }
@@ -45,7 +47,7 @@ class Store {
 
   std::map<std::string, std::variant<ChatTemplate, Error>> templates_;
   std::vector<std::pair<std::string, std::string>> special_tokens_;
-  std::string folder_;
+  std::string folder_, key_ = "chat_template";
 };
 
 }  // namespace meshwright::chat

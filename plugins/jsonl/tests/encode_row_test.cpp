@@ -159,6 +159,33 @@ TEST_CASE("what looks like a special token in a message is text") {
   CHECK(encode(kChat, settings).document.ids == encode(kChat).document.ids);
 }
 
+TEST_CASE("help names the settings by their full names") {
+  auto thrown = [](const std::string& json, const EncodeSettings& settings,
+                   const std::string& folder) {
+    try {
+      RowEncoder(Language::read(folder, "", settings.table), settings).encode(row_of(json), "f:1");
+    } catch (const Error& error) {
+      return error;
+    }
+    return Error(ErrorCode::internal, "nothing");
+  };
+  EncodeSettings settings;
+  settings.table = "validation_dataset.jsonl";
+  settings.special = SpecialInContent::error;
+  Error error = thrown(R"({"text": "<|im_start|>"})", settings, jsonl_test::kTokenizer);
+  CHECK(error.key() == "validation_dataset.jsonl.special_tokens_in_content");
+  CHECK(error.helps().at(0) ==
+        "set validation_dataset.jsonl.special_tokens_in_content = \"text\": it is read as plain "
+        "text");
+  const jsonl_test::TemporaryFolder folder;  // no template
+  jsonl_test::fs::copy(jsonl_test::fs::path(jsonl_test::kTokenizer) / "tokenizer.json",
+                       folder / "tokenizer.json");
+  error = thrown(kChat, settings, folder.string());
+  CHECK(error.key() == "validation_dataset.jsonl.chat_template");
+  CHECK(error.helps().at(0) ==
+        "set validation_dataset.jsonl.chat_template to a file, or to \"chatml\"");
+}
+
 TEST_CASE("strings: the tokenizer's own tokens around them, and an end") {
   const Encoded text = encode(R"({"text": "ab"})");
   CHECK(text.document.ids == std::vector<int64_t>{97, 98, kEnd});

@@ -131,6 +131,17 @@ TEST_CASE("rows that are refused") {
   }
 }
 
+TEST_CASE("a row of another kind names the setting") {
+  try {
+    read_row(parse_json(R"({"text": "t"})"), RowKind::messages, "f:7", "validation_dataset.jsonl");
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.key() == "validation_dataset.jsonl.format");
+    CHECK(error.helps().at(1) ==
+          "set validation_dataset.jsonl.format = \"text\", if the rows are of that kind");
+  }
+}
+
 TEST_CASE("what is no JSON has its line and column") {
   auto parse = [](const std::string& text) -> std::string {
     try {

@@ -80,6 +80,24 @@ TEST_CASE("a list of templates: tool_use, default, or an error with the names") 
   CHECK(refusal([&] { Store::read(folder.path); }).find("not valid JSON") != std::string::npos);
 }
 
+TEST_CASE("the help names the setting by its full name") {
+  Folder folder;
+  auto help = [&](const std::string& requested) {
+    try {
+      Store::open(folder.path, requested, "dataset.mine.chat_template").choose(false);
+    } catch (const Error& error) {
+      CHECK(error.key() == "dataset.mine.chat_template");
+      return error.helps().at(0);
+    }
+    return std::string("nothing");
+  };
+  CHECK(help("") == "set dataset.mine.chat_template to a file, or to \"chatml\"");
+  CHECK(help("other") == "set dataset.mine.chat_template = \"chatml\"");
+  folder.put("additional_chat_templates/a.jinja", "1");
+  folder.put("additional_chat_templates/b.jinja", "2");
+  CHECK(help("") == "set dataset.mine.chat_template to one of them");
+}
+
 TEST_CASE("what is asked for: a file, a name, or chatml") {
   Folder folder;
   CHECK(Store::read(folder.path).empty());
