@@ -13,6 +13,7 @@
 
 #include "packed_source.h"
 #include "sdk/files/list_files.h"
+#include "words.h"
 
 namespace meshwright::jsonl {
 
@@ -77,6 +78,32 @@ Value variables_of(const DatasetRequest& request) {
   return out;
 }
 
+// Of a folder those files that are of JSON by their names.
+void read_files(const DatasetRequest& request, JsonlOptions& out) {
+  const std::string key = request.table + ".path";
+  out.files = base::list_files(request.path, key, "");
+  for (const std::string& file : out.files)
+    if (file.ends_with(".parquet"))
+      throw Error(ErrorCode::bad_dataset, file + ": Parquet is not read")
+          .key(key)
+          .help("convert it to JSON lines: an object on every line");
+  std::error_code failed;
+  if (!std::filesystem::is_directory(request.path, failed)) return;
+  const auto rest = std::stable_partition(
+      out.files.begin(), out.files.end(),
+      [](const std::string& file) { return file.ends_with(".jsonl") || file.ends_with(".json"); });
+  out.left_out.assign(rest, out.files.end());
+  out.files.erase(rest, out.files.end());
+  if (out.files.empty())
+    throw Error(ErrorCode::bad_dataset,
+                request.path + ": none of " +
+                    counted(static_cast<int64_t>(out.left_out.size()), "file") +
+                    " in it ends in .jsonl or .json")
+        .key(key)
+        .help("name the files by a pattern: set " + key + " = \"" +
+              (std::filesystem::path(request.path) / "*.txt").string() + "\"");
+}
+
 CachePlace cache_of(const DatasetRequest& request) {
   const std::string cache = request.options.get_string("cache");
   if (cache == "auto") return default_cache();
@@ -106,7 +133,8 @@ SampleSettings settings_of(const DatasetRequest& request, const JsonlOptions& op
           request.vocab_size,
           request.table,
           request.path,
-          options.all_files()};
+          options.all_files(),
+          options.left_out};
 }
 
 }  // namespace
@@ -115,12 +143,7 @@ JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
   const Options& given = request.options;
   JsonlOptions out;
   out.table = request.table + ".jsonl";
-  out.files = base::list_files(request.path, request.table + ".path", "");
-  for (const std::string& file : out.files)
-    if (file.ends_with(".parquet"))
-      throw Error(ErrorCode::bad_dataset, file + ": Parquet is not read")
-          .key(request.table + ".path")
-          .help("convert it to JSON lines: an object on every line");
+  read_files(request, out);
   out.folder = given.is_set("tokenizer") ? given.get_string("tokenizer") : request.pretrained;
   std::error_code failed;
   if (!std::filesystem::exists(std::filesystem::path(out.folder) / "tokenizer.json", failed))
@@ -185,17 +208,15 @@ void* JsonlKind::extension(uint32_t id) {
 }
 
 int64_t JsonlKind::rows(const DatasetRequest& request) const {
-  return store_of(JsonlOptions::read(request))->origin().counts.rows;
+  return count_rows(JsonlOptions::read(request));
 }
 
 DatasetRow JsonlKind::row(const DatasetRequest& request, int64_t number) const {
   const JsonlOptions options = JsonlOptions::read(request);
-  const std::shared_ptr<const TokenStore> store = store_of(options);
-  if (number < 0 || static_cast<uint64_t>(number) >= store->documents())
+  if (const int64_t rows = count_rows(options); number < 0 || number >= rows)
     throw Error(ErrorCode::usage, "there is no row " + std::to_string(number) + ": " +
-                                      request.path + " has rows 0 to " +
-                                      std::to_string(store->documents() - 1));
-  ShownRow shown = show_row(options, store->row(static_cast<uint64_t>(number)));
+                                      request.path + " has rows 0 to " + std::to_string(rows - 1));
+  ShownRow shown = show_row(options, number);
   DatasetRow out{std::move(shown.place), std::move(shown.encoded.text), {}};
   const Document& document = shown.encoded.document;
   for (size_t i = 0; i < document.ids.size(); ++i)

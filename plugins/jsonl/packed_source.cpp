@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "meshwright/error.h"
@@ -166,6 +167,15 @@ std::vector<std::string> PackedSource::report() const {
     packs += documents;
   }
   out.push_back(packs);
+  if (!settings_.left_out.empty()) {
+    const size_t all = settings_.left_out.size();
+    std::string names;
+    for (const std::string& file : std::span(settings_.left_out).first(std::min<size_t>(all, 3)))
+      names += (names.empty() ? "" : ", ") + file;
+    out.push_back(counted(static_cast<int64_t>(all), "file") +
+                  " left out, whose name ends in neither .jsonl nor .json: " + names +
+                  (all > 3 ? ", ..." : ""));
+  }
   if (met.kept_as_text > 0)
     out.push_back(counted(met.kept_as_text, "special token") + " in contents read as plain text; " +
                   settings_.table +

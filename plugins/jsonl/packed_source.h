@@ -23,10 +23,11 @@ struct SampleSettings {
   Truncate truncate = Truncate::right;
   Packing packing = Packing::best_fit;
   uint64_t seed = 0;
-  int64_t vocab_size = 0;          // 0: not known
-  std::string table = "dataset";   // for messages
-  std::string path;                // as it was given, for messages
-  std::vector<std::string> files;  // that all ranks must have alike
+  int64_t vocab_size = 0;             // 0: not known
+  std::string table = "dataset";      // for messages
+  std::string path;                   // as it was given, for messages
+  std::vector<std::string> files;     // that all ranks must have alike
+  std::vector<std::string> left_out;  // files beside the rows, for the report
 };
 
 // What became of the documents.

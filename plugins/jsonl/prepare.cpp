@@ -142,6 +142,25 @@ RowKind first_kind(const std::vector<Work>& work) {
   return RowKind::text;
 }
 
+Error no_rows(const JsonlOptions& options) {
+  const std::vector<std::string>& files = options.files;
+  return {ErrorCode::bad_dataset, (files.empty() ? std::string("no file") : files[0]) +
+                                      (files.size() > 1 ? " and others have" : " has") +
+                                      " no rows"};
+}
+
+// The rows of all files, chunk by chunk, until `take` returns false.
+void each_chunk(const std::vector<DataFile>& files,
+                const std::function<bool(const DataFile&, const std::vector<RowPiece>&)>& take) {
+  for (const DataFile& file : files) {
+    const RowFile rows(file.text(), file.path);
+    for (const Chunk& chunk : rows.chunks()) {
+      if (file.mapped) file.mapped->check_size();
+      if (!take(file, rows.rows(chunk))) return;
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> JsonlOptions::language_files() const {
@@ -215,33 +234,42 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
       if (!file.ends_with("tokenizer.json")) hash.add(base::read_file(file));
     origin.template_hash = hash.text().substr(0, 12);
   }
-  if (origin.counts.rows == 0)
-    throw Error(ErrorCode::bad_dataset, (files.empty() ? std::string("no file") : files[0].path) +
-                                            (files.size() > 1 ? " and others have" : " has") +
-                                            " no rows");
+  if (origin.counts.rows == 0) throw no_rows(options);
   return all.bytes(origin);
 }
 
-ShownRow show_row(const JsonlOptions& options, uint64_t byte) {
-  std::optional<RowKind> kind = options.format;
-  const RowEncoder encoder(Language::read(options.folder, options.chat_template, options.table),
-                           options.encode);
-  for (const DataFile& file : open_files(options.files)) {
-    if (byte < file.before || byte - file.before >= file.text().size()) continue;
-    const RowFile rows(file.text(), file.path);
-    for (const Chunk& chunk : rows.chunks()) {
-      if (byte - file.before >= chunk.end) continue;
-      for (const RowPiece& piece : rows.rows(chunk)) {
-        if (file.before + piece.offset != byte) continue;
-        const std::string place = file.path + ":" + std::to_string(piece.line);
-        const chat::Value value = parse_row(piece.text, file.path, piece.line);
-        if (!kind) kind = kind_of(value);
-        return {place, encoder.encode(read_row(value, kind.value_or(RowKind::text), place), place)};
-      }
-      break;
-    }
-  }
-  throw Error(ErrorCode::bad_dataset, options.files.front() + ": the rows have changed meanwhile");
+int64_t count_rows(const JsonlOptions& options) {
+  int64_t out = 0;
+  each_chunk(open_files(options.files), [&](const DataFile&, const std::vector<RowPiece>& rows) {
+    out += static_cast<int64_t>(rows.size());
+    return true;
+  });
+  if (out == 0) throw no_rows(options);
+  return out;
+}
+
+ShownRow show_row(const JsonlOptions& options, int64_t number) {
+  std::optional<ShownRow> out;
+  int64_t before = 0;
+  each_chunk(open_files(options.files), [&](const DataFile& file,
+                                            const std::vector<RowPiece>& rows) {
+    const int64_t within = number - before;
+    before += static_cast<int64_t>(rows.size());
+    if (number >= before) return true;
+    const RowPiece& piece = rows[static_cast<size_t>(within)];
+    const std::string place = file.path + ":" + std::to_string(piece.line);
+    const chat::Value value = parse_row(piece.text, file.path, piece.line);
+    const RowKind kind = options.format ? *options.format : kind_of(value).value_or(RowKind::text);
+    const Row row = read_row(value, kind, place, options.table);
+    const RowEncoder encoder(Language::read(options.folder, options.chat_template, options.table),
+                             options.encode);
+    out = {place, encoder.encode(row, place)};
+    return false;
+  });
+  if (!out)
+    throw Error(ErrorCode::bad_dataset,
+                options.files.front() + ": the rows have changed meanwhile");
+  return *std::move(out);
 }
 
 std::shared_ptr<const TokenStore> prepare_store(

@@ -18,7 +18,8 @@ namespace meshwright::jsonl {
 struct JsonlOptions {
   std::string table = "dataset.jsonl";  // of the options, for messages
   std::vector<std::string> files;
-  std::string folder;  // of the tokenizer
+  std::vector<std::string> left_out;  // files of the folder that `path` names, of another kind
+  std::string folder;                 // of the tokenizer
   std::string chat_template;
   std::optional<RowKind> format;  // none: that of the first row
   EncodeSettings encode;
@@ -45,12 +46,16 @@ std::string cache_key(const JsonlOptions& options);
 // thread at a time.
 std::vector<std::byte> build_store(const JsonlOptions& options, const std::string& key,
                                    const std::function<void(const Preparation&)>& progress);
-// The row that begins at a byte of all files, encoded as it is in the store.
+// How many rows there are, right or wrong: none is looked into. Throws Error(bad_dataset) when
+// there are none.
+int64_t count_rows(const JsonlOptions& options);
+// Row `number`, from 0 on, encoded as it is in the store; what the other rows hold does not matter.
+// Throws Error(bad_dataset | bad_template) when there is something wrong with it.
 struct ShownRow {
   std::string place;  // FILE:LINE
   Encoded encoded;
 };
-ShownRow show_row(const JsonlOptions& options, uint64_t byte);
+ShownRow show_row(const JsonlOptions& options, int64_t number);
 // From the cache, or made. `tell` hears lines for the user.
 std::shared_ptr<const TokenStore> prepare_store(
     const JsonlOptions& options, const std::function<void(const std::string&)>& tell);

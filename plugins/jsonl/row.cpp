@@ -15,6 +15,12 @@ Error refusal(const std::string& where, const std::string& what) {
   return {ErrorCode::bad_dataset, where + ": " + what};
 }
 
+// A member that is there, and not null.
+const Value* member(const Value& row, std::string_view key) {
+  const Value* value = row.get(key);
+  return value == nullptr || value->is_none() ? nullptr : value;
+}
+
 // The names that conversations of from/value have for roles.
 std::string role_of_speaker(const std::string& speaker) {
   if (speaker == "human") return "user";
@@ -70,11 +76,10 @@ void add_message(Row& row, const Value& given, const std::string& where, const s
       throw refusal(where, place + ".from is " + std::string(from->kind_name()));
     const Value* value = message.get("value");
     if (value == nullptr) throw refusal(where, place + " has \"from\" and no \"value\"");
-    Value content = *value;
-    message = Value::dict({{"role", Value::string(role_of_speaker(from->as_string()))},
-                           {"content", std::move(content)}});
-    if (const Value* weight = given.get("weight")) message.set("weight", *weight);
-    if (const Value* train = given.get("train")) message.set("train", *train);
+    message = Value::dict(
+        {{"role", Value::string(role_of_speaker(from->as_string()))}, {"content", *value}});
+    for (const auto& [key, other] : given.as_dict())
+      if (key != "from" && key != "value" && message.get(key) == nullptr) message.set(key, other);
     role = message.get("role");
   }
   if (role == nullptr) throw refusal(where, place + " has no \"role\"");
@@ -130,11 +135,11 @@ std::string_view name_of(RowKind kind) {
 }
 
 std::optional<RowKind> kind_of(const Value& row) {
-  if (row.get("messages") != nullptr || row.get("conversations") != nullptr)
+  if (member(row, "messages") != nullptr || member(row, "conversations") != nullptr)
     return RowKind::messages;
-  if (row.get("prompt") != nullptr && row.get("completion") != nullptr)
+  if (member(row, "prompt") != nullptr && member(row, "completion") != nullptr)
     return RowKind::prompt_completion;
-  if (row.get("text") != nullptr) return RowKind::text;
+  if (member(row, "text") != nullptr) return RowKind::text;
   return std::nullopt;
 }
 
@@ -162,7 +167,7 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where, const s
   Row out;
   out.kind = *kind;
   if (*kind == RowKind::messages) {
-    const bool conversations = row.get("messages") == nullptr;
+    const bool conversations = member(row, "messages") == nullptr;
     const std::string key = conversations ? "conversations" : "messages";
     add_messages(out, *row.get(key), where, key);
     if (out.messages.as_list().empty()) throw refusal(where, "\"" + key + "\" is empty");

@@ -26,7 +26,7 @@ struct Row {
   std::string prompt, completion;
 };
 
-// What kind of row it is by its keys; none: of no kind.
+// What kind of row it is by its keys, those that are null aside; none: of no kind.
 std::optional<RowKind> kind_of(const chat::Value& row);
 
 // `where` is "FILE:LINE". `wanted`: the kind that rows have; `table`: of the options, for messages.

@@ -1,7 +1,10 @@
 // dataset show and dataset stats, as a user runs them.
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <boost/json.hpp>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "ran.h"
@@ -44,6 +47,18 @@ TEST_CASE("a row: its text, and what is learnt of it") {
   CHECK(end == text.size());
   CHECK(learnt.ends_with("<|im_end|>"));
   CHECK(text.find("assistant\n" + learnt.substr(0, 5)) != std::string::npos);
+}
+
+TEST_CASE("a row is shown although others are wrong, and training on them is refused") {
+  const std::string path =
+      (std::filesystem::temp_directory_path() / ("rows_" + std::to_string(::getpid()) + ".jsonl"))
+          .string();
+  std::ofstream(path) << "{\"text\": 3}\n{\"text\": \"ab\"}\n";
+  const std::string job = kJob + "--set dataset.path=" + path;
+  CHECK(run("dataset show " + job + " --row 1").out.starts_with("row 1 of 2, " + path + ":2: "));
+  CHECK(run("dataset show " + job + " --row 0").status == 7);
+  CHECK(run("dataset stats " + job).status == 7);
+  std::filesystem::remove(path);
 }
 
 TEST_CASE("a sample: which documents it holds") {

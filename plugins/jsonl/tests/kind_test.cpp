@@ -217,6 +217,62 @@ TEST_CASE("several files, lines and lists") {
             "text");
 }
 
+TEST_CASE("of a folder those files are taken that are of JSON by name, and the others told") {
+  const jsonl_test::TemporaryFolder folder;
+  fs::create_directories(folder / "data/more");
+  jsonl_test::write(folder / "data/README.md", "# Rows");
+  jsonl_test::write(folder / "data/more/a.txt", "{\"text\": \"ab\"}\n");
+  const Given given(folder / "data");
+  CHECK(said(given.request) ==
+        "error[E0701]: " + (folder / "data") + ": none of 2 files in it ends in .jsonl or .json");
+  jsonl_test::write(folder / "data/more/a.jsonl", "{\"text\": \"ab\"}\n");
+  jsonl_test::write(folder / "data/b.json", "[{\"text\": \"ab\"}]");
+  const auto source = JsonlKind().open(given.request);
+  REQUIRE(source->report().size() == 3);
+  CHECK(source->report()[0].starts_with("2 rows, 2 used"));
+  CHECK(source->report()[2] == "2 files left out, whose name ends in neither .jsonl nor .json: " +
+                                   (folder / "data/README.md") + ", " +
+                                   (folder / "data/more/a.txt"));
+  // A file or a pattern is taken at its word.
+  CHECK(JsonlKind().open(Given(folder / "data/more/*").request)->report()[0].starts_with("2 rows"));
+}
+
+TEST_CASE("a row is shown whatever is wrong with the others") {
+  const jsonl_test::TemporaryFolder folder;
+  jsonl_test::write(folder / "a.jsonl",
+                    "{\"text\": 3}\n\n{\"text\": \"ab\"}\nno JSON\n{\"messages\": []}\n");
+  jsonl_test::write(folder / "b.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}");
+  const JsonlKind kind;
+  Given given(folder / "*.jsonl");
+  CHECK(kind.rows(given.request) == 5);
+  CHECK(kind.row(given.request, 1).place == (folder / "a.jsonl") + ":3");
+  CHECK(kind.row(given.request, 1).text == "ab");
+  const meshwright::DatasetRow last = kind.row(given.request, 4);
+  CHECK(last.place == (folder / "b.jsonl") + ":1");
+  REQUIRE(last.tokens.size() == 3);
+  CHECK_FALSE(last.tokens[0].target);
+  CHECK(last.tokens[1].target);
+  auto error_of = [&](int64_t row) -> std::string {
+    try {
+      kind.row(given.request, row);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  CHECK(error_of(0) ==
+        "error[E0701]: " + (folder / "a.jsonl") + ":1: \"text\" is a number, and not a string");
+  CHECK(error_of(2).starts_with("error[E0701]: " + (folder / "a.jsonl") + ":4"));
+  CHECK(error_of(5).ends_with("has rows 0 to 4"));
+  CHECK(error_of(-1).find("there is no row -1") != std::string::npos);
+  // The format that is asked for holds for every row.
+  given.set("format", std::string("text"));
+  CHECK(error_of(4).find("of kind prompt_completion") != std::string::npos);
+  jsonl_test::write(folder / "empty.jsonl", "\n");
+  given.request.path = folder / "empty.jsonl";
+  CHECK(error_of(0) == "error[E0701]: " + (folder / "empty.jsonl") + " has no rows");
+}
+
 TEST_CASE("what is wrong with a request") {
   const jsonl_test::TemporaryFolder folder;
   jsonl_test::write(folder / "a.jsonl", "{\"text\": \"ab\"}\n");

@@ -56,6 +56,24 @@ TEST_CASE("conversations of from and value") {
   CHECK(text_of(row, 2, "role") == "assistant");
   CHECK(text_of(row, 2, "content") == "g");
   CHECK(row.trained == std::vector<bool>{true, true, false});
+  // All else reaches the template as that of other messages does.
+  const Row more = read(
+      R"({"conversations": [{"name": "n", "from": "gpt", "value": null, "tool_calls": [1], "content": "x"}]})");
+  const meshwright::chat::Value& message = more.messages.as_list()[0];
+  CHECK(message.as_dict().size() == 4);
+  CHECK(text_of(more, 0, "name") == "n");
+  CHECK(message.get("content")->is_none());
+  CHECK(message.get("tool_calls")->is_list());
+}
+
+TEST_CASE("a key that is null is absent") {
+  CHECK(read(R"({"messages": null, "text": "t"})", RowKind::text).completion == "t");
+  CHECK(read(R"({"messages": null, "conversations": [{"from": "human", "value": "h"}]})")
+            .messages.as_list()
+            .size() == 1);
+  CHECK(meshwright::jsonl::kind_of(
+            parse_json(R"({"prompt": "p", "completion": null, "text": "t"})")) == RowKind::text);
+  CHECK(said(R"({"messages": null})").ends_with("its keys: messages"));
 }
 
 TEST_CASE("turns have a weight of 0 or 1") {
