@@ -233,13 +233,30 @@ class Resolver {
     try {
       table.set(option.name, *converted, origin);
     } catch (const Error& error) {
-      diagnostics_.add(error);
+      if (names_plugin(table, option, value))
+        diagnostics_.add(Error(error.code(), error.message())
+                             .key(key)
+                             .at(origin)
+                             .help("set " + full_key(table.schema().table, "plugin") + " = \"" +
+                                   value.text + "\" in its place: that is a plugin's"));
+      else
+        diagnostics_.add(error);
       return;
     }
     // Said to those who ask for something, not to those who write the default down.
     if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0 &&
         table.value(option.name) != default_of(option))
       diagnostics_.notice(key + " is accepted, but has no effect here: " + option.doc);
+  }
+
+  // The name of a plugin's data set as `kind`, which is for the engine's own.
+  bool names_plugin(const Options& table, const meshwright_option& option,
+                    const Value& value) const {
+    return option.name == std::string_view("kind") && value.kind == Value::Kind::string &&
+           std::any_of(plugins_.components.begin(), plugins_.components.end(),
+                       [&](const PluginSchemas::Component& one) {
+                         return one.schema.table == table.schema().table + "." + value.text;
+                       });
   }
 
   // --set run.name=2026-11-22: TOML reads a date there, but the option wants a string, so the text

@@ -8,6 +8,7 @@
 #include "engine/config/set_option.h"
 #include "engine/config/syntax.h"
 #include "sdk/base/shared_schemas.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::config {
 namespace {
@@ -114,6 +115,16 @@ std::vector<fs::path> paths_of(std::vector<PluginPath> found) {
   return out;
 }
 
+// Whether it is a choice of [table] kind.
+bool is_own_kind(std::string_view table, const std::string& kind) {
+  for (const OptionSchema& schema : engine_schemas())
+    if (schema.table == table)
+      if (const meshwright_option* option = schema.find("kind"))
+        for (const std::string& choice : text::split(option->choices, '|'))
+          if (choice == kind) return true;
+  return false;
+}
+
 }  // namespace
 
 Source::Source() : impl_(std::make_unique<Impl>()) {}
@@ -194,8 +205,13 @@ std::vector<std::string> Source::component_tables() const {
   std::vector<std::string> out;
   for (const char* table : kComponentTables)
     if (const Value* found = descend(impl_->root, {table}))
-      for (const Entry& entry : found->entries)
+      for (const Entry& entry : found->entries) {
         if (entry.value.is_table()) out.push_back(std::string(table) + "." + entry.key);
+        // A kind that is none of the engine's is perhaps a plugin's name.
+        if (const std::string* kind = entry.key == "kind" ? entry.value.as_text() : nullptr;
+            kind != nullptr && !is_own_kind(table, *kind))
+          out.push_back(std::string(table) + "." + *kind);
+      }
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include "engine/checkpoint/checksum.h"
 #include "engine/data/plugin_data.h"
 #include "meshwright/nn/attention.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::train {
 
@@ -30,6 +31,17 @@ OpenData open_table(const Job& job, const std::string& table, int64_t vocab, uin
   run.fingerprints.push_back(
       {key, what, checkpoint::to_hex(data::fingerprint_of(out.config, *out.source))});
   return out;
+}
+
+// The setting with which a sample is one document.
+std::string one_document_each(const data::DatasetConfig& config) {
+  if (!config.plugin) return "set " + config.table + ".packing = false";
+  const OptionSchema& schema = config.plugin->options.schema();
+  const meshwright_option* packing = schema.find("packing");
+  if (packing != nullptr && packing->choices != nullptr)
+    for (const std::string& choice : text::split(packing->choices, '|'))
+      if (choice == "none") return "set " + schema.table + ".packing = \"none\"";
+  return "read data whose samples are one document each";
 }
 
 }  // namespace
@@ -64,7 +76,7 @@ void check_documents_reach(torch::nn::Module& model, const std::string& name,
                                          "other documents of their sample")
       .key(config.table + (config.plugin ? ".plugin" : ".packing"))
       .help("let attention call a meshwright::AttentionCore (meshwright/nn/attention.h)")
-      .help("read data whose samples are one document each");
+      .help(one_document_each(config));
 }
 
 RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed) {

@@ -263,7 +263,7 @@ ShownRow show_row(const JsonlOptions& options, int64_t number) {
     const Row row = read_row(value, kind, place, options.table);
     const RowEncoder encoder(Language::read(options.folder, options.chat_template, options.table),
                              options.encode);
-    out = {place, encoder.encode(row, place)};
+    out = ShownRow{place, encoder.encode(row, place)};
     return false;
   });
   if (!out)

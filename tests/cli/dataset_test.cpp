@@ -104,6 +104,8 @@ TEST_CASE("what is wrong says what to change") {
            {"stats " + kJob + "--set dataset.path=nowhere.jsonl", 7, "E0701"},
            {"stats " + kJob + "--set dataset.jsonl.chat_template=README.md.no", 7, "E0710"},
            {"stats " + kJob + "--set dataset.jsonl.packing=best", 2, "E0205"},
+           {"stats configs/ddp_cpu.toml --set dataset.kind=jsonl", 2,
+            "set dataset.plugin = \"jsonl\" in its place"},
            {"stats configs/hsdp_tp.toml", 2, "the file names no data"},
        }) {
     CAPTURE(row.arguments);

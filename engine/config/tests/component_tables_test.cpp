@@ -90,6 +90,30 @@ TEST_CASE("a table of a plugin that was not found is left out with a warning") {
   CHECK(load({"model.plugin=nett", "model.nett.width=3"}).diagnostics.warnings().empty());
 }
 
+TEST_CASE("a plugin's name as kind of data is sent to plugin") {
+  for (const char* table : {"dataset", "validation_dataset"}) {
+    const std::string key = table;
+    Loaded l = load({key + ".kind=rows"});
+    REQUIRE(l.diagnostics.errors().size() == 1);
+    const Error& error = l.diagnostics.errors()[0];
+    CHECK(error.code() == ErrorCode::bad_choice);
+    CHECK(error.key() == key + ".kind");
+    CHECK(error.helps() ==
+          std::vector<std::string>{"set " + key +
+                                   ".plugin = \"rows\" in its place: that is a plugin's"});
+    // Such a name has the plugins looked through; the engine's own kinds do not.
+    auto tables = [&](const std::string& kind) {
+      Diagnostics none;
+      return Source::load({.file = {}, .sets = {key + ".kind=" + kind}, .environment = {}}, none)
+          .component_tables();
+    };
+    CHECK(tables("rows") == std::vector<std::string>{key + ".rows"});
+    CHECK(tables("tokens").empty());
+  }
+  CHECK(load({"dataset.kind=raws"}).diagnostics.errors().at(0).helps().at(0) ==
+        "set dataset.kind = \"text\"");
+}
+
 TEST_CASE("a key right in [model] that only a plugin's table has is sent there") {
   Loaded l = load({"model.width=3"});
   REQUIRE(l.diagnostics.errors().size() == 1);

@@ -6,6 +6,7 @@
 
 #include "engine/data/tests/numbers.h"
 #include "engine/train/batches.h"
+#include "engine/train/run_data.h"
 #include "engine/trainer/tests/causal_loss.h"
 #include "meshwright/nn/loss.h"
 
@@ -218,6 +219,29 @@ TEST_CASE("plugin data: a bad sample ends the step that would use it, with and w
       CHECK_THROWS_WITH_AS(step(2), doctest::Contains(expected.c_str()), Error);
     });
   }
+}
+
+constexpr meshwright_option kPacking[] = {
+    choice_option("packing", "\"bfd\"", "bfd|none", "How documents share a sample.")};
+
+TEST_CASE(
+    "plugin data: a model that sees across documents names the setting with which there is one a "
+    "sample") {
+  const auto module = std::make_shared<torch::nn::Module>();
+  auto help = [&](const data::DatasetConfig& config) -> std::string {
+    try {
+      train::check_documents_reach(*module, "Net", config);
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::bad_module);
+      return error.helps().at(1);
+    }
+    return "nothing";
+  };
+  CHECK(help({}) == "set dataset.packing = false");
+  data::DatasetConfig config = data::config_of(numbers_of(false));
+  CHECK(help(config) == "read data whose samples are one document each");
+  config.plugin->options = Options(make_schema("dataset.rows", "rows", kPacking));
+  CHECK(help(config) == "set dataset.rows.packing = \"none\"");
 }
 
 }  // namespace plugin_data_test
