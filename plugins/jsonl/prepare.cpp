@@ -47,6 +47,13 @@ class Hash128 {
   XXH3_state_t state_;
 };
 
+void add_templates(Hash128& hash, const chat::Store& templates) {
+  for (const auto& [name, text] : templates.texts()) {
+    hash.add(name);
+    hash.add(text);
+  }
+}
+
 // A file that is read from its beginning to its end; nullopt: it is empty.
 struct DataFile {
   std::string path;
@@ -196,6 +203,9 @@ std::string cache_key(const JsonlOptions& options) {
     hash.add(fs::path(file).filename().string());
     hash.add(base::read_file(file));
   }
+  // The built-in one is in no file.
+  add_templates(hash, chat::Store::open(options.folder, options.chat_template,
+                                        options.table + ".chat_template"));
   hash.add(options.key);
   return hash.text();
 }
@@ -229,9 +239,7 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
   }
   if (kind != RowKind::text && !language->templates.empty()) {
     Hash128 hash;
-    for (const std::string& name : language->templates.names()) hash.add(name);
-    for (const std::string& file : options.language_files())
-      if (!file.ends_with("tokenizer.json")) hash.add(base::read_file(file));
+    add_templates(hash, language->templates);
     origin.template_hash = hash.text().substr(0, 12);
   }
   if (origin.counts.rows == 0) throw no_rows(options);

@@ -43,11 +43,11 @@ std::string quoted_list(const std::vector<std::string>& names) {
 
 }  // namespace
 
-void Store::add(const std::string& name, std::string text, const std::string& shown) {
+void Store::add(const std::string& name, const std::string& text, const std::string& shown) {
   try {
-    templates_.insert_or_assign(name, ChatTemplate::parse(std::move(text), shown));
+    templates_.insert_or_assign(name, Known{text, ChatTemplate::parse(text, shown)});
   } catch (const Error& error) {
-    templates_.insert_or_assign(name, error);
+    templates_.insert_or_assign(name, Known{text, error});
   }
 }
 
@@ -103,9 +103,9 @@ Store Store::read(const fs::path& folder) {
   return out;
 }
 
-Store Store::of_text(std::string text, std::string name) {
+Store Store::of_text(const std::string& text, const std::string& name) {
   Store out;
-  out.add("default", std::move(text), name);
+  out.add("default", text, name);
   return out;
 }
 
@@ -113,9 +113,9 @@ Store Store::open(const fs::path& folder, const std::string& requested, const st
   Store out = read(folder);
   out.key_ = key;
   if (requested.empty()) return out;
-  auto only = [&](std::string text, const std::string& shown) {
+  auto only = [&](const std::string& text, const std::string& shown) {
     out.templates_.clear();
-    out.add("default", std::move(text), shown);
+    out.add("default", text, shown);
   };
   if (is_file(requested)) {
     only(text_of_file(requested), requested);
@@ -143,6 +143,12 @@ std::vector<std::string> Store::names() const {
   return out;
 }
 
+std::vector<std::pair<std::string, std::string>> Store::texts() const {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const auto& [name, one] : templates_) out.emplace_back(name, one.text);
+  return out;
+}
+
 const ChatTemplate& Store::choose(bool has_tools) const {
   if (templates_.empty())
     throw Error(ErrorCode::bad_template,
@@ -159,8 +165,8 @@ const ChatTemplate& Store::choose(bool has_tools) const {
           .key(key_)
           .help("set " + key_ + " to one of them");
   }
-  if (const Error* error = std::get_if<Error>(&found->second)) throw *error;
-  return std::get<ChatTemplate>(found->second);
+  if (const Error* error = std::get_if<Error>(&found->second.parsed)) throw *error;
+  return std::get<ChatTemplate>(found->second.parsed);
 }
 
 }  // namespace meshwright::chat

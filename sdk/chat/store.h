@@ -27,10 +27,12 @@ class Store {
   // Throws Error(bad_template) with the names.
   static Store open(const std::filesystem::path& folder, const std::string& requested,
                     const std::string& key = "chat_template");
-  static Store of_text(std::string text, std::string name);
+  static Store of_text(const std::string& text, const std::string& name);
 
   bool empty() const { return templates_.empty(); }
   std::vector<std::string> names() const;
+  // Name and text of each.
+  std::vector<std::pair<std::string, std::string>> texts() const;
   // The only one; of several "tool_use" if the row has tools, else "default". Throws
   // Error(bad_template) with the names if neither is there, and without any template at all.
   const ChatTemplate& choose(bool has_tools) const;
@@ -42,10 +44,14 @@ class Store {
   }
 
  private:
-  void add(const std::string& name, std::string text, const std::string& shown);
+  struct Known {
+    std::string text;
+    std::variant<ChatTemplate, Error> parsed;
+  };
+  void add(const std::string& name, const std::string& text, const std::string& shown);
   void read_tokens(const std::filesystem::path& folder, const Value& config);
 
-  std::map<std::string, std::variant<ChatTemplate, Error>> templates_;
+  std::map<std::string, Known> templates_;
   std::vector<std::pair<std::string, std::string>> special_tokens_;
   std::string folder_, key_ = "chat_template";
 };

@@ -129,6 +129,25 @@ TEST_CASE("the key is another one where a document may be") {
                 .set("threads", int64_t{3})) == before);
 }
 
+TEST_CASE("the hash of a template is of its text, wherever that is from") {
+  const jsonl_test::TemporaryFolder folder;
+  auto hash = [&](const std::string& chat_template) {
+    Given given(kChats);
+    given.set("chat_template", chat_template);
+    const JsonlOptions options = JsonlOptions::read(given.request);
+    return meshwright::jsonl::TokenStore::in_memory(build_store(options, "k", [](const auto&) {}))
+        ->origin()
+        .template_hash;
+  };
+  // chatml is built in, and not the template of this tokenizer's folder.
+  const std::string built_in = hash("chatml");
+  CHECK(built_in.size() == 12);
+  jsonl_test::write(folder / "a.jinja", meshwright::chat::chatml());
+  CHECK(hash(folder / "a.jinja") == built_in);
+  jsonl_test::write(folder / "a.jinja", std::string(meshwright::chat::chatml()) + " ");
+  CHECK(hash(folder / "a.jinja") != built_in);
+}
+
 TEST_CASE("variables of the template are values, not texts") {
   Given given(kChats);
   given.set("template_variables", meshwright::StringMap{{"enable_thinking", "false"},

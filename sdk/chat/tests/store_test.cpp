@@ -51,6 +51,8 @@ TEST_CASE("a template of the folder's own file hides that of the configuration")
   folder.put("additional_chat_templates/rag.jinja", "{% broken");
   Store several = Store::read(folder.path);
   CHECK(several.names() == std::vector<std::string>{"default", "rag", "tool_use"});
+  CHECK(several.texts() == std::vector<std::pair<std::string, std::string>>{
+                               {"default", "file"}, {"rag", "{% broken"}, {"tool_use", "tools"}});
   CHECK(several.choose(true).text() == "tools");
   CHECK(several.choose(false).text() == "file");
   // One that is broken is an error once it is wanted.
