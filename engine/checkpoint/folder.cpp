@@ -32,8 +32,8 @@ bool is_leftover(const std::string& name) {
     return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
   };
   return name[0] == '.' &&
-         (name.rfind("." + std::string(kPrefix), 0) == 0 || name == ".latest.tmp" ||
-          name == ".best.tmp") &&
+         (name.starts_with("." + std::string(kPrefix)) || name.starts_with(".latest.") ||
+          name.starts_with(".best.")) &&
          (ends(kTemporary) || ends(kReplaced));
 }
 

@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "meshwright/error.h"
@@ -60,6 +62,22 @@ std::shared_ptr<const TokenStore> existing(const std::string& path, const std::s
   return nullptr;
 }
 
+// What processes left that died while they wrote a store. Not what was written to lately: of hosts
+// that share the folder without a lock another one may be at it.
+void remove_leftovers(const fs::path& folder) {
+  const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  std::error_code failed;
+  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+    const std::string name = at->path().filename().string();
+    if (!name.starts_with('.') || name.find(".mwtokens.") == std::string::npos ||
+        !name.ends_with(".tmp"))
+      continue;
+    std::error_code gone;
+    if (const auto written = fs::last_write_time(at->path(), gone); !gone && written < old)
+      fs::remove(at->path(), gone);
+  }
+}
+
 using Build = std::function<std::vector<std::byte>()>;
 using Tell = std::function<void(const std::string&)>;
 
@@ -78,6 +96,7 @@ std::shared_ptr<const TokenStore> kept_store(const std::string& folder, const st
     lock.wait();
   }
   if (auto store = existing(path, key, tell)) return store;
+  remove_leftovers(folder);
   bytes = build();
   base::write_durably(path,
                       std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <random>
 #include <utility>
 
 #include "sdk/files/clock.h"
@@ -119,10 +121,18 @@ fs::path beside(const fs::path& path) {
   return path.parent_path() / ("." + path.filename().string() + ".tmp");
 }
 
+// A name that nobody else takes, on no host that shares the folder.
+fs::path alone_beside(const fs::path& path) {
+  std::random_device random;
+  char tag[17];
+  std::snprintf(tag, sizeof tag, "%08x%08x", random(), random());
+  return path.parent_path() / ("." + path.filename().string() + "." + tag + ".tmp");
+}
+
 }  // namespace
 
 void write_durably(const fs::path& path, std::string_view contents) {
-  fs::path temporary = beside(path);
+  const fs::path temporary = alone_beside(path);
   NewFile file(temporary);
   file.append(contents);
   file.finish();

@@ -46,7 +46,7 @@ void make_folders(const std::filesystem::path& path);
 void sync_folder(const std::filesystem::path& path);
 // Replaces a file (or an empty folder) at `to`, and syncs the folder that holds it.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
-// A whole file at once: written beside as .NAME.tmp, synced, renamed, its folder synced.
+// A whole file at once: written beside as .NAME.RANDOM.tmp, synced, renamed, its folder synced.
 void write_durably(const std::filesystem::path& path, std::string_view contents);
 // One more line (or several) with its time at the end of a log, as far as that can be done: what it
 // tells of must not fail a second time over the telling.

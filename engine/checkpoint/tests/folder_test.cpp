@@ -108,6 +108,7 @@ TEST_CASE("what a save that was cut off could not do is done by the run that con
   base::link_durably("step_00000010", folder.own / "latest");
   fs::create_directories(folder.own / ".step_00000005.old");
   fs::create_symlink("step_00000020", folder.own / ".latest.tmp");
+  std::ofstream(folder.own / ".latest.0123456789abcdef.tmp") << "step_";
   make_way(choose_start("auto", folder.own, false), folder.own);
   CHECK(folder.names(folder.own) == Names{"latest", "step_00000010", "step_00000020"});
   CHECK(fs::read_symlink(folder.own / "latest") == "step_00000020");

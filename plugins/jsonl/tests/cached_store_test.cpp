@@ -156,6 +156,21 @@ TEST_CASE("a process that is killed while it makes the store keeps nobody from i
   CHECK(told.lines[0].starts_with("waits for another process of this host"));
 }
 
+TEST_CASE("what a process left that died while it wrote goes, once it is old") {
+  const jsonl_test::TemporaryFolder folder;
+  const std::string old = folder / ".k.mwtokens.0123.tmp", fresh = folder / ".k.mwtokens.4567.tmp",
+                    other = folder / ".notes.tmp";
+  for (const std::string& file : {old, fresh, other}) jsonl_test::write(file, "half");
+  for (const std::string& file : {old, other})
+    fs::last_write_time(file, fs::file_time_type::clock::now() - std::chrono::hours(2));
+  CHECK(cached_store(
+            {folder.string()}, "k", [] { return store_bytes("k"); }, [](const std::string&) {})
+            ->tokens() == 3);
+  CHECK_FALSE(fs::exists(old));
+  CHECK(fs::exists(fresh));
+  CHECK(fs::exists(other));
+}
+
 TEST_CASE("a folder that cannot be written to: an error, or none where it is not needed") {
   const jsonl_test::TemporaryFolder folder;
   jsonl_test::write(folder / "file", "x");

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <fstream>
 #include <iterator>
+#include <string>
+#include <thread>
 
 using namespace meshwright;
 namespace fs = std::filesystem;
@@ -40,6 +42,21 @@ TEST_CASE("a file is replaced as a whole and leaves nothing beside it") {
   base::write_durably(folder.path / "a", "newer");
   CHECK(text_of(folder.path / "a") == "newer");
   CHECK(entries(folder.path) == 1);
+}
+
+TEST_CASE("several that write one file do not meet") {
+  Folder folder;
+  // Another one's, at work or dead.
+  fs::create_directory(folder.path / ".a.tmp");
+  const std::string one(1 << 16, '1'), other(1 << 16, '2');
+  std::thread beside([&] {
+    for (int i = 0; i < 50; ++i) base::write_durably(folder.path / "a", other);
+  });
+  for (int i = 0; i < 50; ++i) base::write_durably(folder.path / "a", one);
+  beside.join();
+  const std::string last = text_of(folder.path / "a");
+  CHECK((last == one || last == other));
+  CHECK(entries(folder.path) == 2);
 }
 
 TEST_CASE("a file that is not finished is gone again") {
