@@ -24,49 +24,6 @@ const SpecialCase* special(char32_t code) {
 
 }  // namespace
 
-Char decode(std::string_view text, size_t at) {
-  auto byte = [&](size_t i) -> uint32_t {
-    return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0;
-  };
-  uint32_t a = byte(0);
-  if (a < 0x80) return {a, 1};
-  if (a < 0xe0) return {((a & 0x1f) << 6) | (byte(1) & 0x3f), 2};
-  if (a < 0xf0) return {((a & 0x0f) << 12) | ((byte(1) & 0x3f) << 6) | (byte(2) & 0x3f), 3};
-  return {
-      ((a & 0x07) << 18) | ((byte(1) & 0x3f) << 12) | ((byte(2) & 0x3f) << 6) | (byte(3) & 0x3f),
-      4};
-}
-
-void encode(char32_t code, std::string& out) {
-  auto put = [&](uint32_t byte) { out += static_cast<char>(static_cast<unsigned char>(byte)); };
-  if (code < 0x80) return put(code);
-  if (code < 0x800) {
-    put(0xc0 | (code >> 6));
-  } else {
-    if (code < 0x10000) {
-      put(0xe0 | (code >> 12));
-    } else {
-      put(0xf0 | (code >> 18));
-      put(0x80 | ((code >> 12) & 0x3f));
-    }
-    put(0x80 | ((code >> 6) & 0x3f));
-  }
-  put(0x80 | (code & 0x3f));
-}
-
-bool valid(std::string_view text) {
-  const auto* at = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
-  auto left = static_cast<utf8proc_ssize_t>(text.size());
-  while (left > 0) {
-    utf8proc_int32_t code;
-    utf8proc_ssize_t size = utf8proc_iterate(at, left, &code);
-    if (size <= 0) return false;
-    at += size;
-    left -= size;
-  }
-  return true;
-}
-
 size_t length(std::string_view text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xc0) != 0x80;

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include "sdk/files/utf8.h"
+
 namespace meshwright::chat::unicode {
 
 // The character at `at`, and the bytes it takes.
@@ -14,9 +16,14 @@ struct Char {
   char32_t code;
   uint32_t size;
 };
-Char decode(std::string_view text, size_t at);
-void encode(char32_t code, std::string& out);
-bool valid(std::string_view text);
+inline Char decode(std::string_view text, size_t at) {
+  const base::Character found = base::character_at(text, at);
+  return {static_cast<char32_t>(found.code), static_cast<uint32_t>(found.bytes)};
+}
+inline void encode(char32_t code, std::string& out) {
+  base::append_utf8(out, static_cast<int32_t>(code));
+}
+inline bool valid(std::string_view text) { return base::first_invalid(text) == text.size(); }
 
 size_t length(std::string_view text);
 // The byte where character `index` begins; the end for an index beyond.

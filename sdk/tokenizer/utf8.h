@@ -1,36 +1,19 @@
-// UTF-8, where it may be broken and where it may not.
+// UTF-8 as base has it, and what the tokenizer knows of Unicode beside its patterns.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <string>
-#include <string_view>
+
+#include "sdk/files/utf8.h"
 
 namespace meshwright::tokenizer {
 
-// Where the first byte stands that is not part of valid UTF-8; text.size() when there is none.
-size_t first_invalid(std::string_view text);
-
-// The character that starts at `at` of valid UTF-8, and how many bytes it has.
-struct Character {
-  int32_t code = 0;
-  size_t bytes = 0;
-};
-Character character_at(std::string_view text, size_t at);
-void append_utf8(std::string& out, int32_t code);
+using base::append_utf8;
+using base::Character;
+using base::character_at;
+using base::first_invalid;
+using base::Utf8Stream;
 
 // Unicode's White_Space.
 bool is_space(int32_t code);
-
-// Valid UTF-8 from bytes that come in pieces. Every longest piece that no character can go on from
-// becomes one U+FFFD.
-class Utf8Stream {
- public:
-  std::string add(std::string_view bytes);
-  std::string finish();  // what still waits is no character
-
- private:
-  std::string waiting_;  // the start of a character
-};
 
 }  // namespace meshwright::tokenizer
