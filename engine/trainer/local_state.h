@@ -48,6 +48,8 @@ struct LocalTensor {
 // Where replicas go their own ways (ParallelModel::independent_axis()), those of all but the first
 // have its number behind their states: "@1" are weights of replica 1, "exp_avg@1" a state of it.
 std::vector<LocalTensor> local_state(Trainer& trainer);
+// "exp_avg" of "exp_avg@1".
+inline std::string kind_of(const std::string& state) { return state.substr(0, state.find('@')); }
 // That number, as "@1"; "": the first replica, or all are equal.
 std::string own_suffix(const Trainer& trainer);
 
