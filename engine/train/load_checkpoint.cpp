@@ -211,15 +211,15 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
   const std::vector<Match> matches = match_tensors(from, tensors, trainer.outline(), optional);
   check_parameters(from, tensors, trainer.outline());
   optimizer.began = beginnings(meta, optional.optimizer);
-  optimizer.set_classes(classes_begun(
-      model, trainer.stages() != nullptr ? &trainer.stages()->outline() : nullptr,
-      optimizer.classes(), optimizer.began));
+  optimizer.set_classes(
+      classes_begun(model, trainer.stages() != nullptr ? &trainer.stages()->outline() : nullptr,
+                    optimizer.classes(), optimizer.began));
   if (optional.thawed)
     world.notice(
         "parameters that were frozen in the checkpoint train in this job: their optimizer state "
         "starts at zero, as in a new run");
-  if (std::string wider = check_dtypes(from, tensors); !wider.empty() && world.rank() == 0)
-    world.notice(wider);
+  for (const std::string& said : check_dtypes(from, tensors))
+    if (world.rank() == 0) world.notice(said);
   for (const Match& match : matches)
     read_into(from, *match.record, match.tensor->region, match.tensor->local);
   optimizer.round_weights(model.update_groups());

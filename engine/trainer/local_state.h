@@ -40,6 +40,7 @@ struct LocalTensor {
   at::Tensor local;  // contiguous; undefined when this rank has nothing of it
   // Weights: the dtype that the model is stored in, which is narrower than that of main weights.
   DType stored = dtype;
+  bool frozen = false;  // a weight, or a state, of a parameter that does not train
 };
 // Weights, the optimizer's states, and the module's buffers (state "buffer"), of this rank's stages
 // where the model is cut into some. Weights are what the optimizer updates: its main weights where

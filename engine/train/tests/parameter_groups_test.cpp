@@ -448,7 +448,8 @@ TEST_CASE("what is thawed has its own count of updates, as in torch.optim, and k
                             came_of(layout(thawed, i + 1), {.from = saved, .steps = 3})}) {
       all.rates.insert(all.rates.end(), leg.rates.begin(), leg.rates.end());
       for (std::vector<double> Curve::* row : {&Curve::losses, &Curve::norms})
-        (all.curve.*row).insert((all.curve.*row).end(), (leg.curve.*row).begin(), (leg.curve.*row).end());
+        (all.curve.*row)
+            .insert((all.curve.*row).end(), (leg.curve.*row).begin(), (leg.curve.*row).end());
       all.curve.parameters = leg.curve.parameters;
     }
     INFO(layout(thawed, i).text());
