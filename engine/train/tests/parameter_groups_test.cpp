@@ -72,6 +72,10 @@ std::vector<Case> cases() {
          if (holds(name, "embed") || holds(name, ".0.")) return {.frozen = true};
          return {holds(name, ".1.input_layernorm.") ? 0.0 : 1.0, 0.1};
        }},
+      {"all layers frozen",
+       kStaged,
+       {R"(optimizer.group=[{pattern = "model.layers.*", frozen = true}])"},
+       [](const std::string& name, int64_t) -> Rule { return {.frozen = holds(name, "layers")}; }},
       {"no decay of norms and biases, tied embeddings",
        biases,
        {"optimizer.no_decay=norms_and_biases", "optimizer.weight_decay=0.5",
@@ -306,6 +310,51 @@ TEST_CASE("groups are torch.optim's param_groups on every layout, and what is fr
         CHECK(came.gradients[0] == trained);
       }
     }
+  }
+}
+
+TEST_CASE(
+    "a frozen layer is recomputed where gradients pass through it, and the first ones are not") {
+  TestFolder folder("frozen_recomputed");
+  const std::string model = write_model(folder.path, kStaged);
+  const Case one{"",
+                 kStaged,
+                 {R"(optimizer.group=[{pattern = "*embed*", frozen = true},
+                      {pattern = "*.0.*", frozen = true}, {pattern = "*.2.*", frozen = true}])"},
+                 {}};
+  const std::string full = "distributed.activation_checkpointing=\"full\"",
+                    selective = "distributed.activation_checkpointing=\"selective\"";
+  for (const Where& where : std::vector<Where>{{"fsdp2", {2, {}}, {full}},
+                                               {"fsdp2", {2, {}}, {selective}},
+                                               {"fsdp2", {1, {}}, {full}},
+                                               {"ddp", {2, {}}, {full}},
+                                               {"megatron_fsdp", {2, {}}, {flat_level(3), full}}}) {
+    std::vector<std::string> kept = where.more;
+    kept.pop_back();
+    const Layout layout = layout_of(model, one, where.strategy, where.mesh, where.more);
+    INFO(layout.text());
+    // To the last bit.
+    const Curve with = came_of(layout).curve,
+                without = came_of(layout_of(model, one, where.strategy, where.mesh, kept)).curve;
+    CHECK(unlike(with, without) == "");
+    std::vector<int> runs(4);
+    std::mutex mutex;
+    run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
+      std::vector<int> mine(4);
+      Rank rank(layout, world, [&](torch::nn::Module& net) {
+        const auto modules = net.named_modules();
+        for (size_t i = 0; i < mine.size(); ++i)
+          HookHost::of(*modules["model.layers." + std::to_string(i) + ".mlp.down_proj"])
+              ->before_forward.emplace_back([&mine, i](auto&, auto&) { ++mine[i]; });
+      });
+      rank.initialize();
+      rank.step();
+      std::lock_guard lock(mutex);
+      if (world->rank() == 0) runs = mine;
+    });
+    const int once = runs[0];
+    CHECK(once > 0);
+    CHECK(runs == std::vector<int>{once, 2 * once, 2 * once, 2 * once});
   }
 }
 
