@@ -42,6 +42,7 @@ std::string to_json(const TensorRecord& tensor) {
            ", \"parts\": " + list_text(tensor.fused->parts) + "}";
   if (!tensor.file_name.empty()) out += ", \"file_name\": " + quoted(tensor.file_name);
   if (tensor.transposed) out += ", \"transposed\": true";
+  if (tensor.steps) out += ", \"steps\": " + std::to_string(*tensor.steps);
   out += ", \"pieces\": [";
   for (const Piece& piece : tensor.pieces) {
     if (&piece != tensor.pieces.data()) out += ", ";

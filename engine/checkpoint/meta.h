@@ -58,6 +58,9 @@ struct TensorRecord {
   // columns first; of the states of a parameter as well.
   std::string file_name = {};
   bool transposed = false;
+  // A state of the optimizer: the updates of this parameter, where it has had fewer than
+  // Meta::optimizer_steps since it was frozen in the beginning.
+  std::optional<int64_t> steps = std::nullopt;
 };
 
 // A generator's state as opaque bytes.

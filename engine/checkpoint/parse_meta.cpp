@@ -189,7 +189,8 @@ Piece read_piece(const Reader& reader, const json::value& item, const TensorReco
   return piece;
 }
 
-TensorRecord read_tensor(Reader reader, const std::vector<FileRecord>& files) {
+TensorRecord read_tensor(Reader reader, const std::vector<FileRecord>& files,
+                         int64_t optimizer_steps) {
   TensorRecord tensor;
   if (reader.has("state")) {
     tensor.state = reader.text("state");
@@ -224,6 +225,11 @@ TensorRecord read_tensor(Reader reader, const std::vector<FileRecord>& files) {
     tensor.transposed = reader.boolean("transposed");
     if (tensor.transposed && tensor.shape.size() != 2)
       reader.fail("(" + tensor.name + ") is transposed, but no matrix");
+  }
+  if (!tensor.state.empty() && reader.has("steps")) {
+    tensor.steps = reader.number("steps");
+    if (*tensor.steps > optimizer_steps)
+      reader.fail("(" + tensor.name + ") has had more updates than the optimizer has done");
   }
   for (const json::value& item : reader.array("pieces"))
     tensor.pieces.push_back(read_piece(reader, item, tensor, files));
@@ -336,7 +342,7 @@ Meta parse_meta(std::string_view text, const std::string& path) {
   });
   names.clear();
   root.for_each("tensors", [&](Reader reader) {
-    meta.tensors.push_back(read_tensor(std::move(reader), meta.files));
+    meta.tensors.push_back(read_tensor(std::move(reader), meta.files, meta.optimizer_steps));
     std::string key = key_of(meta.tensors.back());
     if (!names.insert(key).second) root.fail("lists " + key + " twice");
   });

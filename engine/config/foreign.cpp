@@ -246,6 +246,8 @@ constexpr Row kRows[] = {
     {"wandb|mlflow|comet", "", kReported},
     {"ci", "", "Settings of another project's tests."},
     {"benchmark", "", "meshwright train prints and records the speed of every step."},
+    {"optimizer.group.lr|optimizer.group.learning_rate", "optimizer.group.lr_factor",
+     "a factor of optimizer.lr, so that the schedule is of all: 0.1 for a tenth of it"},
     {"freeze_config", "optimizer.group.frozen",
      "true in an [[optimizer.group]] whose pattern names the parameters"},
     {"distributed.backend", "dist_env.backend", ""},

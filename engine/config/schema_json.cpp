@@ -110,6 +110,11 @@ boost::json::object json_schema(const PluginSchemas& plugins) {
   for (const OptionSchema& schema : list_schemas()) {
     json::object& one = object_at(root, schema.table);
     json::object item = one;
+    json::array required;  // a key without a default that cannot be left out
+    for (const meshwright_option* option : schema.options)
+      if (option->default_value == nullptr && (option->flags & MESHWRIGHT_OPTIONAL) == 0)
+        required.emplace_back(option->name);
+    item["required"] = std::move(required);
     one = json::object{{"type", "array"}, {"items", std::move(item)}};
   }
   // Tables of plugins that this installation does not have may stand in a shared file.

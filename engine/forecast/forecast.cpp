@@ -209,6 +209,58 @@ int64_t layer_of(const std::string& name) {
              : -1;
 }
 
+// The weight that makes the logits; nullptr: none is known.
+const ParameterOutline* head_of(const ModelOutline& outline) {
+  if (!outline.tied_embeddings) return outline.find_parameter("lm_head.weight");
+  for (const ParameterOutline& p : outline.parameters)
+    if (const ModuleOutline* module = outline.find_module(p.name.substr(0, p.name.rfind('.')));
+        module != nullptr && module->kind == ModuleKind::embedding)
+      return &p;
+  return nullptr;
+}
+
+// Parameters come in the order of the forward: layers before anything that trains have no backward.
+steptime::Frozen frozen_of(const ModelOutline& outline) {
+  struct Layer {
+    bool backward = true;
+    double products = 0, frozen = 0;  // elements that a token meets
+  };
+  std::vector<Layer> layers(static_cast<size_t>(outline.layers));
+  const ParameterOutline* head = head_of(outline);
+  double all = 0, frozen = 0;
+  bool reached = false, before_head = false;
+  for (const ParameterOutline& p : outline.parameters) {
+    const auto elements = static_cast<double>(element_count(p.shape));
+    all += elements;
+    frozen += p.trainable ? 0 : elements;
+    reached = reached || p.trainable;
+    before_head = before_head || (p.trainable && (&p != head || outline.tied_embeddings));
+    const int64_t number = layer_of(p.name);
+    if (number < 0 || number >= outline.layers) continue;
+    Layer& layer = layers[static_cast<size_t>(number)];
+    layer.backward = reached;
+    if (p.shape.size() < 2) continue;
+    const double met = p.shape.size() == 3 && outline.moe
+                           ? elements * static_cast<double>(outline.moe->active_experts) /
+                                 static_cast<double>(outline.moe->experts)
+                           : elements;
+    layer.products += met;
+    layer.frozen += p.trainable ? 0 : met;
+  }
+  steptime::Frozen out;
+  double products = 0;
+  for (const Layer& layer : layers) {
+    out.layers += layer.backward ? 0 : 1;
+    products += layer.backward ? layer.products : 0;
+    out.products += layer.backward ? layer.frozen : 0;
+  }
+  if (products > 0) out.products /= products;
+  if (all > 0) out.parameters = frozen / all;
+  out.head = head != nullptr && !head->trainable;
+  out.head_input = head != nullptr && !before_head;
+  return out;
+}
+
 }  // namespace
 
 std::string machines_folder() {
@@ -253,6 +305,7 @@ Shape shape_of(const ModelOutline& outline) {
         static_cast<double>(outline.moe->shared_experts * outline.moe->intermediate_size);
     out.dense_layers = dense_layers;
   }
+  out.frozen = frozen_of(outline);
   const double with_mlp = outline.moe ? dense_layers : out.layers;
   if (with_mlp > 0) out.ffn = dense / with_mlp / ((out.gated ? 3 : 2) * out.hidden);
   return out;

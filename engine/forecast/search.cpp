@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "engine/config/config.h"
+#include "engine/plan/parameter_groups.h"
 #include "sdk/base/pipeline.h"
 
 namespace meshwright::forecast {
@@ -203,7 +204,9 @@ Found search(plan::Job& job, const steptime::Machine& machine, const Wanted& wan
         .key("dataset.seq_len")
         .help("set dataset.seq_len = 4096");
   const DType storage = model->request.storage;
-  const ModelOutline outline = model->outline(job.config);
+  ModelOutline outline = model->outline(job.config);
+  std::vector<std::string> warnings;  // which the plan of a layout says
+  plan::group_parameters(job.config, outline, warnings);
 
   steptime::SearchRequest request;
   request.machine = machine;

@@ -4,6 +4,7 @@
 
 #include "engine/report/report.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/text.h"
 
 namespace meshwright::plan {
 namespace {
@@ -19,6 +20,38 @@ std::string place_of(const Options& group) {
              : "";
 }
 
+bool matches_any(const std::string& pattern, const ModelOutline& outline) {
+  return std::any_of(outline.parameters.begin(), outline.parameters.end(),
+                     [&](const ParameterOutline& p) { return glob_matches(pattern, p.name); });
+}
+
+// The pattern with `like`, so many of a name's parts, in place of its own; parts with a wildcard
+// stay.
+std::string with_parts(const std::vector<std::string>& pattern,
+                       const std::vector<std::string>& like) {
+  std::vector<std::string> out;
+  for (size_t i = 0; i < pattern.size(); ++i)
+    out.push_back(pattern[i].find_first_of("*?[") == std::string::npos ? like[i] : pattern[i]);
+  return text::join(out, ".");
+}
+
+// What may be meant by a pattern that no name matches: the module's parameters, the same further
+// in, or what is spelt nearly like it. "": nothing is near.
+std::string near_pattern(const std::string& pattern, const ModelOutline& outline) {
+  for (const std::string& wider : {pattern + ".*", "*." + pattern, "*." + pattern + ".*"})
+    if (matches_any(wider, outline)) return wider;
+  const std::vector<std::string> parts = text::split(pattern, '.');
+  std::vector<std::string> candidates;
+  for (const ParameterOutline& p : outline.parameters) {
+    const std::vector<std::string> names = text::split(p.name, '.');
+    for (size_t at = 0; at + parts.size() <= names.size(); ++at) {
+      std::string one = with_parts(parts, {names.begin() + static_cast<int64_t>(at), names.end()});
+      if (matches_any(one, outline)) candidates.push_back(std::move(one));
+    }
+  }
+  return nearest_name(pattern, candidates);
+}
+
 // A group that is of no parameter: a mistake in its pattern, or it comes too late. `matches`: of
 // its pattern, whichever group they are of.
 std::string unused_text(const Options& group, size_t matches, const ModelOutline& outline) {
@@ -28,11 +61,13 @@ std::string unused_text(const Options& group, size_t matches, const ModelOutline
     return which + " has no effect: groups before it match all of its " +
            report::counted(static_cast<int64_t>(matches), "parameter", "parameters") +
            ", and the first one counts";
-  std::vector<std::string> names;
-  for (const ParameterOutline& p : outline.parameters) names.push_back(p.name);
-  const std::string near = nearest_name(group.get_string("pattern"), names);
-  return which + " has no effect: no parameter of " + outline.architecture + " has such a name" +
-         (near.empty() ? "" : "; did you mean " + near + "?");
+  const std::string near = near_pattern(group.get_string("pattern"), outline);
+  const std::string none =
+      which + " has no effect: no parameter of " + outline.architecture + " has such a name";
+  if (!near.empty()) return none + "; did you mean " + near + "?";
+  if (outline.parameters.empty()) return none;
+  return none + "; names are like " + outline.parameters[outline.parameters.size() / 2].name +
+         ", and `meshwright plan --json` lists them";
 }
 
 [[noreturn]] void refuse_all_frozen(const std::vector<const Options*>& freezing,

@@ -202,9 +202,16 @@ std::string tp_text(const Style& style, const plan::JobPlan& plan) {
 std::string parameters_text(const Style& style, const plan::JobPlan& plan) {
   const std::vector<ParameterPlacement>& all = plan.footprint->parameters;
   const ModelOutline outline = plan::outline_of_rank(plan);
-  auto frozen = [&](const std::string& name) {
+  // How it is updated, where that is not as [optimizer] says.
+  auto updated = [&](const std::string& name) -> std::string {
     const ParameterOutline* found = outline.find_parameter(name);
-    return found != nullptr && !found->trainable;
+    if (found != nullptr && !found->trainable) return ", frozen";
+    const auto rule = plan.groups.rule_of.find(
+        found != nullptr && !found->copy_of.empty() ? found->copy_of : name);
+    if (rule == plan.groups.rule_of.end()) return "";
+    const auto& [factor, decay] = plan.groups.rules[rule->second];
+    return (factor == 1 ? "" : ", lr x " + to_toml(factor)) +
+           (decay == plan.groups.other.weight_decay ? "" : ", decay " + to_toml(decay));
   };
   // Lines for parameters that agree in everything but a layer number.
   std::map<std::string, size_t> line_of;
@@ -212,7 +219,7 @@ std::string parameters_text(const Style& style, const plan::JobPlan& plan) {
   std::vector<std::vector<std::string>> names;
   std::vector<size_t> first;
   for (size_t i = 0; i < all.size(); ++i) {
-    std::string place = frozen(all[i].name) ? "frozen " : "";
+    std::string place = updated(all[i].name) + " ";
     for (const auto& [axis, where] : all[i].placement) place += axis + ":" + where + " ";
     std::string generic;
     for (char c : all[i].name)
@@ -237,7 +244,7 @@ std::string parameters_text(const Style& style, const plan::JobPlan& plan) {
             (place.empty() ? "" : ", ") + axis +
             (where.starts_with("shard(") ? " " + where.substr(6, where.size() - 7) : " " + where);
     if (place.empty()) place = "replicated";
-    if (frozen(p.name)) place += ", frozen";
+    place += updated(p.name);
     std::vector<Collapsed> collapsed = collapse(names[line]);
     for (const Collapsed& c : collapsed)
       rows.push_back(

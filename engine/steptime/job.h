@@ -8,11 +8,21 @@
 
 namespace meshwright::steptime {
 
+// What the frozen part of a model leaves out of a step.
+struct Frozen {
+  double layers = 0;    // the first ones: nothing in or before them trains, they have no backward
+  double products = 0;  // of the other layers' products: the share whose weight has no gradient
+  bool head = false;    // its weight has none
+  bool head_input = false;  // nor has its input: nothing before it trains
+  double parameters = 0;    // share of all that is not reduced and not updated
+};
+
 struct Shape {
   double hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0, vocabulary = 0;
   bool gated = true, tied = false;
   double experts = 0, experts_a_token = 0, expert_ffn = 0, shared_ffn = 0;
   double dense_layers = 0;  // of a model with experts, those without
+  Frozen frozen;
 
   double attention_parameters() const;  // of a layer
   double dense_parameters() const;      // its mlp, where it has no experts
@@ -21,7 +31,9 @@ struct Shape {
   double root_parameters() const;       // embedding and head
   double parameters() const;
   // Of a token in forward and backward, by the convention of published figures: 6 an active
-  // parameter but the embedding, 12 L h s for attention, nothing for recomputation.
+  // parameter but the embedding, 12 L h s for attention, nothing for recomputation. Without the
+  // gradients that a frozen part does not have: 2 of each 6, or 4 and 8 of the 12 where there is no
+  // backward.
   double flop_a_token(double length) const;
 };
 

@@ -16,12 +16,13 @@ struct Both {
   double forward = 0, backward = 0;
 };
 
-// A Linear of a rank with its gradients; fp8 casts its inputs.
-Both linear(const Machine& machine, const Job& job, const Product& p) {
+// A Linear of a rank with its gradients, those of weights as often as `trained` says; fp8 casts its
+// inputs.
+Both linear(const Machine& machine, const Job& job, const Product& p, double trained = 1) {
   const Precision precision = precision_of(job);
   const double input = seconds_of(machine, {p.rows, p.inner, p.columns}, precision);
   const double weight = seconds_of(machine, {p.columns, p.inner, p.rows}, precision);
-  Both out{seconds_of(machine, p, precision), input + (job.lora ? 0 : weight)};
+  Both out{seconds_of(machine, p, precision), input + (job.lora ? 0 : trained * weight)};
   if (job.fp8) {
     const double bytes = job.fusion == Fusion::fused ? 2 : 4;
     out.forward += elementwise(machine, bytes * p.rows * p.inner);
@@ -120,15 +121,18 @@ Mlp experts(const Machine& machine, const Shape& shape, const Job& job) {
   const double held = shape.experts / job.ep, copies = job.tokens() * shape.experts_a_token;
   const double rows = copies * job.ep / shape.experts;
   // Grouped: all experts of a rank in one launch, so waves fill over all of them.
-  const Both up = linear(machine, job, {held * rows, 2 * shape.expert_ffn, shape.hidden});
-  const Both down = linear(machine, job, {held * rows, shape.hidden, shape.expert_ffn});
+  const double trained = 1 - shape.frozen.products;
+  const Both up = linear(machine, job, {held * rows, 2 * shape.expert_ffn, shape.hidden}, trained);
+  const Both down = linear(machine, job, {held * rows, shape.hidden, shape.expert_ffn}, trained);
   constexpr double kGrouped = 0.90;
   Mlp out{{up.forward / kGrouped, up.backward / kGrouped},
           {down.forward / kGrouped, down.backward / kGrouped},
           copies * (8 * shape.hidden + 6 * shape.expert_ffn)};
   if (shape.shared_ffn > 0) {
-    out.up = add(out.up, linear(machine, job, {job.tokens(), 2 * shape.shared_ffn, shape.hidden}));
-    out.down = add(out.down, linear(machine, job, {job.tokens(), shape.hidden, shape.shared_ffn}));
+    out.up = add(out.up,
+                 linear(machine, job, {job.tokens(), 2 * shape.shared_ffn, shape.hidden}, trained));
+    out.down = add(out.down,
+                   linear(machine, job, {job.tokens(), shape.hidden, shape.shared_ffn}, trained));
   }
   return out;
 }
@@ -137,8 +141,9 @@ Mlp mlp_of(const Machine& machine, const Shape& shape, const Job& job, double f)
   const double sparse = shape.experts > 0 ? (shape.layers - shape.dense_layers) / shape.layers : 0;
   Mlp out;
   if (sparse < 1) {
-    out.up = linear(machine, job, {job.tokens(), (shape.gated ? 2 : 1) * f, shape.hidden});
-    out.down = linear(machine, job, {job.tokens(), shape.hidden, f});
+    const double trained = 1 - shape.frozen.products;
+    out.up = linear(machine, job, {job.tokens(), (shape.gated ? 2 : 1) * f, shape.hidden}, trained);
+    out.down = linear(machine, job, {job.tokens(), shape.hidden, f}, trained);
   }
   if (sparse > 0) {
     const Mlp moe = experts(machine, shape, job);
@@ -171,8 +176,9 @@ double Parts::sum() const {
 LayerTime layer_time(const Machine& machine, const Shape& shape, const Job& job) {
   const double T = job.tokens(), h = shape.hidden;
   const Widths w = widths_of(shape, job);
-  const Both qkv = linear(machine, job, {T, w.q + 2 * w.kv, h});
-  const Both o = linear(machine, job, {T, h, w.q});
+  const double trained = 1 - shape.frozen.products;
+  const Both qkv = linear(machine, job, {T, w.q + 2 * w.kv, h}, trained);
+  const Both o = linear(machine, job, {T, h, w.q}, trained);
   const Mlp mlp = mlp_of(machine, shape, job, w.f);
   const Core core = attention_core(machine, job, w.q / shape.head_dim, shape.head_dim);
   const double between = elementwise(
@@ -253,12 +259,15 @@ EndTime end_time(const Machine& machine, const Shape& shape, const Job& job) {
   const double words = job.head_cut ? shape.vocabulary / job.tp : shape.vocabulary;
   EndTime out;
   out.embedding_forward.elementwise = elementwise(machine, 4 * h * T);
-  out.embedding_backward.elementwise = elementwise(machine, 8 * h * T);
+  if (shape.frozen.layers == 0)
+    out.embedding_backward.elementwise = elementwise(machine, 8 * h * T);
   Job plain = job;  // the head stays in the wider type
   plain.fp8 = plain.lora = false;
   const Both head = linear(machine, plain, {T, shape.vocabulary / job.tp, h});
   out.head_forward.products = head.forward;
-  out.head_backward.products = head.backward;
+  // Its two products are about as long.
+  out.head_backward.products =
+      head.backward * ((shape.frozen.head ? 0 : 0.5) + (shape.frozen.head_input ? 0 : 0.5));
   double bytes = 30;
   switch (job.loss) {
     case Loss::plain:

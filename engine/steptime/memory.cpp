@@ -13,10 +13,13 @@ Memory memory_of(const Shape& shape, const Job& job) {
   const double own_root = job.pp > 1 && !shape.tied ? root / 2 : root;
   const double held = layers * layer + own_root;
   Memory out;
-  out.states = held * (job.state_whole + job.state_cut / job.shard);
+  const double trained = 1 - shape.frozen.parameters;
+  const double states = job.state_whole + job.state_cut / job.shard;
+  const double stored = std::min(states, job.stored / (job.state_whole > 0 ? 1 : job.shard));
+  out.states = held * (trained * states + (1 - trained) * stored);
   if (job.whole_gradients > 0)
     out.transient +=
-        held * (job.whole_gradients - (job.engine_memory ? 0 : job.stored / job.shard));
+        trained * held * (job.whole_gradients - (job.engine_memory ? 0 : job.stored / job.shard));
   if (job.data.gather_forward != When::never && job.shard > 1) {
     // Between two backwards of a pipeline the weights stay.
     const bool each = job.data.gather_backward != When::never && job.pp <= 1;
@@ -54,7 +57,9 @@ Memory memory_of(const Shape& shape, const Job& job) {
       break;
   }
   const double words = job.head_cut ? shape.vocabulary / t : shape.vocabulary;
-  const double pass = layers * T * w * kept, working = T * w * layer_working,
+  // Of a pipeline's ranks the fullest counts, which may have none of the frozen beginning.
+  const double passed = job.pp > 1 ? layers : layers - shape.frozen.layers;
+  const double pass = passed * T * w * kept, working = T * w * layer_working,
                logits = job.logits * T * words;
   if (job.pp <= 1) {
     out.activations = pass;

@@ -54,9 +54,9 @@ double beside(const Machine& machine, double compute, double moved) {
 
 bool now(When when, bool chosen) { return when == When::each || (when == When::once && chosen); }
 
-// Forward and backward of all layers of one micro-batch, without a pipeline.
+// Forward of all layers and backward of `passed` ones of one micro-batch, without a pipeline.
 void add_micro_batches(const Machine& machine, const Job& job, const LayerTime& layer,
-                       const EndTime& ends, double layers, Parts& parts) {
+                       const EndTime& ends, double layers, double passed, Parts& parts) {
   const Shards s = shards_of(machine, job);
   const DataTraffic& data = job.data;
   const double forward = layer.forward.sum(), backward = layer.backward.sum();
@@ -69,11 +69,12 @@ void add_micro_batches(const Machine& machine, const Job& job, const LayerTime& 
                layers * (s.copy_out + beside(machine, forward + s.copy_out, s.gather));
     double copies = (gb ? s.copy_out : 0) + (rd ? s.copy_in : 0);
     double moved = gb ? s.gather : 0;
-    if (rd && data.hidden) moved += s.reduce;
-    shard += layers * (copies + beside(machine, backward + copies, moved));
-    if (rd) shard += s.root_reduce + (data.hidden ? 0 : layers * s.reduce);
+    // What is reduced is given for a layer on average.
+    if (rd && data.hidden && passed > 0) moved += s.reduce * layers / passed;
+    shard += passed * (copies + beside(machine, backward + copies, moved));
+    if (rd) shard += s.root_reduce + (data.hidden && passed > 0 ? 0 : layers * s.reduce);
     add(parts, layer.forward, times * layers);
-    add(parts, layer.backward, times * layers);
+    add(parts, layer.backward, times * passed);
     for (const Parts* end : {&ends.embedding_forward, &ends.embedding_backward, &ends.head_forward,
                              &ends.head_backward})
       add(parts, *end, times);
@@ -107,8 +108,20 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
   }
   const double forward = layers * layer.forward.sum() + shard_forward,
                backward = layers * layer.backward.sum() + shard_backward;
-  std::vector<PipelineTimes> times(static_cast<size_t>(stages),
-                                   {forward, backward / 2, backward / 2});
+  // The first stages may have layers without a backward: shares that have one, of a stage, and of
+  // all that the fullest rank has, as if stages were dealt in turn.
+  auto passed = [&](double stage) {
+    return 1 - std::clamp(shape.frozen.layers / layers - stage, 0.0, 1.0);
+  };
+  double share = 0;
+  for (double rank = 0; rank < job.pp; ++rank) {
+    double sum = 0;
+    for (double stage = rank; stage < stages; stage += job.pp) sum += passed(stage);
+    share = std::max(share, sum / job.stages);
+  }
+  std::vector<PipelineTimes> times;
+  for (double stage = 0; stage < stages; ++stage)
+    times.push_back({forward, passed(stage) * backward / 2, passed(stage) * backward / 2});
   const double first = ends.embedding_forward.sum() + ends.embedding_backward.sum(),
                last = ends.head_forward.sum() + ends.head_backward.sum();
   times.front().forward += ends.embedding_forward.sum();
@@ -119,18 +132,19 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
   const double cut = job.sequence_parallel ? job.tp : 1;
   const double message = send(machine, {job.pp, job.ranks / job.pp, job.ranks_per_host},
                               job.width * job.tokens() * shape.hidden / cut);
-  const double work = m * job.stages * (forward + backward), fullest = m * std::max(first, last);
+  const double work = m * job.stages * (forward + share * backward),
+               fullest = m * std::max(first, last);
   double span = 0;
   if (bubble == Bubble::simulated) {
     span = job.runs * makespan(job.schedule, static_cast<int64_t>(job.pp),
                                static_cast<int64_t>(job.stages),
                                static_cast<int64_t>(job.micro_batches), times, message);
   } else {
-    const double filling = (job.pp - 1) * (forward + backward + 2 * message);
+    const double filling = (job.pp - 1) * (forward + share * backward + 2 * message);
     span = work + fullest + job.runs * filling;
   }
   add(parts, layer.forward, m * job.stages * layers);
-  add(parts, layer.backward, m * job.stages * layers);
+  add(parts, layer.backward, m * job.stages * layers * share);
   if (last >= first) {
     add(parts, ends.head_forward, m);
     add(parts, ends.head_backward, m);
@@ -138,15 +152,15 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
     add(parts, ends.embedding_forward, m);
     add(parts, ends.embedding_backward, m);
   }
-  parts.bubble = span - work - fullest;
+  parts.bubble = std::max(0.0, span - work - fullest);
 
   const double local = layers * job.stages;
   const bool gathers = data.gather_forward == When::once, reduces = data.reduce == When::once;
   const double gathered = gathers ? s.root_gather / 2 + local * s.gather : 0,
                reduced = reduces ? s.root_reduce / 2 + local * s.reduce : 0;
   const double room_forward = data.hidden ? job.stages * forward : 0,
-               room_backward = data.hidden ? job.stages * backward : 0;
-  parts.shard = m * job.stages * (shard_forward + shard_backward) +
+               room_backward = data.hidden ? job.stages * share * backward : 0;
+  parts.shard = m * job.stages * (shard_forward + share * shard_backward) +
                 std::max(0.0, gathered - room_forward) + std::max(0.0, reduced - room_backward) +
                 (data.hidden ? machine.overlap.kappa * (gathered + reduced) : 0) +
                 local * ((gathers ? s.copy_out : 0) + (reduces ? s.copy_in : 0));
@@ -161,11 +175,14 @@ Prediction predict(const Machine& machine, const Shape& shape, const Job& job, B
   if (job.pp > 1)
     add_pipeline(machine, shape, job, layer, ends, bubble, out.parts);
   else
-    add_micro_batches(machine, job, layer, ends, shape.layers, out.parts);
+    add_micro_batches(machine, job, layer, ends, shape.layers, shape.layers - shape.frozen.layers,
+                      out.parts);
   const double held = (shape.layers * shape.layer_parameters() / job.pp +
                        shape.root_parameters() / (job.pp > 1 && !shape.tied ? 2 : 1)) /
                       (job.tp * job.shard);
-  if (!job.lora) out.parts.optimizer = elementwise(machine, job.optimizer_bytes * held);
+  if (!job.lora)
+    out.parts.optimizer =
+        elementwise(machine, job.optimizer_bytes * (1 - shape.frozen.parameters) * held);
   out.parts.host += machine.host.fixed;
   out.parts.shard += job.beside_seconds;
   const double doublings = std::max(0.0, std::log2(job.ranks / 8));

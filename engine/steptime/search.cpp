@@ -194,8 +194,9 @@ void lay_out(const Shape& shape, const Way& way, Job& job) {
   }
   job.stored = way.weights;
   if (job.shard <= 1 && job.replicas() <= 1) return;
-  data.layer_reduced = layer * way.reduced;
-  data.root_reduced = root * way.reduced;
+  const double trained = 1 - shape.frozen.parameters;
+  data.layer_reduced = trained * layer * way.reduced;
+  data.root_reduced = trained * root * way.reduced;
   data.layer_summed = data.layer_reduced / job.shard;
   data.root_summed = data.root_reduced / job.shard;
   data.reduce = When::once;

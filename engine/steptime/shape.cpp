@@ -21,7 +21,12 @@ double Shape::flop_a_token(double length) const {
   const double sparse = experts > 0 ? (layers - dense_layers) / layers : 0;
   const double active = sparse * 3 * hidden * (experts_a_token * expert_ffn + shared_ffn) +
                         (1 - sparse) * dense_parameters() + attention_parameters();
-  return 6 * (layers * active + hidden * vocabulary) + 12 * layers * heads * head_dim * length;
+  const double all =
+      6 * (layers * active + hidden * vocabulary) + 12 * layers * heads * head_dim * length;
+  return all - frozen.layers * (4 * active + 8 * heads * head_dim * length) -
+         2 * frozen.products * (layers - frozen.layers) * active -
+         (frozen.head ? 2 : 0) * hidden * vocabulary -
+         (frozen.head_input ? 2 : 0) * hidden * vocabulary;
 }
 
 }  // namespace meshwright::steptime

@@ -21,6 +21,7 @@
 #include "engine/trainer/rank_agreement.h"
 #include "engine/trainer/stages.h"
 #include "engine/trainer/step_monitor.h"
+#include "engine/trainer/update_classes.h"
 
 namespace meshwright::train {
 
@@ -58,9 +59,6 @@ std::set<std::string> own_states(const ParallelModel& model) {
   for (const StateTensor& tensor : model.state_tensors()) out.insert(tensor.state);
   return out;
 }
-
-// "exp_avg" of "exp_avg@1".
-std::string kind_of(const std::string& state) { return state.substr(0, state.find('@')); }
 
 // How many replicas of their own a checkpoint holds.
 int64_t replicas_in(const checkpoint::Meta& meta) {
@@ -132,6 +130,21 @@ std::vector<Match> match_tensors(const checkpoint::Checkpoint& from,
   return out;
 }
 
+// Optimizer::began after this checkpoint. `states`: those of the optimizer that it has. A parameter
+// with none of them was frozen: it begins now, if it trains at all.
+std::map<std::string, int64_t> beginnings(const checkpoint::Meta& meta,
+                                          const std::set<std::string>& states) {
+  std::map<std::string, int64_t> out;
+  if (states.empty()) return out;
+  for (const checkpoint::TensorRecord& record : meta.tensors)
+    if (record.state.empty()) out[record.name] = meta.optimizer_steps;
+  for (const checkpoint::TensorRecord& record : meta.tensors)
+    if (states.contains(record.state))
+      out[record.name] = meta.optimizer_steps - record.steps.value_or(meta.optimizer_steps);
+  std::erase_if(out, [](const auto& parameter) { return parameter.second == 0; });
+  return out;
+}
+
 // Throws when the checkpoint has a parameter that the job does not have.
 // `tensors`: of this rank's stages, if the model is cut into some.
 void check_parameters(const checkpoint::Checkpoint& from, const std::vector<LocalTensor>& tensors,
@@ -197,12 +210,16 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
       if (record.state == state.name) optional.optimizer.insert(state.name);
   const std::vector<Match> matches = match_tensors(from, tensors, trainer.outline(), optional);
   check_parameters(from, tensors, trainer.outline());
+  optimizer.began = beginnings(meta, optional.optimizer);
+  optimizer.set_classes(
+      classes_begun(model, trainer.stages() != nullptr ? &trainer.stages()->outline() : nullptr,
+                    optimizer.classes(), optimizer.began));
   if (optional.thawed)
     world.notice(
         "parameters that were frozen in the checkpoint train in this job: their optimizer state "
-        "starts at zero");
-  if (std::string wider = check_dtypes(from, tensors); !wider.empty() && world.rank() == 0)
-    world.notice(wider);
+        "starts at zero, as in a new run");
+  for (const std::string& said : check_dtypes(from, tensors))
+    if (world.rank() == 0) world.notice(said);
   for (const Match& match : matches)
     read_into(from, *match.record, match.tensor->region, match.tensor->local);
   optimizer.round_weights(model.update_groups());

@@ -32,24 +32,32 @@ bool represents(DType now, DType then) {
 
 }  // namespace
 
-std::string check_dtypes(const checkpoint::Checkpoint& from,
-                         const std::vector<LocalTensor>& tensors) {
-  std::map<std::pair<std::string, std::string>, DType> then;
+std::vector<std::string> check_dtypes(const checkpoint::Checkpoint& from,
+                                      const std::vector<LocalTensor>& tensors) {
+  std::map<std::pair<std::string, std::string>, const checkpoint::TensorRecord*> records;
   for (const checkpoint::TensorRecord& record : from.meta().tensors)
-    then[{record.state, record.name}] = record.dtype;
-  std::string wider;
+    records[{record.state, record.name}] = &record;
+  std::string wider, frozen;
   for (const LocalTensor& tensor : tensors) {
-    auto found = then.find({tensor.state, tensor.name});
-    if (tensor.state == "buffer" || found == then.end() || found->second == tensor.dtype) continue;
-    std::string was(dtype_name(found->second)), now(dtype_name(tensor.dtype));
+    auto found = records.find({tensor.state, tensor.name});
+    if (tensor.state == "buffer" || found == records.end()) continue;
+    const DType then = found->second->dtype;
+    const bool dropped = tensor.frozen && !tensor.state.empty();
+    if (then == tensor.dtype || dropped) continue;
+    std::string was(dtype_name(then)), now(dtype_name(tensor.dtype));
     std::string what = tensor.state.empty() ? "weights" : "optimizer state (" + tensor.state + ")";
-    if (represents(tensor.dtype, found->second)) {
+    if (represents(tensor.dtype, then)) {
       if (wider.empty())
         wider = "the checkpoint holds " + what + " in " + was + ", this job in " + now +
                 ": they go on as they are, in wider numbers";
       continue;
     }
-    int lost = bits_of(found->second)->second - bits_of(tensor.dtype)->second;
+    if (tensor.frozen && represents(tensor.dtype, found->second->export_dtype)) {
+      frozen = "parameters that are frozen in this job go on in " + now +
+               ", as the model computes with them: their main weights of " + was + " end here";
+      continue;
+    }
+    int lost = bits_of(then)->second - bits_of(tensor.dtype)->second;
     Error error(ErrorCode::checkpoint_mismatch,
                 from.folder().string() + ": it holds " + what + " in " + was + ", this job in " +
                     now + ", which would round them for good" +
@@ -58,7 +66,7 @@ std::string check_dtypes(const checkpoint::Checkpoint& from,
     error.key("model.torch_dtype").help("set model.torch_dtype = \"" + was + "\"");
     // The dtypes that optimizer.main_dtype takes: a checkpoint holds main weights in place of those
     // they are rounded to.
-    if (found->second == DType::float32 || found->second == DType::float64)
+    if (then == DType::float32 || then == DType::float64)
       error.help("set optimizer.main_dtype = \"" + was +
                  "\" to keep them beside weights that are stored in " + now);
     throw error.help("to go on in " + now +
@@ -66,7 +74,10 @@ std::string check_dtypes(const checkpoint::Checkpoint& from,
                      from.folder().string() +
                      " --out DIR, then model.pretrained = \"DIR\" under another run.name");
   }
-  return wider;
+  std::vector<std::string> out;
+  for (std::string* said : {&wider, &frozen})
+    if (!said->empty()) out.push_back(std::move(*said));
+  return out;
 }
 
 }  // namespace meshwright::train

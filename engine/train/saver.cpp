@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <iterator>
 #include <optional>
 
@@ -199,6 +200,12 @@ std::vector<checkpoint::TensorRecord> Saver::tensor_records(
     const std::map<std::string, size_t>& file_index) const {
   std::map<std::string, DType> dtypes(settings_.export_dtypes.begin(),
                                       settings_.export_dtypes.end());
+  Optimizer& optimizer = optimizer_of(trainer_);
+  const std::vector<Optimizer::State> states = optimizer.state();
+  auto is_of_optimizer = [&](const std::string& state) {
+    return std::ranges::any_of(
+        states, [&](const Optimizer::State& known) { return known.name == kind_of(state); });
+  };
   std::vector<checkpoint::TensorRecord> out;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const LocalTensor& tensor = tensors_[i];
@@ -222,6 +229,9 @@ std::vector<checkpoint::TensorRecord> Saver::tensor_records(
     }
     if (found == dtypes.end())
       found = dtypes.find(weights::first_file_name(settings_.facts.architecture, tensor.name));
+    if (const auto late = optimizer.began.find(tensor.name);
+        late != optimizer.began.end() && is_of_optimizer(tensor.state))
+      record.steps = meta_.optimizer_steps - late->second;
     if (tensor.state.empty() && found != dtypes.end()) record.export_dtype = found->second;
     out.push_back(std::move(record));
   }

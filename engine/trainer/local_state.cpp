@@ -76,8 +76,9 @@ std::vector<LocalTensor> local_state(Trainer& trainer) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const ParallelParameter& p = parameters[i];
     Tensor part = updated_part(p, places[i], model, optimizer);
-    out.push_back({frozen_names.contains(p.name) ? "" : suffix, saved_as(p.name), dtype(p, part),
-                   p.global_shape, region_of(p), part, dtype_of(p.local)});
+    const bool frozen = frozen_names.contains(p.name);
+    out.push_back({frozen ? "" : suffix, saved_as(p.name), dtype(p, part), p.global_shape,
+                   region_of(p), part, dtype_of(p.local), frozen});
   }
   for (const Optimizer::State& state : optimizer.state()) {
     if (state.tensors.empty()) continue;  // before the first step
@@ -92,8 +93,8 @@ std::vector<LocalTensor> local_state(Trainer& trainer) {
       // elsewhere.
       bool frozen = p.local.numel() > 0 && places[i].group == SIZE_MAX;
       Region region = frozen ? Region::run(0, 0) : region_of(p);
-      out.push_back(
-          {state.name + suffix, saved_as(p.name), dtype(p, local), p.global_shape, region, local});
+      out.push_back({state.name + suffix, saved_as(p.name), dtype(p, local), p.global_shape, region,
+                     local, dtype(p, local), frozen_names.contains(p.name)});
     }
   }
   for (const StateTensor& state : model.state_tensors())

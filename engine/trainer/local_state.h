@@ -40,6 +40,7 @@ struct LocalTensor {
   at::Tensor local;  // contiguous; undefined when this rank has nothing of it
   // Weights: the dtype that the model is stored in, which is narrower than that of main weights.
   DType stored = dtype;
+  bool frozen = false;  // a weight, or a state, of a parameter that does not train
 };
 // Weights, the optimizer's states, and the module's buffers (state "buffer"), of this rank's stages
 // where the model is cut into some. Weights are what the optimizer updates: its main weights where
@@ -48,6 +49,8 @@ struct LocalTensor {
 // Where replicas go their own ways (ParallelModel::independent_axis()), those of all but the first
 // have its number behind their states: "@1" are weights of replica 1, "exp_avg@1" a state of it.
 std::vector<LocalTensor> local_state(Trainer& trainer);
+// "exp_avg" of "exp_avg@1".
+inline std::string kind_of(const std::string& state) { return state.substr(0, state.find('@')); }
 // That number, as "@1"; "": the first replica, or all are equal.
 std::string own_suffix(const Trainer& trainer);
 

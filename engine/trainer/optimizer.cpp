@@ -157,7 +157,7 @@ class AdamW final : public Optimizer {
                     for (const Tensor& weight : weights)
                       counts.push_back(!counts.empty() && counts[0].device() == weight.device()
                                            ? counts[0]
-                                           : at::full({}, static_cast<double>(steps),
+                                           : at::full({}, static_cast<double>(steps - alike.began),
                                                       weight.options().dtype(at::kFloat)));
                     at::_fused_adamw_(weights, gradients, state[0], state[1], {}, counts,
                                       lr * alike.lr_factor, beta1_, beta2_, alike.weight_decay,

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,6 +29,7 @@ struct UpdateRange {
 struct UpdateClass {
   double lr_factor = 1, weight_decay = 0;
   std::vector<UpdateRange> ranges;
+  int64_t began = 0;  // updates of the run before the first one of these elements
 };
 
 // State is kept group by group, beside the values it belongs to. `state()` gives it for
@@ -46,6 +48,7 @@ class Optimizer {
   // What is updated how; each element of the groups is of one class. Without it all are updated
   // alike, by optimizer.weight_decay.
   void set_classes(std::vector<UpdateClass> classes) { classes_ = std::move(classes); }
+  const std::vector<UpdateClass>& classes() const { return classes_; }
   // One update of every group. Not collective.
   virtual void step(const std::vector<FlatParameterGroup>& groups, double lr) = 0;
   struct State {
@@ -59,6 +62,9 @@ class Optimizer {
   virtual void allocate(const std::vector<FlatParameterGroup>& groups) = 0;
   virtual const char* name() const = 0;  // as in optimizer.name
   int64_t steps = 0;                     // updates done
+  // Of them, those before a parameter's first one, by its name in checkpoints; absent: none. What
+  // was frozen begins late. The classes hold the same numbers.
+  std::map<std::string, int64_t> began;
 
   // The dtype in which weights that are stored in `values` are updated: optimizer.main_dtype where
   // that is wider.

@@ -31,48 +31,94 @@ plan::ParameterGroups freeze_parameters(const config::Config& config, ModelOutli
   return groups;
 }
 
-std::vector<UpdateClass> update_classes(const ParallelModel& model, const ModelOutline* stages,
-                                        const plan::ParameterGroups& groups) {
-  struct Run {
-    int64_t begin;
-    plan::UpdateRule rule;
-  };
-  std::vector<std::vector<Run>> runs(model.update_groups().size());
+namespace {
+
+// Where a parameter's elements begin in a flat group. `name`: as in checkpoints.
+struct Start {
+  int64_t begin;
+  std::string name;
+};
+
+// By group, ascending.
+std::vector<std::vector<Start>> starts_of(const ParallelModel& model, const ModelOutline* stages) {
+  std::vector<std::vector<Start>> out(model.update_groups().size());
   const std::vector<UpdatePlace> places = update_places(model);
   for (size_t i = 0; i < places.size(); ++i) {
     if (places[i].group == SIZE_MAX) continue;
     const std::string& own = model.parameters()[i].name;
-    const auto found = groups.rule_of.find(stages != nullptr ? stored_name(*stages, own) : own);
-    runs[places[i].group].push_back({places[i].begin, found == groups.rule_of.end()
-                                                          ? groups.other
-                                                          : groups.rules[found->second]});
+    out[places[i].group].push_back(
+        {places[i].begin, stages != nullptr ? stored_name(*stages, own) : own});
   }
-  std::vector<UpdateClass> out;
-  auto add = [&](const plan::UpdateRule& rule, const UpdateRange& range) {
-    auto at = std::find_if(out.begin(), out.end(), [&](const UpdateClass& alike) {
-      return plan::UpdateRule{alike.lr_factor, alike.weight_decay} == rule;
-    });
-    if (at == out.end()) at = out.insert(at, UpdateClass{rule.lr_factor, rule.weight_decay, {}});
-    at->ranges.push_back(range);
-  };
-  for (size_t g = 0; g < runs.size(); ++g) {
-    std::vector<Run>& of_group = runs[g];
+  for (std::vector<Start>& of_group : out)
     std::sort(of_group.begin(), of_group.end(),
-              [](const Run& a, const Run& b) { return a.begin < b.begin; });
-    const int64_t end = model.update_groups()[g].values.numel();
-    if (of_group.empty()) {
-      add(groups.other, {g, 0, end});
-      continue;
-    }
+              [](const Start& a, const Start& b) { return a.begin < b.begin; });
+  return out;
+}
+
+// Adds a range to the class of `like`, whose own ranges do not matter.
+void add_range(std::vector<UpdateClass>& classes, const UpdateClass& like,
+               const UpdateRange& range) {
+  if (range.count == 0) return;
+  auto at = std::find_if(classes.begin(), classes.end(), [&](const UpdateClass& alike) {
+    return alike.lr_factor == like.lr_factor && alike.weight_decay == like.weight_decay &&
+           alike.began == like.began;
+  });
+  if (at == classes.end())
+    at = classes.insert(at, {like.lr_factor, like.weight_decay, {}, like.began});
+  at->ranges.push_back(range);
+}
+
+}  // namespace
+
+std::vector<UpdateClass> update_classes(const ParallelModel& model, const ModelOutline* stages,
+                                        const plan::ParameterGroups& groups) {
+  auto rule_of = [&](const std::string& name) {
+    const auto found = groups.rule_of.find(name);
+    return found == groups.rule_of.end() ? groups.other : groups.rules[found->second];
+  };
+  std::vector<UpdateClass> out;
+  const std::vector<std::vector<Start>> starts = starts_of(model, stages);
+  for (size_t g = 0; g < starts.size(); ++g) {
     int64_t begin = 0;
-    for (size_t i = 0; i < of_group.size(); ++i) {
-      const bool last = i + 1 == of_group.size();
-      if (!last && of_group[i + 1].rule == of_group[i].rule) continue;
-      const int64_t until = last ? end : of_group[i + 1].begin;
-      if (until > begin) add(of_group[i].rule, {g, begin, until - begin});
-      begin = until;
+    plan::UpdateRule rule = starts[g].empty() ? groups.other : rule_of(starts[g].front().name);
+    auto end_at = [&](int64_t end) {
+      add_range(out, {rule.lr_factor, rule.weight_decay, {}}, {g, begin, end - begin});
+      begin = end;
+    };
+    for (const Start& start : starts[g]) {
+      const plan::UpdateRule next = rule_of(start.name);
+      if (next == rule) continue;
+      end_at(start.begin);
+      rule = next;
     }
+    end_at(model.update_groups()[g].values.numel());
   }
+  return out;
+}
+
+std::vector<UpdateClass> classes_begun(const ParallelModel& model, const ModelOutline* stages,
+                                       const std::vector<UpdateClass>& classes,
+                                       const std::map<std::string, int64_t>& began) {
+  std::vector<UpdateClass> out;
+  const std::vector<std::vector<Start>> starts = starts_of(model, stages);
+  for (const UpdateClass& one : classes)
+    for (const UpdateRange& range : one.ranges) {
+      UpdateClass like{one.lr_factor, one.weight_decay, {}};
+      int64_t begin = range.begin;
+      auto end_at = [&](int64_t end) {
+        add_range(out, like, {range.group, begin, end - begin});
+        begin = end;
+      };
+      for (const Start& start : starts[range.group]) {
+        if (start.begin >= range.begin + range.count) break;
+        const auto found = began.find(start.name);
+        const int64_t next = found == began.end() ? 0 : found->second;
+        if (next == like.began) continue;
+        end_at(std::max(start.begin, begin));
+        like.began = next;
+      }
+      end_at(range.begin + range.count);
+    }
   return out;
 }
 

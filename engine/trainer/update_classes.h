@@ -2,6 +2,9 @@
 // elements of the flat tensors that a strategy hands out are updated alike.
 #pragma once
 
+#include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "engine/plan/parameter_groups.h"
@@ -29,5 +32,10 @@ plan::ParameterGroups freeze_parameters(const config::Config& config, ModelOutli
 // padding, goes with the one before it. `stages`: the outline of a pipeline's rank.
 std::vector<UpdateClass> update_classes(const ParallelModel& model, const ModelOutline* stages,
                                         const plan::ParameterGroups& groups);
+
+// These classes, cut so that each parameter begins where `began` says (Optimizer::began).
+std::vector<UpdateClass> classes_begun(const ParallelModel& model, const ModelOutline* stages,
+                                       const std::vector<UpdateClass>& classes,
+                                       const std::map<std::string, int64_t>& began);
 
 }  // namespace meshwright::train

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "meshwright/error.h"
@@ -209,6 +210,10 @@ std::vector<Tensor> recomputed(ForwardCall call) {
     InKeptScope first(node->kept, /*again=*/false);
     outputs = call.run(inputs);
   }
+  // Nothing here or before it trains: no backward will come.
+  if (std::none_of(outputs.begin(), outputs.end(),
+                   [](const Tensor& t) { return t.defined() && t.requires_grad(); }))
+    return outputs;
   node->set_next_edges(torch::autograd::collect_next_edges(call.inputs));
   for (const Tensor& t : call.inputs) node->saved.emplace_back(t, /*is_output=*/false);
   node->run = std::move(call.run);
@@ -256,9 +261,6 @@ std::vector<std::string> checkpoint_layers(torch::nn::Module& model,
     if (!modules.contains(name))
       throw Error(ErrorCode::internal, "the model has no module " + name);
     torch::nn::Module& layer = *modules[name];
-    bool trainable = false;
-    for (const Tensor& p : layer.parameters()) trainable = trainable || p.requires_grad();
-    if (!trainable) continue;
     std::vector<torch::nn::Module*> parts;
     if (mode == ActivationCheckpointing::selective || !whole_layers) {
       using namespace checkpoint_scope;

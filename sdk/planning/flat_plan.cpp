@@ -130,8 +130,8 @@ void add_buckets(const ModelOutline& outline, const Layout& layout, int64_t limi
 }
 
 // The collectives of one unit.
-void add_traffic(const Axis& axis, int level, const PlannedUnit& planned, int64_t passes,
-                 int64_t gathered, int64_t reduced, int64_t elements_bytes, Traffic& wire) {
+void add_traffic(const Axis& axis, int level, int64_t gathers, int64_t passes, int64_t gathered,
+                 int64_t reduced, int64_t elements_bytes, Traffic& wire) {
   switch (level) {
     case 0:
       wire.add(axis, "all_reduce", 1, elements_bytes);
@@ -142,7 +142,7 @@ void add_traffic(const Axis& axis, int level, const PlannedUnit& planned, int64_
       wire.add(axis, "all_gather", 1, gathered);
       break;
     default:
-      wire.add(axis, "all_gather", times(planned.reshard_after_forward ? 2 : 1, passes), gathered);
+      wire.add(axis, "all_gather", times(gathers, passes), gathered);
       wire.add(axis, "reduce_scatter", passes, reduced);
   }
 }
@@ -246,6 +246,7 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
   const int64_t reduce_size = dtype_size(mp.reduce),
                 gather_size = dtype_size(policy.level == 3 ? mp.param : work.storage);
   const int64_t passes = passes_of(request);
+  const ModuleIndex index(request.outline);
   Footprint out;
   Traffic wire;
   std::vector<int64_t> held(layout.shares.size());  // elements of each gradient once it is reduced
@@ -273,7 +274,8 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
                   reduced = times(unit.trainable_size(), axis.size, reduce_size);
     out.units.push_back({planned.name, unit.elements(), bytes, planned.reshard_after_forward,
                          unit.trainable_size()});
-    add_traffic(copies, policy.level, planned, passes, bytes, reduced,
+    const bool again = planned.reshard_after_forward && unit_has_backward(request, index, planned);
+    add_traffic(copies, policy.level, again ? 2 : 1, passes, bytes, reduced,
                 times(trainable, reduce_size), wire);
     // Alone there are copies, whatever the level.
     if (policy.level > 0 && trainable > 0)

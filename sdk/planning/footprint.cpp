@@ -59,6 +59,7 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
   Traffic wire;
   Peak peak;
   const DType gradient = policy.precision.main_gradients.value_or(work.storage);
+  const ModuleIndex index(request.outline);
   RowSums sums;
   std::vector<int64_t> held(layout.shares.size());  // elements of each gradient on this rank
   DType widest_reduce = policy.precision.mp.reduce;
@@ -80,7 +81,9 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
     const int64_t gathered = times(unit.shard_size(), axis.size, dtype_size(mp.param)),
                   reduced = times(unit.trainable_size(), axis.size, dtype_size(mp.reduce));
     if (!planned.parameters.empty())
-      wire.add(axis, "all_gather", reshards ? times(2, passes) : runs, gathered);
+      wire.add(axis, "all_gather",
+               reshards ? times(unit_has_backward(request, index, planned) ? 2 : 1, passes) : runs,
+               gathered);
     if (unit.trainable_size() > 0) {
       wire.add(axis, "reduce_scatter", reduces, reduced);
       if (!planned.experts && !policy.independent_replicas)

@@ -146,8 +146,9 @@ class TokenActivations {
     if (layer_.norm_count > 0)
       layer_.inputs = std::min(layer_.inputs, layer_.norm_count * outline_.hidden_size);
     Recomputed again = recomputed_of(request_, index_, current_, whole_layers_);
-    layers.push_back({stage_, layer_.kept(again), layer_.waiting(), layer_.together(again),
-                      plus(layer_.mlp, outline_.hidden_size)});
+    if (index_.has_backward(current_))
+      layers.push_back({stage_, layer_.kept(again), layer_.waiting(), layer_.together(again),
+                        plus(layer_.mlp, outline_.hidden_size)});
     layer_ = {};
   }
 
@@ -162,7 +163,8 @@ class TokenActivations {
     if (found == nullptr || parameter.shape.empty()) return;
     bool weight = parameter.name.ends_with(".weight");
     if (within.empty()) {
-      if (weight && found->kind == ModuleKind::norm) outside += stream(module);
+      if (weight && index_.has_backward(module) && found->kind == ModuleKind::norm)
+        outside += stream(module);
       return;
     }
     if (found->kind == ModuleKind::norm && weight && module_of(module) == within) {

@@ -117,8 +117,9 @@ void add_rows(const ShardingRequest& request, const ContextAttentionPlan& attent
   for (const ModuleOutline& module : request.outline.modules) {
     if (module.kind != ModuleKind::layer) continue;
     // Attention is computed again under full checkpointing only.
-    int64_t backward = passes_of(request),
-            forward = times(backward, forward_runs(request, index, module.name + ".self_attn"));
+    const int64_t passes = passes_of(request),
+                  backward = index.has_backward(module.name) ? passes : 0,
+                  forward = times(passes, forward_runs(request, index, module.name + ".self_attn"));
     rows.add(window_of(request.outline, module.name, request.workload.seq_len), forward, backward,
              wire);
   }

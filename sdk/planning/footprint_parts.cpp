@@ -253,6 +253,20 @@ ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& 
 
 ModuleIndex::ModuleIndex(const ModelOutline& outline) {
   for (const ModuleOutline& module : outline.modules) modules_[module.name] = &module;
+  for (const ParameterOutline& parameter : outline.parameters) {
+    const std::string_view module = module_of(parameter.name), layer = layer_of(module);
+    const std::string_view part = layer.empty() ? module : layer;
+    if (parameter.trainable || parameter.stage > 0) {
+      forward_only_.erase(part);
+      break;
+    }
+    forward_only_.insert(part);
+  }
+}
+
+bool ModuleIndex::has_backward(std::string_view module) const {
+  const std::string_view layer = layer_of(module);
+  return !forward_only_.contains(layer.empty() ? module : layer);
 }
 
 const ModuleOutline* ModuleIndex::find(std::string_view name) const {
@@ -266,6 +280,13 @@ std::string_view ModuleIndex::layer_of(std::string_view name) const {
         module != nullptr && module->kind == ModuleKind::layer)
       return name;
   return {};
+}
+
+bool unit_has_backward(const ShardingRequest& request, const ModuleIndex& index,
+                       const PlannedUnit& unit) {
+  return std::any_of(unit.parameters.begin(), unit.parameters.end(), [&](size_t p) {
+    return index.has_backward(module_of(request.outline.parameters[p].name));
+  });
 }
 
 std::optional<int64_t> cut_dim(bool column, bool embedding, std::string_view parameter) {

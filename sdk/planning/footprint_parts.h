@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -108,9 +109,14 @@ class MESHWRIGHT_API ModuleIndex {
   const ModuleOutline* find(std::string_view name) const;
   // The innermost module of kind layer at or around a name, or "".
   std::string_view layer_of(std::string_view name) const;
+  // Whether gradients come to a module: something in it, in its layer or before these trains, in
+  // the order of the parameters. What lies before a pipeline's later stages is not known here, and
+  // taken to train.
+  bool has_backward(std::string_view module) const;
 
  private:
   std::unordered_map<std::string_view, const ModuleOutline*> modules_;
+  std::unordered_set<std::string_view> forward_only_;  // layers, and modules outside of layers
 };
 // tp_shard_dim() of many parameters of one plan. Views into it and the outline.
 class MESHWRIGHT_API CutDims {
@@ -124,6 +130,8 @@ class MESHWRIGHT_API CutDims {
   };
   std::unordered_map<std::string_view, Module> modules_;
 };
+bool unit_has_backward(const ShardingRequest& request, const ModuleIndex& index,
+                       const PlannedUnit& unit);
 // The dimension that a style cuts of a module's parameter.
 std::optional<int64_t> cut_dim(bool column, bool embedding, std::string_view parameter);
 // Sum of the `count` largest.

@@ -71,13 +71,15 @@ class TpTraffic {
   void forward(std::string_view module, std::string_view op, int64_t bytes) {
     wire_.add(tp_, op, times(passes_, forward_runs(request_, index_, module)), bytes);
   }
-  void backward(std::string_view op, int64_t bytes) { wire_.add(tp_, op, passes_, bytes); }
+  void backward(std::string_view module, std::string_view op, int64_t bytes) {
+    if (index_.has_backward(module)) wire_.add(tp_, op, passes_, bytes);
+  }
   // Between layouts that all ranks go on to use alike: putting together costs forward, taking a
   // part costs backward.
   void convert(std::string_view module, TpLayout from, TpLayout to, int64_t width) {
     if (from == to) return;
     if (from != TpLayout::replicate) forward(module, "all_gather", payload(width, from));
-    if (to != TpLayout::replicate) backward("all_gather", payload(width, to));
+    if (to != TpLayout::replicate) backward(module, "all_gather", payload(width, to));
   }
 
   void add_norm(const TpModule& module) {
@@ -93,7 +95,7 @@ class TpTraffic {
                  checkpoint_scope::whole_layers(true, shared_.activation_checkpointing_scope);
     int64_t runs = again ? forward_runs(request_, index_, module.name) : 1;
     wire_.add(tp_, "all_gather", times(passes_, runs), payload(hidden));
-    if (module.gathers_for_columns) backward("reduce_scatter", payload(hidden));
+    if (module.gathers_for_columns) backward(module.name, "reduce_scatter", payload(hidden));
   }
 
   void add_column(const TpModule& module, bool embedding, int64_t in, int64_t out) {
@@ -105,11 +107,11 @@ class TpTraffic {
           module.style.input == TpLayout::shard_last) {
         TpLayout cut = in_pieces ? TpLayout::shard_1 : module.style.input;
         forward(module.name, "all_gather", payload(in, cut));
-        backward("reduce_scatter", payload(in, cut));
+        backward(module.name, "reduce_scatter", payload(in, cut));
       } else {
         if (module.style.input == TpLayout::partial)
           forward(module.name, "all_reduce", payload(in));
-        backward("all_reduce", payload(in));
+        backward(module.name, "all_reduce", payload(in));
       }
     }
     convert(module.name, TpLayout::shard_last, module.style.output, out);
@@ -133,7 +135,7 @@ class TpTraffic {
       case TpLayout::shard_1:
       case TpLayout::shard_last:
         forward(module.name, "reduce_scatter", payload(out));
-        backward("all_gather", payload(out));
+        backward(module.name, "all_gather", payload(out));
         break;
     }
   }

@@ -45,8 +45,9 @@ void add_expert_rows(const ShardingRequest& request, const ModuleIndex& index, T
   Axis ep{"ep", request.mesh.moe_mesh->size("ep"), 0};
   for (const ModuleOutline& module : request.outline.modules) {
     if (module.kind != ModuleKind::experts) continue;
-    int64_t backward = passes_of(request),
-            forward = times(backward, forward_runs(request, index, module.name));
+    const int64_t passes = passes_of(request),
+                  backward = index.has_backward(module.name) ? passes : 0,
+                  forward = times(passes, forward_runs(request, index, module.name));
     if (request.config.shared.moe.dispatcher == TokenDispatcher::all_gather)
       add_all_gather_rows(request, ep, forward, backward, wire);
     else
@@ -86,7 +87,7 @@ bool in_attention(std::string_view module) {
 int64_t forward_runs(const ShardingRequest& request, const ModuleIndex& index,
                      std::string_view module) {
   std::string_view layer = index.layer_of(module);
-  if (layer.empty() ||
+  if (layer.empty() || !index.has_backward(module) ||
       request.config.shared.activation_checkpointing == ActivationCheckpointing::none)
     return 1;
   if (!checkpoint_scope::holds(request.config.shared.activation_checkpointing_scope, layer))

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "checkpoint_scope.h"
 #include "footprint_parts.h"
 #include "meshwright/error.h"
 #include "meshwright/unit_rules.h"
@@ -193,6 +194,37 @@ std::set<int64_t> frozen_lists(const ModelOutline& outline, const std::vector<Pl
   return out;
 }
 
+// Which of these lists join the root unit. Towers do, which ranks may run unequally often. Layers
+// of language run alike on every rank: where no list trains they stay as they are, or the root
+// would be nearly all of the model, whole on every rank all the time.
+std::set<int64_t> joining_lists(const std::set<int64_t>& frozen,
+                                const std::vector<PlannedUnit>& units) {
+  const bool list_trains = std::any_of(units.begin(), units.end(), [&](const PlannedUnit& unit) {
+    return unit.module_list >= 0 && !frozen.contains(unit.module_list);
+  });
+  std::set<int64_t> out;
+  for (const PlannedUnit& unit : units)
+    if (frozen.contains(unit.module_list) &&
+        (list_trains || checkpoint_scope::part_of(unit.name) != "language"))
+      out.insert(unit.module_list);
+  return out;
+}
+
+// Layers that every rank runs alike gain nothing from the root.
+void tell_joined_layers(const std::string& key, const std::set<int64_t>& joining,
+                        ShardingPlan& plan) {
+  std::vector<std::string> names;
+  for (const PlannedUnit& unit : plan.units)
+    if (joining.contains(unit.module_list) && !unit.experts &&
+        checkpoint_scope::part_of(unit.name) == "language")
+      names.push_back(unit.name);
+  if (names.empty()) return;
+  plan.notices.push_back(
+      "the frozen units " + names.front() + (names.size() > 1 ? " to " + names.back() : "") +
+      " lie in the root unit, which is whole on every rank all through a step; " + key +
+      " = \"per_layer\" keeps them in units of their own");
+}
+
 // Such lists go where the policy says (semantics 3.6). Under expert parallelism the ranks that
 // share the root hold different experts, so it cannot own them: experts stay units of their own,
 // cut over the ranks that hold the same.
@@ -219,8 +251,10 @@ void place_frozen(const ModelOutline& outline, int64_t ranks, ShardingPlan& plan
     return;
   }
   const bool replicates = policy.place == Place::replicated;
+  const std::set<int64_t> moving = replicates ? frozen : joining_lists(frozen, plan.units);
+  if (!replicates && ranks > 1 && !policy.key.empty()) tell_joined_layers(key, moving, plan);
   for (PlannedUnit& unit : plan.units) {
-    if (!frozen.contains(unit.module_list) || (unit.experts && !replicates)) continue;
+    if (!moving.contains(unit.module_list) || (unit.experts && !replicates)) continue;
     auto& target = replicates ? plan.whole : plan.units.back().parameters;
     target.insert(target.end(), unit.parameters.begin(), unit.parameters.end());
     unit.parameters.clear();

@@ -56,6 +56,7 @@ Meta example() {
        {{2, "exp_avg/f.weight", Region::run(0, 12)}},
        DType::float32,
        FusedRows{2, {1, 2}}}};
+  meta.tensors.back().steps = 40;
   meta.generators = {{0, "cpu", 2, "rng/cpu"}};
   return meta;
 }
@@ -91,6 +92,8 @@ TEST_CASE("meta.json is read as it was written") {
   CHECK(meta.find("", "a.weight")->export_dtype == DType::bfloat16);
   CHECK_FALSE(meta.find("", "a.weight")->fused.has_value());
   CHECK(meta.find("exp_avg", "f.weight")->fused == FusedRows{2, {1, 2}});
+  CHECK(meta.find("exp_avg", "f.weight")->steps == 40);
+  CHECK_FALSE(meta.find("exp_avg", "a.weight")->steps.has_value());
   CHECK(meta.find("", "b") == nullptr);
   CHECK(meta.history.losses.empty());  // as those of before
 }
@@ -175,6 +178,10 @@ TEST_CASE("what a sealed meta.json may not say") {
       {"\"parts\": [1, 2]", "\"parts\": []", "has fused parts that do not make up"},
       {"\"parts\": [1, 2]", "\"parts\": [1, -2]", "something else than whole numbers"},
       {"{\"groups\": 2, \"parts\": [1, 2]}", "[2, 1, 2]", "is not an object"},
+      {"\"steps\": 40", "\"steps\": 51",
+       "(f.weight) has had more updates than the optimizer has done"},
+      {"\"steps\": 40", "\"steps\": -1", "needs a whole number of at least 0 as \"steps\""},
+      {"\"name\": \"s\"", "\"steps\": 1, \"name\": \"s\"", "has fields this version does not know"},
       {"\"rank\": 0", "\"rank\": 2", "names a file or rank that is not there"},
       {"\"mesh\": [2, 1]", "\"mesh\": [2]", "needs one size an axis"},
       {"\"lr\": 0.10000000000000001", "\"lr\": 0.1, \"lr\": 0.2", "lists \"lr\" twice"},

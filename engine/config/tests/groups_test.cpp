@@ -91,6 +91,10 @@ TEST_CASE("what is wrong in a group is refused at its own place") {
   for (const Row& row : {
            Row{"[[optimizer.group]]\npattern = \"*\"\nlr_factr = 2\n", "E0202",
                "optimizer.group.lr_factr", "did you mean optimizer.group.lr_factor?", 3, 1},
+           Row{"[[optimizer.group]]\npattern = \"*\"\nlr = 1e-5\n", "E0202", "optimizer.group.lr",
+               "optimizer.group.lr_factor", 3, 1},
+           Row{"[[optimizer.group]]\npattern = \"*\"\nlearning_rate = 1e-5\n", "E0202",
+               "optimizer.group.learning_rate", "optimizer.group.lr_factor", 3, 1},
            Row{"[[optimizer.group]]\npattern = \"*\"\nlr_factor = -0.5\n", "E0204",
                "optimizer.group.lr_factor", "set optimizer.group.lr_factor = 1", 3, 13},
            Row{"[[optimizer.group]]\npattern = \"*\"\nlr_factor = \"half\"\n", "E0203",
@@ -188,6 +192,7 @@ TEST_CASE("schema, explanations and search know the keys of groups") {
   CHECK(group.at("type") == "array");
   const boost::json::object& item = group.at("items").as_object();
   CHECK(item.at("additionalProperties") == false);
+  CHECK(item.at("required") == boost::json::array{"pattern"});
   for (const char* key : {"pattern", "lr_factor", "weight_decay", "frozen"})
     CHECK(item.at("properties").as_object().contains(key));
   CHECK(explain("optimizer.group", {}).rfind("[[optimizer.group]]", 0) == 0);

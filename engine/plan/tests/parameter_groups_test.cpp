@@ -96,6 +96,26 @@ TEST_CASE("a group of no parameter is warned of, by what is wrong with it") {
   CHECK(m.of("model.layers.0.mlp.up_proj.bias") == "1 0.1");
 }
 
+TEST_CASE("a pattern that is nearly right is told what is meant, any other what names are like") {
+  for (const auto& [pattern, meant] : std::vector<std::pair<std::string, std::string>>{
+           {"model.embed_tokens", "did you mean model.embed_tokens.*?"},
+           {"embed_tokens.*", "did you mean *.embed_tokens.*?"},
+           {"mlp", "did you mean *.mlp.*?"},
+           {"model.layer.0.*", "did you mean model.layers.0.*?"},
+           {"model.layer.*.mlp.*", "did you mean model.layers.*.mlp.*?"},
+           {"*.0.mpl.*", "did you mean *.0.mlp.*?"},
+           {"*.up_prj.weight", "did you mean *.up_proj.weight?"},
+           {"encoder.block.*",
+            "names are like model.layers.10.mlp.up_proj.weight, and "
+            "`meshwright plan --json` lists them"}}) {
+    CAPTURE(pattern);
+    const Made m = made(group("pattern = \"" + pattern + "\"\nlr_factor = 2"));
+    REQUIRE(m.warnings.size() == 1);
+    const std::string end = "has such a name; " + meant;
+    CHECK_MESSAGE(m.warnings[0].ends_with(end), m.warnings[0]);
+  }
+}
+
 TEST_CASE("what a model freezes by itself stays frozen, and nothing at all to train is refused") {
   Made m;
   for (ParameterOutline& p : m.outline.parameters) p.trainable = p.name != "scale";

@@ -78,6 +78,35 @@ TEST_CASE("with free messages a pipeline takes as long as the simulation of its 
     }
 }
 
+TEST_CASE("what is frozen takes less time, the more of it the less, and nothing frozen as much") {
+  const published::Machines machines = published::machines(kMachines);
+  for (const published::Row& row : published::runs(kData)) {
+    CAPTURE(row.id);
+    const Machine machine = published::machine_of(row, machines);
+    auto step = [&](const Frozen& frozen) {
+      Shape shape = row.shape;
+      shape.frozen = frozen;
+      return predict(machine, shape, row.job);
+    };
+    const Prediction all = step({}), products = step({.products = 0.5}),
+                     beginning = step({.layers = row.shape.layers / 2, .parameters = 0.4}),
+                     layers = step({.layers = row.shape.layers, .parameters = 0.9});
+    CHECK(products.seconds <= all.seconds);
+    CHECK(products.parts.products <= all.parts.products);
+    CHECK(beginning.seconds < all.seconds);
+    CHECK(layers.seconds < beginning.seconds);
+    CHECK(beginning.memory.peak() <= all.memory.peak());
+    for (const Prediction* one : {&products, &beginning, &layers})
+      for (const double part :
+           {one->parts.products, one->parts.attention, one->parts.recompute, one->parts.tp,
+            one->parts.shard, one->parts.optimizer, one->parts.host})
+        CHECK(part >= 0);
+    // Half of the layers without a backward: between a half and all of its time is left.
+    if (row.job.pp == 1 && row.job.recompute == Recompute::none)
+      CHECK(beginning.parts.attention < 0.8 * all.parts.attention);
+  }
+}
+
 TEST_CASE("a group over whole hosts has the sum of their NICs, one of a rank a host a single NIC") {
   const Machine machine = find_machine("h100", kMachines);
   const double nic = machine.network.nic * machine.network.nic_attained;

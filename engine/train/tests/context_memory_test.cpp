@@ -128,6 +128,26 @@ TEST_CASE("context parallel: a rank holds what its plan says, by every method") 
     }
 }
 
+TEST_CASE("layers that are frozen from the beginning on keep nothing, as planned") {
+  TestFolder folder("frozen_memory");
+  const std::string model = write_shape(folder.path, {"grouped", 4, 2, 6});
+  std::vector<std::string> sets = {
+      R"(optimizer.group=[{pattern = "*embed*", frozen = true},
+          {pattern = "model.layers.[0-3].*", frozen = true}])"};
+  const Use all = measure(model, 1, 2048, 2, {});
+  for (const char* recomputed : {"none", "full"}) {
+    CAPTURE(std::string(recomputed));
+    if (*recomputed == 'f') sets.emplace_back("distributed.activation_checkpointing=\"full\"");
+    const Use use = measure(model, 1, 2048, 2, sets);
+    const double far = static_cast<double>(use.step()) /
+                       static_cast<double>(use.planned.transient + use.planned.activations);
+    MESSAGE(std::string(recomputed) << ": " << far);
+    CHECK(far > 0.95);
+    CHECK(far < 1.05);
+    CHECK(use.step() < all.step() / 2);
+  }
+}
+
 TEST_CASE("context parallel: two ranks hold little more than half the activations each") {
   TestFolder folder("context_memory_half");
   const std::string model = write_shape(folder.path, {"grouped", 4, 2, 6});

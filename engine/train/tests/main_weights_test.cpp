@@ -228,6 +228,51 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("what had main weights may be frozen: it goes on as the model computed with it") {
+  TestFolder folder("main_weights_frozen");
+  const std::string model = write_model(folder.path, kLlama), name = "model.embed_tokens.weight",
+                    freeze = R"(optimizer.group=[{pattern = "*embed*", frozen = true}])";
+  const Layout with = stored_layout(model, "fsdp2", 2);
+  Tensor before;
+  run_ranks(2, [&](const std::shared_ptr<World>& world) {
+    Rank rank(with, world);
+    rank.initialize();
+    for (int step = 0; step < 2; ++step) rank.step();
+    rank.trainer.save(folder.path.string());
+    const Tensor whole = rank.trainer.model().full_tensor(name).clone();
+    if (world->rank() == 0) before = whole;
+  });
+  for (const char* strategy : {"fsdp2", "ddp", "megatron_fsdp"}) {
+    CAPTURE(strategy);
+    run_ranks(2, [&](const std::shared_ptr<World>& world) {
+      Rank rank(stored_layout(model, strategy, 2, {freeze}), world);
+      rank.trainer.load(folder.path.string());
+      rank.step();
+      const Tensor now = rank.trainer.model().full_tensor(name).clone();
+      if (world->rank() != 0) return;
+      CHECK(now.scalar_type() == at::kBFloat16);
+      CHECK(now.equal(before));
+      CHECK(said(world->notices(), "parameters that are frozen in this job go on in bfloat16"));
+    });
+  }
+  // What trains is still not rounded, and neither is what the model itself holds in float32.
+  const auto refused = [&](const Layout& layout, const fs::path& from) {
+    std::string out;
+    run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
+      Rank rank(layout, world);
+      try {
+        rank.trainer.load(from.string());
+      } catch (const Error& error) {
+        if (world->rank() == 0) out = error.message();
+      }
+    });
+    return out.find("which would round them for good") != std::string::npos;
+  };
+  CHECK(refused(stored_layout(model, "fsdp2", 2, {freeze}, /*main=*/false), folder.path));
+  losses_of({.strategy = "fsdp2", .ranks = 2, .model = model}, {}, 1, folder.path / "wide", 1);
+  CHECK(refused(stored_layout(model, "fsdp2", 2, {freeze}), folder.path / "wide"));
+}
+
 TEST_CASE(
     "fresh main weights have all the digits of the values that the model is filled with, and an "
     "export has the stored dtype") {

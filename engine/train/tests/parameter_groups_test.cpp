@@ -72,6 +72,10 @@ std::vector<Case> cases() {
          if (holds(name, "embed") || holds(name, ".0.")) return {.frozen = true};
          return {holds(name, ".1.input_layernorm.") ? 0.0 : 1.0, 0.1};
        }},
+      {"all layers frozen",
+       kStaged,
+       {R"(optimizer.group=[{pattern = "model.layers.*", frozen = true}])"},
+       [](const std::string& name, int64_t) -> Rule { return {.frozen = holds(name, "layers")}; }},
       {"no decay of norms and biases, tied embeddings",
        biases,
        {"optimizer.no_decay=norms_and_biases", "optimizer.weight_decay=0.5",
@@ -93,14 +97,24 @@ struct Came {
   std::vector<std::string> warnings;
 };
 
-Came came_of(const Layout& layout) {
+// Of a run that is saved and goes on.
+struct Leg {
+  fs::path from = {};  // a folder of checkpoints; empty: fresh weights
+  int steps = kSteps;
+  fs::path save_to = {};  // at its end
+};
+
+Came came_of(const Layout& layout, const Leg& leg = {}) {
   Came out;
   out.state.resize(static_cast<size_t>(layout.ranks));
   out.gradients.resize(out.state.size());
   std::mutex mutex;
   run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
     Rank rank(layout, world);
-    rank.initialize();
+    if (leg.from.empty())
+      rank.initialize();
+    else
+      rank.trainer.load(leg.from.string());
     ParallelModel& model = rank.trainer.model();
     Came mine;
     auto all = [&] {
@@ -115,13 +129,14 @@ Came came_of(const Layout& layout) {
       return parameters;
     };
     mine.first = all();
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < leg.steps; ++step) {
       const StepResult result = rank.step();
       mine.curve.losses.push_back(result.loss);
       mine.curve.norms.push_back(result.grad_norm);
       mine.rates.push_back(result.lr);
     }
     mine.curve.parameters = all();
+    if (!leg.save_to.empty()) rank.trainer.save(leg.save_to.string());
     int64_t state = 0, gradients = 0;
     for (const train::Optimizer::State& each : train::optimizer_of(rank.trainer).state())
       for (const at::Tensor& tensor : each.tensors) state += tensor.numel();
@@ -142,11 +157,12 @@ Came came_of(const Layout& layout) {
 }
 
 // The same steps by LibTorch alone: torch.optim's AdamW with its param_groups, in one process.
-Curve by_torch(const Case& one, const std::string& model, const Came& ours) {
+// `thaw_at`: the step from which on what was frozen trains, too.
+Curve by_torch(const Case& one, const std::string& model, const Came& ours, size_t thaw_at = 99) {
   modules::CausalLM net = modules::build_model(model, DType::float32, at::kCPU);
   std::vector<torch::optim::OptimizerParamGroup> groups;
   std::vector<double> factors;
-  std::vector<at::Tensor> trained;
+  std::vector<at::Tensor> frozen;
   std::set<const void*> seen;
   std::vector<std::pair<std::string, at::Tensor>> all;
   for (auto& item : net->named_parameters()) {
@@ -159,19 +175,20 @@ Curve by_torch(const Case& one, const std::string& model, const Came& ours) {
     all.emplace_back(item.key(), p);
     const Rule rule = one.rule(item.key(), p.dim());
     p.set_requires_grad(!rule.frozen);
-    if (rule.frozen) continue;
+    if (rule.frozen) frozen.push_back(p);
     auto options = std::make_unique<torch::optim::AdamWOptions>(1e-3);
     options->betas({0.9, 0.95}).eps(1e-5).weight_decay(rule.decay);
     groups.emplace_back(std::vector<at::Tensor>{p}, std::move(options));
     factors.push_back(rule.factor);
-    trained.push_back(p);
   }
   torch::optim::AdamW optimizer(groups, torch::optim::AdamWOptions(1e-3));
   Curve out;
-  for (int step = 0; step < kSteps; ++step) {
+  for (size_t step = 0; step < ours.rates.size(); ++step) {
+    if (step == thaw_at)
+      for (at::Tensor& p : frozen) p.set_requires_grad(true);
     at::Tensor ids = at::empty({kBatch, kLength + 1}, at::kLong);
     for (int64_t row = 0; row < kBatch; ++row)
-      fill_sample(step * kBatch + row, net->outline().vocab_size,
+      fill_sample(static_cast<int64_t>(step) * kBatch + row, net->outline().vocab_size,
                   ids.mutable_data_ptr<int64_t>() + row * (kLength + 1));
     optimizer.zero_grad();
     const at::Tensor logits = net(ids.narrow(1, 0, kLength)),
@@ -180,12 +197,14 @@ Curve by_torch(const Case& one, const std::string& model, const Came& ours) {
     loss.backward();
     c10::NoGradGuard no_grad;
     std::vector<at::Tensor> norms;
-    for (const at::Tensor& p : trained) norms.push_back(p.grad().to(at::kDouble).norm());
+    for (const auto& [name, p] : all)
+      if (p.grad().defined()) norms.push_back(p.grad().to(at::kDouble).norm());
     const double norm = at::stack(norms).norm().item<double>();
-    for (const at::Tensor& p : trained) p.grad().mul_(std::min(1.0, 1.0 / (norm + 1e-6)));
+    for (const auto& [name, p] : all)
+      if (p.grad().defined()) p.grad().mul_(std::min(1.0, 1.0 / (norm + 1e-6)));
     for (size_t g = 0; g < factors.size(); ++g)
       static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[g].options())
-          .lr(factors[g] * ours.rates.at(static_cast<size_t>(step)));
+          .lr(factors[g] * ours.rates[step]);
     c10::AutoGradMode grad(true);
     optimizer.step();
     out.losses.push_back(loss.item<double>());
@@ -291,6 +310,51 @@ TEST_CASE("groups are torch.optim's param_groups on every layout, and what is fr
         CHECK(came.gradients[0] == trained);
       }
     }
+  }
+}
+
+TEST_CASE(
+    "a frozen layer is recomputed where gradients pass through it, and the first ones are not") {
+  TestFolder folder("frozen_recomputed");
+  const std::string model = write_model(folder.path, kStaged);
+  const Case one{"",
+                 kStaged,
+                 {R"(optimizer.group=[{pattern = "*embed*", frozen = true},
+                      {pattern = "*.0.*", frozen = true}, {pattern = "*.2.*", frozen = true}])"},
+                 {}};
+  const std::string full = "distributed.activation_checkpointing=\"full\"",
+                    selective = "distributed.activation_checkpointing=\"selective\"";
+  for (const Where& where : std::vector<Where>{{"fsdp2", {2, {}}, {full}},
+                                               {"fsdp2", {2, {}}, {selective}},
+                                               {"fsdp2", {1, {}}, {full}},
+                                               {"ddp", {2, {}}, {full}},
+                                               {"megatron_fsdp", {2, {}}, {flat_level(3), full}}}) {
+    std::vector<std::string> kept = where.more;
+    kept.pop_back();
+    const Layout layout = layout_of(model, one, where.strategy, where.mesh, where.more);
+    INFO(layout.text());
+    // To the last bit.
+    const Curve with = came_of(layout).curve,
+                without = came_of(layout_of(model, one, where.strategy, where.mesh, kept)).curve;
+    CHECK(unlike(with, without) == "");
+    std::vector<int> runs(4);
+    std::mutex mutex;
+    run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
+      std::vector<int> mine(4);
+      Rank rank(layout, world, [&](torch::nn::Module& net) {
+        const auto modules = net.named_modules();
+        for (size_t i = 0; i < mine.size(); ++i)
+          HookHost::of(*modules["model.layers." + std::to_string(i) + ".mlp.down_proj"])
+              ->before_forward.emplace_back([&mine, i](auto&, auto&) { ++mine[i]; });
+      });
+      rank.initialize();
+      rank.step();
+      std::lock_guard lock(mutex);
+      if (world->rank() == 0) runs = mine;
+    });
+    const int once = runs[0];
+    CHECK(once > 0);
+    CHECK(runs == std::vector<int>{once, 2 * once, 2 * once, 2 * once});
   }
 }
 
@@ -400,6 +464,52 @@ TEST_CASE("what was frozen may train when a run goes on, and the other way round
     CHECK(farthest(losses, thawed) < 1e-6);
   }
   CHECK(losses_of(layout_of(model, one, "ddp", kAlone), free, 3).size() == 3);
+}
+
+TEST_CASE("what is thawed has its own count of updates, as in torch.optim, and keeps it") {
+  TestFolder folder("thawed");
+  const Case frozen{"a frozen beginning",
+                    kStaged,
+                    {R"(optimizer.group=[{pattern = "*embed*", frozen = true},
+                         {pattern = "*.0.*", frozen = true}, {pattern = "*norm*", lr_factor = 2}])"},
+                    [](const std::string& name, int64_t) -> Rule {
+                      return {.factor = holds(name, "norm") ? 2.0 : 1.0,
+                              .frozen = holds(name, "embed") || holds(name, ".0.")};
+                    }};
+  Case thawed = frozen;
+  thawed.sets = {R"(optimizer.group=[{pattern = "*norm*", lr_factor = 2}])"};
+  const std::string model = write_model(folder.path, kStaged);
+  const std::vector<Where> layouts = {{"fsdp2", {2, {}}},
+                                      {"ddp", {2, {}}},
+                                      {"fsdp2", {4, {kTp2}}},
+                                      {"fsdp2", {2, {kPp2}}},
+                                      {"megatron_fsdp", {2, {}}, {flat_level(3)}}};
+  auto layout = [&](const Case& one, size_t i) {
+    const Where& where = layouts[i % layouts.size()];
+    return layout_of(model, one, where.strategy, where.mesh, where.more);
+  };
+  const Came first = came_of(layout(frozen, 0), {.steps = 3, .save_to = folder.path / "first"});
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    const fs::path saved = folder.path / std::to_string(i);
+    Came all = first;
+    // Saved between, and gone on with on another layout.
+    for (const Came& leg : {came_of(layout(thawed, i), {folder.path / "first", 2, saved}),
+                            came_of(layout(thawed, i + 1), {.from = saved, .steps = 3})}) {
+      all.rates.insert(all.rates.end(), leg.rates.begin(), leg.rates.end());
+      for (std::vector<double> Curve::* row : {&Curve::losses, &Curve::norms})
+        (all.curve.*row)
+            .insert((all.curve.*row).end(), (leg.curve.*row).begin(), (leg.curve.*row).end());
+      all.curve.parameters = leg.curve.parameters;
+    }
+    INFO(layout(thawed, i).text());
+    REQUIRE(all.rates.size() == 8);
+    CHECK(strays(all.curve, by_torch(frozen, model, all, 3)) == "");
+    const checkpoint::Meta meta = checkpoint::read_meta(saved / "step_00000005");
+    CHECK(meta.find("exp_avg", "model.embed_tokens.weight")->steps == 2);
+    CHECK(meta.find("exp_avg_sq", "model.layers.0.mlp.up_proj.weight")->steps == 2);
+    CHECK_FALSE(meta.find("exp_avg", "model.norm.weight")->steps.has_value());
+    CHECK_FALSE(meta.find("", "model.embed_tokens.weight")->steps.has_value());
+  }
 }
 
 TEST_CASE("groups that match nothing are warned of; a model that is frozen as a whole is refused") {

@@ -8,6 +8,7 @@
 
 #include "engine/forecast/forecast.h"
 #include "engine/plan/plan.h"
+#include "engine/train/tests/pipeline_layouts.h"
 #include "engine/train/tests/small_run.h"
 #include "engine/trainer/step_monitor.h"
 #include "meshwright/parallel/testing.h"
@@ -57,6 +58,56 @@ TEST_CASE(
       const double peak = flop / 0.05 / cost.mfu / static_cast<double>(ranks);
       CHECK(peak < 4 * measured_rate(4));
       CHECK(peak > measured_rate(4) / 20);
+    });
+  }
+}
+
+TEST_CASE("what is frozen has less of a backward, and MFU counts none for it") {
+  const double length = 8;
+  struct Row {
+    const char* groups;
+    // How many products of 2 operations an element there are, and how many operations of attention
+    // a layer on average.
+    std::vector<double> layers;
+    double head, attention;
+  };
+  for (const Row& row :
+       {Row{"[]", {3, 3, 3, 3}, 3, 12},
+        Row{R"([{pattern = "*.0.*", frozen = true}])", {2, 3, 3, 3}, 3, 12},
+        Row{R"([{pattern = "model.embed_tokens.*", frozen = true}])", {3, 3, 3, 3}, 3, 12},
+        Row{R"([{pattern = "*embed*", frozen = true}, {pattern = "*.[01].*", frozen = true}])",
+            {1, 1, 3, 3},
+            3,
+            8},
+        Row{R"([{pattern = "*embed*", frozen = true}, {pattern = "*.[02].*", frozen = true},
+                {pattern = "lm_head.*", frozen = true}])",
+            {1, 3, 2, 3},
+            2,
+            10},
+        Row{R"([{pattern = "lm_head.*", lr_factor = 2}, {pattern = "*", frozen = true}])",
+            {1, 1, 1, 1},
+            2,
+            4}}) {
+    CAPTURE(std::string(row.groups));
+    TestFolder folder("frozen_flop");
+    run_ranks(1, [&](const std::shared_ptr<World>& world) {
+      Rank rank({.strategy = "ddp",
+                 .ranks = 1,
+                 .sets = {std::string("optimizer.group=") + row.groups},
+                 .model = write_model(folder.path, kStaged)},
+                world);
+      const ModelOutline& outline = *rank.trainer.plan().outline;
+      double expected = row.attention * 4 * length *
+                        static_cast<double>(outline.attention_heads * outline.head_dim);
+      for (const ParameterOutline& p : outline.parameters) {
+        if (p.shape.size() != 2 || p.name.find("embed") != std::string::npos) continue;
+        const size_t layer = p.name.find(".layers.");
+        const double times = layer == std::string::npos
+                                 ? row.head
+                                 : row.layers.at(static_cast<size_t>(p.name[layer + 8] - '0'));
+        expected += 2 * times * static_cast<double>(element_count(p.shape));
+      }
+      CHECK(forecast::shape_of(outline).flop_a_token(length) == doctest::Approx(expected));
     });
   }
 }

@@ -321,6 +321,37 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("what is frozen from the beginning on keeps nothing; a frozen layer behind it does") {
+  Job job{.outline = llama_outline({.layers = 4}), .world = 2};
+  job.work = {.local_batch = 2, .seq_len = 16};
+  SharedOptions& shared = job.plan_ddp().config.shared;
+  auto bytes = [&] { return activation_bytes(job.request(), /*whole_layers=*/true); };
+  auto set = [&](const std::string& prefix, bool trainable) {
+    for (ParameterOutline& p : job.outline.parameters)
+      if (p.name.starts_with(prefix)) p.trainable = trainable;
+  };
+  const int64_t token = 32 * 4, outside = 16 + 32 + 32;
+  const ActivationCheckpointing none = ActivationCheckpointing::none,
+                                full = ActivationCheckpointing::full;
+  struct Row {
+    std::vector<const char*> frozen;
+    ActivationCheckpointing mode;
+    int64_t floats;  // a token
+  };
+  for (const Row& row :
+       {Row{{}, none, 4 * 116 + outside}, Row{{}, full, 4 * 8 + 116 + outside},
+        Row{{"model.embed", "model.layers.0."}, none, 3 * 116 + outside},
+        Row{{"model.embed", "model.layers.0."}, full, 3 * 8 + 116 + outside},
+        Row{{"model.embed", "model.layers.2."}, none, 4 * 116 + outside},
+        Row{{"model.layers.0.", "model.layers.2."}, full, 4 * 8 + 116 + outside},
+        Row{{"model.embed", "model.layers."}, full, outside}, Row{{"model."}, none, outside - 8}}) {
+    set("", true);
+    for (const char* prefix : row.frozen) set(prefix, false);
+    shared.activation_checkpointing = row.mode;
+    CHECK(bytes() == token * row.floats);
+  }
+}
+
 TEST_CASE("layers out of the checkpointing scope send nothing a second time") {
   Job job{.outline = llama_outline({.layers = 4}), .sizes = {.dp = {}, .tp = 2}, .world = 2};
   job.work = {.local_batch = 2, .seq_len = 16};

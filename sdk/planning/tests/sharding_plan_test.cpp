@@ -288,6 +288,34 @@ TEST_CASE("lists that are frozen as a whole go where the policy says, and the pl
   CHECK(gathered(Place::with_root) - gathered(Place::replicated) == 2 * 40 / 2 * 4);
 }
 
+TEST_CASE(
+    "language layers that are all frozen stay units, unless other layers train, which is told") {
+  Job job{.outline = two_lists(), .world = 2};
+  job.plan();
+  auto plan = [&] {
+    return fully_sharded_plan(
+        job.request(), {.frozen = {FrozenPolicy::Place::with_root, "distributed.mine.frozen"}});
+  };
+  freeze(job.outline, "model.layers.");
+  CHECK(names_of(plan()) == std::vector<std::string>{"vision_tower.0", "vision_tower.1", "root"});
+  REQUIRE(plan().notices.size() == 1);
+  CHECK(plan().notices[0] ==
+        "the frozen units model.layers.0 to model.layers.1 lie in the root unit, which is whole on "
+        "every rank all through a step; distributed.mine.frozen = \"per_layer\" keeps them in "
+        "units of their own");
+  freeze(job.outline, "vision_tower.");
+  CHECK(names_of(plan()) == std::vector<std::string>{"model.layers.0", "model.layers.1", "root"});
+  CHECK(plan().notices.empty());
+  Job alone{.outline = llama_outline({.layers = 2}), .world = 2};
+  alone.plan();
+  const Footprint before = footprint_of(alone.request(), fully_sharded_plan(alone.request()));
+  freeze(alone.outline, "model.layers.");
+  const Footprint after = footprint_of(alone.request(), fully_sharded_plan(alone.request()));
+  CHECK(after.units.size() == before.units.size());
+  CHECK(after.bytes.weights == before.bytes.weights);
+  CHECK(after.bytes.transient <= before.bytes.transient);
+}
+
 TEST_CASE("a unit rule of the model's class is what the plan shows") {
   Job job{.outline = llama_outline({.layers = 2}), .world = 2};
   job.plan();
