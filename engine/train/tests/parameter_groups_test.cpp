@@ -2,6 +2,7 @@
 // on every layout. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/megatron_fsdp.h"
 #include "engine/train/tests/pipeline_layouts.h"
+#include "engine/train/tests/sampled.h"
 #include "engine/train/tests/saved.h"
 
 #include <ATen/ops/cross_entropy_loss.h>
@@ -278,6 +279,7 @@ std::string refusal(const Layout& layout) {
 
 TEST_CASE("groups are torch.optim's param_groups on every layout, and what is frozen stays") {
   TestFolder folder("parameter_groups");
+  size_t turn = 0;
   for (const Case& one : cases()) {
     const std::string model = write_model(folder.path, one.model);
     const Came alone = came_of(layout_of(model, one, "ddp", kAlone));
@@ -286,6 +288,7 @@ TEST_CASE("groups are torch.optim's param_groups on every layout, and what is fr
     CHECK(strays(alone.curve, truth) == "");
     const int64_t trained = trained_elements(one, alone);
     for (const Where& where : everywhere()) {
+      if (!sampled(turn++, 3)) continue;
       const Layout layout = layout_of(model, one, where.strategy, where.mesh, where.more);
       INFO(layout.text());
       const Came came = came_of(layout);
