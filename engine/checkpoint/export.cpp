@@ -1,6 +1,8 @@
 #include "engine/checkpoint/export.h"
 
 #include <algorithm>
+#include <limits>
+#include <set>
 
 #include "engine/weights/auxiliary_files.h"
 #include "engine/weights/convert.h"
@@ -14,6 +16,8 @@ namespace {
 
 constexpr int64_t kPiece = 4 << 20;  // elements read at a time
 constexpr std::string_view kSource = "source/";
+
+constexpr std::string_view kPeftPrefix = "base_model.model.";
 
 DType dtype_of(const SourceTensor& tensor, const ExportChoice& choice) {
   return choice.dtype && weights::is_floating(tensor.export_dtype) ? *choice.dtype
@@ -36,8 +40,38 @@ std::string config_of(const fs::path& folder, const fs::path& path) {
   return text;
 }
 
+// What of the source is written, and how.
+struct Content {
+  std::optional<AdapterSet> adapters;
+  bool alone = false;  // the adapters without the model
+
+  explicit Content(Source& source, const ExportChoice& choice)
+      : adapters(adapters_of(source)),
+        alone(adapters.has_value() && choice.form == ExportForm::adapter) {
+    if (!adapters) return;
+    for (const auto& [weight, pair] : adapters->of_weight) factors_.insert({pair.in, pair.out});
+  }
+  bool takes(const Source& source, size_t tensor) const {
+    return source.tensors()[tensor].state.empty() && factors_.contains(tensor) == alone;
+  }
+  // nullptr: the tensor stays as it is.
+  const AdapterPair* joined_with(size_t tensor) const {
+    if (!adapters || alone) return nullptr;
+    const auto found = adapters->of_weight.find(tensor);
+    return found == adapters->of_weight.end() ? nullptr : &found->second;
+  }
+  // Adapters keep the digits that were trained.
+  DType dtype(const SourceTensor& tensor, const ExportChoice& choice) const {
+    return alone ? choice.dtype.value_or(tensor.dtype) : dtype_of(tensor, choice);
+  }
+
+ private:
+  std::set<size_t> factors_;  // of adapters, among the source's tensors
+};
+
 // Everything beside the weights, with its size.
 std::vector<std::pair<weights::ExportFile, int64_t>> extras_of(Source& source,
+                                                               const Content& content,
                                                                const ExportChoice& choice) {
   std::vector<std::pair<weights::ExportFile, int64_t>> out;
   auto add_config = [&](const std::string& text) {
@@ -47,7 +81,10 @@ std::vector<std::pair<weights::ExportFile, int64_t>> extras_of(Source& source,
   };
   if (Checkpoint* checkpoint = source.checkpoint()) {
     for (const FileRecord& file : checkpoint->meta().files) {
-      if (file.name == "config.json") add_config(checkpoint->read_file(file.name));
+      if (file.name == "config.json" && !content.alone)
+        add_config(checkpoint->read_file(file.name));
+      if (file.name == kAdapterConfig && content.alone)
+        out.emplace_back(weights::text_of(file.name, content.adapters->config), file.bytes);
       if (file.name.rfind(kSource, 0) == 0)
         out.emplace_back(
             weights::ExportFile{file.name.substr(kSource.size()),
@@ -97,35 +134,60 @@ std::string with_dtype(std::string_view config, DType dtype) {
 }
 
 int64_t export_bytes(Source& source, const ExportChoice& choice) {
+  const Content content(source, choice);
   int64_t out = 0;
-  for (const SourceTensor& tensor : source.tensors())
-    if (tensor.state.empty()) out += tensor.elements() * dtype_size(dtype_of(tensor, choice));
-  for (const auto& [file, bytes] : extras_of(source, choice)) out += bytes;
+  for (size_t i = 0; i < source.tensors().size(); ++i)
+    if (const SourceTensor& tensor = source.tensors()[i]; content.takes(source, i))
+      out += tensor.elements() * dtype_size(content.dtype(tensor, choice));
+  for (const auto& [file, bytes] : extras_of(source, content, choice)) out += bytes;
   return out;
 }
 
-weights::Exported export_folder(Source& source, const fs::path& target,
-                                const ExportChoice& choice) {
+namespace {
+
+weights::ExportTensor tensor_as_it_is(Source& source, size_t i, const std::string& name,
+                                      DType dtype) {
+  const SourceTensor& tensor = source.tensors()[i];
+  return {{name, dtype, tensor.shape}, [&source, &tensor, i, dtype](const weights::ByteSink& sink) {
+            std::vector<std::byte> buffer;
+            for (int64_t at = 0, end = 0; at < tensor.elements(); at = end) {
+              end = std::min(at + kPiece, tensor.elements());
+              buffer.resize(static_cast<size_t>((end - at) * dtype_size(dtype)));
+              source.read(i, at, end, dtype, buffer.data());
+              sink(buffer);
+            }
+          }};
+}
+
+}  // namespace
+
+weights::Exported export_folder(Source& source, const fs::path& target, const ExportChoice& choice,
+                                MergeCount* merged) {
+  const Content content(source, choice);
+  MergeCount count;
   std::vector<weights::ExportTensor> tensors;
   for (size_t i = 0; i < source.tensors().size(); ++i) {
+    if (!content.takes(source, i)) continue;
     const SourceTensor& tensor = source.tensors()[i];
-    if (!tensor.state.empty()) continue;
-    DType dtype = dtype_of(tensor, choice);
-    tensors.push_back({{tensor.name, dtype, tensor.shape},
-                       [&source, &tensor, i, dtype](const weights::ByteSink& sink) {
-                         std::vector<std::byte> buffer;
-                         for (int64_t at = 0, end = 0; at < tensor.elements(); at = end) {
-                           end = std::min(at + kPiece, tensor.elements());
-                           buffer.resize(static_cast<size_t>((end - at) * dtype_size(dtype)));
-                           source.read(i, at, end, dtype, buffer.data());
-                           sink(buffer);
-                         }
-                       }});
+    const DType dtype = content.dtype(tensor, choice);
+    if (const AdapterPair* pair = content.joined_with(i))
+      tensors.push_back(merged_tensor(source, i, *pair, content.adapters->scale, dtype, count));
+    else
+      tensors.push_back(tensor_as_it_is(
+          source, i, (content.alone ? std::string(kPeftPrefix) : "") + tensor.name, dtype));
   }
   std::vector<weights::ExportFile> extras;
-  for (auto& [file, bytes] : extras_of(source, choice)) extras.push_back(std::move(file));
-  return weights::write_folder(target, std::move(tensors), std::move(extras),
-                               {.shard_bytes = choice.shard_bytes, .progress = choice.progress});
+  for (auto& [file, bytes] : extras_of(source, content, choice)) extras.push_back(std::move(file));
+  weights::ExportOptions options{.shard_bytes = choice.shard_bytes, .progress = choice.progress};
+  // peft reads one file.
+  if (content.alone) {
+    options.stem = "adapter_model";
+    options.shard_bytes = std::numeric_limits<int64_t>::max();
+  }
+  weights::Exported out =
+      weights::write_folder(target, std::move(tensors), std::move(extras), options);
+  if (merged != nullptr) *merged = count;
+  return out;
 }
 
 }  // namespace meshwright::checkpoint

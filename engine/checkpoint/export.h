@@ -7,24 +7,31 @@
 #include <optional>
 #include <string_view>
 
+#include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/source.h"
 #include "engine/weights/export.h"
 
 namespace meshwright::checkpoint {
+
+// Of a checkpoint with adapters: they alone, as peft lays them out, or the whole model with them in
+// its weights.
+enum class ExportForm : uint8_t { adapter, merged };
 
 struct ExportChoice {
   std::optional<DType> dtype =
       {};  // of all floating weights; absent: of each what the model's own folder has
   int64_t shard_bytes = 5'000'000'000;  // as weights::ExportOptions
   std::function<void(int64_t bytes)> progress =
-      {};  // hears of bytes written, export_bytes() in all
+      {};                                 // hears of bytes written, export_bytes() in all
+  ExportForm form = ExportForm::adapter;  // without adapters there is one form
 };
 
 // Merges the shards of any layout, tensor by tensor in bounded memory, each byte checked before it
 // is used. config.json stays as it is, but for the dtype it names when another one is chosen.
-// Throws what Source and weights::write_folder throw.
+// `merged`: gets what a merge comes to. Throws what Source, adapters_of() and weights::write_folder
+// throw.
 weights::Exported export_folder(Source& source, const std::filesystem::path& target,
-                                const ExportChoice& choice);
+                                const ExportChoice& choice, MergeCount* merged = nullptr);
 // Bytes that export_folder will write, but for the headers.
 int64_t export_bytes(Source& source, const ExportChoice& choice);
 

@@ -73,7 +73,7 @@ void Source::add(size_t record) {
                         tensor.file_name.empty()
                             ? weights::file_name(meta.architecture, tensor.name)
                             : tensor.file_name,
-                        tensor.dtype, tensor.export_dtype, shape});
+                        tensor.dtype, tensor.export_dtype, shape, tensor.transposed});
     places_.push_back({record});
     return;
   }

@@ -18,6 +18,7 @@ struct SourceTensor {
   DType dtype = DType::float32;         // as stored
   DType export_dtype = DType::float32;  // of a Hugging Face folder made of it
   std::vector<int64_t> shape;
+  bool transposed = false;  // the weight of a Linear, columns first
   int64_t elements() const;
   int64_t bytes() const { return elements() * dtype_size(dtype); }
   // "model.norm.weight", "exp_avg of model.norm.weight"

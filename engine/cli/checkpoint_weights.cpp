@@ -48,6 +48,19 @@ int64_t size_of(const std::string& flag, const std::string& text) {
       .help("--" + flag + " 500MB");
 }
 
+// Changes below half a step of a narrow dtype are lost.
+std::string merge_text(const checkpoint::MergeCount& merged) {
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "merged the adapters into weights of %s elements, of which %.1f%% are as they were "
+                "before",
+                report::human_count(merged.elements).c_str(),
+                100 * static_cast<double>(merged.unchanged) / static_cast<double>(merged.elements));
+  return text + std::string(2 * merged.unchanged > merged.elements
+                                ? "; --dtype float32 keeps smaller changes\n"
+                                : "\n");
+}
+
 int run_export(Call& call) {
   if (!call.has("out") || call.value("out").empty())
     throw Error(ErrorCode::usage,
@@ -63,9 +76,16 @@ int run_export(Call& call) {
           .help("--dtype float32");
   }
   if (call.has("shard-size")) choice.shard_bytes = size_of("shard-size", call.value("shard-size"));
+  if (call.has("merged")) choice.form = checkpoint::ExportForm::merged;
   fs::path target = call.value("out");
   weights::check_target(target);
   checkpoint::Source source(call.positional(0));
+  const bool adapters = checkpoint::adapters_of(source).has_value(),
+             alone = adapters && choice.form == checkpoint::ExportForm::adapter;
+  if (call.has("merged") && !adapters)
+    throw Error(ErrorCode::usage,
+                source.path().string() + " has no adapters that --merged could join with weights")
+        .help("leave out --merged");
   if (source.weights() != nullptr && fs::is_directory(source.path())) {
     Diagnostics said;
     for (const std::string& notice : weights::carried_files(source.path()).notices)
@@ -73,25 +93,30 @@ int run_export(Call& call) {
     call.say(said);
   }
   weights::Exported done;
+  checkpoint::MergeCount merged;
   {
     report::ByteProgress progress(call.err, call.err_style, ::isatty(2) == 1, "exporting",
                                   checkpoint::export_bytes(source, choice));
     choice.progress = [&](int64_t bytes) { progress.add(bytes); };
-    done = checkpoint::export_folder(source, target, choice);
+    done = checkpoint::export_folder(source, target, choice, &merged);
   }
   if (call.json) {
-    call.print_json(json::object{{"source", source.path().string()},
-                                 {"folder", done.folder.string()},
-                                 {"files", json::array(done.files.begin(), done.files.end())},
-                                 {"bytes", done.bytes}});
+    json::object told{{"source", source.path().string()},
+                      {"folder", done.folder.string()},
+                      {"files", json::array(done.files.begin(), done.files.end())},
+                      {"bytes", done.bytes}};
+    if (merged.elements > 0)
+      told["merged"] = json::object{{"elements", merged.elements}, {"unchanged", merged.unchanged}};
+    call.print_json(told);
     return 0;
   }
   call.out.write("wrote " + report::printable(target.string()) + ": " +
                  report::counted(static_cast<int64_t>(done.files.size()), "file", "files") + ", " +
                  report::human_bytes(done.bytes) + ", from " +
                  report::printable(source.path().string()) + "\n");
+  if (merged.elements > 0) call.out.write(merge_text(merged));
   call.out.flush();
-  if (std::find(done.files.begin(), done.files.end(), "config.json") == done.files.end())
+  if (!alone && std::find(done.files.begin(), done.files.end(), "config.json") == done.files.end())
     call.err.write(report::format_warning(
         call.err_style,
         "there was no config.json to write; transformers needs one beside the weights"));
@@ -234,12 +259,15 @@ Write a checkpoint as a Hugging Face folder, without starting ranks
 FOLDER is a checkpoint, or a run whose latest is taken; a Hugging Face folder is written
 anew. Shards of any layout are merged tensor by tensor, each byte checked against its checksum,
 dtypes as in the folder the run started from. config.json stays as it was (with --dtype the dtype
-it names follows), and so do the tokenizer and the other files of that folder. DIR is put in place
-in one go; one that is there already must be an earlier export.
+it names follows), and so do the tokenizer and the other files of that folder. Of a run with
+adapters these are written alone, as peft reads them; with --merged the whole model is, its weights
+and the adapters' added up. DIR is put in place in one go; one that is there already must be an
+earlier export.
   meshwright checkpoint export runs/first --out first-hf
   meshwright checkpoint export runs/first/checkpoints/step_00000050 --out half --dtype bfloat16
 
 --out DIR          The folder to write.
+--merged           Write the whole model, adapters in its weights.
 --dtype DTYPE      Convert all floating weights: float32, bfloat16, float16 or float64.
 --shard-size SIZE  Most bytes of one safetensors file (500MB, 5GB). Default: 5GB.
 --json

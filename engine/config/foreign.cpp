@@ -23,7 +23,8 @@ constexpr const char* kTokenizer =
     "X.bin` makes token data with it.";
 constexpr const char* kLaunch =
     "The number of ranks is the launcher's: meshwright train FILE --nproc N, torchrun or srun.";
-constexpr const char* kLora = "Low-rank adapters are not in this release; every parameter trains.";
+constexpr const char* kAdapters =
+    "adapters of that rank; lora.alpha and lora.target_modules say the rest";
 constexpr const char* kKernels =
     "Attention uses LibTorch's scaled dot product; there are no kernels to choose.";
 constexpr const char* kFloat8 =
@@ -240,7 +241,7 @@ constexpr Row kRows[] = {
     {"validation_dataloader.batch_size", "step_scheduler.local_batch_size",
      "validation uses the same"},
     {"loss_fn", "", kLoss},
-    {"peft", "", kLora},
+    {"peft", "lora.r", kAdapters},
     {"compile", "", kCompile},
     {"quantize|fp8", "", kFloat8},
     {"wandb|mlflow|comet", "", kReported},
@@ -332,7 +333,9 @@ constexpr Row kRows[] = {
     {"dataloader_num_workers|num_workers|pin_memory", "", kWorkers},
     {"tokenizer_path|tokenizer_name", "", kTokenizer},
     {"trust_remote_code", "", kRemote},
-    {"use_lora", "", kLora},
+    {"use_lora|lora_r|lora_rank|lora_dim", "lora.r", kAdapters},
+    {"lora_alpha", "lora.alpha", "", Carry::as_is},
+    {"lora_target_modules", "lora.target_modules", "", Carry::as_is},
 };
 
 }  // namespace

@@ -24,6 +24,10 @@ bool adamw(const Config& config) { return choice(config, "optimizer", "name") ==
 bool decays_weights(const Config& config) {
   return config.table("optimizer").get_number("weight_decay") > 0;
 }
+bool adapts(const Config& config) { return config.table("lora").get_int("r") > 0; }
+bool begins_anew(const Config& config) {
+  return !adapts(config) || !config.table("lora").is_set("adapter");
+}
 bool sgd(const Config& config) { return choice(config, "optimizer", "name") == "sgd"; }
 bool decays(const Config& config) {
   return choice(config, "lr_scheduler", "lr_decay_style") != "constant";
@@ -49,6 +53,7 @@ bool reads_tokens(const Config& config) {
 }
 
 constexpr const char* kTp1 = "with distributed.tp_size = 1";
+constexpr const char* kR0 = "with lora.r = 0";
 constexpr const char* kEp1 = "with distributed.ep_size = 1";
 
 constexpr Rule kRules[] = {
@@ -56,6 +61,14 @@ constexpr Rule kRules[] = {
     {"optimizer", "eps", adamw, "with optimizer.name = \"sgd\""},
     {"optimizer", "momentum", sgd, "with optimizer.name = \"adamw\""},
     {"optimizer", "no_decay", decays_weights, "with optimizer.weight_decay = 0"},
+    {"lora", "alpha", adapts, kR0},
+    {"lora", "target_modules", adapts, kR0},
+    {"lora", "exclude_modules", adapts, kR0},
+    {"lora", "rslora", adapts, kR0},
+    {"lora", "init", adapts, kR0},
+    {"lora", "init", begins_anew, "with lora.adapter"},
+    {"lora", "adapter", adapts, kR0},
+    {"lora", "export", adapts, kR0},
     {"lr_scheduler", "min_lr", decays, "with lr_scheduler.lr_decay_style = \"constant\""},
     {"dataset", "path", reads_files<0>, "with dataset.kind = \"mock\""},
     {"dataset", "dtype", reads_tokens<0>, "unless dataset.kind = \"tokens\""},

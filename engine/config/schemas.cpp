@@ -126,7 +126,30 @@ constexpr std::array kGroup = {
                MESHWRIGHT_OPTIONAL),
     bool_option("frozen", false,
                 "The parameters stay as they are: no gradients, no optimizer state, no part in the "
-                "gradient norm."),
+                "gradient norm. false, beside [lora]: they train as a whole."),
+};
+
+constexpr std::array kLora = {
+    int_option("r", "0", 0,
+               "Rank of the adapters; 0: none, the whole model trains. Above 0 they train alone, "
+               "and what a group with frozen = false names."),
+    number("alpha", "32", 0, "Adapters count alpha / r times.", true),
+    option("target_modules", MESHWRIGHT_STRING | MESHWRIGHT_STRING_LIST, "\"all-linear\"",
+           "Linears that get an adapter: a last name (\"q_proj\"), or a pattern of full names "
+           "(\"model.layers.0.*.q_proj\", * within a part). \"all-linear\": all but heads."),
+    option("exclude_modules", MESHWRIGHT_STRING_LIST, "[]", "Linears that get none, named alike."),
+    bool_option("rslora", false, "Adapters count alpha / sqrt(r) times instead."),
+    choice_option("init", "\"kaiming\"", "kaiming|gaussian",
+                  "A at the start: uniform within 1 / sqrt(in), or normal of deviation 1 / r. B is "
+                  "zero."),
+    optional_text(
+        "adapter",
+        "A folder with adapter_config.json and adapter_model.safetensors, of peft or of "
+        "an export: the adapters begin as these. r, alpha, rslora and the modules must be "
+        "the same."),
+    choice_option("export", "\"adapter\"", "adapter|merged",
+                  "What checkpoint.export writes: the adapters as peft reads them, or the whole "
+                  "model with them in its weights."),
 };
 
 constexpr std::array kLrScheduler = {
@@ -222,6 +245,7 @@ std::vector<OptionSchema> engine_schemas() {
           context_schema(),
           make_schema("step_scheduler", "engine", kStepScheduler),
           make_schema("optimizer", "engine", kOptimizer),
+          make_schema("lora", "engine", kLora),
           make_schema("lr_scheduler", "engine", kLrScheduler),
           make_schema("dataset", "engine", kDataset),
           make_schema("validation_dataset", "engine", kValidation),

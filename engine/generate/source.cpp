@@ -93,9 +93,9 @@ int64_t vocab_of(const Source& source, const std::vector<std::string>& sets) {
 }  // namespace
 
 bool Source::of_plugin(const std::vector<std::string>& sets) const {
-  return !model_settings_.empty() ||
-         std::any_of(sets.begin(), sets.end(),
-                     [](const std::string& set) { return set.starts_with("model.plugin="); });
+  auto names_one = [](const std::string& set) { return set.starts_with("model.plugin="); };
+  return std::any_of(model_settings_.begin(), model_settings_.end(), names_one) ||
+         std::any_of(sets.begin(), sets.end(), names_one);
 }
 
 Source::Source(const fs::path& path, const std::vector<std::string>& sets)

@@ -2,6 +2,7 @@
 
 #include "engine/base/model_file.h"
 #include "engine/outlines/hub_family.h"
+#include "engine/plan/adapters.h"
 #include "engine/plan/plan.h"
 #include "sdk/files/relative.h"
 
@@ -54,14 +55,14 @@ std::optional<JobModel> model_of(const Job& job) {
 }
 
 std::string model_settings(const Job& job) {
-  if (!job.model) return "";
+  if (!job.model) return adapter_settings(job.config);
   std::string out = "model.plugin=" + to_toml(job.model->info->name) + "\n";
   const std::string& table = job.model->info->schema.table;
   const Options& options = job.config.table(table);
   for (const meshwright_option* option : options.schema().options)
     if (options.is_given(option->name))
       out += table + "." + option->name + "=" + to_toml(options.value(option->name)) + "\n";
-  return out;
+  return out + adapter_settings(job.config);
 }
 
 }  // namespace meshwright::plan

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "engine/plan/adapters.h"
 #include "engine/plan/before_start.h"
 #include "engine/plan/main_weights.h"
 #include "engine/plan/parameter_groups.h"
@@ -278,6 +279,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
     return plan;
   }
   plan.outline = model->outline(job.config);
+  add_adapters(job.config, *plan.outline);
   plan.groups = group_parameters(job.config, *plan.outline, plan.warnings);
   const ModelOutline& outline = *plan.outline;
   const ParallelSizes& sizes = config.shared.sizes;

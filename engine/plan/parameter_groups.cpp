@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/plan/adapters.h"
 #include "engine/report/report.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/text.h"
@@ -52,11 +53,18 @@ std::string near_pattern(const std::string& pattern, const ModelOutline& outline
   return nearest_name(pattern, candidates);
 }
 
-// A group that is of no parameter: a mistake in its pattern, or it comes too late. `matches`: of
-// its pattern, whichever group they are of.
-std::string unused_text(const Options& group, size_t matches, const ModelOutline& outline) {
+// A group that is of no parameter: a mistake in its pattern, or it comes too late, or all are
+// frozen beside adapters. `matches`: of its pattern, whichever group they are of. `beside`: of the
+// group, frozen beside adapters.
+std::string unused_text(const Options& group, size_t matches, size_t beside,
+                        const ModelOutline& outline) {
   const std::string which =
       "[[" + kKey + "]] with pattern = " + quoted_pattern(group) + place_of(group);
+  if (beside > 0)
+    return which +
+           " has no effect: with [lora] the adapters train alone; write frozen = false in " +
+           "the group to train its " +
+           report::counted(static_cast<int64_t>(beside), "parameter", "parameters") + " as well";
   if (matches > 0)
     return which + " has no effect: groups before it match all of its " +
            report::counted(static_cast<int64_t>(matches), "parameter", "parameters") +
@@ -87,16 +95,23 @@ std::string unused_text(const Options& group, size_t matches, const ModelOutline
 
 }  // namespace
 
+// Where there are adapters, what is no part of one and of no group that says frozen = false is
+// frozen as well.
 ParameterGroups group_parameters(const config::Config& config, ModelOutline& outline,
                                  std::vector<std::string>& warnings) {
+  const Adapters adapters = adapters_in(config, outline);
   const Options& optimizer = config.table("optimizer");
   const std::vector<Options>& groups = config.list(kKey);
   const double decay = optimizer.get_number("weight_decay");
   const bool spares = optimizer.get_string("no_decay") == "norms_and_biases";
   ParameterGroups out;
   out.other.weight_decay = decay;
-  std::vector<size_t> matched(groups.size()), used(groups.size());
+  std::vector<size_t> matched(groups.size()), used(groups.size()), beside(groups.size());
   bool trains = false;
+  // Somebody wrote that it trains.
+  auto thaws = [](const Options* group) {
+    return group != nullptr && group->is_given("frozen") && !group->get_bool("frozen");
+  };
   for (ParameterOutline& p : outline.parameters) {
     const Options* group = nullptr;
     for (size_t g = 0; g < groups.size(); ++g) {
@@ -104,9 +119,12 @@ ParameterGroups group_parameters(const config::Config& config, ModelOutline& out
       ++matched[g];
       if (group != nullptr) continue;
       group = &groups[g];
-      ++used[g];
     }
-    if (group != nullptr && group->get_bool("frozen")) {
+    const bool by_group = group != nullptr && group->get_bool("frozen"),
+               by_adapters = adapters.any() && !adapters.hold(p.name) && !thaws(group);
+    if (group != nullptr)
+      ++(by_adapters && !by_group ? beside : used)[static_cast<size_t>(group - groups.data())];
+    if (by_group || by_adapters) {
       p.trainable = false;
       out.frozen.push_back(p.name);
       continue;
@@ -123,7 +141,7 @@ ParameterGroups group_parameters(const config::Config& config, ModelOutline& out
     if (at == out.rules.end()) out.rules.push_back(rule);
   }
   for (size_t g = 0; g < groups.size(); ++g)
-    if (used[g] == 0) warnings.push_back(unused_text(groups[g], matched[g], outline));
+    if (used[g] == 0) warnings.push_back(unused_text(groups[g], matched[g], beside[g], outline));
   if (!trains && !out.frozen.empty()) {
     std::vector<const Options*> freezing;
     for (size_t g = 0; g < groups.size(); ++g)

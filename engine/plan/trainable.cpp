@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 
+#include "engine/plan/adapter_folder.h"
 #include "engine/plan/training.h"
 
 namespace meshwright::plan {
@@ -90,6 +91,7 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
             .at(model.origin("float8_linear"))
             .help("set distributed.enable_async_tensor_parallel = false")
             .help("set model.float8_linear = false"));
+  check_adapter_folder(config, diagnostics);
   check_model_runs(job, diagnostics);
 }
 
@@ -99,7 +101,7 @@ bool written_for_training(const Job& job) {
     return std::any_of(keys.begin(), keys.end(),
                        [&](const char* key) { return table.is_given(key); });
   };
-  for (const char* name : {"run", "lr_scheduler", "checkpoint", "validation_dataset"})
+  for (const char* name : {"run", "lora", "lr_scheduler", "checkpoint", "validation_dataset"})
     for (const meshwright_option* option : job.config.table(name).schema().options)
       if (given(name, {option->name})) return true;
   return given("dataset", {"kind", "path", "plugin"}) || given("optimizer", {"lr"}) ||

@@ -110,7 +110,10 @@ class Run {
   checkpoint::Checkpoint* from() const { return beginning_.from.get(); }
   void export_to_folder(const std::filesystem::path& path) const {
     checkpoint::Source source(path);
-    checkpoint::export_folder(source, run_path_ / "hf", {});
+    checkpoint::export_folder(source, run_path_ / "hf",
+                              {.form = job_.table("lora").get_string("export") == "merged"
+                                           ? checkpoint::ExportForm::merged
+                                           : checkpoint::ExportForm::adapter});
   }
 
   const RunOptions& options_;

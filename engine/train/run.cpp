@@ -13,6 +13,7 @@
 #include "engine/generate/running/write_sample.h"
 #include "engine/generate/source.h"
 #include "engine/launch/exit_status.h"
+#include "engine/plan/adapters.h"
 #include "engine/plan/plan.h"
 #include "engine/report/progress.h"
 #include "engine/report/report.h"
@@ -88,6 +89,14 @@ bool Run::open(rendezvous::Ending& together) {
   return false;
 }
 
+namespace {
+
+std::string adapter_folder(const Options& lora) {
+  return lora.get_int("r") > 0 ? lora.get_string("adapter") : "";
+}
+
+}  // namespace
+
 // All ranks must have the data alike.
 void Run::open_data() {
   check_sample(options_, model_->outline.vocab_size);
@@ -99,6 +108,9 @@ void Run::open_data() {
   std::vector<FileGroup> read_by_all = data_.files;
   if (from() == nullptr && !pretrained_.empty())
     read_by_all.push_back({"model.pretrained", "files of the weights", weight_files(pretrained_)});
+  if (const std::string adapter = adapter_folder(table("lora"));
+      from() == nullptr && !adapter.empty())
+    read_by_all.push_back({"lora.adapter", "files of the adapters", weight_files(adapter)});
   if (std::string said =
           check_same_data(*world_, read_by_all, table("dataset").get_string("verify") == "whole");
       !said.empty())
@@ -139,7 +151,7 @@ void Run::load() {
   } else {
     load_weights(
         *trainer_, pretrained_, [&](const ParameterOutline& p) { return model_->initial_value(p); },
-        seed_);
+        seed_, adapter_folder(table("lora")));
     if (std::string unused =
             pretrained_.empty() || !leader_ ? "" : unused_tensors(pretrained_, trainer_->outline());
         !unused.empty())
@@ -248,6 +260,12 @@ void Run::prepare_saving() {
     reporter_.put(std::string(generate::kModelSettings), text);
     saving.carried.emplace_back(generate::kModelSettings,
                                 run_path_ / std::string(generate::kModelSettings));
+  }
+  if (const plan::Adapters adapters = plan::adapters_in(job_.impl().config, trainer_->outline());
+      leader_ && adapters.any()) {
+    const std::string name(checkpoint::kAdapterConfig);
+    reporter_.put(name, plan::peft_config(adapters, trainer_->outline(), pretrained_));
+    saving.carried.emplace_back(name, run_path_ / name);
   }
   if (checkpoint_table.get_string("export") == "every")
     saving.published = [this](const fs::path& path) { export_to_folder(path); };

@@ -20,6 +20,12 @@ bool lies_in_a_layer(const ModelOutline& outline, const std::string& name) {
   });
 }
 
+// Of an adapter: those are small, and what they add is too.
+bool is_factor(const ModelOutline& outline, const std::string& name) {
+  const ModuleOutline* outer = outline.find_module(module_of(name));
+  return outer != nullptr && outer->kind == ModuleKind::linear;
+}
+
 // LibTorch says itself what its products need, when it is asked for one.
 void try_product(c10::Device device) {
   c10::NoGradGuard no_grad;
@@ -46,6 +52,7 @@ void multiply_in_float8(torch::nn::Module& model, const ModelOutline& outline, c
   for (const auto& item : model.named_modules("", /*include_self=*/true)) {
     auto* linear = dynamic_cast<LinearImpl*>(item.value().get());
     if (linear == nullptr || !lies_in_a_layer(outline, item.key())) continue;
+    if (is_factor(outline, item.key())) continue;
     linear->float8 = true;
     if (linear->weight.size(0) % 16 == 0 && linear->weight.size(1) % 16 == 0) ++found;
   }

@@ -21,6 +21,7 @@
 #include "engine/weights/fused_rows.h"
 #include "engine/weights/safetensors.h"
 #include "engine/weights/transposed.h"
+#include "sdk/base/low_rank.h"
 
 namespace meshwright::train {
 
@@ -51,12 +52,125 @@ void set_threads(const Job& job) {
   at::set_num_threads(static_cast<int>(threads));
 }
 
+namespace {
+
+constexpr std::string_view kPeftPrefix = "base_model.model.";
+
+// Files to read parameters from, and what to say of them.
+struct Files {
+  Files(std::string folder, const char* named_by, const std::string& file, const char* wanted_by,
+        const char* of, const char* way_out)
+      : path(std::move(folder)),
+        key(named_by),
+        needs(wanted_by),
+        wants(of),
+        help(way_out),
+        opened(file) {}
+  std::string path;
+  const char *key, *needs, *wants, *help;
+  weights::WeightFolder opened;
+};
+
+Error mismatch(const Files& files, const std::string& what) {
+  return Error(ErrorCode::weights_mismatch, what).key(files.key).help(files.help);
+}
+
+// The first of these names that the files have, in the shape that they must have it in.
+const weights::TensorEntry& find(const Files& files, const std::vector<std::string>& names,
+                                 const std::vector<int64_t>& shape) {
+  const weights::TensorEntry* entry = nullptr;
+  for (const std::string& name : names)
+    if (entry == nullptr) entry = files.opened.find(name);
+  if (entry == nullptr)
+    throw mismatch(
+        files, files.path + " has no tensor \"" + names[0] + "\", which " + files.needs + " needs");
+  if (entry->shape != shape)
+    throw mismatch(files, entry->file->path() + ": \"" + entry->name + "\" has the shape " +
+                              report::shape_text(entry->shape) + ", " + files.wants + " " +
+                              report::shape_text(shape));
+  return *entry;
+}
+
+// This rank's part of a parameter, to memory on the host.
+void read_part(const Files& files, const ModelOutline& outline, const ParameterOutline& parameter,
+               const ParallelParameter& p, bool adapter, const Tensor& local) {
+  const bool transposed = parameter.stored.transposed;
+  const DType dtype = dtype_of(local);
+  auto* memory = static_cast<std::byte*>(local.mutable_data_ptr());
+  std::vector<int64_t> shape = p.global_shape;
+  std::optional<FusedRows> fused = parameter.fused;
+  const Region region = region_of(p);
+  std::vector<Region> boxes{region};
+  if (region.flat()) {  // a run of the flattened parameter
+    if (fused && !transposed) fused = weights::fused_elements(*fused, shape);
+    shape = {element_count(shape)};
+    boxes = {Region::box({region.begin}, {region.end - region.begin})};
+  } else {
+    boxes = as_boxes(region, shape);
+  }
+  if (auto experts = weights::expert_tensors(outline.architecture, p.name)) {
+    if (region.flat())
+      return weights::read_experts_run(files.opened, files.path, *experts, p.global_shape,
+                                       region.begin, region.end, dtype, memory);
+    for (const Region& box : boxes) {
+      weights::read_experts(files.opened, files.path, *experts, p.global_shape, box.offsets,
+                            box.sizes, dtype, memory);
+      memory += box.count() * dtype_size(dtype);
+    }
+    return;
+  }
+  // transformers' own names are read as well as those of its files.
+  std::vector<std::string> names = weights::names_in_files(outline.architecture, parameter);
+  if (adapter)
+    for (std::string& name : names) name.insert(0, kPeftPrefix);
+  std::vector<int64_t> in_file = p.global_shape;
+  if (transposed) std::reverse(in_file.begin(), in_file.end());
+  weights::TensorEntry view = find(files, names, in_file);
+  if (!transposed) view.shape = shape;
+  for (const Region& box : boxes) {
+    if (transposed && region.flat())
+      weights::read_transposed_run(view, fused, p.global_shape, region.begin, region.end, dtype,
+                                   memory);
+    else if (transposed)
+      weights::read_transposed(view, fused, box.offsets, box.sizes, dtype, memory);
+    else if (fused)
+      weights::read_fused_slice(view, *fused, box.offsets, box.sizes, dtype, memory);
+    else
+      weights::read_slice(view, box.offsets, box.sizes, dtype, memory);
+    memory += box.count() * dtype_size(dtype);
+  }
+}
+
+// What peft trained beyond these adapters would be lost.
+void check_all_used(const Files& files, const ModelOutline& outline) {
+  std::set<std::string> used;
+  for (const ParameterOutline& p : outline.parameters)
+    if (low_rank_factor(p.name))
+      for (const std::string& stored : weights::names_in_files(outline.architecture, p))
+        used.insert(std::string(kPeftPrefix) + stored);
+  for (const std::string& name : files.opened.names())
+    if (!used.contains(name))
+      throw mismatch(files, files.path + " has the tensor \"" + name +
+                                "\", which no adapter of this job takes");
+}
+
+}  // namespace
+
 void load_weights(Trainer& trainer, const std::string& pretrained, const InitialValueOf& initial,
-                  uint64_t seed) {
+                  uint64_t seed, const std::string& adapter) {
   c10::NoGradGuard no_grad;
   const ModelOutline& outline = trainer.outline();
-  std::optional<weights::WeightFolder> folder;
-  if (!pretrained.empty()) folder.emplace(pretrained);
+  std::optional<Files> base, tuned;
+  if (!pretrained.empty())
+    base.emplace(pretrained, "model.pretrained", pretrained, "the model of its config.json",
+                 "the model of config.json",
+                 "check that config.json and the safetensors files belong together");
+  if (!adapter.empty()) {
+    tuned.emplace(adapter, "lora.adapter", adapter + "/adapter_model.safetensors",
+                  "an adapter of this job", "the adapter of this job",
+                  "set lora.target_modules to those of its adapter_config.json");
+    check_all_used(*tuned, outline);
+  }
   ParallelModel& model = trainer.model();
   std::vector<UpdatePlace> places = update_places(model);
   for (size_t i = 0; i < places.size(); ++i) {
@@ -67,79 +181,20 @@ void load_weights(Trainer& trainer, const std::string& pretrained, const Initial
     const ParameterOutline* outlined = outline.find_parameter(p.name);
     const ParameterOutline parameter =
         outlined != nullptr ? *outlined : ParameterOutline{p.name, p.global_shape};
-    if (!folder) {
+    const bool of_adapter = low_rank_factor(p.name).has_value();
+    const std::optional<Files>& files = of_adapter ? tuned : base;
+    if (!files) {
       modules::initialize(p, initial(parameter), seed);
       continue;
-    }
-    const bool transposed = parameter.stored.transposed;
-    std::vector<int64_t> shape = p.global_shape;
-    std::optional<FusedRows> fused = parameter.fused;
-    Region region = region_of(p);
-    std::vector<Region> boxes{region};
-    if (region.flat()) {  // a run of the flattened parameter
-      if (fused && !transposed) fused = weights::fused_elements(*fused, shape);
-      shape = {element_count(shape)};
-      boxes = {Region::box({region.begin}, {region.end - region.begin})};
-    } else {
-      boxes = as_boxes(region, shape);
     }
     Tensor local = p.local.is_cpu() && p.local.is_contiguous()
                        ? p.local
                        : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
-    if (auto experts = weights::expert_tensors(outline.architecture, p.name)) {
-      auto* memory = static_cast<std::byte*>(local.mutable_data_ptr());
-      if (region.flat()) {
-        weights::read_experts_run(*folder, pretrained, *experts, p.global_shape, region.begin,
-                                  region.end, dtype_of(local), memory);
-      } else {
-        for (const Region& box : boxes) {
-          weights::read_experts(*folder, pretrained, *experts, p.global_shape, box.offsets,
-                                box.sizes, dtype_of(local), memory);
-          memory += box.count() * dtype_size(dtype_of(local));
-        }
-      }
-      if (!local.is_same(p.local)) p.local.copy_(local);
-      continue;
-    }
-    // transformers' own names are read as well as those of its files.
-    const std::vector<std::string> names = weights::names_in_files(outline.architecture, parameter);
-    const weights::TensorEntry* entry = nullptr;
-    for (const std::string& name : names)
-      if (entry == nullptr) entry = folder->find(name);
-    if (entry == nullptr)
-      throw Error(ErrorCode::weights_mismatch, pretrained + " has no tensor \"" + names[0] +
-                                                   "\", which the model of its config.json needs")
-          .key("model.pretrained")
-          .help("check that config.json and the safetensors files belong together");
-    std::vector<int64_t> in_file = p.global_shape;
-    if (transposed) std::reverse(in_file.begin(), in_file.end());
-    if (entry->shape != in_file)
-      throw Error(ErrorCode::weights_mismatch,
-                  entry->file->path() + ": \"" + entry->name + "\" has the shape " +
-                      report::shape_text(entry->shape) + ", the model of config.json " +
-                      report::shape_text(in_file))
-          .key("model.pretrained")
-          .help("check that config.json and the safetensors files belong together");
-    weights::TensorEntry view = *entry;
-    if (!transposed) view.shape = shape;
-    auto* memory = static_cast<std::byte*>(local.mutable_data_ptr());
-    for (const Region& box : boxes) {
-      if (transposed && region.flat())
-        weights::read_transposed_run(view, fused, p.global_shape, region.begin, region.end,
-                                     dtype_of(local), memory);
-      else if (transposed)
-        weights::read_transposed(view, fused, box.offsets, box.sizes, dtype_of(local), memory);
-      else if (fused)
-        weights::read_fused_slice(view, *fused, box.offsets, box.sizes, dtype_of(local), memory);
-      else
-        weights::read_slice(view, box.offsets, box.sizes, dtype_of(local), memory);
-      memory += box.count() * dtype_size(dtype_of(local));
-    }
+    read_part(*files, outline, parameter, p, of_adapter, local);
     if (!local.is_same(p.local)) p.local.copy_(local);
   }
   optimizer_of(trainer).round_weights(model.update_groups());
-  trainer.tell_written(
-      {folder ? ValuesWritten::By::weights : ValuesWritten::By::initialization, 0});
+  trainer.tell_written({base ? ValuesWritten::By::weights : ValuesWritten::By::initialization, 0});
 }
 
 std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline) {

@@ -19,11 +19,11 @@ void set_threads(const Job& job);
 void keep_freed_memory();
 
 // Fill this rank's part of every parameter, the same on every layout. Local. From a Hugging Face
-// folder, or at random when `pretrained` is empty. Throws Error(bad_safetensors |
-// weights_mismatch).
+// folder, or at random when `pretrained` is empty; adapters from the folder `adapter`, or at random
+// when that is empty. Throws Error(bad_safetensors | weights_mismatch).
 using InitialValueOf = std::function<InitialValue(const ParameterOutline& parameter)>;
 void load_weights(Trainer& trainer, const std::string& pretrained, const InitialValueOf& initial,
-                  uint64_t seed);
+                  uint64_t seed, const std::string& adapter = {});
 // What to tell the user when a Hugging Face folder holds tensors that the model has no use for;
 // empty: there are none. Reads headers only.
 std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline);

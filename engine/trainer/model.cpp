@@ -7,7 +7,9 @@
 #include "engine/loader/running/guarded_running.h"
 #include "engine/modules/causal_lm.h"
 #include "engine/outlines/hub_family.h"
+#include "engine/plan/adapters.h"
 #include "engine/report/report.h"
+#include "sdk/base/low_rank.h"
 
 namespace meshwright::train {
 
@@ -36,6 +38,12 @@ void check_outline(const torch::nn::Module& module, const ModelOutline& outline)
     throw differ("it has no parameter " + outline.parameters[next].name);
 }
 
+InitialValue Model::initial_value(const ParameterOutline& parameter) const {
+  return outline.find_parameter(parameter.name) == nullptr && low_rank_factor(parameter.name)
+             ? plan::initial_adapter(parameter, gaussian_adapters)
+             : source.family->initial_value(source.request, outline, parameter);
+}
+
 Model make_model(const Job& job) {
   outlines::HubFamily::made_by(&modules::make_hub_model);
   std::optional<plan::JobModel> named = plan::model_of(job.impl());
@@ -46,6 +54,7 @@ Model make_model(const Job& job) {
   Model out{.source = std::move(*named), .outline = {}, .running = nullptr};
   out.outline = out.source.outline(job.impl().config);
   out.running = out.source.family->make(out.source.request);
+  out.gaussian_adapters = job.table("lora").get_string("init") == "gaussian";
   if (out.source.plugin != nullptr) {
     const std::string who = "the model family of " + out.source.plugin->name;
     if (out.running == nullptr)

@@ -17,11 +17,11 @@ struct Model {
   plan::JobModel source;
   ModelOutline outline;
   std::unique_ptr<RunningModel> running;
+  bool gaussian_adapters = false;  // lora.init
 
   std::shared_ptr<torch::nn::Module> module() const { return running->module(); }
-  InitialValue initial_value(const ParameterOutline& parameter) const {
-    return source.family->initial_value(source.request, outline, parameter);
-  }
+  // Of a parameter of its family, or of an adapter beside it.
+  InitialValue initial_value(const ParameterOutline& parameter) const;
 };
 
 // Local. Parameters have no values yet. Throws what the family throws, and Error(bad_module) where

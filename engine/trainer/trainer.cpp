@@ -18,6 +18,7 @@
 #include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
+#include "engine/trainer/adapters.h"
 #include "engine/trainer/check_parts.h"
 #include "engine/trainer/evaluation.h"
 #include "engine/trainer/float8.h"
@@ -193,6 +194,9 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
     wanted.hosts = train::hosts_of_ranks(*world_, self.host + " " + self.boot);
   }
   plan_ = std::make_unique<plan::JobPlan>(plan::make_plan(job.impl(), wanted));
+  const plan::Adapters adapters = plan::add_adapters(config, *outline_);
+  train::attach_adapters(adapters, *outline_, *module_,
+                         static_cast<uint64_t>(config.table("run").get_int("seed")));
   const plan::ParameterGroups groups =
       train::freeze_parameters(config, *outline_, *module_, *plan_);
   const Options& optimizer = config.table("optimizer");
@@ -248,6 +252,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
                 "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
   train::check_parts(*model_, *module_, parts_->config.shared.sizes, plan_->tp,
                      plan_->strategy.info->name);
+  train::run_adapters(adapters, *module_);
   if (stages_) stages_->check_tied(*model_);
   if (!plan_->outline && model_->context_parallel())
     world_->notice("the plan does not count what attention of " + outline_->architecture +

@@ -170,11 +170,11 @@ std::vector<std::vector<ExportTensor>> split(std::vector<ExportTensor> tensors, 
   return out;
 }
 
-std::string shard_name(size_t index, size_t count) {
-  if (count == 1) return "model.safetensors";
+std::string shard_name(const std::string& stem, size_t index, size_t count) {
+  if (count == 1) return stem + ".safetensors";
   char text[64];
-  std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", index + 1, count);
-  return text;
+  std::snprintf(text, sizeof text, "-%05zu-of-%05zu.safetensors", index + 1, count);
+  return stem + text;
 }
 
 void write_shard(const fs::path& path, std::vector<ExportTensor> tensors,
@@ -255,14 +255,14 @@ Exported write_folder(const fs::path& target, std::vector<ExportTensor> tensors,
   std::vector<std::vector<ExportTensor>> shards = split(std::move(tensors), options.shard_bytes);
   std::vector<std::pair<std::string, std::string>> map;
   for (size_t i = 0; i < shards.size(); ++i) {
-    std::string name = shard_name(i, shards.size());
+    std::string name = shard_name(options.stem, i, shards.size());
     for (const ExportTensor& tensor : shards[i]) map.emplace_back(tensor.spec.name, name);
     write_shard(temporary.path() / name, std::move(shards[i]), options.progress);
     record(name);
   }
   if (shards.size() > 1) {
     std::sort(map.begin(), map.end());
-    extras.push_back(text_of("model.safetensors.index.json", index_text(total, map)));
+    extras.push_back(text_of(options.stem + ".safetensors.index.json", index_text(total, map)));
   }
   std::set<fs::path> folders;
   for (const ExportFile& extra : extras) {

@@ -23,6 +23,7 @@ const Names kTokens = {
 const Names kPrefetches = {
     "model.config=" MESHWRIGHT_SOURCE_DIR "/configs/models/gemma3-small.json",
     "distributed.fsdp2.reshard_after_forward=true", "distributed.fsdp2.enable_fsdp2_prefetch=true"};
+const Names kAdapters = {"lora.r=4"};
 const Names kSaves = {"checkpoint.every_steps=1"};
 
 Names both(Names a, const Names& b) {
@@ -141,6 +142,30 @@ const std::vector<Row>& rows() {
       {"optimizer.max_grad_norm", "1e-3", trained, {"optimizer.name=sgd"}},
       {"optimizer.main_dtype", "float32", plan, kHalf},
       {"optimizer.main_dtype", "float32", told},
+      // [lora]
+      {"lora.r", "4", plan},
+      {"lora.r", "4", trained, {}, {"ddp"}},
+      {"lora.r", "4000", refused},
+      {"lora.alpha", "90", trained, kAdapters, {"ddp"}},
+      {"lora.alpha", "90", told},
+      {"lora.target_modules", "q_proj", plan, kAdapters},
+      {"lora.target_modules", "q_prj", refused, kAdapters},
+      {"lora.target_modules", "q_proj", told},
+      {"lora.exclude_modules", "[\"q_proj\"]", plan, kAdapters},
+      {"lora.exclude_modules", "[\"q_proj\"]", told},
+      {"lora.rslora", "true", trained, kAdapters, {"ddp"}},
+      {"lora.rslora", "true", told},
+      {"lora.init", "gaussian", trained, kAdapters, {"ddp"}},
+      {"lora.init", "gaussian", told},
+      {"lora.adapter", "nowhere", told},
+      {"lora.adapter",
+       "nowhere",
+       test,
+       {},
+       {},
+       "tests/train_configs/lora_test.cpp: adapters go out to a folder and come back from it"},
+      {"lora.export", "merged", told},
+      {"lora.export", "merged", trained, both(kAdapters, {"checkpoint.export=final"}), {"ddp"}},
       // [lr_scheduler]
       // Halfway down, where the third of four steps is, a cosine and a line meet.
       {"lr_scheduler.lr_decay_style", "linear", trained, {"step_scheduler.max_steps=6"}},

@@ -1,0 +1,172 @@
+#include "engine/checkpoint/adapters.h"
+
+#include <algorithm>
+#include <boost/json/parse.hpp>
+#include <boost/json/value.hpp>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "engine/weights/convert.h"
+
+namespace meshwright::checkpoint {
+namespace {
+
+constexpr std::string_view kIn = ".lora_A.weight", kOut = ".lora_B.weight", kWeight = ".weight";
+constexpr int64_t kPiece = 1 << 20;  // elements merged at a time
+
+Error damaged(const Source& source, const std::string& what) {
+  return Error(ErrorCode::bad_checkpoint, source.path().string() + ": " + what)
+      .help("meshwright checkpoint verify " + source.path().string());
+}
+
+// r and alpha, as peft reads them.
+double scale_of(const Source& source, const std::string& config) {
+  boost::system::error_code failed;
+  const boost::json::value parsed = boost::json::parse(config, failed);
+  const boost::json::object* table = failed ? nullptr : parsed.if_object();
+  auto number = [&](const char* name) {
+    const boost::json::value* value = table != nullptr ? table->if_contains(name) : nullptr;
+    if (value == nullptr || !value->is_number() || value->to_number<double>() <= 0)
+      throw damaged(source, std::string(kAdapterConfig) + " has no " + name + " above 0");
+    return value->to_number<double>();
+  };
+  const double r = number("r"), alpha = number("lora_alpha");
+  const boost::json::value* stabilized = table->if_contains("use_rslora");
+  const bool root = stabilized != nullptr && stabilized->is_bool() && stabilized->as_bool();
+  return alpha / (root ? std::sqrt(r) : r);
+}
+
+template <class T>
+std::vector<T> whole(Source& source, size_t tensor, DType dtype) {
+  const int64_t count = source.tensors()[tensor].elements();
+  std::vector<T> out(static_cast<size_t>(count));
+  source.read(tensor, 0, count, dtype, out.data());
+  return out;
+}
+
+template <class T>
+std::vector<T> turned(const std::vector<T>& from, int64_t rows, int64_t columns) {
+  std::vector<T> out(from.size());
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j)
+      out[static_cast<size_t>(j * rows + i)] = from[static_cast<size_t>(i * columns + j)];
+  return out;
+}
+
+// Rows of the file's W are rows of left [rows, r] times right [r, columns].
+template <class T>
+struct Factors {
+  std::vector<T> left, right;
+  int64_t r = 0;
+};
+
+template <class T>
+Factors<T> factors_of(Source& source, const AdapterPair& pair, bool transposed, DType dtype) {
+  const std::vector<int64_t>&in = source.tensors()[pair.in].shape,
+        &out = source.tensors()[pair.out].shape;
+  Factors<T> made{whole<T>(source, pair.out, dtype), whole<T>(source, pair.in, dtype), in[0]};
+  if (!transposed) return made;
+  return {turned(made.right, in[0], in[1]), turned(made.left, out[0], out[1]), in[0]};
+}
+
+template <class T>
+void merge_row(const Factors<T>& factors, int64_t row, int64_t columns, T scale, T* sum,
+               T* weight) {
+  std::fill_n(sum, columns, T(0));
+  for (int64_t k = 0; k < factors.r; ++k) {
+    const T left = factors.left[static_cast<size_t>(row * factors.r + k)];
+    const T* right = factors.right.data() + k * columns;
+    for (int64_t j = 0; j < columns; ++j) sum[j] += left * right[j];
+  }
+  for (int64_t j = 0; j < columns; ++j) weight[j] += scale * sum[j];
+}
+
+int64_t equal_elements(const std::vector<std::byte>& a, const std::vector<std::byte>& b,
+                       size_t element) {
+  int64_t out = 0;
+  for (size_t at = 0; at < a.size(); at += element)
+    out += std::memcmp(a.data() + at, b.data() + at, element) == 0 ? 1 : 0;
+  return out;
+}
+
+template <class T>
+void stream_merged(Source& source, size_t weight, const AdapterPair& pair, double scale,
+                   DType dtype, MergeCount& count, const weights::ByteSink& sink) {
+  constexpr DType kSums = sizeof(T) == 8 ? DType::float64 : DType::float32;
+  const SourceTensor& tensor = source.tensors()[weight];
+  const int64_t rows = tensor.shape[0], columns = tensor.shape[1],
+                at_once = std::max<int64_t>(kPiece / std::max<int64_t>(columns, 1), 1);
+  const Factors<T> factors = factors_of<T>(source, pair, tensor.transposed, kSums);
+  std::vector<T> values, sum(static_cast<size_t>(columns));
+  std::vector<std::byte> before, after;
+  auto round = [&](std::vector<std::byte>& out) {
+    out.resize(values.size() * static_cast<size_t>(dtype_size(dtype)));
+    weights::convert_elements(reinterpret_cast<const std::byte*>(values.data()), kSums, out.data(),
+                              dtype, static_cast<int64_t>(values.size()));
+  };
+  for (int64_t row = 0; row < rows; row += at_once) {
+    const int64_t end = std::min(row + at_once, rows);
+    values.resize(static_cast<size_t>((end - row) * columns));
+    source.read(weight, row * columns, end * columns, kSums, values.data());
+    round(before);
+    for (int64_t i = row; i < end; ++i)
+      merge_row(factors, i, columns, static_cast<T>(scale), sum.data(),
+                values.data() + (i - row) * columns);
+    round(after);
+    count.elements += static_cast<int64_t>(values.size());
+    count.unchanged += equal_elements(before, after, static_cast<size_t>(dtype_size(dtype)));
+    sink(after);
+  }
+}
+
+}  // namespace
+
+std::optional<AdapterSet> adapters_of(Source& source) {
+  Checkpoint* checkpoint = source.checkpoint();
+  if (checkpoint == nullptr) return std::nullopt;
+  const std::vector<FileRecord>& files = checkpoint->meta().files;
+  if (std::none_of(files.begin(), files.end(),
+                   [](const FileRecord& file) { return file.name == kAdapterConfig; }))
+    return std::nullopt;
+  AdapterSet out;
+  out.config = checkpoint->read_file(std::string(kAdapterConfig));
+  out.scale = scale_of(source, out.config);
+  std::map<std::string_view, size_t> places;
+  for (size_t i = 0; i < source.tensors().size(); ++i)
+    if (source.tensors()[i].state.empty()) places.emplace(source.tensors()[i].name, i);
+  for (const auto& [name, in] : places) {
+    if (!name.ends_with(kIn)) continue;
+    const std::string module(name.substr(0, name.size() - kIn.size()));
+    const auto weight = places.find(module + std::string(kWeight)),
+               b = places.find(module + std::string(kOut));
+    if (weight == places.end() || b == places.end())
+      throw damaged(source, std::string(name) + " lies beside no weight");
+    const SourceTensor& w = source.tensors()[weight->second];
+    std::vector<int64_t> shape{source.tensors()[b->second].shape.at(0),
+                               source.tensors()[in].shape.at(1)};
+    if (w.transposed) std::reverse(shape.begin(), shape.end());
+    if (w.shape != shape ||
+        source.tensors()[in].shape[0] != source.tensors()[b->second].shape.at(1))
+      throw damaged(source, std::string(name) + " has another shape than the weight beside it");
+    out.of_weight.emplace(weight->second, AdapterPair{in, b->second});
+  }
+  if (out.of_weight.empty())
+    throw damaged(source, "it has an " + std::string(kAdapterConfig) + ", but no adapters");
+  return out;
+}
+
+weights::ExportTensor merged_tensor(Source& source, size_t weight, const AdapterPair& pair,
+                                    double scale, DType dtype, MergeCount& count) {
+  const SourceTensor& tensor = source.tensors()[weight];
+  const bool wide = tensor.dtype == DType::float64;
+  return {{tensor.name, dtype, tensor.shape},
+          [&source, &count, weight, pair, scale, dtype, wide](const weights::ByteSink& sink) {
+            if (wide)
+              stream_merged<double>(source, weight, pair, scale, dtype, count, sink);
+            else
+              stream_merged<float>(source, weight, pair, scale, dtype, count, sink);
+          }};
+}
+
+}  // namespace meshwright::checkpoint

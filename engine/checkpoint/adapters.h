@@ -1,0 +1,43 @@
+// Adapters of a checkpoint: found again, and joined with the weights they lie beside.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "engine/checkpoint/source.h"
+#include "engine/weights/export.h"
+
+namespace meshwright::checkpoint {
+
+// What a checkpoint of a run with adapters carries; peft's, word for word.
+inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
+
+struct AdapterPair {
+  size_t in = 0, out = 0;  // A [r, in] and B [out, r] among Source::tensors()
+};
+
+struct AdapterSet {
+  std::string config;                       // the text of kAdapterConfig
+  double scale = 0;                         // W + scale B A
+  std::map<size_t, AdapterPair> of_weight;  // by the weight's place among Source::tensors()
+};
+
+// nullopt: the source is no checkpoint, or one without adapters. Throws Error(bad_checkpoint) where
+// its files do not belong together.
+std::optional<AdapterSet> adapters_of(Source& source);
+
+// How much of merged weights is as it was before: a change below half a step of the dtype is lost.
+struct MergeCount {
+  int64_t elements = 0, unchanged = 0;
+};
+
+// W + scale B A, summed in float32 (float64 where W is), rounded once to `dtype`, row by row.
+// `source` and `count` live as long as the result.
+weights::ExportTensor merged_tensor(Source& source, size_t weight, const AdapterPair& pair,
+                                    double scale, DType dtype, MergeCount& count);
+
+}  // namespace meshwright::checkpoint

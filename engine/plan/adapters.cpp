@@ -1,0 +1,302 @@
+#include "engine/plan/adapters.h"
+
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <cmath>
+#include <map>
+#include <variant>
+
+#include "engine/report/report.h"
+#include "meshwright/tp_plan.h"
+#include "sdk/base/low_rank.h"
+
+namespace meshwright::plan {
+namespace {
+
+constexpr const char* kAllLinear = "all-linear";
+
+std::string_view last_part(std::string_view name) { return name.substr(name.rfind('.') + 1); }
+
+// A last name, or a pattern of full names.
+bool selects(std::string_view wanted, std::string_view module) {
+  return wanted.find_first_of(".*?[") == std::string_view::npos ? wanted == last_part(module)
+                                                                : pattern_matches(wanted, module);
+}
+
+std::vector<std::string> names_of(const Options& table, const char* key) {
+  const OptionValue& value = table.value(key);
+  if (const auto* one = std::get_if<std::string>(&value)) return {*one};
+  return std::get<std::vector<std::string>>(value);
+}
+
+Error refuse(const Options& table, const char* key, ErrorCode code, const std::string& what) {
+  return Error(code, what).key(std::string("lora.") + key).at(table.origin(key));
+}
+
+class Choice {
+ public:
+  Choice(const config::Config& config, const ModelOutline& outline)
+      : table_(config.table("lora")), outline_(outline) {
+    for (const ParameterOutline& p : outline.parameters) {
+      const std::string_view module = module_of(p.name);
+      if (p.shape.size() == 2 && last_part(p.name) == "weight") weights_.emplace(module, &p);
+    }
+  }
+
+  // The weights that get an adapter, in the order of the outline.
+  std::vector<const ParameterOutline*> weights() const {
+    const std::vector<std::string> excluded = names_of(table_, "exclude_modules");
+    for (const std::string& name : excluded) find(name, "exclude_modules");
+    std::vector<const ModuleOutline*> wanted;
+    for (const std::string& name : names_of(table_, "target_modules")) {
+      const std::vector<const ModuleOutline*> found =
+          name == kAllLinear ? all_linear() : find(name, "target_modules");
+      wanted.insert(wanted.end(), found.begin(), found.end());
+    }
+    std::vector<const ParameterOutline*> out;
+    for (const ModuleOutline& module : outline_.modules) {
+      const bool left_out = std::any_of(excluded.begin(), excluded.end(), [&](const auto& name) {
+        return selects(name, module.name);
+      });
+      if (!left_out && std::find(wanted.begin(), wanted.end(), &module) != wanted.end())
+        out.push_back(weight_of(module));
+    }
+    if (out.empty())
+      throw refuse(table_, "target_modules", ErrorCode::conflict,
+                   "no Linear of " + outline_.architecture + " gets an adapter")
+          .help("set lora.target_modules = \"all-linear\" and leave out lora.exclude_modules")
+          .help("set lora.r = 0 to train the whole model");
+    return out;
+  }
+
+ private:
+  bool is_linear(const ModuleOutline& module) const {
+    return module.kind == ModuleKind::linear && weights_.contains(module.name);
+  }
+
+  std::vector<const ModuleOutline*> all_linear() const {
+    std::vector<const ModuleOutline*> out;
+    for (const ModuleOutline& module : outline_.modules)
+      if (is_linear(module) && last_part(module.name) != "lm_head") out.push_back(&module);
+    return out;
+  }
+
+  // What a name or pattern selects of Linears, and of what a user may have taken for one.
+  std::vector<const ModuleOutline*> find(const std::string& name, const char* key) const {
+    std::vector<const ModuleOutline*> out;
+    std::vector<std::string> near;
+    for (const ModuleOutline& module : outline_.modules) {
+      const bool counts = is_linear(module) || module.kind == ModuleKind::linear ||
+                          module.kind == ModuleKind::embedding ||
+                          module.kind == ModuleKind::router || module.kind == ModuleKind::experts;
+      if (counts && selects(name, module.name)) out.push_back(&module);
+      if (!is_linear(module)) continue;
+      near.push_back(module.name);
+      near.emplace_back(last_part(module.name));
+    }
+    if (!out.empty()) return out;
+    Error error = refuse(
+        table_, key, ErrorCode::conflict,
+        std::string("lora.") + key + ": \"" + name + "\" is no Linear of " + outline_.architecture);
+    if (const std::string nearest = nearest_name(name, near); !nearest.empty())
+      error.help("did you mean \"" + nearest + "\"?");
+    std::set<std::string> lasts;
+    for (const ModuleOutline* module : all_linear()) lasts.emplace(last_part(module->name));
+    std::string list;
+    for (const std::string& last : lasts) list += (list.empty() ? "\"" : ", \"") + last + "\"";
+    throw error.help("its Linears are called " + list + "; \"all-linear\" selects them all");
+  }
+
+  const ParameterOutline* weight_of(const ModuleOutline& module) const {
+    if (is_linear(module)) return weights_.find(module.name)->second;
+    const char* what = module.kind == ModuleKind::embedding ? "an embedding"
+                       : module.kind == ModuleKind::router  ? "a router"
+                       : module.kind == ModuleKind::experts ? "a block of experts"
+                                                            : "a head tied to the embedding";
+    throw refuse(table_, "target_modules", ErrorCode::conflict,
+                 module.name + " is " + what + ", which can have no adapter")
+        .help("add \"" + module.name + "\" to lora.exclude_modules")
+        .help("train it as a whole: [[optimizer.group]] with pattern = \"" + module.name +
+              ".*\" and frozen = false");
+  }
+
+  const Options& table_;
+  const ModelOutline& outline_;
+  std::map<std::string_view, const ParameterOutline*> weights_;  // by module
+};
+
+// Above the smaller size A and B could say no more than a whole matrix.
+void check_rank(const Options& table, const std::vector<const ParameterOutline*>& weights) {
+  const ParameterOutline* smallest = *std::min_element(
+      weights.begin(), weights.end(), [](const ParameterOutline* a, const ParameterOutline* b) {
+        return std::min(a->shape[0], a->shape[1]) < std::min(b->shape[0], b->shape[1]);
+      });
+  const int64_t r = table.get_int("r"), most = std::min(smallest->shape[0], smallest->shape[1]);
+  if (r <= most) return;
+  throw refuse(table, "r", ErrorCode::out_of_range,
+               "lora.r = " + std::to_string(r) + " is above the smaller size of " + smallest->name +
+                   " [" + std::to_string(smallest->shape[0]) + ", " +
+                   std::to_string(smallest->shape[1]) + "]")
+      .help("set lora.r = " + std::to_string(most))
+      .help("add \"" + std::string(module_of(smallest->name)) + "\" to lora.exclude_modules");
+}
+
+void check_sizes(const ParallelSizes& sizes) {
+  if (sizes.tp <= 1) return;
+  throw Error(ErrorCode::not_in_release, "adapters ([lora]) do not run with tp_size = " +
+                                             std::to_string(sizes.tp) + " in this version")
+      .key("distributed.tp_size")
+      .help("set distributed.tp_size = 1")
+      .help("set lora.r = 0 to train the whole model");
+}
+
+std::string factor_name(std::string_view weight, std::string_view part) {
+  return std::string(module_of(weight)) + "." + std::string(part) + ".weight";
+}
+
+// The two parameters of an adapter. B's rows lie as the weight's; files call both after the weight.
+std::vector<ParameterOutline> parameters_of(const ParameterOutline& weight, int64_t r) {
+  ParameterOutline in{.name = factor_name(weight.name, kFactorIn),
+                      .shape = {r, weight.shape[1]},
+                      .dtype = weight.dtype},
+      out{.name = factor_name(weight.name, kFactorOut),
+          .shape = {weight.shape[0], r},
+          .dtype = weight.dtype,
+          .fused = weight.fused};
+  if (!weight.stored.names.empty()) {
+    in.stored.names = {factor_name(weight.stored.names[0], kFactorIn)};
+    out.stored.names = {factor_name(weight.stored.names[0], kFactorOut)};
+  }
+  return {std::move(in), std::move(out)};
+}
+
+const ParameterOutline& weight_of(const ModelOutline& outline, const std::string& module) {
+  return *outline.find_parameter(module + ".weight");
+}
+
+// What peft finds these modules by: their last names where these mean no other module, else their
+// full names. Experts are one module here and may be many there.
+std::vector<std::string> peft_targets(const Adapters& adapters, const ModelOutline& outline) {
+  const std::set<std::string_view> modules(adapters.modules.begin(), adapters.modules.end());
+  std::set<std::string, std::less<>> last, full;
+  for (const std::string& module : adapters.modules) {
+    const ParameterOutline& weight = weight_of(outline, module);
+    full.emplace(module_of(weight.stored.names.empty() ? weight.name : weight.stored.names[0]));
+  }
+  for (const std::string& name : full) last.emplace(last_part(name));
+  const bool others =
+      outline.moe ||
+      std::any_of(outline.modules.begin(), outline.modules.end(), [&](const ModuleOutline& module) {
+        return last.contains(last_part(module.name)) && !modules.contains(module.name);
+      });
+  const std::set<std::string, std::less<>>& out = others ? full : last;
+  return {out.begin(), out.end()};
+}
+
+}  // namespace
+
+double Adapters::scale() const {
+  const auto rank = static_cast<double>(r);
+  return alpha / (rank_stabilized ? std::sqrt(rank) : rank);
+}
+
+InitialValue initial_adapter(const ParameterOutline& parameter, bool gaussian) {
+  const std::optional<LowRankFactor> factor = low_rank_factor(parameter.name);
+  if (factor && factor->out) return {.kind = InitialValue::Kind::constant, .value = 0};
+  if (gaussian)
+    return {.kind = InitialValue::Kind::normal,
+            .value = 1 / static_cast<double>(parameter.shape[0])};
+  return {.kind = InitialValue::Kind::uniform,
+          .value = 1 / std::sqrt(static_cast<double>(parameter.shape[1]))};
+}
+
+Adapters add_adapters(const config::Config& config, ModelOutline& outline) {
+  const Options& table = config.table("lora");
+  if (table.get_int("r") == 0) return {};
+  check_sizes(config.shared.sizes);
+  const std::vector<const ParameterOutline*> weights = Choice(config, outline).weights();
+  check_rank(table, weights);
+  std::map<std::string, std::vector<ParameterOutline>, std::less<>> added;  // by module
+  for (const ParameterOutline* weight : weights)
+    added.emplace(module_of(weight->name), parameters_of(*weight, table.get_int("r")));
+  // A module's own parameters come before those of the modules below it.
+  std::vector<ParameterOutline> parameters;
+  for (size_t i = 0; i < outline.parameters.size(); ++i) {
+    const std::string module(module_of(outline.parameters[i].name));
+    const bool last =
+        i + 1 == outline.parameters.size() || module_of(outline.parameters[i + 1].name) != module;
+    parameters.push_back(std::move(outline.parameters[i]));
+    if (const auto at = added.find(module); last && at != added.end())
+      parameters.insert(parameters.end(), at->second.begin(), at->second.end());
+  }
+  outline.parameters = std::move(parameters);
+  std::vector<ModuleOutline> modules;
+  for (ModuleOutline& module : outline.modules) {
+    const std::string name = module.name;
+    modules.push_back(std::move(module));
+    if (!added.contains(name)) continue;
+    for (std::string_view part : {kFactorIn, kFactorOut})
+      modules.push_back({name + "." + std::string(part), ModuleKind::other, "Linear"});
+  }
+  outline.modules = std::move(modules);
+  return adapters_in(config, outline);
+}
+
+Adapters adapters_in(const config::Config& config, const ModelOutline& outline) {
+  const Options& table = config.table("lora");
+  Adapters out;
+  if (table.get_int("r") == 0) return out;
+  out.r = table.get_int("r");
+  out.alpha = table.get_number("alpha");
+  out.rank_stabilized = table.get_bool("rslora");
+  out.gaussian = table.get_string("init") == "gaussian";
+  for (const ParameterOutline& p : outline.parameters) {
+    const std::optional<LowRankFactor> factor = low_rank_factor(p.name);
+    if (!factor) continue;
+    out.parameters.insert(p.name);
+    if (factor->out) out.modules.emplace_back(factor->linear);
+  }
+  return out;
+}
+
+std::string peft_config(const Adapters& adapters, const ModelOutline& outline,
+                        const std::string& base) {
+  namespace json = boost::json;
+  const std::vector<std::string> targets = peft_targets(adapters, outline);
+  const bool transposed = std::any_of(
+      adapters.modules.begin(), adapters.modules.end(),
+      [&](const std::string& module) { return weight_of(outline, module).stored.transposed; });
+  json::object out;
+  out["alpha_pattern"] = json::object();
+  out["base_model_name_or_path"] = base.empty() ? json::value(nullptr) : json::value(base);
+  out["bias"] = "none";
+  out["fan_in_fan_out"] = transposed;
+  out["inference_mode"] = true;
+  out["init_lora_weights"] = true;
+  if (adapters.alpha == std::floor(adapters.alpha) && adapters.alpha < 1e15)
+    out["lora_alpha"] = static_cast<int64_t>(adapters.alpha);
+  else
+    out["lora_alpha"] = adapters.alpha;
+  out["lora_dropout"] = 0.0;
+  out["modules_to_save"] = nullptr;
+  out["peft_type"] = "LORA";
+  out["r"] = adapters.r;
+  out["rank_pattern"] = json::object();
+  out["target_modules"] = json::array(targets.begin(), targets.end());
+  out["task_type"] = "CAUSAL_LM";
+  out["use_dora"] = false;
+  out["use_rslora"] = adapters.rank_stabilized;
+  return report::pretty_json(out);
+}
+
+std::string adapter_settings(const config::Config& config) {
+  const Options& table = config.table("lora");
+  std::string out;
+  if (table.get_int("r") == 0) return out;
+  for (const char* name : {"r", "alpha", "target_modules", "exclude_modules", "rslora"})
+    out += std::string("lora.") + name + "=" + to_toml(table.value(name)) + "\n";
+  return out;
+}
+
+}  // namespace meshwright::plan

@@ -1,0 +1,46 @@
+// Low-rank adapters (Hu et al. 2021), as [lora] asks for them: beside the weight W of a Linear lie
+// A [r, in] and B [out, r], and its output is W x + b + scale B (A x). The parameters are those of
+// two modules below the Linear (sdk/base/low_rank.h). Pure, for the plan and the run alike.
+#pragma once
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "meshwright/model/model_family.h"
+#include "meshwright/outline.h"
+
+namespace meshwright::plan {
+
+struct Adapters {
+  int64_t r = 0;  // 0: there are none
+  double alpha = 0;
+  bool rank_stabilized = false, gaussian = false;
+  std::vector<std::string> modules;  // that have one, in the outline's order
+  std::set<std::string, std::less<>> parameters;
+
+  bool any() const { return !modules.empty(); }
+  double scale() const;  // alpha / r, or alpha / sqrt(r) (Kalajdzievski 2023)
+  bool hold(std::string_view parameter) const { return parameters.contains(parameter); }
+};
+// Of a parameter of an adapter, by lora.init.
+InitialValue initial_adapter(const ParameterOutline& parameter, bool gaussian);
+
+// Adds the modules and parameters of the adapters to the outline, where a module that has them
+// lists them. Nothing with lora.r = 0. Throws Error(conflict) for names that select nothing, or
+// what can have no adapter, Error(out_of_range) for an r above the sizes of a Linear, and
+// Error(not_in_release) for what adapters do not run under yet.
+Adapters add_adapters(const config::Config& config, ModelOutline& outline);
+// Those of an outline that has them already.
+Adapters adapters_in(const config::Config& config, const ModelOutline& outline);
+
+// The text of peft's adapter_config.json. `base`: the folder of the base model; "": none is known.
+std::string peft_config(const Adapters& adapters, const ModelOutline& outline,
+                        const std::string& base);
+
+// What makes the same adapters again: settings as --set takes them, a line each.
+std::string adapter_settings(const config::Config& config);
+
+}  // namespace meshwright::plan

@@ -1,0 +1,182 @@
+// Which Linears get an adapter, and what is said where none can be had.
+#include "engine/plan/adapters.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "engine/plan/parameter_groups.h"
+
+namespace plan_adapters_test {
+
+using namespace meshwright;
+using plan::Adapters;
+
+namespace {
+
+config::Config config_of(const std::string& text) {
+  Diagnostics diagnostics;
+  const config::Source source =
+      config::Source::parse(text, {.file = "job.toml", .sets = {}, .environment = {}}, diagnostics);
+  config::Config out = config::resolve(source, {}, "", diagnostics);
+  for (const Error& error : diagnostics.errors()) FAIL(error.what());
+  return out;
+}
+
+ModelOutline small() {
+  ModelOutline out;
+  out.architecture = "Small";
+  auto add = [&](const char* name, ModuleKind kind, std::vector<int64_t> shape, bool bias = false) {
+    out.modules.push_back({name, kind, "X"});
+    const std::string module = name;
+    if (!shape.empty()) out.parameters.push_back({module + ".weight", shape});
+    if (bias) out.parameters.push_back({module + ".bias", {shape[0]}});
+  };
+  add("model.embed", ModuleKind::embedding, {50, 8});
+  add("model.layers", ModuleKind::list, {});
+  for (const char* layer : {"model.layers.0", "model.layers.1"}) {
+    const std::string name = layer;
+    add(layer, ModuleKind::layer, {});
+    add((name + ".attn.q_proj").c_str(), ModuleKind::linear, {8, 8}, true);
+    add((name + ".attn.o_proj").c_str(), ModuleKind::linear, {8, 8});
+    add((name + ".mlp.gate").c_str(), ModuleKind::router, {4, 8});
+    add((name + ".mlp.experts").c_str(), ModuleKind::experts, {4, 8, 6});
+    add((name + ".mlp.up_proj").c_str(), ModuleKind::linear, {6, 8});
+    add((name + ".norm").c_str(), ModuleKind::norm, {8});
+  }
+  add("lm_head", ModuleKind::linear, {});  // tied
+  return out;
+}
+
+std::string table(const std::string& keys) { return "[lora]\nr = 2\n" + keys + "\n"; }
+
+std::vector<std::string> chosen(const std::string& keys) {
+  ModelOutline outline = small();
+  return plan::add_adapters(config_of(table(keys)), outline).modules;
+}
+
+std::string refusal(const std::string& keys) {
+  ModelOutline outline = small();
+  try {
+    plan::add_adapters(config_of("[lora]\n" + keys + "\n"), outline);
+  } catch (const Error& error) {
+    std::string out = code_string(error.code()) + " " + error.key() + ": " + error.message();
+    for (const std::string& help : error.helps()) out += "; " + help;
+    return out;
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("without a rank there are no adapters, and no setting to carry along") {
+  ModelOutline outline = small();
+  const size_t before = outline.parameters.size();
+  const config::Config config = config_of("[lora]\nalpha = 3\n");
+  CHECK_FALSE(plan::add_adapters(config, outline).any());
+  CHECK(outline.parameters.size() == before);
+  CHECK(plan::adapter_settings(config).empty());
+}
+
+TEST_CASE("last names, patterns, and all Linears but heads, routers and experts") {
+  using Names = std::vector<std::string>;
+  const Names all{"model.layers.0.attn.q_proj", "model.layers.0.attn.o_proj",
+                  "model.layers.0.mlp.up_proj", "model.layers.1.attn.q_proj",
+                  "model.layers.1.attn.o_proj", "model.layers.1.mlp.up_proj"};
+  CHECK(chosen("") == all);
+  CHECK(chosen("target_modules = [\"all-linear\"]") == all);
+  CHECK(chosen("target_modules = \"q_proj\"") == Names{all[0], all[3]});
+  CHECK(chosen("target_modules = [\"model.layers.1.attn.*\", \"up_proj\"]") ==
+        Names{all[2], all[3], all[4], all[5]});
+  CHECK(chosen("exclude_modules = [\"q_proj\", \"model.layers.0.*.*\"]") == Names{all[4], all[5]});
+}
+
+TEST_CASE("the outline lists adapters behind the parameters of their Linear") {
+  ModelOutline outline = small();
+  const Adapters adapters = plan::add_adapters(
+      config_of(table("alpha = 3\ntarget_modules = [\"model.layers.0.*.[qu]*\"]")), outline);
+  std::vector<std::string> names;
+  for (const ParameterOutline& p : outline.parameters) names.push_back(p.name);
+  CHECK(std::vector<std::string>(names.begin() + 1, names.begin() + 6) ==
+        std::vector<std::string>{
+            "model.layers.0.attn.q_proj.weight", "model.layers.0.attn.q_proj.bias",
+            "model.layers.0.attn.q_proj.lora_A.weight", "model.layers.0.attn.q_proj.lora_B.weight",
+            "model.layers.0.attn.o_proj.weight"});
+  const ParameterOutline& a = *outline.find_parameter("model.layers.0.mlp.up_proj.lora_A.weight");
+  const ParameterOutline& b = *outline.find_parameter("model.layers.0.mlp.up_proj.lora_B.weight");
+  CHECK(a.shape == std::vector<int64_t>{2, 8});
+  CHECK(b.shape == std::vector<int64_t>{6, 2});
+  CHECK(adapters.hold(a.name));
+  CHECK_FALSE(adapters.hold("model.layers.0.mlp.up_proj.weight"));
+  CHECK(adapters.scale() == 1.5);
+  CHECK(plan::initial_adapter(a, false).kind == InitialValue::Kind::uniform);
+  CHECK(plan::initial_adapter(a, false).value == 1 / std::sqrt(8.0));
+  CHECK(plan::initial_adapter(a, true).kind == InitialValue::Kind::normal);
+  CHECK(plan::initial_adapter(a, true).value == 0.5);
+  CHECK(plan::initial_adapter(b, true).value == 0);
+  CHECK(outline.find_module("model.layers.0.mlp.up_proj.lora_B") != nullptr);
+}
+
+TEST_CASE("what selects nothing, or what has no adapter, is refused by name") {
+  CHECK(refusal("r = 2\ntarget_modules = [\"q_prj\"]") ==
+        "E0208 lora.target_modules: lora.target_modules: \"q_prj\" is no Linear of Small; did you "
+        "mean \"q_proj\"?; its Linears are called \"o_proj\", \"q_proj\", \"up_proj\"; "
+        "\"all-linear\" selects them all");
+  CHECK(refusal("r = 2\nexclude_modules = [\"x\"]").starts_with("E0208 lora.exclude_modules: "));
+  for (const auto& [name, what] :
+       {std::pair("model.embed", "an embedding"), std::pair("gate", "a router"),
+        std::pair("experts", "a block of experts"),
+        std::pair("lm_head", "a head tied to the embedding")})
+    CHECK(refusal("r = 2\ntarget_modules = \"" + std::string(name) + "\"")
+              .find(std::string(" is ") + what + ", which can have no adapter") !=
+          std::string::npos);
+  CHECK(refusal("r = 2\nexclude_modules = [\"model.layers.*.*.*\"]")
+            .starts_with("E0208 lora.target_modules: no Linear of Small gets an adapter"));
+  CHECK(refusal("r = 7") ==
+        "E0204 lora.r: lora.r = 7 is above the smaller size of model.layers.0.mlp.up_proj.weight "
+        "[6, 8]; set lora.r = 6; add \"model.layers.0.mlp.up_proj\" to lora.exclude_modules");
+  CHECK(refusal("r = 6").empty());
+}
+
+TEST_CASE("adapters train alone, beside what a group thaws") {
+  ModelOutline outline = small();
+  const config::Config config =
+      config_of(table("target_modules = \"q_proj\"") +
+                "[[optimizer.group]]\npattern = \"*norm.weight\"\nfrozen = false\nlr_factor = 2\n"
+                "[[optimizer.group]]\npattern = \"model.embed.*\"\nlr_factor = 3\n"
+                "[[optimizer.group]]\npattern = \"model.layers.1.*\"\nfrozen = true\n");
+  const Adapters adapters = plan::add_adapters(config, outline);
+  std::vector<std::string> warnings, trains;
+  plan::group_parameters(config, outline, warnings);
+  for (const ParameterOutline& p : outline.parameters)
+    if (p.trainable) trains.push_back(p.name);
+  CHECK(trains == std::vector<std::string>{"model.layers.0.attn.q_proj.lora_A.weight",
+                                           "model.layers.0.attn.q_proj.lora_B.weight",
+                                           "model.layers.0.norm.weight",
+                                           "model.layers.1.norm.weight"});
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0] ==
+        "[[optimizer.group]] with pattern = \"model.embed.*\" (line 9) has no effect: with [lora] "
+        "the adapters train alone; write frozen = false in the group to train its 1 parameter as "
+        "well");
+}
+
+TEST_CASE("peft's configuration names modules by their last part where that is enough") {
+  ModelOutline outline = small();
+  const config::Config config = config_of(table("alpha = 3.5\ntarget_modules = \"q_proj\""));
+  const Adapters adapters = plan::add_adapters(config, outline);
+  const std::string text = plan::peft_config(adapters, outline, "models/base");
+  CHECK(text.find("\"target_modules\": [\"q_proj\"]") != std::string::npos);
+  CHECK(text.find("\"lora_alpha\": 3.5") != std::string::npos);
+  CHECK(text.find("\"base_model_name_or_path\": \"models/base\"") != std::string::npos);
+  ModelOutline other = small();
+  const Adapters one = plan::add_adapters(
+      config_of(table("target_modules = \"model.layers.0.attn.q_proj\"")), other);
+  CHECK(plan::peft_config(one, other, "")
+            .find("\"target_modules\": [\"model.layers.0.attn.q_proj\"]") != std::string::npos);
+  CHECK(plan::adapter_settings(config) ==
+        "lora.r=2\nlora.alpha=3.5\nlora.target_modules=\"q_proj\"\nlora.exclude_modules=[]\n"
+        "lora.rslora=false\n");
+}
+
+}  // namespace plan_adapters_test

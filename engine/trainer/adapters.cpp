@@ -1,0 +1,101 @@
+#include "engine/trainer/adapters.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "engine/modules/initialize.h"
+#include "meshwright/error.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/parallel/scalar_type.h"
+#include "sdk/base/low_rank.h"
+
+namespace meshwright::train {
+namespace {
+
+using at::Tensor;
+
+std::string below(const std::string& module, std::string_view part) {
+  return module + "." + std::string(part);
+}
+
+Error not_adaptable(const std::string& module, const std::string& why) {
+  return Error(ErrorCode::bad_module, module + " can have no adapter: " + why)
+      .key("lora.target_modules")
+      .help("add \"" + module + "\" to lora.exclude_modules");
+}
+
+// The factor below a Linear, without values.
+void attach(torch::nn::Module& linear, std::string_view part, const ParameterOutline& parameter,
+            const plan::Adapters& adapters, uint64_t seed) {
+  const Tensor weight = linear.named_parameters(/*recurse=*/false)["weight"];
+  Linear factor =
+      make_linear(parameter.shape[1], parameter.shape[0], /*bias=*/false,
+                  at::TensorOptions().dtype(scalar_type(parameter.dtype)).device(weight.device()));
+  linear.register_module(std::string(part), factor);
+  if (weight.is_meta()) return;
+  modules::initialize(parameter.name, parameter.shape,
+                      std::vector<int64_t>(parameter.shape.size(), 0), parameter.shape,
+                      plan::initial_adapter(parameter, adapters.gaussian), seed, factor->weight);
+}
+
+// Autocast casts by itself; else a unit of its own dtype may lie around one of the two.
+Tensor as_type_of(const Tensor& x, const Tensor& like) {
+  return at::autocast::is_autocast_enabled(x.device().type()) ? x : x.to(like.scalar_type());
+}
+
+// y + scale B (A x), in two hooks around the Linear.
+void run(HookHost& host, Linear in, Linear out, double scale) {
+  auto input = std::make_shared<Tensor>();  // between the two hooks of a call
+  host.before_forward.emplace_back(
+      [input](torch::nn::Module&, TensorRefs& inputs) { *input = *inputs.at(0); });
+  host.after_forward.insert(host.after_forward.begin(),
+                            [input, in = std::move(in), out = std::move(out), scale](
+                                torch::nn::Module&, TensorRefs& outputs) mutable {
+                              const Tensor x = std::exchange(*input, Tensor());
+                              Tensor& y = *outputs.at(0);
+                              const Tensor h = in(as_type_of(x, in->weight))*scale;
+                              y = y + as_type_of(out(h), y);
+                            });
+}
+
+}  // namespace
+
+void attach_adapters(const plan::Adapters& adapters, const ModelOutline& outline,
+                     torch::nn::Module& model, uint64_t seed) {
+  auto modules = model.named_modules("", /*include_self=*/false);
+  for (const std::string& name : adapters.modules) {
+    if (!modules.contains(name))
+      throw Error(ErrorCode::bad_module,
+                  "the model has no module " + name + ", which its outline lists");
+    torch::nn::Module& linear = *modules[name];
+    if (HookHost::of(linear) == nullptr)
+      throw not_adaptable(name, "it has no hooks")
+          .help(
+              "take Linear from meshwright/nn/layers.h, or declare the class with "
+              "MESHWRIGHT_MODULE(...)");
+    for (std::string_view part : {kFactorIn, kFactorOut}) {
+      if (linear.named_children().contains(std::string(part)))
+        throw not_adaptable(name, "it has a " + std::string(part) + " already");
+      attach(linear, part, *outline.find_parameter(below(name, part) + ".weight"), adapters, seed);
+    }
+  }
+}
+
+void run_adapters(const plan::Adapters& adapters, torch::nn::Module& model) {
+  if (!adapters.any()) return;
+  auto modules = model.named_modules("", /*include_self=*/false);
+  auto factor = [&](const std::string& name, std::string_view part) {
+    return Linear(std::dynamic_pointer_cast<Linear::ContainedType>(modules[below(name, part)]));
+  };
+  for (const std::string& name : adapters.modules)
+    if (modules.contains(name))  // else it is of another stage
+      run(*HookHost::of(*modules[name]), factor(name, kFactorIn), factor(name, kFactorOut),
+          adapters.scale());
+}
+
+}  // namespace meshwright::train

@@ -1,0 +1,101 @@
+// Adapters as a user trains them: exported, merged, and begun with again.
+#include <cmath>
+
+#include "trained.h"
+
+namespace lora_test {
+
+const std::string kJob =
+    "configs/lora_cpu.toml --set dataset.jsonl.cache=none --set dataset.seq_len=256 ";
+
+double loss_of(const std::string& path, const std::string& more = "") {
+  int status = 0;
+  const std::string out =
+      said("evaluate '" + path + "' --kind mock --seq-len 64 --samples 8 --json " + more, &status);
+  INFO(out);
+  REQUIRE(status == 0);
+  return json::parse(out.substr(out.find('{'))).as_object().at("loss").to_number<double>();
+}
+
+std::string exported(const std::string& run, const std::string& to, const std::string& more = "") {
+  int status = 0;
+  const std::string out =
+      said("checkpoint export '" + kRuns + "/" + run + "' --out '" + kRuns + "/" + to + "' " + more,
+           &status);
+  INFO(out);
+  REQUIRE(status == 0);
+  return out;
+}
+
+TEST_CASE("the ready configuration tunes adapters, alike under every strategy") {
+  const Trained run = train(kJob + "--nproc 2 --set step_scheduler.max_steps=4", "lora");
+  INFO(run.out);
+  REQUIRE(run.status == 0);
+  REQUIRE(run.losses.size() == 4);
+  CHECK(run.losses.back() < run.losses.front());
+  CHECK(run.out.find("of which") != std::string::npos);
+  const Trained alone =
+      train(kJob + "--set step_scheduler.max_steps=4 --set distributed.strategy=ddp", "lora_alone");
+  INFO(alone.out);
+  REQUIRE(alone.status == 0);
+  check_equal(run.losses, alone.losses);
+}
+
+TEST_CASE("adapters go out to a folder and come back from it") {
+  const std::string ddp = "--set distributed.strategy=ddp --set checkpoint.export=final ";
+  const Trained run = train(kJob + ddp + "--set step_scheduler.max_steps=4", "lora_out");
+  INFO(run.out);
+  REQUIRE(run.status == 0);
+  const fs::path adapter = kRuns + "/lora_out/hf";
+  CHECK(fs::exists(adapter / "adapter_model.safetensors"));
+  CHECK(fs::exists(adapter / "tokenizer.json"));
+  CHECK_FALSE(fs::exists(adapter / "config.json"));
+  const json::object config = json::parse(contents(adapter / "adapter_config.json")).as_object();
+  CHECK(config.at("r").as_int64() == 8);
+  CHECK(config.at("lora_alpha").as_int64() == 16);
+
+  const std::string begin = kJob + ddp + "--set step_scheduler.max_steps=0 --set 'lora.adapter=\"" +
+                            adapter.string() + "\"' ";
+  const Trained again = train(begin, "lora_in");
+  INFO(again.out);
+  REQUIRE(again.status == 0);
+  CHECK(contents(kRuns + "/lora_in/hf/adapter_model.safetensors") ==
+        contents(adapter / "adapter_model.safetensors"));
+
+  const Trained other = train(begin + "--set lora.r=4", "lora_other");
+  CHECK(other.status == 2);
+  CHECK(other.out.find("E0208") != std::string::npos);
+  CHECK(other.out.find("set lora.r = 8") != std::string::npos);
+  const Trained fewer = train(begin + "--set lora.target_modules=q_proj", "lora_fewer");
+  CHECK(fewer.status == 7);
+  CHECK(fewer.out.find("which no adapter of this job takes") != std::string::npos);
+}
+
+TEST_CASE("what a checkpoint with adapters computes, its merged folder computes") {
+  const Trained run =
+      train(kJob + "--set distributed.strategy=ddp --set step_scheduler.max_steps=6", "lora_merge");
+  INFO(run.out);
+  REQUIRE(run.status == 0);
+  const std::string said_merged = exported("lora_merge", "lora_merged", "--merged");
+  CHECK(said_merged.find("merged the adapters into weights of") != std::string::npos);
+  CHECK(fs::exists(kRuns + "/lora_merged/model.safetensors"));
+  CHECK_FALSE(fs::exists(kRuns + "/lora_merged/adapter_config.json"));
+  const double trained = loss_of(kRuns + "/lora_merge"), merged = loss_of(kRuns + "/lora_merged");
+  CHECK(merged == doctest::Approx(trained).epsilon(1e-6));
+  const Trained begun =
+      train(kJob + "--set distributed.strategy=ddp --set step_scheduler.max_steps=0", "lora_begun");
+  REQUIRE(begun.status == 0);
+  CHECK(std::abs(loss_of(kRuns + "/lora_begun") - trained) > 1e-4);
+  int status = 0;
+  const std::string out =
+      said("generate '" + kRuns + "/lora_merge' --prompt 'How' --max-new 4 --json", &status);
+  INFO(out);
+  CHECK(status == 0);
+  const std::string refused = said(
+      "checkpoint export '" + kRuns + "/lora_merged' --out '" + kRuns + "/lora_nothing' --merged",
+      &status);
+  CHECK(status == 2);
+  CHECK(refused.find("has no adapters that --merged could join") != std::string::npos);
+}
+
+}  // namespace lora_test
