@@ -250,7 +250,7 @@ TEST_CASE("what had main weights may be frozen: it goes on as the model computed
       rank.step();
       const Tensor now = rank.trainer.model().full_tensor(name).clone();
       if (world->rank() != 0) return;
-      CHECK(now.scalar_type() == at::kBFloat16);
+      CHECK((now.scalar_type() == at::kBFloat16));
       CHECK(now.equal(before));
       CHECK(said(world->notices(), "parameters that are frozen in this job go on in bfloat16"));
     });
