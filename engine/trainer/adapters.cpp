@@ -58,7 +58,7 @@ void run(HookHost& host, Linear in, Linear out, double scale) {
                                 torch::nn::Module&, TensorRefs& outputs) mutable {
                               const Tensor x = std::exchange(*input, Tensor());
                               Tensor& y = *outputs.at(0);
-                              const Tensor h = in(as_type_of(x, in->weight))*scale;
+                              const Tensor h = in(as_type_of(x, in->weight)).mul(scale);
                               y = y + as_type_of(out(h), y);
                             });
 }

@@ -29,7 +29,7 @@ struct ExportOptions {
   int64_t shard_bytes =
       5'000'000'000;  // of tensors in one file; a larger tensor gets a file of its own
   std::function<void(int64_t bytes)> progress =
-      {};  // hears of bytes written; may throw, which ends the export
+      {};                      // hears of bytes written; may throw, which ends the export
   std::string stem = "model";  // of the names of the files with tensors
 };
 
