@@ -19,8 +19,9 @@ MESHWRIGHT_API void checkpoint_activations(torch::nn::Module& module);
 
 // The layers of a model, as `mode` says (semantics 6.1): full recomputes whole layers, or, without
 // `whole_layers`, attention, mlp and both norms each; selective recomputes mlp and both norms and
-// keeps the attention's activations. A layer without any of the known sub-modules is recomputed whole.
-// Returns the names of these modules; where no gradients come (6.1) they run once and keep nothing.
+// keeps the attention's activations. A layer without any of the known sub-modules is recomputed
+// whole. Returns the names of these modules; where no gradients come (6.1) they run once and keep
+// nothing.
 MESHWRIGHT_API std::vector<std::string> checkpoint_layers(torch::nn::Module& model,
                                                           std::span<const std::string> layers,
                                                           ActivationCheckpointing mode,
