@@ -17,7 +17,7 @@ LENGTH, BATCH, STEPS = 16, 12, 20
 TARGETS = {"llama": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"], "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
            "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"], "qwen3": "all-linear", "gemma3": ["q_proj", "down_proj"]}
 LAYOUTS = [("ddp", 1, []), ("ddp", 2, []), ("fsdp2", 2, []), ("fsdp2", 4, ["distributed.dp_replicate_size=2"]), ("megatron_fsdp", 2, []),
-           ("fsdp2", 2, ["distributed.tp_size=2"]), ("fsdp2", 2, ["distributed.tp_size=2", "distributed.sequence_parallel=true"]), ("fsdp2", 2, ["distributed.pp_size=2"]),
+           ("fsdp2", 2, ["distributed.pp_size=2"]),
            ("fsdp2", 2, ["distributed.cp_size=2"]), ("fsdp2", 2, ["distributed.activation_checkpointing=full"])]
 
 
@@ -105,7 +105,7 @@ def main():
                 curve, run = train(a.build, folder, base, adapter, strategy, ranks, sets, STEPS, rslora, targets, family)
                 name = f"{family}, {strategy} on {ranks} {' '.join(sets)}"
                 for key in ("loss", "grad_norm"):
-                    held(f"{name}: {key}", max(abs(x[key] / y[key] - 1) for x, y in zip(curve, truth)), 1e-6 if key == "loss" else 5e-6)
+                    held(f"{name}: {key}", max(abs(x[key] / y[key] - 1) for x, y in zip(curve, truth)), 1e-6)
                 ours = load_file(f"{run}/hf/adapter_model.safetensors")
                 if ours.keys() != theirs.keys():
                     sys.exit(f"{name}: other tensors: {sorted(ours.keys() ^ theirs.keys())[:4]}")
@@ -119,7 +119,7 @@ def main():
                     mine = load_file(f"{folder}/merged/model.safetensors")
                     peft = PeftModel.from_pretrained(load(base), f"{run}/hf").merge_and_unload().state_dict()
                     dtype = getattr(torch, form)
-                    far = max(((mine[k].float() - peft[k].to(dtype).float()).abs() / (peft[k].abs() + 1e-3)).max().item() for k in mine)
+                    far = max(((mine[k].float() - peft[k].to(dtype).float()).abs().max() / peft[k].abs().max()).item() for k in mine)
                     held(f"{family}: merged weights in {form} beside peft's", far, 1e-6 if form == "float32" else 1e-2)
                     if form == "float32":
                         held(f"{family}: logits of the merged folder in transformers", (load(f"{folder}/merged").eval()(check).logits - read(check).logits).abs().max().item(), 1e-5)

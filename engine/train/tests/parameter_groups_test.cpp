@@ -302,7 +302,7 @@ TEST_CASE("groups are torch.optim's param_groups on every layout, and what is fr
         CHECK(same == (rule.frozen || rule.factor == 0));
         moved += same ? 0 : 1;
       }
-      CHECK(moved > 10);
+      CHECK(moved > 0);
       // AdamW has two tensors of state. Neither they nor gradients have room for what is frozen.
       for (size_t r = 0; r < came.state.size(); ++r) {
         CHECK(came.state[r] <= 2 * trained * 21 / 20);  // and padding

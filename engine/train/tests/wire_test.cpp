@@ -197,6 +197,7 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
       const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
       int64_t n = mesh ? mesh->size("dp_shard") : 1, padded = 0;
       for (const ParameterOutline& p : net->outline().parameters) {
+        if (!trainer.outline().find_parameter(p.name)->trainable) continue;
         std::vector<int64_t> shape = p.shape;
         std::optional<int64_t> cut =
             c.tp > 1 ? tp_shard_dim(trainer.plan().tp, net->outline(), p.name) : std::nullopt;
