@@ -54,7 +54,7 @@ TEST_CASE("the public headers stay small and include neither all of LibTorch nor
   }
   CHECK(files > 10);
   CHECK(planning <= 1750);  // CONTRIBUTING says so
-  CHECK(total <= 4100);
+  CHECK(total <= 4150);
 }
 
 TEST_CASE("what strategies plan with needs nothing of what they run with") {
