@@ -97,22 +97,22 @@ struct Layout {
 
 // A chat a sample, then packs of them on each layout: the same losses and norms.
 void check_packed(const std::string& name, const std::string& more,
-                  std::initializer_list<Layout> layouts) {
+                  std::initializer_list<Layout> layouts, int64_t chats = 8) {
   CAPTURE(name);
-  const Rows rows(8);
+  const Rows rows(chats);
   REQUIRE(rows.packs > 1);
-  REQUIRE(rows.packs < 8);
+  REQUIRE(rows.packs < chats);
   const std::string file =
       "configs/chat_tuning_cpu.toml --set step_scheduler.local_batch_size=1 " + more;
-  const Trained alone =
-      train(file + rows.settings("none", 8) + "--set distributed.strategy=ddp", name + "_alone");
+  const Trained alone = train(
+      file + rows.settings("none", chats) + "--set distributed.strategy=ddp", name + "_alone");
   INFO(alone.out);
   REQUIRE(alone.status == 0);
   const Steps expected = steps_of(name + "_alone");
   REQUIRE(expected.losses.size() == 3);
   CHECK(expected.targets[0] > 0);
   CHECK(expected.targets[0] < expected.tokens[0]);
-  CHECK(expected.tokens[0] < 8 * 192);
+  CHECK(expected.tokens[0] < chats * 192);
   for (const Layout& layout : layouts) {
     CAPTURE(layout.name);
     const std::string run_name = name + "_" + layout.name;
@@ -168,12 +168,8 @@ TEST_CASE("packed documents are alone among experts, too") {
                     "router_aux_loss_coef": 0)");
   check_packed("experts", model,
                {{"whole", "--set distributed.strategy=ddp"},
-                {"ep", "--nproc 2 --set distributed.strategy=moe_ep --set distributed.ep_size=2"}});
-}
-
-std::string text_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+                {"ep", "--nproc 2 --set distributed.strategy=moe_ep --set distributed.ep_size=2"}},
+               12);  // an even number of packs
 }
 
 TEST_CASE("an export has the template and the tokenizer that the model has learnt by") {
@@ -189,7 +185,7 @@ TEST_CASE("an export has the template and the tokenizer that the model has learn
   const std::string named =
       " --set dataset.jsonl.chat_template='" + (folder / "plain.jinja").string() + "' ";
   const std::string own =
-      text_of(MESHWRIGHT_SOURCE_DIR "/configs/models/chat-tiny/chat_template.jinja");
+      contents(MESHWRIGHT_SOURCE_DIR "/configs/models/chat-tiny/chat_template.jinja");
   REQUIRE(own != plain);
   const auto exported = [&](const std::string& name, const std::string& settings) {
     const Trained run =
@@ -199,21 +195,22 @@ TEST_CASE("an export has the template and the tokenizer that the model has learn
     REQUIRE(run.status == 0);
     int status = 0;
     const fs::path out = folder / name;
-    INFO(said("checkpoint export '" + kRuns + "/" + name + "' --out '" + out.string() + "'",
-              &status));
+    const std::string told = said(
+        "checkpoint export '" + kRuns + "/" + name + "' --out '" + out.string() + "'", &status);
+    INFO(told);
     REQUIRE(status == 0);
     return out;
   };
-  CHECK(text_of(exported("own_language", "") / "chat_template.jinja") == own);
-  CHECK(text_of(exported("other_template", named) / "chat_template.jinja") == plain);
-  const std::string chatml = text_of(
+  CHECK(contents(exported("own_language", "") / "chat_template.jinja") == own);
+  CHECK(contents(exported("other_template", named) / "chat_template.jinja") == plain);
+  const std::string chatml = contents(
       exported("chatml", " --set dataset.jsonl.chat_template=chatml ") / "chat_template.jinja");
   CHECK(chatml.find("<|im_start|>") != std::string::npos);
   CHECK(chatml != own);
   const fs::path both = exported("other_tokenizer", named + "--set dataset.jsonl.tokenizer='" +
                                                         (folder / "tokenizer").string() + "' ");
-  CHECK(text_of(both / "chat_template.jinja") == plain);
-  CHECK(text_of(both / "special_tokens_map.json") == R"({"pad_token": "<pad>"})");
+  CHECK(contents(both / "chat_template.jinja") == plain);
+  CHECK(contents(both / "special_tokens_map.json") == R"({"pad_token": "<pad>"})");
 }
 
 TEST_CASE("a run goes on with the same documents only") {
