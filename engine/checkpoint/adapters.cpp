@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "engine/weights/convert.h"
+#include "sdk/base/low_rank.h"
 
 namespace meshwright::checkpoint {
 namespace {
 
-constexpr std::string_view kIn = ".lora_A.weight", kOut = ".lora_B.weight", kWeight = ".weight";
 constexpr int64_t kPiece = 1 << 20;  // elements merged at a time
 
 Error damaged(const Source& source, const std::string& what) {
@@ -136,10 +136,11 @@ std::optional<AdapterSet> adapters_of(Source& source) {
   for (size_t i = 0; i < source.tensors().size(); ++i)
     if (source.tensors()[i].state.empty()) places.emplace(source.tensors()[i].name, i);
   for (const auto& [name, in] : places) {
-    if (!name.ends_with(kIn)) continue;
-    const std::string module(name.substr(0, name.size() - kIn.size()));
-    const auto weight = places.find(module + std::string(kWeight)),
-               b = places.find(module + std::string(kOut));
+    const std::optional<LowRankFactor> factor = low_rank_factor(name);
+    if (!factor || factor->out) continue;
+    const std::string module(factor->linear);
+    const auto weight = places.find(module + ".weight"),
+               b = places.find(module + "." + std::string(kFactorOut) + ".weight");
     if (weight == places.end() || b == places.end())
       throw damaged(source, std::string(name) + " lies beside no weight");
     const SourceTensor& w = source.tensors()[weight->second];
