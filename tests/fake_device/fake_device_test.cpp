@@ -197,10 +197,11 @@ TEST_CASE("the counters of a step know what it launches, moves and waits for") {
     // 16 samples of 128 tokens and their targets in micro-batches of 4: two of them are this
     // rank's.
     const boost::json::object& batch = step.at("copies").at("copy to the device").as_object();
-    // Then what the step adds up over the ranks: loss, targets, their weights, four votes, and what
+    // Then what the step adds up over the ranks: loss, targets, their weights, tokens, places of
+    // tokens, four votes, and what
     // each of the two has worked.
     CHECK(of(batch, "calls") == 2 + 1);
-    CHECK(of(batch, "bytes") == 2 * 2 * 4 * 128 * 8 + (7 + 2) * 8);
+    CHECK(of(batch, "bytes") == 2 * 2 * 4 * 128 * 8 + (9 + 2) * 8);
     CHECK(step.at("copies").as_object().size() == 2);  // none is pageable; the other way back
     // Rows of 64 float32 for 4 x 128 tokens of each.
     CHECK(of(operation("aten::index_select"), "calls") == 2);
