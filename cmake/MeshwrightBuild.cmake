@@ -45,23 +45,55 @@ foreach(sanitizer IN LISTS MESHWRIGHT_SANITIZE)
   endif()
 endforeach()
 
+# LibTorch's headers take longer to compile than the lines that include them. meshwright_join(TARGET): with MESHWRIGHT_JOIN = N, every N
+# sources of the target are compiled as one, which halves a build from nothing; ./quickstart and ./check ask for it. Names in such sources
+# differ, also inside unnamed namespaces; a test has a namespace of its file's name. TEST: doctest's CHECK wins over the one of LibTorch's
+# logging, which must not be included after it. TORCH: the most of LibTorch's headers (cmake/torch_headers.h) are compiled once, for all
+# such targets of the same flags: another two fifths of what is left.
+set(MESHWRIGHT_JOIN 0 CACHE STRING "Compile this many sources of targets that include LibTorch as one; 0: each alone")
+function(meshwright_torch_headers target kind)
+  set(headers meshwright_headers_of_${kind})
+  if(NOT TARGET ${headers})
+    add_library(${headers} OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/cmake/torch_headers.cpp)
+    target_link_libraries(${headers} PRIVATE meshwright::torch_headers meshwright_warnings)
+    target_precompile_headers(${headers} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/torch_headers.h)
+    # Those of ccache's manual: without it nothing that includes them is found again.
+    target_compile_options(${headers} PRIVATE -fpch-preprocess)
+    if(kind STREQUAL "tests")
+      target_compile_options(${headers} PRIVATE $<$<CONFIG:Release>:-O1>)
+      set_target_properties(${headers} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    elseif(kind STREQUAL "threads")
+      target_compile_options(${headers} PRIVATE -fopenmp)
+    endif()
+  endif()
+  # GCC 12 sees through more of what comes from there, and an overflow in `"x" + std::string` (its bug 105651 again).
+  target_compile_options(${target} PRIVATE -fpch-preprocess -Wno-stringop-overflow)
+  set_target_properties(${target} PROPERTIES PRECOMPILE_HEADERS_REUSE_FROM ${headers})
+endfunction()
+function(meshwright_join target)
+  if(NOT MESHWRIGHT_JOIN GREATER 1)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${MESHWRIGHT_JOIN})
+  if("TEST" IN_LIST ARGN)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD_CODE_BEFORE_INCLUDE "#include <c10/util/Logging.h>")
+  endif()
+  if("TORCH" IN_LIST ARGN AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    if("TEST" IN_LIST ARGN)
+      meshwright_torch_headers(${target} tests)
+    else()
+      meshwright_torch_headers(${target} libraries)
+    endif()
+  endif()
+endfunction()
+
 # at::parallel_for is a template: without OpenMP in the source that calls it, it is a loop on one thread. The library is the one that
 # LibTorch brings, which has the same name and is loaded first.
 function(meshwright_threads target)
   target_compile_options(${target} PRIVATE -fopenmp)
   target_link_libraries(${target} PRIVATE -fopenmp)
-endfunction()
-
-# LibTorch's headers take longer to compile than the lines that include them. meshwright_join(TARGET): with MESHWRIGHT_JOIN = N, every N
-# sources of the target are compiled as one, which halves a build from nothing; ./quickstart and ./check ask for it. Names in such sources
-# differ, also inside unnamed namespaces; a test has a namespace of its file's name. TEST: doctest's CHECK wins over the one of LibTorch's
-# logging, which must not be included after it.
-set(MESHWRIGHT_JOIN 0 CACHE STRING "Compile this many sources of targets that include LibTorch as one; 0: each alone")
-function(meshwright_join target)
-  if(MESHWRIGHT_JOIN GREATER 1)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${MESHWRIGHT_JOIN})
-    if("TEST" IN_LIST ARGN)
-      set_target_properties(${target} PROPERTIES UNITY_BUILD_CODE_BEFORE_INCLUDE "#include <c10/util/Logging.h>")
-    endif()
+  get_target_property(headers ${target} PRECOMPILE_HEADERS_REUSE_FROM)
+  if(headers)
+    meshwright_torch_headers(${target} threads)
   endif()
 endfunction()

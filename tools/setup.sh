@@ -6,7 +6,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 deps=${MESHWRIGHT_DEPS:-$root/.deps}
 python_dir=$deps/python
 export MESHWRIGHT_DEPS=$deps
-export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros  # for headers compiled once
 
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\e[1m' red=$'\e[31m' plain=$'\e[0m'; else bold= red= plain=; fi
 step() { printf '%s==>%s %s\n' "$bold" "$plain" "$*"; }

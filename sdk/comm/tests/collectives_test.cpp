@@ -113,7 +113,7 @@ TEST_CASE("a dimension that does not divide is refused") {
 TEST_CASE("gathers over shared memory may be read in any order") {
   run_ranks(3, [](const std::shared_ptr<World>& world) {
     auto group = world->everyone();
-    detail::reserve(*group, 64, 64, 3);
+    meshwright::detail::reserve(*group, 64, 64, 3);
     for (int turn = 0; turn < 20; ++turn) {
       Tensor mine = at::full({4}, static_cast<double>(10 * turn + world->rank()));
       bool mapped = detail::maps_gather(*group, 16);
