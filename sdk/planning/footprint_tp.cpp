@@ -47,8 +47,9 @@ class FirstLayer {
   // Of a module within the layer, by what is left of its name: whether gradients come to its input
   // and to its output.
   bool reaches_input(std::string_view inside) const {
-    return !in_block(inside) ? !is_named(checkpoint_scope::kFirstNorms, inside) && behind_
-                             : !in_attention(inside) && behind_;
+    const bool first =
+        in_block(inside) ? in_attention(inside) : is_named(checkpoint_scope::kFirstNorms, inside);
+    return behind_ && !first;
   }
   bool reaches_output(std::string_view inside) const {
     if (!in_block(inside)) return reaches_input(inside);
