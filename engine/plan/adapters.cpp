@@ -142,15 +142,6 @@ void check_rank(const Options& table, const std::vector<const ParameterOutline*>
       .help("add \"" + std::string(module_of(smallest->name)) + "\" to lora.exclude_modules");
 }
 
-void check_sizes(const ParallelSizes& sizes) {
-  if (sizes.tp <= 1) return;
-  throw Error(ErrorCode::not_in_release, "adapters ([lora]) do not run with tp_size = " +
-                                             std::to_string(sizes.tp) + " in this version")
-      .key("distributed.tp_size")
-      .help("set distributed.tp_size = 1")
-      .help("set lora.r = 0 to train the whole model");
-}
-
 std::string factor_name(std::string_view weight, std::string_view part) {
   return std::string(module_of(weight)) + "." + std::string(part) + ".weight";
 }
@@ -214,7 +205,6 @@ InitialValue initial_adapter(const ParameterOutline& parameter, bool gaussian) {
 Adapters add_adapters(const config::Config& config, ModelOutline& outline) {
   const Options& table = config.table("lora");
   if (table.get_int("r") == 0) return {};
-  check_sizes(config.shared.sizes);
   const std::vector<const ParameterOutline*> weights = Choice(config, outline).weights();
   check_rank(table, weights);
   std::map<std::string, std::vector<ParameterOutline>, std::less<>> added;  // by module

@@ -30,8 +30,7 @@ InitialValue initial_adapter(const ParameterOutline& parameter, bool gaussian);
 
 // Adds the modules and parameters of the adapters to the outline, where a module that has them
 // lists them. Nothing with lora.r = 0. Throws Error(conflict) for names that select nothing, or
-// what can have no adapter, Error(out_of_range) for an r above the sizes of a Linear, and
-// Error(not_in_release) for what adapters do not run under yet.
+// what can have no adapter, and Error(out_of_range) for an r above the sizes of a Linear.
 Adapters add_adapters(const config::Config& config, ModelOutline& outline);
 // Those of an outline that has them already.
 Adapters adapters_in(const config::Config& config, const ModelOutline& outline);

@@ -5,6 +5,8 @@
 #include <optional>
 #include <string_view>
 
+#include "meshwright/outline.h"
+
 namespace meshwright {
 
 inline constexpr std::string_view kFactorIn = "lora_A", kFactorOut = "lora_B";
@@ -24,6 +26,20 @@ inline std::optional<LowRankFactor> low_rank_factor(std::string_view parameter) 
   const std::string_view part = parameter.substr(dot + 1);
   if (part != kFactorIn && part != kFactorOut) return std::nullopt;
   return LowRankFactor{parameter.substr(0, dot), part == kFactorOut};
+}
+
+// Whether a module is a factor that has been added beside a Linear, and no Linear of the model's
+// own.
+inline bool is_added_factor(const ModuleOutline& module) {
+  return module.kind == ModuleKind::other && low_rank_factor(module.name + ".weight").has_value();
+}
+
+// Where tensor parallelism cuts a factor of a Linear that it cuts by columns (its rows) or by rows
+// (its columns): one of the two shares the cut dimension. The other is whole on every rank, and its
+// gradient a partial sum, since each rank sees its part of what lies between them.
+inline std::optional<int64_t> factor_cut_dim(bool column, bool out) {
+  if (column != out) return std::nullopt;
+  return column ? 0 : 1;
 }
 
 }  // namespace meshwright

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "meshwright/error.h"
+#include "sdk/base/low_rank.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/base/text.h"
 #include "tp_errors.h"
@@ -309,9 +310,13 @@ CutDims::CutDims(const TpPlan& plan, const ModelOutline& outline) {
 }
 
 std::optional<int64_t> CutDims::find(std::string_view parameter) const {
-  auto found = modules_.find(module_of(parameter));
-  if (found == modules_.end()) return std::nullopt;
-  return cut_dim(found->second.column, found->second.embedding, parameter);
+  if (auto found = modules_.find(module_of(parameter)); found != modules_.end())
+    return cut_dim(found->second.column, found->second.embedding, parameter);
+  const std::optional<LowRankFactor> factor = low_rank_factor(parameter);
+  if (!factor) return std::nullopt;
+  auto linear = modules_.find(factor->linear);
+  if (linear == modules_.end() || linear->second.embedding) return std::nullopt;
+  return factor_cut_dim(linear->second.column, factor->out);
 }
 
 int64_t sum_of_largest(std::vector<int64_t> values, int64_t count) {

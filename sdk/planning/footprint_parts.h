@@ -118,7 +118,8 @@ class MESHWRIGHT_API ModuleIndex {
   std::unordered_map<std::string_view, const ModuleOutline*> modules_;
   std::unordered_set<std::string_view> forward_only_;  // layers, and modules outside of layers
 };
-// tp_shard_dim() of many parameters of one plan. Views into it and the outline.
+// tp_shard_dim() of many parameters of one plan: what its styles cut, and the factors of adapters
+// beside that. Views into it and the outline.
 class MESHWRIGHT_API CutDims {
  public:
   CutDims(const TpPlan& plan, const ModelOutline& outline);

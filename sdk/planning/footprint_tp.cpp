@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <initializer_list>
 #include <set>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 
 #include "checkpoint_scope.h"
@@ -10,6 +13,57 @@ namespace {
 
 using namespace footprint;
 
+bool is_named(const std::initializer_list<const char*>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// What of the first layer that trains has gradients: its first block, and what lies behind it, only
+// where something in them does. Adapters leave its norms as they are, and nothing comes from below.
+class FirstLayer {
+ public:
+  FirstLayer(const ModelOutline& outline, const ModuleIndex& index) {
+    for (const ParameterOutline& p : outline.parameters) {
+      const std::string_view module = module_of(p.name), layer = index.layer_of(module);
+      if (!name_.empty() && layer != name_) break;
+      if (p.stage > 0) return;  // its input has a gradient
+      if (!p.trainable) continue;
+      if (layer.empty() || module_of(module) == layer) {
+        name_ = {};  // all of the layer, or of the model, lies behind it
+        return;
+      }
+      name_ = layer;
+      (in_attention(module.substr(layer.size())) ? attention_ : mlp_) = true;
+    }
+    if (name_.empty()) return;
+    // Without a norm in between the blocks stand side by side.
+    behind_ =
+        attention_ && std::any_of(checkpoint_scope::kSecondNorms.begin(),
+                                  checkpoint_scope::kSecondNorms.end(), [&](const char* norm) {
+                                    return index.find(std::string(name_) + "." + norm) != nullptr;
+                                  });
+  }
+
+  bool holds(std::string_view layer) const { return !name_.empty() && layer == name_; }
+  // Of a module within the layer, by what is left of its name: whether gradients come to its input
+  // and to its output.
+  bool reaches_input(std::string_view inside) const {
+    const bool first =
+        in_block(inside) ? in_attention(inside) : is_named(checkpoint_scope::kFirstNorms, inside);
+    return behind_ && !first;
+  }
+  bool reaches_output(std::string_view inside) const {
+    if (!in_block(inside)) return reaches_input(inside);
+    return in_attention(inside) ? attention_ : mlp_ || behind_;
+  }
+
+ private:
+  static bool in_block(std::string_view inside) {
+    return inside.find('.') != std::string_view::npos;
+  }
+  std::string_view name_;
+  bool attention_ = false, mlp_ = false, behind_ = false;
+};
+
 // The collectives that the styles of a plan make, module by module, as
 // sdk/tensor_parallel/tp_hooks.cpp runs them.
 class TpTraffic {
@@ -18,6 +72,7 @@ class TpTraffic {
       : request_(request),
         shared_(request.config.shared),
         index_(request.outline),
+        first_(request.outline, index_),
         tp_{"tp", ranks, 0},
         wire_(wire),
         tokens_(tokens_of(request)),
@@ -71,31 +126,41 @@ class TpTraffic {
   void forward(std::string_view module, std::string_view op, int64_t bytes) {
     wire_.add(tp_, op, times(passes_, forward_runs(request_, index_, module)), bytes);
   }
-  void backward(std::string_view module, std::string_view op, int64_t bytes) {
-    if (index_.has_backward(module)) wire_.add(tp_, op, passes_, bytes);
+  enum class End : uint8_t { input, output };
+  bool has_gradient(std::string_view module, End end) const {
+    if (!index_.has_backward(module)) return false;
+    const std::string_view layer = index_.layer_of(module);
+    if (!first_.holds(layer)) return true;
+    const std::string_view inside = module.substr(layer.size() + 1);
+    return end == End::input ? first_.reaches_input(inside) : first_.reaches_output(inside);
+  }
+  void backward(std::string_view module, End end, std::string_view op, int64_t bytes) {
+    if (has_gradient(module, end)) wire_.add(tp_, op, passes_, bytes);
   }
   // Between layouts that all ranks go on to use alike: putting together costs forward, taking a
   // part costs backward.
-  void convert(std::string_view module, TpLayout from, TpLayout to, int64_t width) {
+  void convert(std::string_view module, End end, TpLayout from, TpLayout to, int64_t width) {
     if (from == to) return;
     if (from != TpLayout::replicate) forward(module, "all_gather", payload(width, from));
-    if (to != TpLayout::replicate) backward(module, "all_gather", payload(width, to));
+    if (to != TpLayout::replicate) backward(module, end, "all_gather", payload(width, to));
   }
 
   void add_norm(const TpModule& module) {
     int64_t hidden = request_.outline.hidden_size;
-    convert(module.name, module.style.input, TpLayout::shard_1, hidden);
+    convert(module.name, End::input, module.style.input, TpLayout::shard_1, hidden);
     bool gathers = module.style.kind == TpStyleKind::sequence_all_gather;
     // Split into pieces, the gather is the columns' own.
     if (gathers && module.gathers_for_columns && shared_.enable_async_tensor_parallel) return;
-    if (!gathers) return convert(module.name, TpLayout::shard_1, module.style.output, hidden);
+    if (!gathers)
+      return convert(module.name, End::output, TpLayout::shard_1, module.style.output, hidden);
     // The norm is computed again alone, without what is done with its output, unless its whole
     // layer is.
     bool again = shared_.activation_checkpointing == ActivationCheckpointing::full &&
                  checkpoint_scope::whole_layers(true, shared_.activation_checkpointing_scope);
     int64_t runs = again ? forward_runs(request_, index_, module.name) : 1;
     wire_.add(tp_, "all_gather", times(passes_, runs), payload(hidden));
-    if (module.gathers_for_columns) backward(module.name, "reduce_scatter", payload(hidden));
+    if (module.gathers_for_columns)
+      backward(module.name, End::output, "reduce_scatter", payload(hidden));
   }
 
   void add_column(const TpModule& module, bool embedding, int64_t in, int64_t out) {
@@ -107,14 +172,14 @@ class TpTraffic {
           module.style.input == TpLayout::shard_last) {
         TpLayout cut = in_pieces ? TpLayout::shard_1 : module.style.input;
         forward(module.name, "all_gather", payload(in, cut));
-        backward(module.name, "reduce_scatter", payload(in, cut));
+        backward(module.name, End::input, "reduce_scatter", payload(in, cut));
       } else {
         if (module.style.input == TpLayout::partial)
           forward(module.name, "all_reduce", payload(in));
-        backward(module.name, "all_reduce", payload(in));
+        backward(module.name, End::input, "all_reduce", payload(in));
       }
     }
-    convert(module.name, TpLayout::shard_last, module.style.output, out);
+    convert(module.name, End::output, TpLayout::shard_last, module.style.output, out);
     // The loss of logits that stay cut: the largest of each token, then its sum of exponentials and
     // its target's logit.
     bool logits =
@@ -125,7 +190,7 @@ class TpTraffic {
   }
 
   void add_row(const TpModule& module, bool embedding, int64_t in, int64_t out) {
-    if (!embedding) convert(module.name, module.style.input, TpLayout::shard_last, in);
+    if (!embedding) convert(module.name, End::output, module.style.input, TpLayout::shard_last, in);
     switch (module.style.output) {
       case TpLayout::partial:
         break;
@@ -135,7 +200,7 @@ class TpTraffic {
       case TpLayout::shard_1:
       case TpLayout::shard_last:
         forward(module.name, "reduce_scatter", payload(out));
-        backward(module.name, "all_gather", payload(out));
+        backward(module.name, End::output, "all_gather", payload(out));
         break;
     }
   }
@@ -143,6 +208,7 @@ class TpTraffic {
   const ShardingRequest& request_;
   const SharedOptions& shared_;
   ModuleIndex index_;
+  FirstLayer first_;
   Axis tp_;
   Traffic& wire_;
   int64_t tokens_, passes_, element_;

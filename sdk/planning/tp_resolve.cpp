@@ -8,6 +8,7 @@
 #include "footprint_parts.h"
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/low_rank.h"
 #include "sdk/base/text.h"
 #include "tp_errors.h"
 
@@ -185,6 +186,17 @@ const LayerNorms* norms_before(const Resolved& model, const ModuleOutline& modul
   return at == model.layers.end() ? nullptr : &at->second;
 }
 
+// The factor of an adapter that is whole beside a Linear that is cut.
+bool is_whole_factor(const Resolved& model, std::string_view parameter) {
+  const std::optional<LowRankFactor> factor = low_rank_factor(parameter);
+  if (!factor || model.entry_of.contains(module_of(parameter))) return false;
+  auto at = model.entry_of.find(factor->linear);
+  if (at == model.entry_of.end() || !is_cut(at->second->style)) return false;
+  const ModuleOutline* linear = model.index.find(factor->linear);
+  return linear != nullptr && linear->kind == ModuleKind::linear &&
+         !factor_cut_dim(at->second->style.kind == TpStyleKind::column, factor->out);
+}
+
 }  // namespace
 
 std::vector<TpModule> resolve_tp_modules(const TpPlan& plan, const ModelOutline& outline) {
@@ -239,7 +251,8 @@ std::vector<std::string> partial_gradient_parameters(const TpPlan& plan,
     bool of_heads = module != nullptr && module->kind == ModuleKind::norm && block != heads.end() &&
                     parameter.shape.size() == 1 && !block->second.contains(parameter.shape[0]);
     if (of_heads || whole.contains(name) ||
-        (bias.contains(name) && parameter.name.ends_with(".bias")))
+        (bias.contains(name) && parameter.name.ends_with(".bias")) ||
+        is_whole_factor(model, parameter.name))
       out.push_back(parameter.name);
   }
   return out;

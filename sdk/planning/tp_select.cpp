@@ -5,6 +5,7 @@
 
 #include "footprint_parts.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/low_rank.h"
 #include "sdk/base/text.h"
 #include "tp_errors.h"
 
@@ -167,12 +168,20 @@ bool optional_patterns(const TpPlan& plan, const TpPlanRequest& request,
   return own ? !outline.remote_code : request.choice.kind != TpPlanChoice::Kind::custom;
 }
 
+void refuse_factor(const std::string& pattern, const ModuleOutline& module) {
+  if (!is_added_factor(module)) return;
+  throw tp_plan_does_not_fit("the pattern " + text::quote(pattern) + " matches " + module.name +
+                             ", a part of an adapter, which is cut as its Linear is")
+      .help("remove the pattern");
+}
+
 void match(const ModelOutline& outline, const TpPlanEntries& entries, bool optional, TpPlan& plan) {
   std::map<std::string, std::string> styled;  // module -> pattern
   for (const auto& [pattern, style] : entries) {
     TpEntry entry{pattern, style, {}};
     for (const ModuleOutline& module : outline.modules) {
       if (!pattern_matches(pattern, module.name)) continue;
+      refuse_factor(pattern, module);
       if (!can_have(module.kind, style.kind))
         throw Error(ErrorCode::tp_plan_does_not_fit,
                     "the pattern " + text::quote(pattern) + " gives " +
@@ -422,16 +431,7 @@ TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request)
 
 std::optional<int64_t> tp_shard_dim(const TpPlan& plan, const ModelOutline& outline,
                                     std::string_view parameter) {
-  std::string_view module = module_of(parameter);
-  for (const TpEntry& entry : plan.entries) {
-    if (entry.style.kind != column && entry.style.kind != row) continue;
-    if (std::find(entry.modules.begin(), entry.modules.end(), module) == entry.modules.end())
-      continue;
-    const ModuleOutline* outlined = outline.find_module(module);
-    bool embedding = outlined != nullptr && outlined->kind == ModuleKind::embedding;
-    return footprint::cut_dim(entry.style.kind == column, embedding, parameter);
-  }
-  return std::nullopt;
+  return footprint::CutDims(plan, outline).find(parameter);
 }
 
 }  // namespace meshwright

@@ -13,6 +13,7 @@
 #include "meshwright/error.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/parallel/collectives.h"
+#include "sdk/base/low_rank.h"
 #include "sdk/comm/parts.h"
 #include "tp_hooks.h"
 
@@ -121,10 +122,23 @@ class Applier {
     return module;
   }
 
-  // A matrix and its bias are cut; what else a derived module has would stay whole beside them.
+  // A factor of an adapter beside a Linear; nullptr: there is none.
+  torch::nn::Module* factor_of(const std::string& linear, std::string_view part) const {
+    const std::string name = linear + "." + std::string(part);
+    const ModuleOutline* outlined = request_.outline.find_module(name);
+    auto found = modules_.find(name);
+    return found != modules_.end() && outlined != nullptr && is_added_factor(*outlined)
+               ? found->second.get()
+               : nullptr;
+  }
+
+  // A matrix and its bias are cut, and adapters with them; what else a derived module has would
+  // stay whole beside them.
   void check_parameters(torch::nn::Module& module, const TpModule& styled) const {
     std::string problem;
     for (const auto& item : module.named_parameters(/*recurse=*/true)) {
+      const std::string_view inside = module_of(item.key());
+      if (!inside.empty() && factor_of(styled.name, inside) != nullptr) continue;
       const int64_t dims = item.key() == "weight" ? 2 : 1;
       if (item.key() != "weight" && item.key() != "bias")
         problem = "beside weight and bias it has " + item.key() + ", which nothing cuts";
@@ -170,6 +184,7 @@ class Applier {
     cut(weight, linear.weight, column ? 0 : 1);
     int64_t size = cuts_.at(weight).whole[column ? 0 : 1];
     Tensor bias = linear.bias;
+    const bool adapted = cut_factors(styled);
     if (column) {
       if (bias.defined()) cut(styled.name + ".bias", bias, 0);
       hooks_->column(host, styled, size, &linear);
@@ -179,8 +194,28 @@ class Applier {
     } else {
       // Added once, after the sum.
       linear.bias = Tensor();
-      hooks_->row(host, styled, linear, bias, size);
+      hooks_->row(host, styled, linear, bias, size, adapted);
     }
+  }
+
+  // What an adapter adds to a Linear goes through the Linear's own collectives: its factors lie as
+  // the matrix does. Whether there is one.
+  bool cut_factors(const TpModule& styled) {
+    bool any = false;
+    for (std::string_view part : {kFactorIn, kFactorOut}) {
+      torch::nn::Module* module = factor_of(styled.name, part);
+      auto* factor = module != nullptr ? module->as<torch::nn::LinearImpl>() : nullptr;
+      if (factor == nullptr) continue;
+      any = true;
+      TpModule beside = styled;
+      beside.name += "." + std::string(part);
+      const std::string weight = beside.name + ".weight";
+      if (const auto dim = tp_shard_dim(request_.tp, request_.outline, weight))
+        cut(weight, factor->weight, *dim);
+      if (HookHost* host = HookHost::of(*module); host != nullptr && part == kFactorIn)
+        hooks_->factor_in(*host, beside, *factor);
+    }
+    return any;
   }
 
   void cut_embedding(HookHost& host, torch::nn::EmbeddingImpl& embedding, const TpModule& styled) {

@@ -85,6 +85,10 @@ Tensor TpHooks::to_column(const Tensor& x, TpLayout from, int64_t size) {
   return to;
 }
 
+bool TpHooks::gathers_in_pieces(const TpModule& column) const {
+  return pieces && (column.gathers_for_columns || column.style.input == shard_1);
+}
+
 std::shared_ptr<Gathering> TpHooks::gathering_of(const Tensor& x) {
   if (is_shared(x, shard_1) && shared_.gathering) return shared_.gathering;
   auto made = std::make_shared<Gathering>(x, group_, unfinished);
@@ -142,7 +146,7 @@ void TpHooks::column(HookHost& host, const TpModule& styled, int64_t size,
   int64_t in = linear != nullptr ? linear->weight.size(1) : 0;
   bool ready =
       styled.gathers_for_columns;  // the norm before it has gathered, and sums up the gradients
-  if (pieces && linear != nullptr && (ready || style.input == shard_1))
+  if (linear != nullptr && gathers_in_pieces(styled))
     column_pieces(host, styled, *linear);
   else
     host.before_forward.push_back(
@@ -166,10 +170,17 @@ void TpHooks::column(HookHost& host, const TpModule& styled, int64_t size,
         });
 }
 
+// Where the column gathers, its adapter sees what has not been gathered yet: this factor is one
+// more of the columns that share the gathering, so that nothing is sent twice.
+void TpHooks::factor_in(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& factor) {
+  if (styled.style.kind == TpStyleKind::column && gathers_in_pieces(styled))
+    column_pieces(host, styled, factor);
+}
+
 void TpHooks::row(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear,
-                  Tensor bias, int64_t size) {
+                  Tensor bias, int64_t size, bool adapted) {
   TpStyle style = styled.style;
-  bool in_pieces = pieces && style.output == shard_1;
+  bool in_pieces = pieces && style.output == shard_1 && !adapted;
   if (in_pieces) row_pieces(host, styled, linear);
   host.before_forward.push_back(
       [self = shared_from_this(), style, size](torch::nn::Module&, TensorRefs& inputs) {

@@ -30,12 +30,17 @@ class TpHooks : public std::enable_shared_from_this<TpHooks> {
 
   // `size`: the whole output or input dimension that is cut; `linear`: nullptr for an embedding.
   void column(HookHost& host, const TpModule& styled, int64_t size, torch::nn::LinearImpl* linear);
+  // `adapted`: something is added to the sum before it is reduced, so it is not made in pieces.
   void row(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear, at::Tensor bias,
-           int64_t size);
+           int64_t size, bool adapted);
+  // The first factor of an adapter, which takes the input of the Linear that is styled so.
+  void factor_in(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& factor);
   void vocabulary(HookHost& host, const TpModule& styled, Chunk rows, at::Tensor weight);
   void norm(HookHost& host, const TpModule& styled);
 
  private:
+  // Whether a column gathers its input itself, while it computes.
+  bool gathers_in_pieces(const TpModule& column) const;
   std::shared_ptr<Gathering> gathering_of(const at::Tensor& x);
   void column_pieces(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear);
   void row_pieces(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear);

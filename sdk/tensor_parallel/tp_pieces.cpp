@@ -73,6 +73,7 @@ struct ColumnPieces : torch::autograd::Node {
       return should_compute_output(1) ? product(flat(gy).t(), flat(g.whole_).t()) : Tensor();
     };
     Tensor to_bias = has_bias && should_compute_output(2) ? flat(gy).sum(0) : Tensor();
+    if (!should_compute_output(0)) return of(Tensor(), weights(), to_bias);
     Tensor turned = weight.t();
     if (++g.done_ < g.uses_) {
       Tensor to_x = times(gy, turned);

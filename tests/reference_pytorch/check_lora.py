@@ -18,6 +18,7 @@ TARGETS = {"llama": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"], "p
            "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"], "qwen3": "all-linear", "gemma3": ["q_proj", "down_proj"]}
 LAYOUTS = [("ddp", 1, []), ("ddp", 2, []), ("fsdp2", 2, []), ("fsdp2", 4, ["distributed.dp_replicate_size=2"]), ("megatron_fsdp", 2, []),
            ("fsdp2", 2, ["distributed.pp_size=2"]),
+           ("fsdp2", 2, ["distributed.tp_size=2"]), ("fsdp2", 4, ["distributed.tp_size=2", "distributed.sequence_parallel=true"]),
            ("fsdp2", 2, ["distributed.cp_size=2"]), ("fsdp2", 2, ["distributed.activation_checkpointing=full"])]
 
 

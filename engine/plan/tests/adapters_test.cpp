@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "engine/plan/parameter_groups.h"
+#include "meshwright/footprint.h"
+#include "meshwright/tp_plan.h"
 
 namespace plan_adapters_test {
 
@@ -159,6 +161,63 @@ TEST_CASE("adapters train alone, beside what a group thaws") {
         "[[optimizer.group]] with pattern = \"model.embed.*\" (line 9) has no effect: with [lora] "
         "the adapters train alone; write frozen = false in the group to train its 1 parameter as "
         "well");
+}
+
+TEST_CASE("tensor parallelism cuts a factor as its Linear, and sums up the other's gradient") {
+  ModelOutline outline = small();
+  const config::Config config = config_of(table(""));
+  plan::add_adapters(config, outline);
+  std::vector<std::string> warnings;
+  plan::group_parameters(config, outline, warnings);
+  TpPlanRequest wanted;
+  wanted.tp_size = 2;
+  wanted.choice.kind = TpPlanChoice::Kind::custom;
+  wanted.choice.patterns = {{"model.layers.*.attn.q_proj", "colwise"},
+                            {"model.layers.*.attn.o_proj", "rowwise"}};
+  const TpPlan tp = select_tp_plan(outline, wanted);
+  CHECK(tp.warnings.empty());
+  auto cut = [&](const std::string& name) {
+    const std::optional<int64_t> dim = tp_shard_dim(tp, outline, "model.layers.1." + name);
+    return dim ? std::to_string(*dim) : "whole";
+  };
+  CHECK(cut("attn.q_proj.lora_A.weight") == "whole");
+  CHECK(cut("attn.q_proj.lora_B.weight") == "0");
+  CHECK(cut("attn.o_proj.lora_A.weight") == "1");
+  CHECK(cut("attn.o_proj.lora_B.weight") == "whole");
+  CHECK(cut("mlp.up_proj.lora_A.weight") == "whole");
+  CHECK(cut("mlp.up_proj.lora_B.weight") == "whole");
+  CHECK(partial_gradient_parameters(tp, outline) ==
+        std::vector<std::string>{"model.layers.0.attn.q_proj.lora_A.weight",
+                                 "model.layers.0.attn.o_proj.lora_B.weight",
+                                 "model.layers.1.attn.q_proj.lora_A.weight",
+                                 "model.layers.1.attn.o_proj.lora_B.weight"});
+  MeshPlan mesh;
+  mesh.device_mesh.emplace(std::vector<MeshAxis>{{"tp", 2}});
+  StrategyConfig shared;
+  shared.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+  const ShardingRequest request{outline, mesh, tp, shared, {}, 1};
+  const Footprint cost = footprint_of(request, fully_sharded_plan(request));
+  REQUIRE(cost.wire.size() == 1);  // nothing is sent for tokens, of which there are none here
+  CHECK(cost.wire[0].axis == "tp");
+  CHECK(cost.wire[0].op == "all_reduce");
+  CHECK(cost.wire[0].count == 1);
+  CHECK(cost.wire[0].bytes == 2 * (2 * 8 + 8 * 2) * 4);
+  for (const ParameterPlacement& p : cost.parameters) {
+    if (p.name == "model.layers.0.attn.q_proj.lora_B.weight")
+      CHECK(p.region == Region::box({4, 0}, {4, 2}));
+    if (p.name == "model.layers.0.attn.o_proj.lora_A.weight")
+      CHECK(p.region == Region::box({0, 4}, {2, 4}));
+  }
+  wanted.choice.patterns = {{"model.layers.*.attn.q_proj.lora_B", "colwise"}};
+  try {
+    select_tp_plan(outline, wanted);
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::tp_plan_does_not_fit);
+    CHECK(error.message() ==
+          "the pattern \"model.layers.*.attn.q_proj.lora_B\" matches "
+          "model.layers.0.attn.q_proj.lora_B, a part of an adapter, which is cut as its Linear is");
+  }
 }
 
 TEST_CASE("peft's configuration names modules by their last part where that is enough") {

@@ -176,18 +176,31 @@ struct Where {
   std::vector<std::string> more = {};
 };
 
+// Attention is whole on every rank.
+const std::string kMlpPlan =
+    R"(distributed.tp_plan={"model.layers.*.mlp.gate_proj"="colwise",)"
+    R"("model.layers.*.mlp.*up_proj"="colwise","model.layers.*.mlp.down_proj"="rowwise"})";
+
 std::vector<Where> everywhere() {
-  std::vector<Where> out = {{"ddp", {1, {}}},
-                            {"ddp", {2, {}}},
-                            {"ddp", {2, {}}, {"distributed.activation_checkpointing=\"full\""}},
-                            {"fsdp2", {1, {}}},
-                            {"fsdp2", {2, {}}},
-                            {"fsdp2", {4, {}}},
-                            {"fsdp2", {4, {kReplicate2}}},
-                            {"fsdp2", {2, {"distributed.cp_size=2"}}},
-                            {"fsdp2", {2, {}}, {"distributed.activation_checkpointing=\"full\""}},
-                            {"fsdp2", {2, {kPp2}}},
-                            {"fsdp2", {4, {kPp2}}}};
+  std::vector<Where> out = {
+      {"ddp", {1, {}}},
+      {"ddp", {2, {}}},
+      {"ddp", {2, {}}, {"distributed.activation_checkpointing=\"full\""}},
+      {"fsdp2", {1, {}}},
+      {"fsdp2", {2, {}}},
+      {"fsdp2", {4, {}}},
+      {"fsdp2", {4, {kReplicate2}}},
+      {"fsdp2", {2, {"distributed.cp_size=2"}}},
+      {"fsdp2", {2, {}}, {"distributed.activation_checkpointing=\"full\""}},
+      {"fsdp2", {2, {kPp2}}},
+      {"fsdp2", {4, {kPp2}}},
+      {"fsdp2", {2, {kTp2}}},
+      {"fsdp2", {2, {kTp2}}, {kMlpPlan}},
+      {"fsdp2", {2, {kTp2}}, {kSequence}},
+      {"fsdp2", {4, {kTp2}}, {kSequence, kAsync}},
+      {"fsdp2", {4, {kTp2}}, {"distributed.activation_checkpointing=\"full\""}},
+      {"fsdp2", {4, {kTp2, kPp2}}},
+      {"megatron_fsdp", {4, {kTp2}}, {flat_level(2)}}};
   for (int level : {0, 1, 2, 3}) out.push_back({"megatron_fsdp", {2, {}}, {flat_level(level)}});
   return out;
 }
@@ -197,7 +210,7 @@ Layout layout_of(const std::string& model, const Case& one, const Where& where) 
   out.strategy = where.strategy;
   int64_t dp = where.mesh.ranks;
   for (const std::string& set : where.mesh.sets)
-    if (set == "distributed.cp_size=2" || set == kPp2) dp /= 2;
+    if (set == "distributed.cp_size=2" || set == kPp2 || set == kTp2) dp /= 2;
   out.sets.push_back("step_scheduler.local_batch_size=" + std::to_string(kBatch / dp / 2));
   for (const auto* sets : {&where.mesh.sets, &where.more})
     out.sets.insert(out.sets.end(), sets->begin(), sets->end());
@@ -221,19 +234,6 @@ struct PlainImpl : torch::nn::Module {
   torch::nn::Linear only{nullptr};
 };
 MESHWRIGHT_MODULE(Plain);
-
-std::string refusal(const Layout& layout) {
-  std::string out;
-  run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
-    try {
-      Rank rank(layout, world);
-    } catch (const Error& error) {
-      if (world->rank() == 0)
-        out = code_string(error.code()) + " " + error.key() + ": " + error.message();
-    }
-  });
-  return out;
-}
 
 }  // namespace
 
@@ -271,8 +271,13 @@ TEST_CASE("adapters beside experts that stay are the same under moe_ep as in one
   const std::string model = write_model(folder.path, kMixtral);
   const Case one{"experts", kMixtral, {"lora.r=4", "lora.alpha=6"}, 1.5};
   const Came alone = came_of(layout_of(model, one, {"ddp", kAlone}));
-  for (const Where& where :
-       std::vector<Where>{{"moe_ep", {2, {}}}, {"moe_ep", {2, {kEp2}}}, {"fsdp2", {4, {kEp2}}}}) {
+  const std::string attention =
+      R"(distributed.tp_plan={"model.layers.*.self_attn.[qkv]_proj"="colwise",)"
+      R"("model.layers.*.self_attn.o_proj"="rowwise"})";
+  for (const Where& where : std::vector<Where>{{"moe_ep", {2, {}}},
+                                               {"moe_ep", {2, {kEp2}}},
+                                               {"fsdp2", {4, {kEp2}}},
+                                               {"fsdp2", {4, {kEp2, kTp2}}, {attention}}}) {
     const Layout layout = layout_of(model, one, where);
     INFO(layout.text());
     const Came came = came_of(layout);
@@ -290,8 +295,10 @@ TEST_CASE("adapters begin alike on every layout, and add nothing at first") {
   std::map<std::string, at::Tensor> first;
   for (const char* init : {"kaiming", "gaussian"}) {
     const Case one{"", kLlama, {"lora.r=4", std::string("lora.init=") + init}, 8};
-    for (const Where& where : std::vector<Where>{
-             {"ddp", {1, {}}}, {"fsdp2", {4, {}}}, {"megatron_fsdp", {2, {}}, {flat_level(3)}}}) {
+    for (const Where& where : std::vector<Where>{{"ddp", {1, {}}},
+                                                 {"fsdp2", {4, {}}},
+                                                 {"megatron_fsdp", {2, {}}, {flat_level(3)}},
+                                                 {"fsdp2", {4, {kTp2}}}}) {
       const Layout layout = layout_of(model, one, where);
       INFO(layout.text());
       std::map<std::string, at::Tensor> mine;
@@ -339,7 +346,8 @@ TEST_CASE("a checkpoint with adapters goes on on every other layout") {
                                                {"ddp", {2, {}}},
                                                {"megatron_fsdp", {2, {}}, {flat_level(1)}},
                                                {"fsdp2", {4, {}}},
-                                               {"megatron_fsdp", {2, {}}, {flat_level(3)}}})
+                                               {"fsdp2", {4, {kTp2}}, {kSequence}},
+                                               {"megatron_fsdp", {4, {kTp2}}, {flat_level(3)}}})
     all.push_back(layout_of(model, one, where));
   CHECK(carried_over(all, folder.path / "runs") == "");
 }
@@ -380,14 +388,6 @@ TEST_CASE("a module of one's own gets adapters that hold values, and computes as
       CHECK(error.message() == "only can have no adapter: it has no hooks");
     }
   });
-}
-
-TEST_CASE("what adapters cannot do yet is said before the start") {
-  TestFolder folder("adapters_refused");
-  const std::string model = write_model(folder.path, kLlama);
-  const Case one = cases()[0];
-  CHECK(refusal(layout_of(model, one, {"fsdp2", {2, {kTp2}}})) ==
-        "E0390 distributed.tp_size: adapters ([lora]) do not run with tp_size = 2 in this version");
 }
 
 }  // namespace adapters_test

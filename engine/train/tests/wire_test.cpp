@@ -31,7 +31,8 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
       "optimizer.group",
       R"([{pattern = "*embed*", frozen = true}, {pattern = "*.0.*", frozen = true}])"},
       middle{"optimizer.group", R"([{pattern = "*.1.*", frozen = true}])"},
-      layers{"optimizer.group", R"([{pattern = "model.layers.*", frozen = true}])"};
+      layers{"optimizer.group", R"([{pattern = "model.layers.*", frozen = true}])"},
+      lora{"lora.r", "3"};
   TestFolder folder("wire_test");
   const std::string biases =
       write_model(folder.path, {"biases", "LlamaForCausalLM", "llama", 32, 4, 4, 64,
@@ -137,6 +138,15 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
            {"Gemma 3, sequence parallel in pieces", 2, 1, {sequence, pieces, full}, "gemma3", 2},
            {"Phi3, fused", 2, 1, {}, "phi3", 2},
            {"Phi3, fused, sequence parallel", 4, 1, {sequence, pieces}, "phi3_tied", 2},
+           {"adapters, tp", 2, 2, {lora}, "llama-tiny", 2},
+           {"adapters, sequence parallel, shards", 4, 1, {lora, sequence}, "llama-tiny", 2},
+           {"adapters, sequence parallel in pieces, recomputed",
+            2,
+            1,
+            {lora, sequence, pieces, full},
+            "llama-tiny",
+            2},
+           {"adapters of fused rows, sequence parallel", 2, 2, {lora, sequence}, "phi3", 2},
            {"experts, all tokens to all ranks", 2, 2, {ep, gather}, "mixtral-tiny"},
            {"experts and shards of them", 4, 1, {ep, gather, full}, "mixtral-tiny"},
            {"experts, freed after forward",
@@ -196,11 +206,11 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
       // Rows are shared out in chunks of ceil(rows / n); what the last chunk lacks is padding.
       const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
       int64_t n = mesh ? mesh->size("dp_shard") : 1, padded = 0;
-      for (const ParameterOutline& p : net->outline().parameters) {
-        if (!trainer.outline().find_parameter(p.name)->trainable) continue;
+      for (const ParameterOutline& p : trainer.outline().parameters) {
+        if (!p.trainable) continue;
         std::vector<int64_t> shape = p.shape;
         std::optional<int64_t> cut =
-            c.tp > 1 ? tp_shard_dim(trainer.plan().tp, net->outline(), p.name) : std::nullopt;
+            c.tp > 1 ? tp_shard_dim(trainer.plan().tp, trainer.outline(), p.name) : std::nullopt;
         if (cut) {
           Chunk part = ceil_chunk(shape.at(static_cast<size_t>(*cut)), c.tp,
                                   mesh->coordinate(world->rank(), "tp"));

@@ -52,8 +52,12 @@ using Entries = std::vector<std::pair<std::string, TpStyle>>;
 // What apply_tensor_parallel() needs, for `model` on all ranks of the world.
 struct Applied {
   Applied(std::shared_ptr<torch::nn::Module> module, const Entries& entries,
-          const std::shared_ptr<World>& world)
+          const std::shared_ptr<World>& world, bool pieces = false)
       : model(std::move(module)), outline(outline_of(*model)) {
+    for (ModuleOutline& each : outline.modules)
+      if (each.name.ends_with(".lora_A") || each.name.ends_with(".lora_B"))
+        each.kind = ModuleKind::other;  // as who adds an adapter lists it
+    config.shared.enable_async_tensor_parallel = pieces;
     mesh.device_mesh.emplace(std::vector<MeshAxis>{{"tp", world->size()}});
     for (const auto& [name, style] : entries) plan.entries.push_back({name, style, {name}});
     tp = apply_tensor_parallel({model, outline, mesh, plan, config, world});
@@ -123,12 +127,40 @@ struct OneImpl : torch::nn::Module {
 };
 MESHWRIGHT_MODULE(One);
 
+One adapted(int64_t in, int64_t out, bool bias) {
+  One one(Linear(LinearOptions(in, out).bias(bias)));
+  one->linear->register_module("lora_A", Linear(LinearOptions(in, 3).bias(false)));
+  one->linear->register_module("lora_B", Linear(LinearOptions(3, out).bias(false)));
+  return one;
+}
+
+// As adapters run: in the innermost hooks of their Linear.
+void run_adapter(One& one) {
+  if (!one->linear) return;
+  auto children = one->linear->named_children();
+  if (!children.contains("lora_A")) return;
+  auto factor = [&](const char* name) {
+    return Linear(std::dynamic_pointer_cast<Linear::ContainedType>(children[name]));
+  };
+  auto input = std::make_shared<Tensor>();
+  HookHost& host = *HookHost::of(*one->linear);
+  host.before_forward.emplace_back(
+      [input](torch::nn::Module&, TensorRefs& inputs) { *input = *inputs.at(0); });
+  host.after_forward.insert(host.after_forward.begin(),
+                            [input, a = factor("lora_A"), b = factor("lora_B")](
+                                torch::nn::Module&, TensorRefs& outputs) mutable {
+                              Tensor& y = *outputs.at(0);
+                              y = y + b(a(*input));
+                            });
+}
+
 // Runs the module in.m of `make()` whole and under the style, on x: [2, 12, ...]; says how far
 // outputs and gradients are from each other.
 std::string compare(int64_t ranks, const std::function<One()>& make, const TpStyle& style,
-                    const Tensor& x) {
+                    const Tensor& x, bool pieces = false) {
   One whole = make();
   fill(*whole, 5);
+  run_adapter(whole);
   bool ids = !at::isFloatingType(x.scalar_type());
   Tensor input = x.clone();
   if (!ids) input.set_requires_grad(true);
@@ -139,7 +171,8 @@ std::string compare(int64_t ranks, const std::function<One()>& make, const TpSty
   run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
     One cut = make();
     fill(*cut, 5 + 100 * static_cast<uint64_t>(world->rank()));  // the first rank's are everybody's
-    Applied applied(cut.ptr(), {{"in.m", style}}, world);
+    Applied applied(cut.ptr(), {{"in.m", style}}, world, pieces);
+    run_adapter(cut);
     Tensor mine = part_of(x, ids && style.input == partial ? replicate : style.input, *world);
     if (!ids) mine.set_requires_grad(true);
     Tensor y = cut(mine);
@@ -198,6 +231,27 @@ TEST_CASE(
                           ranks, [&] { return One(Linear(LinearOptions(in, out).bias(bias))); },
                           style, seeded({2, 12, in}, 3)) == "");
               }
+}
+
+TEST_CASE(
+    "an adapter beside a Linear that is cut is one beside the whole, and learns as that does") {
+  auto held = [](int64_t ranks, int64_t in, int64_t out, const TpStyle& style, bool pieces) {
+    INFO(ranks << " ranks, " << in << " to " << out << ", " << text_of(style)
+               << (pieces ? ", in pieces" : ""));
+    CHECK(compare(
+              ranks, [&] { return adapted(in, out, /*bias=*/style.output != partial); }, style,
+              seeded({2, 12, in}, 3), pieces) == "");
+  };
+  for (TpStyleKind kind : {column, row})
+    for (TpLayout from : {replicate, shard_1, shard_last, partial})
+      for (TpLayout to : {replicate, shard_1, shard_last, partial}) {
+        if (kind == column ? to == partial : from == partial || to == shard_last) continue;
+        held(2, 8, 12, {kind, from, to}, false);
+        held(4, 5, 3, {kind, from, to}, false);  // ranks with no row or column
+      }
+  for (const TpStyle& style :
+       {TpStyle{column, shard_1, shard_last}, TpStyle{row, shard_last, shard_1}})
+    for (int64_t ranks : {2, 4}) held(ranks, 8, 12, style, true);
 }
 
 TEST_CASE(
