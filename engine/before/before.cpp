@@ -106,6 +106,17 @@ Diagnostics check_before_start(const Reload& reload, const plan::Job& job,
   return found;
 }
 
+std::string count_samples(plan::Job& job) {
+  try {
+    data::count_samples(job);
+    return {};
+  } catch (const Error& error) {
+    return "how many steps step_scheduler.epochs = " +
+           std::to_string(job.config.table("step_scheduler").get_int("epochs")) +
+           " is, is not known here: " + error.message();
+  }
+}
+
 std::string messages(const std::vector<Error>& obstacles, bool missing) {
   std::string out;
   for (const Error& error : obstacles)
@@ -126,6 +137,7 @@ Verdict validate(const Reload& reload, plan::Job& job, std::optional<int64_t> gi
                                    : smallest_world(sizes);
   Verdict out;
   if (known) out.world = world;
+  count_samples(job);           // what is wrong with the data is said below
   out.strategy = job.strategy;  // or the one that it hands the job on to
   try {
     plan::JobPlan plan = plan::make_plan(job, {world, 0, !known});

@@ -21,6 +21,9 @@ using Reload = std::function<std::optional<plan::Job>(const std::vector<std::str
 Diagnostics check_before_start(const Reload& reload, const plan::Job& job,
                                const plan::JobPlan& plan, std::optional<int64_t> local_ranks);
 
+// data::count_samples(). Where the data cannot be read here: why, as a notice.
+std::string count_samples(plan::Job& job);
+
 // Of what stands between a job and its training: what the file does not say yet, or what `train`
 // refuses.
 std::string messages(const std::vector<Error>& obstacles, bool missing);

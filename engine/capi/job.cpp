@@ -144,8 +144,10 @@ int meshwright_job_plan(meshwright_job* job, int64_t world_size, int64_t rank, c
     plan::PlanRequest request;
     request.world_size = world_size != 0 ? world_size : plan::world_size_from_environment();
     request.rank = rank;
-    const plan::JobPlan made = plan::make_plan(here.job, request);
     Diagnostics said;
+    if (const std::string why = meshwright::before::count_samples(here.job); !why.empty())
+      said.notice(why);
+    const plan::JobPlan made = plan::make_plan(here.job, request);
     for (const std::string& text : made.notices) said.notice(text);
     for (const std::string& text : made.warnings) said.warning(text);
     here.tell(said);

@@ -57,6 +57,7 @@ void check(const meshwright_job& given, const Ranks& ranks, const Tell& tell) {
   std::optional<plan::Job> job = given.reload()({}, problems);
   if (job) plan::check_trainable(*job, problems);
   if (!problems.ok()) throw Mistakes{problems.errors()};
+  meshwright::before::count_samples(*job);  // what is wrong with the data is said below
   const plan::JobPlan plan =
       plan::make_plan(*job, {.world_size = ranks ? ranks->world_size : 1, .rank = 0});
   plan::check_runs(plan, *job);

@@ -78,6 +78,7 @@ int check(Call& call, plan::Job& job, const train::RunOptions& options, const Ra
   Diagnostics missing;
   plan::check_trainable(job, missing);
   if (!missing.ok()) return call.fail(missing.errors());
+  before::count_samples(job);  // what is wrong with the data is said below
   plan::JobPlan plan =
       plan::make_plan(job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
   plan::check_runs(plan, job);

@@ -41,7 +41,7 @@ StrategyConfig Config::strategy_config(const StrategySchema& schema) const {
   auto it = tables.find(schema.schema.table);
   out.own = it != tables.end() ? it->second : Options(schema.schema);
   const Options &steps = table("step_scheduler"), &optimizer = table("optimizer");
-  out.job.max_steps = steps.get_int("max_steps");
+  out.job.max_steps = steps.find_int("max_steps").value_or(0);
   out.job.checkpoint_every = table("checkpoint").get_int("every_steps");
   out.job.local_batch = steps.get_int("local_batch_size");
   out.job.global_batch = steps.get_int("global_batch_size");

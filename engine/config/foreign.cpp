@@ -11,8 +11,7 @@ namespace {
 constexpr const char* kAccumulation =
     "accumulation is derived: global_batch_size = local_batch_size * data-parallel ranks * "
     "accumulation";
-constexpr const char* kEpochs =
-    "a run is counted in steps; an epoch is (tokens - 1) / seq_len / global_batch_size of them";
+constexpr const char* kEpochs = "a whole number, in place of step_scheduler.max_steps";
 constexpr const char* kReported =
     "Every step's loss, norm, speed and memory go to metrics.jsonl in the run's folder; nothing "
     "has to be switched on.";
@@ -192,7 +191,7 @@ constexpr Row kRows[] = {
     {"rng.ranked", "", "Every rank draws its own dropout, from one seed."},
     {"step_scheduler.ckpt_every_steps", "checkpoint.every_steps", "", Carry::special},
     {"step_scheduler.val_every_steps", "validation_dataset.every_steps", "", Carry::special},
-    {"step_scheduler.num_epochs", "step_scheduler.max_steps", kEpochs},
+    {"step_scheduler.num_epochs", "step_scheduler.epochs", kEpochs},
     {"step_scheduler.gc_every_steps", "", "There is no garbage collector."},
     {"step_scheduler.log_remote_every_steps", "", kReported},
     {"step_scheduler.save_checkpoint_every_epoch", "checkpoint.every_steps",
@@ -265,7 +264,7 @@ constexpr Row kRows[] = {
     {"max_seq_length|max_seq_len|max_length|model_max_length|block_size|sequence_length|seq_length|"
      "context_length",
      "dataset.seq_len", "", Carry::as_is},
-    {"num_train_epochs|num_epochs|epochs|max_epochs", "step_scheduler.max_steps", kEpochs},
+    {"num_train_epochs|num_epochs|epochs|max_epochs", "step_scheduler.epochs", kEpochs},
     {"max_train_steps|num_training_steps|train_iters|max_iters", "step_scheduler.max_steps", "",
      Carry::as_is},
     {"total_steps", "step_scheduler.max_steps", ""},

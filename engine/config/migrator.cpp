@@ -212,8 +212,9 @@ void Migrator::say_missing() {
                             "files of text or tokens on this machine, and dataset.kind; "
                             "`meshwright tokenize` makes tokens"});
   if (!set_.contains("step_scheduler.max_steps"))
-    out_.missing.push_back({"step_scheduler.max_steps", 0, "",
-                            "the length of the run in steps; 200 unless it is set"});
+    out_.missing.push_back(
+        {"step_scheduler.max_steps", 0, "",
+         "the length of the run in steps; 200 unless it is set, or step_scheduler.epochs"});
 }
 
 void Migrator::account() {

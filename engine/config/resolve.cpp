@@ -391,6 +391,7 @@ class Resolver {
                            .at(optimizer.origin("betas"))
                            .help("set optimizer.betas = [0.9, 0.95]"));
     for (const char* name : {"dataset", "validation_dataset"}) check_packing(name);
+    check_steps();
     check_best();
     check_report();
     const Options& schedule = config_.tables.at("lr_scheduler");
@@ -404,6 +405,44 @@ class Resolver {
               .help("set lr_scheduler.min_lr = 0")
               .help("set lr_scheduler.min_lr = " + meshwright::to_toml(optimizer.value("lr")) +
                     " and lr_scheduler.lr_decay_style = \"constant\""));
+  }
+
+  // Steps or epochs. What epochs come to is known where the data is: until then max_steps is
+  // "none", also in what the run keeps of its configuration.
+  void check_steps() {
+    Options& steps = config_.tables.at("step_scheduler");
+    const bool given = steps.is_given("max_steps");
+    if (!steps.is_set("epochs")) {
+      if (!steps.is_set("max_steps"))
+        diagnostics_.add(
+            option_error(steps, "max_steps", ErrorCode::missing_key,
+                         "step_scheduler.max_steps and step_scheduler.epochs are both \"none\": "
+                         "how long the run is, one of them must say",
+                         "200")
+                .help("set step_scheduler.epochs = 1"));
+      return;
+    }
+    if (given && steps.is_set("max_steps")) {
+      diagnostics_.add(Error(ErrorCode::conflict,
+                             "step_scheduler.max_steps and step_scheduler.epochs are both set: "
+                             "leave out one of them")
+                           .key("step_scheduler.epochs")
+                           .at(steps.origin("epochs"))
+                           .help("set step_scheduler.epochs = \"none\" to count steps")
+                           .help("set step_scheduler.max_steps = \"none\" to count epochs"));
+      return;
+    }
+    if (!given) steps.set("max_steps", OptionValue(), steps.origin("epochs"));
+    const Options& data = config_.tables.at("dataset");
+    if (data.get_string("kind") == "mock" && !data.is_set("plugin"))
+      diagnostics_.add(Error(ErrorCode::conflict,
+                             "step_scheduler.epochs counts how often a data set is read, but "
+                             "dataset.kind = \"mock\" makes tokens without an end")
+                           .key("step_scheduler.epochs")
+                           .at(steps.origin("epochs"))
+                           .help("set step_scheduler.max_steps = 200 and step_scheduler.epochs = "
+                                 "\"none\"")
+                           .help("or name files: dataset.kind and dataset.path"));
   }
 
   void check_best() {

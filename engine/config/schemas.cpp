@@ -89,7 +89,12 @@ constexpr std::array kStepScheduler = {
     int_option("global_batch_size", "64", 1,
                "Samples a step; local_batch_size * dp * accumulation."),
     int_option("local_batch_size", "4", 1, "Samples a rank and micro-batch."),
-    int_option("max_steps", "200", 0, "Optimizer steps."),
+    with_flags(int_option("max_steps", "200", 0, "Optimizer steps; \"none\": as epochs says."),
+               MESHWRIGHT_OPTIONAL),
+    with_flags(int_option("epochs", nullptr, 1,
+                          "How often the run reads all of [dataset], in place of max_steps. The "
+                          "last step is filled from the next epoch where it has room."),
+               MESHWRIGHT_OPTIONAL),
 };
 
 constexpr std::array kOptimizer = {

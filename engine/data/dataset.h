@@ -49,6 +49,11 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
 DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int64_t vocab_size,
                              uint64_t seed);
 
+// Counts the samples of [dataset] for a run that is counted in epochs of them, so that a plan of
+// the job knows its steps: prepares and opens the data. Does nothing for other runs, and where no
+// data is named. Throws as prepare_data() and open_samples().
+void count_samples(plan::Job& job);
+
 // What a plugin makes of it before ranks meet. Nothing for the kinds of the engine's own. Throws
 // what validate() and prepare() of the plugin found.
 void prepare_data(const DatasetConfig& config);

@@ -18,4 +18,15 @@ DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int
   return out;
 }
 
+void count_samples(plan::Job& job) {
+  const Options& table = job.config.table("dataset");
+  if (!job.config.table("step_scheduler").is_set("epochs") || !names_data(table)) return;
+  // Ids are held against the vocabulary when they are read, by whoever knows the model.
+  const DatasetConfig config =
+      dataset_config(job, "dataset", /*vocab_size=*/0,
+                     static_cast<uint64_t>(job.config.table("run").get_int("seed")));
+  prepare_data(config);
+  job.samples = open_samples(config)->samples();
+}
+
 }  // namespace meshwright::data

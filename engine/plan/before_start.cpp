@@ -18,8 +18,9 @@ void warn_of_schedule(const Job& job, JobPlan& plan) {
   const Options &optimizer = job.config.table("optimizer"),
                 &schedule = job.config.table("lr_scheduler");
   const double lr = optimizer.get_number("lr"), min_lr = schedule.get_number("min_lr");
+  const Options& length = job.config.table("step_scheduler");
   const int64_t warmup = schedule.get_int("lr_warmup_steps"),
-                steps = job.config.table("step_scheduler").get_int("max_steps");
+                steps = length.find_int("max_steps").value_or(plan.max_steps.value_or(0));
   const std::string style = schedule.get_string("lr_decay_style");
   if (lr == 0)
     plan.warnings.push_back("optimizer.lr = 0: no step changes a weight");
@@ -31,8 +32,9 @@ void warn_of_schedule(const Job& job, JobPlan& plan) {
                             "\"constant\" if this is meant");
   if (steps > 0 && warmup > steps) {
     std::string text =
-        "lr_scheduler.lr_warmup_steps = " + std::to_string(warmup) +
-        " is longer than the run of step_scheduler.max_steps = " + std::to_string(steps) +
+        "lr_scheduler.lr_warmup_steps = " + std::to_string(warmup) + " is longer than the run of " +
+        (length.is_set("epochs") ? std::to_string(steps) + " steps"
+                                 : "step_scheduler.max_steps = " + std::to_string(steps)) +
         ": the learning rate ends at " +
         short_number(lr * static_cast<double>(steps) / static_cast<double>(warmup)) +
         " and never reaches optimizer.lr = " + to_toml(lr);

@@ -3,6 +3,7 @@
 
 #include "engine/plan/adapters.h"
 #include "engine/plan/before_start.h"
+#include "engine/plan/epochs.h"
 #include "engine/plan/main_weights.h"
 #include "engine/plan/parameter_groups.h"
 #include "engine/plan/plan.h"
@@ -270,6 +271,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   const bool whole_step = !config.shared.pipeline.batch_size;
   plan_runs(!wanted.assumed_world, plan, config);
 
+  count_steps(job, wanted.assumed_world, plan);
+  config.job.max_steps = plan.max_steps.value_or(0);
   warn_of_schedule(job, plan);
 
   const std::optional<JobModel> model = model_of(job);

@@ -30,6 +30,8 @@ struct Job {
   // What model.plugin, dataset.plugin and validation_dataset.plugin name.
   std::optional<loader::LoadedModel> model;
   std::optional<loader::LoadedDataset> dataset, validation_dataset;
+  // Of [dataset], where a run is counted in epochs and somebody has opened it.
+  std::optional<int64_t> samples;
 };
 
 // Loads and checks everything; problems go to `diagnostics`. nullopt when the strategy cannot be
@@ -89,6 +91,7 @@ struct JobPlan {
   // difference or cannot be.
   std::optional<int64_t> other_activations;
   Workload workload;
+  std::optional<int64_t> max_steps;  // nullopt: epochs of data that nobody has opened
   std::vector<std::string> notices, warnings;
 };
 

@@ -199,6 +199,7 @@ json::object to_json(const JobPlan& plan) {
   out["workload"] = json::object{{"local_batch", plan.workload.local_batch},
                                  {"seq_len", plan.workload.seq_len},
                                  {"accumulation", plan.workload.accumulation}};
+  out["max_steps"] = plan.max_steps ? json::value(*plan.max_steps) : json::value(nullptr);
   out["plugin"] = json::object{{"name", plan.strategy.plugin->name},
                                {"version", plan.strategy.plugin->version},
                                {"path", plan.strategy.plugin->path.string()}};

@@ -105,7 +105,7 @@ bool written_for_training(const Job& job) {
     for (const meshwright_option* option : job.config.table(name).schema().options)
       if (given(name, {option->name})) return true;
   return given("dataset", {"kind", "path", "plugin"}) || given("optimizer", {"lr"}) ||
-         given("step_scheduler", {"max_steps"});
+         given("step_scheduler", {"max_steps", "epochs"});
 }
 
 void check_runs(const JobPlan& plan, const Job& job) {

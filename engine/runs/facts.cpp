@@ -51,7 +51,10 @@ Facts facts_of(const RunRecord& run) {
   if (std::optional<double> seconds = seconds_between(run.started, run.ended))
     out.took = report::human_duration(*seconds);
   out.steps = report::human_count(run.steps());
-  if (const std::string most = run.setting("step_scheduler.max_steps"); !most.empty())
+  // Of epochs the plan alone knows how many steps they are.
+  std::string most = text_at(run.plan, "max_steps");
+  if (most.empty()) most = run.setting("step_scheduler.max_steps");
+  if (!most.empty() && unquoted(most) != "none")
     out.steps += " of " + report::human_count(std::atoll(most.c_str()));
   if (auto s = summary_of(run.metrics.of(Quantity::validation_loss)))
     out.validation =

@@ -26,7 +26,8 @@ int Run::steps(rendezvous::Ending& together) {
   if (!open(together)) {
     if (leader_) {
       const std::string text =
-          finished_text(from()->folder(), from()->meta().step, max_steps_, options_.command);
+          finished_text(from()->folder(), from()->meta().step, max_steps_, options_.command,
+                        table("step_scheduler").find_int("epochs"));
       std::fputs(text.c_str(), stdout);
       std::fflush(stdout);
     }

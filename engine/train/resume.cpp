@@ -83,17 +83,21 @@ std::string program_of(const std::string& command) {
 }  // namespace
 
 std::string finished_text(const fs::path& checkpoint, int64_t steps, int64_t max_steps,
-                          const std::string& command) {
+                          const std::string& command, std::optional<int64_t> epochs) {
   const std::pair<std::string, const char*> ways[] = {
-      {"--set step_scheduler.max_steps=" + std::to_string(2 * steps), "to train on"},
+      {epochs ? "--set step_scheduler.epochs=" + std::to_string(2 * *epochs)
+              : "--set step_scheduler.max_steps=" + std::to_string(2 * steps),
+       "to train on"},
       {"--set run.name=another", "to train another run beside it"},
       {"--set checkpoint.resume=none",
        "to start this one afresh; what is there is kept under another name"}};
   size_t width = 0;
   for (const auto& [what, why] : ways) width = std::max(width, what.size());
   std::string out = "this run is finished: " + checkpoint.string() + " has " +
-                    std::to_string(steps) + " steps, step_scheduler.max_steps is " +
-                    std::to_string(max_steps) + "\n";
+                    std::to_string(steps) + " steps, " +
+                    (epochs ? "step_scheduler.epochs = " + std::to_string(*epochs)
+                            : std::string("step_scheduler.max_steps")) +
+                    " is " + std::to_string(max_steps) + "\n";
   for (const auto& [what, why] : ways) out += "  " + report::pad(what, width) + "   " + why + "\n";
   return out + "  " + program_of(command) + " generate " + checkpoint.string() +
          "   to let it write\n";

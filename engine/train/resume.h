@@ -49,9 +49,10 @@ ResumePoint begin_run(const Job& job, World& world, const std::filesystem::path&
 // Throws Error(output_unwritable) on every rank.
 std::string make_way(const ResumePoint& beginning, World& world,
                      const std::filesystem::path& checkpoints);
-// All of the run's steps are done, and what to do about it. `command`: RunOptions's.
+// All of the run's steps are done, and what to do about it. `command`: RunOptions's; `epochs`: that
+// the steps were counted by.
 std::string finished_text(const std::filesystem::path& checkpoint, int64_t steps, int64_t max_steps,
-                          const std::string& command);
+                          const std::string& command, std::optional<int64_t> epochs = {});
 // Throws Error(checkpoint_mismatch) when the samples or their order are others than the
 // checkpoint's: data, seq_len, shuffle, seed.
 void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint,

@@ -44,7 +44,7 @@ Run::Run(const RunOptions& options, fs::path& log)
       job_(options.file.empty() ? Job::from_text(options.text, options.sets)
                                 : Job::from_file(options.file, options.sets)),
       seed_(static_cast<uint64_t>(table("run").get_int("seed"))),
-      max_steps_(table("step_scheduler").get_int("max_steps")),
+      max_steps_(table("step_scheduler").find_int("max_steps").value_or(0)),
       pretrained_(table("model").get_string("pretrained")),
       reporter_({options.colour, options.unicode, options.width}, options.live, options.tell) {
   if (options.tell) lost_ = std::make_shared<LostFolder>();
@@ -60,17 +60,32 @@ Run::Run(const RunOptions& options, fs::path& log)
   checkpoints_ = run_path_ / "checkpoints";
 }
 
+namespace {
+
+// Ranks that count epochs of other data would end at other steps.
+std::string counted_samples(const plan::Job& job) {
+  return job.samples ? std::to_string(*job.samples) : "any number";
+}
+
+}  // namespace
+
 bool Run::open(rendezvous::Ending& together) {
   model_.emplace(make_model(job_));
   prepare_run_data(job_, model_->outline.vocab_size, seed_);
+  data::count_samples(job_.impl());
   const std::string hash =
       config_file_.empty()
           ? "none"
           : std::to_string(std::hash<std::string>()(base::read_file(config_file_)));
   world_ = join_world(job_,
                       {{"config.json of the model, whose hash is", hash},
-                       {"the model's settings", plan::model_settings(job_.impl())}},
+                       {"the model's settings", plan::model_settings(job_.impl())},
+                       {"samples of [dataset], of which there are", counted_samples(job_.impl())}},
                       &together);
+  if (job_.impl().samples)
+    max_steps_ =
+        plan::make_plan(job_.impl(), {.world_size = world_->size(), .rank = world_->rank()})
+            .max_steps.value_or(0);
   leader_ = world_->rank() == 0;
   detail::this_is_rank(world_->rank());
   world_->trace().enabled = options_.trace;

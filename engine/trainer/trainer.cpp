@@ -168,6 +168,15 @@ std::optional<double> skip_above(const Options& run) {
                                          : std::nullopt;
 }
 
+int64_t steps_of(const plan::JobPlan& plan) {
+  if (plan.max_steps) return *plan.max_steps;
+  throw Error(ErrorCode::missing_key,
+              "step_scheduler.epochs counts how often the engine reads [dataset], but this program "
+              "feeds samples of its own")
+      .key("step_scheduler.epochs")
+      .help("set step_scheduler.max_steps = 200 and step_scheduler.epochs = \"none\"");
+}
+
 // A plan without a model does not know what the strategy updates.
 void warn_of_narrow_updates(plan::JobPlan& plan, const ParallelModel& model,
                             const train::Optimizer& optimizer) {
@@ -200,7 +209,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   const plan::ParameterGroups groups =
       train::freeze_parameters(config, *outline_, *module_, *plan_);
   const Options& optimizer = config.table("optimizer");
-  max_steps_ = config.table("step_scheduler").get_int("max_steps");
+  max_steps_ = steps_of(*plan_);
   accumulation_ = plan_->workload.accumulation;
   local_batch_ = plan_->workload.local_batch;
   dp_ = plan_->mesh.dp;
@@ -218,6 +227,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
       train::StepMonitor(skip_above(config.table("run")), *world_)});
   parts_->config.shared.context = plan_->shared.context;  // as planned for these hosts
   parts_->config.shared.pipeline = plan_->shared.pipeline;
+  parts_->config.job.max_steps = max_steps_;
   if (parts_->config.shared.autocast_dtype)
     parts_->autocast = scalar_type(*parts_->config.shared.autocast_dtype);
   if (config.table("run").get_bool("deterministic"))

@@ -118,6 +118,13 @@ const std::vector<Row>& rows() {
       {"step_scheduler.global_batch_size", "32", plan},
       {"step_scheduler.local_batch_size", "1", plan},
       {"step_scheduler.max_steps", "6", trained},
+      {"step_scheduler.epochs", "2", refused},
+      {"step_scheduler.epochs",
+       "2",
+       test,
+       {},
+       {},
+       "tests/train_configs/chats_test.cpp: epochs of chats are as many steps as their packs fill"},
       // [optimizer]
       {"optimizer.name", "sgd", plan},
       {"optimizer.lr", "1e-2", trained},

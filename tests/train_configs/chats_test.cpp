@@ -70,6 +70,52 @@ TEST_CASE("the ready configuration tunes on chats") {
   CHECK(run.out.find("200 rows, 200 used") != std::string::npos);
 }
 
+TEST_CASE("epochs of chats are as many steps as their packs fill") {
+  const std::string
+      file = "configs/chat_tuning_cpu.toml",
+      whole = kNoCache +
+              "--set step_scheduler.max_steps=none --set step_scheduler.global_batch_size=32 " +
+              "--set dataset.seq_len=256 --set lr_scheduler.lr_warmup_steps=1 --set "
+              "step_scheduler.epochs=";
+  const int64_t packs = json::parse(said("dataset stats " + file + " --json" + whole + "1"))
+                            .as_object()
+                            .at("dataset")
+                            .as_object()
+                            .at("samples")
+                            .to_number<int64_t>();
+  auto steps = [&](int64_t epochs) { return static_cast<size_t>((packs * epochs + 31) / 32); };
+  Trained run = train(file + " --nproc 2" + whole + "1", "epochs");
+  INFO(run.out);
+  REQUIRE(run.status == 0);
+  CHECK(run.losses.size() == steps(1));
+  CHECK(run.out.find("step_scheduler.epochs = 1 is " + std::to_string(steps(1)) + " steps") !=
+        std::string::npos);
+  CHECK(run.rates.back() == doctest::Approx(2e-4));  // the schedule ends with the last step
+  // Another epoch of the same data, from where the first one ended; then there is nothing to do.
+  run = train(file + whole + "2", "epochs_2", "epochs");
+  INFO(run.out);
+  REQUIRE(run.status == 0);
+  CHECK(run.losses.size() == steps(2));
+  run = train(file + whole + "2", "epochs_3", "epochs_2");
+  CHECK(run.status == 0);
+  CHECK(run.out.find("--set step_scheduler.epochs=4   to train on") != std::string::npos);
+}
+
+TEST_CASE("a plan knows the steps of epochs of any data that it can read") {
+  const std::string job =
+      "plan configs/chat_tuning_cpu.toml --json --set dataset.plugin=none --set "
+      "step_scheduler.max_steps=none --set step_scheduler.epochs=3 --set dataset.seq_len=64 ";
+  auto steps = [&](const std::string& path) {
+    const std::string text = said(job + "--set dataset.path=" + path);  // notices come first
+    INFO(text);
+    REQUIRE(text.find('{') != std::string::npos);
+    return json::parse(text.substr(text.find('{'))).as_object().at("max_steps");
+  };
+  const auto bytes = static_cast<int64_t>(fs::file_size(MESHWRIGHT_SOURCE_DIR "/LICENSE"));
+  CHECK(steps("LICENSE").to_number<int64_t>() == ((bytes - 1) / 64 * 3 + 7) / 8);
+  CHECK(steps("not_there.txt").is_null());
+}
+
 TEST_CASE("packs are the same in the same step for any number of ranks and split of the batch") {
   const std::string job =
       "configs/chat_tuning_cpu.toml --set step_scheduler.max_steps=6 --set "

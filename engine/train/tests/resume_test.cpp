@@ -22,6 +22,10 @@ TEST_CASE("a finished run names the program as it was called") {
   CHECK(last_line("'it'\\''s here/meshwright' train a.toml") ==
         "  'it'\\''s here/meshwright'" + rest);
   CHECK(last_line("") == "  meshwright" + rest);  // a rank of another launcher
+  const std::string epochs =
+      train::finished_text("runs/a/checkpoints/step_00000010", 10, 10, "", 2);
+  CHECK(epochs.find(" has 10 steps, step_scheduler.epochs = 2 is 10\n") != std::string::npos);
+  CHECK(epochs.find("  --set step_scheduler.epochs=4 ") != std::string::npos);
 }
 
 }  // namespace resume_test

@@ -1,0 +1,44 @@
+#include "engine/plan/epochs.h"
+
+#include <algorithm>
+
+#include "engine/report/report.h"
+
+namespace meshwright::plan {
+namespace {
+
+// 3, 3.1: how many times `part` goes into `whole`, down to a tenth.
+std::string times(int64_t whole, int64_t part) {
+  const int64_t tenth = whole % part * 10 / part;
+  return report::human_count(whole / part) + (tenth > 0 ? "." + std::to_string(tenth) : "");
+}
+
+}  // namespace
+
+int64_t steps_of_epochs(int64_t epochs, int64_t samples, int64_t batch) {
+  int64_t all = 0;
+  if (__builtin_mul_overflow(epochs, samples, &all))
+    throw Error(ErrorCode::out_of_range, "step_scheduler.epochs = " + std::to_string(epochs) +
+                                             " of " + std::to_string(samples) +
+                                             " samples is a run without an end")
+        .key("step_scheduler.epochs")
+        .help("set step_scheduler.max_steps = 200 and step_scheduler.epochs = \"none\"");
+  return all / batch + (all % batch > 0 ? 1 : 0);
+}
+
+void count_steps(const Job& job, bool assumed_world, JobPlan& plan) {
+  const Options& table = job.config.table("step_scheduler");
+  plan.max_steps = table.find_int("max_steps");
+  if (!table.is_set("epochs") || !job.samples) return;
+  const int64_t epochs = table.get_int("epochs"),
+                batch = assumed_world
+                            ? table.get_int("global_batch_size")
+                            : step_samples(plan.workload) * std::max<int64_t>(plan.mesh.dp, 1);
+  plan.max_steps = steps_of_epochs(epochs, *job.samples, batch);
+  plan.notices.push_back("step_scheduler.epochs = " + std::to_string(epochs) + " is " +
+                         report::counted(*plan.max_steps, "step", "steps") + ": an epoch is " +
+                         report::counted(*job.samples, "sample", "samples") + ", " +
+                         times(*job.samples, batch) + " steps of " + std::to_string(batch));
+}
+
+}  // namespace meshwright::plan

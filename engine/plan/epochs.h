@@ -1,0 +1,19 @@
+// How long a run is: in steps, or in epochs of its data.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/plan/plan.h"
+
+namespace meshwright::plan {
+
+// Steps of `batch` samples in which each of `samples` is read at least `epochs` times: the sampler
+// goes on into the next epoch where the last one is not full. Throws Error(out_of_range) for more
+// than there are numbers.
+int64_t steps_of_epochs(int64_t epochs, int64_t samples, int64_t batch);
+
+// Sets plan.max_steps, for which the workload must be planned, and says what epochs come to.
+// `assumed_world`: that of PlanRequest.
+void count_steps(const Job& job, bool assumed_world, JobPlan& plan);
+
+}  // namespace meshwright::plan
