@@ -106,7 +106,7 @@ void Run::open_data() {
     if (data->source && data->source->has_documents())
       check_documents_reach(*model_->module(), model_->outline.architecture, data->config);
   std::vector<FileGroup> read_by_all = data_.files;
-  if (from() == nullptr && !pretrained_.empty())
+  if ((from() == nullptr || from()->meta().base) && !pretrained_.empty())
     read_by_all.push_back({"model.pretrained", "files of the weights", weight_files(pretrained_)});
   if (const std::string adapter = adapter_folder(table("lora"));
       from() == nullptr && !adapter.empty())
@@ -141,6 +141,7 @@ void Run::load() {
     // All ranks continue, or none.
     agree_or_throw(*world_, outcome_of([&] {
       check_data(*from(), job_, data_.fingerprint, data_.train.config.seq_len);
+      check_base(*from(), pretrained_);
       try {
         if (!load_checkpoint(*trainer_, *from())) seed_generator(from()->meta().step);
       } catch (const Error& error) {
@@ -262,10 +263,13 @@ void Run::prepare_saving() {
                                 run_path_ / std::string(generate::kModelSettings));
   }
   if (const plan::Adapters adapters = plan::adapters_in(job_.impl().config, trainer_->outline());
-      leader_ && adapters.any()) {
-    const std::string name(checkpoint::kAdapterConfig);
-    reporter_.put(name, plan::peft_config(adapters, trainer_->outline(), pretrained_));
-    saving.carried.emplace_back(name, run_path_ / name);
+      adapters.any()) {
+    leave_to_base(saving, from(), pretrained_, trainer_->outline());
+    if (leader_) {
+      const std::string name(checkpoint::kAdapterConfig);
+      reporter_.put(name, plan::peft_config(adapters, trainer_->outline(), pretrained_));
+      saving.carried.emplace_back(name, run_path_ / name);
+    }
   }
   if (checkpoint_table.get_string("export") == "every")
     saving.published = [this](const fs::path& path) { export_to_folder(path); };
