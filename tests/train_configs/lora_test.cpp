@@ -63,6 +63,18 @@ TEST_CASE("adapters go out to a folder and come back from it") {
   CHECK(contents(kRuns + "/lora_in/hf/adapter_model.safetensors") ==
         contents(adapter / "adapter_model.safetensors"));
 
+  for (const char* wanted : {"both", "none"}) {
+    const Trained exports = train(begin + "--set lora.export=" + wanted, "lora_exports");
+    INFO(exports.out);
+    REQUIRE(exports.status == 0);
+    const fs::path here = kRuns + "/lora_exports";
+    const bool both = std::string(wanted) == "both";
+    CHECK(fs::exists(here / "hf/model.safetensors") == both);
+    CHECK(fs::exists(here / "hf/config.json") == both);
+    CHECK(fs::exists(here / "hf_adapter/adapter_model.safetensors") == both);
+    CHECK((exports.out.find("exported for Hugging Face: ") != std::string::npos) == both);
+  }
+
   const Trained other = train(begin + "--set lora.r=4", "lora_other");
   CHECK(other.status == 2);
   CHECK(other.out.find("E0208") != std::string::npos);
