@@ -130,13 +130,17 @@ constexpr std::array kGroup = {
 };
 
 constexpr std::array kLora = {
-    int_option("r", "0", 0,
-               "Rank of the adapters; 0: none, the whole model trains. Above 0 they train alone, "
-               "and what a group with frozen = false names."),
+    with_aliases(
+        int_option("r", "0", 0,
+                   "Rank of the adapters; 0: none, the whole model trains. Above 0 they train "
+                   "alone, and what a group with frozen = false names."),
+        "dim"),
     number("alpha", "32", 0, "Adapters count alpha / r times.", true),
-    option("target_modules", MESHWRIGHT_STRING | MESHWRIGHT_STRING_LIST, "\"all-linear\"",
-           "Linears that get an adapter: a last name (\"q_proj\"), or a pattern of full names "
-           "(\"model.layers.0.*.q_proj\", * within a part). \"all-linear\": all but heads."),
+    with_aliases(
+        option("target_modules", MESHWRIGHT_STRING | MESHWRIGHT_STRING_LIST, "\"all-linear\"",
+               "Linears that get an adapter: a last name (\"q_proj\"), or a pattern of full names "
+               "(\"model.layers.0.*.q_proj\", * within a part). \"all-linear\": all but heads."),
+        "match_all_linear{true=all-linear,false=}"),
     option("exclude_modules", MESHWRIGHT_STRING_LIST, "[]", "Linears that get none, named alike."),
     bool_option("rslora", false, "Adapters count alpha / sqrt(r) times instead."),
     choice_option("init", "\"kaiming\"", "kaiming|gaussian",
