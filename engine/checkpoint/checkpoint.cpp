@@ -153,7 +153,17 @@ const weights::TensorEntry& Checkpoint::entry(const Piece& piece, const TensorRe
   return out;
 }
 
+void Checkpoint::open_base() {
+  if (meta_.base && !base_)
+    base_.emplace(*meta_.base, base_folder_.empty() ? fs::path(meta_.base->path) : base_folder_,
+                  folder_);
+}
+
 void Checkpoint::read(const TensorRecord& tensor, const Region& region, DType target, void* out) {
+  if (tensor.base) {
+    open_base();
+    return base_->read(tensor, meta_.architecture, region, target, out);
+  }
   auto* to = static_cast<std::byte*>(out);
   int64_t wide = dtype_size(target);
   for (const Piece& piece : tensor.pieces) {

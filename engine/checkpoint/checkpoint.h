@@ -3,9 +3,12 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "engine/checkpoint/base_model.h"
 #include "engine/checkpoint/meta.h"
 #include "engine/weights/safetensors.h"
 
@@ -24,13 +27,18 @@ class Checkpoint {
   ~Checkpoint();
   const Meta& meta() const { return meta_; }
   const std::filesystem::path& folder() const { return folder_; }
+  // Where the model now is that Meta::base names, in place of the path there.
+  void base_is_in(std::filesystem::path folder) { base_folder_ = std::move(folder); }
+  // Opens it, if there is one. Throws what BaseModel() throws; read() opens it when it has to.
+  void open_base();
   int64_t bytes() const;          // of all files
   int64_t bytes_checked() const;  // that were read and compared with their checksums so far
 
   // Copies a part of a tensor to `out`, which has room for region.count() elements of `target`, in
   // the region's order. Floating dtypes convert among each other. Only the blocks it lies in are
   // read, each checked against its checksum before anything of it is used. Throws
-  // Error(bad_checkpoint), Error(weights_mismatch) when dtypes do not convert.
+  // Error(bad_checkpoint), Error(weights_mismatch) when dtypes do not convert, and what open_base()
+  // throws.
   void read(const TensorRecord& tensor, const Region& region, DType target, void* out);
   // The whole of a small file, checked. `name` as in meta().files.
   std::string read_file(const std::string& name);
@@ -49,6 +57,8 @@ class Checkpoint {
   std::filesystem::path folder_;
   Meta meta_;
   std::vector<std::unique_ptr<Opened>> opened_;
+  std::filesystem::path base_folder_;  // empty: where meta.json says
+  std::optional<BaseModel> base_;
 };
 
 }  // namespace meshwright::checkpoint

@@ -23,6 +23,16 @@ std::map<Key, size_t> index_of(const Source& source) {
   return out;
 }
 
+// What both leave to one model is the same, and not read.
+bool of_one_base(Source& a, Source& b) {
+  const auto fingerprint = [](Source& source) {
+    const Checkpoint* checkpoint = source.checkpoint();
+    return checkpoint != nullptr && checkpoint->meta().base ? checkpoint->meta().base->fingerprint
+                                                            : "";
+  };
+  return !fingerprint(a).empty() && fingerprint(a) == fingerprint(b);
+}
+
 bool has_optimizer(const Source& source) {
   return std::any_of(source.tensors().begin(), source.tensors().end(),
                      [](const SourceTensor& t) { return !t.state.empty(); });
@@ -127,6 +137,7 @@ Difference compare(Source& a, Source& b, const std::function<void(int64_t bytes)
     if (counts(tensor) && !in_a.contains({tensor.state, tensor.name}))
       out.only_b.push_back(tensor.text());
   Bytes one, other;
+  const bool one_base = of_one_base(a, b);
   for (size_t i = 0; i < a.tensors().size(); ++i) {
     const SourceTensor& tensor = a.tensors()[i];
     if (!counts(tensor)) continue;
@@ -138,6 +149,11 @@ Difference compare(Source& a, Source& b, const std::function<void(int64_t bytes)
     const SourceTensor& twin = b.tensors()[found->second];
     TensorDifference difference{tensor.state, tensor.name, tensor.dtype,     twin.dtype,
                                 tensor.shape, twin.shape,  tensor.elements()};
+    if (one_base && tensor.of_base && twin.of_base) {
+      progress(difference.same_shape() ? tensor.bytes() : 0);
+      out.both.push_back(std::move(difference));
+      continue;
+    }
     Comparison comparison(difference);
     for (int64_t at = 0, end = 0; difference.same_shape() && at < difference.elements; at = end) {
       end = std::min(at + kPiece, difference.elements);

@@ -43,6 +43,7 @@ std::string to_json(const TensorRecord& tensor) {
   if (!tensor.file_name.empty()) out += ", \"file_name\": " + quoted(tensor.file_name);
   if (tensor.transposed) out += ", \"transposed\": true";
   if (tensor.steps) out += ", \"steps\": " + std::to_string(*tensor.steps);
+  if (tensor.base) out += ", \"base\": " + quoted(*tensor.base);
   out += ", \"pieces\": [";
   for (const Piece& piece : tensor.pieces) {
     if (&piece != tensor.pieces.data()) out += ", ";
@@ -98,6 +99,9 @@ std::string to_json(const Meta& meta) {
                              ", \"axes\": " + axes + "], \"mesh\": " + list_text(meta.mesh_shape) +
                              ", \"data_parallel\": " + std::to_string(meta.data_parallel) + "}");
   out += field("model", "{\"architecture\": " + quoted(meta.architecture) + "}");
+  if (meta.base)
+    out += field("base", "{\"path\": " + quoted(meta.base->path) +
+                             ", \"fingerprint\": " + quoted(meta.base->fingerprint) + "}");
   out += field("optimizer", "{\"name\": " + quoted(meta.optimizer) +
                                 ", \"steps\": " + std::to_string(meta.optimizer_steps) + "}");
   out += field("data", "{\"samples\": " + std::to_string(meta.samples) +

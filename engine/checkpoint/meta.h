@@ -3,7 +3,9 @@
 //
 // A checkpoint is a folder step_00000050/ with
 //   model-00001-of-00002.safetensors      one per rank that has something to write: its part of
-//                                         the weights, under their names
+//                                         the weights, under their names; of a run with adapters
+//                                         only those that train, the others stay where they are
+//                                         (Meta::base)
 //   optimizer-00001-of-00002.safetensors  its part of the optimizer's state, as
 //                                         "<state>/<name>", and its generators as "rng/<device>"
 //   config.json, source/...               the model's, and the other files of the Hugging Face
@@ -61,6 +63,15 @@ struct TensorRecord {
   // A state of the optimizer: the updates of this parameter, where it has had fewer than
   // Meta::optimizer_steps since it was frozen in the beginning.
   std::optional<int64_t> steps = std::nullopt;
+  // A weight that stayed as it was: its tensor in the folder of Meta::base, of experts the first
+  // one's. It has no pieces, and dtypes as that folder.
+  std::optional<std::string> base = std::nullopt;
+};
+
+// The folder that a run with adapters started from.
+struct BaseRecord {
+  std::string path;         // absolute
+  std::string fingerprint;  // fingerprint_of() it
 };
 
 // A generator's state as opaque bytes.
@@ -96,6 +107,7 @@ struct Meta {
   int64_t data_parallel = 1;
   // Model
   std::string architecture;
+  std::optional<BaseRecord> base;  // holds some of the weights; absent: they are all here
   // Optimizer
   std::string optimizer;  // "adamw", "sgd"
   int64_t optimizer_steps = 0;

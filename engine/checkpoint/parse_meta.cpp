@@ -190,7 +190,7 @@ Piece read_piece(const Reader& reader, const json::value& item, const TensorReco
 }
 
 TensorRecord read_tensor(Reader reader, const std::vector<FileRecord>& files,
-                         int64_t optimizer_steps) {
+                         int64_t optimizer_steps, bool with_base) {
   TensorRecord tensor;
   if (reader.has("state")) {
     tensor.state = reader.text("state");
@@ -233,8 +233,13 @@ TensorRecord read_tensor(Reader reader, const std::vector<FileRecord>& files,
   }
   for (const json::value& item : reader.array("pieces"))
     tensor.pieces.push_back(read_piece(reader, item, tensor, files));
+  if (reader.has("base")) {
+    tensor.base = reader.text("base");
+    if (!with_base || !tensor.state.empty() || !tensor.pieces.empty() || tensor.base->empty())
+      reader.fail("(" + tensor.name + ") is of a base model, which does not fit the rest");
+  }
   reader.end();
-  if (!covers(tensor))
+  if (!tensor.base && !covers(tensor))
     reader.fail("(" + tensor.name + ") has pieces that do not cover its shape " +
                 list_text(tensor.shape) + " exactly once");
   return tensor;
@@ -296,6 +301,13 @@ void read_run(Reader& root, Meta& meta) {
   layout.end();
   meta.architecture = model.text("architecture");
   model.end();
+  if (root.has("base")) {
+    Reader base = root.object("base");
+    meta.base = BaseRecord{base.text("path"), base.text("fingerprint")};
+    base.end();
+    if (meta.base->path.empty() || meta.base->path.find('\0') != std::string::npos)
+      root.fail("names no folder of a base model");
+  }
   meta.optimizer = optimizer.text("name");
   meta.optimizer_steps = optimizer.number("steps");
   optimizer.end();
@@ -342,7 +354,8 @@ Meta parse_meta(std::string_view text, const std::string& path) {
   });
   names.clear();
   root.for_each("tensors", [&](Reader reader) {
-    meta.tensors.push_back(read_tensor(std::move(reader), meta.files, meta.optimizer_steps));
+    meta.tensors.push_back(
+        read_tensor(std::move(reader), meta.files, meta.optimizer_steps, meta.base.has_value()));
     std::string key = key_of(meta.tensors.back());
     if (!names.insert(key).second) root.fail("lists " + key + " twice");
   });

@@ -34,7 +34,7 @@ bool is_weights(const fs::path& path) {
           fs::exists(path / "model.safetensors.index.json", failed));
 }
 
-Source::Source(const fs::path& path) : path_(path) {
+Source::Source(const fs::path& path, const fs::path& base) : path_(path) {
   if (is_weights(path)) {
     weights_ = std::make_unique<weights::WeightFolder>(path);
     for (const std::string& name : weights_->names()) {
@@ -45,6 +45,7 @@ Source::Source(const fs::path& path) : path_(path) {
   }
   path_ = resolve(path);
   checkpoint_ = std::make_unique<Checkpoint>(path_);
+  if (!base.empty()) checkpoint_->base_is_in(base);
   auto refuse = [&](const std::string& what) {
     return Error(ErrorCode::bad_checkpoint, (path_ / "meta.json").string() + ": " + what)
         .help("meshwright checkpoint verify " + path_.string());
@@ -69,11 +70,11 @@ void Source::add(size_t record) {
   if (!experts || !weights::fits(*experts, tensor.shape)) {
     std::vector<int64_t> shape = tensor.shape;
     if (tensor.transposed) std::reverse(shape.begin(), shape.end());
-    tensors_.push_back({tensor.state,
-                        tensor.file_name.empty()
-                            ? weights::file_name(meta.architecture, tensor.name)
-                            : tensor.file_name,
-                        tensor.dtype, tensor.export_dtype, shape, tensor.transposed});
+    tensors_.push_back(
+        {tensor.state,
+         tensor.file_name.empty() ? weights::file_name(meta.architecture, tensor.name)
+                                  : tensor.file_name,
+         tensor.dtype, tensor.export_dtype, shape, tensor.transposed, tensor.base.has_value()});
     places_.push_back({record});
     return;
   }
@@ -84,7 +85,9 @@ void Source::add(size_t record) {
                           experts->name(e, part),
                           tensor.dtype,
                           tensor.export_dtype,
-                          {width, tensor.shape[1]}});
+                          {width, tensor.shape[1]},
+                          false,
+                          tensor.base.has_value()});
       places_.push_back({record, e, static_cast<int64_t>(part) * width});
     }
 }

@@ -19,6 +19,7 @@ struct SourceTensor {
   DType export_dtype = DType::float32;  // of a Hugging Face folder made of it
   std::vector<int64_t> shape;
   bool transposed = false;  // the weight of a Linear, columns first
+  bool of_base = false;     // of a checkpoint: it lies in the model that Meta::base names
   int64_t elements() const;
   int64_t bytes() const { return elements() * dtype_size(dtype); }
   // "model.norm.weight", "exp_avg of model.norm.weight"
@@ -29,8 +30,9 @@ struct SourceTensor {
 class Source {
  public:
   // `path`: what resolve() takes, or a Hugging Face folder, or one safetensors file. Throws what
-  // Checkpoint and WeightFolder throw.
-  explicit Source(const std::filesystem::path& path);
+  // Checkpoint and WeightFolder throw. `base`: where the model now is that a checkpoint with
+  // adapters names; empty: there.
+  explicit Source(const std::filesystem::path& path, const std::filesystem::path& base = {});
   ~Source();
   const std::filesystem::path& path() const { return path_; }  // what was found
   Checkpoint* checkpoint() { return checkpoint_.get(); }       // nullptr: a folder of weights

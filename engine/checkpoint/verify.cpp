@@ -128,6 +128,15 @@ std::vector<std::string> files_beside(const fs::path& folder, const Meta& meta) 
   return out;
 }
 
+std::string problem_of_base(const fs::path& folder) {
+  try {
+    Checkpoint(folder).open_base();
+  } catch (const Error& error) {
+    return error.message();
+  }
+  return "";
+}
+
 }  // namespace
 
 int64_t verify_bytes(const fs::path& folder) {
@@ -154,6 +163,10 @@ Verified verify_checkpoint(const fs::path& folder, const std::function<void(int6
     out.not_covered = files_beside(folder, meta);
     // What the headers say has a meaning only once their bytes are right.
     if (out.damage.empty()) out.damage = Checkpoint(folder).check_headers();
+    if (meta.base) {
+      out.base = meta.base->path;
+      out.base_problem = problem_of_base(folder);
+    }
   } catch (const Error& error) {
     out.damage.push_back(error);
   }

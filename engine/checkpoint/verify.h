@@ -17,6 +17,9 @@ struct Verified {
   int64_t files = 0, bytes = 0, tensors = 0;
   std::vector<Error> damage;             // all of it, by file; empty: none
   std::vector<std::string> not_covered;  // files of the folder that meta.json does not list
+  // Of a checkpoint with adapters alone: the folder of their model, and what is wrong with that;
+  // "": nothing. No damage of the checkpoint.
+  std::string base, base_problem;
 };
 
 // Reads the files one after the other, not through memory maps: a disk that fails is an error, not

@@ -71,6 +71,7 @@ json::object listed_json(const Listed& listed) {
   row["architecture"] = meta.architecture;
   row["parameters"] = checkpoint::parameters_of(meta);
   row["bytes"] = listed.bytes;
+  if (meta.base) row["base"] = meta.base->path;
   return row;
 }
 
@@ -140,15 +141,21 @@ int run_verify(Call& call) {
       said.warning((one.path / name).string() +
                    " is not listed in meta.json, so nothing is known about it");
     if (!one.damage.empty()) continue;
-    rows.push_back(json::object{{"path", one.path.string()},
-                                {"checksums", one.checksums},
-                                {"files", one.files},
-                                {"bytes", one.bytes},
-                                {"tensors", one.tensors}});
+    if (!one.base_problem.empty()) said.warning(one.base_problem);
+    json::object row{{"path", one.path.string()},
+                     {"checksums", one.checksums},
+                     {"files", one.files},
+                     {"bytes", one.bytes},
+                     {"tensors", one.tensors}};
+    if (!one.base.empty())
+      row["base"] = json::object{{"path", one.base}, {"usable", one.base_problem.empty()}};
+    rows.push_back(std::move(row));
     if (call.json) continue;
     std::string what = one.checksums ? "every byte matches its checksum, every tensor is there once"
                                      : "headers and index hold together (a Hugging Face folder has "
                                        "no checksums of its contents)";
+    if (!one.base.empty())
+      what += "; the weights that did not train are in " + report::printable(one.base);
     call.out.write(report::paint(call.out_style, Tone::green, "ok") + " " +
                    report::printable(one.path.string()) + ": " +
                    report::counted(one.files, "file", "files") + ", " +
@@ -187,7 +194,8 @@ Read every byte of checkpoints and compare it with its checksum
 FOLDER is one checkpoint, or a folder that holds some, which are all verified. Also checks that the
 headers of the files say what meta.json says and that every tensor is covered exactly once. All
 damage is told, with file and bytes; the exit status is 7 then. Of a Hugging Face folder, which has
-no checksums, headers and index are checked.
+no checksums, headers and index are checked. Where a checkpoint holds adapters alone, a folder of
+their model that is gone or has other weights by now is a warning.
   meshwright checkpoint verify runs/first/checkpoints/latest
 
 --json

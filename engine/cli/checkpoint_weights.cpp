@@ -79,7 +79,11 @@ int run_export(Call& call) {
   if (call.has("merged")) choice.form = checkpoint::ExportForm::merged;
   fs::path target = call.value("out");
   weights::check_target(target);
-  checkpoint::Source source(call.positional(0));
+  checkpoint::Source source(call.positional(0), call.has("base") ? call.value("base") : "");
+  if (call.has("base") && (source.checkpoint() == nullptr || !source.checkpoint()->meta().base))
+    throw Error(ErrorCode::usage, source.path().string() +
+                                      " holds all of its model, which --base would be another of")
+        .help("leave out --base");
   const bool adapters = checkpoint::adapters_of(source).has_value(),
              alone = adapters && choice.form == checkpoint::ExportForm::adapter;
   if (call.has("merged") && !adapters)
@@ -268,6 +272,8 @@ earlier export.
 
 --out DIR          The folder to write.
 --merged           Write the whole model, adapters in its weights.
+--base DIR         Where the model now is that the run with adapters started from. Default: where
+                   it was then.
 --dtype DTYPE      Convert all floating weights: float32, bfloat16, float16 or float64.
 --shard-size SIZE  Most bytes of one safetensors file (500MB, 5GB). Default: 5GB.
 --json

@@ -128,7 +128,7 @@ std::string option_text(const OptionSchema& schema, const meshwright_option& opt
     std::string names;
     for (const std::string& alias : text::split(option.aliases, '|'))
       names += (names.empty() ? "" : ", ") + alias.substr(0, alias.find('{'));
-    out += "  formerly: " + names + "\n";
+    out += "  also:     " + names + "\n";
   }
   if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0)
     out += "  effect:   none here; accepted so that older files load\n";
@@ -240,7 +240,7 @@ std::string reference_markdown(const PluginSchemas& plugins) {
       std::string doc = o->doc;
       if ((o->flags & MESHWRIGHT_NO_EFFECT) != 0) doc += " *Accepted, no effect here.*";
       if (o->aliases != nullptr) {
-        doc += " Formerly";
+        doc += " Also";
         for (const std::string& alias : text::split(o->aliases, '|'))
           doc += " `" + alias.substr(0, alias.find('{')) + "`";
         doc += ".";

@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kDroppedKeys[] = {"_target_", "_recursive_", "_convert_"};
 
-// "old{x=1,y=2}": an older name, and what its string values mean today.
+// "old{x=1,y=2,z=}": another name, and what its values mean today; z sets nothing.
 struct Alias {
   std::string name;
   std::vector<std::pair<std::string, std::string>> values;
@@ -166,7 +166,7 @@ class Resolver {
                                  source_.origin(entry.place)));
   }
 
-  // Under an older name, or in the flat form.
+  // Under another name, or in the flat form.
   bool read_elsewhere(const std::string& name, const Entry& entry) {
     Options* here = find_table(name);
     return (here != nullptr && by_alias(*here, entry)) ||
@@ -302,14 +302,17 @@ class Resolver {
         Value value = entry.value;
         std::string text =
             value.kind == Value::Kind::boolean ? (value.boolean ? "true" : "false") : value.text;
+        bool sets = true;
         for (const auto& [old, today] : alias.values) {
           if (old != text) continue;
+          sets = !today.empty();
           value = parse_toml_value(today).value_or(Value(today));
           value.place = entry.value.place;
         }
-        diagnostics_.notice(table.schema().table + "." + entry.key + " is an older name of " +
-                            full_key(table.schema().table, option->name));
-        set(table, *option, entry, entry.key, &value);
+        diagnostics_.notice(table.schema().table + "." + entry.key + " is another name of " +
+                            full_key(table.schema().table, option->name) +
+                            (sets ? "" : ", which " + text + " leaves as it is"));
+        if (sets) set(table, *option, entry, entry.key, &value);
         return true;
       }
     return false;

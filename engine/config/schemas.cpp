@@ -135,13 +135,17 @@ constexpr std::array kGroup = {
 };
 
 constexpr std::array kLora = {
-    int_option("r", "0", 0,
-               "Rank of the adapters; 0: none, the whole model trains. Above 0 they train alone, "
-               "and what a group with frozen = false names."),
+    with_aliases(
+        int_option("r", "0", 0,
+                   "Rank of the adapters; 0: none, the whole model trains. Above 0 they train "
+                   "alone, and what a group with frozen = false names."),
+        "dim"),
     number("alpha", "32", 0, "Adapters count alpha / r times.", true),
-    option("target_modules", MESHWRIGHT_STRING | MESHWRIGHT_STRING_LIST, "\"all-linear\"",
-           "Linears that get an adapter: a last name (\"q_proj\"), or a pattern of full names "
-           "(\"model.layers.0.*.q_proj\", * within a part). \"all-linear\": all but heads."),
+    with_aliases(
+        option("target_modules", MESHWRIGHT_STRING | MESHWRIGHT_STRING_LIST, "\"all-linear\"",
+               "Linears that get an adapter: a last name (\"q_proj\"), or a pattern of full names "
+               "(\"model.layers.0.*.q_proj\", * within a part). \"all-linear\": all but heads."),
+        "match_all_linear{true=all-linear,false=}"),
     option("exclude_modules", MESHWRIGHT_STRING_LIST, "[]", "Linears that get none, named alike."),
     bool_option("rslora", false, "Adapters count alpha / sqrt(r) times instead."),
     choice_option("init", "\"kaiming\"", "kaiming|gaussian",
@@ -152,9 +156,9 @@ constexpr std::array kLora = {
         "A folder with adapter_config.json and adapter_model.safetensors, of peft or of "
         "an export: the adapters begin as these. r, alpha, rslora and the modules must be "
         "the same."),
-    choice_option("export", "\"adapter\"", "adapter|merged",
-                  "What checkpoint.export writes: the adapters as peft reads them, or the whole "
-                  "model with them in its weights."),
+    choice_option("export", "\"adapter\"", "adapter|merged|both|none",
+                  "What checkpoint.export writes: the adapters as peft reads them, the whole model "
+                  "with them in its weights, both (the adapters then in hf_adapter/), or nothing."),
 };
 
 constexpr std::array kLrScheduler = {

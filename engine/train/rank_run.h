@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/checkpoint/export.h"
@@ -108,13 +109,9 @@ class Run {
     return (from() != nullptr ? from()->meta().samples : 0) + (step - first_step_) * batch;
   }
   checkpoint::Checkpoint* from() const { return beginning_.from.get(); }
-  void export_to_folder(const std::filesystem::path& path) const {
-    checkpoint::Source source(path);
-    checkpoint::export_folder(source, run_path_ / "hf",
-                              {.form = job_.table("lora").get_string("export") == "merged"
-                                           ? checkpoint::ExportForm::merged
-                                           : checkpoint::ExportForm::adapter});
-  }
+  // The folders that checkpoint.export writes, and what is in them.
+  std::vector<std::pair<std::filesystem::path, checkpoint::ExportForm>> exports() const;
+  void write_exports(const std::filesystem::path& path) const;  // of the checkpoint there
 
   const RunOptions& options_;
   std::filesystem::path& log_;

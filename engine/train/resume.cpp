@@ -10,7 +10,9 @@
 #include "engine/report/report.h"
 #include "engine/trainer/rank_agreement.h"
 #include "engine/weights/auxiliary_files.h"
+#include "engine/weights/read_region.h"
 #include "engine/weights/safetensors.h"
+#include "sdk/base/low_rank.h"
 
 namespace meshwright::train {
 
@@ -140,6 +142,38 @@ void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::s
   if (meta.data_fingerprint != fingerprint)
     refuse("it was trained on other data than dataset." + named + " now names", "dataset." + named,
            "");
+}
+
+void check_base(checkpoint::Checkpoint& from, const std::string& pretrained) {
+  const std::optional<checkpoint::BaseRecord>& base = from.meta().base;
+  if (!base) return;
+  if (pretrained.empty())
+    throw Error(ErrorCode::checkpoint_mismatch,
+                from.folder().string() + ": its adapters are of the model in " + base->path +
+                    ", this job names no folder of weights")
+        .key("model.pretrained")
+        .help("set model.pretrained = \"" + base->path + "\"")
+        .help("set run.name to another name to train this job beside it");
+  from.base_is_in(pretrained);
+  from.open_base();
+}
+
+void leave_to_base(Saver::Settings& saving, const checkpoint::Checkpoint* from,
+                   const std::string& pretrained, const ModelOutline& outline) {
+  if (pretrained.empty() || (from != nullptr && !from->meta().base)) return;
+  const weights::WeightFolder folder(pretrained);
+  saving.facts.base = checkpoint::BaseRecord{fs::absolute(pretrained).lexically_normal().string(),
+                                             checkpoint::fingerprint_of(folder)};
+  if (from != nullptr) {
+    // What trained in between is no longer the folder's.
+    for (const checkpoint::TensorRecord& tensor : from->meta().tensors)
+      if (tensor.base) saving.in_base.emplace(tensor.name, *tensor.base);
+    return;
+  }
+  for (const ParameterOutline& parameter : outline.parameters)
+    if (std::string name = weights::name_in(folder, outline.architecture, parameter);
+        !name.empty() && !low_rank_factor(parameter.name))
+      saving.in_base.emplace(parameter.name, std::move(name));
 }
 
 Error with_way_on(Error error, const fs::path& damaged) {

@@ -57,6 +57,14 @@ std::string finished_text(const std::filesystem::path& checkpoint, int64_t steps
 // checkpoint's: data, seq_len, shuffle, seed.
 void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint,
                 int64_t seq_len);
+// The base model of a checkpoint with adapters is the one that the job names, wherever that lies
+// now. Throws Error(checkpoint_mismatch) when it is another one, or none.
+void check_base(checkpoint::Checkpoint& from, const std::string& pretrained);
+// What checkpoints of a run with adapters leave to the folder `pretrained`, from its beginning on
+// or since the checkpoint that it continues; nothing where that is "", or the checkpoint holds the
+// whole model. Reads the folder's headers and some of its contents.
+void leave_to_base(Saver::Settings& saving, const checkpoint::Checkpoint* from,
+                   const std::string& pretrained, const ModelOutline& outline);
 // The error, with another checkpoint to continue when this one turned out to be damaged.
 Error with_way_on(Error error, const std::filesystem::path& damaged);
 // The error of a save that a run does not live with, with what to do. `ending`: nothing is left to

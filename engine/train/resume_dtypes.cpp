@@ -41,6 +41,7 @@ std::vector<std::string> check_dtypes(const checkpoint::Checkpoint& from,
   for (const LocalTensor& tensor : tensors) {
     auto found = records.find({tensor.state, tensor.name});
     if (tensor.state == "buffer" || found == records.end()) continue;
+    if (found->second->base) continue;  // read as at the beginning of the run
     const DType then = found->second->dtype;
     const bool dropped = tensor.frozen && !tensor.state.empty();
     if (then == tensor.dtype || dropped) continue;

@@ -121,7 +121,7 @@ void Run::open_data() {
     if (data->source && data->source->has_documents())
       check_documents_reach(*model_->module(), model_->outline.architecture, data->config);
   std::vector<FileGroup> read_by_all = data_.files;
-  if (from() == nullptr && !pretrained_.empty())
+  if ((from() == nullptr || from()->meta().base) && !pretrained_.empty())
     read_by_all.push_back({"model.pretrained", "files of the weights", weight_files(pretrained_)});
   if (const std::string adapter = adapter_folder(table("lora"));
       from() == nullptr && !adapter.empty())
@@ -156,6 +156,7 @@ void Run::load() {
     // All ranks continue, or none.
     agree_or_throw(*world_, outcome_of([&] {
       check_data(*from(), job_, data_.fingerprint, data_.train.config.seq_len);
+      check_base(*from(), pretrained_);
       try {
         if (!load_checkpoint(*trainer_, *from())) seed_generator(from()->meta().step);
       } catch (const Error& error) {
@@ -277,13 +278,16 @@ void Run::prepare_saving() {
                                 run_path_ / std::string(generate::kModelSettings));
   }
   if (const plan::Adapters adapters = plan::adapters_in(job_.impl().config, trainer_->outline());
-      leader_ && adapters.any()) {
-    const std::string name(checkpoint::kAdapterConfig);
-    reporter_.put(name, plan::peft_config(adapters, trainer_->outline(), pretrained_));
-    saving.carried.emplace_back(name, run_path_ / name);
+      adapters.any()) {
+    leave_to_base(saving, from(), pretrained_, trainer_->outline());
+    if (leader_) {
+      const std::string name(checkpoint::kAdapterConfig);
+      reporter_.put(name, plan::peft_config(adapters, trainer_->outline(), pretrained_));
+      saving.carried.emplace_back(name, run_path_ / name);
+    }
   }
   if (checkpoint_table.get_string("export") == "every")
-    saving.published = [this](const fs::path& path) { export_to_folder(path); };
+    saving.published = [this](const fs::path& path) { write_exports(path); };
   // A failed save may be lived with while there is something to train on, not at the end.
   ending_ = first_step_ == max_steps_;
   saving.done = [this, on = checkpoint_table.get_string("on_failure") ==
@@ -501,13 +505,29 @@ void Run::write_traces() {
   if (!trace.flush()) unwritable(file, errno);
 }
 
+std::vector<std::pair<fs::path, checkpoint::ExportForm>> Run::exports() const {
+  using enum checkpoint::ExportForm;
+  const Options& lora = table("lora");
+  const std::string wanted = lora.get_int("r") > 0 ? lora.get_string("export") : "merged";
+  if (table("checkpoint").get_string("export") == "none" || wanted == "none") return {};
+  if (wanted == "both") return {{run_path_ / "hf", merged}, {run_path_ / "hf_adapter", adapter}};
+  return {{run_path_ / "hf", wanted == "merged" ? merged : adapter}};
+}
+
+void Run::write_exports(const fs::path& path) const {
+  for (const auto& [folder, form] : exports()) {
+    checkpoint::Source source(path);
+    checkpoint::export_folder(source, folder, {.form = form});
+  }
+}
+
 // Rank 0. The export is made by it alone, from the files, for as long as it takes: the others hear
 // of its end in Ending::finish().
 void Run::say_done(const std::string& sample) {
-  const std::string& exports = table("checkpoint").get_string("export");
-  if (exports == "final")
-    export_to_folder(checkpoints_ / checkpoint::step_name(saver_->last_step()));
-  if (exports != "none") reporter_.say("exported for Hugging Face: " + (run_path_ / "hf").string());
+  if (table("checkpoint").get_string("export") == "final")
+    write_exports(checkpoints_ / checkpoint::step_name(saver_->last_step()));
+  for (const auto& [folder, form] : exports())
+    reporter_.say("exported for Hugging Face: " + folder.string());
   if (options_.sample_bytes > 0) {
     char title[80];
     std::snprintf(title, sizeof title, "a sample, temperature %g:", options_.sample_temperature);

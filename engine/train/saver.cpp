@@ -37,6 +37,12 @@ Saver::~Saver() {
   if (worker_.joinable()) worker_.join();
 }
 
+const std::string* Saver::left_to_base(const LocalTensor& tensor) const {
+  const auto found = settings_.in_base.find(tensor.name);
+  return tensor.frozen && tensor.state.empty() && found != settings_.in_base.end() ? &found->second
+                                                                                   : nullptr;
+}
+
 // What this rank writes of the tensors of one kind: views of what trains.
 RankFile Saver::collect(const char* kind) const {
   const bool weights = std::string_view(kind) == "model";
@@ -44,7 +50,8 @@ RankFile Saver::collect(const char* kind) const {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const LocalTensor& tensor = tensors_[i];
     const Region* share = shares_->share(i, trainer_.world().rank());
-    if (weights != tensor.state.empty() || share == nullptr) continue;
+    if (weights != tensor.state.empty() || share == nullptr || left_to_base(tensor) != nullptr)
+      continue;
     Tensor values = tensor.local;
     if (!(*share == tensor.region)) {
       int64_t begin =
@@ -212,7 +219,8 @@ std::vector<checkpoint::TensorRecord> Saver::tensor_records(
     checkpoint::TensorRecord record{tensor.state, tensor.name, tensor.dtype,
                                     tensor.shape, {},          tensor.stored};
     const char* kind = tensor.state.empty() ? "model" : "optimizer";
-    for (int64_t rank = 0; rank < meta_.world_size; ++rank)
+    const std::string* base = left_to_base(tensor);
+    for (int64_t rank = 0; rank < meta_.world_size && base == nullptr; ++rank)
       if (const Region* share = shares_->share(i, rank))
         record.pieces.push_back(
             {file_index.at(rank_file_name(kind, rank, meta_.world_size)), "", *share});
@@ -233,6 +241,10 @@ std::vector<checkpoint::TensorRecord> Saver::tensor_records(
         late != optimizer.began.end() && is_of_optimizer(tensor.state))
       record.steps = meta_.optimizer_steps - late->second;
     if (tensor.state.empty() && found != dtypes.end()) record.export_dtype = found->second;
+    if (base != nullptr) {
+      record.base = *base;
+      record.dtype = record.export_dtype;
+    }
     out.push_back(std::move(record));
   }
   return out;

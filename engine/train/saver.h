@@ -49,6 +49,9 @@ class Saver {
     // dtypes by name.
     checkpoint::Meta facts;
     std::vector<std::pair<std::string, DType>> export_dtypes;
+    // Weights that facts.base holds, by parameter, with their tensors there. Those that do not
+    // train are left to it.
+    std::map<std::string, std::string> in_base;
     std::vector<std::pair<std::string, std::filesystem::path>>
         carried;  // name in the checkpoint, file to copy at first; rank 0
     // Rank 0, after each publication, in the background too.
@@ -76,6 +79,8 @@ class Saver {
 
  private:
   enum class Phase : uint8_t { idle, writing, publishing };
+  // The base model's tensor that a tensor is left to; nullptr: it is written.
+  const std::string* left_to_base(const LocalTensor& tensor) const;
   RankFile collect(const char* kind) const;
   checkpoint::Meta describe(int64_t samples, double lr) const;
   void write(std::vector<RankFile> files);

@@ -18,7 +18,7 @@
 #include "engine/trainer/local_state.h"
 #include "engine/trainer/stages.h"
 #include "engine/weights/experts.h"
-#include "engine/weights/fused_rows.h"
+#include "engine/weights/read_region.h"
 #include "engine/weights/safetensors.h"
 #include "engine/weights/transposed.h"
 #include "sdk/base/low_rank.h"
@@ -94,51 +94,20 @@ const weights::TensorEntry& find(const Files& files, const std::vector<std::stri
 // This rank's part of a parameter, to memory on the host.
 void read_part(const Files& files, const ModelOutline& outline, const ParameterOutline& parameter,
                const ParallelParameter& p, bool adapter, const Tensor& local) {
-  const bool transposed = parameter.stored.transposed;
   const DType dtype = dtype_of(local);
-  auto* memory = static_cast<std::byte*>(local.mutable_data_ptr());
-  std::vector<int64_t> shape = p.global_shape;
-  std::optional<FusedRows> fused = parameter.fused;
+  void* memory = local.mutable_data_ptr();
   const Region region = region_of(p);
-  std::vector<Region> boxes{region};
-  if (region.flat()) {  // a run of the flattened parameter
-    if (fused && !transposed) fused = weights::fused_elements(*fused, shape);
-    shape = {element_count(shape)};
-    boxes = {Region::box({region.begin}, {region.end - region.begin})};
-  } else {
-    boxes = as_boxes(region, shape);
-  }
-  if (auto experts = weights::expert_tensors(outline.architecture, p.name)) {
-    if (region.flat())
-      return weights::read_experts_run(files.opened, files.path, *experts, p.global_shape,
-                                       region.begin, region.end, dtype, memory);
-    for (const Region& box : boxes) {
-      weights::read_experts(files.opened, files.path, *experts, p.global_shape, box.offsets,
-                            box.sizes, dtype, memory);
-      memory += box.count() * dtype_size(dtype);
-    }
-    return;
-  }
+  if (auto experts = weights::expert_tensors(outline.architecture, p.name))
+    return weights::read_region_of_experts(files.opened, files.path, *experts, p.global_shape,
+                                           region, dtype, memory);
   // transformers' own names are read as well as those of its files.
   std::vector<std::string> names = weights::names_in_files(outline.architecture, parameter);
   if (adapter)
     for (std::string& name : names) name.insert(0, kPeftPrefix);
   std::vector<int64_t> in_file = p.global_shape;
-  if (transposed) std::reverse(in_file.begin(), in_file.end());
-  weights::TensorEntry view = find(files, names, in_file);
-  if (!transposed) view.shape = shape;
-  for (const Region& box : boxes) {
-    if (transposed && region.flat())
-      weights::read_transposed_run(view, fused, p.global_shape, region.begin, region.end, dtype,
-                                   memory);
-    else if (transposed)
-      weights::read_transposed(view, fused, box.offsets, box.sizes, dtype, memory);
-    else if (fused)
-      weights::read_fused_slice(view, *fused, box.offsets, box.sizes, dtype, memory);
-    else
-      weights::read_slice(view, box.offsets, box.sizes, dtype, memory);
-    memory += box.count() * dtype_size(dtype);
-  }
+  if (parameter.stored.transposed) std::reverse(in_file.begin(), in_file.end());
+  weights::read_region(find(files, names, in_file), p.global_shape, parameter.fused,
+                       parameter.stored.transposed, region, dtype, memory);
 }
 
 // What peft trained beyond these adapters would be lost.

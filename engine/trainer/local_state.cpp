@@ -137,7 +137,7 @@ std::vector<Region> decode_regions(const std::string& text) {
   return out;
 }
 
-// Which tensors these are: a line each, of state, name, dtypes and shape.
+// Which tensors these are: a line each, of state, name, dtypes, shape and whether it is frozen.
 std::string list_of(const std::vector<LocalTensor>& tensors) {
   std::string out;
   for (const LocalTensor& t : tensors) {
@@ -145,7 +145,8 @@ std::string list_of(const std::vector<LocalTensor>& tensors) {
     for (int64_t size : t.shape) shape += std::to_string(size) + " ";
     for (std::string_view part :
          {std::string_view(t.state), std::string_view(t.name), dtype_name(t.dtype),
-          dtype_name(t.stored), std::string_view(shape)})
+          dtype_name(t.stored), std::string_view(shape),
+          std::string_view(t.frozen ? "frozen" : "")})
       out += std::string(part) + rendezvous::kUnitSeparator;
     out += rendezvous::kRecordSeparator;
   }
@@ -165,6 +166,7 @@ std::vector<LocalTensor> decode_list(const std::string& lines) {
     for (const std::string& size : text::split(parts[4], ' '))
       if (!size.empty()) t.shape.push_back(std::stoll(size));
     t.region = Region::run(0, 0);
+    t.frozen = !parts[5].empty();
   }
   return out;
 }

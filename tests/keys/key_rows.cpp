@@ -173,6 +173,7 @@ const std::vector<Row>& rows() {
        "tests/train_configs/lora_test.cpp: adapters go out to a folder and come back from it"},
       {"lora.export", "merged", told},
       {"lora.export", "merged", trained, both(kAdapters, {"checkpoint.export=final"}), {"ddp"}},
+      {"lora.export", "none", trained, both(kAdapters, {"checkpoint.export=final"}), {"ddp"}},
       // [lr_scheduler]
       // Halfway down, where the third of four steps is, a cosine and a line meet.
       {"lr_scheduler.lr_decay_style", "linear", trained, {"step_scheduler.max_steps=6"}},

@@ -63,6 +63,18 @@ TEST_CASE("adapters go out to a folder and come back from it") {
   CHECK(contents(kRuns + "/lora_in/hf/adapter_model.safetensors") ==
         contents(adapter / "adapter_model.safetensors"));
 
+  for (const char* wanted : {"both", "none"}) {
+    const Trained exports = train(begin + "--set lora.export=" + wanted, "lora_exports");
+    INFO(exports.out);
+    REQUIRE(exports.status == 0);
+    const fs::path here = kRuns + "/lora_exports";
+    const bool both = std::string(wanted) == "both";
+    CHECK(fs::exists(here / "hf/model.safetensors") == both);
+    CHECK(fs::exists(here / "hf/config.json") == both);
+    CHECK(fs::exists(here / "hf_adapter/adapter_model.safetensors") == both);
+    CHECK((exports.out.find("exported for Hugging Face: ") != std::string::npos) == both);
+  }
+
   const Trained other = train(begin + "--set lora.r=4", "lora_other");
   CHECK(other.status == 2);
   CHECK(other.out.find("E0208") != std::string::npos);
@@ -97,6 +109,78 @@ TEST_CASE("what a checkpoint with adapters computes, its merged folder computes"
       &status);
   CHECK(status == 2);
   CHECK(refused.find("has no adapters that --merged could join") != std::string::npos);
+}
+
+int64_t weight_bytes(const fs::path& run) {
+  int64_t out = 0;
+  for (const auto& file : fs::directory_iterator(run / "checkpoints/latest/"))
+    if (file.path().filename().string().starts_with("model-"))
+      out += static_cast<int64_t>(fs::file_size(file.path()));
+  return out;
+}
+
+TEST_CASE("a checkpoint beside a folder of weights holds what trains, and goes on beside it") {
+  const std::string ddp = "--set distributed.strategy=ddp ";
+  const Trained whole = train(
+      kJob + ddp + "--set step_scheduler.max_steps=0 --set lora.r=0 --set checkpoint.export=final",
+      "lora_base");
+  INFO(whole.out);
+  REQUIRE(whole.status == 0);
+  const fs::path base = kRuns + "/lora_base/hf";
+  auto beside = [&](const fs::path& folder, int steps, const std::string& more) {
+    return kJob + "--set model.config=none --set 'model.pretrained=\"" + folder.string() +
+           "\"' --set 'optimizer.group=[{pattern = \"model.norm.weight\", frozen = false}]' " +
+           "--set step_scheduler.max_steps=" + std::to_string(steps) + " " + more;
+  };
+  // Half of it under one strategy, half under another, and all at once.
+  const Trained begun = train(beside(base, 4,
+                                     "--set distributed.strategy=fsdp2 --nproc 2 "
+                                     "--set lr_scheduler.lr_decay_style=constant"),
+                              "lora_beside");
+  INFO(begun.out);
+  REQUIRE(begun.status == 0);
+  CHECK(weight_bytes(kRuns + "/lora_beside") < weight_bytes(kRuns + "/lora_base") / 2);
+  const Trained at_once =
+      train(beside(base, 6, ddp + "--set lr_scheduler.lr_decay_style=constant"), "lora_at_once");
+  REQUIRE(at_once.status == 0);
+  const Trained gone_on = train(beside(base, 6, ddp + "--set lr_scheduler.lr_decay_style=constant"),
+                                "lora_gone_on", "lora_beside");
+  INFO(gone_on.out);
+  REQUIRE(gone_on.status == 0);
+  check_equal(gone_on.losses, at_once.losses);
+
+  exported("lora_gone_on", "lora_gone_on_merged", "--merged");
+  CHECK(loss_of(kRuns + "/lora_gone_on_merged") ==
+        doctest::Approx(loss_of(kRuns + "/lora_gone_on")).epsilon(1e-6));
+  int status = 0;
+  const std::string verified = said("checkpoint verify '" + kRuns + "/lora_gone_on'", &status);
+  INFO(verified);
+  CHECK(status == 0);
+  CHECK(verified.find("the weights that did not train are in " + base.string()) !=
+        std::string::npos);
+
+  // Elsewhere it is the same model; other weights are not.
+  const fs::path moved = kRuns + "/lora_base_moved";
+  fs::remove_all(moved);
+  fs::rename(base, moved);
+  CHECK(said("evaluate '" + kRuns + "/lora_gone_on' --kind mock --seq-len 64 --samples 8", &status)
+            .find("E0209") != std::string::npos);
+  exported("lora_gone_on", "lora_gone_on_again", "--merged --base '" + moved.string() + "'");
+  CHECK(contents(kRuns + "/lora_gone_on_again/model.safetensors") ==
+        contents(kRuns + "/lora_gone_on_merged/model.safetensors"));
+  const Trained elsewhere = train(beside(moved, 7, ddp), "lora_elsewhere", "lora_gone_on");
+  INFO(elsewhere.out);
+  CHECK(elsewhere.status == 0);
+  const Trained other =
+      train(beside(kRuns + "/lora_gone_on_merged", 7, ddp), "lora_of_another", "lora_gone_on");
+  INFO(other.out);
+  CHECK(other.status == 7);
+  CHECK(other.out.find("E0713") != std::string::npos);
+  CHECK(other.out.find("set model.pretrained = \"" + base.string() + "\"") != std::string::npos);
+  const Trained full = train(beside(moved, 7, ddp + "--set lora.r=0"), "lora_full", "lora_gone_on");
+  INFO(full.out);
+  CHECK(full.out.find("E0713") != std::string::npos);
+  CHECK(full.out.find("set run.name to another name") != std::string::npos);
 }
 
 }  // namespace lora_test

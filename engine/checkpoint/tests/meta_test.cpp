@@ -98,6 +98,31 @@ TEST_CASE("meta.json is read as it was written") {
   CHECK(meta.history.losses.empty());  // as those of before
 }
 
+TEST_CASE("weights that a base model holds have its tensors in place of pieces") {
+  Meta meta = example();
+  meta.base = BaseRecord{"/models/a \"b\"", "0123456789abcdef"};
+  meta.tensors[0].pieces.clear();
+  meta.tensors[0].base = "transformer.a.weight";
+  const std::string text = to_json(meta);
+  const Meta read = parse_meta(text, "meta.json");
+  CHECK(to_json(read) == text);
+  CHECK(read.base->path == meta.base->path);
+  CHECK(read.base->fingerprint == meta.base->fingerprint);
+  CHECK(read.tensors[0].base == meta.tensors[0].base);
+  CHECK_FALSE(read.tensors[1].base.has_value());
+  const char* why = "is of a base model, which does not fit the rest";
+  Meta wrong = meta;
+  wrong.base.reset();
+  CHECK(problem(to_json(wrong)).ends_with(why));
+  wrong = meta;
+  wrong.tensors[0].pieces = example().tensors[0].pieces;
+  CHECK(problem(to_json(wrong)).ends_with(why));
+  wrong = meta;
+  wrong.tensors[2].pieces.clear();
+  wrong.tensors[2].base = "a.weight";
+  CHECK(problem(to_json(wrong)).ends_with(why));
+}
+
 TEST_CASE("what is usual in a run is read to the last bit") {
   Meta meta = example();
   meta.history = {{5.1234567890123456, 1e-300}, {0.1, 1.0 / 3}, 7, 2};

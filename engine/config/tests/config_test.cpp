@@ -329,8 +329,25 @@ TEST_CASE("the flat form and older names are accepted with a notice") {
     CHECK(nested.diagnostics.warnings().empty());
     CHECK(nested.config.table("distributed.fsdp2").get_string("frozen_sharding") == "per_layer");
     CHECK(says(nested.diagnostics.notices(),
-               "distributed.fsdp2.multimodal.frozen_sharding is an older name"));
+               "distributed.fsdp2.multimodal.frozen_sharding is another name"));
   }
+}
+
+TEST_CASE("adapters are asked for by other names too") {
+  Loaded all = load("[lora]\ndim = 4\nmatch_all_linear = true\n");
+  REQUIRE(all.diagnostics.ok());
+  CHECK(all.config.table("lora").get_int("r") == 4);
+  CHECK(to_toml(all.config.table("lora").value("target_modules")) == "\"all-linear\"");
+  CHECK(says(all.diagnostics.notices(), "lora.dim is another name of lora.r"));
+  CHECK(says(all.diagnostics.notices(),
+             "lora.match_all_linear is another name of lora.target_modules"));
+  Loaded some = load("[lora]\nr = 4\nmatch_all_linear = false\ntarget_modules = [\"q_proj\"]\n");
+  REQUIRE(some.diagnostics.ok());
+  CHECK(to_toml(some.config.table("lora").value("target_modules")) == "[\"q_proj\"]");
+  CHECK(says(some.diagnostics.notices(), "which false leaves as it is"));
+  for (const char* twice :
+       {"r = 4\ndim = 4", "target_modules = \"q_proj\"\nmatch_all_linear = true"})
+    CHECK(only_error(load(std::string("[lora]\n") + twice + "\n")).code() == ErrorCode::conflict);
 }
 
 TEST_CASE(
