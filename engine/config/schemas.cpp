@@ -150,6 +150,9 @@ constexpr std::array kLora = {
     choice_option("export", "\"adapter\"", "adapter|merged",
                   "What checkpoint.export writes: the adapters as peft reads them, or the whole "
                   "model with them in its weights."),
+    choice_option("base_dtype", "\"auto\"", "auto|float32|bfloat16|float16",
+                  "Storage of what is frozen beside the adapters. auto: the dtype that it computes "
+                  "in (mp_policy.param_dtype) where that has fewer bytes than model.torch_dtype."),
 };
 
 constexpr std::array kLrScheduler = {

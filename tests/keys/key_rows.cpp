@@ -166,6 +166,9 @@ const std::vector<Row>& rows() {
        "tests/train_configs/lora_test.cpp: adapters go out to a folder and come back from it"},
       {"lora.export", "merged", told},
       {"lora.export", "merged", trained, both(kAdapters, {"checkpoint.export=final"}), {"ddp"}},
+      {"lora.base_dtype", "float16", plan, kAdapters},
+      {"lora.base_dtype", "float16", trained, kAdapters, {"ddp"}},
+      {"lora.base_dtype", "float16", told},
       // [lr_scheduler]
       // Halfway down, where the third of four steps is, a cosine and a line meet.
       {"lr_scheduler.lr_decay_style", "linear", trained, {"step_scheduler.max_steps=6"}},
