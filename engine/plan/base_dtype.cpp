@@ -1,12 +1,14 @@
 #include "engine/plan/base_dtype.h"
 
+#include <string>
+
 #include "meshwright/error.h"
 #include "meshwright/unit_rules.h"
 
 namespace meshwright::plan {
 namespace {
 
-// Of all units: experts and heads may compute in more than the rest.
+// Experts and heads may compute in more than the rest.
 DType widest_of(const SharedOptions& shared) {
   DType out = shared.mp.param;
   auto add = [&](DType dtype) {
@@ -19,29 +21,40 @@ DType widest_of(const SharedOptions& shared) {
 
 }  // namespace
 
-BaseDtype::BaseDtype(const config::Config& config, const ModelOutline& outline) {
-  const Options& table = config.table("lora");
-  const std::string name = table.get_string("base_dtype");
+BaseDtype::BaseDtype(const config::Config& config, const ModelOutline& outline)
+    : table_(config.table("lora")) {
+  const SharedOptions& shared = config.shared;
+  const std::string name = table_.get_string("base_dtype");
   const bool given = name != "auto";
-  if (find_unit_rule(outline.architecture)) {
-    if (given)
-      throw Error(
-          ErrorCode::not_in_release,
-          "units of " + outline.architecture +
-              " hold one dtype each, so its base has none of its own: lora.base_dtype = \"" + name +
-              "\" is not in this version")
-          .key("lora.base_dtype")
-          .at(table.origin("base_dtype"))
-          .help("set lora.base_dtype = \"auto\": it is stored as model.torch_dtype says");
-    return;
+  if (table_.get_string("base_sharding") == "replicate")
+    whole_ =
+        shared.sizes.ep > 1 && shared.moe.mp_policy ? shared.moe.mp_policy->param : shared.mp.param;
+  if (!find_unit_rule(outline.architecture)) {
+    if (given) asked_ = parse_dtype(name);
+    widest_ = widest_of(shared);
+  } else if (given) {
+    throw Error(ErrorCode::not_in_release,
+                "units of " + outline.architecture +
+                    " hold one dtype each, so its base has none of its own: lora.base_dtype = \"" +
+                    name + "\" is not in this version")
+        .key("lora.base_dtype")
+        .at(table_.origin("base_dtype"))
+        .help("set lora.base_dtype = \"auto\": it is stored as model.torch_dtype says");
   }
-  if (given) asked_ = parse_dtype(name);
-  computes_ = widest_of(config.shared);
 }
 
 DType BaseDtype::of(DType now) const {
-  if (asked_) return *asked_;
-  return dtype_size(computes_) < dtype_size(now) ? computes_ : now;
+  DType out = asked_.value_or(now);
+  if (!asked_ && widest_ && dtype_size(*widest_) < dtype_size(now)) out = *widest_;
+  if (!whole_ || out == *whole_) return out;
+  const std::string computes(dtype_name(*whole_));
+  throw Error(ErrorCode::conflict,
+              "lora.base_sharding = \"replicate\" keeps the base as it computes, in " + computes +
+                  ", and it is stored in " + std::string(dtype_name(out)))
+      .key("lora.base_sharding")
+      .at(table_.origin("base_sharding"))
+      .help("set lora.base_dtype = \"" + computes + "\"")
+      .help("set lora.base_sharding = \"shard\"");
 }
 
 }  // namespace meshwright::plan

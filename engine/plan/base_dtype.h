@@ -14,12 +14,15 @@ class BaseDtype {
   // Throws Error(not_in_release) for a dtype of its own under a model whose units hold one each.
   BaseDtype(const config::Config& config, const ModelOutline& outline);
   // Of a frozen parameter that would be stored in `now`. By "auto" in what it computes in, where
-  // that has fewer bytes: it is cast to that all the same.
+  // that has fewer bytes: it is cast to that all the same. Throws Error(conflict) where what is
+  // kept whole (lora.base_sharding) would have to be cast: no unit does it.
   DType of(DType now) const;
 
  private:
+  const Options& table_;
   std::optional<DType> asked_;
-  DType computes_ = DType::float64;
+  std::optional<DType> widest_;  // of what units compute in; nullopt: stored as it is
+  std::optional<DType> whole_;   // what is kept whole computes in
 };
 
 }  // namespace meshwright::plan

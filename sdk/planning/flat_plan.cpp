@@ -213,6 +213,12 @@ ShardingPlan flat_plan(const ShardingRequest& request, const ShardingPolicy& pol
         ", and all parameters compute in distributed.mp_policy.param_dtype");
   FlatUnits made = policy.flat.unit_classes.empty() ? layer_units(outline, policy.flat)
                                                     : class_units(outline, policy.flat);
+  if (request.config.job.frozen_whole && level == 3) {  // below, it is whole all the same
+    for (PlannedUnit& unit : made.units) keep_frozen_whole(outline, unit.parameters, plan.whole);
+    keep_frozen_whole(outline, made.outside, plan.whole);
+    std::erase_if(made.units, [](const PlannedUnit& unit) { return unit.parameters.empty(); });
+    place_whole(layout, plan);
+  }
   for (PlannedUnit& unit : made.units) unit.reshard_after_forward = level == 3;
   add_buckets(outline, layout, policy.flat.bucket_elements, made.outside, made.units);
   plan.units = std::move(made.units);
@@ -303,6 +309,12 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
       gradients.push_back(reduced);
   }
 
+  for (size_t p : plan.whole) {
+    const int64_t bytes = times(layout.shares[p].elements,
+                                dtype_size(stored_as(request.outline.parameters[p], work)));
+    sums.mine_beside = plus(sums.mine_beside, bytes);
+    sums.whole_beside = plus(sums.whole_beside, bytes);
+  }
   out.bytes = flat_bytes(work, policy, gradient, sums);
   int64_t parameters = 0, unreduced = 0;
   if (policy.level == 3 && (axis.size > 1 || sums.whole_cast > 0))

@@ -169,6 +169,8 @@ const std::vector<Row>& rows() {
       {"lora.base_dtype", "float16", plan, kAdapters},
       {"lora.base_dtype", "float16", trained, kAdapters, {"ddp"}},
       {"lora.base_dtype", "float16", told},
+      {"lora.base_sharding", "replicate", plan, kAdapters, {"fsdp2", "megatron_fsdp"}},
+      {"lora.base_sharding", "replicate", told},
       // [lr_scheduler]
       // Halfway down, where the third of four steps is, a cosine and a line meet.
       {"lr_scheduler.lr_decay_style", "linear", trained, {"step_scheduler.max_steps=6"}},

@@ -182,6 +182,15 @@ TEST_CASE("a base is stored in what it computes in where that is narrower, or as
   CHECK(stored("base_dtype = \"bfloat16\"", "float32",
                "[[optimizer.group]]\npattern = \"*norm.weight\"\nfrozen = false\n") ==
         DType::float32);
+  CHECK(stored("base_sharding = \"replicate\"", "bfloat16") == DType::bfloat16);
+  try {
+    stored("base_sharding = \"replicate\"\nbase_dtype = \"float32\"", "bfloat16");
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::conflict);
+    CHECK(error.key() == "lora.base_sharding");
+    CHECK(error.helps().at(0) == "set lora.base_dtype = \"bfloat16\"");
+  }
   ModelOutline ruled = small();
   ruled.architecture = "Qwen3_5ForCausalLM";
   const config::Config config =

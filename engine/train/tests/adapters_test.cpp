@@ -1,5 +1,6 @@
 // Low-rank adapters beside those that LibTorch trains by hand, on every layout, and what they leave
-// of the model. Before doctest: LibTorch has a CHECK of its own.
+// of the model. Long since all cases share its layouts. Before doctest: LibTorch has a CHECK of its
+// own.
 #include "engine/train/tests/megatron_fsdp.h"
 #include "engine/train/tests/pipeline_layouts.h"
 #include "engine/train/tests/saved.h"
@@ -170,6 +171,8 @@ Curve by_torch(const Case& one, const std::string& path, const Came& ours) {
   return out;
 }
 
+const std::string kWholeBase = "lora.base_sharding=\"replicate\"";
+
 struct Where {
   const char* strategy;
   OnMesh mesh;
@@ -184,11 +187,13 @@ std::vector<Where> everywhere() {
                             {"fsdp2", {2, {}}},
                             {"fsdp2", {4, {}}},
                             {"fsdp2", {4, {kReplicate2}}},
+                            {"fsdp2", {2, {}}, {kWholeBase}},
                             {"fsdp2", {2, {"distributed.cp_size=2"}}},
                             {"fsdp2", {2, {}}, {"distributed.activation_checkpointing=\"full\""}},
                             {"fsdp2", {2, {kPp2}}},
                             {"fsdp2", {4, {kPp2}}}};
   for (int level : {0, 1, 2, 3}) out.push_back({"megatron_fsdp", {2, {}}, {flat_level(level)}});
+  out.push_back({"megatron_fsdp", {2, {}}, {flat_level(3), kWholeBase}});
   return out;
 }
 
@@ -338,6 +343,7 @@ TEST_CASE("a checkpoint with adapters goes on on every other layout") {
   for (const Where& where : std::vector<Where>{{"ddp", {1, {}}},
                                                {"ddp", {2, {}}},
                                                {"megatron_fsdp", {2, {}}, {flat_level(1)}},
+                                               {"fsdp2", {2, {}}, {kWholeBase}},
                                                {"fsdp2", {4, {}}},
                                                {"megatron_fsdp", {2, {}}, {flat_level(3)}}})
     all.push_back(layout_of(model, one, where));

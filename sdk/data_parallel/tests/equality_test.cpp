@@ -34,6 +34,8 @@ struct Result {
   std::map<std::string, Tensor> parameters;
 };
 
+MixedPrecision float32() { return {DType::float32, DType::float32, DType::float32, true}; }
+
 struct Setting {
   std::string name;
   int64_t ranks = 1, replicas = 1;  // replicas > 1: HSDP
@@ -52,7 +54,7 @@ struct Setting {
   bool double_buffer = false;
   // Storage of what is frozen, which has values that bfloat16 holds; nullopt: as made.
   std::optional<at::ScalarType> frozen_type = {};
-  MixedPrecision mp = {DType::float32, DType::float32, DType::float32, true};
+  MixedPrecision mp = float32();
 };
 
 constexpr int kSteps = 5, kLayers = 4, kRows = 12;  // rows a step, over all ranks and micro-batches

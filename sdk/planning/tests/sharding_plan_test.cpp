@@ -234,6 +234,34 @@ TEST_CASE("what is frozen costs the bytes of its own dtype, under every layout")
   CHECK(copies.transient - narrow_copies.transient == frozen * 2);
 }
 
+TEST_CASE("what is frozen may be whole on every rank: then nothing gathers it") {
+  for (bool flat : {false, true}) {
+    CAPTURE(flat);
+    Job job{.outline = llama_outline({.layers = 4}), .world = 2};
+    int64_t frozen = 0, trained = 0;
+    for (ParameterOutline& p : job.outline.parameters) {
+      p.trainable = p.name.find("layernorm") != std::string::npos;
+      (p.trainable ? trained : frozen) += element_count(p.shape);
+    }
+    if (flat)
+      job.plan_flat();
+    else
+      job.plan();
+    job.config.job.frozen_whole = true;
+    const ShardingPlan plan =
+        flat ? flat_plan(job.request(), {}) : fully_sharded_plan(job.request(), {});
+    const Footprint cost = footprint_of(job.request(), plan);
+    CHECK(cost.bytes.weights == (frozen + trained / 2) * 4);
+    CHECK(cost.bytes.gradients == trained / 2 * 4);
+    CHECK(find_row(cost.wire, flat ? "dp" : "dp_shard", "all_gather")->bytes <=
+          2 * (trained / 2 * 4));
+    const std::string axis = flat ? "dp" : "dp_shard";
+    CHECK(placement(cost, "model.embed_tokens.weight").placement == Placement{{axis, "replicate"}});
+    CHECK(placement(cost, "model.embed_tokens.weight").local_shape ==
+          job.outline.find_parameter("model.embed_tokens.weight")->shape);
+  }
+}
+
 TEST_CASE("rows have no levels below 3") {
   Job job{.outline = llama_outline({}), .world = 2};
   job.plan();
