@@ -47,6 +47,8 @@ StrategyConfig Config::strategy_config(const StrategySchema& schema) const {
   out.job.global_batch = steps.get_int("global_batch_size");
   out.job.optimizer = optimizer.get_string("name");
   out.job.main_dtype = optimizer.find_dtype("main_dtype");
+  out.job.frozen_whole =
+      table("lora").get_int("r") > 0 && table("lora").get_string("base_sharding") == "replicate";
   if (optimizer.is_set("max_grad_norm"))
     out.job.max_grad_norm = optimizer.get_number("max_grad_norm");
   return out;

@@ -69,6 +69,8 @@ constexpr Rule kRules[] = {
     {"lora", "init", begins_anew, "with lora.adapter"},
     {"lora", "adapter", adapts, kR0},
     {"lora", "export", adapts, kR0},
+    {"lora", "base_dtype", adapts, kR0},
+    {"lora", "base_sharding", adapts, kR0},
     {"lr_scheduler", "min_lr", decays, "with lr_scheduler.lr_decay_style = \"constant\""},
     {"dataset", "path", reads_files<0>, "with dataset.kind = \"mock\""},
     {"dataset", "dtype", reads_tokens<0>, "unless dataset.kind = \"tokens\""},

@@ -159,6 +159,12 @@ constexpr std::array kLora = {
     choice_option("export", "\"adapter\"", "adapter|merged|both|none",
                   "What checkpoint.export writes: the adapters as peft reads them, the whole model "
                   "with them in its weights, both (the adapters then in hf_adapter/), or nothing."),
+    choice_option("base_dtype", "\"auto\"", "auto|float32|bfloat16|float16",
+                  "Storage of what is frozen beside the adapters. auto: the dtype that it computes "
+                  "in (mp_policy.param_dtype) where that has fewer bytes than model.torch_dtype."),
+    choice_option("base_sharding", "\"shard\"", "shard|replicate",
+                  "shard: what is frozen lies as the strategy has it. replicate: every data rank "
+                  "keeps it whole, and nothing of it is gathered."),
 };
 
 constexpr std::array kLrScheduler = {

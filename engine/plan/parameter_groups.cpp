@@ -1,8 +1,10 @@
 #include "engine/plan/parameter_groups.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "engine/plan/adapters.h"
+#include "engine/plan/base_dtype.h"
 #include "engine/report/report.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/text.h"
@@ -108,6 +110,8 @@ ParameterGroups group_parameters(const config::Config& config, ModelOutline& out
   out.other.weight_decay = decay;
   std::vector<size_t> matched(groups.size()), used(groups.size()), beside(groups.size());
   bool trains = false;
+  std::optional<BaseDtype> base;
+  if (adapters.any()) base.emplace(config, outline);
   // Somebody wrote that it trains.
   auto thaws = [](const Options* group) {
     return group != nullptr && group->is_given("frozen") && !group->get_bool("frozen");
@@ -126,6 +130,7 @@ ParameterGroups group_parameters(const config::Config& config, ModelOutline& out
       ++(by_adapters && !by_group ? beside : used)[static_cast<size_t>(group - groups.data())];
     if (by_group || by_adapters) {
       p.trainable = false;
+      if (base && !adapters.hold(p.name)) p.dtype = base->of(p.dtype);
       out.frozen.push_back(p.name);
       continue;
     }

@@ -116,6 +116,8 @@ json::array parameters_json(const JobPlan& plan) {
                      {"placement", placement}};
     const ParameterOutline* outlined = outline.find_parameter(p.name);
     row["trainable"] = outlined == nullptr || outlined->trainable;
+    if (outlined != nullptr && !outlined->trainable && outlined->dtype != plan.workload.storage)
+      row["dtype"] = std::string(dtype_name(outlined->dtype));
     const bool copy = outlined != nullptr && !outlined->copy_of.empty();
     if (const auto rule = plan.groups.rule_of.find(copy ? outlined->copy_of : p.name);
         rule != plan.groups.rule_of.end()) {

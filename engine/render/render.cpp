@@ -205,7 +205,10 @@ std::string parameters_text(const Style& style, const plan::JobPlan& plan) {
   // How it is updated, where that is not as [optimizer] says.
   auto updated = [&](const std::string& name) -> std::string {
     const ParameterOutline* found = outline.find_parameter(name);
-    if (found != nullptr && !found->trainable) return ", frozen";
+    if (found != nullptr && !found->trainable)
+      return ", frozen" + (found->dtype == plan.workload.storage
+                               ? std::string()
+                               : ", " + std::string(dtype_name(found->dtype)));
     const auto rule = plan.groups.rule_of.find(
         found != nullptr && !found->copy_of.empty() ? found->copy_of : name);
     if (rule == plan.groups.rule_of.end()) return "";

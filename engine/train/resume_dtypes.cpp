@@ -1,9 +1,11 @@
 #include "engine/train/resume_dtypes.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
 #include "meshwright/error.h"
+#include "sdk/base/low_rank.h"
 
 namespace meshwright::train {
 
@@ -37,6 +39,9 @@ std::vector<std::string> check_dtypes(const checkpoint::Checkpoint& from,
   std::map<std::pair<std::string, std::string>, const checkpoint::TensorRecord*> records;
   for (const checkpoint::TensorRecord& record : from.meta().tensors)
     records[{record.state, record.name}] = &record;
+  const bool adapts = std::any_of(tensors.begin(), tensors.end(), [](const LocalTensor& tensor) {
+    return low_rank_factor(tensor.name).has_value();
+  });
   std::string wider, frozen;
   for (const LocalTensor& tensor : tensors) {
     auto found = records.find({tensor.state, tensor.name});
@@ -64,10 +69,12 @@ std::vector<std::string> check_dtypes(const checkpoint::Checkpoint& from,
                     now + ", which would round them for good" +
                     (lost > 0 ? " (" + std::to_string(lost) + " bits of each fraction)"
                               : " (another range)"));
-    error.key("model.torch_dtype").help("set model.torch_dtype = \"" + was + "\"");
+    const bool base = adapts && tensor.frozen && tensor.state.empty();
+    const std::string key = base ? "lora.base_dtype" : "model.torch_dtype";
+    error.key(key).help("set " + key + " = \"" + was + "\"");
     // The dtypes that optimizer.main_dtype takes: a checkpoint holds main weights in place of those
     // they are rounded to.
-    if (then == DType::float32 || then == DType::float64)
+    if (!base && (then == DType::float32 || then == DType::float64))
       error.help("set optimizer.main_dtype = \"" + was +
                  "\" to keep them beside weights that are stored in " + now);
     throw error.help("to go on in " + now +

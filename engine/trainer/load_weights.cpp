@@ -123,6 +123,26 @@ void check_all_used(const Files& files, const ModelOutline& outline) {
                                 "\", which no adapter of this job takes");
 }
 
+// A base beside adapters that is stored in other digits than those of its files
+// (lora.base_dtype). "": there is none.
+std::string rounding_of(const Files& base, const ModelOutline& outline) {
+  if (std::none_of(outline.parameters.begin(), outline.parameters.end(),
+                   [](const ParameterOutline& p) { return low_rank_factor(p.name).has_value(); }))
+    return {};
+  for (const ParameterOutline& p : outline.parameters) {
+    if (p.trainable || low_rank_factor(p.name)) continue;
+    for (const std::string& name : weights::names_in_files(outline.architecture, p)) {
+      const weights::TensorEntry* entry = base.opened.find(name);
+      if (entry == nullptr) continue;
+      if (entry->dtype == p.dtype || dtype_size(entry->dtype) < dtype_size(p.dtype)) break;
+      return "the weights of " + base.path + " are " + std::string(dtype_name(entry->dtype)) +
+             ", and beside the adapters they are stored in " + std::string(dtype_name(p.dtype)) +
+             " (lora.base_dtype): each is rounded once";
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 void load_weights(Trainer& trainer, const std::string& pretrained, const InitialValueOf& initial,
@@ -140,6 +160,8 @@ void load_weights(Trainer& trainer, const std::string& pretrained, const Initial
                   "set lora.target_modules to those of its adapter_config.json");
     check_all_used(*tuned, outline);
   }
+  if (const std::string rounds = base ? rounding_of(*base, outline) : ""; !rounds.empty())
+    trainer.world().notice(rounds);
   ParallelModel& model = trainer.model();
   std::vector<UpdatePlace> places = update_places(model);
   for (size_t i = 0; i < places.size(); ++i) {

@@ -1,13 +1,16 @@
 #include "engine/trainer/update_classes.h"
 
+#include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "engine/plan/plan.h"
 #include "engine/trainer/local_state.h"
+#include "meshwright/parallel/scalar_type.h"
 
 namespace meshwright::train {
 
@@ -23,10 +26,17 @@ plan::ParameterGroups freeze_parameters(const config::Config& config, ModelOutli
   plan::ParameterGroups groups = plan::group_parameters(config, live, warnings);
   if (!plan.outline) plan.warnings.insert(plan.warnings.end(), warnings.begin(), warnings.end());
   const std::set<std::string_view> frozen(groups.frozen.begin(), groups.frozen.end());
-  for (ParameterOutline& p : outline.parameters) {
+  c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < outline.parameters.size(); ++i) {
+    ParameterOutline& p = outline.parameters[i];
     if (!frozen.contains(p.name)) continue;
+    const DType stored = live.parameters[i].dtype;
+    const bool other = stored != std::exchange(p.dtype, stored);
     p.trainable = false;
-    if (at::Tensor* held = parameters.find(p.name)) held->set_requires_grad(false);
+    at::Tensor* held = parameters.find(p.name);
+    if (held == nullptr) continue;
+    held->set_requires_grad(false);
+    if (other) held->set_data(held->to(scalar_type(stored)));
   }
   return groups;
 }

@@ -48,7 +48,7 @@ class ReplicatedModel final : public ParallelModel {
     std::string name;
     at::Tensor variable;
     std::vector<int64_t> sizes;
-    int64_t count = 0, offset = 0;  // in values_ and grads_
+    int64_t count = 0, offset = 0;  // in values_ and grads_; frozen ones follow in frozen_
     bool trainable = true;
     size_t bucket = 0;
     bool arrived = false;   // a gradient came in this micro-batch
@@ -83,6 +83,8 @@ class ReplicatedModel final : public ParallelModel {
   void broadcast(const std::vector<at::Tensor>& tensors);
   double share() const { return 1.0 / static_cast<double>(group_->size()); }
   at::Tensor slot(const Parameter& p);
+  // A parameter's own part of one of these two.
+  at::Tensor part(const Parameter& p, const at::Tensor& trained, const at::Tensor& frozen) const;
   void absorb(Parameter& p);
   void launch(Bucket& bucket);
   void launch_ready();
@@ -96,11 +98,13 @@ class ReplicatedModel final : public ParallelModel {
   std::shared_ptr<Group> group_;
   std::shared_ptr<World> world_;
   std::shared_ptr<TensorParallel> tensor_parallel_;
-  at::ScalarType storage_ = at::kFloat, param_, reduce_, output_;
+  // Of what trains, of what is frozen, and of computation, reduction and outputs.
+  at::ScalarType storage_ = at::kFloat, frozen_storage_ = at::kFloat, param_, reduce_, output_;
   std::vector<Parameter> parameters_;  // in the order of the buckets
   std::vector<Bucket> buckets_;
   size_t next_ = 0;  // bucket to launch
-  at::Tensor values_, grads_, compute_;
+  at::Tensor values_, grads_, frozen_;
+  at::Tensor compute_, frozen_compute_;  // undefined: the values serve
   int64_t trainable_ = 0;
   bool last_ = true, learned_ = false;
   bool told_ = false;  // buckets reduce in this step when they are told to

@@ -58,10 +58,11 @@ ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> model, Repli
       output_(scalar_type(policy_.mp.output)) {
   std::set<c10::TensorImpl*> seen;
   std::vector<Parameter> forward;
-  std::optional<at::ScalarType> storage;
+  std::optional<at::ScalarType> trained, frozen;
   for (const auto& item : model_->named_parameters()) {
     const Tensor& t = item.value();
     if (!seen.insert(t.unsafeGetTensorImpl()).second) continue;  // tied
+    std::optional<at::ScalarType>& storage = t.requires_grad() ? trained : frozen;
     if (storage.value_or(t.scalar_type()) != t.scalar_type() || !trains(t.scalar_type()))
       throw Error(
           ErrorCode::bad_module,
@@ -76,7 +77,8 @@ ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> model, Repli
     p.trainable = t.requires_grad();
     forward.push_back(std::move(p));
   }
-  storage_ = storage.value_or(at::kFloat);
+  storage_ = trained.value_or(frozen.value_or(at::kFloat));
+  frozen_storage_ = frozen.value_or(storage_);
   // The last layers' gradients come first; frozen parameters lie behind all others.
   for (bool trainable : {true, false})
     for (size_t i = forward.size(); i-- > 0;)
@@ -120,24 +122,34 @@ void ReplicatedModel::lay_out(const std::vector<GradientBucket>& planned) {
   if (next != counts.size()) refuse_buckets();
 }
 
+Tensor ReplicatedModel::part(const Parameter& p, const Tensor& trained,
+                             const Tensor& frozen) const {
+  const Tensor& of = p.trainable ? trained : frozen;
+  return of.narrow(0, p.offset - (p.trainable ? 0 : trainable_), p.count).view(p.sizes);
+}
+
 void ReplicatedModel::adopt() {
   c10::NoGradGuard no_grad;
   at::TensorOptions options = at::TensorOptions().dtype(storage_).device(world_->device());
   int64_t total = 0;
   for (const Parameter& p : parameters_) total += p.count;
-  values_ = at::empty({total}, options);
-  bool casts = param_ != storage_;
-  if (casts) compute_ = at::empty({total}, options.dtype(param_));
+  values_ = at::empty({trainable_}, options);
+  frozen_ = at::empty({total - trainable_}, options.dtype(frozen_storage_));
+  if (param_ != storage_) compute_ = at::empty({trainable_}, options.dtype(param_));
+  if (param_ != frozen_storage_)
+    frozen_compute_ = at::empty({total - trainable_}, options.dtype(param_));
+  const Tensor &trained = compute_.defined() ? compute_ : values_,
+               &rest = frozen_compute_.defined() ? frozen_compute_ : frozen_;
   std::vector<Tensor> given;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
-    Tensor master = values_.narrow(0, p.offset, p.count).view(p.sizes);
+    Tensor master = part(p, values_, frozen_);
     bool meta = p.variable.is_meta();
     if (!meta) {
       master.copy_(p.variable);
       given.push_back(master);
     }
-    Tensor data = casts ? compute_.narrow(0, p.offset, p.count).view(p.sizes) : master;
+    Tensor data = part(p, trained, rest);
     if (meta)
       p.variable.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
     else
@@ -195,7 +207,7 @@ void ReplicatedModel::describe() {
     out.global_shape = p->sizes;
     out.region = Region::whole(p->sizes);
     out.placement = placement;
-    out.local = values_.narrow(0, p->offset, p->count).view(p->sizes);
+    out.local = part(*p, values_, frozen_);
     if (tensor_parallel_) tensor_parallel_->describe(out);
     if (p->trainable && grads_.defined())
       out.grad = grads_.narrow(0, p->offset, p->count).view(p->sizes);

@@ -18,9 +18,9 @@ namespace meshwright::detail {
 using at::Tensor;
 
 void ReplicatedModel::after_optimizer_step() {
-  if (!compute_.defined()) return;
   c10::NoGradGuard no_grad;
-  compute_.copy_(values_);
+  if (compute_.defined()) compute_.copy_(values_);
+  if (frozen_compute_.defined()) frozen_compute_.copy_(frozen_);
 }
 
 void ReplicatedModel::begin_step() {

@@ -34,8 +34,9 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model,
   context_.pool = std::make_shared<BufferPool>(context_.world->device());
   std::set<c10::TensorImpl*> owned;
   for (const UnitSpec& spec : specs) {
-    std::optional<at::ScalarType> storage;
+    std::optional<at::ScalarType> trained, frozen;
     for (const auto& [name, tensor] : spec.parameters) {
+      std::optional<at::ScalarType>& storage = tensor.requires_grad() ? trained : frozen;
       if (!owned.insert(tensor.unsafeGetTensorImpl()).second)
         throw Error(ErrorCode::bad_module, "parameter " + name + " is shared between two units")
             .help("put both uses into one unit");
@@ -52,6 +53,7 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model,
             .help("or register a unit rule that separates them (dtype_aware_rule)");
       storage = tensor.scalar_type();
     }
+    if (trained && frozen && *trained != *frozen) context_.frozen_apart = true;
   }
   for (const UnitSpec& spec : specs) {
     if (HookHost::of(*spec.module) == nullptr)
@@ -98,7 +100,8 @@ void ShardedModel::order_reductions() {
   for (const auto& [place, unit] : order) context_.turns.push_back(&unit->reducer());
 }
 
-// One tensor of values and one of gradients a storage dtype; units lie one after the other. On a
+// One tensor of values and one of gradients a storage dtype; units lie one after the other, frozen
+// parameters of another dtype apart from them. On a
 // device each unit's gradient has memory of its own, so that it is there only while it has values:
 // not while all activations are.
 void ShardedModel::allocate() {
@@ -118,9 +121,10 @@ void ShardedModel::allocate() {
   for (auto& unit : units_)
     by_dtype[{unit->main_type(), unit->gradient_type()}].push_back(unit.get());
   for (const auto& [dtypes, units] : by_dtype) {
-    int64_t size = 0, trainable = 0;
+    int64_t size = 0, all = 0, trainable = 0;
     for (Unit* unit : units) {
-      size += unit->shard_size();
+      size += unit->shard_elements();
+      all += unit->shard_size();
       trainable += unit->trainable_size();
     }
     const bool lends = !options.device().is_cpu();
@@ -128,17 +132,18 @@ void ShardedModel::allocate() {
            grads = at::zeros({lends ? 0 : trainable}, options.dtype(dtypes.second));
     // A unit's frozen part follows its own trainable one, so with frozen parameters every unit is a
     // group of its own.
-    bool together = size == trainable && !lends;
+    bool together = all == trainable && !lends;
     int64_t v = 0, g = 0;
     for (Unit* unit : units) {
-      Tensor shard = values.narrow(0, v, unit->shard_size()),
+      Tensor shard = values.narrow(0, v, unit->shard_elements()),
              gradient = lends ? at::zeros({unit->trainable_size()}, grads.options())
-                              : grads.narrow(0, g, unit->trainable_size());
-      unit->adopt(shard, gradient);
+                              : grads.narrow(0, g, unit->trainable_size()),
+             frozen = at::empty({unit->frozen_elements()}, options.dtype(unit->frozen_type()));
+      unit->adopt(shard, gradient, frozen);
       if (lends) unit->lend_gradient_memory();
       if (!together && unit->trainable_size() > 0)
         updates_.push_back({shard.narrow(0, 0, unit->trainable_size()), gradient});
-      v += unit->shard_size();
+      v += unit->shard_elements();
       g += unit->trainable_size();
     }
     if (together) updates_.push_back({values, grads});
@@ -230,7 +235,7 @@ void ShardedModel::describe() {
       }
       out.region = layout.region(i, me);
       const std::vector<int64_t> shape = out.region.stored_shape();
-      out.local = unit->shard().narrow(0, layout.at(i, me), out.region.count()).view(shape);
+      out.local = unit->local(i).view(shape);
       if (p.trainable)
         out.grad = unit->gradient().narrow(0, layout.at(i, me), out.region.count()).view(shape);
       complete(out);

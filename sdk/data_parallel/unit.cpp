@@ -62,17 +62,21 @@ Unit::Unit(UnitContext& context, const UnitSpec& spec)
       reducer_(state_),
       frozen_(static_cast<size_t>(state_.trainable_count) < state_.parameters.size()) {}
 
-void Unit::adopt(const Tensor& shard, const Tensor& gradient) {
+void Unit::adopt(const Tensor& shard, const Tensor& gradient, const Tensor& frozen) {
   c10::NoGradGuard no_grad;
   state_.shard = shard;
+  state_.frozen = frozen;
   state_.gradient = gradient;
   name_memory(shard, "values of ", name);
+  if (state_.frozen_beside) name_memory(frozen, "frozen values of ", name);
   name_memory(gradient, "gradients of ", name);
   shard.zero_();
+  if (frozen.defined()) frozen.zero_();
   for (const ShardSlice& slice : state_.slices[static_cast<size_t>(state_.me())]) {
     const Tensor& variable = state_.parameters[slice.parameter].variable;
     if (!variable.is_meta())
-      copy(shard, slice.at, variable.detach().contiguous().view({-1}), slice.from, slice.count);
+      copy(state_.sent(slice), 0, variable.detach().contiguous().view({-1}), slice.from,
+           slice.count);
   }
   if (!state_.keeps_unsharded() && state_.main != state_.storage)
     state_.model_shard = shard.to(state_.storage);
@@ -245,14 +249,25 @@ void Unit::abandon() {
   reducer_.abandon();
 }
 
+Tensor Unit::local(size_t parameter) const {
+  const Parameter& p = state_.parameters[parameter];
+  const int64_t count = layout().region(parameter, state_.me()).count(),
+                at = layout().at(parameter, state_.me());
+  if (state_.frozen_beside && !p.trainable)
+    return state_.frozen.narrow(0, count == 0 ? 0 : at - trainable_size(), count);
+  return shard().narrow(0, at, count);
+}
+
 Tensor Unit::full_tensor(size_t parameter) {
   c10::NoGradGuard no_grad;
   const Parameter& p = state_.parameters[parameter];
   if (state_.keeps_unsharded() && !p.trainable) return resident(p).clone();
-  int64_t n = state_.shards(), each = shard_size();
-  Tensor out = at::zeros({p.count}, shard().options()), all = shard();
+  const bool beside = state_.frozen_beside && !p.trainable;
+  const Tensor& own = beside ? state_.frozen : shard();
+  int64_t n = state_.shards(), each = own.numel(), before = beside ? trainable_size() : 0;
+  Tensor out = at::zeros({p.count}, own.options()), all = own;
   if (n > 1) {
-    Tensor mine = shard().to(state_.device()), gathered = at::empty({each * n}, mine.options());
+    Tensor mine = own.to(state_.device()), gathered = at::empty({each * n}, mine.options());
     group().all_gather(mine, gathered).wait();
     copy(gathered, state_.me() * each, mine, 0, each);
     all = gathered;
@@ -260,7 +275,7 @@ Tensor Unit::full_tensor(size_t parameter) {
   for (int64_t r : c10::irange(n))
     for (const ShardSlice& slice : state_.slices[static_cast<size_t>(r)])
       if (slice.parameter == parameter)
-        copy(out, slice.from, all, r * each + slice.at, slice.count);
+        copy(out, slice.from, all, r * each + slice.at - before, slice.count);
   return out.view(p.sizes);
 }
 

@@ -31,12 +31,16 @@ class Unit {
   const UnitLayout& layout() const { return state_.layout; }
   int64_t shard_size() const { return layout().shard_size(); }
   int64_t trainable_size() const { return layout().trainable_size(); }
+  // Of the tensors that adopt() takes.
+  int64_t shard_elements() const { return state_.shard_elements(); }
+  int64_t frozen_elements() const { return state_.frozen_elements(); }
   // The ranks that share one copy of this unit, and their axis.
   Group& group() const { return state_.group(); }
   const std::string& axis() const { return state_.sharding.axis; }
   bool replicated() const { return state_.replicated(); }
   // Takes its part of the model's flat tensors and the parameters' values; empties the parameters.
-  void adopt(const at::Tensor& shard, const at::Tensor& gradient);
+  // `frozen`: the shard of what is frozen where that has one of its own, of frozen_type().
+  void adopt(const at::Tensor& shard, const at::Tensor& gradient, const at::Tensor& frozen = {});
   // Whole parameters: the same with memory of its own, of which shard() and gradient() may be
   // views.
   void adopt_whole();
@@ -73,8 +77,11 @@ class Unit {
   const std::vector<Parameter>& parameters() const { return state_.parameters; }
   const MixedPrecision& mp() const { return state_.mp; }
   const at::Tensor& shard() const { return state_.shard; }
+  // What the shards of this rank hold of a parameter.
+  at::Tensor local(size_t parameter) const;
   const at::Tensor& gradient() const { return state_.gradient; }
   at::ScalarType main_type() const { return state_.main; }
+  at::ScalarType frozen_type() const { return state_.frozen_storage; }
   at::ScalarType gradient_type() const { return state_.gradient_type; }
   at::ScalarType compute_type() const { return state_.param; }
   at::ScalarType reduce_type() const { return state_.reduce; }

@@ -87,17 +87,36 @@ UnitState::UnitState(UnitContext& shared, const UnitSpec& spec)
     p.count = variable.numel();
     p.offset = layout.offset(i);
     p.trainable = variable.requires_grad();
-    storage = variable.scalar_type();
+    (p.trainable ? storage : frozen_storage) = variable.scalar_type();
     trainable_count += p.trainable;
     parameters.push_back(std::move(p));
   }
   for (int64_t r = 0; r < shards(); ++r) slices.push_back(layout.slices(r));
   joins_parts = !layout.in_place() && has_joint_collectives(group()) && parts_follow();
-  main = context.policy.precision.main_weights ? scalar_type(*context.policy.precision.main_weights)
-                                               : storage;
+  const bool all_train = static_cast<size_t>(trainable_count) == parameters.size();
+  if (trainable_count == 0 && !all_train) storage = frozen_storage;
+  if (all_train) frozen_storage = storage;
+  const bool has_main = context.policy.precision.main_weights.has_value() &&
+                        (trainable_count > 0 || !context.frozen_apart);
+  main = has_main ? scalar_type(*context.policy.precision.main_weights) : storage;
+  frozen_beside = context.frozen_apart && !context.policy.keeps_parameters() &&
+                  trainable_count > 0 && !all_train &&
+                  (frozen_storage != storage || frozen_storage != main);
   gradient_type = context.policy.precision.main_gradients
                       ? scalar_type(*context.policy.precision.main_gradients)
                       : storage;
+}
+
+at::Tensor UnitState::sent(const ShardSlice& slice) const {
+  if (frozen_beside && slice.at >= layout.trainable_size())
+    return frozen.narrow(0, slice.at - layout.trainable_size(), slice.count);
+  return sent().narrow(0, slice.at, slice.count);
+}
+
+void UnitState::bring_sent(const at::Tensor& to) const {
+  to.narrow(0, 0, shard_elements()).copy_(sent(), /*non_blocking=*/true);
+  if (frozen_beside)
+    to.narrow(0, shard_elements(), frozen_elements()).copy_(frozen, /*non_blocking=*/true);
 }
 
 bool UnitState::parts_follow() const {

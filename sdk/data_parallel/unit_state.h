@@ -42,6 +42,9 @@ struct UnitContext {
   std::vector<UnshardedParameters*> mapped;  // units with a slot of the shared memory for gathers
   int64_t ahead = 2;                         // gathers that are under way at once, at most
   bool lasting = false;  // what is gathered now stays for long, and may be written to
+  // Some unit stores what is frozen in another dtype than what trains: then no frozen parameter has
+  // main weights.
+  bool frozen_apart = false;
   int64_t gathers = 0;
   Nonfinite own_nonfinite;  // the first one of this step among this rank's own gradients, where
                             // that is looked for
@@ -81,6 +84,15 @@ struct UnitState {
   at::Device device() const { return context.world->device(); }
   // What a gather sends: the shard, or its copy in the parameters' dtype.
   const at::Tensor& sent() const { return model_shard.defined() ? model_shard : shard; }
+  // The same where the frozen part has a shard of its own.
+  at::Tensor sent(const ShardSlice& slice) const;
+  // All of it one after the other, cast to what it is sent in.
+  void bring_sent(const at::Tensor& to) const;
+  // Elements of the shard that the optimizer updates a part of, the whole of it or what trains.
+  int64_t shard_elements() const {
+    return frozen_beside ? layout.trainable_size() : layout.shard_size();
+  }
+  int64_t frozen_elements() const { return layout.shard_size() - shard_elements(); }
 
   UnitContext& context;
   std::string name;
@@ -91,7 +103,8 @@ struct UnitState {
   std::shared_ptr<Group> replicate;
   MixedPrecision mp;
   at::ScalarType storage = at::kFloat, param, reduce,
-                 output;  // of parameters, computation, reduction, outputs
+                 output;                       // of parameters, computation, reduction, outputs
+  at::ScalarType frozen_storage = at::kFloat;  // of parameters that do not train
   at::ScalarType main = at::kFloat,
                  gradient_type =
                      at::kFloat;  // of the shard, which the optimizer updates, and of its gradient
@@ -101,7 +114,9 @@ struct UnitState {
   // Each parameter is the ranks' parts one after the other, and one call brings all of them.
   bool joins_parts = false;
   int64_t trainable_count = 0;
-  at::Tensor shard, gradient;
+  // What is frozen lies in a shard of its own, in another dtype. Else in one with the rest.
+  bool frozen_beside = false;
+  at::Tensor shard, frozen, gradient;
   // On a device: away from the beginning of a step to the gradient's first reduction in it.
   ReturnableMemory gradient_memory;
   at::Tensor model_shard;  // the shard in the parameters' dtype, where main weights are wider

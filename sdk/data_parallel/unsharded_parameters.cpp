@@ -31,9 +31,12 @@ void UnshardedParameters::take_over() {
 
 Tensor UnshardedParameters::allocate_whole() {
   at::TensorOptions options = at::TensorOptions().device(unit_.device());
-  whole_ = at::zeros({unit_.layout.size()}, options.dtype(unit_.storage));
-  if (unit_.param != unit_.storage)
-    compute_ = at::zeros({unit_.layout.size()}, options.dtype(unit_.param));
+  const int64_t trained = trained_whole(), rest = unit_.layout.size() - trained;
+  whole_ = at::zeros({trained}, options.dtype(unit_.storage));
+  frozen_ = at::zeros({rest}, options.dtype(unit_.frozen_storage));
+  if (unit_.param != unit_.storage) compute_ = at::zeros({trained}, options.dtype(unit_.param));
+  if (unit_.param != unit_.frozen_storage)
+    frozen_compute_ = at::zeros({rest}, options.dtype(unit_.param));
   return whole_;
 }
 
@@ -47,9 +50,10 @@ void UnshardedParameters::unshard() {
   if (direct()) return;
   if (unit_.joins_parts) return unshard_each();
   Tensor source = unit_.sent();
-  if (source.scalar_type() != unit_.param || source.device() != unit_.device()) {
+  if (unit_.frozen_beside || source.scalar_type() != unit_.param ||
+      source.device() != unit_.device()) {
     cast_ = unit_.context.pool->take(unit_.layout.shard_size(), unit_.param);
-    cast_.copy_(source, /*non_blocking=*/true);
+    unit_.bring_sent(cast_);
     source = cast_;
   }
   if (unit_.shards() == 1) return;
@@ -101,21 +105,22 @@ void UnshardedParameters::unshard_in_place() {
 void UnshardedParameters::unshard_each() {
   whole_ = take_whole();
   name_memory(whole_, "gathered parameters of ", unit_.name);
-  Tensor source = unit_.sent();
-  if (source.device() != unit_.device()) {  // in one copy
+  if (unit_.shard.device() != unit_.device()) {  // in one copy
     cast_ = unit_.context.pool->take(unit_.layout.shard_size(), unit_.param);
-    source = cast_.copy_(source, /*non_blocking=*/true);
+    unit_.bring_sent(cast_);
   }
   std::vector<Tensor> parts, wholes;
   Copies casts;
   for (const ShardSlice& slice : unit_.slices[static_cast<size_t>(unit_.me())]) {
     const UnitState::Parameter& p = unit_.parameters[slice.parameter];
     wholes.push_back(whole_.narrow(0, p.offset, p.count));
+    const Tensor source =
+        cast_.defined() ? cast_.narrow(0, slice.at, slice.count) : unit_.sent(slice);
     if (source.scalar_type() == unit_.param) {
-      parts.push_back(source.narrow(0, slice.at, slice.count));
+      parts.push_back(source);
     } else {
       parts.push_back(wholes.back().narrow(0, slice.from, slice.count));
-      casts.add(wholes.back(), slice.from, source, slice.at, slice.count);
+      casts.add(wholes.back(), slice.from, source, 0, slice.count);
     }
   }
   casts.flush();
@@ -179,13 +184,20 @@ void UnshardedParameters::take_in_place() {
     if (Tensor shard = peer(gathering_, r); shard.defined()) copy(whole_, r * each, shard, 0, each);
   if (cast_.defined()) copy(whole_, me * each, cast_, 0, each);
   if (compute_.defined()) compute_.copy_(whole_);
+  if (frozen_compute_.defined()) frozen_compute_.copy_(frozen_);
 }
 
 void UnshardedParameters::attach() {
-  const Tensor& here = compute_.defined() ? compute_ : whole_;
-  auto* memory = unit_.layout.size() == 0 ? nullptr : static_cast<char*>(here.mutable_data_ptr());
-  for (UnitState::Parameter& p : unit_.parameters)
-    p.storage.attach(memory + static_cast<size_t>(p.offset) * here.element_size());
+  const Tensor &trained = compute_.defined() ? compute_ : whole_,
+               &rest = frozen_compute_.defined() ? frozen_compute_ : frozen_;
+  const bool apart = unit_.keeps_unsharded();
+  for (UnitState::Parameter& p : unit_.parameters) {
+    const bool frozen = apart && !p.trainable;
+    const Tensor& here = frozen ? rest : trained;
+    auto* memory = unit_.layout.size() == 0 ? nullptr : static_cast<char*>(here.mutable_data_ptr());
+    const int64_t at = p.offset - (frozen ? trained_whole() : 0);
+    p.storage.attach(memory + static_cast<size_t>(at) * here.element_size());
+  }
 }
 
 void UnshardedParameters::reshard() {

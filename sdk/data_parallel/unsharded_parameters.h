@@ -29,11 +29,13 @@ class UnshardedParameters {
   // Empties the module's tensors: from now on they have the dtype of computation and memory while
   // unsharded.
   void take_over();
-  // Whole parameters: memory for all of them, of which the shard may be a view.
+  // Whole parameters: memory for all of them; gives that of what trains, of which the shard may be
+  // a view.
   at::Tensor allocate_whole();
   // Whole parameters: a frozen one, as every rank has it.
   at::Tensor resident(const UnitState::Parameter& parameter) const {
-    return whole_.narrow(0, parameter.offset, parameter.count).view(parameter.sizes);
+    return frozen_.narrow(0, parameter.offset - trained_whole(), parameter.count)
+        .view(parameter.sizes);
   }
 
   void unshard();              // starts, if the parameters are neither here nor under way
@@ -61,9 +63,11 @@ class UnshardedParameters {
   void drop();
   // The shard itself serves as the whole: one rank, and nothing to cast or bring.
   bool direct() const {
-    return unit_.shards() == 1 && unit_.main == unit_.param &&
+    return unit_.shards() == 1 && unit_.main == unit_.param && !unit_.frozen_beside &&
            unit_.shard.device() == unit_.device();
   }
+  // Whole parameters: elements before those of what is frozen.
+  int64_t trained_whole() const { return unit_.layout.trainable_size() * unit_.shards(); }
 
   UnitState& unit_;
   State state_ = State::sharded;
@@ -72,7 +76,10 @@ class UnshardedParameters {
   at::Tensor scratch_;  // shards in the order of the ranks
   at::Tensor cast_;     // the own shard in the dtype of computation
   at::Tensor compute_;  // whole parameters: `whole_` in the dtype of computation
-  at::Tensor spare_;    // memory of a unit that is not resharded
+  // Whole parameters: the frozen ones, which nothing gathers, in the dtypes of storage and of
+  // computation; undefined where these are the same.
+  at::Tensor frozen_, frozen_compute_;
+  at::Tensor spare_;  // memory of a unit that is not resharded
   bool shares_ =
       false;  // gathered in memory that all ranks of a host read: each writes its own part only
   int64_t turn_ = 0;  // which of the model's gathers that was

@@ -151,6 +151,9 @@ void add_traffic(const Axis& axis, int level, int64_t gathers, int64_t passes, i
 struct FlatSums {
   int64_t whole = 0, mine = 0;                      // of all parameters, and of their shards
   int64_t whole_trainable = 0, mine_trainable = 0;  // of those that the optimizer updates
+  int64_t whole_cast = 0;                           // of those that compute in another dtype
+  // Bytes, in place of elements, of those that are stored in another dtype than these.
+  int64_t whole_beside = 0, mine_beside = 0;
 };
 
 Bytes flat_bytes(const Workload& work, const ShardingPolicy& policy, DType gradient,
@@ -162,7 +165,8 @@ Bytes flat_bytes(const Workload& work, const ShardingPolicy& policy, DType gradi
   const int64_t state = main ? dtype_size(*main) : storage;
   const int64_t updated = policy.level >= 1 ? sums.mine_trainable : sums.whole_trainable;
   Bytes out;
-  out.weights = times(policy.level == 3 ? sums.mine : sums.whole, storage);
+  out.weights = policy.level == 3 ? plus(times(sums.mine, storage), sums.mine_beside)
+                                  : plus(times(sums.whole, storage), sums.whole_beside);
   out.gradients =
       times(policy.level >= 2 ? sums.mine_trainable : sums.whole_trainable, dtype_size(gradient));
   out.optimizer = times(updated, plus(beside, times(state, work.optimizer_states)));
@@ -209,6 +213,12 @@ ShardingPlan flat_plan(const ShardingRequest& request, const ShardingPolicy& pol
         ", and all parameters compute in distributed.mp_policy.param_dtype");
   FlatUnits made = policy.flat.unit_classes.empty() ? layer_units(outline, policy.flat)
                                                     : class_units(outline, policy.flat);
+  if (request.config.job.frozen_whole && level == 3) {  // below, it is whole all the same
+    for (PlannedUnit& unit : made.units) keep_frozen_whole(outline, unit.parameters, plan.whole);
+    keep_frozen_whole(outline, made.outside, plan.whole);
+    std::erase_if(made.units, [](const PlannedUnit& unit) { return unit.parameters.empty(); });
+    place_whole(layout, plan);
+  }
   for (PlannedUnit& unit : made.units) unit.reshard_after_forward = level == 3;
   add_buckets(outline, layout, policy.flat.bucket_elements, made.outside, made.units);
   plan.units = std::move(made.units);
@@ -261,14 +271,22 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
     int64_t trainable = 0;
     for (size_t i = 0; i < unit.parameters().size(); ++i) {
       const size_t p = planned.parameters[unit.given(i)];
+      const ParameterOutline& parameter = request.outline.parameters[p];
       const int64_t mine = unit.part_elements(i, axis.index), all = layout.shares[p].elements;
+      if (stored_as(parameter, work) != mp.param) sums.whole_cast = plus(sums.whole_cast, all);
+      if (stored_apart(parameter, work)) {
+        const int64_t each = dtype_size(parameter.dtype);
+        sums.mine_beside = plus(sums.mine_beside, times(mine, each));
+        sums.whole_beside = plus(sums.whole_beside, times(all, each));
+        continue;
+      }
       sums.mine = plus(sums.mine, mine);
+      sums.whole = plus(sums.whole, all);
       if (!unit.parameters()[i].trainable) continue;
       sums.mine_trainable = plus(sums.mine_trainable, mine);
       trainable = plus(trainable, all);
       held[p] = policy.level >= 1 ? mine : all;
     }
-    sums.whole = plus(sums.whole, unit.elements());
     sums.whole_trainable = plus(sums.whole_trainable, trainable);
     const int64_t bytes = times(unit.shard_size(), axis.size, gather_size),
                   reduced = times(unit.trainable_size(), axis.size, reduce_size);
@@ -291,13 +309,19 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
       gradients.push_back(reduced);
   }
 
+  for (size_t p : plan.whole) {
+    const int64_t bytes = times(layout.shares[p].elements,
+                                dtype_size(stored_as(request.outline.parameters[p], work)));
+    sums.mine_beside = plus(sums.mine_beside, bytes);
+    sums.whole_beside = plus(sums.whole_beside, bytes);
+  }
   out.bytes = flat_bytes(work, policy, gradient, sums);
   int64_t parameters = 0, unreduced = 0;
-  if (policy.level == 3 && (axis.size > 1 || mp.param != work.storage))
+  if (policy.level == 3 && (axis.size > 1 || sums.whole_cast > 0))
     parameters = plus(
         kept, sum_of_largest(gathered, plus(std::max<int64_t>(policy.prefetch.ahead(), 0), 1)));
-  else if (policy.level < 3 && mp.param != work.storage)
-    parameters = times(sums.whole, dtype_size(mp.param));
+  else if (policy.level < 3)
+    parameters = times(sums.whole_cast, dtype_size(mp.param));
   // From level 2 on the whole gradient of a unit exists only until it is reduced; below, only its
   // cast copy does.
   if (axis.size > 1 && policy.level >= 2)

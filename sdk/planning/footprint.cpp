@@ -25,20 +25,21 @@ struct Peak {
   std::vector<int64_t> gathered, gradients;  // of units that come and go
 };
 
-// Elements on this rank: in shards, of them trainable, and of frozen parameters that are whole.
+// Elements on this rank in shards, and of them trainable; bytes beside them, of frozen parameters
+// of another dtype and of those that are whole.
 struct RowSums {
-  int64_t sharded = 0, trainable = 0, whole = 0;
+  int64_t sharded = 0, trainable = 0, beside = 0;
 };
 
 Bytes rows_bytes(const Workload& work, const PrecisionPolicy& precision, const RowSums& sums) {
   const int64_t storage = dtype_size(work.storage);
   const std::optional<DType>& main = precision.main_weights;
-  // Main weights beside the model's own, frozen ones included: a shard has one dtype. Weights that
-  // are as wide already serve as both.
+  // Main weights beside the model's own, frozen ones of their dtype included: a shard has one
+  // dtype. Weights that are as wide already serve as both.
   const int64_t beside = main && *main != work.storage ? dtype_size(*main) : 0,
                 state = main ? dtype_size(*main) : storage;
   Bytes out;
-  out.weights = times(plus(sums.sharded, sums.whole), storage);
+  out.weights = plus(times(sums.sharded, storage), sums.beside);
   out.gradients =
       times(sums.trainable, dtype_size(precision.main_gradients.value_or(work.storage)));
   out.optimizer =
@@ -70,8 +71,16 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
     const std::shared_ptr<const UnitLayout> unit_layout =
         unit_layout_of(request, layout, plan, planned);
     const UnitLayout& unit = *unit_layout;
+    bool casts = false;
     for (size_t i = 0; i < unit.parameters().size(); ++i) {
+      const ParameterOutline& parameter =
+          request.outline.parameters[planned.parameters[unit.given(i)]];
       const int64_t elements = unit.part_elements(i, axis.index);
+      casts = casts || stored_as(parameter, work) != mp.param;
+      if (stored_apart(parameter, work)) {
+        sums.beside = plus(sums.beside, times(elements, dtype_size(parameter.dtype)));
+        continue;
+      }
       sums.sharded = plus(sums.sharded, elements);
       if (!unit.parameters()[i].trainable) continue;
       held[planned.parameters[unit.given(i)]] = elements;
@@ -95,7 +104,7 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
           {planned.name, unit.elements(), gathered, reshards, unit.trainable_size()});
 
     // Without a second rank the shard itself serves, unless it must be cast.
-    if (axis.size > 1 || mp.param != work.storage) {
+    if (axis.size > 1 || casts) {
       if (reshards)
         peak.gathered.push_back(gathered);
       else
@@ -111,7 +120,10 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
         peak.gradients.push_back(reduced);
     }
   }
-  for (size_t p : plan.whole) sums.whole = plus(sums.whole, layout.shares[p].elements);
+  for (size_t p : plan.whole)
+    sums.beside =
+        plus(sums.beside, times(layout.shares[p].elements,
+                                dtype_size(stored_as(request.outline.parameters[p], work))));
   out.bytes = rows_bytes(work, policy.precision, sums);
   out.bytes.transient = plus(
       plus(peak.kept,

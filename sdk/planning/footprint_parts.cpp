@@ -283,6 +283,21 @@ std::string_view ModuleIndex::layer_of(std::string_view name) const {
   return {};
 }
 
+void keep_frozen_whole(const ModelOutline& outline, std::vector<size_t>& parameters,
+                       std::vector<size_t>& whole) {
+  const auto frozen = std::stable_partition(parameters.begin(), parameters.end(), [&](size_t p) {
+    return outline.parameters[p].trainable;
+  });
+  whole.insert(whole.end(), frozen, parameters.end());
+  parameters.erase(frozen, parameters.end());
+}
+
+void place_whole(const Layout& layout, ShardingPlan& plan) {
+  for (size_t p : plan.whole)
+    for (auto& [axis, how] : plan.parameters[p].placement)
+      if (axis == layout.shard.name || axis == layout.ep_shard.name) how = "replicate";
+}
+
 bool unit_has_backward(const ShardingRequest& request, const ModuleIndex& index,
                        const PlannedUnit& unit) {
   return std::any_of(unit.parameters.begin(), unit.parameters.end(), [&](size_t p) {

@@ -131,6 +131,19 @@ class MESHWRIGHT_API CutDims {
   };
   std::unordered_map<std::string_view, Module> modules_;
 };
+// Whether a parameter is stored in another dtype than what the optimizer updates. Only what is
+// frozen can be; it has no main weights then.
+inline bool stored_apart(const ParameterOutline& parameter, const Workload& work) {
+  return !parameter.trainable && parameter.dtype != work.storage;
+}
+inline DType stored_as(const ParameterOutline& parameter, const Workload& work) {
+  return parameter.trainable ? work.storage : parameter.dtype;
+}
+// Moves what is frozen among `parameters` to what every rank keeps whole (JobView::frozen_whole).
+void keep_frozen_whole(const ModelOutline& outline, std::vector<size_t>& parameters,
+                       std::vector<size_t>& whole);
+// Their placements.
+void place_whole(const Layout& layout, ShardingPlan& plan);
 bool unit_has_backward(const ShardingRequest& request, const ModuleIndex& index,
                        const PlannedUnit& unit);
 // The dimension that a style cuts of a module's parameter.

@@ -50,21 +50,22 @@ Footprint replicated_footprint(const ShardingRequest& request, const ShardingPla
   const MixedPrecision& mp = policy.mp;
   const Workload& work = request.workload;
   Footprint out;
-  int64_t elements = 0, trainable = 0;
+  int64_t trainable = 0, cast = 0;  // elements of those that compute in another dtype
   std::vector<int64_t> held;
   for (size_t i = 0; i < layout.shares.size(); ++i) {
     const int64_t count = layout.shares[i].elements;
-    elements = plus(elements, count);
+    const DType stored = stored_as(request.outline.parameters[i], work);
+    out.bytes.weights = plus(out.bytes.weights, times(count, dtype_size(stored)));
+    if (stored != mp.param) cast = plus(cast, count);
     held.push_back(request.outline.parameters[i].trainable ? count : 0);
     trainable = plus(trainable, held.back());
   }
   const int64_t element = dtype_size(work.storage), reduce_size = dtype_size(mp.reduce);
-  out.bytes.weights = times(elements, element);
   out.bytes.gradients = times(trainable, element);
   out.bytes.optimizer = times(trainable, element, work.optimizer_states);
   // The cast weights live until backward has used them; buckets are a second copy unless gradients
   // are views of them.
-  if (mp.param != work.storage) out.bytes.transient = times(elements, dtype_size(mp.param));
+  out.bytes.transient = times(cast, dtype_size(mp.param));
   if (axis.size > 1 && (!policy.gradient_as_bucket_view || mp.reduce != work.storage))
     out.bytes.transient = plus(out.bytes.transient, times(trainable, reduce_size));
   out.bytes.activations = activation_bytes(request, plan.recompute_whole_layers);

@@ -264,6 +264,21 @@ void place_frozen(const ModelOutline& outline, int64_t ranks, ShardingPlan& plan
   });
 }
 
+// Units that compute in another dtype than the plan says keep theirs: it is cast when it is
+// gathered. What is left of the others is little, and stays from forward to backward.
+void keep_frozen_whole(const ModelOutline& outline, ShardingPlan& plan) {
+  const DType computes = plan.sharding.precision.mp.param;
+  const bool reshards = plan.sharding.reshard_after_forward.value_or(false);
+  for (PlannedUnit& unit : plan.units) {
+    if (unit.mp && unit.mp->param != computes) continue;
+    const size_t before = plan.whole.size();
+    footprint::keep_frozen_whole(outline, unit.parameters, plan.whole);
+    if (plan.whole.size() > before) unit.reshard_after_forward = reshards && !unit.root;
+  }
+  std::erase_if(plan.units,
+                [](const PlannedUnit& unit) { return !unit.root && unit.parameters.empty(); });
+}
+
 void lay_out(const ShardingRequest& request, const Layout& layout, const ShardingPolicy& policy,
              PlannedUnit& unit, std::vector<ParameterPlacement>& placements) {
   const Axis& axis = unit.experts ? layout.ep_shard : layout.shard;
@@ -342,13 +357,12 @@ ShardingPlan fully_sharded_plan(const ShardingRequest& request, const ShardingPo
   }
   if (!reshard && pipeline_size(request) > 1)
     for (PlannedUnit& unit : plan.units) unit.reshard_after_forward = false;
+  if (request.config.job.frozen_whole) keep_frozen_whole(outline, plan);
   place_frozen(outline, layout.shard.size, plan);
   split_root(outline, plan.units);
   for (PlannedUnit& unit : plan.units)
     lay_out(request, layout, plan.sharding, unit, plan.parameters);
-  for (size_t p : plan.whole)
-    for (auto& [axis, how] : plan.parameters[p].placement)
-      if (axis == layout.shard.name || axis == layout.ep_shard.name) how = "replicate";
+  place_whole(layout, plan);
   return plan;
 }
 

@@ -174,6 +174,11 @@ const std::vector<Row>& rows() {
       {"lora.export", "merged", told},
       {"lora.export", "merged", trained, both(kAdapters, {"checkpoint.export=final"}), {"ddp"}},
       {"lora.export", "none", trained, both(kAdapters, {"checkpoint.export=final"}), {"ddp"}},
+      {"lora.base_dtype", "float16", plan, kAdapters},
+      {"lora.base_dtype", "float16", trained, kAdapters, {"ddp"}},
+      {"lora.base_dtype", "float16", told},
+      {"lora.base_sharding", "replicate", plan, kAdapters, {"fsdp2", "megatron_fsdp"}},
+      {"lora.base_sharding", "replicate", told},
       // [lr_scheduler]
       // Halfway down, where the third of four steps is, a cosine and a line meet.
       {"lr_scheduler.lr_decay_style", "linear", trained, {"step_scheduler.max_steps=6"}},

@@ -220,6 +220,51 @@ TEST_CASE("tensor parallelism cuts a factor as its Linear, and sums up the other
   }
 }
 
+TEST_CASE("a base is stored in what it computes in where that is narrower, or as asked") {
+  auto stored = [](const std::string& lora, const std::string& param,
+                   const std::string& more = "") {
+    ModelOutline outline = small();
+    const config::Config config =
+        config_of(table("target_modules = \"q_proj\"\n" + lora) +
+                  "[distributed.mp_policy]\nparam_dtype = \"" + param + "\"\n" + more);
+    plan::add_adapters(config, outline);
+    std::vector<std::string> warnings;
+    plan::group_parameters(config, outline, warnings);
+    CHECK(outline.find_parameter("model.layers.0.attn.q_proj.lora_A.weight")->dtype ==
+          DType::float32);
+    return outline.find_parameter("model.layers.1.norm.weight")->dtype;
+  };
+  CHECK(stored("", "bfloat16") == DType::bfloat16);
+  CHECK(stored("", "float32") == DType::float32);
+  CHECK(stored("base_dtype = \"float32\"", "bfloat16") == DType::float32);
+  CHECK(stored("base_dtype = \"float16\"", "float32") == DType::float16);
+  CHECK(stored("base_dtype = \"bfloat16\"", "float32",
+               "[[optimizer.group]]\npattern = \"*norm.weight\"\nfrozen = false\n") ==
+        DType::float32);
+  CHECK(stored("base_sharding = \"replicate\"", "bfloat16") == DType::bfloat16);
+  try {
+    stored("base_sharding = \"replicate\"\nbase_dtype = \"float32\"", "bfloat16");
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::conflict);
+    CHECK(error.key() == "lora.base_sharding");
+    CHECK(error.helps().at(0) == "set lora.base_dtype = \"bfloat16\"");
+  }
+  ModelOutline ruled = small();
+  ruled.architecture = "Qwen3_5ForCausalLM";
+  const config::Config config =
+      config_of(table("target_modules = \"q_proj\"\nbase_dtype = \"bfloat16\""));
+  plan::add_adapters(config, ruled);
+  std::vector<std::string> warnings;
+  try {
+    plan::group_parameters(config, ruled, warnings);
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::not_in_release);
+    CHECK(error.key() == "lora.base_dtype");
+  }
+}
+
 TEST_CASE("peft's configuration names modules by their last part where that is enough") {
   ModelOutline outline = small();
   const config::Config config = config_of(table("alpha = 3.5\ntarget_modules = \"q_proj\""));

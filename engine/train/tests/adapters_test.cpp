@@ -1,5 +1,6 @@
 // Low-rank adapters beside those that LibTorch trains by hand, on every layout, and what they leave
-// of the model. Before doctest: LibTorch has a CHECK of its own.
+// of the model. Long since all cases share its layouts. Before doctest: LibTorch has a CHECK of its
+// own.
 #include "engine/train/tests/megatron_fsdp.h"
 #include "engine/train/tests/pipeline_layouts.h"
 #include "engine/train/tests/saved.h"
@@ -170,6 +171,8 @@ Curve by_torch(const Case& one, const std::string& path, const Came& ours) {
   return out;
 }
 
+const std::string kWholeBase = "lora.base_sharding=\"replicate\"";
+
 struct Where {
   const char* strategy;
   OnMesh mesh;
@@ -190,6 +193,7 @@ std::vector<Where> everywhere() {
       {"fsdp2", {2, {}}},
       {"fsdp2", {4, {}}},
       {"fsdp2", {4, {kReplicate2}}},
+      {"fsdp2", {2, {}}, {kWholeBase}},
       {"fsdp2", {2, {"distributed.cp_size=2"}}},
       {"fsdp2", {2, {}}, {"distributed.activation_checkpointing=\"full\""}},
       {"fsdp2", {2, {kPp2}}},
@@ -202,6 +206,7 @@ std::vector<Where> everywhere() {
       {"fsdp2", {4, {kTp2, kPp2}}},
       {"megatron_fsdp", {4, {kTp2}}, {flat_level(2)}}};
   for (int level : {0, 1, 2, 3}) out.push_back({"megatron_fsdp", {2, {}}, {flat_level(level)}});
+  out.push_back({"megatron_fsdp", {2, {}}, {flat_level(3), kWholeBase}});
   return out;
 }
 
@@ -345,6 +350,7 @@ TEST_CASE("a checkpoint with adapters goes on on every other layout") {
   for (const Where& where : std::vector<Where>{{"ddp", {1, {}}},
                                                {"ddp", {2, {}}},
                                                {"megatron_fsdp", {2, {}}, {flat_level(1)}},
+                                               {"fsdp2", {2, {}}, {kWholeBase}},
                                                {"fsdp2", {4, {}}},
                                                {"fsdp2", {4, {kTp2}}, {kSequence}},
                                                {"megatron_fsdp", {4, {kTp2}}, {flat_level(3)}}})
@@ -386,6 +392,121 @@ TEST_CASE("a module of one's own gets adapters that hold values, and computes as
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::bad_module);
       CHECK(error.message() == "only can have no adapter: it has no hooks");
+    }
+  });
+}
+
+// Values of a frozen weight are rounded to bfloat16 once, when they are stored or when they are
+// cast.
+TEST_CASE("a base in what it computes in trains adapters to the same bits in half the memory") {
+  TestFolder folder("adapters_base_dtype");
+  const std::string model = write_model(folder.path, kPhi3);
+  struct Bits {
+    std::vector<double> losses, norms;
+    std::map<std::string, at::Tensor> parameters;
+    int64_t base = 0;  // bytes of rank 0
+  };
+  auto bits_of = [&](const Where& where, const std::string& dtype) {
+    Case one = cases()[2];
+    one.sets.insert(one.sets.end(),
+                    {"lora.base_dtype=" + dtype, "distributed.mp_policy.param_dtype=bfloat16"});
+    const Layout layout = layout_of(model, one, where);
+    Bits out;
+    std::mutex mutex;
+    run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
+      Rank rank(layout, world);
+      ParallelModel& parallel = rank.trainer.model();
+      {
+        c10::NoGradGuard no_grad;
+        for (const ParallelParameter& p : parallel.parameters())
+          modules::initialize(*rank.net, p, 1);
+      }
+      parallel.after_optimizer_step();
+      std::map<std::string, at::Tensor> first, last;
+      Bits mine;
+      for (const ParallelParameter& p : parallel.parameters()) {
+        first[p.name] = parallel.full_tensor(p.name).clone();
+        if (!is_factor(p.name) && !one.thawed.contains(p.name))
+          mine.base += static_cast<int64_t>(p.local.nbytes());
+      }
+      for (int step = 0; step < kSteps; ++step) {
+        const StepResult result = rank.step();
+        mine.losses.push_back(result.loss);
+        mine.norms.push_back(result.grad_norm);
+      }
+      for (const ParallelParameter& p : parallel.parameters()) {
+        const at::Tensor now = parallel.full_tensor(p.name).clone();
+        const bool trains = is_factor(p.name) || one.thawed.contains(p.name);
+        if (!trains && !now.equal(first.at(p.name))) throw std::runtime_error(p.name + " moved");
+        if (trains) mine.parameters[p.name] = now;
+      }
+      std::lock_guard lock(mutex);
+      if (world->rank() == 0) out = std::move(mine);
+    });
+    return out;
+  };
+  for (const Where& where : std::vector<Where>{{"ddp", {2, {}}},
+                                               {"fsdp2", {1, {}}},
+                                               {"fsdp2", {3, {}}},
+                                               {"megatron_fsdp", {2, {}}, {flat_level(1)}},
+                                               {"megatron_fsdp", {2, {}}, {flat_level(3)}}}) {
+    INFO(where.strategy, " on ", where.mesh.ranks);
+    const Bits wide = bits_of(where, "float32"), narrow = bits_of(where, "auto");
+    CHECK(narrow.losses == wide.losses);
+    CHECK(narrow.norms == wide.norms);
+    for (const auto& [name, tensor] : wide.parameters) {
+      CAPTURE(name);
+      CHECK((tensor.scalar_type() == at::kFloat));
+      CHECK(narrow.parameters.at(name).equal(tensor));
+    }
+    CHECK(2 * narrow.base == wide.base);
+  }
+}
+
+TEST_CASE(
+    "a base of its own dtype is saved, goes on elsewhere, and is not rounded behind one's back") {
+  TestFolder folder("adapters_base_saved");
+  const Case one = cases()[0];
+  const std::string model = write_model(folder.path, one.model),
+                    run = (folder.path / "run").string();
+  auto layout = [&](const char* strategy, int64_t ranks, const std::string& dtype) {
+    Layout out = layout_of(model, one, {strategy, {ranks, {}}});
+    out.sets.push_back("lora.base_dtype=" + dtype);
+    return out;
+  };
+  std::map<std::string, at::Tensor> saved;
+  run_ranks(2, [&](const std::shared_ptr<World>& world) {
+    Rank rank(layout("fsdp2", 2, "bfloat16"), world);
+    rank.initialize();
+    rank.step();
+    rank.trainer.save(run);
+    std::map<std::string, at::Tensor> all;
+    for (const ParallelParameter& p : rank.trainer.model().parameters())
+      all[p.name] = rank.trainer.model().full_tensor(p.name).clone();
+    if (world->rank() == 0) saved = std::move(all);
+  });
+  for (const char* dtype : {"bfloat16", "float32"})
+    run_ranks(1, [&](const std::shared_ptr<World>& world) {
+      Rank rank(layout("ddp", 1, dtype), world);
+      rank.trainer.load(run);
+      for (const ParallelParameter& p : rank.trainer.model().parameters()) {
+        CAPTURE(p.name);
+        CHECK((p.local.scalar_type() == at::kBFloat16) ==
+              (dtype == std::string("bfloat16") && !is_factor(p.name)));
+        CHECK(p.local.to(at::kFloat).equal(saved.at(p.name).to(at::kFloat)));
+      }
+      rank.step();
+      rank.trainer.save((folder.path / dtype).string());
+    });
+  run_ranks(1, [&](const std::shared_ptr<World>& world) {
+    Rank rank(layout("ddp", 1, "bfloat16"), world);
+    try {
+      rank.trainer.load((folder.path / "float32").string());
+      FAIL("no error");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::checkpoint_mismatch);
+      CHECK(error.key() == "lora.base_dtype");
+      CHECK(error.helps().at(0) == "set lora.base_dtype = \"float32\"");
     }
   });
 }

@@ -11,6 +11,7 @@
 
 #include "engine/modules/causal_lm.h"
 #include "engine/modules/initialize.h"
+#include "engine/plan/plan.h"
 #include "engine/trainer/memory.h"
 #include "engine/trainer/optimizer.h"
 #include "meshwright/parallel/testing.h"
@@ -134,6 +135,43 @@ TEST_CASE(
     }
   }
   ::unsetenv("MESHWRIGHT_SHARED_MEMORY");
+  std::filesystem::remove(model);
+}
+
+// Before the first step: values, gradients, and under ddp the copy that computes.
+TEST_CASE("beside adapters a base takes the memory that the plan says, by the dtype of its own") {
+  const std::string model = model_file();
+  for (const char* strategy : {"ddp", "fsdp2", "megatron_fsdp"})
+    for (const char* dtype : {"auto", "float32"}) {
+      CAPTURE(strategy);
+      CAPTURE(dtype);
+      std::mutex mutex;
+      int64_t planned = 0, live = 0;
+      run_ranks(2, [&](const std::shared_ptr<World>& world) {
+        Job job;
+        for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
+                 {"model.config", '"' + model + '"'},
+                 {"distributed.strategy", '"' + std::string(strategy) + '"'},
+                 {"dataset.kind", "\"mock\""},
+                 {"dataset.seq_len", "4"},
+                 {"step_scheduler.global_batch_size", "2"},
+                 {"step_scheduler.local_batch_size", "1"},
+                 {"lora.r", "8"},
+                 {"lora.base_dtype", '"' + std::string(dtype) + '"'}})
+          job.set(key, value);
+        train::MemoryMeter meter(at::kCPU);
+        modules::CausalLM net = modules::build_model(model, DType::float32, at::kMeta);
+        Trainer trainer(job, world, net.ptr(), net->outline(), 4);
+        const Bytes& bytes = trainer.plan().footprint->bytes;
+        std::lock_guard lock(mutex);
+        if (world->rank() != 0) return;
+        live = meter.live();
+        planned = bytes.weights + bytes.gradients +
+                  (std::string(strategy) == "ddp" ? bytes.transient : 0);
+      });
+      CHECK(static_cast<double>(live) ==
+            doctest::Approx(static_cast<double>(planned)).epsilon(0.05));
+    }
   std::filesystem::remove(model);
 }
 

@@ -8,9 +8,11 @@
 #include <ATen/ops/zeros_like.h>
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "meshwright/parallel/activation_checkpoint.h"
@@ -32,6 +34,8 @@ struct Result {
   std::map<std::string, Tensor> parameters;
 };
 
+MixedPrecision float32() { return {DType::float32, DType::float32, DType::float32, true}; }
+
 struct Setting {
   std::string name;
   int64_t ranks = 1, replicas = 1;  // replicas > 1: HSDP
@@ -48,29 +52,33 @@ struct Setting {
   double dropout = 0;
   int level = -1;  // 0 to 2: what a flat layout keeps whole
   bool double_buffer = false;
+  // Storage of what is frozen, which has values that bfloat16 holds; nullopt: as made.
+  std::optional<at::ScalarType> frozen_type = {};
+  MixedPrecision mp = float32();
 };
 
 constexpr int kSteps = 5, kLayers = 4, kRows = 12;  // rows a step, over all ranks and micro-batches
-
-MixedPrecision float32() { return {DType::float32, DType::float32, DType::float32, true}; }
 
 Result train(const std::shared_ptr<World>& world, const Setting& s) {
   tiny::Net net = tiny::make(kLayers, 3, s.dropout, s.tied);
   for (auto& item : net->named_parameters())
     for (const std::string& part : s.frozen)
-      if (item.key().find(part) != std::string::npos) item.value().set_requires_grad(false);
+      if (item.key().find(part) != std::string::npos) {
+        item.value().set_requires_grad(false);
+        if (s.frozen_type) item.value().set_data(item.value().to(at::kBFloat16).to(*s.frozen_type));
+      }
   checkpoint_layers(*net, layer_names(outline_of(*net)), s.checkpointing, true);
   std::unique_ptr<ParallelModel> model;
   if (s.replicated) {
     ReplicatedPolicy policy;
-    policy.mp = float32();
+    policy.mp = s.mp;
     policy.gradient_as_bucket_view = s.bucket_view;
     policy.bucket_bytes = policy.first_bucket_bytes = s.bucket_bytes;
     model = replicate_model(net.ptr(), policy, world->everyone(), world);
   } else {
     ShardingPolicy policy;
     ShardGroups shards = tiny::groups_of(world, s.replicas);
-    policy.precision.mp = float32();
+    policy.precision.mp = s.mp;
     policy.layout = s.layout;
     policy.prefetch.chains = s.explicit_prefetch;
     policy.prefetch.enabled = s.prefetch;
@@ -311,6 +319,44 @@ TEST_CASE("a unit that trains in part is there until gradients have passed throu
       setting.frozen = frozen;
       INFO(setting.name, ", frozen: ", frozen.front());
       compare(run(setting), expected, 1e-5);
+    }
+  }
+}
+
+// A base beside adapters: layers that train in part, and a frozen embedding and head.
+TEST_CASE("what is frozen may be stored in what it computes in, and no bit of training changes") {
+  const MixedPrecision half{DType::bfloat16, DType::float32, DType::float32, true};
+  const std::vector<std::string> frozen = {"embed", "head", "self_attn", "mlp.down", "layers.2."};
+  std::vector<Setting> settings;
+  for (int64_t ranks : {1, 2, 3}) {
+    settings.push_back({.name = "rows", .ranks = ranks, .accumulation = 2});
+    settings.push_back({.name = "flat", .ranks = ranks, .layout = ShardLayout::flat});
+  }
+  settings.push_back({.name = "replicas of rows", .ranks = 4, .replicas = 2});
+  settings.push_back(
+      {.name = "recomputed", .ranks = 2, .checkpointing = ActivationCheckpointing::full});
+  for (int level : {0, 1, 2}) settings.push_back({.name = "level", .ranks = 2, .level = level});
+  for (int64_t ranks : {1, 2}) {
+    settings.push_back({.name = "ddp", .ranks = ranks, .replicated = true});
+    settings.push_back({.name = "ddp, float32 computation", .ranks = ranks, .replicated = true});
+  }
+  for (Setting setting : settings) {
+    INFO(setting.name, " ", setting.level, ", ranks ", setting.ranks);
+    setting.frozen = frozen;
+    if (setting.name.find("float32") == std::string::npos) setting.mp = half;
+    setting.frozen_type = at::kFloat;
+    const Result wide = run(setting);
+    setting.frozen_type = at::kBFloat16;
+    const Result narrow = run(setting);
+    CHECK(narrow.losses == wide.losses);
+    CHECK(narrow.norms == wide.norms);
+    for (const auto& [name, tensor] : narrow.parameters) {
+      CAPTURE(name);
+      const bool stays = std::any_of(frozen.begin(), frozen.end(), [&](const std::string& part) {
+        return name.find(part) != std::string::npos;
+      });
+      CHECK((tensor.scalar_type() == at::kBFloat16) == stays);
+      CHECK(tensor.to(at::kDouble).equal(wide.parameters.at(name).to(at::kDouble)));
     }
   }
 }

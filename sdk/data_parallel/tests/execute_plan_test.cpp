@@ -46,11 +46,15 @@ std::string text_of(const Rows& rows) {
 enum class How : uint8_t { replicated, rows, flat, flat_level_2, flat_level_1 };
 
 // Throws what differs: an exception of one rank ends all.
-void compare(How how, const std::shared_ptr<World>& world) {
+void compare(How how, bool whole, const std::shared_ptr<World>& world) {
   tiny::Net net = tiny::make(3, 1);
+  auto stays = [](const std::string& name) {
+    return name.starts_with("layers.1.") || name.ends_with("mlp.down.weight");
+  };
   for (auto& item : net->named_parameters())
-    if (item.key().starts_with("layers.1.")) item.value().set_requires_grad(false);
+    if (stays(item.key())) item.value().set_requires_grad(false);
   StrategyConfig config;
+  config.job.frozen_whole = whole;
   config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
   MeshPlan mesh;
   mesh.dp = world->size();
@@ -91,8 +95,15 @@ void compare(How how, const std::shared_ptr<World>& world) {
   if (now != expected)
     throw std::runtime_error("sent " + text_of(now) + "planned " + text_of(expected));
   for (const ParallelParameter& p : model->parameters())
-    if (p.name.starts_with("layers.1.") == p.grad.defined())
+    if (stays(p.name) == p.grad.defined())
       throw std::runtime_error(p.name + (p.grad.defined() ? " has" : " has no") + " gradient");
+  int64_t frozen = 0, held = 0;
+  for (const ParallelParameter& p : model->parameters())
+    if (stays(p.name)) {
+      frozen += element_count(p.global_shape);
+      held += p.local.numel();
+    }
+  if (whole && held != frozen) throw std::runtime_error("frozen parameters are not whole");
 }
 
 // A job of one rank, until it is executed.
@@ -165,7 +176,11 @@ static_assert(std::is_convertible_v<const LiveShardingRequest&, ShardingRequest>
 TEST_CASE("a step sends what the plan of a partly frozen model says, under every layout") {
   for (How how : {How::replicated, How::rows, How::flat, How::flat_level_2, How::flat_level_1}) {
     CAPTURE(static_cast<int>(how));
-    CHECK_NOTHROW(run_ranks(3, [&](const std::shared_ptr<World>& world) { compare(how, world); }));
+    for (bool whole : {false, true}) {
+      CAPTURE(whole);
+      CHECK_NOTHROW(
+          run_ranks(3, [&](const std::shared_ptr<World>& world) { compare(how, whole, world); }));
+    }
   }
 }
 

@@ -90,11 +90,11 @@ struct SharedOptions {
 
 // What a strategy may want to know of the job around it, for rules and for its plan.
 struct JobView {
-  int64_t max_steps = 0;
-  int64_t checkpoint_every = 0;               // steps; 0: at the end only
-  int64_t local_batch = 1, global_batch = 1;  // samples of a micro-batch, and of a step
+  int64_t max_steps = 0, checkpoint_every = 0;  // the latter in steps; 0: at the end only
+  int64_t local_batch = 1, global_batch = 1;    // samples of a micro-batch, and of a step
   std::string optimizer = "adamw";
   std::optional<DType> main_dtype;  // of weights that the optimizer keeps beside the model's
+  bool frozen_whole = false;        // what is frozen is not sharded: every rank keeps it whole
   double max_grad_norm = 0;         // 0: gradients are not clipped
 };
 

@@ -185,11 +185,81 @@ TEST_CASE("main weights and gradients are counted beside rows") {
   CHECK(main.gradients == 1896 / 4 * 4);
   CHECK(main.optimizer == 3 * (1896 / 4 * 4));
   // A shard has one dtype, so frozen parameters have main weights too, and nothing else.
-  for (ParameterOutline& p : job.outline.parameters) p.trainable = false;
+  for (ParameterOutline& p : job.outline.parameters) {
+    p.dtype = DType::bfloat16;
+    p.trainable = false;
+  }
   CHECK(fully_sharded_footprint(job.request(), {.precision = wide}).bytes.optimizer ==
         1896 / 4 * 4);
   job.work.storage = DType::float32;  // float32 weights are their own main weights
   CHECK(fully_sharded_footprint(job.request(), {.precision = wide}).bytes.optimizer == 0);
+}
+
+TEST_CASE("what is frozen costs the bytes of its own dtype, under every layout") {
+  Job job{.outline = llama_outline({.layers = 4}), .world = 2};
+  job.mp = {DType::bfloat16, DType::float32, DType::bfloat16, true};
+  int64_t all = 0, frozen = 0;
+  for (ParameterOutline& p : job.outline.parameters) {
+    all += element_count(p.shape);
+    if (p.name.find("norm") != std::string::npos) continue;
+    p.trainable = false;
+    frozen += element_count(p.shape);
+  }
+  auto narrow = [&](const auto& cost) {
+    for (ParameterOutline& p : job.outline.parameters) p.dtype = DType::float32;
+    const Bytes before = cost().bytes;
+    for (ParameterOutline& p : job.outline.parameters)
+      if (!p.trainable) p.dtype = DType::bfloat16;
+    const Bytes after = cost().bytes;
+    CHECK(after.gradients == before.gradients);
+    CHECK(after.optimizer == before.optimizer);
+    return std::pair(before, after);
+  };
+  job.plan();
+  const auto [rows, narrow_rows] =
+      narrow([&] { return fully_sharded_footprint(job.request(), {}); });
+  CHECK(rows.weights == all / 2 * 4);
+  CHECK(rows.weights - narrow_rows.weights == frozen / 2 * 2);
+  CHECK(rows.transient == narrow_rows.transient);
+  job.plan_flat();
+  const auto [flat, narrow_flat] = narrow([&] { return flat_footprint(job.request(), {}); });
+  CHECK(flat.weights - narrow_flat.weights == frozen / 2 * 2);
+  const auto [level, narrow_level] =
+      narrow([&] { return flat_footprint(job.request(), {.level = 1}); });
+  CHECK(level.weights - narrow_level.weights == frozen * 2);
+  CHECK(level.transient - narrow_level.transient == frozen * 2);  // no cast copy
+  job.plan_ddp();
+  const auto [copies, narrow_copies] = narrow([&] { return replicated_footprint(job.request()); });
+  CHECK(copies.weights - narrow_copies.weights == frozen * 2);
+  CHECK(copies.transient - narrow_copies.transient == frozen * 2);
+}
+
+TEST_CASE("what is frozen may be whole on every rank: then nothing gathers it") {
+  for (bool flat : {false, true}) {
+    CAPTURE(flat);
+    Job job{.outline = llama_outline({.layers = 4}), .world = 2};
+    int64_t frozen = 0, trained = 0;
+    for (ParameterOutline& p : job.outline.parameters) {
+      p.trainable = p.name.find("layernorm") != std::string::npos;
+      (p.trainable ? trained : frozen) += element_count(p.shape);
+    }
+    if (flat)
+      job.plan_flat();
+    else
+      job.plan();
+    job.config.job.frozen_whole = true;
+    const ShardingPlan plan =
+        flat ? flat_plan(job.request(), {}) : fully_sharded_plan(job.request(), {});
+    const Footprint cost = footprint_of(job.request(), plan);
+    CHECK(cost.bytes.weights == (frozen + trained / 2) * 4);
+    CHECK(cost.bytes.gradients == trained / 2 * 4);
+    CHECK(find_row(cost.wire, flat ? "dp" : "dp_shard", "all_gather")->bytes <=
+          2 * (trained / 2 * 4));
+    const std::string axis = flat ? "dp" : "dp_shard";
+    CHECK(placement(cost, "model.embed_tokens.weight").placement == Placement{{axis, "replicate"}});
+    CHECK(placement(cost, "model.embed_tokens.weight").local_shape ==
+          job.outline.find_parameter("model.embed_tokens.weight")->shape);
+  }
 }
 
 TEST_CASE("rows have no levels below 3") {
