@@ -191,7 +191,8 @@ std::vector<Where> everywhere() {
                             {"fsdp2", {2, {"distributed.cp_size=2"}}},
                             {"fsdp2", {2, {}}, {"distributed.activation_checkpointing=\"full\""}},
                             {"fsdp2", {2, {kPp2}}},
-                            {"fsdp2", {4, {kPp2}}}};
+                            {"fsdp2", {4, {kPp2}}},
+                            {"fsdp2", {4, {kPp2}}, {kWholeBase}}};
   for (int level : {0, 1, 2, 3}) out.push_back({"megatron_fsdp", {2, {}}, {flat_level(level)}});
   out.push_back({"megatron_fsdp", {2, {}}, {flat_level(3), kWholeBase}});
   return out;
@@ -276,8 +277,10 @@ TEST_CASE("adapters beside experts that stay are the same under moe_ep as in one
   const std::string model = write_model(folder.path, kMixtral);
   const Case one{"experts", kMixtral, {"lora.r=4", "lora.alpha=6"}, 1.5};
   const Came alone = came_of(layout_of(model, one, {"ddp", kAlone}));
-  for (const Where& where :
-       std::vector<Where>{{"moe_ep", {2, {}}}, {"moe_ep", {2, {kEp2}}}, {"fsdp2", {4, {kEp2}}}}) {
+  for (const Where& where : std::vector<Where>{{"moe_ep", {2, {}}},
+                                               {"moe_ep", {2, {kEp2}}},
+                                               {"fsdp2", {4, {kEp2}}},
+                                               {"fsdp2", {4, {kEp2}}, {kWholeBase}}}) {
     const Layout layout = layout_of(model, one, where);
     INFO(layout.text());
     const Came came = came_of(layout);
