@@ -198,6 +198,8 @@ std::vector<Where> everywhere() {
       {"fsdp2", {2, {}}, {"distributed.activation_checkpointing=\"full\""}},
       {"fsdp2", {2, {kPp2}}},
       {"fsdp2", {4, {kPp2}}},
+      {"fsdp2", {4, {kPp2}}, {kWholeBase}},
+      {"fsdp2", {4, {kTp2}}, {kWholeBase}},
       {"fsdp2", {2, {kTp2}}},
       {"fsdp2", {2, {kTp2}}, {kMlpPlan}},
       {"fsdp2", {2, {kTp2}}, {kSequence}},
@@ -282,7 +284,8 @@ TEST_CASE("adapters beside experts that stay are the same under moe_ep as in one
   for (const Where& where : std::vector<Where>{{"moe_ep", {2, {}}},
                                                {"moe_ep", {2, {kEp2}}},
                                                {"fsdp2", {4, {kEp2}}},
-                                               {"fsdp2", {4, {kEp2, kTp2}}, {attention}}}) {
+                                               {"fsdp2", {4, {kEp2, kTp2}}, {attention}},
+                                               {"fsdp2", {4, {kEp2}}, {kWholeBase}}}) {
     const Layout layout = layout_of(model, one, where);
     INFO(layout.text());
     const Came came = came_of(layout);

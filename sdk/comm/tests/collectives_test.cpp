@@ -116,7 +116,7 @@ TEST_CASE("gathers over shared memory may be read in any order") {
     meshwright::detail::reserve(*group, 64, 64, 3);
     for (int turn = 0; turn < 20; ++turn) {
       Tensor mine = at::full({4}, static_cast<double>(10 * turn + world->rank()));
-      bool mapped = detail::maps_gather(*group, 16);
+      bool mapped = meshwright::detail::maps_gather(*group, 16);
       Tensor whole[3];
       Work under_way[3];
       for (int i = 0; i < 3; ++i) {
@@ -127,7 +127,8 @@ TEST_CASE("gathers over shared memory may be read in any order") {
         under_way[i].wait();
         for (int64_t r = 0; r < 3; ++r) {
           if (r == world->rank()) continue;
-          Tensor from = mapped ? detail::peer(under_way[i], r) : whole[i].narrow(0, 4 * r, 4);
+          Tensor from =
+              mapped ? meshwright::detail::peer(under_way[i], r) : whole[i].narrow(0, 4 * r, 4);
           CHECK(from.eq(static_cast<double>(1000 * i + 10 * turn + r)).all().item<bool>());
         }
         under_way[i] = Work();
