@@ -64,6 +64,7 @@ constexpr Rule kRules[] = {
     {"lora", "alpha", adapts, kR0},
     {"lora", "target_modules", adapts, kR0},
     {"lora", "exclude_modules", adapts, kR0},
+    {"lora", "dropout", adapts, kR0},
     {"lora", "rslora", adapts, kR0},
     {"lora", "init", adapts, kR0},
     {"lora", "init", begins_anew, "with lora.adapter"},

@@ -147,6 +147,10 @@ constexpr std::array kLora = {
                "(\"model.layers.0.*.q_proj\", * within a part). \"all-linear\": all but heads."),
         "match_all_linear{true=all-linear,false=}"),
     option("exclude_modules", MESHWRIGHT_STRING_LIST, "[]", "Linears that get none, named alike."),
+    at_most(number("dropout", "0", 0,
+                   "Share of what adapters read that is dropped in training, the same on every "
+                   "layout."),
+            0.99),
     bool_option("rslora", false, "Adapters count alpha / sqrt(r) times instead."),
     choice_option("init", "\"kaiming\"", "kaiming|gaussian",
                   "A at the start: uniform within 1 / sqrt(in), or normal of deviation 1 / r. B is "

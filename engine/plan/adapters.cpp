@@ -239,6 +239,7 @@ Adapters adapters_in(const config::Config& config, const ModelOutline& outline) 
   if (table.get_int("r") == 0) return out;
   out.r = table.get_int("r");
   out.alpha = table.get_number("alpha");
+  out.dropout = table.get_number("dropout");
   out.rank_stabilized = table.get_bool("rslora");
   out.gaussian = table.get_string("init") == "gaussian";
   for (const ParameterOutline& p : outline.parameters) {
@@ -268,7 +269,7 @@ std::string peft_config(const Adapters& adapters, const ModelOutline& outline,
     out["lora_alpha"] = static_cast<int64_t>(adapters.alpha);
   else
     out["lora_alpha"] = adapters.alpha;
-  out["lora_dropout"] = 0.0;
+  out["lora_dropout"] = adapters.dropout;
   out["modules_to_save"] = nullptr;
   out["peft_type"] = "LORA";
   out["r"] = adapters.r;

@@ -16,7 +16,7 @@ namespace meshwright::plan {
 
 struct Adapters {
   int64_t r = 0;  // 0: there are none
-  double alpha = 0;
+  double alpha = 0, dropout = 0;
   bool rank_stabilized = false, gaussian = false;
   std::vector<std::string> modules;  // that have one, in the outline's order
   std::set<std::string, std::less<>> parameters;

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
+#include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
 #include <memory>
@@ -48,19 +49,35 @@ Tensor as_type_of(const Tensor& x, const Tensor& like) {
   return at::autocast::is_autocast_enabled(x.device().type()) ? x : x.to(like.scalar_type());
 }
 
+// What an adapter reads of the Linear's input in training.
+struct Drop {
+  std::shared_ptr<const AdapterDropout> dropout;  // nullptr: all of it
+  std::string module;
+  int64_t columns;
+  bool at_work(const torch::nn::Module& linear) const {
+    return dropout != nullptr && linear.is_training() && c10::GradMode::is_enabled();
+  }
+};
+
 // y + scale B (A x), in two hooks around the Linear.
-void run(HookHost& host, Linear in, Linear out, double scale) {
+void run(HookHost& host, Linear in, Linear out, double scale, Drop drop) {
   auto input = std::make_shared<Tensor>();  // between the two hooks of a call
   host.before_forward.emplace_back(
       [input](torch::nn::Module&, TensorRefs& inputs) { *input = *inputs.at(0); });
-  host.after_forward.insert(host.after_forward.begin(),
-                            [input, in = std::move(in), out = std::move(out), scale](
-                                torch::nn::Module&, TensorRefs& outputs) mutable {
-                              const Tensor x = std::exchange(*input, Tensor());
-                              Tensor& y = *outputs.at(0);
-                              const Tensor h = in(as_type_of(x, in->weight)).mul(scale);
-                              y = y + as_type_of(out(h), y);
-                            });
+  host.after_forward.insert(
+      host.after_forward.begin(),
+      [input, in = std::move(in), out = std::move(out), scale, drop = std::move(drop)](
+          torch::nn::Module& linear, TensorRefs& outputs) mutable {
+        Tensor x = std::exchange(*input, Tensor());
+        Tensor& y = *outputs.at(0);
+        double times = scale;
+        if (drop.at_work(linear)) {
+          x = drop.dropout->apply(x, drop.module, drop.columns);
+          times /= 1 - drop.dropout->rate();
+        }
+        const Tensor h = in(as_type_of(x, in->weight)).mul(times);
+        y = y + as_type_of(out(h), y);
+      });
 }
 
 }  // namespace
@@ -86,7 +103,8 @@ void attach_adapters(const plan::Adapters& adapters, const ModelOutline& outline
   }
 }
 
-void run_adapters(const plan::Adapters& adapters, torch::nn::Module& model) {
+void run_adapters(const plan::Adapters& adapters, const ModelOutline& outline,
+                  torch::nn::Module& model, const std::shared_ptr<AdapterDropout>& dropout) {
   if (!adapters.any()) return;
   auto modules = model.named_modules("", /*include_self=*/false);
   auto factor = [&](const std::string& name, std::string_view part) {
@@ -95,7 +113,8 @@ void run_adapters(const plan::Adapters& adapters, torch::nn::Module& model) {
   for (const std::string& name : adapters.modules)
     if (modules.contains(name))  // else it is of another stage
       run(*HookHost::of(*modules[name]), factor(name, kFactorIn), factor(name, kFactorOut),
-          adapters.scale());
+          adapters.scale(),
+          {dropout, name, outline.find_parameter(below(name, kFactorIn) + ".weight")->shape[1]});
 }
 
 }  // namespace meshwright::train

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "engine/plan/adapters.h"
+#include "engine/trainer/adapter_dropout.h"
 #include "meshwright/outline.h"
 
 namespace torch::nn {
@@ -21,7 +23,8 @@ void attach_adapters(const plan::Adapters& adapters, const ModelOutline& outline
                      torch::nn::Module& model, uint64_t seed);
 
 // After it is made parallel: x is taken as the Linear itself takes it, and what is added joins its
-// output before anything else that a strategy does to that.
-void run_adapters(const plan::Adapters& adapters, torch::nn::Module& model);
+// output before anything else that a strategy does to that. `dropout`: nullptr without.
+void run_adapters(const plan::Adapters& adapters, const ModelOutline& outline,
+                  torch::nn::Module& model, const std::shared_ptr<AdapterDropout>& dropout);
 
 }  // namespace meshwright::train

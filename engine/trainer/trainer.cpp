@@ -18,6 +18,7 @@
 #include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
+#include "engine/trainer/adapter_dropout.h"
 #include "engine/trainer/adapters.h"
 #include "engine/trainer/check_parts.h"
 #include "engine/trainer/evaluation.h"
@@ -50,6 +51,12 @@ struct Trainer::Parts {
   uint64_t seed;
   int64_t place;  // among ranks that have tokens of their own
   train::StepMonitor monitor;
+  std::shared_ptr<train::AdapterDropout> dropout = nullptr;  // of adapters
+
+  // Of the forward that comes.
+  void tell_place(const train::MicroBatchPlace& place) const {
+    if (dropout) dropout->begin(place);
+  }
 
   // Dropout does not depend on the order in which a schedule runs the stages.
   void seed_generator(int64_t step, int64_t first_layer, int64_t micro) const {
@@ -262,7 +269,11 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
                 "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
   train::check_parts(*model_, *module_, parts_->config.shared.sizes, plan_->tp,
                      plan_->strategy.info->name);
-  train::run_adapters(adapters, *module_);
+  if (adapters.dropout > 0)
+    parts_->dropout = std::make_shared<train::AdapterDropout>(
+        adapters.dropout, parts_->seed,
+        parts_->config.shared.sizes.tp > 1 ? mesh->coordinate(world_->rank(), "tp") : 0);
+  train::run_adapters(adapters, *outline_, *module_, parts_->dropout);
   if (stages_) stages_->check_tied(*model_);
   if (!plan_->outline && model_->context_parallel())
     world_->notice("the plan does not count what attention of " + outline_->architecture +
@@ -412,6 +423,7 @@ void Trainer::train_micro_batches(const StageForward& forward, double assumed, S
     model_->begin_micro_batch(micro + 1 == accumulation_ ? GradientSync::reduce
                                                          : GradientSync::accumulate);
     MicroBatchLoss loss;
+    parts_->tell_place({step_, (micro * dp_ + dp_rank_) * local_batch_, local_batch_});
     {
       TraceSpan span(world_->trace(), "forward");
       AutocastScope autocast(parts_->autocast, world_->device().type());
@@ -432,6 +444,7 @@ void Trainer::train_stages(const StageForward& forward, double assumed, Sums& su
   std::vector<double> weights(static_cast<size_t>(accumulation_));
   auto one = [&](int64_t stage, int64_t micro, const Tensor& hidden) {
     parts_->seed_generator(step_, stages_->first_layer(stage), micro);
+    parts_->tell_place({step_, (micro * dp_ + dp_rank_) * local_batch_, local_batch_});
     AutocastScope autocast(parts_->autocast, world_->device().type());
     MicroBatchLoss loss = forward(micro, hidden);
     weights[static_cast<size_t>(micro)] = weight_of(loss);

@@ -160,6 +160,8 @@ const std::vector<Row>& rows() {
       {"lora.target_modules", "q_proj", told},
       {"lora.exclude_modules", "[\"q_proj\"]", plan, kAdapters},
       {"lora.exclude_modules", "[\"q_proj\"]", told},
+      {"lora.dropout", "0.5", trained, kAdapters, {"ddp"}},
+      {"lora.dropout", "0.5", told},
       {"lora.rslora", "true", trained, kAdapters, {"ddp"}},
       {"lora.rslora", "true", told},
       {"lora.init", "gaussian", trained, kAdapters, {"ddp"}},

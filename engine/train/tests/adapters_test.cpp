@@ -297,6 +297,25 @@ TEST_CASE("adapters beside experts that stay are the same under moe_ep as in one
   }
 }
 
+TEST_CASE("dropout of adapters drops the same on every layout") {
+  TestFolder folder("adapters_dropout");
+  const std::string model = write_model(folder.path, kLlama);
+  Case one{"dropout", kLlama, {"lora.r=4", "lora.alpha=6", "lora.dropout=0.3"}, 1.5};
+  const Came alone = came_of(layout_of(model, one, {"ddp", kAlone}));
+  const std::vector<std::string> again = {"distributed.activation_checkpointing=\"full\""};
+  for (const Where& where : std::vector<Where>{{"ddp", {2, {}}, again},
+                                               {"fsdp2", {4, {kReplicate2}}},
+                                               {"fsdp2", {2, {"distributed.cp_size=2"}}, again},
+                                               {"fsdp2", {2, {kPp2}}, again},
+                                               {"megatron_fsdp", {2, {}}, {flat_level(3)}}}) {
+    const Layout layout = layout_of(model, one, where);
+    INFO(layout.text());
+    CHECK(strays(came_of(layout).curve, alone.curve) == "");
+  }
+  one.sets.back() = "lora.dropout=0";
+  CHECK(strays(came_of(layout_of(model, one, {"ddp", kAlone})).curve, alone.curve) != "");
+}
+
 TEST_CASE("adapters begin alike on every layout, and add nothing at first") {
   TestFolder folder("adapters_at_first");
   const std::string model = write_model(folder.path, kLlama);
