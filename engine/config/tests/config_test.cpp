@@ -310,7 +310,7 @@ TEST_CASE("the flat form and older names are accepted with a notice") {
   CHECK(l.config.table("distributed.other").get_bool("average_in_collective"));
   CHECK(l.config.shared.tp_plan.name == "own");
   CHECK(says(l.diagnostics.notices(), "belongs to [distributed.fsdp2]"));
-  CHECK(says(l.diagnostics.notices(), "older name of distributed.tp_plan"));
+  CHECK(says(l.diagnostics.notices(), "another name of distributed.tp_plan"));
   CHECK(says(l.diagnostics.notices(), "_target_"));
   Loaded old = load(
       "[distributed.other]\ndata_parallel_sharding_strategy = \"optim_grads\"\nnv_unit_modules = "

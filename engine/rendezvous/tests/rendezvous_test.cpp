@@ -332,8 +332,8 @@ TEST_CASE("where all ranks are late, the one is named that waits in what comes f
     world->everyone()->barrier();
     const int64_t order = orders[static_cast<size_t>(rank)];
     const std::string what = "step " + std::to_string(order), within = "a layer";
-    const detail::Activity activity(what, "which receives", order);
-    const detail::Activity inner(within, "forward");
+    const meshwright::detail::Activity activity(what, "which receives", order);
+    const meshwright::detail::Activity inner(within, "forward");
     at::Tensor one = at::ones({10});
     const std::array<PeerMessage, 1> message{
         PeerMessage{PeerMessage::Way::receive, (rank + 1) % 3, one}};
