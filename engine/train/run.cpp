@@ -157,6 +157,7 @@ void Run::load() {
     agree_or_throw(*world_, outcome_of([&] {
       check_data(*from(), job_, data_.fingerprint, data_.train.config.seq_len);
       check_base(*from(), pretrained_);
+      check_scale(*from(), table("lora"));
       try {
         if (!load_checkpoint(*trainer_, *from())) seed_generator(from()->meta().step);
       } catch (const Error& error) {
@@ -279,7 +280,11 @@ void Run::prepare_saving() {
   }
   if (const plan::Adapters adapters = plan::adapters_in(job_.impl().config, trainer_->outline());
       adapters.any()) {
-    leave_to_base(saving, from(), pretrained_, trainer_->outline());
+    // All ranks read the folder, or none goes on.
+    agree_or_throw(*world_, outcome_of([&] {
+      leave_to_base(saving, from(), pretrained_, trainer_->outline());
+      return std::string();
+    }));
     if (leader_) {
       const std::string name(checkpoint::kAdapterConfig);
       reporter_.put(name, plan::peft_config(adapters, trainer_->outline(), pretrained_));

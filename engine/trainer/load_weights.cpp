@@ -135,9 +135,7 @@ std::string rounding_of(const Files& base, const ModelOutline& outline) {
       const weights::TensorEntry* entry = base.opened.find(name);
       if (entry == nullptr) continue;
       if (entry->dtype == p.dtype || dtype_size(entry->dtype) < dtype_size(p.dtype)) break;
-      return "the weights of " + base.path + " are " + std::string(dtype_name(entry->dtype)) +
-             ", and beside the adapters they are stored in " + std::string(dtype_name(p.dtype)) +
-             " (lora.base_dtype): each is rounded once";
+      return rounded_base(base.path, entry->dtype, p.dtype);
     }
   }
   return {};
@@ -186,6 +184,12 @@ void load_weights(Trainer& trainer, const std::string& pretrained, const Initial
   }
   optimizer_of(trainer).round_weights(model.update_groups());
   trainer.tell_written({base ? ValuesWritten::By::weights : ValuesWritten::By::initialization, 0});
+}
+
+std::string rounded_base(const std::string& folder, DType then, DType now) {
+  return "the weights of " + folder + " are " + std::string(dtype_name(then)) +
+         ", and beside the adapters they are stored in " + std::string(dtype_name(now)) +
+         " (lora.base_dtype): each is rounded once";
 }
 
 std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline) {

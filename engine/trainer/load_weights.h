@@ -24,6 +24,8 @@ void keep_freed_memory();
 using InitialValueOf = std::function<InitialValue(const ParameterOutline& parameter)>;
 void load_weights(Trainer& trainer, const std::string& pretrained, const InitialValueOf& initial,
                   uint64_t seed, const std::string& adapter = {});
+// What to tell the user when a base beside adapters has fewer digits than its folder's files.
+std::string rounded_base(const std::string& folder, DType then, DType now);
 // What to tell the user when a Hugging Face folder holds tensors that the model has no use for;
 // empty: there are none. Reads headers only.
 std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline);
