@@ -152,6 +152,7 @@ constexpr std::array kLora = {
                    "layout."),
             0.99),
     bool_option("rslora", false, "Adapters count alpha / sqrt(r) times instead."),
+    bool_option("dora", false, "DoRA, a magnitude a row beside the adapters: not in this version."),
     choice_option("init", "\"kaiming\"", "kaiming|gaussian",
                   "A at the start: uniform within 1 / sqrt(in), or normal of deviation 1 / r. B is "
                   "zero."),

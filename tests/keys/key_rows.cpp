@@ -164,6 +164,8 @@ const std::vector<Row>& rows() {
       {"lora.dropout", "0.5", told},
       {"lora.rslora", "true", trained, kAdapters, {"ddp"}},
       {"lora.rslora", "true", told},
+      {"lora.dora", "true", refused, kAdapters},
+      {"lora.dora", "true", refused},
       {"lora.init", "gaussian", trained, kAdapters, {"ddp"}},
       {"lora.init", "gaussian", told},
       {"lora.adapter", "nowhere", told},
