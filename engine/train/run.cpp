@@ -25,6 +25,7 @@
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/logits.h"
 #include "engine/trainer/stages.h"
+#include "engine/weights/export.h"
 #include "engine/weights/safetensors.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/trace_span.h"
@@ -510,17 +511,32 @@ void Run::write_traces() {
   if (!trace.flush()) unwritable(file, errno);
 }
 
+namespace {
+
+constexpr const char* kAdapterFolder = "hf_adapter";  // beside hf/, with lora.export = "both"
+
+}  // namespace
+
 std::vector<std::pair<fs::path, checkpoint::ExportForm>> Run::exports() const {
   using enum checkpoint::ExportForm;
   const Options& lora = table("lora");
   const std::string wanted = lora.get_int("r") > 0 ? lora.get_string("export") : "merged";
   if (table("checkpoint").get_string("export") == "none" || wanted == "none") return {};
-  if (wanted == "both") return {{run_path_ / "hf", merged}, {run_path_ / "hf_adapter", adapter}};
+  if (wanted == "both") return {{run_path_ / "hf", merged}, {run_path_ / kAdapterFolder, adapter}};
   return {{run_path_ / "hf", wanted == "merged" ? merged : adapter}};
 }
 
 void Run::write_exports(const fs::path& path) const {
-  for (const auto& [folder, form] : exports()) {
+  const auto wanted = exports();
+  if (wanted.empty()) return;
+  // Before the other one, so that no failure leaves adapters beside a model of another step, nor
+  // another lora.export those of before.
+  try {
+    weights::remove_folder(run_path_ / kAdapterFolder);
+  } catch (const Error&) {
+    if (wanted.size() > 1) throw;  // else what somebody else has put there may stay
+  }
+  for (const auto& [folder, form] : wanted) {
     checkpoint::Source source(path);
     checkpoint::export_folder(source, folder, {.form = form});
   }

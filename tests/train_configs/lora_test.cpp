@@ -73,6 +73,16 @@ TEST_CASE("adapters go out to a folder and come back from it") {
     CHECK(fs::exists(here / "hf/config.json") == both);
     CHECK(fs::exists(here / "hf_adapter/adapter_model.safetensors") == both);
     CHECK((exports.out.find("exported for Hugging Face: ") != std::string::npos) == both);
+    if (!both) continue;
+    // The folder that it began with is not read again, and adapters of before do not stay.
+    const Trained gone_on = train(begin +
+                                      "--set lora.export=merged --set step_scheduler.max_steps=1 "
+                                      "--set lora.adapter=nowhere",
+                                  "lora_exports_on", "lora_exports");
+    INFO(gone_on.out);
+    CHECK(gone_on.status == 0);
+    CHECK(fs::exists(kRuns + "/lora_exports_on/hf/model.safetensors"));
+    CHECK_FALSE(fs::exists(kRuns + "/lora_exports_on/hf_adapter"));
   }
 
   const Trained other = train(begin + "--set lora.r=4", "lora_other");
