@@ -159,8 +159,8 @@ constexpr std::array kLora = {
     optional_text(
         "adapter",
         "A folder with adapter_config.json and adapter_model.safetensors, of peft or of "
-        "an export: the adapters begin as these. r, alpha, rslora and the modules must be "
-        "the same."),
+        "an export: the adapters begin as these. r, alpha, rslora and the modules are those of "
+        "the folder, unless they are set, which then must be the same."),
     choice_option("export", "\"adapter\"", "adapter|merged|both|none",
                   "What checkpoint.export writes: the adapters as peft reads them, the whole model "
                   "with them in its weights, both (the adapters then in hf_adapter/), or nothing."),

@@ -13,6 +13,7 @@
 #include "engine/generate/running/write_sample.h"
 #include "engine/generate/source.h"
 #include "engine/launch/exit_status.h"
+#include "engine/plan/adapter_folder.h"
 #include "engine/plan/adapters.h"
 #include "engine/plan/plan.h"
 #include "engine/report/progress.h"
@@ -68,6 +69,10 @@ std::string counted_samples(const plan::Job& job) {
   return job.samples ? std::to_string(*job.samples) : "any number";
 }
 
+std::string adapter_folder(const Options& lora) {
+  return lora.get_int("r") > 0 ? lora.get_string("adapter") : "";
+}
+
 }  // namespace
 
 bool Run::open(rendezvous::Ending& together) {
@@ -98,20 +103,19 @@ bool Run::open(rendezvous::Ending& together) {
   comm_trace_.emplace(*world_, run_path_);
   memory_report_.emplace(*memory_, *world_, run_path_);
   beginning_ = begin_run(job_, *world_, checkpoints_);
+  if (from() == nullptr && !adapter_folder(table("lora")).empty())
+    agree_or_throw(*world_, outcome_of([&] {
+      Diagnostics found;
+      plan::check_adapter_folder(job_.impl(), found);
+      found.throw_if_any();
+      return std::string();
+    }));
   all_done_ = from() != nullptr && from()->meta().step >= max_steps_;
   if (!all_done_) return true;
   if (beginning_.own)
     make_way(beginning_, *world_, checkpoints_);  // tidies what an interrupted save left
   return false;
 }
-
-namespace {
-
-std::string adapter_folder(const Options& lora) {
-  return lora.get_int("r") > 0 ? lora.get_string("adapter") : "";
-}
-
-}  // namespace
 
 // All ranks must have the data alike.
 void Run::open_data() {
