@@ -242,10 +242,13 @@ void take_from_adapter_folder(config::Config& config, Diagnostics& diagnostics) 
     folder.fill(filled);
     table = std::move(filled);
     if (begins_afresh(config)) folder.tell_dropout(diagnostics);
-  } catch (const Error& error) {
-    // What sets r may go on from a checkpoint without the folder. Else check_adapter_folder()
-    // tells.
-    if (asks) diagnostics.add(error);
+  } catch (Error& error) {
+    // Where r is set, a run may go on from a checkpoint without the folder; where none does,
+    // check_adapter_folder() tells.
+    if (!asks) return;
+    if (!begins_afresh(config))
+      error.help("to go on without the folder, set lora.r and what else was taken from it");
+    diagnostics.add(error);
   }
 }
 

@@ -143,6 +143,7 @@ void Run::make_trainer() {
   const int64_t rows = shared.sizes.pp > 1 ? shared.pipeline.microbatch_size
                                            : table("step_scheduler").get_int("local_batch_size"),
                 tokens = rows * data_.train.config.seq_len;
+  job_.impl().fills_adapters = true;
   trainer_ = std::make_unique<Trainer>(job_, world_, model_->module(), model_->outline, tokens);
   memory_report_->model_is(*trainer_, *model_->module());
   // Batches, of training and validation, are of one size, and a text is the same on every rank. A
