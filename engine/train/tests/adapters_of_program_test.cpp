@@ -1,5 +1,5 @@
 // A program's own module under lora.adapter. Before doctest: LibTorch has a CHECK of its own.
-#include "engine/train/tests/small_run.h"
+#include "engine/train/tests/small_models.h"
 #include "meshwright/parallel/testing.h"
 
 #include <ATen/ops/arange.h>
@@ -14,6 +14,7 @@
 
 #include "engine/weights/export.h"
 #include "meshwright/nn/layers.h"
+#include "meshwright/trainer.h"
 
 namespace adapters_of_program_test {
 
