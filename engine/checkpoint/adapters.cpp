@@ -15,26 +15,25 @@ namespace {
 
 constexpr int64_t kPiece = 1 << 20;  // elements merged at a time
 
-Error damaged(const Source& source, const std::string& what) {
-  return Error(ErrorCode::bad_checkpoint, source.path().string() + ": " + what)
-      .help("meshwright checkpoint verify " + source.path().string());
+Error damaged(const std::filesystem::path& checkpoint, const std::string& what) {
+  return Error(ErrorCode::bad_checkpoint, checkpoint.string() + ": " + what)
+      .help("meshwright checkpoint verify " + checkpoint.string());
 }
 
-// r and alpha, as peft reads them.
-double scale_of(const Source& source, const std::string& config) {
+PeftScale scale_in(const std::string& config, const std::filesystem::path& checkpoint) {
   boost::system::error_code failed;
   const boost::json::value parsed = boost::json::parse(config, failed);
   const boost::json::object* table = failed ? nullptr : parsed.if_object();
   auto number = [&](const char* name) {
     const boost::json::value* value = table != nullptr ? table->if_contains(name) : nullptr;
     if (value == nullptr || !value->is_number() || value->to_number<double>() <= 0)
-      throw damaged(source, std::string(kAdapterConfig) + " has no " + name + " above 0");
+      throw damaged(checkpoint, std::string(kAdapterConfig) + " has no " + name + " above 0");
     return value->to_number<double>();
   };
-  const double r = number("r"), alpha = number("lora_alpha");
+  PeftScale out{.r = number("r"), .alpha = number("lora_alpha")};
   const boost::json::value* stabilized = table->if_contains("use_rslora");
-  const bool root = stabilized != nullptr && stabilized->is_bool() && stabilized->as_bool();
-  return alpha / (root ? std::sqrt(r) : r);
+  out.rank_stabilized = stabilized != nullptr && stabilized->is_bool() && stabilized->as_bool();
+  return out;
 }
 
 template <class T>
@@ -122,16 +121,24 @@ void stream_merged(Source& source, size_t weight, const AdapterPair& pair, doubl
 
 }  // namespace
 
+double PeftScale::value() const { return alpha / (rank_stabilized ? std::sqrt(r) : r); }
+
+bool names_adapters(const Meta& meta) {
+  return std::any_of(meta.files.begin(), meta.files.end(),
+                     [](const FileRecord& file) { return file.name == kAdapterConfig; });
+}
+
+std::optional<PeftScale> scale_of(Checkpoint& checkpoint) {
+  if (!names_adapters(checkpoint.meta())) return std::nullopt;
+  return scale_in(checkpoint.read_file(std::string(kAdapterConfig)), checkpoint.folder());
+}
+
 std::optional<AdapterSet> adapters_of(Source& source) {
   Checkpoint* checkpoint = source.checkpoint();
-  if (checkpoint == nullptr) return std::nullopt;
-  const std::vector<FileRecord>& files = checkpoint->meta().files;
-  if (std::none_of(files.begin(), files.end(),
-                   [](const FileRecord& file) { return file.name == kAdapterConfig; }))
-    return std::nullopt;
+  if (checkpoint == nullptr || !names_adapters(checkpoint->meta())) return std::nullopt;
   AdapterSet out;
   out.config = checkpoint->read_file(std::string(kAdapterConfig));
-  out.scale = scale_of(source, out.config);
+  out.scale = scale_in(out.config, source.path()).value();
   std::map<std::string_view, size_t> places;
   for (size_t i = 0; i < source.tensors().size(); ++i)
     if (source.tensors()[i].state.empty()) places.emplace(source.tensors()[i].name, i);
@@ -142,18 +149,19 @@ std::optional<AdapterSet> adapters_of(Source& source) {
     const auto weight = places.find(module + ".weight"),
                b = places.find(module + "." + std::string(kFactorOut) + ".weight");
     if (weight == places.end() || b == places.end())
-      throw damaged(source, std::string(name) + " lies beside no weight");
+      throw damaged(source.path(), std::string(name) + " lies beside no weight");
     const SourceTensor& w = source.tensors()[weight->second];
     std::vector<int64_t> shape{source.tensors()[b->second].shape.at(0),
                                source.tensors()[in].shape.at(1)};
     if (w.transposed) std::reverse(shape.begin(), shape.end());
     if (w.shape != shape ||
         source.tensors()[in].shape[0] != source.tensors()[b->second].shape.at(1))
-      throw damaged(source, std::string(name) + " has another shape than the weight beside it");
+      throw damaged(source.path(),
+                    std::string(name) + " has another shape than the weight beside it");
     out.of_weight.emplace(weight->second, AdapterPair{in, b->second});
   }
   if (out.of_weight.empty())
-    throw damaged(source, "it has an " + std::string(kAdapterConfig) + ", but no adapters");
+    throw damaged(source.path(), "it has an " + std::string(kAdapterConfig) + ", but no adapters");
   return out;
 }
 

@@ -16,6 +16,17 @@ namespace meshwright::checkpoint {
 // What a checkpoint of a run with adapters carries; peft's, word for word.
 inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
 
+// What kAdapterConfig says of how often adapters count.
+struct PeftScale {
+  double r = 0, alpha = 0;
+  bool rank_stabilized = false;
+  double value() const;  // alpha / r, or alpha / sqrt(r)
+};
+// Whether the checkpoint is of a run with adapters.
+bool names_adapters(const Meta& meta);
+// nullopt: it is of none. Throws Error(bad_checkpoint).
+std::optional<PeftScale> scale_of(Checkpoint& checkpoint);
+
 struct AdapterPair {
   size_t in = 0, out = 0;  // A [r, in] and B [out, r] among Source::tensors()
 };

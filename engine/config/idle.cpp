@@ -24,7 +24,11 @@ bool adamw(const Config& config) { return choice(config, "optimizer", "name") ==
 bool decays_weights(const Config& config) {
   return config.table("optimizer").get_number("weight_decay") > 0;
 }
-bool adapts(const Config& config) { return config.table("lora").get_int("r") > 0; }
+// lora.adapter brings an r where none is set.
+bool adapts(const Config& config) {
+  const Options& lora = config.table("lora");
+  return lora.get_int("r") > 0 || (lora.is_set("adapter") && !lora.is_given("r"));
+}
 bool begins_anew(const Config& config) {
   return !adapts(config) || !config.table("lora").is_set("adapter");
 }

@@ -394,6 +394,7 @@ class Resolver {
                            .at(optimizer.origin("betas"))
                            .help("set optimizer.betas = [0.9, 0.95]"));
     for (const char* name : {"dataset", "validation_dataset"}) check_packing(name);
+    check_adapters();
     check_steps();
     check_best();
     check_report();
@@ -408,6 +409,17 @@ class Resolver {
               .help("set lr_scheduler.min_lr = 0")
               .help("set lr_scheduler.min_lr = " + meshwright::to_toml(optimizer.value("lr")) +
                     " and lr_scheduler.lr_decay_style = \"constant\""));
+  }
+
+  void check_adapters() {
+    const Options& lora = config_.tables.at("lora");
+    if (!lora.get_bool("dora")) return;
+    diagnostics_.add(Error(ErrorCode::not_in_release,
+                           "lora.dora = true: adapters with magnitudes are not in this version")
+                         .key("lora.dora")
+                         .at(lora.origin("dora"))
+                         .help("set lora.dora = false, and raise lora.r where adapters learn too "
+                               "little"));
   }
 
   // Steps or epochs. What epochs come to is known where the data is: until then max_steps is

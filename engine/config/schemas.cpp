@@ -152,14 +152,15 @@ constexpr std::array kLora = {
                    "layout."),
             0.99),
     bool_option("rslora", false, "Adapters count alpha / sqrt(r) times instead."),
+    bool_option("dora", false, "DoRA, a magnitude a row beside the adapters: not in this version."),
     choice_option("init", "\"kaiming\"", "kaiming|gaussian",
                   "A at the start: uniform within 1 / sqrt(in), or normal of deviation 1 / r. B is "
                   "zero."),
     optional_text(
         "adapter",
         "A folder with adapter_config.json and adapter_model.safetensors, of peft or of "
-        "an export: the adapters begin as these. r, alpha, rslora and the modules must be "
-        "the same."),
+        "an export: the adapters begin as these. r, alpha, rslora and the modules are those of "
+        "the folder, unless they are set, which then must be the same."),
     choice_option("export", "\"adapter\"", "adapter|merged|both|none",
                   "What checkpoint.export writes: the adapters as peft reads them, the whole model "
                   "with them in its weights, both (the adapters then in hf_adapter/), or nothing."),

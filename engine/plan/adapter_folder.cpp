@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <optional>
+#include <set>
 
 #include "sdk/files/read_file.h"
 #include "sdk/files/strict_json.h"
@@ -20,7 +21,6 @@ constexpr const char* kKey = "lora.adapter";
 // What would make other adapters of these tensors, or adapters of something else. Unset, false,
 // empty and these values are what is read here.
 constexpr const char* kUnread[] = {"lora_bias",
-                                   "fan_in_fan_out",
                                    "layer_replication",
                                    "target_parameters",
                                    "trainable_token_indices",
@@ -29,9 +29,7 @@ constexpr const char* kUnread[] = {"lora_bias",
                                    "use_bdlora",
                                    "arrow_config",
                                    "alora_invocation_tokens",
-                                   "modules_to_save",
-                                   "rank_pattern",
-                                   "alpha_pattern"};
+                                   "modules_to_save"};
 
 bool is_unset(const json::value& value) {
   if (value.is_null()) return true;
@@ -40,44 +38,110 @@ bool is_unset(const json::value& value) {
   return value.is_object() && value.as_object().empty();
 }
 
-class Reading {
- public:
-  Reading(const Options& table, Diagnostics& diagnostics)
-      : table_(table),
-        diagnostics_(diagnostics),
-        file_(std::filesystem::path(table.get_string("adapter")) / "adapter_config.json") {}
+// peft's own value for weights that lie [in, out], and what an export of them says. A and B are the
+// same tensors either way.
+bool has_transposed(const Job& job) try {
+  const std::optional<JobModel> model = model_of(job);
+  if (!model) return false;
+  const ModelOutline outline = model->outline(job.config);
+  return std::any_of(outline.parameters.begin(), outline.parameters.end(),
+                     [](const ParameterOutline& p) { return p.stored.transposed; });
+} catch (const Error&) {
+  return false;  // said where the job is planned
+}
 
-  void check() {
+class AdapterConfig {
+ public:
+  // Throws Error(file_unreadable | weights_mismatch).
+  explicit AdapterConfig(const Options& table)
+      : table_(table),
+        file_(std::filesystem::path(table.get_string("adapter")) / "adapter_config.json") {
     std::error_code failed;
     if (!std::filesystem::is_regular_file(file_, failed))
-      return add(Error(ErrorCode::file_unreadable, "there is no " + file_.string())
-                     .help("name a folder with adapter_config.json and adapter_model.safetensors"));
+      throw Error(ErrorCode::file_unreadable, "there is no " + file_.string())
+          .key(kKey)
+          .at(table.origin("adapter"))
+          .help("name a folder with adapter_config.json and adapter_model.safetensors");
     try {
       config_ = base::parse_strictly(base::read_file(file_), {});
     } catch (const base::JsonProblem& problem) {
-      return add(unread("byte " + std::to_string(problem.offset) + ": " + problem.what));
+      throw unread("byte " + std::to_string(problem.offset) + ": " + problem.what);
     }
-    if (!config_.is_object()) return add(unread("is not a JSON object"));
+    if (!config_.is_object()) throw unread("is not a JSON object");
     if (text_of("peft_type") != "LORA")
-      return add(unread("peft_type is " + shown("peft_type") + ", not \"LORA\""));
+      throw unread("peft_type is " + shown("peft_type") + ", not \"LORA\"");
+  }
+
+  // `transposed`: the model has weights that lie [in, out].
+  void check_read(bool transposed, Diagnostics& diagnostics) const {
     for (const char* name : kUnread)
       if (const json::value* value = find(name); value != nullptr && !is_unset(*value))
-        add(unread(std::string(name) + " = " + shown(name) + " is not read here"));
+        diagnostics.add(unread(std::string(name) + " = " + shown(name) + " is not read here"));
     if (const json::value* bias = find("bias"); bias != nullptr && text_of("bias") != "none")
-      add(unread("bias = " + shown("bias") + " is not read here"));
+      diagnostics.add(unread("bias = " + shown("bias") + " is not read here"));
+    if (const json::value* turned = find("fan_in_fan_out");
+        turned != nullptr && !is_unset(*turned) && !transposed)
+      diagnostics.add(unread("fan_in_fan_out = " + shown("fan_in_fan_out") +
+                             ", but the model has no weights that lie so"));
     // Some change the base's weights before the first step.
     if (const json::value* init = find("init_lora_weights");
         init != nullptr && !init->is_bool() && text_of("init_lora_weights") != "gaussian" &&
         text_of("init_lora_weights") != "orthogonal")
-      add(unread("init_lora_weights = " + shown("init_lora_weights") + " changes the base model"));
-    compare_number("r", "r");
-    compare_number("lora_alpha", "alpha");
-    const json::value* stabilized = find("use_rslora");
-    const bool root = stabilized != nullptr && stabilized->is_bool() && stabilized->as_bool();
-    if (root != table_.get_bool("rslora")) differs("use_rslora", "rslora", root ? "true" : "false");
+      diagnostics.add(
+          unread("init_lora_weights = " + shown("init_lora_weights") + " changes the base model"));
+  }
+
+  void compare(Diagnostics& diagnostics) const {
+    auto differ = [&](const Number& theirs, const char* ours) {
+      if (theirs.value != table_.get_number(ours))
+        diagnostics.add(differs(theirs.key, ours, to_toml(theirs.value)));
+    };
+    try {
+      const Number rank = r();
+      if (rank.value != static_cast<double>(table_.get_int("r")))
+        diagnostics.add(differs(rank.key, "r", to_toml(rank.value)));
+      differ(alpha(), "alpha");
+    } catch (const Error& error) {
+      diagnostics.add(error);
+    }
+    if (rank_stabilized() != table_.get_bool("rslora"))
+      diagnostics.add(differs("use_rslora", "rslora", rank_stabilized() ? "true" : "false"));
+  }
+
+  // What `into`, a copy of the table, does not set.
+  void fill(Options& into) const {
+    auto set = [&](const char* name, const OptionValue& value) {
+      if (!table_.is_given(name)) into.set(name, value, table_.origin("adapter"));
+    };
+    const double rank = r().value;
+    if (rank == std::floor(rank) && rank < 1e9)
+      set("r", static_cast<int64_t>(rank));
+    else
+      set("r", rank);  // which is refused as any other
+    set("alpha", alpha().value);
+    set("rslora", rank_stabilized());
+    if (!table_.is_given("target_modules")) set("target_modules", names_of("target_modules"));
+    if (const json::value* excluded = find("exclude_modules");
+        excluded != nullptr && !is_unset(*excluded) && !table_.is_given("exclude_modules"))
+      set("exclude_modules", names_of("exclude_modules"));
+  }
+
+  void tell_dropout(Diagnostics& diagnostics) const {
+    const json::value* value = find("lora_dropout");
+    if (value == nullptr || !value->is_number()) return;
+    const double theirs = value->to_number<double>();
+    if (theirs > 0 && theirs != table_.get_number("dropout"))
+      diagnostics.notice(file_.string() + ": lora_dropout is " + to_toml(theirs) +
+                         ", but lora.dropout = " + to_toml(table_.value("dropout")) +
+                         "; set lora.dropout = " + to_toml(theirs) + " to train on as it did");
   }
 
  private:
+  struct Number {
+    double value;
+    const char* key;
+  };
+
   const json::value* find(const char* name) const { return config_.as_object().if_contains(name); }
   std::string text_of(const char* name) const {
     const json::value* value = find(name);
@@ -87,40 +151,128 @@ class Reading {
     const json::value* value = find(name);
     return value == nullptr ? "not set" : json::serialize(*value);
   }
-  void add(Error error) {
-    if (error.key().empty()) error.key(kKey).at(table_.origin("adapter"));
-    diagnostics_.add(std::move(error));
-  }
   Error unread(const std::string& what) const {
     return Error(ErrorCode::weights_mismatch, file_.string() + ": " + what)
+        .key(kKey)
+        .at(table_.origin("adapter"))
         .help("set lora.adapter = \"none\" to begin with new adapters");
   }
-  void differs(const char* theirs, const char* ours, const std::string& value) {
-    add(Error(ErrorCode::conflict, file_.string() + ": " + theirs + " is " + shown(theirs) +
-                                       ", but lora." + ours + " = " + to_toml(table_.value(ours)))
-            .key(std::string("lora.") + ours)
-            .at(table_.origin(ours))
-            .help(std::string("set lora.") + ours + " = " + value));
-  }
-  void compare_number(const char* theirs, const char* ours) {
-    const json::value* value = find(theirs);
-    if (value == nullptr || !value->is_number())
-      return add(unread(std::string(theirs) + " is " + shown(theirs) + ", not a number"));
-    if (value->to_number<double>() != table_.get_number(ours)) differs(theirs, ours, shown(theirs));
+  Error differs(const char* theirs, const char* ours, const std::string& value) const {
+    return Error(ErrorCode::conflict, file_.string() + ": " + theirs + " is " + shown(theirs) +
+                                          ", but lora." + ours + " = " +
+                                          to_toml(table_.value(ours)))
+        .key(std::string("lora.") + ours)
+        .at(table_.origin(ours))
+        .help(std::string("set lora.") + ours + " = " + value);
   }
 
-  const Options& table_;
-  Diagnostics& diagnostics_;
+  Number r() const { return same_for_all("r", "rank_pattern"); }
+  Number alpha() const { return same_for_all("lora_alpha", "alpha_pattern"); }
+  bool rank_stabilized() const {
+    const json::value* value = find("use_rslora");
+    return value != nullptr && value->is_bool() && value->as_bool();
+  }
+
+  // The number that every module gets, whichever of them the pattern is for.
+  Number same_for_all(const char* name, const char* pattern) const {
+    const json::value* value = find(name);
+    if (value == nullptr || !value->is_number() || !(value->to_number<double>() > 0))
+      throw unread(std::string(name) + " is " + shown(name) + ", not a number above 0");
+    const Number all{value->to_number<double>(), name};
+    const json::value* some = find(pattern);
+    if (some == nullptr || is_unset(*some)) return all;
+    std::set<double> numbers;
+    if (some->is_object())
+      for (const auto& item : some->as_object())
+        numbers.insert(item.value().is_number() ? item.value().to_number<double>() : 0);
+    if (numbers.size() == 1 && *numbers.begin() > 0) {
+      if (*numbers.begin() == all.value) return all;
+      if (names_all_targets(some->as_object())) return {*numbers.begin(), pattern};
+    }
+    throw unread(std::string(pattern) + " = " + shown(pattern) + " beside " + name + " = " +
+                 shown(name) + ": other numbers for some modules are not read here");
+  }
+
+  // A key of a pattern that is a target's name is for all that the target selects.
+  bool names_all_targets(const json::object& pattern) const {
+    const json::value* targets = find("target_modules");
+    return targets != nullptr && targets->is_array() && !targets->as_array().empty() &&
+           std::all_of(targets->as_array().begin(), targets->as_array().end(),
+                       [&](const json::value& one) {
+                         return one.is_string() && pattern.contains(one.as_string());
+                       });
+  }
+
+  // Modules as [lora] takes them. peft's expressions, and its choice of layers, are none.
+  OptionValue names_of(const char* name) const {
+    const json::value* value = find(name);
+    if (text_of(name) == "all-linear") return std::string("all-linear");
+    std::vector<std::string> out;
+    bool names = value != nullptr && value->is_array() && !value->as_array().empty();
+    if (names)
+      for (const json::value& one : value->as_array()) {
+        names = names && one.is_string();
+        if (names) out.emplace_back(one.as_string());
+      }
+    const json::value* layers = find("layers_to_transform");
+    if (names && (layers == nullptr || is_unset(*layers))) return out;
+    throw Error(ErrorCode::conflict, file_.string() + ": " + name + " = " + shown(name) +
+                                         (names ? " in some layers alone" : "") +
+                                         " says nothing that lora." + name + " could be")
+        .key(std::string("lora.") + name)
+        .at(table_.origin("adapter"))
+        .help(std::string("set lora.") + name +
+              " to the modules that adapter_model.safetensors has tensors for");
+  }
+
+  const Options table_;
   std::filesystem::path file_;
   json::value config_;
 };
 
 }  // namespace
 
-void check_adapter_folder(const config::Config& config, Diagnostics& diagnostics) {
-  const Options& table = config.table("lora");
+void take_from_adapter_folder(config::Config& config, Diagnostics& diagnostics) {
+  Options& table = config.tables.at("lora");
+  const bool asks = !table.is_given("r");
+  if (!table.is_set("adapter") || (!asks && table.get_int("r") == 0)) return;
+  try {
+    const AdapterConfig folder(table);
+    Options filled = table;
+    folder.fill(filled);
+    table = std::move(filled);
+    if (begins_afresh(config)) folder.tell_dropout(diagnostics);
+  } catch (Error& error) {
+    // Where r is set, a run may go on from a checkpoint without the folder; where none does,
+    // check_adapter_folder() tells.
+    if (!asks) return;
+    if (!begins_afresh(config))
+      error.help("to go on without the folder, set lora.r and what else was taken from it");
+    diagnostics.add(error);
+  }
+}
+
+void check_adapter_folder(const Job& job, Diagnostics& diagnostics) {
+  const Options& table = job.config.table("lora");
   if (!table.is_set("adapter") || table.get_int("r") == 0) return;
-  Reading(table, diagnostics).check();
+  try {
+    const AdapterConfig folder(table);
+    folder.check_read(has_transposed(job), diagnostics);
+    folder.compare(diagnostics);
+  } catch (const Error& error) {
+    diagnostics.add(error);
+  }
+}
+
+bool begins_afresh(const config::Config& config) {
+  const std::string resume = config.table("checkpoint").get_string("resume");
+  if (resume != "auto" && resume != "none") return false;
+  const Options& run = config.table("run");
+  std::error_code failed;
+  const bool empty = std::filesystem::is_empty(
+      std::filesystem::path(run.get_string("dir")) / run.get_string("name") / "checkpoints",
+      failed);
+  return empty || failed;
 }
 
 }  // namespace meshwright::plan

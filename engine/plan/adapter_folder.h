@@ -1,12 +1,21 @@
 // A folder that peft wrote, or an export of adapters, as lora.adapter names it.
 #pragma once
 
-#include "engine/config/config.h"
+#include "engine/plan/plan.h"
 
 namespace meshwright::plan {
 
-// Holds its adapter_config.json against [lora]: adds Error(conflict) where they differ, and
+// Takes from its adapter_config.json what [lora] does not set of r, alpha, rslora, target_modules
+// and exclude_modules. Adds an error where r is to come from there and cannot, and tells of another
+// dropout. Nothing where lora.adapter is not set.
+void take_from_adapter_folder(config::Config& config, Diagnostics& diagnostics);
+
+// Holds the file against [lora]: adds Error(conflict) where they differ, and
 // Error(weights_mismatch) for what is not read here. Nothing where lora.adapter is not set.
-void check_adapter_folder(const config::Config& config, Diagnostics& diagnostics);
+void check_adapter_folder(const Job& job, Diagnostics& diagnostics);
+
+// Whether nothing is there yet that the run could go on with. Where something is, the run itself
+// finds out whether it does (checkpoint::choose_start): then the folder is not read again.
+bool begins_afresh(const config::Config& config);
 
 }  // namespace meshwright::plan

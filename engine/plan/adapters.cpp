@@ -262,6 +262,9 @@ std::string peft_config(const Adapters& adapters, const ModelOutline& outline,
   out["alpha_pattern"] = json::object();
   out["base_model_name_or_path"] = base.empty() ? json::value(nullptr) : json::value(base);
   out["bias"] = "none";
+  // Of Conv1D, whose weight lies [in, out]: peft sets it there by itself, with a warning where a
+  // file says otherwise, and needs it to merge. A and B lie alike either way, so lora.adapter takes
+  // it back for such a model, and for no other.
   out["fan_in_fan_out"] = transposed;
   out["inference_mode"] = true;
   out["init_lora_weights"] = true;

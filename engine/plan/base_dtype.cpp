@@ -48,12 +48,14 @@ DType BaseDtype::of(DType now) const {
   if (!asked_ && widest_ && dtype_size(*widest_) < dtype_size(now)) out = *widest_;
   if (!whole_ || out == *whole_) return out;
   const std::string computes(dtype_name(*whole_));
+  // Units of one dtype each have no base of its own.
+  const std::string key = widest_ ? "lora.base_dtype" : "model.torch_dtype";
   throw Error(ErrorCode::conflict,
               "lora.base_sharding = \"replicate\" keeps the base as it computes, in " + computes +
                   ", and it is stored in " + std::string(dtype_name(out)))
       .key("lora.base_sharding")
       .at(table_.origin("base_sharding"))
-      .help("set lora.base_dtype = \"" + computes + "\"")
+      .help("set " + key + " = \"" + computes + "\"")
       .help("set lora.base_sharding = \"shard\"");
 }
 

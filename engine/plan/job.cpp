@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <set>
 
+#include "engine/plan/adapter_folder.h"
 #include "engine/plan/plan.h"
 
 namespace meshwright::plan {
@@ -159,6 +160,7 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
   job.config = config::resolve(source, {job.schemas, std::move(components)},
                                found ? job.strategy.info->name : std::string(), diagnostics);
   if (!all_found) return std::nullopt;
+  take_from_adapter_folder(job.config, diagnostics);
   check_rules(job.strategy, job.config.strategy_config(job.schemas.front()), diagnostics);
   check_model_rules(job, diagnostics);
   return job;

@@ -32,6 +32,9 @@ struct Job {
   std::optional<loader::LoadedDataset> dataset, validation_dataset;
   // Of [dataset], where a run is counted in epochs and somebody has opened it.
   std::optional<int64_t> samples;
+  // The adapters get their values with the model's, from a checkpoint or lora.adapter: a Trainer
+  // does not read that by itself.
+  bool fills_adapters = false;
 };
 
 // Loads and checks everything; problems go to `diagnostics`. nullopt when the strategy cannot be

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "engine/checkpoint/adapters.h"
 #include "engine/launch/run_folder.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
@@ -114,10 +115,7 @@ void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::s
     Error error(ErrorCode::checkpoint_mismatch, from.folder().string() + ": " + what);
     error.key(key);
     if (!value.empty()) error.help("set " + key + " = " + value);
-    throw error
-        .help("to train its weights on other data: meshwright checkpoint export " +
-              from.folder().string() +
-              " --out DIR, then model.pretrained = \"DIR\" under another run.name")
+    throw error.help("to train its weights on other data: " + way_by_export(from))
         .help(
             "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another "
             "name");
@@ -156,6 +154,31 @@ void check_base(checkpoint::Checkpoint& from, const std::string& pretrained) {
         .help("set run.name to another name to train this job beside it");
   from.base_is_in(pretrained);
   from.open_base();
+}
+
+void check_scale(checkpoint::Checkpoint& from, const Options& lora) {
+  if (lora.get_int("r") == 0) return;
+  const std::optional<checkpoint::PeftScale> was = checkpoint::scale_of(from);
+  if (!was) return;
+  auto refuse = [&](const std::string& name, const OptionValue& then) {
+    const std::string key = "lora." + name;
+    throw Error(ErrorCode::checkpoint_mismatch,
+                from.folder().string() + ": its adapters were trained with " + key + " = " +
+                    to_toml(then) + ", this job has " + to_toml(lora.value(name)))
+        .key(key)
+        .at(lora.origin(name))
+        .help("set " + key + " = " + to_toml(then))
+        .help("set run.name to another name to train this job beside it");
+  };
+  if (was->r != static_cast<double>(lora.get_int("r"))) refuse("r", static_cast<int64_t>(was->r));
+  if (was->alpha != lora.get_number("alpha")) refuse("alpha", was->alpha);
+  if (was->rank_stabilized != lora.get_bool("rslora")) refuse("rslora", was->rank_stabilized);
+}
+
+std::string way_by_export(const checkpoint::Checkpoint& from) {
+  return "meshwright checkpoint export " + from.folder().string() +
+         (checkpoint::names_adapters(from.meta()) ? " --merged" : "") +
+         " --out DIR, then model.pretrained = \"DIR\" under another run.name";
 }
 
 void leave_to_base(Saver::Settings& saving, const checkpoint::Checkpoint* from,

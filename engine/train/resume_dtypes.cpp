@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "engine/train/resume.h"
+#include "engine/trainer/load_weights.h"
 #include "meshwright/error.h"
 #include "sdk/base/low_rank.h"
 
@@ -42,12 +44,16 @@ std::vector<std::string> check_dtypes(const checkpoint::Checkpoint& from,
   const bool adapts = std::any_of(tensors.begin(), tensors.end(), [](const LocalTensor& tensor) {
     return low_rank_factor(tensor.name).has_value();
   });
-  std::string wider, frozen;
+  std::string wider, frozen, rounded;
   for (const LocalTensor& tensor : tensors) {
     auto found = records.find({tensor.state, tensor.name});
     if (tensor.state == "buffer" || found == records.end()) continue;
-    if (found->second->base) continue;  // read as at the beginning of the run
     const DType then = found->second->dtype;
+    if (found->second->base) {  // read as at the beginning of the run
+      if (rounded.empty() && tensor.frozen && from.meta().base && !represents(tensor.dtype, then))
+        rounded = rounded_base(from.meta().base->path, then, tensor.dtype);
+      continue;
+    }
     const bool dropped = tensor.frozen && !tensor.state.empty();
     if (then == tensor.dtype || dropped) continue;
     std::string was(dtype_name(then)), now(dtype_name(tensor.dtype));
@@ -78,12 +84,10 @@ std::vector<std::string> check_dtypes(const checkpoint::Checkpoint& from,
       error.help("set optimizer.main_dtype = \"" + was +
                  "\" to keep them beside weights that are stored in " + now);
     throw error.help("to go on in " + now +
-                     " all the same, with a fresh optimizer: meshwright checkpoint export " +
-                     from.folder().string() +
-                     " --out DIR, then model.pretrained = \"DIR\" under another run.name");
+                     " all the same, with a fresh optimizer: " + way_by_export(from));
   }
   std::vector<std::string> out;
-  for (std::string* said : {&wider, &frozen})
+  for (std::string* said : {&wider, &frozen, &rounded})
     if (!said->empty()) out.push_back(std::move(*said));
   return out;
 }

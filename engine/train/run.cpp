@@ -13,6 +13,7 @@
 #include "engine/generate/running/write_sample.h"
 #include "engine/generate/source.h"
 #include "engine/launch/exit_status.h"
+#include "engine/plan/adapter_folder.h"
 #include "engine/plan/adapters.h"
 #include "engine/plan/plan.h"
 #include "engine/report/progress.h"
@@ -25,6 +26,7 @@
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/logits.h"
 #include "engine/trainer/stages.h"
+#include "engine/weights/export.h"
 #include "engine/weights/safetensors.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/trace_span.h"
@@ -67,6 +69,10 @@ std::string counted_samples(const plan::Job& job) {
   return job.samples ? std::to_string(*job.samples) : "any number";
 }
 
+std::string adapter_folder(const Options& lora) {
+  return lora.get_int("r") > 0 ? lora.get_string("adapter") : "";
+}
+
 }  // namespace
 
 bool Run::open(rendezvous::Ending& together) {
@@ -97,20 +103,19 @@ bool Run::open(rendezvous::Ending& together) {
   comm_trace_.emplace(*world_, run_path_);
   memory_report_.emplace(*memory_, *world_, run_path_);
   beginning_ = begin_run(job_, *world_, checkpoints_);
+  if (from() == nullptr && !adapter_folder(table("lora")).empty())
+    agree_or_throw(*world_, outcome_of([&] {
+      Diagnostics found;
+      plan::check_adapter_folder(job_.impl(), found);
+      found.throw_if_any();
+      return std::string();
+    }));
   all_done_ = from() != nullptr && from()->meta().step >= max_steps_;
   if (!all_done_) return true;
   if (beginning_.own)
     make_way(beginning_, *world_, checkpoints_);  // tidies what an interrupted save left
   return false;
 }
-
-namespace {
-
-std::string adapter_folder(const Options& lora) {
-  return lora.get_int("r") > 0 ? lora.get_string("adapter") : "";
-}
-
-}  // namespace
 
 // All ranks must have the data alike.
 void Run::open_data() {
@@ -138,6 +143,7 @@ void Run::make_trainer() {
   const int64_t rows = shared.sizes.pp > 1 ? shared.pipeline.microbatch_size
                                            : table("step_scheduler").get_int("local_batch_size"),
                 tokens = rows * data_.train.config.seq_len;
+  job_.impl().fills_adapters = true;
   trainer_ = std::make_unique<Trainer>(job_, world_, model_->module(), model_->outline, tokens);
   memory_report_->model_is(*trainer_, *model_->module());
   // Batches, of training and validation, are of one size, and a text is the same on every rank. A
@@ -157,6 +163,7 @@ void Run::load() {
     agree_or_throw(*world_, outcome_of([&] {
       check_data(*from(), job_, data_.fingerprint, data_.train.config.seq_len);
       check_base(*from(), pretrained_);
+      check_scale(*from(), table("lora"));
       try {
         if (!load_checkpoint(*trainer_, *from())) seed_generator(from()->meta().step);
       } catch (const Error& error) {
@@ -279,7 +286,11 @@ void Run::prepare_saving() {
   }
   if (const plan::Adapters adapters = plan::adapters_in(job_.impl().config, trainer_->outline());
       adapters.any()) {
-    leave_to_base(saving, from(), pretrained_, trainer_->outline());
+    // All ranks read the folder, or none goes on.
+    agree_or_throw(*world_, outcome_of([&] {
+      leave_to_base(saving, from(), pretrained_, trainer_->outline());
+      return std::string();
+    }));
     if (leader_) {
       const std::string name(checkpoint::kAdapterConfig);
       reporter_.put(name, plan::peft_config(adapters, trainer_->outline(), pretrained_));
@@ -505,17 +516,32 @@ void Run::write_traces() {
   if (!trace.flush()) unwritable(file, errno);
 }
 
+namespace {
+
+constexpr const char* kAdapterFolder = "hf_adapter";  // beside hf/, with lora.export = "both"
+
+}  // namespace
+
 std::vector<std::pair<fs::path, checkpoint::ExportForm>> Run::exports() const {
   using enum checkpoint::ExportForm;
   const Options& lora = table("lora");
   const std::string wanted = lora.get_int("r") > 0 ? lora.get_string("export") : "merged";
   if (table("checkpoint").get_string("export") == "none" || wanted == "none") return {};
-  if (wanted == "both") return {{run_path_ / "hf", merged}, {run_path_ / "hf_adapter", adapter}};
+  if (wanted == "both") return {{run_path_ / "hf", merged}, {run_path_ / kAdapterFolder, adapter}};
   return {{run_path_ / "hf", wanted == "merged" ? merged : adapter}};
 }
 
 void Run::write_exports(const fs::path& path) const {
-  for (const auto& [folder, form] : exports()) {
+  const auto wanted = exports();
+  if (wanted.empty()) return;
+  // Before the other one, so that no failure leaves adapters beside a model of another step, nor
+  // another lora.export those of before.
+  try {
+    weights::remove_folder(run_path_ / kAdapterFolder);
+  } catch (const Error&) {
+    if (wanted.size() > 1) throw;  // else what somebody else has put there may stay
+  }
+  for (const auto& [folder, form] : wanted) {
     checkpoint::Source source(path);
     checkpoint::export_folder(source, folder, {.form = form});
   }

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <malloc.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -91,6 +92,15 @@ const weights::TensorEntry& find(const Files& files, const std::vector<std::stri
   return *entry;
 }
 
+// transformers' own names are read as well as those of its files.
+std::vector<std::string> names_of(const ModelOutline& outline, const ParameterOutline& parameter,
+                                  bool adapter) {
+  std::vector<std::string> out = weights::names_in_files(outline.architecture, parameter);
+  if (adapter)
+    for (std::string& name : out) name.insert(0, kPeftPrefix);
+  return out;
+}
+
 // This rank's part of a parameter, to memory on the host.
 void read_part(const Files& files, const ModelOutline& outline, const ParameterOutline& parameter,
                const ParallelParameter& p, bool adapter, const Tensor& local) {
@@ -100,10 +110,7 @@ void read_part(const Files& files, const ModelOutline& outline, const ParameterO
   if (auto experts = weights::expert_tensors(outline.architecture, p.name))
     return weights::read_region_of_experts(files.opened, files.path, *experts, p.global_shape,
                                            region, dtype, memory);
-  // transformers' own names are read as well as those of its files.
-  std::vector<std::string> names = weights::names_in_files(outline.architecture, parameter);
-  if (adapter)
-    for (std::string& name : names) name.insert(0, kPeftPrefix);
+  const std::vector<std::string> names = names_of(outline, parameter, adapter);
   std::vector<int64_t> in_file = p.global_shape;
   if (parameter.stored.transposed) std::reverse(in_file.begin(), in_file.end());
   weights::read_region(find(files, names, in_file), p.global_shape, parameter.fused,
@@ -115,12 +122,20 @@ void check_all_used(const Files& files, const ModelOutline& outline) {
   std::set<std::string> used;
   for (const ParameterOutline& p : outline.parameters)
     if (low_rank_factor(p.name))
-      for (const std::string& stored : weights::names_in_files(outline.architecture, p))
-        used.insert(std::string(kPeftPrefix) + stored);
+      for (const std::string& stored : names_of(outline, p, /*adapter=*/true)) used.insert(stored);
   for (const std::string& name : files.opened.names())
     if (!used.contains(name))
       throw mismatch(files, files.path + " has the tensor \"" + name +
                                 "\", which no adapter of this job takes");
+}
+
+Files files_of_adapters(const std::string& folder) {
+  return {folder,
+          "lora.adapter",
+          folder + "/adapter_model.safetensors",
+          "an adapter of this job",
+          "the adapter of this job",
+          "set lora.target_modules to those of its adapter_config.json"};
 }
 
 // A base beside adapters that is stored in other digits than those of its files
@@ -135,9 +150,7 @@ std::string rounding_of(const Files& base, const ModelOutline& outline) {
       const weights::TensorEntry* entry = base.opened.find(name);
       if (entry == nullptr) continue;
       if (entry->dtype == p.dtype || dtype_size(entry->dtype) < dtype_size(p.dtype)) break;
-      return "the weights of " + base.path + " are " + std::string(dtype_name(entry->dtype)) +
-             ", and beside the adapters they are stored in " + std::string(dtype_name(p.dtype)) +
-             " (lora.base_dtype): each is rounded once";
+      return rounded_base(base.path, entry->dtype, p.dtype);
     }
   }
   return {};
@@ -155,9 +168,7 @@ void load_weights(Trainer& trainer, const std::string& pretrained, const Initial
                  "the model of config.json",
                  "check that config.json and the safetensors files belong together");
   if (!adapter.empty()) {
-    tuned.emplace(adapter, "lora.adapter", adapter + "/adapter_model.safetensors",
-                  "an adapter of this job", "the adapter of this job",
-                  "set lora.target_modules to those of its adapter_config.json");
+    tuned.emplace(files_of_adapters(adapter));
     check_all_used(*tuned, outline);
   }
   if (const std::string rounds = base ? rounding_of(*base, outline) : ""; !rounds.empty())
@@ -186,6 +197,36 @@ void load_weights(Trainer& trainer, const std::string& pretrained, const Initial
   }
   optimizer_of(trainer).round_weights(model.update_groups());
   trainer.tell_written({base ? ValuesWritten::By::weights : ValuesWritten::By::initialization, 0});
+}
+
+void read_adapters(const std::string& folder, const ModelOutline& outline,
+                   torch::nn::Module& model) {
+  c10::NoGradGuard no_grad;
+  const Files files = files_of_adapters(folder);
+  check_all_used(files, outline);
+  auto parameters = model.named_parameters();
+  for (const ParameterOutline& p : outline.parameters) {
+    if (!low_rank_factor(p.name)) continue;
+    Tensor& values = parameters[p.name];
+    if (values.is_meta())
+      throw Error(
+          ErrorCode::bad_module,
+          "lora.adapter is read into a module that holds values, and " + p.name + " has none")
+          .key("lora.adapter")
+          .help("make the module on a device, not on meta")
+          .help("set lora.adapter = \"none\", and fill the module by hand");
+    Tensor host = at::empty(values.sizes(), values.options().device(at::kCPU));
+    weights::read_region(find(files, names_of(outline, p, /*adapter=*/true), p.shape), p.shape,
+                         p.fused, p.stored.transposed, Region::whole(p.shape), dtype_of(host),
+                         host.mutable_data_ptr());
+    values.copy_(host);
+  }
+}
+
+std::string rounded_base(const std::string& folder, DType then, DType now) {
+  return "the weights of " + folder + " are " + std::string(dtype_name(then)) +
+         ", and beside the adapters they are stored in " + std::string(dtype_name(now)) +
+         " (lora.base_dtype): each is rounded once";
 }
 
 std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline) {

@@ -11,6 +11,10 @@
 #include "meshwright/model/model_family.h"
 #include "meshwright/trainer.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace meshwright::train {
 
 // run.threads, else OMP_NUM_THREADS, else this rank's share of the cores.
@@ -24,6 +28,12 @@ void keep_freed_memory();
 using InitialValueOf = std::function<InitialValue(const ParameterOutline& parameter)>;
 void load_weights(Trainer& trainer, const std::string& pretrained, const InitialValueOf& initial,
                   uint64_t seed, const std::string& adapter = {});
+// Of a module that is whole and has its factors: all of them, from the folder of lora.adapter.
+// Throws Error(bad_module) for one without values, and as above.
+void read_adapters(const std::string& folder, const ModelOutline& outline,
+                   torch::nn::Module& model);
+// What to tell the user when a base beside adapters has fewer digits than its folder's files.
+std::string rounded_base(const std::string& folder, DType then, DType now);
 // What to tell the user when a Hugging Face folder holds tensors that the model has no use for;
 // empty: there are none. Reads headers only.
 std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline);

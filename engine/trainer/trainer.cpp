@@ -15,6 +15,7 @@
 
 #include "engine/base/run_lock.h"
 #include "engine/loader/running/guarded_model.h"
+#include "engine/plan/adapter_folder.h"
 #include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
@@ -23,6 +24,7 @@
 #include "engine/trainer/check_parts.h"
 #include "engine/trainer/evaluation.h"
 #include "engine/trainer/float8.h"
+#include "engine/trainer/load_weights.h"
 #include "engine/trainer/optimizer.h"
 #include "engine/trainer/rank_agreement.h"
 #include "engine/trainer/routers.h"
@@ -213,6 +215,13 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   const plan::Adapters adapters = plan::add_adapters(config, *outline_);
   train::attach_adapters(adapters, *outline_, *module_,
                          static_cast<uint64_t>(config.table("run").get_int("seed")));
+  if (adapters.any() && !job.impl().fills_adapters) {
+    Diagnostics found;
+    plan::check_adapter_folder(job.impl(), found);
+    found.throw_if_any();
+    if (const std::string folder = config.table("lora").get_string("adapter"); !folder.empty())
+      train::read_adapters(folder, *outline_, *module_);
+  }
   const plan::ParameterGroups groups =
       train::freeze_parameters(config, *outline_, *module_, *plan_);
   const Options& optimizer = config.table("optimizer");

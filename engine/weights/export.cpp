@@ -205,6 +205,15 @@ std::string index_text(int64_t total,
   return out + "  }\n}\n";
 }
 
+// Where a folder steps aside before it is removed: nothing is there.
+fs::path free_place_beside(const fs::path& target) {
+  std::error_code failed;
+  fs::path out = target.parent_path() / ("." + target.filename().string() + ".replaced");
+  check_replaceable(out);
+  if (fs::exists(out, failed) && !remove_export(out)) throw refused(out, "cannot be removed");
+  return out;
+}
+
 void put_in_place(Temporary& temporary, const fs::path& target) {
   std::error_code failed;
   bool replaces = fs::exists(fs::symlink_status(target, failed)) && !fs::is_empty(target, failed);
@@ -219,9 +228,7 @@ void put_in_place(Temporary& temporary, const fs::path& target) {
     return;  // the destructor removes the old one, which has the temporary name now
   }
   // Where two folders cannot change places, the old one steps aside first.
-  fs::path aside = target.parent_path() / ("." + target.filename().string() + ".replaced");
-  check_replaceable(aside);
-  if (fs::exists(aside, failed) && !remove_export(aside)) throw refused(aside, "cannot be removed");
+  const fs::path aside = free_place_beside(target);
   base::rename_durably(target, aside);
   try {
     base::rename_durably(temporary.path(), target);
@@ -236,6 +243,16 @@ void put_in_place(Temporary& temporary, const fs::path& target) {
 }  // namespace
 
 void check_target(const fs::path& target) { check_replaceable(real_target(target)); }
+
+void remove_folder(const fs::path& target) {
+  const fs::path folder = real_target(target);
+  std::error_code failed;
+  if (!fs::exists(fs::symlink_status(folder, failed))) return;
+  check_replaceable(folder);
+  const fs::path aside = free_place_beside(folder);
+  base::rename_durably(folder, aside);
+  remove_export(aside);
+}
 
 Exported write_folder(const fs::path& target, std::vector<ExportTensor> tensors,
                       std::vector<ExportFile> extras, const ExportOptions& options) {

@@ -50,6 +50,9 @@ Exported write_folder(const std::filesystem::path& target, std::vector<ExportTen
 // Throws what write_folder would throw for a target that it may not replace, before any work is
 // done.
 void check_target(const std::filesystem::path& target);
+// Takes an earlier export away, whole: half of one never bears its name. Nothing where none is.
+// Throws as check_target.
+void remove_folder(const std::filesystem::path& target);
 
 // Contents of a file that is there. Throws Error(file_unreadable) when it is read.
 ExportFile copy_of(std::string name, std::filesystem::path path);

@@ -73,6 +73,16 @@ TEST_CASE("adapters go out to a folder and come back from it") {
     CHECK(fs::exists(here / "hf/config.json") == both);
     CHECK(fs::exists(here / "hf_adapter/adapter_model.safetensors") == both);
     CHECK((exports.out.find("exported for Hugging Face: ") != std::string::npos) == both);
+    if (!both) continue;
+    // The folder that it began with is not read again, and adapters of before do not stay.
+    const Trained gone_on = train(begin +
+                                      "--set lora.export=merged --set step_scheduler.max_steps=1 "
+                                      "--set lora.adapter=nowhere",
+                                  "lora_exports_on", "lora_exports");
+    INFO(gone_on.out);
+    CHECK(gone_on.status == 0);
+    CHECK(fs::exists(kRuns + "/lora_exports_on/hf/model.safetensors"));
+    CHECK_FALSE(fs::exists(kRuns + "/lora_exports_on/hf_adapter"));
   }
 
   const Trained other = train(begin + "--set lora.r=4", "lora_other");
@@ -168,9 +178,18 @@ TEST_CASE("a checkpoint beside a folder of weights holds what trains, and goes o
   exported("lora_gone_on", "lora_gone_on_again", "--merged --base '" + moved.string() + "'");
   CHECK(contents(kRuns + "/lora_gone_on_again/model.safetensors") ==
         contents(kRuns + "/lora_gone_on_merged/model.safetensors"));
-  const Trained elsewhere = train(beside(moved, 7, ddp), "lora_elsewhere", "lora_gone_on");
+  // In fewer digits than before, which is told.
+  const Trained elsewhere = train(beside(moved, 7, ddp + "--set lora.base_dtype=bfloat16"),
+                                  "lora_elsewhere", "lora_gone_on");
   INFO(elsewhere.out);
   CHECK(elsewhere.status == 0);
+  CHECK(elsewhere.out.find("are float32, and beside the adapters they are stored in bfloat16") !=
+        std::string::npos);
+  const Trained scaled =
+      train(beside(moved, 7, ddp + "--set lora.alpha=5"), "lora_scaled", "lora_gone_on");
+  INFO(scaled.out);
+  CHECK(scaled.status == 7);
+  CHECK(scaled.out.find("set lora.alpha = 16") != std::string::npos);
   const Trained other =
       train(beside(kRuns + "/lora_gone_on_merged", 7, ddp), "lora_of_another", "lora_gone_on");
   INFO(other.out);

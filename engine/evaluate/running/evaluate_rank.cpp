@@ -257,6 +257,7 @@ int evaluate_rank(const Request& request, rendezvous::Ending& ending) {
   if (source->has_documents())
     train::check_documents_reach(*model.module(), model.outline.architecture, config);
   check_same(*world, config, *source, subject);
+  job.impl().fills_adapters = true;
   Trainer trainer(job, world, model.module(), model.outline, request.batch * config.seq_len);
   Measure measure(trainer, model, request, subject, config, source,
                   job.table("validation_dataset"));

@@ -139,6 +139,7 @@ Continued continue_folder(const Source& source, const Request& request, rendezvo
   std::shared_ptr<World> world = train::join_world(job, facts_of(request, prompt), &ending);
   const train::Model model = train::make_model(job);
   train::check_generates(model);
+  job.impl().fills_adapters = true;
   Trainer trainer(job, world, model.module(), model.outline);
   std::unique_ptr<checkpoint::Checkpoint> from = load(trainer, model, source);
   Continued out = continue_prompt(trainer, *model.running, prompt, request, stops,

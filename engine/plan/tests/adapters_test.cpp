@@ -263,6 +263,19 @@ TEST_CASE("a base is stored in what it computes in where that is narrower, or as
     CHECK(error.code() == ErrorCode::not_in_release);
     CHECK(error.key() == "lora.base_dtype");
   }
+  ModelOutline whole = small();
+  whole.architecture = "Qwen3_5ForCausalLM";
+  const config::Config other =
+      config_of(table("target_modules = \"q_proj\"\nbase_sharding = \"replicate\"") +
+                "[distributed.mp_policy]\nparam_dtype = \"bfloat16\"\n");
+  plan::add_adapters(other, whole);
+  try {
+    plan::group_parameters(other, whole, warnings);
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.key() == "lora.base_sharding");
+    CHECK(error.helps().at(0) == "set model.torch_dtype = \"bfloat16\"");
+  }
 }
 
 TEST_CASE("peft's configuration names modules by their last part where that is enough") {

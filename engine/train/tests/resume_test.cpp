@@ -1,11 +1,42 @@
-// What a run of the program says when it has nothing left to do.
+// What a run of the program says when it has nothing left to do, and when it would go on as
+// something else.
 #include "engine/train/resume.h"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
+
+#include "engine/checkpoint/adapters.h"
+#include "engine/checkpoint/tests/make_checkpoint.h"
+#include "engine/config/config.h"
 
 namespace resume_test {
 
 using namespace meshwright;
+namespace fs = std::filesystem;
+
+namespace {
+
+Options lora_of(const std::string& keys) {
+  Diagnostics diagnostics;
+  const config::Source source = config::Source::parse(
+      "[lora]\n" + keys, {.file = "job.toml", .sets = {}, .environment = {}}, diagnostics);
+  const config::Config config = config::resolve(source, {}, "", diagnostics);
+  REQUIRE(diagnostics.ok());
+  return config.table("lora");
+}
+
+// The key of the refusal and its first help; "": none.
+std::string refusal_of_scale(checkpoint::Checkpoint& from, const std::string& keys) {
+  try {
+    train::check_scale(from, lora_of(keys));
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::checkpoint_mismatch);
+    return error.key() + ": " + error.helps().at(0);
+  }
+  return "";
+}
+
+}  // namespace
 
 TEST_CASE("a finished run names the program as it was called") {
   auto last_line = [](const std::string& command) {
@@ -26,6 +57,33 @@ TEST_CASE("a finished run names the program as it was called") {
       train::finished_text("runs/a/checkpoints/step_00000010", 10, 10, "", 2);
   CHECK(epochs.find(" has 10 steps, step_scheduler.epochs = 2 is 10\n") != std::string::npos);
   CHECK(epochs.find("  --set step_scheduler.epochs=4 ") != std::string::npos);
+}
+
+TEST_CASE("adapters go on with the scale that they were trained with") {
+  const fs::path folder =
+      fs::temp_directory_path() / ("meshwright_resume_" + std::to_string(::getpid()));
+  fs::remove_all(folder);
+  checkpoint::make_checkpoint(folder / "adapters", 1, {}, checkpoint::Layout::rows,
+                              {{std::string(checkpoint::kAdapterConfig),
+                                R"({"r": 4, "lora_alpha": 6.5, "use_rslora": true})"}});
+  checkpoint::make_checkpoint(folder / "whole", 1, {}, checkpoint::Layout::rows);
+  checkpoint::Checkpoint adapters(folder / "adapters"), whole(folder / "whole");
+  CHECK(refusal_of_scale(adapters, "r = 4\nalpha = 6.5\nrslora = true\n") == "");
+  CHECK(refusal_of_scale(adapters, "r = 4\nalpha = 6\nrslora = true\n") ==
+        "lora.alpha: set lora.alpha = 6.5");
+  CHECK(refusal_of_scale(adapters, "r = 4\nalpha = 6.5\n") ==
+        "lora.rslora: set lora.rslora = true");
+  CHECK(refusal_of_scale(adapters, "r = 8\nalpha = 6.5\nrslora = true\n") ==
+        "lora.r: set lora.r = 4");
+  // That these are other models is told by their parameters.
+  CHECK(refusal_of_scale(adapters, "r = 0\n") == "");
+  CHECK(refusal_of_scale(whole, "r = 4\n") == "");
+  // Adapters alone are no folder that model.pretrained could name.
+  CHECK(train::way_by_export(adapters).find("adapters --merged --out DIR, then model.pretrained") !=
+        std::string::npos);
+  CHECK(train::way_by_export(whole).find("whole --out DIR, then model.pretrained") !=
+        std::string::npos);
+  fs::remove_all(folder);
 }
 
 }  // namespace resume_test

@@ -193,6 +193,26 @@ TEST_CASE("weights are converted on the way, in pieces") {
             .find("int64") != std::string::npos);
 }
 
+TEST_CASE("an earlier export is taken away as a whole, and nothing else") {
+  Folder folder;
+  const fs::path out = folder.path / "out";
+  remove_folder(out);  // there is none
+  auto write = [&] {
+    std::vector<ExportTensor> tensors;
+    tensors.push_back(constant("a", 4, 1));
+    write_folder(out, std::move(tensors), {});
+  };
+  write();
+  folder.put("out/notes.txt", "mine");
+  CHECK(failure([&] { remove_folder(out); }).find("holds notes.txt") != std::string::npos);
+  CHECK(fs::exists(out / "model.safetensors"));
+  fs::remove(out / "notes.txt");
+  remove_folder(out);
+  CHECK(listing(folder.path).empty());
+  write();
+  CHECK(fs::exists(out / "model.safetensors"));
+}
+
 TEST_CASE("an earlier export is replaced as a whole; what anybody else made is left alone") {
   Folder folder;
   fs::path out = folder.path / "hf";

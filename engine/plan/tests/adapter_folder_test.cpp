@@ -1,0 +1,160 @@
+// What is read of a folder that peft wrote, what is taken from it, and what is refused by its key.
+#include "engine/plan/adapter_folder.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace adapter_folder_test {
+
+using namespace meshwright;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Folder {
+  fs::path path =
+      fs::temp_directory_path() / ("meshwright_adapter_folder_" + std::to_string(::getpid()));
+  Folder() { fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+  void put(const std::string& members) const {
+    std::ofstream(path / "adapter_config.json") << "{\"peft_type\": \"LORA\", " << members << "}";
+  }
+  plan::Job job(const std::string& keys, Diagnostics& diagnostics) const {
+    const config::Source source =
+        config::Source::parse("[run]\ndir = \"" + path.string() + "\"\n[lora]\nadapter = \"" +
+                                  path.string() + "\"\n" + keys,
+                              {.file = "job.toml", .sets = {}, .environment = {}}, diagnostics);
+    plan::Job out;
+    out.config = config::resolve(source, {}, "", diagnostics);
+    plan::take_from_adapter_folder(out.config, diagnostics);
+    return out;
+  }
+  // The first error, as "E0704: ...", of reading the job or of holding the folder against it.
+  std::string refusal(const std::string& keys) const {
+    Diagnostics diagnostics;
+    const plan::Job read = job(keys, diagnostics);
+    if (diagnostics.ok()) plan::check_adapter_folder(read, diagnostics);
+    if (diagnostics.ok()) return "";
+    const Error& error = diagnostics.errors().front();
+    return code_string(error.code()) + " " + error.key() + ": " + error.message() + "; " +
+           error.helps().at(0);
+  }
+};
+
+const std::string kPlain = R"("r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"])";
+
+}  // namespace
+
+TEST_CASE("what [lora] does not set is taken from the folder") {
+  Folder folder;
+  folder.put(kPlain + R"(, "use_rslora": true, "exclude_modules": ["x"], "lora_dropout": 0.1)");
+  Diagnostics diagnostics;
+  const Options all = folder.job("", diagnostics).config.table("lora"),
+                some = folder
+                           .job("r = 4\nalpha = 2.5\ntarget_modules = \"k_proj\"\ndropout = 0.1",
+                                diagnostics)
+                           .config.table("lora"),
+                off = folder.job("r = 0", diagnostics).config.table("lora");
+  CHECK(diagnostics.ok());
+  CHECK(all.get_int("r") == 8);
+  CHECK(all.get_number("alpha") == 16);
+  CHECK(all.get_bool("rslora"));
+  CHECK(all.get_strings("target_modules") == std::vector<std::string>{"q_proj", "v_proj"});
+  CHECK(all.get_strings("exclude_modules") == std::vector<std::string>{"x"});
+  CHECK(some.get_int("r") == 4);
+  CHECK(some.get_number("alpha") == 2.5);
+  CHECK(some.get_string("target_modules") == "k_proj");
+  CHECK(some.get_bool("rslora"));
+  CHECK(off.get_int("r") == 0);
+  int told = 0, idle = 0;
+  for (const std::string& text : diagnostics.notices()) {
+    told += text.find("set lora.dropout = 0.1 to train on as it did") != std::string::npos;
+    idle += text == "lora.adapter has no effect with lora.r = 0";
+  }
+  CHECK(told == 1);  // of the job that drops nothing
+  CHECK(idle == 1);  // of the one that has no adapters
+  // What goes on from a checkpoint may do so without the folder, if it says what that had.
+  fs::remove(folder.path / "adapter_config.json");
+  CHECK(folder.refusal("").starts_with("E0209 lora.adapter: there is no "));
+  Diagnostics without;
+  CHECK(folder.job("r = 4", without).config.table("lora").get_int("r") == 4);
+  CHECK(without.ok());
+}
+
+TEST_CASE("what would make other adapters of the tensors is refused by its key") {
+  Folder folder;
+  folder.put(kPlain);
+  CHECK(folder.refusal("") == "");
+  for (const char* harmless :
+       {R"("bias": "none")", R"("init_lora_weights": true)", R"("init_lora_weights": "gaussian")",
+        R"("init_lora_weights": "orthogonal")", R"("modules_to_save": null)",
+        R"("use_dora": false)", R"("fan_in_fan_out": false)", R"("rank_pattern": {})",
+        R"("layer_replication": [])"}) {
+    CAPTURE(harmless);
+    folder.put(kPlain + ", " + harmless);
+    CHECK(folder.refusal("") == "");
+  }
+  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
+           {"lora_bias", "true"},
+           {"fan_in_fan_out", "true"},
+           {"layer_replication", "[[0, 2]]"},
+           {"target_parameters", "[\"mlp.experts\"]"},
+           {"trainable_token_indices", "[1]"},
+           {"use_dora", "true"},
+           {"use_qalora", "true"},
+           {"use_bdlora", "{\"nblocks\": 2}"},
+           {"arrow_config", "{\"top_k\": 1}"},
+           {"alora_invocation_tokens", "[1]"},
+           {"modules_to_save", "[\"lm_head\"]"},
+           {"bias", "\"all\""},
+           {"bias", "\"lora_only\""},
+           {"init_lora_weights", "\"pissa\""},
+           {"init_lora_weights", "\"olora\""},
+           {"init_lora_weights", "\"corda\""},
+           {"init_lora_weights", "\"loftq\""},
+           {"rank_pattern", "{\"q_proj\": 4}"},
+           {"alpha_pattern", "{\"q_proj\": 4, \"v_proj\": 5}"}}) {
+    CAPTURE(key);
+    CAPTURE(value);
+    folder.put(kPlain + ", \"" + key + "\": " + value);
+    const std::string refusal = folder.refusal("");
+    CHECK(refusal.starts_with("E0704 lora.adapter: "));
+    CHECK(refusal.find(": " + key + " = ") != std::string::npos);
+  }
+}
+
+TEST_CASE("patterns that come to one number for all modules are that number") {
+  Folder folder;
+  auto taken = [&](const std::string& patterns) {
+    folder.put(kPlain + ", " + patterns);
+    CHECK(folder.refusal("") == "");
+    Diagnostics diagnostics;
+    const Options lora = folder.job("", diagnostics).config.table("lora");
+    return std::pair(lora.get_int("r"), lora.get_number("alpha"));
+  };
+  CHECK(taken(R"("rank_pattern": {"q_proj": 8}, "alpha_pattern": {"model.*": 16})") ==
+        std::pair(int64_t{8}, 16.0));
+  CHECK(taken(R"("rank_pattern": {"v_proj": 4, "q_proj": 4})") == std::pair(int64_t{4}, 16.0));
+  CHECK(taken(R"("alpha_pattern": {"v_proj": 2.5, "q_proj": 2.5})") == std::pair(int64_t{8}, 2.5));
+}
+
+TEST_CASE("settings that differ from the folder's are refused with those that work") {
+  Folder folder;
+  folder.put(kPlain);
+  CHECK(folder.refusal("r = 4").ends_with("set lora.r = 8"));
+  CHECK(folder.refusal("alpha = 4").ends_with("set lora.alpha = 16"));
+  CHECK(folder.refusal("rslora = true").ends_with("set lora.rslora = false"));
+  // Expressions of peft are no names: then the job says which.
+  folder.put(R"("r": 8, "lora_alpha": 16, "target_modules": ".*_proj")");
+  CHECK(folder.refusal("").starts_with("E0208 lora.target_modules: "));
+  CHECK(folder.refusal("target_modules = \"q_proj\"") == "");
+  folder.put(kPlain + R"(, "layers_to_transform": [1])");
+  CHECK(folder.refusal("").starts_with("E0208 lora.target_modules: "));
+}
+
+}  // namespace adapter_folder_test

@@ -1,0 +1,117 @@
+// A program's own module under lora.adapter. Before doctest: LibTorch has a CHECK of its own.
+#include "engine/train/tests/small_models.h"
+#include "meshwright/parallel/testing.h"
+
+#include <ATen/ops/arange.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/linear.h>
+
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/weights/export.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/trainer.h"
+
+namespace adapters_of_program_test {
+
+using namespace meshwright;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct PairImpl : torch::nn::Module {
+  PairImpl() {
+    up = register_module("up", Linear(torch::nn::LinearOptions(6, 10)));
+    down = register_module("down", Linear(torch::nn::LinearOptions(10, 3).bias(false)));
+  }
+  at::Tensor forward(const at::Tensor& x) { return down(up(x).tanh()); }
+  Linear up{nullptr}, down{nullptr};
+};
+MESHWRIGHT_MODULE(Pair);
+
+using Factors = std::map<std::string, at::Tensor>;
+
+// A folder of adapters of these modules, and what it holds.
+Factors write_adapters(const fs::path& folder, const std::vector<std::string>& modules) {
+  Factors out;
+  std::vector<weights::ExportTensor> tensors;
+  for (const std::string& module : modules)
+    for (const bool in : {true, false}) {
+      const bool up = module == "up";
+      const std::string name = module + (in ? ".lora_A.weight" : ".lora_B.weight");
+      const std::vector<int64_t> shape =
+          in ? std::vector<int64_t>{2, up ? 6 : 10} : std::vector<int64_t>{up ? 10 : 3, 2};
+      const at::Tensor values =
+          at::arange(shape[0] * shape[1], at::kFloat).view(shape).add(up ? 1 : 2).cos();
+      out[name] = values;
+      tensors.push_back({{"base_model.model." + name, DType::float32, shape},
+                         [values](const weights::ByteSink& sink) {
+                           sink(std::as_bytes(std::span(values.const_data_ptr<float>(),
+                                                        static_cast<size_t>(values.numel()))));
+                         }});
+    }
+  weights::ExportOptions options;
+  options.stem = "adapter_model";
+  weights::write_folder(
+      folder, std::move(tensors),
+      {weights::text_of("adapter_config.json", R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3,
+                                                   "target_modules": ["up", "down"]})")},
+      options);
+  return out;
+}
+
+// What the module's factors are when its Trainer is there, or the message of the refusal.
+std::string begin(const fs::path& folder, const std::string& targets, Factors& factors) {
+  std::string out;
+  run_ranks(1, [&](const std::shared_ptr<World>& world) {
+    Job job;
+    for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
+             {"distributed.strategy", "\"ddp\""},
+             {"distributed.mp_policy.param_dtype", "\"float32\""},
+             {"distributed.mp_policy.output_dtype", "\"float32\""},
+             {"step_scheduler.global_batch_size", "4"},
+             {"step_scheduler.local_batch_size", "4"},
+             {"lora.adapter", "\"" + folder.string() + "\""}})
+      job.set(key, value);
+    if (!targets.empty()) job.set("lora.target_modules", targets);
+    CHECK(job.table("lora").get_int("r") == 2);
+    Pair net;
+    try {
+      Trainer trainer(job, world, net.ptr());
+      for (const auto& item : net->named_parameters())
+        if (item.key().find(".lora_") != std::string::npos)
+          factors[item.key()] = item.value().detach().clone();
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::weights_mismatch);
+      out = error.message();
+    }
+  });
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a program's own module begins with the adapters of a folder") {
+  TestFolder folder("adapters_of_program");
+  const fs::path tuned = folder.path / "tuned";
+  const Factors wanted = write_adapters(tuned, {"up", "down"});
+  Factors factors;
+  CHECK(begin(tuned, "", factors) == "");
+  CHECK(factors.size() == wanted.size());
+  for (const auto& [name, values] : wanted) {
+    CAPTURE(name);
+    REQUIRE(factors.contains(name));
+    CHECK(factors.at(name).equal(values));
+  }
+  CHECK(begin(tuned, "\"up\"", factors).find("which no adapter of this job takes") !=
+        std::string::npos);
+  write_adapters(tuned, {"up"});
+  CHECK(begin(tuned, "", factors).find("has no tensor \"base_model.model.down.lora_A.weight\"") !=
+        std::string::npos);
+}
+
+}  // namespace adapters_of_program_test
