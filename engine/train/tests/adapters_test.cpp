@@ -316,6 +316,25 @@ TEST_CASE("dropout of adapters drops the same on every layout") {
   CHECK(strays(came_of(layout_of(model, one, {"ddp", kAlone})).curve, alone.curve) != "");
 }
 
+TEST_CASE("adapters learn the same where their gradients wait, and under autocast nearly") {
+  TestFolder folder("adapters_put_off");
+  const Case one{"four layers", kStaged, {"lora.r=4", "lora.alpha=6"}, 1.5};
+  const std::string model = write_model(folder.path, one.model);
+  const Came alone = came_of(layout_of(model, one, {"ddp", kAlone}));
+  const Layout staged = layout_of(model, one, {"fsdp2", {2, {kPp2}}, {schedule("ZBVZeroBubble")}});
+  INFO(staged.text());
+  CHECK(strays(came_of(staged).curve, alone.curve) == "");
+  const Came cast = came_of(
+      layout_of(model, one, {"fsdp2", {2, {}}, {"distributed.autocast_dtype=\"bfloat16\""}}));
+  CHECK(farthest(cast.curve.losses, alone.curve.losses) > 1e-7);
+  CHECK(farthest(cast.curve.losses, alone.curve.losses) < 1e-2);
+  for (const auto& [name, tensor] : cast.curve.parameters) {
+    CAPTURE(name);
+    CHECK((tensor.scalar_type() == at::kFloat));
+    CHECK(tensor.equal(cast.first.at(name)) == !is_factor(name));
+  }
+}
+
 TEST_CASE("adapters begin alike on every layout, and add nothing at first") {
   TestFolder folder("adapters_at_first");
   const std::string model = write_model(folder.path, kLlama);
