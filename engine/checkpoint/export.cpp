@@ -60,9 +60,11 @@ struct Content {
     const auto found = adapters->of_weight.find(tensor);
     return found == adapters->of_weight.end() ? nullptr : &found->second;
   }
-  // Adapters keep the digits that were trained.
+  // Adapters keep the digits that were trained, in float32 at least.
   DType dtype(const SourceTensor& tensor, const ExportChoice& choice) const {
-    return alone ? choice.dtype.value_or(tensor.dtype) : dtype_of(tensor, choice);
+    if (!alone) return dtype_of(tensor, choice);
+    const bool wide = dtype_size(tensor.dtype) >= dtype_size(DType::float32);
+    return choice.dtype.value_or(wide ? tensor.dtype : DType::float32);
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <map>
 #include <variant>
 
+#include "engine/plan/base_dtype.h"
 #include "engine/report/report.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/low_rank.h"
@@ -147,13 +148,14 @@ std::string factor_name(std::string_view weight, std::string_view part) {
 }
 
 // The two parameters of an adapter. B's rows lie as the weight's; files call both after the weight.
-std::vector<ParameterOutline> parameters_of(const ParameterOutline& weight, int64_t r) {
-  ParameterOutline in{.name = factor_name(weight.name, kFactorIn),
-                      .shape = {r, weight.shape[1]},
-                      .dtype = weight.dtype},
+std::vector<ParameterOutline> parameters_of(const ModelOutline& outline,
+                                            const ParameterOutline& weight, int64_t r) {
+  const DType dtype = trained_dtype(outline, weight.dtype);
+  ParameterOutline in{
+      .name = factor_name(weight.name, kFactorIn), .shape = {r, weight.shape[1]}, .dtype = dtype},
       out{.name = factor_name(weight.name, kFactorOut),
           .shape = {weight.shape[0], r},
-          .dtype = weight.dtype,
+          .dtype = dtype,
           .fused = weight.fused};
   if (!weight.stored.names.empty()) {
     in.stored.names = {factor_name(weight.stored.names[0], kFactorIn)};
@@ -209,7 +211,7 @@ Adapters add_adapters(const config::Config& config, ModelOutline& outline) {
   check_rank(table, weights);
   std::map<std::string, std::vector<ParameterOutline>, std::less<>> added;  // by module
   for (const ParameterOutline* weight : weights)
-    added.emplace(module_of(weight->name), parameters_of(*weight, table.get_int("r")));
+    added.emplace(module_of(weight->name), parameters_of(outline, *weight, table.get_int("r")));
   // A module's own parameters come before those of the modules below it.
   std::vector<ParameterOutline> parameters;
   for (size_t i = 0; i < outline.parameters.size(); ++i) {

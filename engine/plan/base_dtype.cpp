@@ -21,6 +21,11 @@ DType widest_of(const SharedOptions& shared) {
 
 }  // namespace
 
+DType trained_dtype(const ModelOutline& outline, DType model) {
+  const bool wide = dtype_size(model) >= dtype_size(DType::float32);
+  return wide || find_unit_rule(outline.architecture) ? model : DType::float32;
+}
+
 BaseDtype::BaseDtype(const config::Config& config, const ModelOutline& outline)
     : table_(config.table("lora")) {
   const SharedOptions& shared = config.shared;

@@ -9,6 +9,10 @@
 
 namespace meshwright::plan {
 
+// Of adapters, and of what a group trains beside them in one shard, under a model that is stored in
+// `model`: float32 at least. Where a model's units hold one dtype each it is the model's.
+DType trained_dtype(const ModelOutline& outline, DType model);
+
 class BaseDtype {
  public:
   // Throws Error(not_in_release) for a dtype of its own under a model whose units hold one each.

@@ -49,9 +49,10 @@ void count_main_weights(JobPlan& plan, const config::Config& config, const Shard
         .help("leave out optimizer.main_dtype")
         .help("set model.torch_dtype = " + quoted(*main));
   if (main == storage) {
-    plan.notices.push_back(
-        asked +
-        " has no effect: that is the dtype in which the weights are stored (model.torch_dtype)");
+    plan.notices.push_back(asked + " has no effect: that is the dtype in which " +
+                           (config.table("lora").get_int("r") > 0
+                                ? "adapters and what trains beside them are stored"
+                                : "the weights are stored (model.torch_dtype)"));
     return;
   }
   int64_t own = optimizer_bytes(plan, cost, 0), one = optimizer_bytes(plan, cost, 1) - own;

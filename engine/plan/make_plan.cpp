@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "engine/plan/adapters.h"
+#include "engine/plan/base_dtype.h"
 #include "engine/plan/before_start.h"
 #include "engine/plan/epochs.h"
 #include "engine/plan/main_weights.h"
@@ -282,7 +283,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
     return plan;
   }
   plan.outline = model->outline(job.config);
-  add_adapters(job.config, *plan.outline);
+  if (add_adapters(job.config, *plan.outline).any())
+    plan.workload.storage = trained_dtype(*plan.outline, plan.workload.storage);
   plan.groups = group_parameters(job.config, *plan.outline, plan.warnings);
   const ModelOutline& outline = *plan.outline;
   const ParallelSizes& sizes = config.shared.sizes;

@@ -140,6 +140,7 @@ ParameterGroups group_parameters(const config::Config& config, ModelOutline& out
       if (group->is_set("weight_decay")) rule.weight_decay = group->get_number("weight_decay");
     }
     if (!p.trainable) continue;
+    if (adapters.any()) p.dtype = trained_dtype(outline, p.dtype);
     trains = true;
     const auto at = std::find(out.rules.begin(), out.rules.end(), rule);
     out.rule_of[p.name] = static_cast<size_t>(at - out.rules.begin());

@@ -24,9 +24,10 @@ struct ParameterGroups {
   std::vector<std::string> frozen;        // by a group, in the outline's order
 };
 
-// Marks what a group freezes as not trainable; beside adapters what is frozen gets the dtype that
-// it is stored in (BaseDtype). What a model freezes by itself stays so. `warnings` gets the groups
-// that are of no parameter. Throws Error(conflict) where groups leave nothing that trains.
+// Marks what a group freezes as not trainable; beside adapters what is frozen and what trains get
+// the dtypes that they are stored in (base_dtype.h). What a model freezes by itself stays so.
+// `warnings` gets the groups that are of no parameter. Throws Error(conflict) where groups leave
+// nothing that trains.
 ParameterGroups group_parameters(const config::Config& config, ModelOutline& outline,
                                  std::vector<std::string>& warnings);
 

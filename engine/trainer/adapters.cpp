@@ -13,6 +13,7 @@
 #include "meshwright/error.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/parallel/scalar_type.h"
+#include "sdk/base/add_low_rank.h"
 #include "sdk/base/low_rank.h"
 
 namespace meshwright::train {
@@ -59,7 +60,14 @@ struct Drop {
   }
 };
 
-// y + scale B (A x), in two hooks around the Linear.
+// Whether calls of a factor are its product alone.
+bool bare(const Linear& factor) {
+  const HookHost& host = *factor;
+  return host.before_forward.empty() && host.after_forward.empty() && !host.around;
+}
+
+// y + scale B (A x), in two hooks around the Linear. The output of one of our own is nobody else's
+// yet, so that the sum may take its memory.
 void run(HookHost& host, Linear in, Linear out, double scale, Drop drop) {
   auto input = std::make_shared<Tensor>();  // between the two hooks of a call
   host.before_forward.emplace_back(
@@ -75,8 +83,12 @@ void run(HookHost& host, Linear in, Linear out, double scale, Drop drop) {
           x = drop.dropout->apply(x, drop.module, drop.columns);
           times /= 1 - drop.dropout->rate();
         }
-        const Tensor h = in(as_type_of(x, in->weight)).mul(times);
-        y = y + as_type_of(out(h), y);
+        x = as_type_of(x, in->weight);
+        const bool ours = dynamic_cast<Linear::ContainedType*>(&linear) != nullptr;
+        if (ours && bare(in) && bare(out) && fits_low_rank(y, x, in->weight, out->weight))
+          y = add_low_rank(y, x, in->weight, out->weight, times);
+        else
+          y = y + as_type_of(out(in(x).mul(times)), y);
       });
 }
 

@@ -29,14 +29,14 @@ plan::ParameterGroups freeze_parameters(const config::Config& config, ModelOutli
   c10::NoGradGuard no_grad;
   for (size_t i = 0; i < outline.parameters.size(); ++i) {
     ParameterOutline& p = outline.parameters[i];
-    if (!frozen.contains(p.name)) continue;
     const DType stored = live.parameters[i].dtype;
     const bool other = stored != std::exchange(p.dtype, stored);
-    p.trainable = false;
     at::Tensor* held = parameters.find(p.name);
-    if (held == nullptr) continue;
-    held->set_requires_grad(false);
-    if (other) held->set_data(held->to(scalar_type(stored)));
+    if (frozen.contains(p.name)) {
+      p.trainable = false;
+      if (held != nullptr) held->set_requires_grad(false);
+    }
+    if (other && held != nullptr) held->set_data(held->to(scalar_type(stored)));
   }
   return groups;
 }

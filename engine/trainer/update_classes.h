@@ -22,8 +22,9 @@ struct JobPlan;
 
 namespace meshwright::train {
 
-// Before the model is made parallel. Freezes in `module` and `outline` what groups freeze. A plan
-// that knows no model gets the warnings. Throws Error(conflict) where nothing is left that trains.
+// Before the model is made parallel. Freezes in `module` and `outline` what groups freeze, and
+// gives parameters the dtypes of group_parameters(). A plan that knows no model gets the warnings.
+// Throws Error(conflict) where nothing is left that trains.
 plan::ParameterGroups freeze_parameters(const config::Config& config, ModelOutline& outline,
                                         torch::nn::Module& module, plan::JobPlan& plan);
 

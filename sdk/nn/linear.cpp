@@ -22,6 +22,7 @@
 #include "gradient_place.h"
 #include "linear_product.h"
 #include "meshwright/nn/layers.h"
+#include "sdk/base/add_low_rank.h"
 #include "weight_gradients.h"
 
 namespace meshwright {
@@ -187,6 +188,19 @@ struct SharedInput : torch::autograd::Node {
   }
 };
 
+// Undefined where it went elsewhere.
+Tensor gradient_of_weight(AutogradContext& context, const Tensor& weight, const Tensor& g,
+                          const Tensor& x) {
+  const Tensor rows = x.reshape({-1, x.size(-1)});
+  if (detail::kept_queue(context) == nullptr) {
+    if (g.is_cuda() && detail::place_product(weight, g.t(), rows)) return {};
+    return product(g.t(), rows.t());
+  }
+  // Without their history, which would keep the graph alive.
+  return detail::now_or_later(
+      context, weight, [g = g.detach(), rows = rows.detach()] { return product(g.t(), rows.t()); });
+}
+
 struct FastLinear : torch::autograd::Function<FastLinear> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
                         const std::optional<Tensor>& bias, bool fast) {
@@ -208,24 +222,61 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) to_bias = g.sum(0);
     return {to_x, to_weight, to_bias, Tensor()};
   }
+};
+
+// Whatever is scaled has r columns.
+struct LowRank : torch::autograd::Function<LowRank> {
+  static Tensor forward(AutogradContext* context, const Tensor& y, const Tensor& x,
+                        const Tensor& in, const Tensor& out, double scale) {
+    const Tensor h = narrowed(x, in, scale);
+    context->save_for_backward({x, in, out, h});
+    context->saved_data["scale"] = scale;
+    detail::keep_queue(*context);
+    // For autograd no view of y, and y itself has not changed: nobody reads it again.
+    at::AutoDispatchBelowADInplaceOrView not_a_view;
+    Tensor sum = at::alias(y);
+    detail::product_into(sum.view({-1, out.size(0)}), h, out.t(), 1, /*add=*/true);
+    return sum;
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &in = saved[1], &out = saved[2];
+    const double scale = context->saved_data["scale"].toDouble();
+    const Tensor g = grads[0].reshape({-1, out.size(0)});
+    Tensor to_y, to_x, to_in, to_out;
+    if (context->needs_input_grad(0)) to_y = grads[0];
+    if (context->needs_input_grad(1) || context->needs_input_grad(2)) {
+      const Tensor u = product(g, out.t()).mul_(scale);
+      if (context->needs_input_grad(1)) to_x = SharedInput::gradient(x, u, in);
+      if (context->needs_input_grad(2)) to_in = gradient_of_weight(*context, in, u, x);
+    }
+    if (context->needs_input_grad(3)) {
+      // What was saved has no history for a second derivative.
+      const Tensor h = c10::GradMode::is_enabled() ? narrowed(x, in, scale) : saved[3];
+      to_out = gradient_of_weight(*context, out, g, h);
+    }
+    return {to_y, to_x, to_in, to_out, Tensor()};
+  }
 
  private:
-  // Undefined where it went elsewhere.
-  static Tensor gradient_of_weight(AutogradContext& context, const Tensor& weight, const Tensor& g,
-                                   const Tensor& x) {
-    const Tensor rows = x.reshape({-1, x.size(-1)});
-    if (detail::kept_queue(context) == nullptr) {
-      if (g.is_cuda() && detail::place_product(weight, g.t(), rows)) return {};
-      return product(g.t(), rows.t());
-    }
-    // Without their history, which would keep the graph alive.
-    return detail::now_or_later(context, weight, [g = g.detach(), rows = rows.detach()] {
-      return product(g.t(), rows.t());
-    });
+  static Tensor narrowed(const Tensor& x, const Tensor& in, double scale) {
+    return product(x.reshape({-1, x.size(-1)}), in).mul_(scale);
   }
 };
 
 }  // namespace
+
+bool fits_low_rank(const Tensor& y, const Tensor& x, const Tensor& in, const Tensor& out) {
+  const at::ScalarType type = y.scalar_type();
+  return x.dim() >= 2 && x.numel() > 0 && y.numel() > 0 && y.is_contiguous() &&
+         x.scalar_type() == type && in.scalar_type() == type && out.scalar_type() == type &&
+         in.is_leaf() && out.is_leaf() && !at::autocast::is_autocast_enabled(x.device().type());
+}
+
+Tensor add_low_rank(const Tensor& y, const Tensor& x, const Tensor& in, const Tensor& out,
+                    double scale) {
+  return LowRank::apply(y, SharedInput::read(x), in, out, scale);
+}
 
 Tensor LinearImpl::forward(const Tensor& x) {
   if (float8 && detail::fits_float8(x, weight))

@@ -175,6 +175,26 @@ TEST_CASE("adapters alone go out under peft's names, every digit kept") {
             model.b[static_cast<size_t>(kMemoryRow[row] * kRank + k)]);
 }
 
+TEST_CASE("adapters that were trained in bfloat16 go out in float32, or as asked") {
+  Folder folder;
+  std::vector<MadeTensor> tensors = Model().tensors(DType::bfloat16);
+  for (MadeTensor& tensor : tensors)
+    if (tensor.name.find("lora_") != std::string::npos) {
+      tensor.dtype = DType::bfloat16;
+      tensor.values.resize(tensor.values.size() / 2);
+    }
+  const fs::path saved = folder.path / "saved";
+  make_checkpoint(saved, 2, tensors, Layout::rows, files(kConfig));
+  Source source(saved);
+  for (const auto& [asked, wanted] : {std::pair(std::optional<DType>(), DType::float32),
+                                      std::pair(std::optional(DType::bfloat16), DType::bfloat16)}) {
+    const fs::path out = folder.path / std::string(dtype_name(wanted));
+    export_folder(source, out, {.dtype = asked});
+    const weights::WeightFolder found(out / "adapter_model.safetensors");
+    for (const std::string& name : found.names()) CHECK(found.find(name)->dtype == wanted);
+  }
+}
+
 TEST_CASE("files of a checkpoint that do not belong together are damage") {
   Folder folder;
   const Model model;

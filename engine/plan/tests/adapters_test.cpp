@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <tuple>
 
 #include "engine/plan/parameter_groups.h"
 #include "meshwright/footprint.h"
@@ -217,6 +218,32 @@ TEST_CASE("tensor parallelism cuts a factor as its Linear, and sums up the other
     CHECK(error.message() ==
           "the pattern \"model.layers.*.attn.q_proj.lora_B\" matches "
           "model.layers.0.attn.q_proj.lora_B, a part of an adapter, which is cut as its Linear is");
+  }
+}
+
+TEST_CASE("what trains beside a base is float32 at least, but where units hold one dtype each") {
+  for (const auto& [architecture, stored, wanted] :
+       {std::tuple("Small", DType::bfloat16, DType::float32),
+        std::tuple("Small", DType::float16, DType::float32),
+        std::tuple("Small", DType::float32, DType::float32),
+        std::tuple("Small", DType::float64, DType::float64),
+        std::tuple("DeepseekV4ForCausalLM", DType::bfloat16, DType::bfloat16)}) {
+    CAPTURE(architecture);
+    CAPTURE(std::string(dtype_name(stored)));
+    ModelOutline outline = small();
+    outline.architecture = architecture;
+    for (ParameterOutline& p : outline.parameters) p.dtype = stored;
+    const config::Config config =
+        config_of(table("target_modules = \"q_proj\"") +
+                  "[[optimizer.group]]\npattern = \"*norm.weight\"\nfrozen = false\n");
+    plan::add_adapters(config, outline);
+    std::vector<std::string> warnings;
+    plan::group_parameters(config, outline, warnings);
+    for (const ParameterOutline& p : outline.parameters) {
+      CAPTURE(p.name);
+      if (p.trainable) CHECK(p.dtype == wanted);
+      if (!p.trainable && stored == DType::bfloat16) CHECK(p.dtype == stored);
+    }
   }
 }
 

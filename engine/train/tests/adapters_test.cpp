@@ -316,6 +316,25 @@ TEST_CASE("dropout of adapters drops the same on every layout") {
   CHECK(strays(came_of(layout_of(model, one, {"ddp", kAlone})).curve, alone.curve) != "");
 }
 
+TEST_CASE("adapters learn the same where their gradients wait, and under autocast nearly") {
+  TestFolder folder("adapters_put_off");
+  const Case one{"four layers", kStaged, {"lora.r=4", "lora.alpha=6"}, 1.5};
+  const std::string model = write_model(folder.path, one.model);
+  const Came alone = came_of(layout_of(model, one, {"ddp", kAlone}));
+  const Layout staged = layout_of(model, one, {"fsdp2", {2, {kPp2}}, {schedule("ZBVZeroBubble")}});
+  INFO(staged.text());
+  CHECK(strays(came_of(staged).curve, alone.curve) == "");
+  const Came cast = came_of(
+      layout_of(model, one, {"fsdp2", {2, {}}, {"distributed.autocast_dtype=\"bfloat16\""}}));
+  CHECK(farthest(cast.curve.losses, alone.curve.losses) > 1e-7);
+  CHECK(farthest(cast.curve.losses, alone.curve.losses) < 1e-2);
+  for (const auto& [name, tensor] : cast.curve.parameters) {
+    CAPTURE(name);
+    CHECK((tensor.scalar_type() == at::kFloat));
+    CHECK(tensor.equal(cast.first.at(name)) == !is_factor(name));
+  }
+}
+
 TEST_CASE("adapters begin alike on every layout, and add nothing at first") {
   TestFolder folder("adapters_at_first");
   const std::string model = write_model(folder.path, kLlama);
@@ -428,11 +447,13 @@ TEST_CASE("a base in what it computes in trains adapters to the same bits in hal
     std::map<std::string, at::Tensor> parameters;
     int64_t base = 0;  // bytes of rank 0
   };
-  auto bits_of = [&](const Where& where, const std::string& dtype) {
+  auto bits_of = [&](const Where& where, const std::string& dtype, DType stored = DType::float32) {
     Case one = cases()[2];
     one.sets.insert(one.sets.end(),
-                    {"lora.base_dtype=" + dtype, "distributed.mp_policy.param_dtype=bfloat16"});
-    const Layout layout = layout_of(model, one, where);
+                    {"lora.base_dtype=" + dtype, "distributed.mp_policy.param_dtype=bfloat16",
+                     "model.torch_dtype=" + std::string(dtype_name(stored))});
+    Layout layout = layout_of(model, one, where);
+    layout.storage = stored;
     Bits out;
     std::mutex mutex;
     run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
@@ -470,18 +491,26 @@ TEST_CASE("a base in what it computes in trains adapters to the same bits in hal
   for (const Where& where : std::vector<Where>{{"ddp", {2, {}}},
                                                {"fsdp2", {1, {}}},
                                                {"fsdp2", {3, {}}},
+                                               {"fsdp2", {2, {kTp2}}},
+                                               {"fsdp2", {4, {kReplicate2}}},
                                                {"megatron_fsdp", {2, {}}, {flat_level(1)}},
                                                {"megatron_fsdp", {2, {}}, {flat_level(3)}}}) {
     INFO(where.strategy, " on ", where.mesh.ranks);
-    const Bits wide = bits_of(where, "float32"), narrow = bits_of(where, "auto");
-    CHECK(narrow.losses == wide.losses);
-    CHECK(narrow.norms == wide.norms);
-    for (const auto& [name, tensor] : wide.parameters) {
-      CAPTURE(name);
-      CHECK((tensor.scalar_type() == at::kFloat));
-      CHECK(narrow.parameters.at(name).equal(tensor));
+    const Bits wide = bits_of(where, "float32");
+    // By lora.base_dtype, or because all of the model is: adapters are float32 all the same.
+    for (const DType stored : {DType::float32, DType::bfloat16}) {
+      CAPTURE(std::string(dtype_name(stored)));
+      const Bits narrow = bits_of(where, "auto", stored);
+      CHECK(narrow.losses == wide.losses);
+      CHECK(narrow.norms == wide.norms);
+      for (const auto& [name, tensor] : wide.parameters) {
+        CAPTURE(name);
+        CHECK((tensor.scalar_type() == at::kFloat));
+        CHECK((narrow.parameters.at(name).scalar_type() == at::kFloat));
+        CHECK(narrow.parameters.at(name).equal(tensor));
+      }
+      CHECK(2 * narrow.base == wide.base);
     }
-    CHECK(2 * narrow.base == wide.base);
   }
 }
 

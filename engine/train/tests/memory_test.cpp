@@ -142,9 +142,13 @@ TEST_CASE(
 TEST_CASE("beside adapters a base takes the memory that the plan says, by the dtype of its own") {
   const std::string model = model_file();
   for (const char* strategy : {"ddp", "fsdp2", "megatron_fsdp"})
-    for (const char* dtype : {"auto", "float32"}) {
+    for (const auto& [dtype, stored] :
+         {std::pair("auto", DType::float32), std::pair("float32", DType::float32),
+          std::pair("auto", DType::bfloat16)}) {
+      const std::string base = dtype, whole(dtype_name(stored));
       CAPTURE(strategy);
-      CAPTURE(dtype);
+      CAPTURE(base);
+      CAPTURE(whole);
       std::mutex mutex;
       int64_t planned = 0, live = 0;
       run_ranks(2, [&](const std::shared_ptr<World>& world) {
@@ -157,10 +161,11 @@ TEST_CASE("beside adapters a base takes the memory that the plan says, by the dt
                  {"step_scheduler.global_batch_size", "2"},
                  {"step_scheduler.local_batch_size", "1"},
                  {"lora.r", "8"},
-                 {"lora.base_dtype", '"' + std::string(dtype) + '"'}})
+                 {"model.torch_dtype", '"' + whole + '"'},
+                 {"lora.base_dtype", '"' + base + '"'}})
           job.set(key, value);
         train::MemoryMeter meter(at::kCPU);
-        modules::CausalLM net = modules::build_model(model, DType::float32, at::kMeta);
+        modules::CausalLM net = modules::build_model(model, parse_dtype(whole), at::kMeta);
         Trainer trainer(job, world, net.ptr(), net->outline(), 4);
         const Bytes& bytes = trainer.plan().footprint->bytes;
         std::lock_guard lock(mutex);

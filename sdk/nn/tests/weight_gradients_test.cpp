@@ -2,18 +2,24 @@
 #include "sdk/nn/weight_gradients.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/activation_checkpoint.h"
+#include "sdk/base/add_low_rank.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
@@ -79,6 +85,74 @@ TEST_CASE("weights' gradients put off: of linear layers, also of those that are 
   check(*two, weights, [&] { return two(x); });
   checkpoint_activations(*two);
   check(*two, weights, [&] { return two(x); });
+}
+
+// Two Linears of one x that stay, and what trains beside them.
+struct Adapted {
+  at::ScalarType dtype;
+  Tensor x = noise({3, 5, 6}, 1, dtype).requires_grad_();
+  std::vector<Tensor> weights{noise({7, 6}, 2, dtype), noise({7, 6}, 3, dtype)},
+      factors{noise({2, 6}, 4, dtype), noise({7, 2}, 5, dtype), noise({2, 6}, 6, dtype),
+              noise({7, 2}, 7, dtype)};
+  explicit Adapted(at::ScalarType type) : dtype(type) {
+    for (Tensor& factor : factors) factor.requires_grad_();
+  }
+  // `plain`: by LibTorch alone.
+  Tensor forward(bool plain) const {
+    Tensor sum;
+    for (size_t i = 0; i < 2; ++i) {
+      const Tensor &in = factors[2 * i], &out = factors[2 * i + 1];
+      Tensor y = at::linear(x, weights[i]);
+      CHECK(fits_low_rank(y, x, in, out));
+      y = plain ? y + 1.5 * at::linear(at::linear(x, in), out) : add_low_rank(y, x, in, out, 1.5);
+      sum = sum.defined() ? sum + y.sin() : y.sin();
+    }
+    return sum;
+  }
+  std::vector<Tensor> take() {
+    std::vector<Tensor> out{std::exchange(x.mutable_grad(), Tensor())};
+    for (Tensor& factor : factors) out.push_back(std::exchange(factor.mutable_grad(), Tensor()));
+    return out;
+  }
+};
+
+TEST_CASE("an adapter adds into the Linear's output, with the gradients of LibTorch") {
+  for (at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+    Adapted net(dtype);
+    auto same = [&](const std::vector<Tensor>& ours, const std::vector<Tensor>& theirs) {
+      for (size_t i = 0; i < theirs.size(); ++i) {
+        CAPTURE(i);
+        REQUIRE(ours[i].defined());
+        CHECK(ours[i].allclose(theirs[i], 1e-5, 1e-5));
+      }
+    };
+    const Tensor wanted = net.forward(true), gradient = noise(wanted.sizes(), 9, dtype);
+    wanted.backward(gradient);
+    const std::vector<Tensor> theirs = net.take();
+    const Tensor came = net.forward(false);
+    CHECK(came.allclose(wanted, 1e-5, 1e-5));
+    came.backward(gradient);
+    same(net.take(), theirs);
+
+    auto queue = std::make_shared<meshwright::detail::WeightGradients>();
+    {
+      meshwright::detail::WeightGradientScope scope(queue);
+      net.forward(false).backward(gradient);
+    }
+    for (const Tensor& factor : net.factors) CHECK(!factor.grad().defined());
+    queue->run();
+    same(net.take(), theirs);
+
+    auto second = [&](bool plain) {
+      const Tensor slope = torch::autograd::grad({net.forward(plain).sum()}, {net.x}, {},
+                                                 /*retain_graph=*/true, /*create_graph=*/true)[0];
+      slope.square().sum().backward();
+      return net.take();
+    };
+    same(second(false), second(true));
+    c10::NoGradGuard no_grad;
+    CHECK(net.forward(false).allclose(wanted, 1e-5, 1e-5));
+  }
 }
 
 TEST_CASE("weights' gradients put off: of experts") {
