@@ -42,10 +42,9 @@ bool is_unset(const json::value& value) {
 
 class Reading {
  public:
-  Reading(const Options& table, Diagnostics& diagnostics)
-      : table_(table),
-        diagnostics_(diagnostics),
-        file_(std::filesystem::path(table.get_string("adapter")) / "adapter_config.json") {}
+  // `table`: [lora], which it is held against; nullptr: nothing is.
+  Reading(const std::filesystem::path& folder, const Options* table, Diagnostics& diagnostics)
+      : table_(table), diagnostics_(diagnostics), file_(folder / "adapter_config.json") {}
 
   void check() {
     std::error_code failed;
@@ -72,9 +71,20 @@ class Reading {
       add(unread("init_lora_weights = " + shown("init_lora_weights") + " changes the base model"));
     compare_number("r", "r");
     compare_number("lora_alpha", "alpha");
-    const json::value* stabilized = find("use_rslora");
-    const bool root = stabilized != nullptr && stabilized->is_bool() && stabilized->as_bool();
-    if (root != table_.get_bool("rslora")) differs("use_rslora", "rslora", root ? "true" : "false");
+    const bool root = is_true("use_rslora");
+    if (table_ != nullptr && root != table_->get_bool("rslora"))
+      differs("use_rslora", "rslora", root ? "true" : "false");
+  }
+
+  // After check(), where it has added nothing.
+  AdapterFolder contents() const {
+    const double r = find("r")->to_number<double>();
+    if (r < 1 || r != std::floor(r) || r > INT32_MAX)
+      throw unread("r is " + shown("r") + ", not an integer above 0");
+    return {.r = static_cast<int64_t>(r),
+            .alpha = find("lora_alpha")->to_number<double>(),
+            .rank_stabilized = is_true("use_rslora"),
+            .base = text_of("base_model_name_or_path")};
   }
 
  private:
@@ -83,33 +93,39 @@ class Reading {
     const json::value* value = find(name);
     return value != nullptr && value->is_string() ? std::string(value->as_string()) : "";
   }
+  bool is_true(const char* name) const {
+    const json::value* value = find(name);
+    return value != nullptr && value->is_bool() && value->as_bool();
+  }
   std::string shown(const char* name) const {
     const json::value* value = find(name);
     return value == nullptr ? "not set" : json::serialize(*value);
   }
   void add(Error error) {
-    if (error.key().empty()) error.key(kKey).at(table_.origin("adapter"));
+    if (table_ != nullptr && error.key().empty()) error.key(kKey).at(table_->origin("adapter"));
     diagnostics_.add(std::move(error));
   }
   Error unread(const std::string& what) const {
-    return Error(ErrorCode::weights_mismatch, file_.string() + ": " + what)
-        .help("set lora.adapter = \"none\" to begin with new adapters");
+    Error error(ErrorCode::weights_mismatch, file_.string() + ": " + what);
+    if (table_ != nullptr) error.help("set lora.adapter = \"none\" to begin with new adapters");
+    return error;
   }
   void differs(const char* theirs, const char* ours, const std::string& value) {
     add(Error(ErrorCode::conflict, file_.string() + ": " + theirs + " is " + shown(theirs) +
-                                       ", but lora." + ours + " = " + to_toml(table_.value(ours)))
+                                       ", but lora." + ours + " = " + to_toml(table_->value(ours)))
             .key(std::string("lora.") + ours)
-            .at(table_.origin(ours))
+            .at(table_->origin(ours))
             .help(std::string("set lora.") + ours + " = " + value));
   }
   void compare_number(const char* theirs, const char* ours) {
     const json::value* value = find(theirs);
     if (value == nullptr || !value->is_number())
       return add(unread(std::string(theirs) + " is " + shown(theirs) + ", not a number"));
-    if (value->to_number<double>() != table_.get_number(ours)) differs(theirs, ours, shown(theirs));
+    if (table_ != nullptr && value->to_number<double>() != table_->get_number(ours))
+      differs(theirs, ours, shown(theirs));
   }
 
-  const Options& table_;
+  const Options* table_;
   Diagnostics& diagnostics_;
   std::filesystem::path file_;
   json::value config_;
@@ -120,7 +136,15 @@ class Reading {
 void check_adapter_folder(const config::Config& config, Diagnostics& diagnostics) {
   const Options& table = config.table("lora");
   if (!table.is_set("adapter") || table.get_int("r") == 0) return;
-  Reading(table, diagnostics).check();
+  Reading(table.get_string("adapter"), &table, diagnostics).check();
+}
+
+AdapterFolder read_adapter_folder(const std::filesystem::path& folder) {
+  Diagnostics problems;
+  Reading reading(folder, nullptr, problems);
+  reading.check();
+  problems.throw_if_any();
+  return reading.contents();
 }
 
 }  // namespace meshwright::plan
