@@ -4,9 +4,11 @@
 #include <boost/json/parse.hpp>
 #include <boost/json/value.hpp>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <vector>
 
+#include "engine/report/report.h"
 #include "engine/weights/convert.h"
 #include "sdk/base/low_rank.h"
 
@@ -90,13 +92,13 @@ int64_t equal_elements(const std::vector<std::byte>& a, const std::vector<std::b
 }
 
 template <class T>
-void stream_merged(Source& source, size_t weight, const AdapterPair& pair, double scale,
-                   DType dtype, MergeCount& count, const weights::ByteSink& sink) {
+void stream_merged(const Joint& joint, DType dtype, MergeCount& count,
+                   const weights::ByteSink& sink) {
   constexpr DType kSums = sizeof(T) == 8 ? DType::float64 : DType::float32;
-  const SourceTensor& tensor = source.tensors()[weight];
+  const SourceTensor& tensor = joint.weights.tensors()[joint.weight];
   const int64_t rows = tensor.shape[0], columns = tensor.shape[1],
                 at_once = std::max<int64_t>(kPiece / std::max<int64_t>(columns, 1), 1);
-  const Factors<T> factors = factors_of<T>(source, pair, tensor.transposed, kSums);
+  const Factors<T> factors = factors_of<T>(joint.factors, joint.pair, joint.transposed, kSums);
   std::vector<T> values, sum(static_cast<size_t>(columns));
   std::vector<std::byte> before, after;
   auto round = [&](std::vector<std::byte>& out) {
@@ -107,10 +109,10 @@ void stream_merged(Source& source, size_t weight, const AdapterPair& pair, doubl
   for (int64_t row = 0; row < rows; row += at_once) {
     const int64_t end = std::min(row + at_once, rows);
     values.resize(static_cast<size_t>((end - row) * columns));
-    source.read(weight, row * columns, end * columns, kSums, values.data());
+    joint.weights.read(joint.weight, row * columns, end * columns, kSums, values.data());
     round(before);
     for (int64_t i = row; i < end; ++i)
-      merge_row(factors, i, columns, static_cast<T>(scale), sum.data(),
+      merge_row(factors, i, columns, static_cast<T>(joint.scale), sum.data(),
                 values.data() + (i - row) * columns);
     round(after);
     count.elements += static_cast<int64_t>(values.size());
@@ -165,16 +167,25 @@ std::optional<AdapterSet> adapters_of(Source& source) {
   return out;
 }
 
-weights::ExportTensor merged_tensor(Source& source, size_t weight, const AdapterPair& pair,
-                                    double scale, DType dtype, MergeCount& count) {
-  const SourceTensor& tensor = source.tensors()[weight];
+std::string merge_text(const MergeCount& merged) {
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "merged the adapters into weights of %s elements, of which %.1f%% are as they were "
+                "before",
+                report::human_count(merged.elements).c_str(),
+                100 * static_cast<double>(merged.unchanged) / static_cast<double>(merged.elements));
+  return text;
+}
+
+weights::ExportTensor merged_tensor(const Joint& joint, DType dtype, MergeCount& count) {
+  const SourceTensor& tensor = joint.weights.tensors()[joint.weight];
   const bool wide = tensor.dtype == DType::float64;
   return {{tensor.name, dtype, tensor.shape},
-          [&source, &count, weight, pair, scale, dtype, wide](const weights::ByteSink& sink) {
+          [&count, joint, dtype, wide](const weights::ByteSink& sink) {
             if (wide)
-              stream_merged<double>(source, weight, pair, scale, dtype, count, sink);
+              stream_merged<double>(joint, dtype, count, sink);
             else
-              stream_merged<float>(source, weight, pair, scale, dtype, count, sink);
+              stream_merged<float>(joint, dtype, count, sink);
           }};
 }
 

@@ -15,6 +15,9 @@ namespace meshwright::checkpoint {
 
 // What a checkpoint of a run with adapters carries; peft's, word for word.
 inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
+// What peft writes beside it, and puts before a module's name there.
+inline constexpr std::string_view kAdapterWeights = "adapter_model.safetensors",
+                                  kPeftPrefix = "base_model.model.";
 
 // What kAdapterConfig says of how often adapters count.
 struct PeftScale {
@@ -45,10 +48,21 @@ std::optional<AdapterSet> adapters_of(Source& source);
 struct MergeCount {
   int64_t elements = 0, unchanged = 0;
 };
+// "merged the adapters into weights of 1.2 M elements, of which 78.0% are as they were before".
+std::string merge_text(const MergeCount& merged);
+
+// A weight and the adapter that joins it, of the same source or another one.
+struct Joint {
+  Source& weights;
+  size_t weight;
+  Source& factors;
+  AdapterPair pair;
+  double scale;
+  bool transposed;  // W's file has columns first
+};
 
 // W + scale B A, summed in float32 (float64 where W is), rounded once to `dtype`, row by row.
-// `source` and `count` live as long as the result.
-weights::ExportTensor merged_tensor(Source& source, size_t weight, const AdapterPair& pair,
-                                    double scale, DType dtype, MergeCount& count);
+// Shapes must fit. The sources and `count` live as long as the result.
+weights::ExportTensor merged_tensor(const Joint& joint, DType dtype, MergeCount& count);
 
 }  // namespace meshwright::checkpoint

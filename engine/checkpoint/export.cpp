@@ -17,8 +17,6 @@ namespace {
 constexpr int64_t kPiece = 4 << 20;  // elements read at a time
 constexpr std::string_view kSource = "source/";
 
-constexpr std::string_view kPeftPrefix = "base_model.model.";
-
 DType dtype_of(const SourceTensor& tensor, const ExportChoice& choice) {
   return choice.dtype && weights::is_floating(tensor.export_dtype) ? *choice.dtype
                                                                    : tensor.export_dtype;
@@ -173,7 +171,8 @@ weights::Exported export_folder(Source& source, const fs::path& target, const Ex
     const SourceTensor& tensor = source.tensors()[i];
     const DType dtype = content.dtype(tensor, choice);
     if (const AdapterPair* pair = content.joined_with(i))
-      tensors.push_back(merged_tensor(source, i, *pair, content.adapters->scale, dtype, count));
+      tensors.push_back(merged_tensor(
+          {source, i, source, *pair, content.adapters->scale, tensor.transposed}, dtype, count));
     else
       tensors.push_back(tensor_as_it_is(
           source, i, (content.alone ? std::string(kPeftPrefix) : "") + tensor.name, dtype));

@@ -49,16 +49,10 @@ int64_t size_of(const std::string& flag, const std::string& text) {
 }
 
 // Changes below half a step of a narrow dtype are lost.
-std::string merge_text(const checkpoint::MergeCount& merged) {
-  char text[160];
-  std::snprintf(text, sizeof text,
-                "merged the adapters into weights of %s elements, of which %.1f%% are as they were "
-                "before",
-                report::human_count(merged.elements).c_str(),
-                100 * static_cast<double>(merged.unchanged) / static_cast<double>(merged.elements));
-  return text + std::string(2 * merged.unchanged > merged.elements
-                                ? "; --dtype float32 keeps smaller changes\n"
-                                : "\n");
+std::string merge_line(const checkpoint::MergeCount& merged) {
+  return checkpoint::merge_text(merged) + (2 * merged.unchanged > merged.elements
+                                               ? "; --dtype float32 keeps smaller changes\n"
+                                               : "\n");
 }
 
 int run_export(Call& call) {
@@ -118,7 +112,7 @@ int run_export(Call& call) {
                  report::counted(static_cast<int64_t>(done.files.size()), "file", "files") + ", " +
                  report::human_bytes(done.bytes) + ", from " +
                  report::printable(source.path().string()) + "\n");
-  if (merged.elements > 0) call.out.write(merge_text(merged));
+  if (merged.elements > 0) call.out.write(merge_line(merged));
   call.out.flush();
   if (!alone && std::find(done.files.begin(), done.files.end(), "config.json") == done.files.end())
     call.err.write(report::format_warning(

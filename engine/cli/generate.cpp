@@ -5,6 +5,7 @@
 
 #include "engine/cli/common.h"
 #include "engine/cli/ranks.h"
+#include "engine/generate/adapter.h"
 #include "engine/generate/source.h"
 
 namespace meshwright::cli {
@@ -30,6 +31,8 @@ generate::Request read_request(const Call& call) {
   if (call.has("prompt")) request.prompt = call.value("prompt");
   if (call.has("tokens")) request.tokens = call.value("tokens");
   if (call.has("stop")) request.stop = call.value("stop");
+  if (call.has("adapter")) request.adapter = call.value("adapter");
+  request.merge = call.has("merge");
   request.max_new = call.number("max-new", 1).value_or(request.max_new);
   request.temperature = real(
       call, "temperature", request.temperature, [](double t) { return t >= 0; },
@@ -49,7 +52,9 @@ int check(Call& call, const generate::Request& request, int64_t world_size) {
   generate::Source source(request.folder, request.sets);
   (void)source.prompt(request);
   (void)source.stops(request);
-  generate::Settings settings = generate::settings(source, request.sets, world_size);
+  const std::optional<generate::Adapter> adapter = generate::adapter_of(source, request);
+  generate::Settings settings = generate::settings(
+      source, request.sets, world_size, adapter ? adapter->settings() : std::vector<std::string>());
   Diagnostics diagnostics;
   config::LoadOptions options;
   options.sets = settings.sets;
@@ -76,10 +81,10 @@ int start(Call& call, const Ranks& ranks) {
       return status;
   }
   if (ranks || wanted == 1) return run_rank(call, ranks, "meshwright_generate_rank", &request);
-  launch::LocalJob local = local_ranks(
-      call, "generate",
-      {"prompt", "tokens", "stop", "max-new", "temperature", "top-k", "top-p", "seed", "json"},
-      wanted, screen);
+  launch::LocalJob local = local_ranks(call, "generate",
+                                       {"prompt", "tokens", "stop", "adapter", "merge", "max-new",
+                                        "temperature", "top-k", "top-p", "seed", "json"},
+                                       wanted, screen);
   call.out.flush();
   return launch::run_local_ranks(local);
 }
@@ -99,9 +104,12 @@ Text needs a tokenizer.json in the folder (byte-level BPE: GPT-2, Llama 3, Qwen2
 kin), or a model of bytes (vocab_size = 256). Token ids go in and come out of any model. The prompt
 and what follows appear on standard output as it is made; how long it took on standard error. Ids
 are the same under every strategy and on any number of ranks.
+Adapters of a folder (adapter_config.json, adapter_model.safetensors), which peft or checkpoint
+export wrote, run beside the model, or join its weights. A run with adapters has its own.
 
   meshwright generate models/Qwen3-0.6B --prompt 'The capital of France is' --temperature 0
   meshwright generate runs/first --prompt '#include <' --max-new 400
+  meshwright generate models/Qwen3-0.6B --adapter runs/lora_adapter --prompt 'The capital of Peru is'
   meshwright generate models/Llama-3.2-1B --tokens 128000,9906 --nproc 2 --set distributed.strategy=fsdp2 --json
 
 --prompt TEXT    What to go on with.
@@ -113,6 +121,8 @@ are the same under every strategy and on any number of ranks.
                  Default: 1.
 --seed N         The same seed gives the same tokens. Default: 42.
 --stop IDS       Token ids that end the text, or none. Default: eos_token_id of the folder.
+--adapter DIR    A folder of low-rank adapters, which run beside the model.
+--merge          With --adapter: they are added to the weights first, which are rounded once.
 --nproc N        Start N local ranks. Default: 1, in this process.
 --set
 --json

@@ -63,10 +63,8 @@ std::string first_bytes(const std::string& text) {
   return text.size() > kShown ? out + ",..." : out;
 }
 
-// The model's vocabulary, as its family has it.
-int64_t vocab_of(const Source& source, const std::vector<std::string>& sets) {
-  if (!source.of_plugin(sets))
-    return outlines::load_outline(source.config(), DType::float32).vocab_size;
+// As the plugin's family has it.
+ModelOutline outline_of_plugin(const Source& source, const std::vector<std::string>& sets) {
   const Settings settings = generate::settings(source, sets, 1);
   Diagnostics problems;
   config::LoadOptions options;
@@ -75,7 +73,7 @@ int64_t vocab_of(const Source& source, const std::vector<std::string>& sets) {
     const std::optional<plan::Job> job =
         plan::load_job(config::Source::parse(settings.toml, options, problems), problems);
     problems.throw_if_any();
-    return plan::model_of(*job)->outline(job->config).vocab_size;
+    return plan::model_of(*job)->outline(job->config);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::plugin_not_found || source.model_settings().empty()) throw;
     // Nobody typed it: the checkpoint names the family.
@@ -96,6 +94,16 @@ bool Source::of_plugin(const std::vector<std::string>& sets) const {
   auto names_one = [](const std::string& set) { return set.starts_with("model.plugin="); };
   return std::any_of(model_settings_.begin(), model_settings_.end(), names_one) ||
          std::any_of(sets.begin(), sets.end(), names_one);
+}
+
+bool Source::has_adapters() const {
+  return std::any_of(model_settings_.begin(), model_settings_.end(),
+                     [](const std::string& set) { return set.starts_with("lora."); });
+}
+
+ModelOutline Source::outline(const std::vector<std::string>& sets) const {
+  return of_plugin(sets) ? outline_of_plugin(*this, sets)
+                         : outlines::load_outline(config(), DType::float32);
 }
 
 Source::Source(const fs::path& path, const std::vector<std::string>& sets)
@@ -119,7 +127,7 @@ Source::Source(const fs::path& path, const std::vector<std::string>& sets)
     throw Error(ErrorCode::file_unreadable, path.string() + " has weights but no config.json")
         .help("copy the model's config.json into the folder");
   if (!weights) open_checkpoint();
-  vocab_ = vocab_of(*this, sets);
+  vocab_ = outline(sets).vocab_size;
   if (is_there(extra("tokenizer.json")))
     tokenizer_ = tokenizer::Tokenizer::load(extra("tokenizer.json"));
 }
@@ -285,9 +293,11 @@ std::string model_tables(const Source& source) {
          "\"float32\"\n";
 }
 
-Settings settings(const Source& source, const std::vector<std::string>& sets, int64_t world_size) {
+Settings settings(const Source& source, const std::vector<std::string>& sets, int64_t world_size,
+                  const std::vector<std::string>& adapters) {
   check_sets(source, sets, "generating");
   std::vector<std::string> all = source.model_settings();
+  all.insert(all.end(), adapters.begin(), adapters.end());
   all.insert(all.end(), sets.begin(), sets.end());
   // Samples that nobody reads: every schedule of a pipeline takes so many. Of their length: ranks
   // of cp with head and tail, and those of tp, divide it.

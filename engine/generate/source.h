@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "meshwright/outline.h"
 #include "sdk/tokenizer/tokenizer.h"
 
 namespace meshwright::generate {
@@ -18,6 +19,8 @@ struct Request {
   std::string folder;
   std::vector<std::string> sets;
   std::optional<std::string> prompt, tokens, stop;  // as given
+  std::optional<std::string> adapter;               // a folder of adapters, to run beside the model
+  bool merge = false;                               // in its weights instead
   int64_t max_new = 200;
   double temperature = 0.7;
   int64_t top_k = 0;  // 0: all
@@ -49,6 +52,10 @@ class Source {
   const std::vector<std::string>& model_settings() const { return model_settings_; }
   // Whether a plugin brings the model: the checkpoint says so, or `sets` do.
   bool of_plugin(const std::vector<std::string>& sets) const;
+  // Whether it is a checkpoint of adapters, which run beside their model.
+  bool has_adapters() const;
+  // The model, without adapters. Throws what the constructor throws of it.
+  ModelOutline outline(const std::vector<std::string>& sets) const;
   int64_t vocab() const { return vocab_; }
   bool bytes() const { return !tokenizer_ && vocab_ == 256; }  // tokens are the bytes of a text
   const tokenizer::Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
@@ -95,7 +102,9 @@ struct Settings {
   std::string toml;
   std::vector<std::string> sets;
 };
-Settings settings(const Source& source, const std::vector<std::string>& sets, int64_t world_size);
+// `adapters`: further settings, Adapter's (adapter.h).
+Settings settings(const Source& source, const std::vector<std::string>& sets, int64_t world_size,
+                  const std::vector<std::string>& adapters = {});
 
 // Parts of it, for other verbs that run a model which is there. Throws Error(bad_set) for --set of
 // a key that has no part in what `doing` says ("generating"). `tables`: those that have one beside

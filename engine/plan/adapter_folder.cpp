@@ -52,16 +52,15 @@ bool has_transposed(const Job& job) try {
 
 class AdapterConfig {
  public:
+  // `table`: [lora], which outlives this; nullptr: the folder is no job's, and errors have no key.
   // Throws Error(file_unreadable | weights_mismatch).
-  explicit AdapterConfig(const Options& table)
-      : table_(table),
-        file_(std::filesystem::path(table.get_string("adapter")) / "adapter_config.json") {
+  explicit AdapterConfig(const std::filesystem::path& folder, const Options* table = nullptr)
+      : table_(table), file_(folder / "adapter_config.json") {
     std::error_code failed;
     if (!std::filesystem::is_regular_file(file_, failed))
-      throw Error(ErrorCode::file_unreadable, "there is no " + file_.string())
-          .key(kKey)
-          .at(table.origin("adapter"))
-          .help("name a folder with adapter_config.json and adapter_model.safetensors");
+      throw located(Error(ErrorCode::file_unreadable, "there is no " + file_.string())
+                        .help("name a folder with adapter_config.json and "
+                              "adapter_model.safetensors"));
     try {
       config_ = base::parse_strictly(base::read_file(file_), {});
     } catch (const base::JsonProblem& problem) {
@@ -93,25 +92,25 @@ class AdapterConfig {
 
   void compare(Diagnostics& diagnostics) const {
     auto differ = [&](const Number& theirs, const char* ours) {
-      if (theirs.value != table_.get_number(ours))
+      if (theirs.value != table_->get_number(ours))
         diagnostics.add(differs(theirs.key, ours, to_toml(theirs.value)));
     };
     try {
       const Number rank = r();
-      if (rank.value != static_cast<double>(table_.get_int("r")))
+      if (rank.value != static_cast<double>(table_->get_int("r")))
         diagnostics.add(differs(rank.key, "r", to_toml(rank.value)));
       differ(alpha(), "alpha");
     } catch (const Error& error) {
       diagnostics.add(error);
     }
-    if (rank_stabilized() != table_.get_bool("rslora"))
+    if (rank_stabilized() != table_->get_bool("rslora"))
       diagnostics.add(differs("use_rslora", "rslora", rank_stabilized() ? "true" : "false"));
   }
 
   // What `into`, a copy of the table, does not set.
   void fill(Options& into) const {
     auto set = [&](const char* name, const OptionValue& value) {
-      if (!table_.is_given(name)) into.set(name, value, table_.origin("adapter"));
+      if (!table_->is_given(name)) into.set(name, value, table_->origin("adapter"));
     };
     const double rank = r().value;
     if (rank == std::floor(rank) && rank < 1e9)
@@ -120,19 +119,29 @@ class AdapterConfig {
       set("r", rank);  // which is refused as any other
     set("alpha", alpha().value);
     set("rslora", rank_stabilized());
-    if (!table_.is_given("target_modules")) set("target_modules", names_of("target_modules"));
+    if (!table_->is_given("target_modules")) set("target_modules", names_of("target_modules"));
     if (const json::value* excluded = find("exclude_modules");
-        excluded != nullptr && !is_unset(*excluded) && !table_.is_given("exclude_modules"))
+        excluded != nullptr && !is_unset(*excluded) && !table_->is_given("exclude_modules"))
       set("exclude_modules", names_of("exclude_modules"));
+  }
+
+  AdapterFolder contents() const {
+    const double rank = r().value;
+    if (rank != std::floor(rank) || rank > INT32_MAX)
+      throw unread("r is " + shown("r") + ", not an integer above 0");
+    return {.r = static_cast<int64_t>(rank),
+            .alpha = alpha().value,
+            .rank_stabilized = rank_stabilized(),
+            .base = text_of("base_model_name_or_path")};
   }
 
   void tell_dropout(Diagnostics& diagnostics) const {
     const json::value* value = find("lora_dropout");
     if (value == nullptr || !value->is_number()) return;
     const double theirs = value->to_number<double>();
-    if (theirs > 0 && theirs != table_.get_number("dropout"))
+    if (theirs > 0 && theirs != table_->get_number("dropout"))
       diagnostics.notice(file_.string() + ": lora_dropout is " + to_toml(theirs) +
-                         ", but lora.dropout = " + to_toml(table_.value("dropout")) +
+                         ", but lora.dropout = " + to_toml(table_->value("dropout")) +
                          "; set lora.dropout = " + to_toml(theirs) + " to train on as it did");
   }
 
@@ -151,18 +160,21 @@ class AdapterConfig {
     const json::value* value = find(name);
     return value == nullptr ? "not set" : json::serialize(*value);
   }
+  Error located(Error error) const {
+    if (table_ != nullptr) error.key(kKey).at(table_->origin("adapter"));
+    return error;
+  }
   Error unread(const std::string& what) const {
-    return Error(ErrorCode::weights_mismatch, file_.string() + ": " + what)
-        .key(kKey)
-        .at(table_.origin("adapter"))
-        .help("set lora.adapter = \"none\" to begin with new adapters");
+    Error error(ErrorCode::weights_mismatch, file_.string() + ": " + what);
+    if (table_ != nullptr) error.help("set lora.adapter = \"none\" to begin with new adapters");
+    return located(std::move(error));
   }
   Error differs(const char* theirs, const char* ours, const std::string& value) const {
     return Error(ErrorCode::conflict, file_.string() + ": " + theirs + " is " + shown(theirs) +
                                           ", but lora." + ours + " = " +
-                                          to_toml(table_.value(ours)))
+                                          to_toml(table_->value(ours)))
         .key(std::string("lora.") + ours)
-        .at(table_.origin(ours))
+        .at(table_->origin(ours))
         .help(std::string("set lora.") + ours + " = " + value);
   }
 
@@ -220,12 +232,12 @@ class AdapterConfig {
                                          (names ? " in some layers alone" : "") +
                                          " says nothing that lora." + name + " could be")
         .key(std::string("lora.") + name)
-        .at(table_.origin("adapter"))
+        .at(table_->origin("adapter"))
         .help(std::string("set lora.") + name +
               " to the modules that adapter_model.safetensors has tensors for");
   }
 
-  const Options table_;
+  const Options* table_;
   std::filesystem::path file_;
   json::value config_;
 };
@@ -237,7 +249,7 @@ void take_from_adapter_folder(config::Config& config, Diagnostics& diagnostics) 
   const bool asks = !table.is_given("r");
   if (!table.is_set("adapter") || (!asks && table.get_int("r") == 0)) return;
   try {
-    const AdapterConfig folder(table);
+    const AdapterConfig folder(table.get_string("adapter"), &table);
     Options filled = table;
     folder.fill(filled);
     table = std::move(filled);
@@ -256,12 +268,20 @@ void check_adapter_folder(const Job& job, Diagnostics& diagnostics) {
   const Options& table = job.config.table("lora");
   if (!table.is_set("adapter") || table.get_int("r") == 0) return;
   try {
-    const AdapterConfig folder(table);
+    const AdapterConfig folder(table.get_string("adapter"), &table);
     folder.check_read(has_transposed(job), diagnostics);
     folder.compare(diagnostics);
   } catch (const Error& error) {
     diagnostics.add(error);
   }
+}
+
+AdapterFolder read_adapter_folder(const std::filesystem::path& folder) {
+  const AdapterConfig config(folder);
+  Diagnostics problems;
+  config.check_read(/*transposed=*/true, problems);
+  problems.throw_if_any();
+  return config.contents();
 }
 
 bool begins_afresh(const config::Config& config) {

@@ -1,6 +1,10 @@
 // A folder that peft wrote, or an export of adapters, as lora.adapter names it.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
 #include "engine/plan/plan.h"
 
 namespace meshwright::plan {
@@ -17,5 +21,15 @@ void check_adapter_folder(const Job& job, Diagnostics& diagnostics);
 // Whether nothing is there yet that the run could go on with. Where something is, the run itself
 // finds out whether it does (checkpoint::choose_start): then the folder is not read again.
 bool begins_afresh(const config::Config& config);
+
+// What its adapter_config.json says, for what has no [lora] to hold it against.
+struct AdapterFolder {
+  int64_t r = 0;
+  double alpha = 0;
+  bool rank_stabilized = false;
+  std::string base;  // the model that it names; "": none
+};
+// Throws Error(file_unreadable | weights_mismatch), without a key.
+AdapterFolder read_adapter_folder(const std::filesystem::path& folder);
 
 }  // namespace meshwright::plan

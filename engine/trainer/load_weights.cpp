@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <set>
 #include <thread>
 
+#include "engine/checkpoint/adapters.h"
 #include "engine/launch/ranks.h"
 #include "engine/modules/initialize.h"
 #include "engine/report/report.h"
@@ -55,8 +57,6 @@ void set_threads(const Job& job) {
 
 namespace {
 
-constexpr std::string_view kPeftPrefix = "base_model.model.";
-
 // Files to read parameters from, and what to say of them.
 struct Files {
   Files(std::string folder, const char* named_by, const std::string& file, const char* wanted_by,
@@ -97,7 +97,7 @@ std::vector<std::string> names_of(const ModelOutline& outline, const ParameterOu
                                   bool adapter) {
   std::vector<std::string> out = weights::names_in_files(outline.architecture, parameter);
   if (adapter)
-    for (std::string& name : out) name.insert(0, kPeftPrefix);
+    for (std::string& name : out) name.insert(0, checkpoint::kPeftPrefix);
   return out;
 }
 
@@ -129,13 +129,23 @@ void check_all_used(const Files& files, const ModelOutline& outline) {
                                 "\", which no adapter of this job takes");
 }
 
-Files files_of_adapters(const std::string& folder) {
-  return {folder,
-          "lora.adapter",
-          folder + "/adapter_model.safetensors",
-          "an adapter of this job",
-          "the adapter of this job",
-          "set lora.target_modules to those of its adapter_config.json"};
+Files adapter_files(const std::string& folder, const ModelOutline& outline) {
+  Files files(folder, "lora.adapter",
+              (std::filesystem::path(folder) / checkpoint::kAdapterWeights).string(),
+              "an adapter of this job", "the adapter of this job",
+              "set lora.target_modules to those of its adapter_config.json");
+  check_all_used(files, outline);
+  return files;
+}
+
+// Over the host where the parameter lies on a device.
+void read_parameter(const Files& files, const ModelOutline& outline,
+                    const ParameterOutline& parameter, const ParallelParameter& p, bool adapter) {
+  Tensor local = p.local.is_cpu() && p.local.is_contiguous()
+                     ? p.local
+                     : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
+  read_part(files, outline, parameter, p, adapter, local);
+  if (!local.is_same(p.local)) p.local.copy_(local);
 }
 
 // A base beside adapters that is stored in other digits than those of its files
@@ -167,10 +177,7 @@ void load_weights(Trainer& trainer, const std::string& pretrained, const Initial
     base.emplace(pretrained, "model.pretrained", pretrained, "the model of its config.json",
                  "the model of config.json",
                  "check that config.json and the safetensors files belong together");
-  if (!adapter.empty()) {
-    tuned.emplace(files_of_adapters(adapter));
-    check_all_used(*tuned, outline);
-  }
+  if (!adapter.empty()) tuned.emplace(adapter_files(adapter, outline));
   if (const std::string rounds = base ? rounding_of(*base, outline) : ""; !rounds.empty())
     trainer.world().notice(rounds);
   ParallelModel& model = trainer.model();
@@ -189,11 +196,7 @@ void load_weights(Trainer& trainer, const std::string& pretrained, const Initial
       modules::initialize(p, initial(parameter), seed);
       continue;
     }
-    Tensor local = p.local.is_cpu() && p.local.is_contiguous()
-                       ? p.local
-                       : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
-    read_part(*files, outline, parameter, p, of_adapter, local);
-    if (!local.is_same(p.local)) p.local.copy_(local);
+    read_parameter(*files, outline, parameter, p, of_adapter);
   }
   optimizer_of(trainer).round_weights(model.update_groups());
   trainer.tell_written({base ? ValuesWritten::By::weights : ValuesWritten::By::initialization, 0});
@@ -202,8 +205,7 @@ void load_weights(Trainer& trainer, const std::string& pretrained, const Initial
 void read_adapters(const std::string& folder, const ModelOutline& outline,
                    torch::nn::Module& model) {
   c10::NoGradGuard no_grad;
-  const Files files = files_of_adapters(folder);
-  check_all_used(files, outline);
+  const Files files = adapter_files(folder, outline);
   auto parameters = model.named_parameters();
   for (const ParameterOutline& p : outline.parameters) {
     if (!low_rank_factor(p.name)) continue;
@@ -256,10 +258,17 @@ std::string unused_tensors(const std::string& pretrained, const ModelOutline& ou
   return text + (left.size() > kShown ? ", ..." : "");
 }
 
-void load_weights(Trainer& trainer, checkpoint::Checkpoint& from) {
+void load_weights(Trainer& trainer, checkpoint::Checkpoint& from, const std::string& adapter) {
   c10::NoGradGuard no_grad;
+  const ModelOutline& outline = trainer.outline();
+  std::optional<Files> tuned;
+  if (!adapter.empty()) tuned.emplace(adapter_files(adapter, outline));
   for (ParallelParameter p : trainer.model().parameters()) {
     if (trainer.stages() != nullptr) p.name = stored_name(trainer.stages()->outline(), p.name);
+    if (tuned && low_rank_factor(p.name)) {
+      read_parameter(*tuned, outline, *outline.find_parameter(p.name), p, true);
+      continue;
+    }
     const checkpoint::TensorRecord* record = from.meta().find("", p.name);
     auto mismatch = [&](const std::string& what) {
       return Error(ErrorCode::weights_mismatch,
@@ -270,7 +279,7 @@ void load_weights(Trainer& trainer, checkpoint::Checkpoint& from) {
     if (record->shape != p.global_shape)
       throw mismatch(": \"" + p.name + "\" has the shape " + report::shape_text(record->shape) +
                      ", not the " + report::shape_text(p.global_shape) + " of");
-    if (record->fused != fused_rows(trainer.outline(), p.name))
+    if (record->fused != fused_rows(outline, p.name))
       throw mismatch(": \"" + p.name + "\" has its rows in another order than");
     if (p.local.numel() > 0) read_into(from, *record, region_of(p), p.local);
   }

@@ -37,8 +37,9 @@ std::string rounded_base(const std::string& folder, DType then, DType now);
 // What to tell the user when a Hugging Face folder holds tensors that the model has no use for;
 // empty: there are none. Reads headers only.
 std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline);
-// From a checkpoint, its weights alone. Throws Error(bad_checkpoint | weights_mismatch).
-void load_weights(Trainer& trainer, checkpoint::Checkpoint& from);
+// From a checkpoint, its weights alone; adapters from the folder `adapter`, unless it is empty.
+// Throws Error(bad_checkpoint | bad_safetensors | weights_mismatch).
+void load_weights(Trainer& trainer, checkpoint::Checkpoint& from, const std::string& adapter = {});
 
 // How a parameter's rows are interleaved; nullopt: they are as in Hugging Face's files.
 std::optional<FusedRows> fused_rows(const ModelOutline& outline, std::string_view parameter);

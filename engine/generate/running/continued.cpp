@@ -8,6 +8,8 @@
 #include <string>
 
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/generate/adapter.h"
+#include "engine/generate/running/join_adapter.h"
 #include "engine/generate/running/sample.h"
 #include "engine/launch/ranks.h"
 #include "engine/plan/plan.h"
@@ -25,10 +27,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // The configuration, refused when no such model can be made here.
-Job job_of(const Source& source, const Request& request) {
+Job job_of(const Source& source, const Request& request, const std::optional<Adapter>& adapter) {
   launch::RankEnvironment ranks =
       launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
-  Settings settings = generate::settings(source, request.sets, ranks.world_size);
+  Settings settings =
+      generate::settings(source, request.sets, ranks.world_size,
+                         adapter ? adapter->settings() : std::vector<std::string>());
   Job job = Job::from_text(settings.toml, settings.sets);
   Diagnostics problems;
   plan::check_trainable(job.impl(), problems);
@@ -46,26 +50,34 @@ rendezvous::Facts facts_of(const Request& request, const std::vector<int64_t>& p
           {"--top-k", std::to_string(request.top_k)},
           {"--top-p", std::to_string(request.top_p)},
           {"--seed", std::to_string(request.seed)},
-          {"--stop", request.stop.value_or("")}};
+          {"--stop", request.stop.value_or("")},
+          {"--adapter", request.adapter.value_or("")},
+          {"--merge", request.merge ? "given" : ""}};
 }
 
 // Collective. Fills the model; returns the checkpoint that its weights came from, if it was one,
 // else nullptr.
 std::unique_ptr<checkpoint::Checkpoint> load(Trainer& trainer, const train::Model& model,
-                                             const Source& source) {
+                                             const Source& source, std::optional<Adapter>& adapter,
+                                             const Listener& listener) {
   std::unique_ptr<checkpoint::Checkpoint> from;
-  train::agree_or_throw(trainer.world(), train::outcome_of([&] {
-                          if (source.is_checkpoint()) {
-                            from = std::make_unique<checkpoint::Checkpoint>(source.folder());
-                            train::load_weights(trainer, *from);
-                          } else {
-                            train::load_weights(
-                                trainer, source.folder().string(),
-                                [&](const ParameterOutline& p) { return model.initial_value(p); },
-                                0);
-                          }
-                          return std::string();
-                        }));
+  const std::string beside = adapter && !adapter->merged() ? adapter->folder().string() : "";
+  train::agree_or_throw(
+      trainer.world(), train::outcome_of([&] {
+        if (source.is_checkpoint()) {
+          from = std::make_unique<checkpoint::Checkpoint>(source.folder());
+          train::load_weights(trainer, *from, beside);
+        } else {
+          train::load_weights(
+              trainer, source.folder().string(),
+              [&](const ParameterOutline& p) { return model.initial_value(p); }, 0, beside);
+        }
+        if (!adapter || !adapter->merged()) return std::string();
+        const checkpoint::MergeCount count = join_adapter(trainer, source, *adapter);
+        if (trainer.world().rank() == 0 && count.elements > 0)
+          listener.notice(checkpoint::merge_text(count));
+        return std::string();
+      }));
   return from;
 }
 
@@ -133,7 +145,8 @@ Continued continue_prompt(Trainer& trainer, RunningModel& net, const std::vector
 Continued continue_folder(const Source& source, const Request& request, rendezvous::Ending& ending,
                           const Listener& listener) {
   std::vector<int64_t> prompt = source.prompt(request), stops = source.stops(request);
-  Job job = job_of(source, request);
+  std::optional<Adapter> adapter = adapter_of(source, request);
+  Job job = job_of(source, request, adapter);
   train::set_threads(job);
   train::keep_freed_memory();
   std::shared_ptr<World> world = train::join_world(job, facts_of(request, prompt), &ending);
@@ -141,7 +154,7 @@ Continued continue_folder(const Source& source, const Request& request, rendezvo
   train::check_generates(model);
   job.impl().fills_adapters = true;
   Trainer trainer(job, world, model.module(), model.outline);
-  std::unique_ptr<checkpoint::Checkpoint> from = load(trainer, model, source);
+  std::unique_ptr<checkpoint::Checkpoint> from = load(trainer, model, source, adapter, listener);
   Continued out = continue_prompt(trainer, *model.running, prompt, request, stops,
                                   context_of(model, from.get()), listener);
   world->everyone()->barrier();

@@ -1,0 +1,56 @@
+// Adapters of a folder that `generate` is given beside its model: which of its tensors lie beside
+// which weight. Links no LibTorch.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/checkpoint/adapters.h"
+#include "engine/generate/source.h"
+#include "engine/plan/adapters.h"
+#include "meshwright/outline.h"
+
+namespace meshwright::generate {
+
+class Adapter {
+ public:
+  struct Weight {
+    std::string name;                 // in the model
+    checkpoint::AdapterPair factors;  // among the tensors of the file
+  };
+  // `folder`: one that peft wrote, or an export of adapters. Reads what its adapter_config.json
+  // says and the headers of its tensors. `merged`: they join the weights. Throws
+  // Error(file_unreadable | weights_mismatch | bad_safetensors) where there is no such folder, or
+  // one that does not fit the model.
+  Adapter(std::filesystem::path folder, const ModelOutline& model, bool merged);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  bool merged() const { return merged_; }
+  double scale() const { return counts_.scale(); }
+  checkpoint::Source& file() { return *file_; }
+  // nullptr: no adapter lies beside it.
+  const Weight* find(std::string_view parameter) const;
+  // Of a job that runs them beside the model, as --set takes them; nothing where they are merged.
+  std::vector<std::string> settings() const;
+
+ private:
+  void check_tensor(const std::string& name, const std::vector<int64_t>& shape, size_t at) const;
+  void pair_up(const ModelOutline& model);
+  Error mismatch(const std::string& what) const;
+  std::filesystem::path folder_;
+  bool merged_;
+  plan::Adapters counts_;  // r and scale alone
+  std::string base_;       // the model that the folder names
+  std::unique_ptr<checkpoint::Source> file_;
+  std::vector<Weight> weights_;  // sorted by name
+};
+
+// What --adapter names. Throws what Adapter() throws, and Error(usage) for --merge without it or a
+// checkpoint that has adapters of its own.
+std::optional<Adapter> adapter_of(const Source& source, const Request& request);
+
+}  // namespace meshwright::generate

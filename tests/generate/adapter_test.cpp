@@ -1,0 +1,178 @@
+// meshwright generate with a folder of adapters: beside the model and in its weights, as the run
+// writes that trained them, and what does not fit.
+#include <cmath>
+#include <cstring>
+#include <tuple>
+#include <vector>
+
+#include "ran.h"
+
+namespace {
+
+struct Tensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::string dtype = "F32";
+};
+
+// A safetensors file of values far enough from 0 to change what a model writes.
+void put_tensors(const fs::path& path, const std::vector<Tensor>& tensors) {
+  json::object header{{"__metadata__", {{"format", "pt"}}}};
+  std::string data;
+  for (const Tensor& tensor : tensors) {
+    const size_t begin = data.size();
+    for (int64_t i = 0; i < tensor.shape[0] * tensor.shape[1]; ++i) {
+      const auto value = static_cast<float>(
+          0.5 * std::sin(static_cast<double>(7 * i) + static_cast<double>(begin)));
+      data.append(reinterpret_cast<const char*>(&value), sizeof value);
+    }
+    header[tensor.name] =
+        json::object{{"dtype", tensor.dtype},
+                     {"shape", json::array(tensor.shape.begin(), tensor.shape.end())},
+                     {"data_offsets", json::array{begin, data.size()}}};
+  }
+  const std::string text = json::serialize(header);
+  const auto length = static_cast<uint64_t>(text.size());
+  std::string all(sizeof length, '\0');
+  std::memcpy(all.data(), &length, sizeof length);
+  put(path, all + text + data);
+}
+
+// Of both layers: [out, in] a last name of a module.
+std::vector<Tensor> factors(const std::vector<std::tuple<std::string, int64_t, int64_t>>& modules,
+                            int64_t r = 2) {
+  std::vector<Tensor> out;
+  for (const std::string layer : {"0.", "1."})
+    for (const auto& [module, rows, columns] : modules) {
+      const std::string name = "base_model.model.model.layers." + layer + module;
+      out.push_back({name + ".lora_A.weight", {r, columns}});
+      out.push_back({name + ".lora_B.weight", {rows, r}});
+    }
+  return out;
+}
+
+const std::vector<Tensor> kPhi3 =
+    factors({{"self_attn.qkv_proj", 48, 24}, {"mlp.down_proj", 24, 40}});
+const std::string kConfig =
+    R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "use_rslora": true, "target_modules": )"
+    R"(["qkv_proj", "down_proj"], "base_model_name_or_path": "models/phi"})";
+
+fs::path put_adapter(const fs::path& folder, const std::vector<Tensor>& tensors = kPhi3,
+                     const std::string& config = kConfig) {
+  fs::create_directories(folder);
+  put(folder / "adapter_config.json", config);
+  if (!tensors.empty()) put_tensors(folder / "adapter_model.safetensors", tensors);
+  return folder;
+}
+
+// Runs of no step: their checkpoints hold what they begin with.
+void begin_run(const fs::path& folder, const std::string& name, const std::string& lora) {
+  const fs::path job = folder / (name + ".toml");
+  put(job,
+      "schema = 1\n[run]\nname = \"" + name + "\"\ndir = \"" + folder.string() +
+          "\"\n[model]\npretrained = \"" MESHWRIGHT_SOURCE_DIR
+          "/tests/data/nets/phi3\"\n[dist_env]\ndevice = \"cpu\"\n[distributed]\nstrategy = "
+          "\"ddp\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = "
+          "\"float32\"\n[step_scheduler]\nglobal_batch_size = 1\nlocal_batch_size = 1\nmax_steps "
+          "= 0\n[dataset]\nkind = \"mock\"\nseq_len = 32\n" +
+          lora);
+  const Ran ran = run("train " + quoted(job), true);
+  INFO(ran.out);
+  REQUIRE(ran.status == 0);
+}
+
+const std::string kNet = "tests/data/nets/phi3";
+const std::string kHow = " --tokens 4,5,6 --temperature 0 --max-new 12 ";
+
+}  // namespace
+
+TEST_CASE("adapters beside a model and in its weights write what the merged folder writes") {
+  Folder folder;
+  const fs::path adapter = put_adapter(folder.path / "adapter"), merged = folder.path / "merged";
+  begin_run(folder.path, "tuned",
+            "[lora]\nr = 2\nalpha = 3\nrslora = true\ntarget_modules = [\"qkv_proj\", "
+            "\"down_proj\"]\nadapter = \"" +
+                adapter.string() + "\"\n");
+  const Ran exported = run("checkpoint export " + quoted(folder.path / "tuned") +
+                               " --merged --dtype float32 --out " + quoted(merged),
+                           true);
+  INFO(exported.out);
+  REQUIRE(exported.status == 0);
+  const Ran expected = run("generate " + quoted(merged) + kHow);
+  REQUIRE(expected.status == 0);
+  CHECK(run("generate " + kNet + kHow).out != expected.out);
+
+  // A checkpoint with adapters finds both by itself; one without takes them as a folder does.
+  CHECK(run("generate " + quoted(folder.path / "tuned") + kHow).out == expected.out);
+  begin_run(folder.path, "whole", "");
+  const std::string with = " --adapter " + quoted(adapter) + " ";
+  for (const std::string& from : {kNet, quoted(folder.path / "whole")})
+    for (const std::string& how : {with, with + "--merge"}) {
+      const Ran ran = run("generate " + from + kHow + how);
+      CAPTURE(from + how);
+      CHECK(ran.status == 0);
+      CHECK(ran.out == expected.out);
+    }
+  const std::string two = "--nproc 2 --set distributed.strategy=fsdp2 ";
+  for (const std::string& layout : {two, two + "--set distributed.pp_size=2",
+                                    std::string("--nproc 2 --set distributed.strategy=ddp")})
+    for (const std::string merge : {"", "--merge "}) {
+      const Ran ran = run("generate " + kNet + kHow + with + merge + layout, true);
+      INFO(layout, " ", merge, "\n", ran.out);
+      CHECK(ran.status == 0);
+      CHECK(ran.out.find(expected.out) != std::string::npos);
+      CHECK((ran.out.find("notice: merged the adapters into weights of") != std::string::npos) ==
+            !merge.empty());
+    }
+
+  for (const std::string merge : {"", "--merge"}) {
+    const Ran again =
+        run("generate " + quoted(folder.path / "tuned") + " --tokens 1" + with + merge, true);
+    CHECK(again.status == 2);
+    CHECK(again.out.find("is a checkpoint of adapters") != std::string::npos);
+  }
+}
+
+TEST_CASE("adapters that do not fit the model are refused before a rank starts") {
+  Folder folder;
+  auto adapter = [&](const std::string& name, const std::vector<Tensor>& tensors,
+                     const std::string& config = kConfig) {
+    return " --adapter " + quoted(put_adapter(folder.path / name, tensors, config));
+  };
+  std::vector<Tensor> wide = kPhi3, half = kPhi3, whole = kPhi3, more = kPhi3;
+  wide[3].shape = {25, 2};
+  half.pop_back();
+  whole[0].dtype = "I32";
+  more.push_back({"base_model.model.lm_head.modules_to_save.weight", {61, 24}});
+  const std::string first = "\"base_model.model.model.layers.0.self_attn.qkv_proj.lora_A.weight\"";
+  fs::create_directories(folder.path / "empty");
+  for (const auto& [arguments, status, part] :
+       std::vector<std::tuple<std::string, int, std::string>>{
+           {kNet + " --merge", 2, "no --adapter names any"},
+           {kNet + " --adapter /nowhere", 2, "there is no folder /nowhere"},
+           {kNet + " --adapter README.md", 2, "README.md is not a folder"},
+           {kNet + " --adapter " + quoted(folder.path / "empty"), 2, "adapter_config.json"},
+           {kNet + adapter("no_tensors", {}), 2, "adapter_model.safetensors"},
+           {"tests/data/nets/llama" + adapter("other_model", kPhi3), 7,
+            "no Linear of LlamaForCausalLM takes the tensor " + first},
+           {"tests/data/nets/llama" + adapter("named", kPhi3) + " --merge --nproc 2", 7,
+            "names the model models/phi"},
+           {kNet + adapter("wide", wide), 7, "has the shape [25, 2]"},
+           {kNet + adapter("half", half) + " --merge", 7, "has no other factor beside it, lora_B"},
+           {kNet + adapter("whole", whole), 7, first + " is int32"},
+           {kNet + adapter("more", more), 7, "lm_head.modules_to_save.weight"},
+           {kNet + adapter("other_r", factors({{"mlp.down_proj", 24, 40}}, 3)), 7,
+            "has the shape [3, 40]"},
+           {kNet + adapter("dora", kPhi3,
+                           R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "use_dora": true})"),
+            7, "use_dora = true is not read here"},
+           {kNet + adapter("no_alpha", kPhi3, R"({"peft_type": "LORA", "r": 2})"), 7,
+            "lora_alpha is not set"},
+           {kNet + adapter("no_json", kPhi3, "{"), 7, "E0704"},
+       }) {
+    const Ran ran = run("generate " + arguments + " --tokens 1", true);
+    INFO(arguments, "\n", ran.out);
+    CHECK(ran.status == status);
+    CHECK(ran.out.find(part) != std::string::npos);
+  }
+}
