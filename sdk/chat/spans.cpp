@@ -1,8 +1,8 @@
 #include "sdk/chat/spans.h"
 
 #include <algorithm>
-#include <limits>
 #include <string_view>
+#include <utility>
 
 #include "meshwright/error.h"
 
@@ -66,26 +66,21 @@ std::vector<Span> block_spans(const ChatTemplate::Rendered& rendered,
 
 std::vector<Span> message_spans(const ChatTemplate::Rendered& rendered,
                                 std::span<const std::string> special_tokens) {
-  constexpr size_t kNowhere = std::numeric_limits<size_t>::max();
   std::vector<Span> all;
-  for (const Origin& origin : rendered.origins) {
-    auto number = static_cast<size_t>(origin.message);
-    while (all.size() <= number)
-      all.push_back({kNowhere, 0, static_cast<int32_t>(all.size()), false});
-    all[number].begin = std::min(all[number].begin, origin.begin);
-    all[number].end = std::max(all[number].end, origin.end);
-  }
-  std::erase_if(all, [&](const Span& span) { return span.begin == kNowhere; });
-  for (Span& span : all) {
-    // Of another message, since this one has nothing behind its end.
-    auto next = std::partition_point(rendered.origins.begin(), rendered.origins.end(),
-                                     [&](const Origin& one) { return one.begin < span.end; });
-    size_t until = next == rendered.origins.end() ? rendered.text.size() : next->begin;
+  const std::vector<Origin>& origins = rendered.origins;
+  for (size_t begin = 0, next = 0; begin < origins.size(); begin = next) {
+    const int32_t message = origins[begin].message;
+    while (next < origins.size() && origins[next].message == message) ++next;
+    Span span{origins[begin].begin, origins[next - 1].end, message, false};
+    const size_t until = next == origins.size() ? rendered.text.size() : origins[next].begin;
     if (size_t end = end_token(rendered.text, span.end, until, special_tokens); end != 0) {
       span.end = end;
       span.ends = true;
     }
+    all.push_back(span);
   }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Span& a, const Span& b) { return a.message < b.message; });
   return all;
 }
 
@@ -97,7 +92,9 @@ std::vector<Span> assistant_spans(const ChatTemplate& chat, const ChatTemplate::
   if (request.messages == nullptr || !request.messages->is_list()) return spans;
   const Value::List& messages = request.messages->as_list();
   std::string_view text = rendered.text;
+  int32_t before = -1;
   for (Span span : message_spans(rendered, special_tokens)) {
+    if (std::exchange(before, span.message) == span.message) continue;  // a quotation
     auto number = static_cast<size_t>(span.message);
     const Value* role = messages.at(number).get("role");
     if (role == nullptr || !role->is_string() || role->as_string() != "assistant") continue;
