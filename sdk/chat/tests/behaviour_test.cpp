@@ -282,6 +282,23 @@ TEST_CASE("an answer holds no byte of another message") {
   CHECK(texts(message_spans(out, tokens)) ==
         "0'hi</s>' 1'ask</s>' 1'f</s>' 1'g</s>' 2'one' 3'two' 4'so</s>' ");
   CHECK(texts(assistant_spans(quoting, request, out, tokens)) == "1'ask</s>' 4'so</s>' ");
+  // The name may come first: then no other message's byte lies before the quotation.
+  ChatTemplate naming = ChatTemplate::parse(
+      "{% for m in messages %}[{{ m.role[0] }}]{% if m.role == 'tool' %}"
+      "{{ messages[1].calls[loop.index0 - 2] }}:{% endif %}{{ m.content }}</s>\n"
+      "{% endfor %}{% if add_generation_prompt %}[a]{% endif %}",
+      "t");
+  out = naming.render(request);
+  REQUIRE(out.text == "[u]hi</s>\n[a]ask</s>\n[t]f:one</s>\n[t]g:two</s>\n[a]so</s>\n");
+  CHECK(texts(assistant_spans(naming, request, out, tokens)) == "1'ask</s>' 4'so</s>' ");
+  // An answer of two turns is one.
+  chat = messages(R"([{"role": "assistant", "content": "so", "thought": "hm"}])");
+  ChatTemplate thinking = ChatTemplate::parse(
+      "{% for m in messages %}[a]{{ m.thought }}</s>[b]{{ m.content }}</s>{% endfor %}"
+      "{% if add_generation_prompt %}[a]{% endif %}",
+      "t");
+  out = thinking.render(request);
+  CHECK(texts(assistant_spans(thinking, request, out, tokens)) == "0'hm</s>[b]so</s>' ");
 }
 
 TEST_CASE("a generation block without the token that ends a turn says so") {
