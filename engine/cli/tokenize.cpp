@@ -16,7 +16,7 @@
 #include "engine/tokenizer/corpus.h"
 #include "sdk/files/mapped_file.h"
 #include "sdk/files/strict_json.h"
-#include "sdk/tokenizer/tokenizer_config.h"
+#include "sdk/tokenizer/tokenizer.h"
 
 namespace meshwright::cli {
 namespace {
@@ -44,10 +44,14 @@ json::object settings(const fs::path& file) {
 
 // The end-of-text token that the files beside a tokenizer.json name.
 std::optional<int64_t> eos_of(const tokenizer::Tokenizer& tokenizer, const fs::path& folder) {
-  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"})
-    if (const std::optional<std::string> token =
-            tokenizer::read_tokenizer_config(folder / name).special_token("eos_token"))
-      if (std::optional<int64_t> id = tokenizer.id_of(*token)) return id;
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    const json::object all = settings(folder / name);
+    const json::value* token = all.if_contains("eos_token");
+    if (token != nullptr && token->is_object()) token = token->get_object().if_contains("content");
+    if (token == nullptr || !token->is_string()) continue;
+    const json::string& text = token->get_string();
+    if (std::optional<int64_t> id = tokenizer.id_of({text.data(), text.size()})) return id;
+  }
   for (const char* name : {"generation_config.json", "config.json"}) {
     json::object all = settings(folder / name);
     const json::value* id = all.if_contains("eos_token_id");

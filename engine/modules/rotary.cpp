@@ -204,6 +204,12 @@ RotaryEmbeddingImpl::RotaryEmbeddingImpl(std::vector<RopeConfig> configs)
   for (const RopeConfig& config : configs_) stretched_.push_back(config.max_positions);
 }
 
+bool RotaryEmbeddingImpl::follows_length() const {
+  return std::any_of(configs_.begin(), configs_.end(), [](const RopeConfig& config) {
+    return config.type == RopeType::dynamic || config.type == RopeType::longrope;
+  });
+}
+
 RotaryTable RotaryEmbeddingImpl::forward(const Tensor& x, int64_t rows, size_t which) {
   const RopeConfig& config = configs_[which];
   std::shared_ptr<const Sequence> sequence = current_sequence();

@@ -38,6 +38,8 @@ class RotaryEmbeddingImpl : public torch::nn::Module {
   // For `rows` rows of activations like `x`, under the configuration of that number: positions 0,
   // 1, ..., or those of current_sequence(), whose length then matters for the frequencies.
   RotaryTable forward(const at::Tensor& x, int64_t rows, size_t which);
+  // Whether the frequencies of some positions are others in longer samples.
+  bool follows_length() const;
 
  private:
   struct Entry {

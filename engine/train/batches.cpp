@@ -18,6 +18,7 @@ using at::Tensor;
 struct Batches::Memory {
   Tensor ids;  // tokens, targets and positions one behind the other, for one copy
   Tensor tokens, targets, documents, positions, weights;
+  std::vector<int64_t> ends;  // MicroBatch::ends
 };
 
 namespace {
@@ -29,6 +30,27 @@ void fill_positions(const Tensor& documents, const Tensor& positions) {
   const int64_t length = documents.size(1);
   for (int64_t i = 0; i < documents.numel(); ++i)
     out[i] = i % length == 0 || document[i] != document[i - 1] ? 0 : out[i - 1] + 1;
+}
+
+int64_t end_of_row(const int64_t* targets, const int32_t* documents, int64_t length) {
+  int64_t learnt = length;  // up to the last target
+  while (learnt > 0 && targets[learnt - 1] == kNoTarget) --learnt;
+  if (documents == nullptr) return learnt;
+  int64_t last = length - 1;  // where the last document begins
+  while (last > 0 && documents[last - 1] == documents[last]) --last;
+  return last >= learnt ? last : length;
+}
+
+// Each row's first `length` values, one row behind the other, in the same memory.
+template <class T>
+Tensor shortened(const Tensor& rows, int64_t length) {
+  const int64_t from = rows.size(-1), count = rows.numel() / from;
+  T* values = rows.mutable_data_ptr<T>();
+  for (int64_t row = 1; row < count; ++row)
+    std::copy_n(values + row * from, length, values + row * length);
+  std::vector<int64_t> sizes = rows.sizes().vec();
+  sizes.back() = length;
+  return rows.view({-1}).narrow(0, 0, count * length).view(sizes);
 }
 
 }  // namespace
@@ -78,6 +100,28 @@ Batches::Slot Batches::begin(int64_t number) {
   return slot;
 }
 
+void Batches::find_padding(Memory& memory) const {
+  if (!settings_.padding.told) return;
+  const bool documents = memory.documents.defined();
+  const auto* targets = memory.targets.const_data_ptr<int64_t>();
+  const auto* document = documents ? memory.documents.const_data_ptr<int32_t>() : nullptr;
+  int64_t longest = 1;
+  for (int64_t row = 0; row < settings_.rows; ++row) {
+    const int64_t first = row * settings_.seq_len;
+    memory.ends.push_back(
+        end_of_row(targets + first, documents ? document + first : nullptr, settings_.seq_len));
+    longest = std::max(longest, memory.ends.back());
+  }
+  const int64_t multiple = settings_.padding.multiple;
+  if (multiple == 0 || documents) return;
+  const int64_t length = (longest + multiple - 1) / multiple * multiple;
+  if (length >= settings_.seq_len) return;
+  memory.ids = shortened<int64_t>(memory.ids, length);
+  memory.tokens = memory.ids.select(0, 0);
+  memory.targets = memory.ids.select(0, 1);
+  if (memory.weights.defined()) memory.weights = shortened<float>(memory.weights, length);
+}
+
 void Batches::change(int64_t number, Memory& memory) const {
   if (!settings_.change) return;
   const int64_t place = order_.again ? number % order_.count : number;
@@ -111,7 +155,8 @@ MicroBatch Batches::move_to_device(const std::shared_ptr<Memory>& memory) const 
                  .positions = memory->positions.defined() ? ids.select(0, 2) : Tensor(),
                  .weights = moved(memory->weights),
                  .host_targets = memory->targets.const_data_ptr<int64_t>(),
-                 .host = memory};
+                 .host = memory,
+                 .ends = memory->ends};
   if (memory->weights.defined()) out.host_weights = memory->weights.const_data_ptr<float>();
   if (memory->documents.defined()) out.host_documents = memory->documents.const_data_ptr<int32_t>();
   return out;
@@ -126,6 +171,7 @@ const MicroBatch& Batches::at(int64_t number) {
   const auto since = std::chrono::steady_clock::now();
   reader_.wait(slot.task, settings_.while_waiting);
   waited_ms_ += base::ms_since(since);
+  find_padding(*slot.memory);
   change(number, *slot.memory);
   slot.batch = move_to_device(slot.memory);
   slot.memory.reset();

@@ -22,12 +22,21 @@ struct BatchOrder {
   bool again = false;
 };
 
+// What pads a row: what stands behind its last target, or a last document without targets.
+struct Padding {
+  bool told = false;  // rows are looked through for it, and MicroBatch::ends say where it begins
+  // Of rows without documents what pads all of a micro-batch is left out, but for what makes their
+  // length a multiple of this; 0: it stays.
+  int64_t multiple = 0;
+};
+
 class Batches {
  public:
   struct Settings {
     int64_t rows = 1, seq_len = 1;
     at::Device device = at::kCPU;
     int64_t workers = 0;  // threads that read ahead
+    Padding padding = {};
     std::function<void()> while_waiting = {};
     // What the model makes of a micro-batch; empty: nothing. Its sample number is set.
     std::function<void(HostBatch&)> change = {};
@@ -49,6 +58,7 @@ class Batches {
     MicroBatch batch;  // once it was asked for
   };
   Slot begin(int64_t number);
+  void find_padding(Memory& memory) const;
   void change(int64_t number, Memory& memory) const;
   MicroBatch move_to_device(const std::shared_ptr<Memory>& memory) const;
 

@@ -146,9 +146,13 @@ void Run::make_trainer() {
   job_.impl().fills_adapters = true;
   trainer_ = std::make_unique<Trainer>(job_, world_, model_->module(), model_->outline, tokens);
   memory_report_->model_is(*trainer_, *model_->module());
-  // Batches, of training and validation, are of one size, and a text is the same on every rank. A
-  // plugin's model may bring some of the tokens only.
-  if (model_->source.plugin == nullptr)
+  // Batches, of training and validation, are of one size unless what pads them is left out, and a
+  // text is the same on every rank. A plugin's model may bring some of the tokens only.
+  auto cut = [&](const OpenData& data) {
+    return data.source && !data.source->has_documents() &&
+           padding_of(*trainer_, *model_->running, data.config).multiple > 0;
+  };
+  if (model_->source.plugin == nullptr && !cut(data_.train) && !cut(data_.validation))
     for (auto& [name, block] : find_moe_blocks(*model_->module()))
       if (auto* dispatcher = dynamic_cast<EvenTokens*>(&block->dispatcher()))
         dispatcher->promise_even_tokens();
@@ -362,6 +366,7 @@ std::unique_ptr<Batches> Run::batches_of(const OpenData& data, const Options& ow
                         .seq_len = data.config.seq_len,
                         .device = world_->device(),
                         .workers = own.get_int("workers"),
+                        .padding = padding_of(*trainer_, *model_->running, data.config),
                         .while_waiting = [world = world_] { world->check(); },
                         .change = change_of(/*training=*/!again)});
 }
@@ -396,7 +401,7 @@ StepResult Run::train_step(int64_t step) {
 }
 
 void Run::report_step(const StepResult& result) {
-  speed_.fill(cost_, *trainer_);
+  speed_.fill(cost_, *trainer_, result.positions);
   reporter_.step(result, cost_);
   if (!reporter_) return;
   for (const std::string& line : speed_.lines(*trainer_, result)) reporter_.say(line);

@@ -1,9 +1,12 @@
 #include "engine/train/run_data.h"
 
 #include <filesystem>
+#include <numeric>
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/data/plugin_data.h"
+#include "engine/modules/rotary.h"
+#include "engine/plan/plan.h"
 #include "meshwright/nn/attention.h"
 #include "sdk/base/words.h"
 
@@ -65,6 +68,20 @@ std::vector<LanguageFile> language_of(const data::DatasetConfig& config) {
                                               file.name + "\" saved, which is no name in a folder");
   }
   return out;
+}
+
+Padding padding_of(const Trainer& trainer, RunningModel& model, const data::DatasetConfig& data) {
+  // The engine's own data is not padded.
+  if (!data.plugin || !model.generates() || model.changes_batches()) return {};
+  const ParallelSizes& sizes = trainer.plan().shared.sizes;
+  bool by_length = false;
+  for (const auto& module : model.module()->modules())
+    if (const auto rotary = std::dynamic_pointer_cast<modules::RotaryEmbeddingImpl>(module))
+      by_length = by_length || rotary->follows_length();
+  // Stages of a pipeline send each other hidden states of one size.
+  return {
+      .told = true,
+      .multiple = sizes.pp > 1 || by_length ? 0 : std::lcm(int64_t{8}, 2 * sizes.cp * sizes.tp)};
 }
 
 void check_documents_reach(torch::nn::Module& model, const std::string& name,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/data/dataset.h"
+#include "engine/train/batches.h"
 #include "engine/train/same_data.h"
 #include "meshwright/data/dataset_language.h"
 #include "meshwright/nn/module.h"
@@ -32,6 +33,11 @@ RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed);
 // With which a model that learns these data is read later, where they are not the model's own (see
 // DatasetLanguage). Throws Error(bad_dataset) for names that leave the folder.
 std::vector<LanguageFile> language_of(const data::DatasetConfig& config);
+
+// How samples of `data` that are padded are read for this model. What pads is told where nothing of
+// it reaches a loss; it is left out where ranks need not agree on a length and the model's angles
+// do not follow from it.
+Padding padding_of(const Trainer& trainer, RunningModel& model, const data::DatasetConfig& data);
 
 // Throws Error(bad_module) for a model without attention cores: nothing of it would keep the
 // documents of a sample apart.

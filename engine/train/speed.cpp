@@ -96,14 +96,16 @@ Speed::Speed(const Job& job, Trainer& trainer, int64_t seq_len) {
   slow_ = SlowRanks(std::move(hosts), peers_of(trainer));
   if (!known) return;
   peak_ = sum;
-  flop_a_step_ = a_token * static_cast<double>(trainer.local_batch() * trainer.accumulation() *
-                                               trainer.data_parallel_size() * seq_len);
+  flop_a_token_ = a_token;
+  tokens_ = static_cast<double>(trainer.local_batch() * trainer.accumulation() *
+                                trainer.data_parallel_size() * seq_len);
 }
 
-void Speed::fill(StepCost& cost, Trainer& trainer) {
+void Speed::fill(StepCost& cost, Trainer& trainer, std::optional<int64_t> positions) {
   const StepFacts& facts = monitor_of(trainer).facts();
   cost.ranks = trainer.world().size();
-  cost.mfu = cost.step_ms > 0 ? flop_a_step_ * 1000 / cost.step_ms / peak_ : kNone;
+  const double computed = positions ? static_cast<double>(*positions) : tokens_;
+  cost.mfu = cost.step_ms > 0 ? flop_a_token_ * computed * 1000 / cost.step_ms / peak_ : kNone;
   cost.exposed_comm_ms = facts.waited_ms;
   const Slowest slowest = slowest_of(facts.work_ms);
   cost.slowest_rank = slowest.rank;

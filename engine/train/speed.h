@@ -2,6 +2,8 @@
 // which rank holds up the others.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,13 +24,15 @@ class Speed {
   // (configs/machines), or the measured rate of its cores, while the others measure theirs.
   // `seq_len`: tokens of a sample.
   Speed(const Job& job, Trainer& trainer, int64_t seq_len);
-  // The fields of a step's cost that depend on the other ranks and on the model.
-  void fill(StepCost& cost, Trainer& trainer);
+  // The fields of a step's cost that depend on the other ranks and on the model. `positions`: of
+  // the step, without what pads; not given: as many as samples have.
+  void fill(StepCost& cost, Trainer& trainer, std::optional<int64_t> positions = {});
   // On the rank that speaks, once a step: what is out of the ordinary. Most often nothing.
   std::vector<std::string> lines(Trainer& trainer, const StepResult& result);
 
  private:
-  double flop_a_step_ = kNone, peak_ = kNone;  // of all ranks
+  double flop_a_token_ = kNone;
+  double tokens_ = kNone, peak_ = kNone;  // of a step, of all ranks
   SlowRanks slow_;
 };
 

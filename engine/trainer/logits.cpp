@@ -2,10 +2,12 @@
 
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -23,17 +25,38 @@ using at::Tensor;
 namespace {
 
 std::shared_ptr<const Sequence> whole_sequence(int64_t length, const Tensor& documents = {},
-                                               const Tensor& positions = {}) {
+                                               const Tensor& positions = {},
+                                               const Tensor& counts = {}) {
   auto out = std::make_shared<Sequence>();
   out->length = length;
   out->rows = {{0, length}};
   out->documents = documents;
   out->positions = positions;
+  out->counts = counts;
+  return out;
+}
+
+// [rows, length] bool, false for what pads; undefined where nothing does.
+Tensor counted_by_routers(const MicroBatch& batch) {
+  const int64_t length = batch.length();
+  if (std::all_of(batch.ends.begin(), batch.ends.end(),
+                  [length](int64_t end) { return end == length; }))
+    return {};
+  Tensor out = at::zeros({batch.rows(), length}, at::kBool);
+  for (int64_t row = 0; row < batch.rows(); ++row)
+    out.select(0, row).narrow(0, 0, batch.ends[static_cast<size_t>(row)]).fill_(true);
+  return out.to(batch.tokens.device());
+}
+
+// The current sequence with what pads this rank's rows.
+std::shared_ptr<const Sequence> with_counts(const Tensor& counts) {
+  auto out = std::make_shared<Sequence>(*current_sequence());
+  out->counts = counts;
   return out;
 }
 
 // What of a micro-batch this rank reads: a token counts where a target of its document is there or
-// follows.
+// follows, a position where it is not of what pads.
 struct Counts {
   int64_t targets = 0, tokens = 0, positions = 0;
   double weight = 0;
@@ -55,7 +78,7 @@ Counts count(const MicroBatch& batch, const std::vector<PositionRun>& mine) {
             return i >= run.position && i < run.position + run.count;
           }))
         continue;
-      ++out.positions;
+      out.positions += batch.ends.empty() || i < batch.ends[static_cast<size_t>(row)] ? 1 : 0;
       out.tokens += learnt ? 1 : 0;
       if (!target) continue;
       ++out.targets;
@@ -74,15 +97,19 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
   Tensor targets = batch.targets, weights = batch.weights, logits;
   std::vector<PositionRun> mine = {{0, length}};
+  const Tensor counts = trainer.outline().moe ? counted_by_routers(batch) : Tensor();
   if (const std::shared_ptr<ContextParallel>& context = trainer.model().context_parallel()) {
     auto scope = context->scope(length, batch.rows(), batch.documents, batch.positions);
+    std::optional<SequenceScope> counting;
+    if (counts.defined()) counting.emplace(with_counts(context->shard(counts, 1, false)));
     logits = net.forward(stage.first ? context->shard(batch.tokens, 1, 0) : hidden);
     targets = context->shard(targets, 1, kNoTarget);
     if (weights.defined()) weights = context->shard(weights, 1, 0);
     mine = context->split(length).runs_of(context->group()->rank());
-  } else if (batch.documents.defined() || (!stage.first && hidden.size(1) != length)) {
+  } else if (batch.documents.defined() || counts.defined() ||
+             (!stage.first && hidden.size(1) != length)) {
     // Of a sequence that tensor parallelism cut, a stage sees a part.
-    SequenceScope scope(whole_sequence(length, batch.documents, batch.positions));
+    SequenceScope scope(whole_sequence(length, batch.documents, batch.positions, counts));
     logits = net.forward(stage.first ? batch.tokens : hidden);
   } else {
     logits = net.forward(stage.first ? batch.tokens : hidden);

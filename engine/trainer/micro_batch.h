@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace meshwright::train {
 
@@ -21,6 +22,7 @@ struct MicroBatch {
   const float* host_weights = nullptr;
   const int32_t* host_documents = nullptr;
   std::shared_ptr<const void> host = {};  // their memory
+  std::vector<int64_t> ends = {};         // where what pads each row begins; empty: nothing pads
 
   int64_t rows() const { return tokens.size(0); }
   int64_t length() const { return tokens.size(1); }

@@ -92,11 +92,13 @@ Learning all_learnt(const chat::ChatTemplate& chat, const chat::ChatTemplate::Re
                     std::span<const std::string> special_tokens) {
   Learning out;
   bool answers = false;  // of weight 0
+  int32_t before = -1;
   for (const chat::Span& turn : chat::message_spans(rendered, special_tokens)) {
     const auto message = static_cast<size_t>(turn.message);
-    const bool answer = is_assistant(row.messages.as_list()[message]);
+    const bool answer = is_assistant(row.messages.as_list()[message]),
+               first = std::exchange(before, turn.message) != turn.message;
     if (row.trained[message]) {
-      out.open_ends += answer && !turn.ends ? 1 : 0;
+      out.open_ends += answer && first && !turn.ends ? 1 : 0;
     } else {
       out.spans.push_back({turn.begin, turn.end});
       answers = answers || answer;

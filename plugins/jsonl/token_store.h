@@ -23,7 +23,7 @@
 
 namespace meshwright::jsonl {
 
-inline constexpr int kStoreVersion = 2;
+inline constexpr int kStoreVersion = 3;
 
 // Tokens [begin, end) of a document.
 struct Run {

@@ -19,13 +19,16 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
-// One for each message that left something in the text, in their order: from its first byte through
-// the special token that ends the turn, which stands before the next message's byte.
+// Of each message that left something in the text, in their order: from its first byte through the
+// special token that ends the turn, which stands before the next message's byte. What it left
+// behind another message's bytes has a span of its own: a template may quote a call beside its
+// result.
 std::vector<Span> message_spans(const ChatTemplate::Rendered& rendered,
                                 std::span<const std::string> special_tokens);
 
-// One for each assistant message that left something in the text, in their order; the generation
-// blocks instead if the template has any. `rendered` is what `chat` made of `request`;
+// One for each assistant message that left something in the text, in their order: the first span
+// of the message, so that no answer holds what another message says; the generation blocks instead
+// if the template has any. `rendered` is what `chat` made of `request`;
 // `special_tokens` are the texts of all tokens that are special. A span includes the token that
 // ends the turn. Throws Error(bad_template) "cannot tell where answer i begins" (i counts the
 // messages from 0).

@@ -183,6 +183,10 @@ Tensor AttentionCoreImpl::forward(const Tensor& query, const Tensor& key, const 
   check(query, key, value, sequence.get());
   if (method_ && !has_whole_samples(sequence.get(), query.size(1)))
     return method_->forward(query, key, value, options, sequence);
+  // One document in order needs no mask, whatever else the sequence says.
+  if (sequence && !sequence->documents.defined() &&
+      runs_of(sequence.get(), query.size(1)) == std::vector<PositionRun>{{0, query.size(1)}})
+    sequence = nullptr;
   if (!sequence && options.window >= query.size(1)) options.window = 0;
   if (options.dropout == 0) {
     Tensor q = detail::as_autocast(query), k = detail::as_autocast(key),

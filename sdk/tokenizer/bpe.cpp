@@ -149,10 +149,32 @@ const MergeTable::Merge* MergeTable::find(uint32_t left, uint32_t right) const {
   return slot.pair == kNoPair ? nullptr : &slot.merge;
 }
 
+void MergeTable::erase_results(const std::vector<bool>& ids) {
+  auto erased = [&](const Slot& slot) {
+    return slot.pair != kNoPair && slot.merge.id < ids.size() && ids[slot.merge.id];
+  };
+  if (std::none_of(slots_.begin(), slots_.end(), erased)) return;
+  // Anew: a place that falls empty would hide what lies behind it.
+  std::vector<Slot> before(slots_.size(), Slot{kNoPair, {}});
+  before.swap(slots_);
+  for (const Slot& slot : before)
+    if (slot.pair != kNoPair && !erased(slot)) slots_[place_of(slot.pair)] = slot;
+}
+
+void Bpe::keep_out(const std::vector<uint32_t>& ids) {
+  for (uint32_t id : ids) {
+    if (!vocabulary.token_of(id)) continue;
+    if (id >= kept_out_.size()) kept_out_.resize(size_t{id} + 1, false);
+    kept_out_[id] = true;
+  }
+  if (!kept_out_.empty()) merges.erase_results(kept_out_);
+}
+
 void Bpe::encode(std::string_view piece, std::vector<int64_t>& out,
                  std::vector<size_t>* begins) const {
   if (ignore_merges) {
-    if (auto whole = vocabulary.find(to_letters(piece))) {
+    auto whole = vocabulary.find(to_letters(piece));
+    if (whole && !(*whole < kept_out_.size() && kept_out_[*whole])) {
       out.push_back(*whole);
       if (begins) begins->push_back(0);
       return;

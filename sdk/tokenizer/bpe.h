@@ -47,6 +47,7 @@ class MergeTable {
   explicit MergeTable(size_t merges = 0);
   void set(uint32_t left, uint32_t right, Merge merge);  // a later one of the same pair replaces
   const Merge* find(uint32_t left, uint32_t right) const;
+  void erase_results(const std::vector<bool>& ids);  // the merges to ids that are true
 
  private:
   struct Slot {
@@ -67,10 +68,17 @@ class Bpe {
   bool fuse_unknown = false;
   bool ignore_merges = false;  // a piece that is a token stays whole
 
+  // Text never becomes one of these ids of several bytes, be it by merges or as a whole: it stays
+  // in smaller tokens. A byte has no other spelling. Called once, after everything else is set.
+  void keep_out(const std::vector<uint32_t>& ids);
+
   // Appends the ids of `piece`, and where in it each begins to `begins`, if given. A byte that
   // vanishes counts to the id before it. n log n.
   void encode(std::string_view piece, std::vector<int64_t>& out,
               std::vector<size_t>* begins = nullptr) const;
+
+ private:
+  std::vector<bool> kept_out_;  // by id; shorter than the vocabulary: the others are not
 };
 
 }  // namespace meshwright::tokenizer

@@ -94,6 +94,10 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {
              "is the same as an earlier one once it is normalized");
     ++index;
   }
+  std::vector<uint32_t> special;
+  for (const AddedToken& token : parts->added)
+    if (token.special) special.push_back(token.id);
+  parts->bpe.keep_out(special);
   Tokenizer out(std::move(parts));
   for (const TemplatePiece& piece : out.parts_->around.value_or(Template{}))
     for (int64_t id : piece.ids)

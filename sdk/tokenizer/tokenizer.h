@@ -51,7 +51,8 @@ struct RangeOptions {
   bool special = false;  // with what the tokenizer's template puts around a text
   // Ascending, not overlapping, else Error(internal). Where one of them overlaps the text of a
   // token with `special: true`, if only partly, that token is not looked for. All else is as ever:
-  // other added tokens are found, and tokens outside take white space as they do.
+  // other added tokens are found, and tokens outside take white space as they do. Merges never make
+  // a special token, in no part, unless it is a single byte.
   std::span<const ByteRange> plain = {};
 };
 

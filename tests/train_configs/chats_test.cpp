@@ -207,7 +207,7 @@ TEST_CASE("packed documents are alone under sliding windows, too") {
 }
 
 TEST_CASE("packed documents are alone among experts, too") {
-  // No auxiliary loss: what pads a sample counts in it.
+  // No auxiliary loss: it is of a micro-batch, and those of packs hold other documents.
   const std::string model =
       with_model("model_with_experts", "MixtralForCausalLM",
                  R"("model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,

@@ -175,6 +175,7 @@ class Measure {
              .seq_len = config_.seq_len,
              .device = trainer_.world().device(),
              .workers = table_.get_int("workers"),
+             .padding = train::padding_of(trainer_, *model_.running, config_),
              .while_waiting = [this] { trainer_.world().check(); },
              .change = [this, step](HostBatch& batch) { change(batch, step); }}};
   }

@@ -87,7 +87,7 @@ struct MicroBatchLoss {
   // What the sum is divided by, over all of the step: the sum of the targets' weights; not set:
   // `count`.
   std::optional<double> weight = {};
-  // Tokens that were read for these targets, what pads a sample left out, and all positions; not
+  // Tokens that were read for these targets, and positions; what pads a sample is left out. Not
   // set: `count`.
   std::optional<int64_t> tokens = {}, positions = {};
 };
@@ -112,7 +112,7 @@ struct StepResult {
   double lr = 0;
   int64_t count = 0;      // targets of the step, all ranks
   int64_t tokens = 0;     // that were read for them; what pads samples is none of them
-  int64_t positions = 0;  // all that were read
+  int64_t positions = 0;  // that were read; a token behind the last target of its document is one
   // How many ranks had voted so when the step's losses were summed: the same number on every rank.
   int64_t votes(RankSignal vote) const { return vote_counts[static_cast<size_t>(vote)]; }
   std::array<int64_t, kVotes> vote_counts{};

@@ -229,7 +229,7 @@ namespace {
 StepResult result_of(std::vector<std::vector<int64_t>> blocks, int64_t positions) {
   StepResult out;
   out.positions = positions;
-  out.tokens = positions - positions / 4;  // routers choose for what pads samples, too
+  out.tokens = positions - positions / 4;  // those behind the last targets are read, too
   out.count = positions / 2;
   for (auto& tokens : blocks)
     out.experts.push_back(

@@ -256,6 +256,51 @@ TEST_CASE("an answer that no special token closes says so") {
   CHECK(assistant_spans(open, request, out, tokens).empty());
 }
 
+TEST_CASE("an answer holds no byte of another message") {
+  // Results stand beside the names of their calls, which are the assistant's bytes.
+  Value chat = messages(R"([{"role": "user", "content": "hi"},
+      {"role": "assistant", "content": "ask", "calls": ["f", "g"]},
+      {"role": "tool", "content": "one"}, {"role": "tool", "content": "two"},
+      {"role": "assistant", "content": "so"}])");
+  ChatTemplate::Request request;
+  request.messages = &chat;
+  ChatTemplate quoting = ChatTemplate::parse(
+      "{% for m in messages %}[{{ m.role[0] }}]{% if m.role == 'tool' %}{{ m.content }}:"
+      "{{ messages[1].calls[loop.index0 - 2] }}{% else %}{{ m.content }}{% endif %}</s>\n"
+      "{% endfor %}{% if add_generation_prompt %}[a]{% endif %}",
+      "t");
+  std::vector<std::string> tokens = {"</s>"};
+  ChatTemplate::Rendered out = quoting.render(request);
+  auto texts = [&](const std::vector<Span>& spans) {
+    std::string found;
+    for (const Span& span : spans)
+      found += std::to_string(span.message) + "'" +
+               out.text.substr(span.begin, span.end - span.begin) + "' ";
+    return found;
+  };
+  REQUIRE(out.text == "[u]hi</s>\n[a]ask</s>\n[t]one:f</s>\n[t]two:g</s>\n[a]so</s>\n");
+  CHECK(texts(message_spans(out, tokens)) ==
+        "0'hi</s>' 1'ask</s>' 1'f</s>' 1'g</s>' 2'one' 3'two' 4'so</s>' ");
+  CHECK(texts(assistant_spans(quoting, request, out, tokens)) == "1'ask</s>' 4'so</s>' ");
+  // The name may come first: then no other message's byte lies before the quotation.
+  ChatTemplate naming = ChatTemplate::parse(
+      "{% for m in messages %}[{{ m.role[0] }}]{% if m.role == 'tool' %}"
+      "{{ messages[1].calls[loop.index0 - 2] }}:{% endif %}{{ m.content }}</s>\n"
+      "{% endfor %}{% if add_generation_prompt %}[a]{% endif %}",
+      "t");
+  out = naming.render(request);
+  REQUIRE(out.text == "[u]hi</s>\n[a]ask</s>\n[t]f:one</s>\n[t]g:two</s>\n[a]so</s>\n");
+  CHECK(texts(assistant_spans(naming, request, out, tokens)) == "1'ask</s>' 4'so</s>' ");
+  // An answer of two turns is one.
+  chat = messages(R"([{"role": "assistant", "content": "so", "thought": "hm"}])");
+  ChatTemplate thinking = ChatTemplate::parse(
+      "{% for m in messages %}[a]{{ m.thought }}</s>[b]{{ m.content }}</s>{% endfor %}"
+      "{% if add_generation_prompt %}[a]{% endif %}",
+      "t");
+  out = thinking.render(request);
+  CHECK(texts(assistant_spans(thinking, request, out, tokens)) == "0'hm</s>[b]so</s>' ");
+}
+
 TEST_CASE("a generation block without the token that ends a turn says so") {
   Value chat = messages(R"([{"role": "assistant", "content": "a</s>", "more": "b"}])");
   ChatTemplate::Request request;

@@ -324,6 +324,45 @@ TEST_CASE("where a token is text, the next best one is found") {
   CHECK(plainly(tokenizer, "aWor| b", {{0, 7}}).kept_as_text == 0);
 }
 
+TEST_CASE("no merge makes a special token of plain text, whichever way it lies in the vocabulary") {
+  // A special token of the vocabulary that merges lead to, and one that only a whole piece is.
+  json::object file = made::smallest();
+  json::object& model = file["model"].as_object();
+  for (const auto& [token, id] :
+       {std::pair("abc", 257), std::pair("cd", 258), std::pair("de", 259)})
+    model["vocab"].as_object()[token] = id;
+  model["merges"] = {"a b", "ab c", "d e"};
+  for (const auto& [token, id] : {std::pair("ab", 256), std::pair("cd", 258)}) {
+    made::add(file, token, {{"special", true}});
+    file["added_tokens"].as_array().back().as_object()["id"] = id;
+  }
+  for (bool whole : {false, true}) {
+    CAPTURE(whole);
+    model["ignore_merges"] = whole;
+    const Tokenizer tokenizer = made::from(file);
+    auto ids = [&](const std::string& text, bool plain) {
+      const Encoded encoded = plainly(tokenizer, text, plain ? Ranges{{0, text.size()}} : Ranges{});
+      check_cover(text, encoded);
+      if (plain) CHECK(encoded.kept_as_text == 1);
+      return encoded.ids;
+    };
+    using Ids = std::vector<int64_t>;
+    CHECK(ids("ab", true) == Ids{'a', 'b'});
+    CHECK(ids("xabde", true) == Ids{'x', 'a', 'b', 259});
+    CHECK(ids("cd", true) == Ids{'c', 'd'});
+    CHECK(ids("cde", true) == Ids{'c', 259});
+    // A longer token that is made of a special one is none of them; only a whole piece has it.
+    CHECK(ids("abc", true) == (whole ? Ids{257} : Ids{'a', 'b', 'c'}));
+    CHECK(ids("ab", false) == Ids{256});
+    CHECK(ids("xabde", false) == Ids{'x', 256, 259});
+    CHECK(ids("cd", false) == Ids{258});
+  }
+  // One that may stand in no word is not looked for there, and merges do not make it there either.
+  file["added_tokens"].as_array()[0].as_object()["single_word"] = true;
+  model["ignore_merges"] = false;
+  CHECK(made::from(file).encode("xab") == std::vector<int64_t>{'x', 'a', 'b'});
+}
+
 TEST_CASE("a special token that is looked for in the composed text") {
   json::object file = made::json_of("qwen2");
   made::add(file, "[e\u0301]", {{"special", true}, {"normalized", true}});  // 1208
