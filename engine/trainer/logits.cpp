@@ -14,6 +14,7 @@
 #include "engine/report/report.h"
 #include "engine/trainer/stages.h"
 #include "meshwright/data/dataset_kind.h"
+#include "meshwright/nn/moe.h"
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
@@ -36,11 +37,12 @@ std::shared_ptr<const Sequence> whole_sequence(int64_t length, const Tensor& doc
   return out;
 }
 
-// [rows, length] bool, false for what pads; undefined where nothing does.
-Tensor counted_by_routers(const MicroBatch& batch) {
+// [rows, length] bool, false for what pads; undefined where nothing does, or no router is.
+Tensor counted_by_routers(const MicroBatch& batch, RunningModel& net) {
   const int64_t length = batch.length();
   if (std::all_of(batch.ends.begin(), batch.ends.end(),
-                  [length](int64_t end) { return end == length; }))
+                  [length](int64_t end) { return end == length; }) ||
+      find_moe_blocks(*net.module()).empty())
     return {};
   Tensor out = at::zeros({batch.rows(), length}, at::kBool);
   for (int64_t row = 0; row < batch.rows(); ++row)
@@ -97,7 +99,7 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
   Tensor targets = batch.targets, weights = batch.weights, logits;
   std::vector<PositionRun> mine = {{0, length}};
-  const Tensor counts = trainer.outline().moe ? counted_by_routers(batch) : Tensor();
+  const Tensor counts = counted_by_routers(batch, net);
   if (const std::shared_ptr<ContextParallel>& context = trainer.model().context_parallel()) {
     auto scope = context->scope(length, batch.rows(), batch.documents, batch.positions);
     std::optional<SequenceScope> counting;
