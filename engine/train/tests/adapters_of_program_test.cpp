@@ -1,20 +1,19 @@
 // A program's own module under lora.adapter. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/small_models.h"
+#include "meshwright/nn/layers.h"
 #include "meshwright/parallel/testing.h"
+#include "meshwright/trainer.h"
 
 #include <ATen/ops/arange.h>
 #include <doctest/doctest.h>
 #include <torch/nn/modules/linear.h>
 
-#include <functional>
 #include <map>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "engine/weights/export.h"
-#include "meshwright/nn/layers.h"
-#include "meshwright/trainer.h"
 
 namespace adapters_of_program_test {
 
