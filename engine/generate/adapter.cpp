@@ -57,7 +57,7 @@ Adapter::Adapter(fs::path folder, const ModelOutline& model, bool merged)
         .help(kExport);
   const fs::path file = folder_ / checkpoint::kAdapterWeights;
   try {
-    const plan::AdapterFolder read = plan::read_adapter_folder(folder_);
+    const plan::AdapterFolder read = plan::read_adapter_folder(folder_, model);
     counts_.r = read.r;
     counts_.alpha = read.alpha;
     counts_.rank_stabilized = read.rank_stabilized;

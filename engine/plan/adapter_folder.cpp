@@ -40,12 +40,14 @@ bool is_unset(const json::value& value) {
 
 // peft's own value for weights that lie [in, out], and what an export of them says. A and B are the
 // same tensors either way.
+bool has_transposed(const ModelOutline& model) {
+  return std::any_of(model.parameters.begin(), model.parameters.end(),
+                     [](const ParameterOutline& p) { return p.stored.transposed; });
+}
+
 bool has_transposed(const Job& job) try {
   const std::optional<JobModel> model = model_of(job);
-  if (!model) return false;
-  const ModelOutline outline = model->outline(job.config);
-  return std::any_of(outline.parameters.begin(), outline.parameters.end(),
-                     [](const ParameterOutline& p) { return p.stored.transposed; });
+  return model && has_transposed(model->outline(job.config));
 } catch (const Error&) {
   return false;  // said where the job is planned
 }
@@ -276,10 +278,10 @@ void check_adapter_folder(const Job& job, Diagnostics& diagnostics) {
   }
 }
 
-AdapterFolder read_adapter_folder(const std::filesystem::path& folder) {
+AdapterFolder read_adapter_folder(const std::filesystem::path& folder, const ModelOutline& model) {
   const AdapterConfig config(folder);
   Diagnostics problems;
-  config.check_read(/*transposed=*/true, problems);
+  config.check_read(has_transposed(model), problems);
   problems.throw_if_any();
   return config.contents();
 }

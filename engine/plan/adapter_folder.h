@@ -29,7 +29,7 @@ struct AdapterFolder {
   bool rank_stabilized = false;
   std::string base;  // the model that it names; "": none
 };
-// Throws Error(file_unreadable | weights_mismatch), without a key.
-AdapterFolder read_adapter_folder(const std::filesystem::path& folder);
+// `model`: that of the adapters. Throws Error(file_unreadable | weights_mismatch), without a key.
+AdapterFolder read_adapter_folder(const std::filesystem::path& folder, const ModelOutline& model);
 
 }  // namespace meshwright::plan

@@ -168,6 +168,10 @@ TEST_CASE("adapters that do not fit the model are refused before a rank starts")
             7, "use_dora = true is not read here"},
            {kNet + adapter("no_alpha", kPhi3, R"({"peft_type": "LORA", "r": 2})"), 7,
             "lora_alpha is not set"},
+           {kNet + adapter(
+                       "turned", kPhi3,
+                       R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "fan_in_fan_out": true})"),
+            7, "the model has no weights that lie so"},
            {kNet + adapter("no_json", kPhi3, "{"), 7, "E0704"},
        }) {
     const Ran ran = run("generate " + arguments + " --tokens 1", true);
