@@ -313,6 +313,11 @@ TEST_CASE("peft's configuration names modules by their last part where that is e
   CHECK(text.find("\"target_modules\": [\"q_proj\"]") != std::string::npos);
   CHECK(text.find("\"lora_alpha\": 3.5") != std::string::npos);
   CHECK(text.find("\"base_model_name_or_path\": \"models/base\"") != std::string::npos);
+  CHECK(text.find("\"fan_in_fan_out\": false") != std::string::npos);
+  for (ParameterOutline& p : outline.parameters)
+    p.stored.transposed = p.name.ends_with("q_proj.weight");
+  CHECK(plan::peft_config(adapters, outline, "").find("\"fan_in_fan_out\": true") !=
+        std::string::npos);
   ModelOutline other = small();
   const Adapters one = plan::add_adapters(
       config_of(table("target_modules = \"model.layers.0.attn.q_proj\"")), other);
