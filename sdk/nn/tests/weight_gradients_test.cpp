@@ -119,11 +119,14 @@ struct Adapted {
 TEST_CASE("an adapter adds into the Linear's output, with the gradients of LibTorch") {
   for (at::ScalarType dtype : {at::kDouble, at::kFloat}) {
     Adapted net(dtype);
+    // Of the largest: sums of large numbers of both signs come out near zero.
+    const double near = dtype == at::kDouble ? 1e-12 : 1e-5;
     auto same = [&](const std::vector<Tensor>& ours, const std::vector<Tensor>& theirs) {
       for (size_t i = 0; i < theirs.size(); ++i) {
         CAPTURE(i);
         REQUIRE(ours[i].defined());
-        CHECK(ours[i].allclose(theirs[i], 1e-5, 1e-5));
+        const double most = theirs[i].abs().max().item<double>();
+        CHECK((ours[i] - theirs[i]).abs().max().item<double>() <= near * most);
       }
     };
     const Tensor wanted = net.forward(true), gradient = noise(wanted.sizes(), 9, dtype);
