@@ -28,7 +28,7 @@ void look_at_samples(const SampleSource& source, int64_t seq_len) {
 
 void check_text_model(const DatasetConfig& config, const std::string& pretrained) {
   std::error_code failed;
-  if (config.kind != "text" || pretrained.empty() ||
+  if (config.plugin || config.kind != "text" || pretrained.empty() ||
       !std::filesystem::exists(std::filesystem::path(pretrained) / "tokenizer.json", failed))
     return;
   throw Error(ErrorCode::bad_dataset, config.table + ".kind = \"text\" feeds bytes, but " +
