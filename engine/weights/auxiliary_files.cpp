@@ -32,7 +32,7 @@ std::string kind_left_behind(const std::string& name, bool top) {
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   if (top && (lower == "config.json" || lower == "model.safetensors" ||
-              lower == "model.safetensors.index.json"))
+              lower == "model.safetensors.index.json" || lower == kExportMarker))
     return "-";
   if (top && lower.rfind("model-", 0) == 0 && ends_with(lower, ".safetensors")) return "-";
   if (lower[0] == '.') return "hidden files";

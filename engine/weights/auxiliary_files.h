@@ -10,6 +10,9 @@
 
 namespace meshwright::weights {
 
+// The file that marks a folder as an export of ours (export.h), which each export has of its own.
+inline constexpr const char* kExportMarker = ".meshwright-export";
+
 struct CarriedFile {
   std::string name;  // in the folder, with '/': "tokenizer.json", "1_Pooling/config.json"
   std::filesystem::path path;

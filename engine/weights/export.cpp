@@ -12,6 +12,7 @@
 #include <cstring>
 #include <set>
 
+#include "engine/weights/auxiliary_files.h"
 #include "engine/weights/convert.h"
 #include "engine/weights/element_types.h"
 #include "meshwright/abi.h"
@@ -24,7 +25,6 @@ namespace {
 namespace fs = std::filesystem;
 namespace json = boost::json;
 
-constexpr const char* kMarker = ".meshwright-export";
 constexpr int64_t kPiece = 4 << 20;
 
 // The folder itself, whatever links lead to it, without a slash at the end.
@@ -44,7 +44,7 @@ fs::path real_target(const fs::path& target) {
 // What an earlier export says it has written; nothing when the folder is none.
 std::optional<std::set<std::string>> marked_files(const fs::path& folder) {
   std::error_code failed;
-  fs::path path = folder / kMarker;
+  fs::path path = folder / kExportMarker;
   if (!fs::is_regular_file(fs::symlink_status(path, failed)) ||
       fs::file_size(path, failed) > (16 << 20))
     return std::nullopt;
@@ -53,7 +53,7 @@ std::optional<std::set<std::string>> marked_files(const fs::path& folder) {
   const json::value* files =
       wrong || !parsed.is_object() ? nullptr : parsed.as_object().if_contains("files");
   if (files == nullptr || !files->is_array()) return std::nullopt;
-  std::set<std::string> out = {kMarker};
+  std::set<std::string> out = {kExportMarker};
   for (const json::value& file : files->as_array())
     if (file.is_string()) out.emplace(file.as_string());
   return out;
@@ -93,7 +93,7 @@ bool remove_export(const fs::path& path) {
   std::error_code failed;
   bool gone = true;
   for (fs::directory_iterator at(path, failed), end; !failed && at != end; at.increment(failed))
-    if (at->path().filename() != kMarker) gone = base::remove_tree(at->path()) && gone;
+    if (at->path().filename() != kExportMarker) gone = base::remove_tree(at->path()) && gone;
   return gone && !failed && base::remove_tree(path);
 }
 
@@ -110,7 +110,7 @@ class Temporary {
       lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
       if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0)
         throw base::unwritable(path_, errno, "lock");
-      base::NewFile marker(path_ / kMarker);
+      base::NewFile marker(path_ / kExportMarker);
       marker.append("{\"files\":[]}\n");
       marker.finish();
     } catch (const Error&) {
@@ -136,7 +136,7 @@ class Temporary {
     bool free = fd >= 0 && ::flock(fd, LOCK_EX | LOCK_NB) == 0;
     std::error_code failed;
     bool ours = free && (marked_files(path_) || fs::is_empty(path_, failed) ||
-                         fs::exists(path_ / kMarker, failed));
+                         fs::exists(path_ / kExportMarker, failed));
     bool gone = ours && remove_export(path_);
     if (fd >= 0) ::close(fd);
     if (fd >= 0 && !free) throw refused(path_, "is in use by another export to the same folder");
@@ -308,7 +308,7 @@ Exported write_folder(const fs::path& target, std::vector<ExportTensor> tensors,
   json::object marker;
   marker["program"] = "meshwright " MESHWRIGHT_VERSION;
   marker["files"] = json::array(out.files.begin(), out.files.end());
-  base::write_durably(temporary.path() / kMarker, json::serialize(marker) + "\n");
+  base::write_durably(temporary.path() / kExportMarker, json::serialize(marker) + "\n");
   for (const fs::path& folder : folders) base::sync_folder(folder);
   base::sync_folder(temporary.path());
   check_replaceable(out.folder);  // a long time may have passed

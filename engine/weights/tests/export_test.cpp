@@ -327,7 +327,7 @@ TEST_CASE("files beside the weights are carried along, and each kind that is not
   for (const std::string& name : carried)
     if (name != "linked.txt") folder.put(source / name, name == "empty" ? "" : name);
   for (const char* name : {"config.json", "model.safetensors", "model-00001-of-00002.safetensors",
-                           "model.safetensors.index.json"})
+                           "model.safetensors.index.json", ".meshwright-export"})
     folder.put(source / name, "x");
   for (const char* name :
        {"adapter_model.safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json",
