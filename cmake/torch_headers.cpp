@@ -1,1 +1,2 @@
-// Nothing: the target of cmake/torch_headers.h needs a source (meshwright_join in MeshwrightBuild.cmake).
+// Nothing: the target of torch_headers.h needs a source (meshwright_join in
+// MeshwrightBuild.cmake).
