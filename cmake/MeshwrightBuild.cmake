@@ -61,7 +61,7 @@ function(meshwright_torch_headers target kind)
     target_precompile_headers(${headers} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/torch_headers.h)
     target_compile_options(${headers} PRIVATE ${options})
     if(kind STREQUAL "tests")
-      target_compile_options(${headers} PRIVATE $<$<CONFIG:Release>:-O1>)
+      target_compile_options(${headers} PRIVATE $<$<CONFIG:Release>:-O1> ${CMAKE_CXX_COMPILE_OPTIONS_PIE})  # as programs have it
       set_target_properties(${headers} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     elseif(kind STREQUAL "threads")
       target_compile_options(${headers} PRIVATE -fopenmp)

@@ -112,6 +112,13 @@ bool Run::open(rendezvous::Ending& together) {
     }));
   all_done_ = from() != nullptr && from()->meta().step >= max_steps_;
   if (!all_done_) return true;
+  if (job_.impl().samples) {  // epochs of other data may only seem to be over
+    open_data();
+    agree_or_throw(*world_, outcome_of([&] {
+      check_data(*from(), job_, data_.fingerprint, data_.train.config.seq_len);
+      return std::string();
+    }));
+  }
   if (beginning_.own)
     make_way(beginning_, *world_, checkpoints_);  // tidies what an interrupted save left
   return false;

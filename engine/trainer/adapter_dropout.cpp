@@ -12,6 +12,7 @@
 #include "engine/modules/philox.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/parallel/activation_checkpoint.h"
+#include "meshwright/tp_plan.h"
 #include "sdk/base/vectorised.h"
 
 namespace meshwright::train {
@@ -55,16 +56,18 @@ void draw_row(const Place& place, uint32_t below, int64_t begin, int64_t count, 
   }
 }
 
-// Of the rows of each sample.
-std::vector<int64_t> positions(int64_t length) {
-  std::vector<int64_t> out;
+// Of the rows of each sample: part number `index` of equal ones.
+std::vector<int64_t> positions(int64_t length, int64_t parts, int64_t index) {
+  std::vector<int64_t> all;
   if (const std::shared_ptr<const Sequence> sequence = current_sequence())
     for (const PositionRun& run : sequence->rows)
-      for (int64_t i = 0; i < run.count; ++i) out.push_back(run.position + i);
-  if (static_cast<int64_t>(out.size()) == length) return out;
-  out.resize(static_cast<size_t>(length));
-  std::iota(out.begin(), out.end(), int64_t{0});
-  return out;
+      for (int64_t i = 0; i < run.count; ++i) all.push_back(run.position + i);
+  if (static_cast<int64_t>(all.size()) != length * parts) {
+    all.resize(static_cast<size_t>(length * parts));
+    std::iota(all.begin(), all.end(), int64_t{0});
+  }
+  const auto begin = all.begin() + index * length;
+  return {begin, begin + length};
 }
 
 uint64_t stream_of(std::string_view module) {
@@ -75,16 +78,18 @@ uint64_t stream_of(std::string_view module) {
 
 }  // namespace
 
-Tensor AdapterDropout::apply(const Tensor& x, std::string_view module, int64_t columns) const {
+Tensor AdapterDropout::apply(const Tensor& x, std::string_view module, int64_t columns,
+                             bool part) const {
   if (x.numel() == 0) return x;
   const std::vector<Tensor> kept = once_under_recompute([this]() -> std::vector<Tensor> {
     return {at::tensor({place_.step, place_.first_row, place_.rows}, at::kLong)};
   });
   const int64_t* place = kept[0].const_data_ptr<int64_t>();
   const int64_t here = x.size(-1), tokens = x.numel() / here,
-                begin = here < columns ? tensor_rank_ * here : 0,
+                begin = here < columns ? ceil_chunk(columns, tensor_ranks_, tensor_rank_).begin : 0,
                 length = tokens % place[2] == 0 ? tokens / place[2] : 1;
-  const std::vector<int64_t> position = positions(length);
+  const std::vector<int64_t> position =
+      positions(length, part ? tensor_ranks_ : 1, part ? tensor_rank_ : 0);
   const auto below = static_cast<uint32_t>(rate_ * 0x1p32);
   const uint64_t key = seed_ ^ stream_of(module);
   Tensor dropped = at::empty(x.sizes(), at::kBool);

@@ -18,21 +18,25 @@ struct MicroBatchPlace {
 
 class AdapterDropout {
  public:
-  // `tensor_rank`: of this rank in its tensor-parallel group; it may have a part of the columns.
-  AdapterDropout(double rate, uint64_t seed, int64_t tensor_rank)
-      : rate_(rate), seed_(seed), tensor_rank_(tensor_rank) {}
+  // `tensor_rank` of `tensor_ranks`: of this rank in its tensor-parallel group. It may have a part
+  // of the columns, or of the positions.
+  AdapterDropout(double rate, uint64_t seed, int64_t tensor_rank = 0, int64_t tensor_ranks = 1)
+      : rate_(rate), seed_(seed), tensor_rank_(tensor_rank), tensor_ranks_(tensor_ranks) {}
   double rate() const { return rate_; }
   // Of the forwards from now on. What recomputes under activation checkpointing keeps the place of
   // its first run.
   void begin(const MicroBatchPlace& place) { place_ = place; }
   // x, the input of a Linear of so many columns in all, with zeros for what is dropped; the rest is
-  // not scaled up. Drawn on the host, whatever x's device. Backward keeps one byte an element.
-  at::Tensor apply(const at::Tensor& x, std::string_view module, int64_t columns) const;
+  // not scaled up. `part`: of each sample it is this rank's part of the positions, of equal ones of
+  // the tensor-parallel group. Drawn on the host, whatever x's device. Backward keeps one byte an
+  // element.
+  at::Tensor apply(const at::Tensor& x, std::string_view module, int64_t columns,
+                   bool part = false) const;
 
  private:
   double rate_;
   uint64_t seed_;
-  int64_t tensor_rank_;
+  int64_t tensor_rank_, tensor_ranks_;
   MicroBatchPlace place_;
 };
 

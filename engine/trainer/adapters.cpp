@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <utility>
 
 #include "engine/modules/initialize.h"
@@ -80,11 +81,14 @@ void run(HookHost& host, Linear in, Linear out, double scale, Drop drop) {
         Tensor& y = *outputs.at(0);
         double times = scale;
         if (drop.at_work(linear)) {
-          x = drop.dropout->apply(x, drop.module, drop.columns);
+          // Where the factor gathers its input by itself, x is this rank's part of the positions.
+          const HookHost& reads = *in;
+          x = drop.dropout->apply(x, drop.module, drop.columns,
+                                  /*part=*/static_cast<bool>(reads.around));
           times /= 1 - drop.dropout->rate();
         }
         x = as_type_of(x, in->weight);
-        const bool ours = dynamic_cast<Linear::ContainedType*>(&linear) != nullptr;
+        const bool ours = typeid(linear) == typeid(Linear::ContainedType);
         if (ours && bare(in) && bare(out) && fits_low_rank(y, x, in->weight, out->weight))
           y = add_low_rank(y, x, in->weight, out->weight, times);
         else

@@ -215,13 +215,15 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   const plan::Adapters adapters = plan::add_adapters(config, *outline_);
   train::attach_adapters(adapters, *outline_, *module_,
                          static_cast<uint64_t>(config.table("run").get_int("seed")));
-  if (adapters.any() && !job.impl().fills_adapters) {
-    Diagnostics found;
-    plan::check_adapter_folder(job.impl(), found);
-    found.throw_if_any();
-    if (const std::string folder = config.table("lora").get_string("adapter"); !folder.empty())
+  if (const std::string folder = config.table("lora").get_string("adapter");
+      adapters.any() && !job.impl().fills_adapters && !folder.empty())
+    train::agree_or_throw(*world_, train::outcome_of([&] {
+      Diagnostics found;
+      plan::check_adapter_folder(job.impl(), found);
+      found.throw_if_any();
       train::read_adapters(folder, *outline_, *module_);
-  }
+      return std::string();
+    }));
   const plan::ParameterGroups groups =
       train::freeze_parameters(config, *outline_, *module_, *plan_);
   const Options& optimizer = config.table("optimizer");
@@ -281,7 +283,8 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   if (adapters.dropout > 0)
     parts_->dropout = std::make_shared<train::AdapterDropout>(
         adapters.dropout, parts_->seed,
-        parts_->config.shared.sizes.tp > 1 ? mesh->coordinate(world_->rank(), "tp") : 0);
+        parts_->config.shared.sizes.tp > 1 ? mesh->coordinate(world_->rank(), "tp") : 0,
+        parts_->config.shared.sizes.tp);
   train::run_adapters(adapters, *outline_, *module_, parts_->dropout);
   if (stages_) stages_->check_tied(*model_);
   if (!plan_->outline && model_->context_parallel())

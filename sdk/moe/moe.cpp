@@ -97,7 +97,8 @@ MoeImpl::~MoeImpl() = default;
 Tensor MoeImpl::forward(const Tensor& x, const std::optional<Tensor>& given) {
   std::optional<Tensor> mask = given;
   if (std::shared_ptr<const Sequence> sequence = current_sequence();
-      !mask && sequence && sequence->counts.defined())
+      !mask && sequence && sequence->counts.defined() &&
+      sequence->counts.numel() * x.size(-1) == x.numel())
     mask = sequence->counts.to(x.device());
   Tensor tokens = x.reshape({-1, x.size(-1)}), shared;
   Routing routing = gate_(tokens, mask ? std::optional<Tensor>(mask->reshape(-1)) : std::nullopt);

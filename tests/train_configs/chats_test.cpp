@@ -99,6 +99,11 @@ TEST_CASE("epochs of chats are as many steps as their packs fill") {
   run = train(file + whole + "2", "epochs_3", "epochs_2");
   CHECK(run.status == 0);
   CHECK(run.out.find("--set step_scheduler.epochs=4   to train on") != std::string::npos);
+  // As many epochs of longer packs are fewer steps, but of other data.
+  run = train(file + whole + "2 --set dataset.seq_len=512", "epochs_4", "epochs_2");
+  INFO(run.out);
+  CHECK(run.status == 7);
+  CHECK(run.out.find("E0713") != std::string::npos);
 }
 
 TEST_CASE("a plan knows the steps of epochs of any data that it can read") {

@@ -307,6 +307,9 @@ TEST_CASE("dropout of adapters drops the same on every layout") {
                                                {"fsdp2", {4, {kReplicate2}}},
                                                {"fsdp2", {2, {"distributed.cp_size=2"}}, again},
                                                {"fsdp2", {2, {kPp2}}, again},
+                                               {"fsdp2", {2, {kTp2}}},
+                                               {"fsdp2", {2, {kTp2}}, {kSequence}},
+                                               {"fsdp2", {2, {kTp2}}, {kSequence, kAsync}},
                                                {"megatron_fsdp", {2, {}}, {flat_level(3)}}}) {
     const Layout layout = layout_of(model, one, where);
     INFO(layout.text());
