@@ -1,4 +1,5 @@
 // A program's own module under lora.adapter. Before doctest: LibTorch has a CHECK of its own.
+#include "engine/train/tests/pair_model.h"
 #include "engine/train/tests/small_models.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/parallel/testing.h"
@@ -21,16 +22,6 @@ using namespace meshwright;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct PairImpl : torch::nn::Module {
-  PairImpl() {
-    up = register_module("up", Linear(torch::nn::LinearOptions(6, 10)));
-    down = register_module("down", Linear(torch::nn::LinearOptions(10, 3).bias(false)));
-  }
-  at::Tensor forward(const at::Tensor& x) { return down(up(x).tanh()); }
-  Linear up{nullptr}, down{nullptr};
-};
-MESHWRIGHT_MODULE(Pair);
 
 using Factors = std::map<std::string, at::Tensor>;
 

@@ -2,6 +2,7 @@
 // of the model. Long since all cases share its layouts. Before doctest: LibTorch has a CHECK of its
 // own.
 #include "engine/train/tests/megatron_fsdp.h"
+#include "engine/train/tests/pair_model.h"
 #include "engine/train/tests/pipeline_layouts.h"
 #include "engine/train/tests/saved.h"
 
@@ -223,17 +224,6 @@ Layout layout_of(const std::string& model, const Case& one, const Where& where) 
     out.sets.insert(out.sets.end(), sets->begin(), sets->end());
   return out;
 }
-
-// A model of one's own, with values before it is parallelized.
-struct PairImpl : torch::nn::Module {
-  PairImpl() {
-    up = register_module("up", Linear(torch::nn::LinearOptions(6, 10)));
-    down = register_module("down", Linear(torch::nn::LinearOptions(10, 3).bias(false)));
-  }
-  at::Tensor forward(const at::Tensor& x) { return down(up(x).tanh()); }
-  Linear up{nullptr}, down{nullptr};
-};
-MESHWRIGHT_MODULE(Pair);
 
 struct PlainImpl : torch::nn::Module {
   PlainImpl() { only = register_module("only", torch::nn::Linear(4, 4)); }
