@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -189,10 +190,15 @@ bool restore_generators(const World& world, checkpoint::Checkpoint& from) {
   return restored;
 }
 
-}  // namespace
+// The states of its own that the model lacks in the checkpoint, and whether generators were
+// restored.
+struct Read {
+  std::set<std::string> missing;
+  bool generators = false;
+};
 
-bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
-  c10::NoGradGuard no_grad;
+// All that a rank does by itself.
+Read read_own(Trainer& trainer, checkpoint::Checkpoint& from) {
   const checkpoint::Meta& meta = from.meta();
   World& world = trainer.world();
   ParallelModel& model = trainer.model();
@@ -225,18 +231,33 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
   optimizer.round_weights(model.update_groups());
   trainer.set_next_step(meta.step);
   monitor_of(trainer).restore(meta.history);
-  const std::string differing = tell_of_replicas(trainer, from);
-  trainer.tell_written({ValuesWritten::By::checkpoint,
-                        monitor_of(trainer).updates(meta.step),
-                        {optional.missing.begin(), optional.missing.end()},
-                        differing.empty()});
   // On ranks that draw alike and others as theirs did. Those of a pipeline are at other stages.
   const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
   auto as_before = [&](std::string_view axis) {
     return size_in(meta, axis) == (mesh ? mesh->size(axis) : 1);
   };
-  return meta.world_size == world.size() && meta.data_parallel == trainer.data_parallel_size() &&
-         as_before("cp") && as_before("pp") && restore_generators(world, from);
+  const bool generators = meta.world_size == world.size() &&
+                          meta.data_parallel == trainer.data_parallel_size() && as_before("cp") &&
+                          as_before("pp") && restore_generators(world, from);
+  return {std::move(optional.missing), generators};
+}
+
+}  // namespace
+
+bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
+  c10::NoGradGuard no_grad;
+  Read read;
+  // What follows may be a collective: it begins where all ranks have read their parts.
+  agree_or_throw(trainer.world(), outcome_of([&] {
+                   read = read_own(trainer, from);
+                   return std::string();
+                 }));
+  const std::string differing = tell_of_replicas(trainer, from);
+  trainer.tell_written({ValuesWritten::By::checkpoint,
+                        monitor_of(trainer).updates(from.meta().step),
+                        {read.missing.begin(), read.missing.end()},
+                        differing.empty()});
+  return read.generators;
 }
 
 }  // namespace meshwright::train
@@ -244,11 +265,12 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
 namespace meshwright {
 
 void Trainer::load(const std::string& path) {
+  std::optional<checkpoint::Checkpoint> from;
   train::agree_or_throw(*world_, train::outcome_of([&] {
-    checkpoint::Checkpoint from(checkpoint::resolve(path));
-    train::load_checkpoint(*this, from);
+    from.emplace(checkpoint::resolve(path));
     return std::string();
   }));
+  train::load_checkpoint(*this, *from);
 }
 
 }  // namespace meshwright

@@ -175,13 +175,13 @@ void Run::load() {
       check_data(*from(), job_, data_.fingerprint, data_.train.config.seq_len);
       check_base(*from(), pretrained_);
       check_scale(*from(), table("lora"));
-      try {
-        if (!load_checkpoint(*trainer_, *from())) seed_generator(from()->meta().step);
-      } catch (const Error& error) {
-        throw with_way_on(error, from()->folder());
-      }
       return std::string();
     }));
+    try {
+      if (!load_checkpoint(*trainer_, *from())) seed_generator(from()->meta().step);
+    } catch (const Error& error) {
+      throw with_way_on(error, from()->folder());
+    }
   } else {
     load_weights(
         *trainer_, pretrained_, [&](const ParameterOutline& p) { return model_->initial_value(p); },

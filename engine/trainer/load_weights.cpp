@@ -19,6 +19,7 @@
 #include "engine/modules/initialize.h"
 #include "engine/report/report.h"
 #include "engine/trainer/local_state.h"
+#include "engine/trainer/rank_agreement.h"
 #include "engine/trainer/stages.h"
 #include "engine/weights/experts.h"
 #include "engine/weights/read_region.h"
@@ -166,11 +167,8 @@ std::string rounding_of(const Files& base, const ModelOutline& outline) {
   return {};
 }
 
-}  // namespace
-
-void load_weights(Trainer& trainer, const std::string& pretrained, const InitialValueOf& initial,
-                  uint64_t seed, const std::string& adapter) {
-  c10::NoGradGuard no_grad;
+void fill(Trainer& trainer, const std::string& pretrained, const InitialValueOf& initial,
+          uint64_t seed, const std::string& adapter) {
   const ModelOutline& outline = trainer.outline();
   std::optional<Files> base, tuned;
   if (!pretrained.empty())
@@ -199,7 +197,56 @@ void load_weights(Trainer& trainer, const std::string& pretrained, const Initial
     read_parameter(*files, outline, parameter, p, of_adapter);
   }
   optimizer_of(trainer).round_weights(model.update_groups());
-  trainer.tell_written({base ? ValuesWritten::By::weights : ValuesWritten::By::initialization, 0});
+}
+
+void fill(Trainer& trainer, checkpoint::Checkpoint& from, const std::string& adapter) {
+  const ModelOutline& outline = trainer.outline();
+  std::optional<Files> tuned;
+  if (!adapter.empty()) tuned.emplace(adapter_files(adapter, outline));
+  for (ParallelParameter p : trainer.model().parameters()) {
+    if (trainer.stages() != nullptr) p.name = stored_name(trainer.stages()->outline(), p.name);
+    if (tuned && low_rank_factor(p.name)) {
+      read_parameter(*tuned, outline, *outline.find_parameter(p.name), p, true);
+      continue;
+    }
+    const checkpoint::TensorRecord* record = from.meta().find("", p.name);
+    auto mismatch = [&](const std::string& what) {
+      return Error(ErrorCode::weights_mismatch,
+                   from.folder().string() + what + " the model of its config.json")
+          .help("meshwright checkpoint verify " + from.folder().string());
+    };
+    if (record == nullptr) throw mismatch(" has no parameter \"" + p.name + "\", which is one of");
+    if (record->shape != p.global_shape)
+      throw mismatch(": \"" + p.name + "\" has the shape " + report::shape_text(record->shape) +
+                     ", not the " + report::shape_text(p.global_shape) + " of");
+    if (record->fused != fused_rows(outline, p.name))
+      throw mismatch(": \"" + p.name + "\" has its rows in another order than");
+    if (p.local.numel() > 0) read_into(from, *record, region_of(p), p.local);
+  }
+}
+
+// What follows may be a collective: it begins where all ranks have read their parts.
+template <class... From>
+void fill_together(Trainer& trainer, ValuesWritten::By by, From&&... from) {
+  c10::NoGradGuard no_grad;
+  agree_or_throw(trainer.world(), outcome_of([&] {
+                   fill(trainer, from...);
+                   return std::string();
+                 }));
+  trainer.tell_written({by, 0});
+}
+
+}  // namespace
+
+void load_weights(Trainer& trainer, const std::string& pretrained, const InitialValueOf& initial,
+                  uint64_t seed, const std::string& adapter) {
+  fill_together(trainer,
+                pretrained.empty() ? ValuesWritten::By::initialization : ValuesWritten::By::weights,
+                pretrained, initial, seed, adapter);
+}
+
+void load_weights(Trainer& trainer, checkpoint::Checkpoint& from, const std::string& adapter) {
+  fill_together(trainer, ValuesWritten::By::weights, from, adapter);
 }
 
 void read_adapters(const std::string& folder, const ModelOutline& outline,
@@ -256,34 +303,6 @@ std::string unused_tensors(const std::string& pretrained, const ModelOutline& ou
                      " without a place in the model of its config.json, not read: ";
   for (size_t i = 0; i < std::min(left.size(), kShown); ++i) text += (i ? ", " : "") + left[i];
   return text + (left.size() > kShown ? ", ..." : "");
-}
-
-void load_weights(Trainer& trainer, checkpoint::Checkpoint& from, const std::string& adapter) {
-  c10::NoGradGuard no_grad;
-  const ModelOutline& outline = trainer.outline();
-  std::optional<Files> tuned;
-  if (!adapter.empty()) tuned.emplace(adapter_files(adapter, outline));
-  for (ParallelParameter p : trainer.model().parameters()) {
-    if (trainer.stages() != nullptr) p.name = stored_name(trainer.stages()->outline(), p.name);
-    if (tuned && low_rank_factor(p.name)) {
-      read_parameter(*tuned, outline, *outline.find_parameter(p.name), p, true);
-      continue;
-    }
-    const checkpoint::TensorRecord* record = from.meta().find("", p.name);
-    auto mismatch = [&](const std::string& what) {
-      return Error(ErrorCode::weights_mismatch,
-                   from.folder().string() + what + " the model of its config.json")
-          .help("meshwright checkpoint verify " + from.folder().string());
-    };
-    if (record == nullptr) throw mismatch(" has no parameter \"" + p.name + "\", which is one of");
-    if (record->shape != p.global_shape)
-      throw mismatch(": \"" + p.name + "\" has the shape " + report::shape_text(record->shape) +
-                     ", not the " + report::shape_text(p.global_shape) + " of");
-    if (record->fused != fused_rows(outline, p.name))
-      throw mismatch(": \"" + p.name + "\" has its rows in another order than");
-    if (p.local.numel() > 0) read_into(from, *record, region_of(p), p.local);
-  }
-  trainer.tell_written({ValuesWritten::By::weights, 0});
 }
 
 std::optional<FusedRows> fused_rows(const ModelOutline& outline, std::string_view parameter) {

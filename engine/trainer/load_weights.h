@@ -22,9 +22,10 @@ void set_threads(const Job& job);
 // For the program only: a library leaves its process as it is.
 void keep_freed_memory();
 
-// Fill this rank's part of every parameter, the same on every layout. Local. From a Hugging Face
-// folder, or at random when `pretrained` is empty; adapters from the folder `adapter`, or at random
-// when that is empty. Throws Error(bad_safetensors | weights_mismatch).
+// Fill this rank's part of every parameter, the same on every layout. Collective: a rank that
+// throws Error(bad_safetensors | weights_mismatch) makes all throw it. From a Hugging Face folder,
+// or at random when `pretrained` is empty; adapters from the folder `adapter`, or at random when
+// that is empty.
 using InitialValueOf = std::function<InitialValue(const ParameterOutline& parameter)>;
 void load_weights(Trainer& trainer, const std::string& pretrained, const InitialValueOf& initial,
                   uint64_t seed, const std::string& adapter = {});
@@ -38,7 +39,7 @@ std::string rounded_base(const std::string& folder, DType then, DType now);
 // empty: there are none. Reads headers only.
 std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline);
 // From a checkpoint, its weights alone; adapters from the folder `adapter`, unless it is empty.
-// Throws Error(bad_checkpoint | bad_safetensors | weights_mismatch).
+// Collective, as above. Throws Error(bad_checkpoint | bad_safetensors | weights_mismatch).
 void load_weights(Trainer& trainer, checkpoint::Checkpoint& from, const std::string& adapter = {});
 
 // How a parameter's rows are interleaved; nullopt: they are as in Hugging Face's files.

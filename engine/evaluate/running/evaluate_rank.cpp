@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/checksum.h"
@@ -204,21 +205,19 @@ class Measure {
 // Collective. Fills the model; the step that the weights are of, -1 where nobody knows.
 int64_t load(Trainer& trainer, const train::Model& model, const Subject& subject,
              const fs::path& folder) {
-  int64_t step = -1;
+  if (!subject.source.is_checkpoint()) {
+    train::load_weights(
+        trainer, folder.string(), [&](const ParameterOutline& p) { return model.initial_value(p); },
+        0);
+    return -1;
+  }
+  std::optional<checkpoint::Checkpoint> from;
   train::agree_or_throw(trainer.world(), train::outcome_of([&] {
-                          if (subject.source.is_checkpoint()) {
-                            checkpoint::Checkpoint from(folder);
-                            train::load_weights(trainer, from);
-                            step = from.meta().step;
-                          } else {
-                            train::load_weights(
-                                trainer, folder.string(),
-                                [&](const ParameterOutline& p) { return model.initial_value(p); },
-                                0);
-                          }
+                          from.emplace(folder);
                           return std::string();
                         }));
-  return step;
+  train::load_weights(trainer, *from);
+  return from->meta().step;
 }
 
 // Collective. All ranks must read the same.

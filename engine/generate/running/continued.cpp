@@ -62,22 +62,21 @@ std::unique_ptr<checkpoint::Checkpoint> load(Trainer& trainer, const train::Mode
                                              const Listener& listener) {
   std::unique_ptr<checkpoint::Checkpoint> from;
   const std::string beside = adapter && !adapter->merged() ? adapter->folder().string() : "";
-  train::agree_or_throw(
-      trainer.world(), train::outcome_of([&] {
-        if (source.is_checkpoint()) {
-          from = std::make_unique<checkpoint::Checkpoint>(source.folder());
-          train::load_weights(trainer, *from, beside);
-        } else {
-          train::load_weights(
-              trainer, source.folder().string(),
-              [&](const ParameterOutline& p) { return model.initial_value(p); }, 0, beside);
-        }
-        if (!adapter || !adapter->merged()) return std::string();
-        const checkpoint::MergeCount count = join_adapter(trainer, source, *adapter);
-        if (trainer.world().rank() == 0 && count.elements > 0)
-          listener.notice(checkpoint::merge_text(count));
-        return std::string();
-      }));
+  if (source.is_checkpoint()) {
+    train::agree_or_throw(trainer.world(), train::outcome_of([&] {
+                            from = std::make_unique<checkpoint::Checkpoint>(source.folder());
+                            return std::string();
+                          }));
+    train::load_weights(trainer, *from, beside);
+  } else {
+    train::load_weights(
+        trainer, source.folder().string(),
+        [&](const ParameterOutline& p) { return model.initial_value(p); }, 0, beside);
+  }
+  if (!adapter || !adapter->merged()) return from;
+  const checkpoint::MergeCount count = join_adapter(trainer, source, *adapter);
+  if (trainer.world().rank() == 0 && count.elements > 0)
+    listener.notice(checkpoint::merge_text(count));
   return from;
 }
 

@@ -7,9 +7,12 @@
 #include <cstddef>
 #include <map>
 #include <optional>
+#include <sstream>
+#include <string>
 #include <string_view>
 
 #include "engine/trainer/local_state.h"
+#include "engine/trainer/rank_agreement.h"
 #include "engine/trainer/stages.h"
 #include "engine/weights/read_region.h"
 #include "engine/weights/transposed.h"
@@ -68,10 +71,8 @@ class Joined {
   checkpoint::MergeCount count_;
 };
 
-}  // namespace
-
-checkpoint::MergeCount join_adapter(Trainer& trainer, const Source& source, Adapter& adapter) {
-  c10::NoGradGuard no_grad;
+// All that a rank does by itself.
+checkpoint::MergeCount join_own(Trainer& trainer, const Source& source, Adapter& adapter) {
   Joined joined(source, adapter);
   const ModelOutline& outline = trainer.outline();
   for (ParallelParameter p : trainer.model().parameters()) {
@@ -86,8 +87,37 @@ checkpoint::MergeCount join_adapter(Trainer& trainer, const Source& source, Adap
                 host.mutable_data_ptr());
     if (!host.is_same(p.local)) p.local.copy_(host);
   }
-  trainer.tell_written({ValuesWritten::By::weights, 0});
   return joined.count();
+}
+
+}  // namespace
+
+checkpoint::MergeCount join_adapter(Trainer& trainer, const Source& source, Adapter& adapter) {
+  c10::NoGradGuard no_grad;
+  const int64_t stages = trainer.stages() != nullptr ? trainer.stages()->group()->rank() : 0;
+  std::map<std::string, checkpoint::MergeCount> of_stages;
+  // What follows may be a collective: it begins where all ranks have joined their parts.
+  for (const std::string& text : train::agree_or_throw(trainer.world(), train::outcome_of([&] {
+                                                         const checkpoint::MergeCount own =
+                                                             join_own(trainer, source, adapter);
+                                                         return std::to_string(stages) + " " +
+                                                                std::to_string(own.elements) + " " +
+                                                                std::to_string(own.unchanged);
+                                                       }))) {
+    std::istringstream words(text);
+    std::string stage;
+    checkpoint::MergeCount one;
+    words >> stage >> one.elements >> one.unchanged;
+    checkpoint::MergeCount& most = of_stages[stage];
+    if (one.elements > most.elements) most = one;  // a rank without rows of a weight skips it
+  }
+  checkpoint::MergeCount count;
+  for (const auto& [stage, one] : of_stages) {
+    count.elements += one.elements;
+    count.unchanged += one.unchanged;
+  }
+  trainer.tell_written({ValuesWritten::By::weights, 0});
+  return count;
 }
 
 }  // namespace meshwright::generate
