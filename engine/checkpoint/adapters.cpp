@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include "engine/report/report.h"
@@ -133,6 +134,29 @@ bool names_adapters(const Meta& meta) {
 std::optional<PeftScale> scale_of(Checkpoint& checkpoint) {
   if (!names_adapters(checkpoint.meta())) return std::nullopt;
   return scale_in(checkpoint.read_file(std::string(kAdapterConfig)), checkpoint.folder());
+}
+
+std::vector<std::string> trained_whole(Source& source) {
+  std::vector<std::string> out;
+  if (source.checkpoint() == nullptr || !names_adapters(source.checkpoint()->meta())) return out;
+  const bool beside_base = source.checkpoint()->meta().base.has_value();
+  std::set<std::string_view> updated;  // what an optimizer has states of
+  for (const SourceTensor& tensor : source.tensors())
+    if (!tensor.state.empty() && tensor.state != "buffer") updated.insert(tensor.name);
+  for (const SourceTensor& tensor : source.tensors())
+    if (tensor.state.empty() && !low_rank_factor(tensor.name) &&
+        (beside_base ? !tensor.of_base : updated.contains(tensor.name)))
+      out.push_back(tensor.name);
+  return out;
+}
+
+std::string trained_whole_text(Source& source) {
+  const std::vector<std::string> names = trained_whole(source);
+  if (names.empty()) return {};
+  const auto more = static_cast<int64_t>(names.size()) - 1;
+  return "the adapters alone are not this model: " + names[0] +
+         (more > 0 ? " and " + report::counted(more, "other", "others") : "") +
+         " trained whole beside them";
 }
 
 std::optional<AdapterSet> adapters_of(Source& source) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/checkpoint/source.h"
 #include "engine/weights/export.h"
@@ -43,6 +44,13 @@ struct AdapterSet {
 // nullopt: the source is no checkpoint, or one without adapters. Throws Error(bad_checkpoint) where
 // its files do not belong together.
 std::optional<AdapterSet> adapters_of(Source& source);
+
+// Weights that trained whole beside the adapters, which an export of these alone lacks: those that
+// the base does not hold, or that have an optimizer's state where all weights are here.
+std::vector<std::string> trained_whole(Source& source);
+// "the adapters alone are not this model: model.norm.weight and 2 others trained whole beside
+// them", empty where nothing did.
+std::string trained_whole_text(Source& source);
 
 // How much of merged weights is as it was before: a change below half a step of the dtype is lost.
 struct MergeCount {

@@ -103,6 +103,10 @@ int run_export(Call& call) {
                       {"folder", done.folder.string()},
                       {"files", json::array(done.files.begin(), done.files.end())},
                       {"bytes", done.bytes}};
+    if (alone) {
+      const std::vector<std::string> lacks = checkpoint::trained_whole(source);
+      told["trained_whole"] = json::array(lacks.begin(), lacks.end());
+    }
     if (merged.elements > 0)
       told["merged"] = json::object{{"elements", merged.elements}, {"unchanged", merged.unchanged}};
     call.print_json(told);
@@ -114,6 +118,9 @@ int run_export(Call& call) {
                  report::printable(source.path().string()) + "\n");
   if (merged.elements > 0) call.out.write(merge_line(merged));
   call.out.flush();
+  if (const std::string lacks = alone ? checkpoint::trained_whole_text(source) : ""; !lacks.empty())
+    call.err.write(report::format_warning(
+        call.err_style, lacks + "; --merged writes the whole model with them in its weights"));
   if (!alone && std::find(done.files.begin(), done.files.end(), "config.json") == done.files.end())
     call.err.write(report::format_warning(
         call.err_style,

@@ -96,6 +96,9 @@ struct JobPlan {
   Workload workload;
   std::optional<int64_t> max_steps;  // nullopt: epochs of data that nobody has opened
   std::vector<std::string> notices, warnings;
+  // Of a trainer's plan: [lora], and what a checkpoint of its adapters carries (peft_config()).
+  Options lora;
+  std::string adapter_config;
 };
 
 // Whether a run would read this table of data. One that nobody wrote has nothing to read.

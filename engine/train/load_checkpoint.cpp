@@ -16,6 +16,7 @@
 #include "engine/checkpoint/folder.h"
 #include "engine/report/report.h"
 #include "engine/train/generators.h"
+#include "engine/train/resume.h"
 #include "engine/train/resume_dtypes.h"
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/local_state.h"
@@ -268,6 +269,7 @@ void Trainer::load(const std::string& path) {
   std::optional<checkpoint::Checkpoint> from;
   train::agree_or_throw(*world_, train::outcome_of([&] {
     from.emplace(checkpoint::resolve(path));
+    train::check_scale(*from, plan_->lora);
     return std::string();
   }));
   train::load_checkpoint(*this, *from);

@@ -60,6 +60,17 @@ checkpoint::FileRecord copy_into(const fs::path& from, const fs::path& folder,
   return {name, out.size(), sums.finish()};
 }
 
+checkpoint::FileRecord write_text(const std::string& text, const fs::path& folder,
+                                  const std::string& name) {
+  const auto bytes = std::as_bytes(std::span(text));
+  base::NewFile out(folder / name);
+  checkpoint::BlockChecksums sums;
+  sums.add(bytes);
+  out.append(bytes);
+  out.finish();
+  return {name, out.size(), sums.finish()};
+}
+
 // A record per file: "bytes hex... name". The names of carried files may hold blanks, so they come
 // last.
 std::string encode(const std::vector<checkpoint::FileRecord>& files) {

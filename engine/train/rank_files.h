@@ -32,6 +32,9 @@ checkpoint::FileRecord write_rank_file(const RankFile& file, const std::filesyst
 // Copies a file into `folder` as `name`, which may lie in a folder of its own there.
 checkpoint::FileRecord copy_into(const std::filesystem::path& from,
                                  const std::filesystem::path& folder, const std::string& name);
+// Writes a text into `folder` as `name`.
+checkpoint::FileRecord write_text(const std::string& text, const std::filesystem::path& folder,
+                                  const std::string& name);
 
 // File records as a text, which other ranks decode.
 std::string encode(const std::vector<checkpoint::FileRecord>& files);

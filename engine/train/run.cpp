@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <fstream>
 #include <string>
+#include <string_view>
 
 #include "engine/generate/running/write_sample.h"
 #include "engine/generate/source.h"
@@ -26,6 +27,7 @@
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/logits.h"
 #include "engine/trainer/stages.h"
+#include "engine/weights/auxiliary_files.h"
 #include "engine/weights/export.h"
 #include "engine/weights/safetensors.h"
 #include "meshwright/nn/moe.h"
@@ -263,10 +265,22 @@ void Run::report_job() {
         reporter_.say(data->config.table + ": " + line);
 }
 
-// In place of the model's own files of these names.
+// In place of the model's own: two languages side by side are none.
 void Run::carry_language(Saver::Settings& saving) const {
-  for (const LanguageFile& file : language_of(data_.train.config)) {
-    const std::string name = "source/" + file.name;
+  constexpr std::string_view kSource = "source/", kMore = "source/additional_chat_templates/";
+  const std::vector<LanguageFile> files = language_of(data_.train.config);
+  auto brings = [&](std::string_view name) {
+    return std::any_of(files.begin(), files.end(),
+                       [name](const LanguageFile& file) { return file.name == name; });
+  };
+  std::erase_if(saving.carried, [&](const auto& carried) {
+    const std::string_view name = carried.first;
+    return (brings("tokenizer.json") && name.starts_with(kSource) &&
+            weights::is_of_tokenizer(name.substr(kSource.size()))) ||
+           (brings("chat_template.jinja") && name.starts_with(kMore));
+  });
+  for (const LanguageFile& file : files) {
+    const std::string name = std::string(kSource) + file.name;
     std::erase_if(saving.carried, [&](const auto& carried) { return carried.first == name; });
     if (file.path.empty() && leader_) reporter_.put(file.name, file.text);
     saving.carried.emplace_back(name,
@@ -304,7 +318,7 @@ void Run::prepare_saving() {
     }));
     if (leader_) {
       const std::string name(checkpoint::kAdapterConfig);
-      reporter_.put(name, plan::peft_config(adapters, trainer_->outline(), pretrained_));
+      reporter_.put(name, trainer_->plan().adapter_config);
       saving.carried.emplace_back(name, run_path_ / name);
     }
   }
@@ -566,6 +580,13 @@ void Run::say_done(const std::string& sample) {
     write_exports(checkpoints_ / checkpoint::step_name(saver_->last_step()));
   for (const auto& [folder, form] : exports())
     reporter_.say("exported for Hugging Face: " + folder.string());
+  if (std::ranges::any_of(exports(), [](const auto& made) {
+        return made.second == checkpoint::ExportForm::adapter;
+      })) {
+    checkpoint::Source source(checkpoints_ / checkpoint::step_name(saver_->last_step()));
+    if (const std::string lacks = checkpoint::trained_whole_text(source); !lacks.empty())
+      reporter_.say("notice: " + lacks + "; lora.export = \"merged\" writes the whole model");
+  }
   if (options_.sample_bytes > 0) {
     char title[80];
     std::snprintf(title, sizeof title, "a sample, temperature %g:", options_.sample_temperature);

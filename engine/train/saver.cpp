@@ -6,6 +6,7 @@
 #include <iterator>
 #include <optional>
 
+#include "engine/checkpoint/adapters.h"
 #include "engine/plan/plan.h"
 #include "engine/train/generators.h"
 #include "engine/trainer/load_weights.h"
@@ -176,6 +177,8 @@ std::string Saver::write_files(const std::vector<RankFile>& files) const {
   if (world.rank() == 0)
     for (const auto& [name, source] : settings_.carried)
       out.push_back(copy_into(source, folder, name));
+  if (world.rank() == 0)
+    for (const auto& [name, text] : settings_.texts) out.push_back(write_text(text, folder, name));
   return encode(out);
 }
 
@@ -325,6 +328,8 @@ void Trainer::save(const std::string& folder) {
   settings.keep.newest = 1 << 30;
   settings.facts.architecture = outline_->architecture;
   settings.facts.max_steps = max_steps_;
+  if (!plan_->adapter_config.empty())
+    settings.texts.emplace_back(checkpoint::kAdapterConfig, plan_->adapter_config);
   train::Saver saver(*this, std::move(settings));
   saver.save(step_ * accumulation_ * local_batch_ * dp_, 0);
 }

@@ -54,6 +54,8 @@ class Saver {
     std::map<std::string, std::string> in_base;
     std::vector<std::pair<std::string, std::filesystem::path>>
         carried;  // name in the checkpoint, file to copy at first; rank 0
+    std::vector<std::pair<std::string, std::string>>
+        texts;  // name in the checkpoint, what it holds; rank 0
     // Rank 0, after each publication, in the background too.
     std::function<void(const std::filesystem::path& checkpoint)> published;
     // Every rank, once a save has ended; may throw, which then leaves save(), after_step() or

@@ -213,6 +213,10 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   }
   plan_ = std::make_unique<plan::JobPlan>(plan::make_plan(job.impl(), wanted));
   const plan::Adapters adapters = plan::add_adapters(config, *outline_);
+  plan_->lora = config.table("lora");
+  if (adapters.any())
+    plan_->adapter_config =
+        plan::peft_config(adapters, *outline_, config.table("model").get_string("pretrained"));
   train::attach_adapters(adapters, *outline_, *module_,
                          static_cast<uint64_t>(config.table("run").get_int("seed")));
   if (const std::string folder = config.table("lora").get_string("adapter");

@@ -61,6 +61,13 @@ constexpr std::string_view kBesideTokenizer[] = {
     "added_tokens.json", "chat_template.json",        "chat_template.jinja",
     "chat_template",     "additional_chat_templates", "generation_config.json"};
 
+// Its settings of how to generate are the model's.
+bool of_tokenizer(std::string_view name) {
+  return name != "generation_config.json" &&
+         (std::ranges::find(kTokenizers, name) != std::end(kTokenizers) ||
+          std::ranges::find(kBesideTokenizer, name) != std::end(kBesideTokenizer));
+}
+
 class Walk {
  public:
   explicit Walk(fs::path root) : root_(std::move(root)) {}
@@ -163,6 +170,8 @@ Carried carried_beside(const fs::path& folder) {
   if (walk.named(kTokenizers)) walk.named(kBesideTokenizer);
   return walk.finish();
 }
+
+bool is_of_tokenizer(std::string_view name) { return of_tokenizer(name.substr(0, name.find('/'))); }
 
 std::optional<std::string> tokenizer_of_no_use(const fs::path& config) {
   if (carried_beside(config.parent_path()).files.empty()) return std::nullopt;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace meshwright::weights {
@@ -34,6 +35,8 @@ Carried carried_files(const std::filesystem::path& folder);
 // that tokenizers and their settings always have, and generation_config.json. Empty when the folder
 // has no tokenizer.
 Carried carried_beside(const std::filesystem::path& folder);
+// Whether a file of such a folder belongs to its tokenizer or templates; `name` as in CarriedFile.
+bool is_of_tokenizer(std::string_view name);
 // The notice that a tokenizer beside this config.json stays behind, for a run on the bytes of
 // texts; nullopt when there is none.
 std::optional<std::string> tokenizer_of_no_use(const std::filesystem::path& config);

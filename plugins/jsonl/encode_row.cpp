@@ -67,9 +67,12 @@ struct Learning {
 Learning answers_learnt(const std::vector<chat::Span>& answers, const Row& row,
                         const Rendered& rendered, TrainOn train_on) {
   Learning out;
+  // An answer may be several spans: generation blocks for its thoughts and its words.
+  const int32_t last = answers.empty() ? -1 : message_of(answers.back(), rendered);
   for (const chat::Span& answer : answers) {
-    if (train_on == TrainOn::last && &answer != &answers.back()) continue;
     const int32_t message = message_of(answer, rendered);
+    if (train_on == TrainOn::last && &answer != &answers.back() && (message < 0 || message != last))
+      continue;
     if (message >= 0 && !row.trained[static_cast<size_t>(message)]) continue;
     if (row.completion_at && (message < 0 || static_cast<size_t>(message) < *row.completion_at))
       continue;

@@ -79,6 +79,14 @@ Value variables_of(const DatasetRequest& request) {
 }
 
 // Of a folder those files that are of JSON by their names.
+// What editors and systems keep beside files: .ipynb_checkpoints/chats-checkpoint.jsonl, ._x.jsonl.
+bool is_hidden(const std::string& file, const std::string& folder) {
+  const std::filesystem::path below = std::filesystem::path(file).lexically_relative(folder);
+  return std::any_of(below.begin(), below.end(), [](const std::filesystem::path& part) {
+    return part.native().starts_with('.');
+  });
+}
+
 void read_files(const DatasetRequest& request, JsonlOptions& out) {
   const std::string key = request.table + ".path";
   out.files = base::list_files(request.path, key, "");
@@ -89,9 +97,11 @@ void read_files(const DatasetRequest& request, JsonlOptions& out) {
           .help("convert it to JSON lines: an object on every line");
   std::error_code failed;
   if (!std::filesystem::is_directory(request.path, failed)) return;
-  const auto rest = std::stable_partition(
-      out.files.begin(), out.files.end(),
-      [](const std::string& file) { return file.ends_with(".jsonl") || file.ends_with(".json"); });
+  const auto rest =
+      std::stable_partition(out.files.begin(), out.files.end(), [&](const std::string& file) {
+        return (file.ends_with(".jsonl") || file.ends_with(".json")) &&
+               !is_hidden(file, request.path);
+      });
   out.left_out.assign(rest, out.files.end());
   out.files.erase(rest, out.files.end());
   if (out.files.empty())

@@ -19,7 +19,11 @@ std::vector<LanguageFile> JsonlKind::language(const DatasetRequest& request) con
   const chat::Store store =
       chat::Store::open(options.folder, options.chat_template, options.table + ".chat_template");
   LanguageFile chosen{"chat_template.jinja", "", store.choose(false).text()};
-  std::erase_if(out, [&](const LanguageFile& file) { return file.name == chosen.name; });
+  // Others of the tokenizer's folder would go before it: transformers takes tool_use for rows with
+  // tools.
+  std::erase_if(out, [&](const LanguageFile& file) {
+    return file.name == chosen.name || file.name.starts_with("additional_chat_templates/");
+  });
   out.push_back(std::move(chosen));
   return out;
 }

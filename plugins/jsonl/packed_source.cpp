@@ -173,7 +173,7 @@ std::vector<std::string> PackedSource::report() const {
     for (const std::string& file : std::span(settings_.left_out).first(std::min<size_t>(all, 3)))
       names += (names.empty() ? "" : ", ") + file;
     out.push_back(counted(static_cast<int64_t>(all), "file") +
-                  " left out, whose name ends in neither .jsonl nor .json: " + names +
+                  " left out, hidden or of other names than *.jsonl and *.json: " + names +
                   (all > 3 ? ", ..." : ""));
   }
   if (met.kept_as_text > 0)

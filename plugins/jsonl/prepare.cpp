@@ -302,8 +302,19 @@ std::shared_ptr<const TokenStore> prepare_store(
     tell(line);
   };
   try {
-    return cached_store(
-        options.cache, key, [&] { return build_store(options, key, progress); }, tell);
+    auto build = [&] {
+      std::vector<std::byte> built = build_store(options, key, progress);
+      // Others may have waited for it for long, and would go by what the key says.
+      if (cache_key(options) != key)
+        throw Error(ErrorCode::bad_dataset,
+                    options.files.front() +
+                        ": the rows, the tokenizer or the template have changed while they were "
+                        "tokenized")
+            .key(options.table + ".path")
+            .help("start again when nobody writes to them");
+      return built;
+    };
+    return cached_store(options.cache, key, build, tell);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::output_unwritable) throw;
     throw Error(error.code(), error.message())

@@ -149,6 +149,16 @@ TEST_CASE("a checkpoint beside a folder of weights holds what trains, and goes o
                               "lora_beside");
   INFO(begun.out);
   REQUIRE(begun.status == 0);
+  // The adapters alone would be another model: that is told, at the end of a run and by an export.
+  const std::string lacks =
+      "the adapters alone are not this model: model.norm.weight trained whole beside them";
+  int told = 0;
+  fs::remove_all(kRuns + "/lora_beside_alone");
+  CHECK(
+      said("checkpoint export '" + kRuns + "/lora_beside' --out '" + kRuns + "/lora_beside_alone'",
+           &told)
+          .find(lacks + "; --merged writes the whole model") != std::string::npos);
+  CHECK(told == 0);
   CHECK(weight_bytes(kRuns + "/lora_beside") < weight_bytes(kRuns + "/lora_base") / 2);
   const Trained at_once =
       train(beside(base, 6, ddp + "--set lr_scheduler.lr_decay_style=constant"), "lora_at_once");
@@ -157,6 +167,7 @@ TEST_CASE("a checkpoint beside a folder of weights holds what trains, and goes o
                                 "lora_gone_on", "lora_beside");
   INFO(gone_on.out);
   REQUIRE(gone_on.status == 0);
+  CHECK(gone_on.out.find("notice: " + lacks) != std::string::npos);
   check_equal(gone_on.losses, at_once.losses);
 
   exported("lora_gone_on", "lora_gone_on_merged", "--merged");

@@ -10,10 +10,13 @@
 #include <torch/nn/modules/linear.h>
 
 #include <map>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "engine/checkpoint/adapters.h"
 #include "engine/weights/export.h"
 
 namespace adapters_of_program_test {
@@ -54,19 +57,24 @@ Factors write_adapters(const fs::path& folder, const std::vector<std::string>& m
   return out;
 }
 
+Job job_with(const std::vector<std::pair<std::string, std::string>>& more) {
+  Job job;
+  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
+           {"distributed.strategy", "\"ddp\""},
+           {"distributed.mp_policy.param_dtype", "\"float32\""},
+           {"distributed.mp_policy.output_dtype", "\"float32\""},
+           {"step_scheduler.global_batch_size", "4"},
+           {"step_scheduler.local_batch_size", "4"}})
+    job.set(key, value);
+  for (const auto& [key, value] : more) job.set(key, value);
+  return job;
+}
+
 // What the module's factors are when its Trainer is there, or the message of the refusal.
 std::string begin(const fs::path& folder, const std::string& targets, Factors& factors) {
   std::string out;
   run_ranks(1, [&](const std::shared_ptr<World>& world) {
-    Job job;
-    for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
-             {"distributed.strategy", "\"ddp\""},
-             {"distributed.mp_policy.param_dtype", "\"float32\""},
-             {"distributed.mp_policy.output_dtype", "\"float32\""},
-             {"step_scheduler.global_batch_size", "4"},
-             {"step_scheduler.local_batch_size", "4"},
-             {"lora.adapter", "\"" + folder.string() + "\""}})
-      job.set(key, value);
+    Job job = job_with({{"lora.adapter", "\"" + folder.string() + "\""}});
     if (!targets.empty()) job.set("lora.target_modules", targets);
     CHECK(job.table("lora").get_int("r") == 2);
     Pair net;
@@ -102,6 +110,32 @@ TEST_CASE("a program's own module begins with the adapters of a folder") {
   write_adapters(tuned, {"up"});
   CHECK(begin(tuned, "", factors).find("has no tensor \"base_model.model.down.lora_A.weight\"") !=
         std::string::npos);
+}
+
+TEST_CASE("a program's checkpoint of adapters knows their scale, and what they lie beside") {
+  TestFolder folder("scale_of_program");
+  run_ranks(1, [&](const std::shared_ptr<World>& world) {
+    auto trainer_with = [&](const char* alpha) {
+      Job job = job_with({{"lora.r", "2"}, {"lora.alpha", alpha}});
+      return std::make_unique<Trainer>(job, world, Pair().ptr());
+    };
+    const std::string saved = (folder.path / "saved").string();
+    trainer_with("8")->save(saved);
+    trainer_with("8")->load(saved);
+    try {
+      trainer_with("16")->load(saved);
+      FAIL("another scale was taken");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::checkpoint_mismatch);
+      REQUIRE(!error.helps().empty());
+      CHECK(error.helps()[0] == "set lora.alpha = 8.0");
+    }
+    checkpoint::Source source(saved);
+    const std::optional<checkpoint::AdapterSet> adapters = checkpoint::adapters_of(source);
+    REQUIRE(adapters.has_value());
+    CHECK(adapters->scale == 4);
+    CHECK(adapters->of_weight.size() == 2);
+  });
 }
 
 }  // namespace adapters_of_program_test

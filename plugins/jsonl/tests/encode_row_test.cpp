@@ -76,6 +76,17 @@ TEST_CASE("train_on") {
   CHECK(marked(encode(kChat, settings)) ==
         "<|im_start|>user\na?<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
         "<|im_start|>user\nc?<|im_end|>\n<|im_start|>assistant\n[d<|im_end|>]\n");
+  // All of its last answer, where the template says in two blocks what the model writes of it.
+  const jsonl_test::TemporaryFolder folder;
+  const std::string blocks = folder / "blocks.jinja";
+  jsonl_test::write(blocks,
+                    "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}|"
+                    "{% else %}{% generation %}{{ m.thought }}{% endgeneration %}|"
+                    "{% generation %}{{ m.content }}{% endgeneration %}|{% endif %}{% endfor %}");
+  CHECK(
+      marked(encode(
+          R"({"messages": [{"role": "assistant", "thought": "a", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "thought": "d", "content": "e"}]})",
+          settings, jsonl_test::kTokenizer, blocks)) == "a|b|c|[d]|[e]|");
   settings.train_on = TrainOn::all;
   const Encoded all = encode(kChat, settings);
   CHECK(all.document.targets ==

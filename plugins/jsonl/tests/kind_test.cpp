@@ -246,12 +246,18 @@ TEST_CASE("of a folder those files are taken that are of JSON by name, and the o
         "error[E0701]: " + (folder / "data") + ": none of 2 files in it ends in .jsonl or .json");
   jsonl_test::write(folder / "data/more/a.jsonl", "{\"text\": \"ab\"}\n");
   jsonl_test::write(folder / "data/b.json", "[{\"text\": \"ab\"}]");
+  // What others keep there of it is none of it.
+  fs::create_directories(folder / "data/.ipynb_checkpoints");
+  jsonl_test::write(folder / "data/.ipynb_checkpoints/a-checkpoint.jsonl", "{\"text\": \"ab\"}\n");
+  jsonl_test::write(folder / "data/._b.json", "not JSON");
   const auto source = JsonlKind().open(given.request);
   REQUIRE(source->report().size() == 3);
   CHECK(source->report()[0].starts_with("2 rows, 2 used"));
-  CHECK(source->report()[2] == "2 files left out, whose name ends in neither .jsonl nor .json: " +
-                                   (folder / "data/README.md") + ", " +
-                                   (folder / "data/more/a.txt"));
+  CHECK(source->report()[2] ==
+        "4 files left out, hidden or of other names than *.jsonl and *.json: " +
+            (folder / "data/._b.json") + ", " +
+            (folder / "data/.ipynb_checkpoints/a-checkpoint.jsonl") + ", " +
+            (folder / "data/README.md") + ", " + (folder / "data/more/a.txt"));
   // A file or a pattern is taken at its word.
   CHECK(JsonlKind().open(Given(folder / "data/more/*").request)->report()[0].starts_with("2 rows"));
 }
