@@ -213,12 +213,12 @@ class Fit {
       if (out_.sources.contains(key) || (fp8 && *figure.to == 0)) continue;
       const std::string of = "as shipped for " + shipped_.machine.name;
       const bool network = key.starts_with("network.");
-      if (network && one_host)
-        guess(key,
-              (measured_.ranks > 1 ? "one host was measured, " : "one rank was measured, ") + of);
-      else if (!shipped_.same_device ||
-               std::find(guessed.begin(), guessed.end(), key) != guessed.end())
-        guess(key, of);
+      const bool guess_there = std::find(guessed.begin(), guessed.end(), key) != guessed.end();
+      if (!shipped_.same_device || guess_there)
+        guess(key, (network && measured_.ranks <= 1 ? "one rank was measured, "
+                    : network && one_host           ? "one host was measured, "
+                                                    : "") +
+                       of);
       else
         out_.sources[key] = of;
     }
