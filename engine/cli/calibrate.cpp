@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "engine/calibrate/request.h"
 #include "engine/cli/common.h"
@@ -20,8 +22,9 @@ calibrate::Widths widths_of(const std::string& given) {
   if (given == "both") return calibrate::Widths::both;
   if (given == "float32") return calibrate::Widths::full;
   if (given == "bfloat16") return calibrate::Widths::half;
+  const std::vector<std::string> all = {"both", "float32", "bfloat16"};
   Error error(ErrorCode::usage, "--dtype " + given + " is not measured");
-  if (std::string near = nearest_name(given, {"both", "float32", "bfloat16"}); !near.empty())
+  if (std::string near = nearest_name(given, all); !near.empty())
     error.help("did you mean --dtype " + near + "?");
   throw error.help("there are --dtype both, float32, bfloat16");
 }
@@ -68,8 +71,10 @@ void check_file(const Call& call, const std::string& out) {
 // Keys that are wrong are refused before a rank starts.
 void check_sets(Call& call) {
   Diagnostics diagnostics;
-  plan::load_job(config::Source::parse("schema = 1\n[distributed]\nstrategy = \"ddp\"\n",
-                                       {.sets = call.values("set")}, diagnostics),
+  config::LoadOptions options;
+  options.sets = call.values("set");
+  plan::load_job(config::Source::parse("schema = 1\n[distributed]\nstrategy = \"ddp\"\n", options,
+                                       diagnostics),
                  diagnostics);
   diagnostics.throw_if_any();
 }

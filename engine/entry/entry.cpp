@@ -1,4 +1,4 @@
-// What the program calls: three C functions, so that the program itself needs no LibTorch.
+// What the program calls: C functions, so that the program itself needs no LibTorch.
 #include <c10/util/Logging.h>
 #include <unistd.h>
 
