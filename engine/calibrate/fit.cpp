@@ -100,8 +100,10 @@ class Fit {
     m.name = measured_.device;
     m.reported.clear();
     if (measured_.cuda) m.reported.push_back(measured_.device);
-    m.memory = measured_.memory;
-    take("device.memory");
+    if (measured_.memory > 0) {
+      m.memory = measured_.memory;
+      take("device.memory");
+    }
     m.units = measured_.units;
     take("device.units");
     if (m.outside >= m.memory / 2) {

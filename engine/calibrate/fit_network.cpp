@@ -38,7 +38,8 @@ Way way_of(const GroupTime& group, bool all_reduces) {
     samples.push_back({steps, static_cast<double>(c.bytes), c.seconds});
   }
   const Line line = fit_line(samples);
-  return {std::min(line.x, 0.1), line.y > 0 ? 1 / line.y : 0};
+  // Beyond what a machine file may say lies only what is broken.
+  return {std::min(line.x, 0.1), line.y > 0 ? std::clamp(1 / line.y, 1e6, 1e13) : 0};
 }
 
 const GroupTime* find(const Measured& measured, GroupTime::Kind kind) {
@@ -90,7 +91,7 @@ std::vector<std::string_view> fit_network(const Measured& measured, Machine& mac
   if (way.rate <= 0) return out;
   // The model: k NICs side by side, and one step in k goes to another host.
   const double k = apart->group.members_a_host();
-  set("nic", net.nic, way.rate / k / net.nic_attained);
+  set("nic", net.nic, std::clamp(way.rate / k / net.nic_attained, 1e6, 1e13));
   set("step_outside", net.step_outside,
       std::clamp(k * (way.step - net.step_inside * (1 - 1 / k)), 0.0, 0.1));
   return out;

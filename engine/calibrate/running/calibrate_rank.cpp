@@ -8,6 +8,7 @@
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -80,22 +81,25 @@ Shipped shipped_for(const Measured& measured, const std::string& folder) {
 void measure_groups(World& world, const std::vector<int64_t>& host, double seconds, Measured& to,
                     report::CountProgress& progress) {
   const Steady::time_point begin = Steady::now();
+  double allowed = 0;  // so far: each kind of groups has its share
   auto over = [&] {
     const double spent = base::ms_since(begin) / 1000;
     const at::Tensor most = at::tensor({spent}, at::kDouble).to(world.device());
     world.everyone()->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
     world.check();
-    return most.cpu().item<double>() > seconds;
+    return most.cpu().item<double>() > allowed;
   };
   // Ranks that share a host's cores exchange megabytes; devices hide less than that in latency.
   const std::vector<int64_t> sizes = to.cuda ? std::vector<int64_t>{kMiB, 16 * kMiB, 256 * kMiB}
                                              : std::vector<int64_t>{kMiB, 16 * kMiB};
-  for (const Ranks& ranks : groups_of(host, world.rank())) {
+  const std::vector<Ranks> groups = groups_of(host, world.rank());
+  for (const Ranks& ranks : groups) {
+    allowed += seconds / static_cast<double>(groups.size());
     GroupTime group{ranks.kind, ranks.group, {}};
     const std::vector<doctor::AxisGroup> axes = {{ranks.name, ranks.ranks}};
     for (const int64_t floats : sizes) {
       for (doctor::Collective& found :
-           doctor::measure_collectives(world, axes, over, {.floats = floats, .seconds = 0.2}))
+           doctor::measure_collectives(world, axes, over, {.floats = floats, .seconds = 0.1}))
         group.collectives.push_back(std::move(found));
       progress.step();
       if (over()) break;
