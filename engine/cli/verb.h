@@ -131,6 +131,7 @@ Verb completion_verb();
 Verb man_verb();
 Verb env_verb();
 Verb doctor_verb();
+Verb calibrate_verb();
 
 // Runs the program; never throws. argv as main() has it.
 int run(int argc, const char* const* argv);

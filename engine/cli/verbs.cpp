@@ -30,6 +30,7 @@ const std::vector<Verb>& verbs() {
       man_verb(),
       env_verb(),
       doctor_verb(),
+      calibrate_verb(),
   };
   return table;
 }

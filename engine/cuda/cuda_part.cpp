@@ -55,6 +55,12 @@ bool reaches(int64_t from, int64_t to) {
   return out != 0;
 }
 
+int64_t device_memory(int64_t device) {
+  return static_cast<int64_t>(properties_of(device).totalGlobalMem);
+}
+
+int64_t device_units(int64_t device) { return properties_of(device).multiProcessorCount; }
+
 void use_device(int64_t device) {
   at::globalContext().lazyInitDevice(at::kCUDA);
   c10::cuda::set_device(index_of(device));
@@ -161,9 +167,9 @@ std::string memory_snapshot(int64_t device) {
 extern "C" MESHWRIGHT_API const meshwright::cuda::CudaPart* meshwright_cuda_part() {
   using namespace meshwright::cuda;
   offer_own_kernels();
-  static const CudaPart part{device_count,     device_name,  use_device,      make_nccl,
-                             synchronize,      live_bytes,   peak_bytes,      reset_peak,
-                             on_out_of_memory, on_memory,    memory_snapshot, device_uuid,
-                             device_address,   nccl_version, reaches};
+  static const CudaPart part{
+      device_count,   device_name,  use_device,       make_nccl,     synchronize,     live_bytes,
+      peak_bytes,     reset_peak,   on_out_of_memory, on_memory,     memory_snapshot, device_uuid,
+      device_address, nccl_version, reaches,          device_memory, device_units};
   return &part;
 }

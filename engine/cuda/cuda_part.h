@@ -49,6 +49,8 @@ struct CudaPart {
   std::string (*device_address)(int64_t device);
   std::string (*nccl_version)();
   bool (*reaches)(int64_t from, int64_t to);  // the memory of another device of this host
+  int64_t (*device_memory)(int64_t device);   // bytes, all of it
+  int64_t (*device_units)(int64_t device);    // streaming multiprocessors
 };
 
 }  // namespace meshwright::cuda

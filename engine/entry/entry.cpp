@@ -1,4 +1,4 @@
-// What the program calls: three C functions, so that the program itself needs no LibTorch.
+// What the program calls: C functions, so that the program itself needs no LibTorch.
 #include <c10/util/Logging.h>
 #include <unistd.h>
 
@@ -11,6 +11,7 @@
 #include <string>
 
 #include "engine/base/out_of_memory.h"
+#include "engine/calibrate/running/calibrate_rank.h"
 #include "engine/doctor/running/doctor_rank.h"
 #include "engine/evaluate/running/evaluate_rank.h"
 #include "engine/generate/generate_here.h"
@@ -116,6 +117,15 @@ extern "C" MESHWRIGHT_API int meshwright_doctor_rank(const void* request) {
       [&](auto& ending) {
         return meshwright::doctor::doctor_rank(
             *static_cast<const meshwright::doctor::Request*>(request), ending);
+      },
+      {});
+}
+
+extern "C" MESHWRIGHT_API int meshwright_calibrate_rank(const void* request) {
+  return run_guarded(
+      [&](auto& ending) {
+        return meshwright::calibrate::calibrate_rank(
+            *static_cast<const meshwright::calibrate::Request*>(request), ending);
       },
       {});
 }

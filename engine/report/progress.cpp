@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 namespace meshwright::report {
 
@@ -88,6 +89,48 @@ void ByteProgress::add(int64_t bytes) {
   out_.write("\r\x1b[K" + line);
   out_.flush();
   drawn_ = true;
+}
+
+CountProgress::CountProgress(const Style& style, bool live, bool leads, int64_t count)
+    : style_(style), live_(live), leads_(leads), count_(std::max<int64_t>(count, 1)) {}
+
+CountProgress::~CountProgress() { erase(); }
+
+void CountProgress::begin(std::string name) {
+  erase();
+  name_ = std::move(name);
+  done_ = 0;
+  begun_ = said_ = Clock::now();
+}
+
+void CountProgress::step() {
+  ++done_;
+  const auto every = live_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10000);
+  if (!leads_ || done_ == count_ || Clock::now() - said_ < every) return;
+  said_ = Clock::now();
+  const double part = static_cast<double>(done_) / static_cast<double>(count_),
+               left = std::chrono::duration<double>(said_ - begun_).count() * (1 - part) / part;
+  char percent[16];
+  std::snprintf(percent, sizeof percent, "%.0f%%", 100 * part);
+  const std::string text =
+      fit_line({{name_, 2}, {percent}, {human_duration(left) + " left", 1}}, style_.width - 1);
+  if (live_)
+    out_.write("\r\x1b[K" + text + "  " + bar(part, text));
+  else
+    out_.write(text + "\n");
+  out_.flush();
+  drawn_ = live_;
+}
+
+std::string CountProgress::bar(double part, const std::string& text) const {
+  const int room = style_.width - static_cast<int>(text.size()) - 4;
+  return room >= 10 ? progress_bar(style_, part, std::min(room, 30)) : "";
+}
+
+void CountProgress::erase() {
+  if (!std::exchange(drawn_, false)) return;
+  out_.write("\r\x1b[K");
+  out_.flush();
 }
 
 }  // namespace meshwright::report

@@ -41,6 +41,30 @@ class ByteProgress {
   int64_t total_, done_ = 0;
   std::chrono::steady_clock::time_point begin_, said_;
 };
+// How far one rank of several has come with work that is counted, and the time left, on standard
+// error: what was asked for is on standard output. One line that is drawn again on a terminal
+// (`live`), and gone when the object is; elsewhere a line now and then. Only who leads says it.
+class CountProgress {
+ public:
+  CountProgress(const Style& style, bool live, bool leads, int64_t count);
+  ~CountProgress();
+  CountProgress(const CountProgress&) = delete;
+  CountProgress& operator=(const CountProgress&) = delete;
+  // From 0 again, under this name.
+  void begin(std::string name);
+  void step();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::string bar(double part, const std::string& text) const;
+  void erase();
+  Output out_{stderr, "standard error", Output::Loss::ignored};
+  Style style_;
+  bool live_, leads_, drawn_ = false;
+  int64_t count_, done_ = 0;
+  std::string name_;
+  Clock::time_point begun_ = Clock::now(), said_ = begun_;
+};
 // The bar itself, `cells` wide.
 std::string progress_bar(const Style& style, double part, int cells);
 

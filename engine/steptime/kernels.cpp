@@ -12,7 +12,7 @@ struct Tile {
 // Large tiles read least; small ones fill the chip where a product is small.
 constexpr Tile kTiles[] = {
     {256, 128, 1}, {128, 256, 1}, {128, 128, 0.93}, {128, 64, 0.78}, {64, 64, 0.58}};
-constexpr double kShortInner = 200, kLaunch = 2e-6;
+constexpr double kLaunch = 2e-6;
 
 double peak_of(const Machine& machine, Precision precision) {
   switch (precision) {
@@ -51,7 +51,7 @@ double utilisation(const Machine& machine, const Product& product) {
     const double waves = tiles / machine.units;
     best = std::max(best, tile.rate * filled * waves / std::ceil(waves));
   }
-  return best * product.inner / (product.inner + kShortInner);
+  return best * product.inner / (product.inner + machine.rate.short_inner);
 }
 
 double seconds_of(const Machine& machine, const Product& product, Precision precision) {

@@ -5,25 +5,11 @@
 #include <filesystem>
 
 #include "engine/config/toml_value.h"
+#include "engine/steptime/figures.h"
 #include "meshwright/error.h"
 #include "sdk/files/read_file.h"
 
 namespace meshwright::steptime {
-namespace {
-
-namespace fs = std::filesystem;
-using config::Entry;
-using config::Value;
-
-// A figure of a machine file. `least` and `most` are what a machine of today or of the next years
-// can have; beyond them it is a slip of the unit.
-struct Figure {
-  const char *table, *name;
-  double* to;
-  double least, most;
-  const char* means;
-  bool needed = true;
-};
 
 std::vector<Figure> figures_of(Machine& m) {
   const char* const share = "a share of the peak";
@@ -42,6 +28,7 @@ std::vector<Figure> figures_of(Machine& m) {
       {"rate", "attention_fa2", &m.rate.attention_fa2, 0.001, 1, share, false},
       {"rate", "attention_triton", &m.rate.attention_triton, 0.001, 1, share, false},
       {"rate", "unfused", &m.rate.unfused, 0.001, 1, "a share of rate.product"},
+      {"rate", "short_inner", &m.rate.short_inner, 0, 1e5, "elements of an inner dimension", false},
       {"network", "ranks_per_host", &m.network.ranks_per_host, 1, 1024, "ranks"},
       {"network", "bus", &m.network.bus, 1e6, 1e14, "bytes a second, a ring inside a host"},
       {"network", "nic", &m.network.nic, 1e6, 1e13, "bytes a second of a rank to other hosts"},
@@ -61,7 +48,11 @@ std::vector<Figure> figures_of(Machine& m) {
   };
 }
 
-std::string key_of(const Figure& figure) { return std::string(figure.table) + "." + figure.name; }
+namespace {
+
+namespace fs = std::filesystem;
+using config::Entry;
+using config::Value;
 
 // 4.8e+12 as in the file, short.
 std::string shown(double value) { return config::to_toml(config::number_value(value)); }
@@ -70,14 +61,9 @@ class File {
  public:
   explicit File(std::string path) : path_(std::move(path)) {}
 
-  Machine read() {
-    std::error_code failed;
-    if (!fs::is_regular_file(path_, failed))
-      throw Error(ErrorCode::file_unreadable, "there is no machine file " + path_)
-          .help("name a file of the form of configs/machines/h100.toml, or a shipped machine");
+  Machine read(const std::string& text) {
     Diagnostics diagnostics;
-    const std::optional<Value> root =
-        config::parse_toml(base::read_file(path_), path_, diagnostics);
+    const std::optional<Value> root = config::parse_toml(text, path_, diagnostics);
     diagnostics.throw_if_any();
     Machine machine;
     const std::vector<Figure> figures = figures_of(machine);
@@ -148,7 +134,7 @@ class File {
   void check_names(const Value& root, const std::vector<Figure>& figures) const {
     std::vector<std::string> known{"schema", "device.name", "device.reported",
                                    "overlap.shares_cores"};
-    for (const Figure& figure : figures) known.push_back(key_of(figure));
+    for (const Figure& figure : figures) known.push_back(figure.key());
     for (const Entry& table : root.entries) {
       if (table.key == "source" || table.key == "schema") continue;
       if (!table.value.is_table()) throw unknown(table, table.key, known);
@@ -168,7 +154,7 @@ class File {
   }
 
   void take(const Value& root, const Figure& figure) const {
-    const std::string key = key_of(figure);
+    const std::string key = figure.key();
     const Value* value = figure_at(root, figure.table, figure.name);
     if (value == nullptr) {
       if (figure.needed) throw missing(key, figure.means);
@@ -194,12 +180,12 @@ class File {
       if (figure_at(root, figure.table, figure.name) == nullptr) continue;
       const Value* source = nullptr;
       if (sources != nullptr && sources->is_table()) {
-        source = value_of(*sources, key_of(figure));
+        source = value_of(*sources, figure.key());
         if (source == nullptr) source = value_of(*sources, figure.table);
       }
       if (source == nullptr || source->kind != Value::Kind::string)
-        throw missing("source.\"" + key_of(figure) + "\"", "where the figure comes from");
-      if (source->text.starts_with("guessed")) machine.guessed.push_back(key_of(figure));
+        throw missing("source.\"" + figure.key() + "\"", "where the figure comes from");
+      if (source->text.starts_with("guessed")) machine.guessed.push_back(figure.key());
     }
   }
 
@@ -217,7 +203,17 @@ std::vector<std::string> names_in(const std::string& folder) {
 
 }  // namespace
 
-Machine read_machine(const std::string& path) { return File(path).read(); }
+Machine parse_machine(const std::string& text, const std::string& path) {
+  return File(path).read(text);
+}
+
+Machine read_machine(const std::string& path) {
+  std::error_code failed;
+  if (!fs::is_regular_file(path, failed))
+    throw Error(ErrorCode::file_unreadable, "there is no machine file " + path)
+        .help("name a file of the form of configs/machines/h100.toml, or a shipped machine");
+  return parse_machine(base::read_file(path), path);
+}
 
 std::optional<Machine> machine_reported(const std::string& device, const std::string& folder) {
   for (const std::string& name : names_in(folder)) {

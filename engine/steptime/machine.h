@@ -25,7 +25,8 @@ struct Machine {
     double elementwise = 0;  // of the memory's bandwidth
     double attention = 0;    // of the peak: the fastest flash kernel, long sequences
     double attention_fa2 = 0, attention_triton = 0;  // older ones: FlashAttention 2, Triton of 2023
-    double unfused = 0;  // beyond `product`: attention without a flash kernel
+    double unfused = 0;        // beyond `product`: attention without a flash kernel
+    double short_inner = 200;  // k at which a product reaches half the rate of a long one
   } rate;
 
   struct Network {
@@ -57,6 +58,8 @@ struct Machine {
 // Reads a machine file. Throws Error(file_unreadable | toml_syntax | missing_key | unknown_key |
 // wrong_type | out_of_range | schema_version) with the place in it.
 Machine read_machine(const std::string& path);
+// The same of a file's text; `path` is used in messages.
+Machine parse_machine(const std::string& text, const std::string& path);
 // `name`: one that is shipped in `folder`, with how many ranks a host has ("h100x8") or without, or
 // a path, which has a slash or ends in ".toml". Throws Error(bad_choice) listing the names.
 Machine find_machine(const std::string& name, const std::string& folder);

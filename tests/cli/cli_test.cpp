@@ -183,8 +183,8 @@ TEST_CASE("a job may be handed on once, not twice") {
 TEST_CASE("every verb explains itself and has its exit statuses") {
   for (const char* verb :
        {"", "plan", "validate", "config show", "config schema", "config explain", "plugins list",
-        "plugins inspect", "plugins check", "plugins new", "env", "doctor", "dataset show",
-        "dataset stats", "dataset", "plugins", "config"}) {
+        "plugins inspect", "plugins check", "plugins new", "env", "doctor", "calibrate",
+        "dataset show", "dataset stats", "dataset", "plugins", "config"}) {
     std::string name = verb;
     CAPTURE(name);
     Ran help = run(name + " -h");

@@ -182,18 +182,20 @@ pkill_of() {
   done
 }
 
-# Two hosts of two ranks in less than ten seconds: all findings, the link, the collectives of the flat group.
-doctors() {  # starts them and waits: $folder/$name.RANK
+# Two hosts of two ranks.
+four_ranks() {  # starts them with a verb and waits: $folder/$name.RANK
   local r begin
   begin=$(date +%s%N)
   for r in 0 1 2 3; do
     on $([ $r -lt 2 ] && echo hosta || echo hostb) timeout -k 5 60 env -u GLOO_SOCKET_IFNAME RANK=$r WORLD_SIZE=4 LOCAL_RANK=$((r % 2)) \
-      LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.70.0.1 MASTER_PORT=29555 OMP_NUM_THREADS=1 COLUMNS=300 "$program" doctor --run-folder "$folder" "$@" > "$folder/$name.$r" 2>&1 &
+      LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.70.0.1 MASTER_PORT=29555 OMP_NUM_THREADS=1 COLUMNS=300 "$program" "$@" > "$folder/$name.$r" 2>&1 &
     started[$r]=$!
   done
   finish
   took=$((($(date +%s%N) - begin) / 1000000))
 }
+# In less than ten seconds: all findings, the link, the collectives of the flat group.
+doctors() { four_ranks doctor --run-folder "$folder" "$@"; }
 # By the clock on the wall; on a machine that has much else to do, by doctor's own, which begins when its process has.
 in_ten_seconds() {
   local own busy
@@ -224,7 +226,20 @@ doctor_of_a_slow_link() {
     { failures=$((failures + 1)); echo "FAILED: $name: not the bandwidth of the link:"; grep bytes_per_second "$folder/$name.0" | head -2; }
 }
 
-all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer doctor_of_two_hosts doctor_of_a_slow_link"
+# The two ranks of a host share 12.5 MB/s, and each of them has half; inside a host they are faster. Rank 0 alone writes.
+calibrate_of_two_hosts() {
+  command -v tc > /dev/null || { echo "tc is not installed: $name did not run"; return; }
+  two_hosts
+  for host in hosta hostb; do on $host tc qdisc add dev net0 root tbf rate 100mbit burst 32kb latency 50ms; done
+  four_ranks calibrate --json --seconds 3 --dtype float32 --set dist_env.device=cpu --out "$folder/$name.toml"
+  for r in 0 1 2 3; do expect $r 0 ""; done
+  expect 0 0 '"hosts": 2'
+  awk '$1 == "nic" { nic = $3 } $1 == "bus" { bus = $3 } END { exit !(nic > 4e6 && nic < 9e6 && bus > 3 * nic) }' "$folder/$name.toml" &&
+    grep -q '"network.nic" = "measured by' "$folder/$name.toml" ||
+    { failures=$((failures + 1)); echo "FAILED: $name: not the bandwidth of the link:"; grep -A8 '^.network' "$folder/$name.toml"; }
+}
+
+all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer doctor_of_two_hosts doctor_of_a_slow_link calibrate_of_two_hosts"
 for name in ${*:-$all}; do
   $name
   clear_hosts

@@ -30,7 +30,9 @@ const cuda::CudaPart kFake{[] { return devices; },
                            [](int64_t index) { return "uuid " + std::to_string(index); },
                            [](int64_t index) { return "bus " + std::to_string(index); },
                            [] { return std::string("2.0.0"); },
-                           [](int64_t, int64_t) { return true; }};
+                           [](int64_t, int64_t) { return true; },
+                           nullptr,
+                           nullptr};
 
 Options dist_env(const char* device, const char* backend) {
   for (const OptionSchema& schema : config::engine_schemas())

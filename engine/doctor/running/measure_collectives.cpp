@@ -21,9 +21,8 @@ namespace {
 using at::Tensor;
 using Steady = std::chrono::steady_clock;
 
-// Floats of a rank's message: of 4 KiB, to see how fast the link is, and the largest.
-constexpr int64_t kSmall = 1024, kFirst = int64_t{32} << 10, kLargest = int64_t{256} << 10;
-constexpr double kCallMoment = 0.05;  // that the larger message may take
+// Floats of a rank's message: of 4 KiB, to see how fast the link is, and the first of the larger.
+constexpr int64_t kSmall = 1024, kFirst = int64_t{32} << 10;
 constexpr int kTimes = 4;
 
 // One of the five. `count`: floats of what a rank has whole.
@@ -79,7 +78,8 @@ double longest(World& world, double mine) {
 
 class Meter {
  public:
-  Meter(World& world, GroupPtr group) : world_(world), group_(std::move(group)) {}
+  Meter(World& world, GroupPtr group, const MessageLimits& limits)
+      : world_(world), group_(std::move(group)), limits_(limits) {}
 
   Collective of(const Operation& operation) {
     const int64_t n = group_->size();
@@ -90,11 +90,12 @@ class Meter {
     out.ranks = n;
     out.latency = run(operation, rounded(kSmall), kTimes);
     const double first = longest(world_, run(operation, rounded(kFirst), 1));
-    const auto most = static_cast<int64_t>(kCallMoment / std::max(first, 1e-6) * kFirst);
-    const int64_t count = rounded(std::clamp(most, kFirst, kLargest));
+    const auto most = static_cast<int64_t>(limits_.seconds / std::max(first, 1e-6) * kFirst);
+    const int64_t count = rounded(std::clamp(most, kFirst, limits_.floats));
     // The first one of a size makes room for it, which runs do once.
     const double once = longest(world_, run(operation, count, 1));
-    const int times = std::clamp(static_cast<int>(kCallMoment / std::max(once, 1e-6)), 1, kTimes);
+    const int times =
+        std::clamp(static_cast<int>(limits_.seconds / std::max(once, 1e-6)), 1, kTimes);
     out.bytes = operation.least(count * 4, n);
     out.seconds = run(operation, count, times);
     const int64_t room = operation.room(count * 4, n);
@@ -119,6 +120,7 @@ class Meter {
   }
   World& world_;
   GroupPtr group_;
+  MessageLimits limits_;
 };
 
 }  // namespace
@@ -138,11 +140,12 @@ std::vector<AxisGroup> axes_to_measure(const plan::JobPlan& plan) {
 }
 
 std::vector<Collective> measure_collectives(World& world, const std::vector<AxisGroup>& axes,
-                                            const std::function<bool()>& over) {
+                                            const std::function<bool()>& over,
+                                            const MessageLimits& limits) {
   std::vector<Collective> out;
   for (const AxisGroup& axis : axes) {
     const GroupPtr group = world.group(axis.names, axis.ranks);
-    Meter meter(world, group);
+    Meter meter(world, group, limits);
     for (const Operation& operation : kOperations) {
       Collective found = meter.of(operation);
       found.axis = axis.names;

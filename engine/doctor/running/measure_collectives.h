@@ -19,9 +19,16 @@ struct AxisGroup {
 };
 std::vector<AxisGroup> axes_to_measure(const plan::JobPlan& plan);
 
+// How large the larger message of each collective may become.
+struct MessageLimits {
+  int64_t floats = int64_t{256} << 10;
+  double seconds = 0.05;  // that one of them may take
+};
+
 // Collective over the world, all groups of an axis at once. Of each collective what this rank saw;
 // the same list on all ranks. `over` as measure_links() has it.
 std::vector<Collective> measure_collectives(World& world, const std::vector<AxisGroup>& axes,
-                                            const std::function<bool()>& over);
+                                            const std::function<bool()>& over,
+                                            const MessageLimits& limits = {});
 
 }  // namespace meshwright::doctor

@@ -33,61 +33,6 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-// How far rank 0 has come, on standard error: what was asked for is on standard output.
-class Progress {
- public:
-  Progress(const Request& request, bool leads, int64_t calls)
-      : style_{request.colour, request.unicode, request.width},
-        live_(request.live),
-        leads_(leads),
-        calls_(std::max<int64_t>(calls, 1)) {}
-  ~Progress() { erase(); }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-
-  void begin(std::string name) {
-    erase();
-    name_ = std::move(name);
-    done_ = 0;
-    begun_ = said_ = Clock::now();
-  }
-  void step() {
-    ++done_;
-    const auto every = live_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10000);
-    if (!leads_ || done_ == calls_ || Clock::now() - said_ < every) return;
-    said_ = Clock::now();
-    const double part = static_cast<double>(done_) / static_cast<double>(calls_),
-                 left = base::ms_since(begun_) / 1000 * (1 - part) / part;
-    char percent[16];
-    std::snprintf(percent, sizeof percent, "%.0f%%", 100 * part);
-    const std::string text = report::fit_line(
-        {{name_, 2}, {percent}, {report::human_duration(left) + " left", 1}}, style_.width - 1);
-    if (live_)
-      out_.write("\r\x1b[K" + text + "  " + bar(part, text));
-    else
-      out_.write(text + "\n");
-    out_.flush();
-    drawn_ = live_;
-  }
-
- private:
-  std::string bar(double part, const std::string& text) const {
-    const int room = style_.width - static_cast<int>(text.size()) - 4;
-    return room >= 10 ? report::progress_bar(style_, part, std::min(room, 30)) : "";
-  }
-  void erase() {
-    if (!std::exchange(drawn_, false)) return;
-    out_.write("\r\x1b[K");
-    out_.flush();
-  }
-  report::Output out_{stderr, "standard error", report::Output::Loss::ignored};
-  report::Style style_;
-  bool live_, leads_, drawn_ = false;
-  int64_t calls_, done_ = 0;
-  std::string name_;
-  Clock::time_point begun_, said_;
-};
-
 // The configuration, refused when no such model can be made here.
 Job job_of(const Subject& subject, const Request& request) {
   const launch::RankEnvironment ranks =
@@ -123,7 +68,8 @@ class Measure {
         table_(table),
         samples_(request.samples > 0 ? std::min(request.samples, source_->samples())
                                      : source_->samples()),
-        progress_(request, trainer.world().rank() == 0, micro_batches()) {}
+        progress_({request.colour, request.unicode, request.width}, request.live,
+                  trainer.world().rank() == 0, micro_batches()) {}
 
   int64_t samples() const { return samples_; }
 
@@ -199,7 +145,7 @@ class Measure {
   std::shared_ptr<const SampleSource> source_;
   const Options& table_;
   int64_t samples_;
-  Progress progress_;
+  report::CountProgress progress_;
 };
 
 // Collective. Fills the model; the step that the weights are of, -1 where nobody knows.

@@ -1,0 +1,275 @@
+#include "engine/calibrate/fit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "engine/calibrate/fit_network.h"
+#include "engine/report/report.h"
+#include "engine/steptime/figures.h"
+
+namespace meshwright::calibrate {
+namespace {
+
+using steptime::Machine;
+using steptime::Precision;
+using steptime::Product;
+
+constexpr double kLaunch = 2e-6;       // of a product, as the model has it
+constexpr double kLongestInner = 5e3;  // rate.short_inner beyond this fits noise
+
+std::vector<Product> products_of(const ProductTime& time) {
+  const Product& p = time.product;
+  if (!time.backward) return {p};
+  return {{p.rows, p.inner, p.columns}, {p.columns, p.inner, p.rows}};
+}
+double operations(const Product& p) { return 2 * p.rows * p.columns * p.inner; }
+
+// What the products of one type need at 1 operation a second, and, in `b`, for each element of
+// rate.short_inner beyond that.
+std::vector<Sample> product_samples(const Measured& measured, Machine machine,
+                                    Precision precision) {
+  machine.rate.short_inner = 0;
+  std::vector<Sample> out;
+  for (const ProductTime& time : measured.products) {
+    if (time.precision != precision) continue;
+    Sample sample;
+    sample.seconds = time.seconds;
+    for (const Product& p : products_of(time)) {
+      const double share = steptime::utilisation(machine, p);
+      sample.a += operations(p) / share;
+      sample.b += operations(p) / p.inner / share;
+      sample.seconds -= kLaunch;
+    }
+    out.push_back(sample);
+  }
+  return out;
+}
+
+// Operations a second of large products, where a short inner dimension costs as said.
+double rate_of(std::vector<Sample> samples, double short_inner) {
+  for (Sample& s : samples) s = {s.a + short_inner * s.b, 0, s.seconds};
+  const double x = fit_line(samples).x;
+  return x > 0 ? 1 / x : 0;
+}
+
+class Fit {
+ public:
+  Fit(const Measured& measured, const Shipped& shipped, const std::string& when,
+      const std::string& where)
+      : measured_(measured),
+        shipped_(shipped),
+        by_("measured by meshwright calibrate, " + when + ", " + where) {
+    out_.machine = shipped.machine;
+    out_.machine.guessed.clear();
+  }
+
+  Fitted run() {
+    device();
+    products();
+    moved();
+    attention();
+    launches();
+    for (const std::string_view name : fit_network(measured_, machine()))
+      take("network." + std::string(name));
+    machine().overlap.adds = !measured_.cuda;
+    sources_of_the_rest();
+    points();
+    return std::move(out_);
+  }
+
+ private:
+  Machine& machine() { return out_.machine; }
+  void take(const std::string& key) { out_.sources[key] = by_; }
+  void guess(const std::string& key, const std::string& why) {
+    out_.sources[key] = "guessed: " + why;
+  }
+  Precision main() const { return measured_.cuda ? Precision::half : Precision::full; }
+  Precision other() const { return measured_.cuda ? Precision::full : Precision::half; }
+  double& peak(Precision precision) {
+    return precision == Precision::full ? machine().peak_fp32 : machine().peak_bf16;
+  }
+  static std::string peak_key(Precision precision) {
+    return precision == Precision::full ? "peak.fp32" : "peak.bf16";
+  }
+
+  void device() {
+    Machine& m = machine();
+    if (shipped_.same_device) return;
+    m.name = measured_.device;
+    m.reported.clear();
+    if (measured_.cuda) m.reported.push_back(measured_.device);
+    if (measured_.memory > 0) {
+      m.memory = measured_.memory;
+      take("device.memory");
+    }
+    m.units = measured_.units;
+    take("device.units");
+    if (m.outside >= m.memory / 2) {
+      m.outside = m.memory / 10;
+      guess("device.outside", "a tenth of the memory");
+    }
+    m.peak_fp8 = m.rate.product_fp8 = 0;
+  }
+
+  void products() {
+    const std::vector<Sample> mine = product_samples(measured_, machine(), main()),
+                              others = product_samples(measured_, machine(), other());
+    const bool has_main = !mine.empty();
+    const std::vector<Sample>& first = has_main ? mine : others;
+    if (first.empty()) return;
+    const Precision anchor = has_main ? main() : other(), rest = has_main ? other() : main();
+    double& inner = machine().rate.short_inner;
+    const Line line = fit_line(first);
+    if (line.x > 0) {
+      inner = std::min(line.y / line.x, kLongestInner);
+      take("rate.short_inner");
+    }
+    const double rate = rate_of(first, inner);
+    double& share = machine().rate.product;
+    if (!shipped_.same_device) {
+      double most = rate;
+      for (const ProductTime& time : measured_.products)
+        if (time.precision == anchor)
+          for (const Product& p : products_of(time))
+            most = std::max(most, operations(p) * (time.backward ? 2 : 1) / time.seconds);
+      const double ratio = peak(rest) / peak(anchor);
+      peak(anchor) = most;
+      take(peak_key(anchor));
+      share = std::max(0.01, rate / most);
+      take("rate.product");
+      peak(rest) = ratio * most;
+      guess(peak_key(rest), "by the peak of the type that was measured, as shipped");
+    } else if (has_main) {
+      share = std::clamp(rate / peak(main()), 0.01, 1.0);
+      take("rate.product");
+    } else {
+      peak(anchor) = rate / share;
+      take(peak_key(anchor));
+    }
+    if (has_main && !others.empty()) {
+      peak(rest) = rate_of(others, inner) / share;
+      take(peak_key(rest));
+    }
+  }
+
+  void moved() {
+    double most = 0;
+    std::vector<Sample> samples;
+    for (const MovedTime& time : measured_.moved) {
+      if (time.seconds <= 0) continue;
+      most = std::max(most, time.bytes / time.seconds);
+      if (time.kernel != "copy") samples.push_back({time.bytes, 0, time.seconds});
+    }
+    const double x = fit_line(samples).x;
+    if (most <= 0 || x <= 0) return;
+    if (!shipped_.same_device) {
+      machine().bandwidth = most;
+      take("device.bandwidth");
+    }
+    machine().rate.elementwise = std::clamp(1 / x / machine().bandwidth, 0.01, 1.0);
+    take("rate.elementwise");
+  }
+
+  // Seconds of the core at a rate of 1, from the model itself.
+  steptime::Core core_of(const Machine& at, const AttentionTime& time) const {
+    steptime::Job job;
+    job.length = time.length;
+    job.micro_batch = time.batch;
+    job.width = measured_.cuda ? 2 : 4;
+    return steptime::attention_core(at, job, time.heads, time.head_dim);
+  }
+
+  void attention() {
+    Machine unit = machine();
+    unit.rate.attention = 1;
+    std::vector<Sample> samples;
+    for (const AttentionTime& time : measured_.attention) {
+      const steptime::Core core = core_of(unit, time);
+      samples.push_back({core.forward + core.backward, 0, time.forward + time.backward});
+    }
+    const double slower = fit_line(samples).x;
+    if (slower <= 0) return;
+    machine().rate.attention = std::clamp(1 / slower, 0.001, 1.0);
+    take("rate.attention");
+  }
+
+  void launches() {
+    if (measured_.launches.size() < 2) return;
+    const LaunchTime &few = measured_.launches.front(), &many = measured_.launches.back();
+    const double layers = many.layers - few.layers;
+    auto a_layer = [&](double seconds) { return std::clamp(seconds / layers, 0.0, 1.0); };
+    machine().host.layer_forward = a_layer(many.forward - few.forward);
+    machine().host.layer_backward = a_layer(many.backward - few.backward);
+    take("host.layer_forward");
+    take("host.layer_backward");
+  }
+
+  void sources_of_the_rest() {
+    const std::vector<std::string>& guessed = shipped_.machine.guessed;
+    const bool one_host = measured_.hosts <= 1;
+    for (const steptime::Figure& figure : steptime::figures_of(machine())) {
+      const std::string key = figure.key();
+      const bool fp8 = key == "peak.fp8" || key == "rate.product_fp8";
+      // Without them older kernels are as fast as the one that was measured.
+      if (!shipped_.same_device && key.starts_with("rate.attention_")) continue;
+      if (out_.sources.contains(key) || (fp8 && *figure.to == 0)) continue;
+      const std::string of = "as shipped for " + shipped_.machine.name;
+      const bool network = key.starts_with("network.");
+      const bool guess_there = std::find(guessed.begin(), guessed.end(), key) != guessed.end();
+      if (!shipped_.same_device || guess_there)
+        guess(key, (network && measured_.ranks <= 1 ? "one rank was measured, "
+                    : network && one_host           ? "one host was measured, "
+                                                    : "") +
+                       of);
+      else
+        out_.sources[key] = of;
+    }
+  }
+
+  void points() {
+    const Machine& m = machine();
+    for (const ProductTime& time : measured_.products) {
+      double predicted = 0;
+      for (const Product& p : products_of(time))
+        predicted += steptime::seconds_of(m, p, time.precision);
+      auto size = [](double n) { return std::to_string(std::llround(n)); };
+      const Product& p = time.product;
+      out_.points.push_back({std::string("product ") +
+                                 (time.precision == Precision::full ? "float32" : "bfloat16") +
+                                 (time.backward ? ", backward" : ""),
+                             size(p.rows) + " x " + size(p.columns) + " x " + size(p.inner),
+                             time.seconds, predicted});
+    }
+    for (const MovedTime& time : measured_.moved)
+      out_.points.push_back({time.kernel, report::human_bytes(std::llround(time.bytes)),
+                             time.seconds, steptime::elementwise(m, time.bytes)});
+    for (const AttentionTime& time : measured_.attention) {
+      const steptime::Core core = core_of(m, time);
+      const std::string size = std::to_string(std::llround(time.length)) + " tokens";
+      out_.points.push_back({"attention", size, time.forward, core.forward});
+      out_.points.push_back({"attention, backward", size, time.backward, core.backward});
+    }
+    for (Point& point : network_points(measured_, m)) out_.points.push_back(std::move(point));
+  }
+
+  const Measured& measured_;
+  const Shipped& shipped_;
+  std::string by_;
+  Fitted out_;
+};
+
+}  // namespace
+
+bool Fitted::measured(const std::string& key) const {
+  const auto found = sources.find(key);
+  return found != sources.end() && found->second.starts_with("measured");
+}
+
+Fitted fit(const Measured& measured, const Shipped& shipped, const std::string& when,
+           const std::string& where) {
+  return Fit(measured, shipped, when, where).run();
+}
+
+}  // namespace meshwright::calibrate

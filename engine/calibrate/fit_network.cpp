@@ -1,0 +1,119 @@
+#include "engine/calibrate/fit_network.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "engine/report/report.h"
+
+namespace meshwright::calibrate {
+namespace {
+
+using doctor::Collective;
+using steptime::Group;
+using steptime::Machine;
+
+bool in_ring(const Collective& c) {
+  return c.op == "all_gather" || c.op == "reduce_scatter" || c.op == "all_reduce";
+}
+// A ring goes round once, for an all-reduce twice.
+double rounds(const Collective& c) { return c.op == "all_reduce" ? 2 : 1; }
+
+// Up to here an all-reduce of few bytes goes round a ring, not up and down a tree.
+constexpr int64_t kRingRanks = 8;
+
+struct Way {
+  double step = 0, rate = 0;  // seconds a ring step; bytes a second
+};
+
+// Seconds of a ring step and bytes a second of one kind of groups. A rate of 0: nothing says it.
+Way way_of(const GroupTime& group, bool all_reduces) {
+  std::vector<Sample> samples;
+  for (const Collective& c : group.collectives) {
+    if (!in_ring(c) || (c.op == "all_reduce" && !all_reduces)) continue;
+    const auto g = static_cast<double>(c.ranks);
+    const double steps = rounds(c) * (g - 1);
+    if (c.op != "all_reduce" || c.ranks <= kRingRanks)
+      samples.push_back({steps, rounds(c) * kSmallMessage * (g - 1) / g, c.latency});
+    samples.push_back({steps, static_cast<double>(c.bytes), c.seconds});
+  }
+  const Line line = fit_line(samples);
+  // Beyond what a machine file may say lies only what is broken.
+  return {std::min(line.x, 0.1), line.y > 0 ? std::clamp(1 / line.y, 1e6, 1e13) : 0};
+}
+
+const GroupTime* find(const Measured& measured, GroupTime::Kind kind) {
+  for (const GroupTime& group : measured.groups)
+    if (group.kind == kind && !group.collectives.empty()) return &group;
+  return nullptr;
+}
+
+// How much faster an all-reduce is than a ring inside a host.
+double in_switch(const GroupTime& host, const Way& way) {
+  std::vector<Sample> samples;
+  for (const Collective& c : host.collectives)
+    if (c.op == "all_reduce")
+      samples.push_back({static_cast<double>(c.bytes), 0,
+                         c.seconds - 2 * static_cast<double>(c.ranks - 1) * way.step});
+  const double seconds_a_byte = fit_line(samples).x;
+  return seconds_a_byte > 0 ? std::clamp(1 / seconds_a_byte / way.rate, 1.0, 4.0) : 1;
+}
+
+constexpr double kSwitchRanks = 6;  // as the model has it
+
+}  // namespace
+
+std::vector<std::string_view> fit_network(const Measured& measured, Machine& machine) {
+  std::vector<std::string_view> out;
+  Machine::Network& net = machine.network;
+  auto set = [&](std::string_view name, double& figure, double value) {
+    figure = value;
+    out.push_back(name);
+  };
+  if (measured.ranks > 1) set("ranks_per_host", net.ranks_per_host, measured.ranks_per_host);
+  if (const GroupTime* host = find(measured, GroupTime::Kind::host)) {
+    const bool by_switch = measured.cuda && host->group.size >= kSwitchRanks;
+    const Way way = way_of(*host, /*all_reduces=*/!by_switch);
+    if (way.rate > 0) {
+      set("bus", net.bus, way.rate);
+      set("step_inside", net.step_inside, way.step);
+      if (by_switch) set("in_switch", net.in_switch, in_switch(*host, way));
+    }
+    const GroupTime* pair = find(measured, GroupTime::Kind::pair);
+    if (pair != nullptr && way.rate > 0)
+      if (const Way two = way_of(*pair, true); two.rate > 0)
+        set("pair", net.pair, std::clamp(two.rate / net.bus, 0.01, 1.0));
+  }
+  const GroupTime* apart = find(measured, GroupTime::Kind::across);
+  if (apart == nullptr) apart = find(measured, GroupTime::Kind::all);
+  if (apart == nullptr) return out;
+  const Way way = way_of(*apart, true);
+  if (way.rate <= 0) return out;
+  // The model: k NICs side by side, and one step in k goes to another host.
+  const double k = apart->group.members_a_host();
+  set("nic", net.nic, std::clamp(way.rate / k / net.nic_attained, 1e6, 1e13));
+  set("step_outside", net.step_outside,
+      std::clamp(k * (way.step - net.step_inside * (1 - 1 / k)), 0.0, 0.1));
+  return out;
+}
+
+std::vector<Point> network_points(const Measured& measured, const Machine& machine) {
+  std::vector<Point> out;
+  for (const GroupTime& group : measured.groups)
+    for (const Collective& c : group.collectives) {
+      if (!in_ring(c)) continue;
+      const auto g = static_cast<double>(c.ranks);
+      auto add = [&](double whole, double seconds) {
+        const double predicted = c.op == "all_reduce"
+                                     ? steptime::all_reduce(machine, group.group, whole)
+                                     : steptime::all_gather(machine, group.group, whole);
+        out.push_back({c.op + " " + c.axis + " (" + report::counted(c.ranks, "rank", "ranks") + ")",
+                       report::human_bytes(std::llround(whole)), seconds, predicted});
+      };
+      add(kSmallMessage, c.latency);
+      add(static_cast<double>(c.bytes) / rounds(c) * g / (g - 1), c.seconds);
+    }
+  return out;
+}
+
+}  // namespace meshwright::calibrate

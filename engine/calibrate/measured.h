@@ -1,0 +1,67 @@
+// What `calibrate` measured: sizes of kernels, messages and layers, and the seconds that they took.
+// The same list on every rank, so that the slowest of all can be taken.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/doctor/links.h"
+#include "engine/steptime/kernels.h"
+#include "engine/steptime/network.h"
+
+namespace meshwright::calibrate {
+
+// y [rows, columns] = x [rows, inner] w^T, or, backward, the two products that make the gradients
+// of x and w.
+struct ProductTime {
+  steptime::Product product;
+  steptime::Precision precision = steptime::Precision::full;
+  bool backward = false;
+  double seconds = 0;
+};
+// A kernel that only moves bytes.
+struct MovedTime {
+  std::string kernel;  // "copy"
+  double bytes = 0;    // read and written
+  double seconds = 0;
+};
+// Causal, in the wider of the measured types on the CPU, in the narrower on a device.
+struct AttentionTime {
+  double batch = 1, heads = 1, head_dim = 64, length = 0;
+  double forward = 0, backward = 0;  // seconds
+};
+// A model of tiny layers, whose kernels take less time than their launches.
+struct LaunchTime {
+  double layers = 0;
+  double forward = 0, backward = 0;  // seconds
+};
+// The collectives of one kind of groups, all of these groups at once.
+struct GroupTime {
+  enum class Kind : uint8_t { host, pair, across, all };
+  Kind kind = Kind::host;
+  steptime::Group group;
+  std::vector<doctor::Collective> collectives;
+};
+// Bytes of the message whose time is Collective::latency.
+inline constexpr double kSmallMessage = 4096;
+
+struct Measured {
+  std::string device;  // as its driver calls it, or the processor's name
+  bool cuda = false;
+  double ranks = 1, hosts = 1, ranks_per_host = 1;  // ranks_per_host: of the fullest host
+  double memory = 0;                                // bytes that a rank has
+  double units = 1;                                 // streaming multiprocessors, or threads
+  std::vector<ProductTime> products;
+  std::vector<MovedTime> moved;
+  std::vector<AttentionTime> attention;
+  std::vector<LaunchTime> launches;
+  std::vector<GroupTime> groups;
+
+  // The seconds of all kernels and layers, and the memory below 0, so that more is always worse.
+  std::vector<double> times() const;
+  // Takes what another rank's times() has that is worse.
+  void take_worse(const std::vector<double>& theirs);
+};
+
+}  // namespace meshwright::calibrate

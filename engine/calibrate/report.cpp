@@ -1,0 +1,86 @@
+#include "engine/calibrate/report.h"
+
+#include <boost/json/array.hpp>
+#include <cmath>
+#include <cstdio>
+#include <string_view>
+#include <vector>
+
+#include "engine/doctor/rates.h"
+#include "engine/report/progress.h"
+#include "engine/steptime/figures.h"
+
+namespace meshwright::calibrate {
+namespace {
+
+std::string digits(double value, const char* format = "%.4g") {
+  char text[40];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+// "1.25e+11 operations a second" is for files; people read what its unit is short for.
+std::string shown(const steptime::Figure& figure) {
+  const std::string_view table = figure.table, name = figure.name;
+  const double value = *figure.to;
+  if (table == "peak") return digits(value / 1e12) + " TFLOP/s";
+  if (name == "memory" || name == "outside") return report::human_bytes(std::llround(value));
+  if (name == "bandwidth" || name == "bus" || name == "nic") return doctor::rate_text(value);
+  if (name.starts_with("step_") || table == "host") return doctor::time_text(value);
+  return digits(value);
+}
+
+std::string sign(double error) { return digits(100 * error, "%+.0f%%"); }
+
+}  // namespace
+
+std::string Report::text(const report::Style& style) const {
+  steptime::Machine machine = fitted.machine;
+  std::string out = report::paint(style, report::Tone::bold, machine.name) + ", " +
+                    report::counted(std::llround(measured.ranks), "rank", "ranks") + " on " +
+                    report::counted(std::llround(measured.hosts), "host", "hosts") + "\n\n";
+  std::vector<std::vector<std::string>> points = {{"MEASURED", "size", "seconds", "model"}};
+  for (const Point& point : fitted.points)
+    points.push_back(
+        {point.what, point.size, doctor::time_text(point.measured), sign(point.error())});
+  const std::vector<size_t> right = {2, 3};
+  out += report::table(style, points, right) + "\n";
+  std::vector<std::vector<std::string>> figures = {{"FIGURE", "value", "source"}};
+  for (const steptime::Figure& figure : steptime::figures_of(machine)) {
+    const auto source = fitted.sources.find(figure.key());
+    if (source == fitted.sources.end()) continue;
+    figures.push_back(
+        {figure.key(), shown(figure), fitted.measured(figure.key()) ? "measured" : source->second});
+  }
+  return out + report::table(style, figures) + "\n" + file + " is written, in " +
+         report::human_duration(seconds) + ". meshwright plan JOB.toml --machine " +
+         (file.find('/') == std::string::npos && !file.ends_with(".toml") ? "./" : "") + file +
+         "\n";
+}
+
+boost::json::object Report::json() const {
+  steptime::Machine machine = fitted.machine;
+  boost::json::object figures;
+  for (const steptime::Figure& figure : steptime::figures_of(machine)) {
+    const auto source = fitted.sources.find(figure.key());
+    if (source == fitted.sources.end()) continue;
+    figures[figure.key()] = {{"value", *figure.to},
+                             {"source", source->second},
+                             {"measured", fitted.measured(figure.key())}};
+  }
+  boost::json::array points;
+  for (const Point& point : fitted.points)
+    points.push_back({{"what", point.what},
+                      {"size", point.size},
+                      {"seconds", point.measured},
+                      {"predicted", point.predicted}});
+  return {{"file", file},
+          {"name", machine.name},
+          {"ranks", std::llround(measured.ranks)},
+          {"hosts", std::llround(measured.hosts)},
+          {"seconds", seconds},
+          {"figures", figures},
+          {"points", points}};
+}
+
+}  // namespace meshwright::calibrate

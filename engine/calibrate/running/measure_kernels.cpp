@@ -1,0 +1,167 @@
+#include "engine/calibrate/running/measure_kernels.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "engine/device/device.h"
+#include "engine/modules/activation.h"
+#include "engine/modules/causal_lm.h"
+#include "engine/modules/initialize.h"
+#include "engine/outlines/models.h"
+#include "engine/outlines/net_config.h"
+#include "meshwright/nn/attention.h"
+#include "meshwright/nn/layers.h"
+
+namespace meshwright::calibrate {
+
+namespace {
+
+using at::Tensor;
+using Steady = std::chrono::steady_clock;
+using torch::autograd::variable_list;
+
+// Calls on a device follow each other without waiting for so long: what a wait costs is no part of
+// a kernel.
+constexpr double kBatch = 0.01;
+constexpr int kMostCalls = 1000;
+
+double seconds_since(Steady::time_point begin) {
+  return std::chrono::duration<double>(Steady::now() - begin).count();
+}
+
+int64_t whole(double size) { return std::llround(size); }
+
+at::TensorOptions half_of(at::Device device) {
+  return at::TensorOptions(at::kBFloat16).device(device);
+}
+at::TensorOptions full_of(at::Device device) {
+  return at::TensorOptions(at::kFloat).device(device);
+}
+// What models compute in where nothing else is said.
+at::TensorOptions usual_of(at::Device device) {
+  return device.is_cuda() ? half_of(device) : full_of(device);
+}
+
+}  // namespace
+
+void Stopwatch::wait_for_device() const {
+  if (device().is_cuda()) device::cuda_part()->synchronize();
+}
+
+double Stopwatch::of(const std::function<void()>& work) {
+  auto several = [&](int calls) {
+    const Steady::time_point begin = Steady::now();
+    for (int i = 0; i < calls; ++i) work();
+    wait_for_device();
+    return seconds_since(begin) / calls;
+  };
+  several(1);  // makes room, chooses kernels
+  world_.everyone()->barrier();
+  const Steady::time_point begin = Steady::now();
+  std::vector<double> times = {several(1)};
+  const int calls = std::clamp(static_cast<int>(kBatch / std::max(times[0], 1e-6)), 1, kMostCalls);
+  while (seconds_since(begin) < seconds_) times.push_back(several(calls));
+  if (times.size() > 1) times.erase(times.begin());
+  const auto middle = times.begin() + std::ssize(times) / 2;
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
+void measure(Stopwatch& watch, ProductTime& point) {
+  const at::TensorOptions options = point.precision == steptime::Precision::full
+                                        ? full_of(watch.device())
+                                        : half_of(watch.device());
+  const int64_t rows = whole(point.product.rows), columns = whole(point.product.columns),
+                inner = whole(point.product.inner);
+  Linear linear = make_linear(inner, columns, /*bias=*/false, options);
+  Tensor x = at::randn({rows, inner}, options);
+  {
+    const c10::NoGradGuard no_grad;
+    linear->weight.copy_(at::randn({columns, inner}, options));
+  }
+  if (!point.backward) {
+    const c10::NoGradGuard no_grad;
+    point.seconds = watch.of([&] { linear->forward(x); });
+    return;
+  }
+  x.requires_grad_(true);
+  const Tensor y = linear->forward(x), gradient = at::ones_like(y);
+  point.seconds = watch.of(
+      [&] { torch::autograd::grad({y}, {x, linear->weight}, {gradient}, /*retain_graph=*/true); });
+}
+
+void measure(Stopwatch& watch, MovedTime& point) {
+  const c10::NoGradGuard no_grad;
+  // More than caches hold.
+  const int64_t rows = 8192, size = watch.device().is_cuda() ? 8192 : 1024;
+  const Tensor x = at::randn({rows, size}, usual_of(watch.device()));
+  const auto bytes = static_cast<double>(x.nbytes());
+  point.bytes = 2 * bytes;
+  if (point.kernel == "copy") {
+    const Tensor y = at::empty_like(x);
+    point.seconds = watch.of([&] { y.copy_(x); });
+  } else if (point.kernel == "norm") {
+    RMSNorm norm(size, 1e-6);
+    norm->to(x.device(), x.scalar_type());
+    point.seconds = watch.of([&] { norm->forward(x); });
+  } else {
+    point.bytes = 3 * bytes;
+    modules::GatedActivation gate("silu");
+    const Tensor up = at::ones_like(x);
+    point.seconds = watch.of([&] { gate->forward(x, up); });
+  }
+}
+
+void measure(Stopwatch& watch, AttentionTime& point) {
+  AttentionCore core(AttentionOptions{.scale = 1 / std::sqrt(point.head_dim)});
+  auto made = [&] {
+    return at::randn(
+        {whole(point.batch), whole(point.length), whole(point.heads), whole(point.head_dim)},
+        usual_of(watch.device()));
+  };
+  Tensor query = made(), key = made(), value = made();
+  {
+    const c10::NoGradGuard no_grad;
+    point.forward = watch.of([&] { core->forward(query, key, value); });
+  }
+  for (Tensor* x : {&query, &key, &value}) x->requires_grad_(true);
+  const Tensor out = core->forward(query, key, value), gradient = at::ones_like(out);
+  point.backward = watch.of([&] {
+    torch::autograd::grad({out}, {query, key, value}, {gradient}, /*retain_graph=*/true);
+  });
+}
+
+void measure(Stopwatch& watch, LaunchTime& point) {
+  const std::string json =
+      R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,)"
+      R"( "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2,)"
+      R"( "vocab_size": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,)"
+      R"( "num_hidden_layers": )" +
+      std::to_string(whole(point.layers)) + "}";
+  const outlines::ConfigJson config = outlines::ConfigJson::parse(json, "a tiny model");
+  const at::TensorOptions options = usual_of(watch.device());
+  const DType stored = watch.device().is_cuda() ? DType::bfloat16 : DType::float32;
+  modules::CausalLM model(outlines::read_net_config(config), outlines::make_outline(config, stored),
+                          options);
+  modules::initialize(*model, /*seed=*/1);
+  const variable_list parameters = model->parameters();
+  const Tensor ids = at::zeros({1, 8}, options.dtype(at::kLong));
+  point.forward = watch.of([&] { model(ids); });
+  const double both = watch.of([&] {
+    torch::autograd::grad({model(ids).sum()}, parameters, {}, std::nullopt,
+                          /*create_graph=*/false, /*allow_unused=*/true);
+  });
+  point.backward = std::max(0.0, both - point.forward);
+}
+
+}  // namespace meshwright::calibrate

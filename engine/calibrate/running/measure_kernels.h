@@ -1,0 +1,32 @@
+// Kernels and layers as training runs them, timed on all ranks at once.
+#pragma once
+
+#include <functional>
+
+#include "engine/calibrate/measured.h"
+#include "meshwright/parallel/group.h"
+
+namespace meshwright::calibrate {
+
+// Times work of this rank's device. `seconds`: for each, about; at least two calls.
+class Stopwatch {
+ public:
+  Stopwatch(World& world, double seconds) : world_(world), seconds_(seconds) {}
+  at::Device device() const { return world_.device(); }
+  // Collective: all ranks begin together, since those of a host share its memory. Seconds of one
+  // call, the median.
+  double of(const std::function<void()>& work);
+
+ private:
+  void wait_for_device() const;
+  World& world_;
+  double seconds_;
+};
+
+// Collective. Fill in the seconds (and the bytes) of one point.
+void measure(Stopwatch& watch, ProductTime& point);
+void measure(Stopwatch& watch, MovedTime& point);
+void measure(Stopwatch& watch, AttentionTime& point);
+void measure(Stopwatch& watch, LaunchTime& point);
+
+}  // namespace meshwright::calibrate

@@ -1,0 +1,221 @@
+// Times that a machine of known figures would have give these figures again.
+#include "engine/calibrate/fit.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/calibrate/tests/made_up.h"
+#include "engine/steptime/predict.h"
+#include "engine/steptime/write_machine.h"
+#include "meshwright/error.h"
+
+namespace meshwright::calibrate {
+namespace {
+
+using doctest::Approx;
+
+// What the fit starts from: wrong in all that is measured.
+Shipped other_cpu() {
+  steptime::Machine m = cpu_of(0.5e11);
+  m.name = "CPU core of a cloud Xeon";
+  m.bandwidth = 3e9;
+  m.rate.product = 0.8;
+  m.rate.short_inner = 200;
+  m.rate.attention = 0.1;
+  m.network.bus = 9e9;
+  m.network.nic = 9e9;
+  m.network.step_inside = m.network.step_outside = 1e-3;
+  m.host = {1e-3, 1e-3, 1e-3};
+  m.guessed = {"overlap.kappa"};
+  return {m, false};
+}
+
+steptime::Machine h100() {
+  return steptime::read_machine(MESHWRIGHT_SOURCE_DIR "/configs/machines/h100.toml");
+}
+
+void check_cpu(const steptime::Machine& found, const steptime::Machine& truth, double within) {
+  auto same = [&](double a, double b) { return a == Approx(b).epsilon(within); };
+  CHECK(same(found.peak_fp32 * found.rate.product, truth.peak_fp32 * truth.rate.product));
+  CHECK(same(found.peak_bf16 * found.rate.product, truth.peak_bf16 * truth.rate.product));
+  CHECK(same(found.rate.short_inner, truth.rate.short_inner));
+  CHECK(same(found.bandwidth * found.rate.elementwise, truth.bandwidth * truth.rate.elementwise));
+  CHECK(same(found.peak_fp32 * found.rate.attention, truth.peak_fp32 * truth.rate.attention));
+  CHECK(same(found.network.bus, truth.network.bus));
+  CHECK(same(found.network.step_inside, truth.network.step_inside));
+  CHECK(same(found.network.nic * found.network.nic_attained,
+             truth.network.nic * truth.network.nic_attained));
+  CHECK(same(found.network.step_outside, truth.network.step_outside));
+  CHECK(same(found.host.layer_forward, truth.host.layer_forward));
+  CHECK(same(found.host.layer_backward, truth.host.layer_backward));
+}
+
+TEST_CASE("two coefficients are found again, neither of them below 0") {
+  const std::vector<Sample> exact = {{1, 4, 14}, {2, 1, 7}, {5, 0, 10}};
+  Line line = fit_line(exact);
+  CHECK(line.x == Approx(2));
+  CHECK(line.y == Approx(3));
+  // The best of all would be x = 4, y = -1.
+  const std::vector<Sample> below = {{1, 1, 3}, {1, 2, 2}};
+  line = fit_line(below);
+  CHECK(line.x == Approx(30.0 / 13));  // (1/3 + 1/2) / (1/9 + 1/4)
+  CHECK(line.y == 0);
+  const std::vector<Sample> alone = {{2, 0, 4}, {3, 0, 6}, {1, 0, 0}};
+  CHECK(fit_line(alone).x == Approx(2));
+  CHECK(fit_line({}).x == 0);
+}
+
+TEST_CASE("the figures of a processor come back, exactly without noise and nearly with it") {
+  const steptime::Machine truth = cpu_of(2e11);
+  for (const double noise : {0.0, 0.03}) {
+    CAPTURE(noise);
+    const Measured measured = measured_on(truth, false, Widths::both, 8, 2, noise);
+    const Fitted found = fit(measured, other_cpu(), "2026-11-26", "host");
+    // Noise of one sign in one kind of products is taken for a dearer inner dimension: products are
+    // judged by the times they are predicted to take, below.
+    if (noise == 0) check_cpu(found.machine, truth, 0.01);
+    CHECK(found.machine.bandwidth * found.machine.rate.elementwise == Approx(5.4e9).epsilon(0.05));
+    CHECK(found.machine.network.bus == Approx(1.3e9).epsilon(0.06));
+    for (const Point& point : found.points) {
+      CAPTURE(point.what);
+      CAPTURE(point.size);
+      if (point.what == "copy") continue;  // of which the model knows nothing
+      CHECK(std::abs(point.error()) < 0.02 + 2.5 * noise);
+    }
+    CHECK(found.points.size() > 30);
+    CHECK(found.machine.network.ranks_per_host == 4);
+    CHECK(found.machine.overlap.adds);
+    CHECK(found.sources.at("network.nic") == "measured by meshwright calibrate, 2026-11-26, host");
+    CHECK(found.sources.at("overlap.kappa").starts_with("guessed: as shipped for CPU core"));
+  }
+}
+
+TEST_CASE("what was not measured keeps its value, and says whose it is") {
+  const steptime::Machine truth = cpu_of(2e11);
+  const Fitted found =
+      fit(measured_on(truth, false, Widths::full, 1, 1), other_cpu(), "2026-11-26", "host");
+  CHECK(found.machine.network.bus == 9e9);
+  CHECK(found.sources.at("network.bus").starts_with("guessed: one rank was measured"));
+  CHECK(found.sources.at("peak.bf16").starts_with("guessed"));
+  // As much less than float32 as it was shipped to be.
+  CHECK(found.machine.peak_bf16 == Approx(found.machine.peak_fp32 / 4));
+  CHECK(found.measured("peak.fp32"));
+  CHECK(!found.measured("network.bus"));
+  const Fitted two =
+      fit(measured_on(truth, false, Widths::half, 2, 1), other_cpu(), "2026-11-26", "host");
+  CHECK(two.measured("network.bus"));
+  CHECK(two.sources.at("network.nic").starts_with("guessed: one host was measured"));
+  CHECK(two.measured("peak.bf16"));
+  CHECK(!two.measured("peak.fp32"));
+}
+
+TEST_CASE("a device that is shipped keeps its maker's peaks; shares of them are measured") {
+  steptime::Machine truth = h100();
+  truth.rate.product = 0.55;
+  truth.rate.attention = 0.4;
+  truth.rate.elementwise = 0.7;
+  truth.network.bus = 300e9;
+  truth.network.in_switch = 1.2;
+  const Measured measured = measured_on(truth, true, Widths::both, 16, 2);
+  const Fitted found = fit(measured, {h100(), true}, "2026-11-26", "host");
+  const steptime::Machine& m = found.machine;
+  CHECK(m.peak_bf16 == h100().peak_bf16);
+  CHECK(m.bandwidth == h100().bandwidth);
+  CHECK(m.memory == h100().memory);
+  CHECK(m.rate.product == Approx(0.55).epsilon(0.03));
+  CHECK(m.rate.attention == Approx(0.4).epsilon(0.01));
+  CHECK(m.rate.elementwise == Approx(0.7).epsilon(0.01));
+  CHECK(m.network.bus == Approx(300e9).epsilon(0.02));
+  CHECK(m.network.in_switch == Approx(1.2).epsilon(0.03));
+  CHECK(m.network.nic * m.network.nic_attained ==
+        Approx(truth.network.nic * truth.network.nic_attained).epsilon(0.02));
+  CHECK(!m.overlap.adds);
+  CHECK(found.sources.at("peak.bf16") == "as shipped for NVIDIA H100 SXM 700 W");
+  CHECK(found.measured("rate.product"));
+  CHECK(found.sources.contains("peak.fp8"));
+  // The same times on a device that nobody knows: peaks are what products attain.
+  const Fitted unknown = fit(measured, {h100(), false}, "2026-11-26", "host");
+  CHECK(unknown.machine.peak_bf16 * unknown.machine.rate.product ==
+        Approx(truth.peak_bf16 * 0.55).epsilon(0.03));
+  CHECK(unknown.machine.reported == std::vector<std::string>{truth.name});
+  CHECK(!unknown.sources.contains("peak.fp8"));
+}
+
+TEST_CASE("the file has each figure with its source, and its reader takes it") {
+  const Measured measured = measured_on(cpu_of(2e11), false, Widths::both, 8, 2, 0.02);
+  const Fitted found = fit(measured, other_cpu(), "2026-11-26", "ho\"st");
+  const std::string text =
+      steptime::machine_text(found.machine, found.sources, "Two\nlines of comment");
+  CHECK(text.starts_with("# Two\n# lines of comment\nschema = 1\n"));
+  const steptime::Machine read = steptime::parse_machine(text, "x.toml");
+  CHECK(read.name == "a processor");
+  CHECK(read.overlap.adds);
+  CHECK(read.network.bus == Approx(found.machine.network.bus).epsilon(1e-3));
+  CHECK(read.rate.short_inner == Approx(found.machine.rate.short_inner).epsilon(1e-3));
+  CHECK(read.host.layer_forward == Approx(found.machine.host.layer_forward).epsilon(1e-3));
+  CHECK(std::find(read.guessed.begin(), read.guessed.end(), "overlap.kappa") != read.guessed.end());
+  CHECK(std::find(read.guessed.begin(), read.guessed.end(), "network.bus") == read.guessed.end());
+  // It predicts as the figures do.
+  steptime::Shape shape;
+  shape.hidden = 256;
+  shape.layers = 4;
+  shape.heads = shape.kv_heads = 4;
+  shape.head_dim = 64;
+  shape.ffn = 1024;
+  shape.vocabulary = 1000;
+  steptime::Job job;
+  job.ranks = 4;
+  job.ranks_per_host = 4;
+  job.tp = 2;
+  job.length = 256;
+  job.width = 4;
+  const double seconds = steptime::predict(read, shape, job).seconds;
+  CHECK(seconds > 0);
+  CHECK(seconds == Approx(steptime::predict(found.machine, shape, job).seconds).epsilon(2e-3));
+  std::map<std::string, std::string> fewer = found.sources;
+  fewer.erase("network.bus");
+  CHECK_THROWS_AS(steptime::machine_text(found.machine, fewer, ""), Error);
+}
+
+TEST_CASE("of several ranks the slowest counts, and the least memory") {
+  Measured mine = measured_on(cpu_of(2e11), false, Widths::full, 2, 1);
+  Measured theirs = measured_on(cpu_of(1e11), false, Widths::full, 2, 1);
+  theirs.memory = 1e9;
+  const double slow = theirs.products[0].seconds, host = mine.groups[0].collectives[0].seconds;
+  theirs.groups[0].collectives[0].seconds = host / 2;
+  mine.take_worse(theirs.times());
+  CHECK(mine.products[0].seconds == slow);
+  CHECK(mine.groups[0].collectives[0].seconds == host);
+  CHECK(mine.memory == 1e9);
+}
+
+TEST_CASE("collectives are measured inside each host, in pairs, and between places") {
+  using Kind = GroupTime::Kind;
+  struct Row {
+    std::vector<int64_t> host;
+    int64_t rank;
+    std::vector<std::pair<Kind, std::vector<int64_t>>> groups;
+  };
+  for (const Row& row : {
+           Row{{0}, 0, {}},
+           Row{{0, 0}, 1, {{Kind::host, {0, 1}}}},
+           Row{{0, 0, 0, 0}, 3, {{Kind::host, {0, 1, 2, 3}}, {Kind::pair, {2, 3}}}},
+           Row{{0, 1}, 0, {{Kind::across, {0, 1}}}},
+           Row{{0, 0, 2, 2}, 3, {{Kind::host, {2, 3}}, {Kind::across, {1, 3}}}},
+           Row{{0, 1, 0, 1}, 2, {{Kind::host, {0, 2}}, {Kind::across, {2, 3}}}},
+           Row{{0, 0, 2}, 2, {{Kind::all, {0, 1, 2}}}},
+       }) {
+    const std::vector<Ranks> found = groups_of(row.host, row.rank);
+    REQUIRE(found.size() == row.groups.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      CHECK(found[i].kind == row.groups[i].first);
+      CHECK(found[i].ranks == row.groups[i].second);
+      CHECK(found[i].group.size == static_cast<double>(found[i].ranks.size()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace meshwright::calibrate

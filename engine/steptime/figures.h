@@ -1,0 +1,26 @@
+// Every figure of a machine file, for what reads one and what writes one.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/steptime/machine.h"
+
+namespace meshwright::steptime {
+
+// `least` and `most` are what a machine of today or of the next years can have; beyond them it is a
+// slip of the unit.
+struct Figure {
+  const char *table, *name;
+  double* to;
+  double least, most;
+  const char* means;
+  bool needed = true;
+
+  std::string key() const { return std::string(table) + "." + name; }
+};
+
+// Those of `machine`, in the order of a file.
+std::vector<Figure> figures_of(Machine& machine);
+
+}  // namespace meshwright::steptime
