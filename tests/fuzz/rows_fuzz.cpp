@@ -8,20 +8,12 @@
 // counts are those of the samples; the cache gives the same, however it was damaged. What is
 // refused is refused with an Error of 2xx or 7xx, for a reason that a row has. Anything else ends
 // the run with the seed, which makes the input again. SECONDS ends the run early.
-#define XXH_INLINE_ALL
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
-#include <boost/json/array.hpp>
-#include <boost/json/object.hpp>
-#include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
-#include <boost/json/value.hpp>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -40,18 +32,16 @@
 #include "plugins/jsonl/packed_source.h"
 #include "plugins/jsonl/prepare.h"
 #include "plugins/jsonl/token_store.h"
+#include "rows_fuzz_inputs.h"
+#include "rows_fuzz_samples.h"
 
 namespace {
 
 namespace fs = std::filesystem;
-namespace json = boost::json;
 using namespace meshwright;
 using namespace meshwright::jsonl;
-using fuzz::Random;
-
-void check(bool holds, const char* what) {
-  if (!holds) throw std::runtime_error(what);
-}
+using fuzz::check, fuzz::check_packs, fuzz::damaged, fuzz::Expected, fuzz::forged, fuzz::kRowKinds,
+    fuzz::Positions, fuzz::Random, fuzz::read_all, fuzz::some_file;
 
 // Files in memory, where there is such a place: the disk is not what is tested.
 struct Workshop {
@@ -86,295 +76,6 @@ std::string bytes_of(const fs::path& path) {
 
 std::string as_text(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-// --- rows ---
-
-constexpr const char* kPieces[] = {"Hello",
-                                   " ",
-                                   "\n",
-                                   "\"quoted\"",
-                                   "\\",
-                                   "\xc3\xa9",
-                                   "e\xcc\x81",
-                                   "\xf0\x9f\x99\x82",
-                                   "<|im_end|>",
-                                   "<|im_start|>",
-                                   "<|im_start|",
-                                   "<|endoftext|>",
-                                   "\t",
-                                   "{{ x }}",
-                                   "",
-                                   "\xe6\x97\xa5\xe6\x9c\xac",
-                                   "assistant\n",
-                                   "a longer text of several words"};
-
-std::string some_text(Random& random) {
-  std::string out;
-  for (size_t i = random.one_in(30) ? 100 : random.below(7); i > 0; --i)
-    out += kPieces[random.below(std::size(kPieces))];
-  return out;
-}
-
-json::object some_message(Random& random, const char* role, bool sharegpt) {
-  json::object out;
-  out[sharegpt ? "from" : "role"] = role;
-  json::value& content = out[sharegpt ? "value" : "content"];
-  if (random.one_in(40))
-    content = nullptr;
-  else if (random.one_in(40))
-    content = json::array{json::object{{"type", "text"}, {"text", some_text(random)}}};
-  else
-    content = some_text(random);
-  if (random.one_in(6)) out[random.one_in(2) ? "weight" : "train"] = random.below(2);
-  return out;
-}
-
-json::array some_messages(Random& random, bool sharegpt = false) {
-  json::array out;
-  if (random.one_in(3)) out.push_back(some_message(random, "system", sharegpt));
-  for (size_t turns = 1 + random.below(3); turns > 0; --turns) {
-    out.push_back(some_message(random, sharegpt ? "human" : "user", sharegpt));
-    if (turns > 1 || !random.one_in(10))
-      out.push_back(some_message(random, sharegpt ? "gpt" : "assistant", sharegpt));
-  }
-  return out;
-}
-
-constexpr size_t kRowKinds = 5;
-
-json::object some_row(Random& random, size_t kind) {
-  json::object row;
-  switch (kind) {
-    case 0:
-      row["messages"] = some_messages(random);
-      if (random.one_in(8)) row["tools"] = json::array{json::object{{"name", some_text(random)}}};
-      break;
-    case 1:
-      row["conversations"] = some_messages(random, /*sharegpt=*/true);
-      break;
-    case 2:
-      row["prompt"] = some_text(random);
-      row["completion"] = some_text(random);
-      break;
-    case 3:
-      row["prompt"] = json::array{some_message(random, "user", false)};
-      row["completion"] = json::array{some_message(random, "assistant", false)};
-      break;
-    default:
-      row["text"] = some_text(random);
-  }
-  if (random.one_in(10)) row["id"] = random.below(1000);
-  return row;
-}
-
-// The option `format` that rows of the kind are of.
-constexpr const char* kFormats[kRowKinds] = {"messages", "messages", "prompt_completion",
-                                             "prompt_completion", "text"};
-
-// A file of rows as it should be, or nearly.
-std::string some_file(Random& random, size_t kind) {
-  const bool list = random.one_in(4);
-  const std::string feed = random.one_in(8) ? "\r\n" : "\n";
-  std::string out = random.one_in(10) ? "\xEF\xBB\xBF" : "";
-  if (list) out += "[" + feed;
-  const size_t rows = random.one_in(50) ? 60 : 1 + random.below(8);
-  const size_t changed = random.one_in(4) ? random.below(rows) : rows;
-  for (size_t i = 0; i < rows; ++i) {
-    std::string row =
-        json::serialize(some_row(random, random.one_in(40) ? random.below(kRowKinds) : kind));
-    if (i == changed) row = fuzz::mutated_json(std::move(row), random);
-    out += row + (list && i + 1 < rows ? "," : "") + feed;
-    if (random.one_in(20)) out += feed;
-  }
-  if (list) out += "]";
-  switch (random.below(6)) {
-    case 0:
-      return fuzz::mutated_bytes(std::move(out), random);
-    case 1:
-      out.resize(random.below(out.size() + 1));
-      return out;
-    default:
-      return out;
-  }
-}
-
-// --- samples ---
-
-// Tokens with their targets.
-using Positions = std::vector<std::pair<int64_t, int64_t>>;
-
-bool has_targets(const Positions& document) {
-  return std::any_of(document.begin(), document.end(),
-                     [](const auto& one) { return one.second != kNoTarget; });
-}
-
-// The documents of a sample, without what pads it; where samples have no documents, all of it.
-std::vector<Positions> read_sample(const SampleSource& source, int64_t sample, int64_t seq_len,
-                                   int64_t vocab) {
-  constexpr int32_t kUntouched = -77777;
-  constexpr size_t kMargin = 16;  // behind what may be written
-  const auto size = static_cast<size_t>(seq_len);
-  const bool apart = source.has_documents();
-  std::vector<int64_t> tokens(size + kMargin, kUntouched), targets(size + kMargin, kUntouched);
-  std::vector<int32_t> documents(size + kMargin, kUntouched);
-  SampleView view;
-  view.tokens = std::span(tokens).first(size);
-  view.targets = std::span(targets).first(size);
-  if (apart) view.documents = std::span(documents).first(size);
-  source.read(sample, view);
-  auto in_vocabulary = [vocab](int64_t token) {
-    return token >= 0 && (vocab == 0 || token < vocab);
-  };
-  std::vector<Positions> out;
-  for (size_t i = 0; i < size + kMargin; ++i) {
-    if (i >= size) {
-      check(tokens[i] == kUntouched && targets[i] == kUntouched && documents[i] == kUntouched,
-            "a sample was written over its end");
-      continue;
-    }
-    check(in_vocabulary(tokens[i]), "a token outside of the vocabulary");
-    check(targets[i] == kNoTarget || in_vocabulary(targets[i]),
-          "a target outside of the vocabulary");
-    const int64_t document = apart ? documents[i] : 0;
-    if (document == static_cast<int64_t>(out.size())) out.emplace_back();
-    check(document + 1 == static_cast<int64_t>(out.size()), "documents out of order");
-    out.back().emplace_back(tokens[i], targets[i]);
-  }
-  if (apart && !has_targets(out.back())) {
-    for (const auto& [token, target] : out.back()) check(token == 0, "what pads is not 0");
-    out.pop_back();
-  }
-  return out;
-}
-
-// Samples as a rank would read them.
-std::vector<std::vector<Positions>> read_all(const SampleSource& source, int64_t seq_len,
-                                             int64_t vocab) {
-  check(source.samples() >= 1, "no samples");
-  std::vector<std::vector<Positions>> out;
-  for (int64_t sample = 0; sample < source.samples(); ++sample)
-    out.push_back(read_sample(source, sample, seq_len, vocab));
-  return out;
-}
-
-// What rows must become, by `dataset show` of each.
-struct Expected {
-  std::vector<Positions> documents;
-  int64_t truncated = 0, too_long = 0, without = 0, positions = 0, targets = 0, longest = 0,
-          largest_id = -1;
-
-  void add(const DatasetRow& row, int64_t seq_len, const std::string& truncate) {
-    const auto tokens = static_cast<int64_t>(row.tokens.size());
-    longest = std::max(longest, tokens);
-    for (const DatasetRow::Token& token : row.tokens) {
-      check(token.begin <= token.end && token.end <= row.text.size(), "a token outside of its row");
-      largest_id = std::max(largest_id, token.id);
-    }
-    int64_t begin = 0, end = tokens;
-    if (tokens > seq_len + 1) {
-      if (truncate == "drop") {
-        ++too_long;
-        return;
-      }
-      ++truncated;
-      (truncate == "left" ? begin : end) = truncate == "left" ? tokens - seq_len - 1 : seq_len + 1;
-    }
-    Positions document;
-    for (int64_t i = begin; i + 1 < end; ++i) {
-      const DatasetRow::Token& next = row.tokens[static_cast<size_t>(i + 1)];
-      document.emplace_back(row.tokens[static_cast<size_t>(i)].id,
-                            next.target ? next.id : kNoTarget);
-    }
-    if (!has_targets(document)) {
-      ++without;
-      return;
-    }
-    positions += static_cast<int64_t>(document.size());
-    targets += std::count_if(document.begin(), document.end(),
-                             [](const auto& one) { return one.second != kNoTarget; });
-    documents.push_back(std::move(document));
-  }
-};
-
-// No pack is there that could have been spared by the rule of its packing.
-void check_packs(const std::vector<std::vector<Positions>>& packs, const std::string& packing,
-                 size_t room) {
-  std::vector<size_t> filled;
-  for (const std::vector<Positions>& pack : packs) {
-    check(!pack.empty(), "an empty pack");
-    size_t sum = 0;
-    for (const Positions& document : pack) sum += document.size();
-    if (packing == "sequential" && !filled.empty())
-      check(filled.back() + pack.front().size() > room, "a document begins a pack without need");
-    filled.push_back(sum);
-  }
-  if (packing != "bfd" || filled.size() < 2) return;
-  std::sort(filled.begin(), filled.end());
-  check(filled[0] + filled[1] > room, "two packs would fit into one");
-}
-
-// --- stores ---
-
-constexpr size_t kFront = 24;  // magic, length and checksum of the header
-
-std::string checksum(std::string_view bytes) {
-  char out[17];
-  std::snprintf(out, sizeof out, "%016llx",
-                static_cast<unsigned long long>(XXH3_64bits(bytes.data(), bytes.size())));
-  return out;
-}
-
-// With another header, whose checksum is right.
-std::string with_header(const std::string& store, std::string header) {
-  uint64_t length = 0;
-  std::memcpy(&length, store.data() + 8, sizeof length);
-  if (header.size() < length) header.resize(length, ' ');
-  const uint64_t front[] = {header.size(), XXH3_64bits(header.data(), header.size())};
-  std::string out = store.substr(0, 8);
-  out.append(reinterpret_cast<const char*>(front), sizeof front);
-  return out + header + store.substr(kFront + length);
-}
-
-// A store whose checksums are right and whose contents are not.
-std::string forged(const std::string& store, Random& random) {
-  uint64_t length = 0;
-  std::memcpy(&length, store.data() + 8, sizeof length);
-  std::string header = store.substr(kFront, length);
-  header.resize(header.find_last_not_of(' ') + 1);
-  if (random.one_in(2)) return with_header(store, fuzz::mutated_json(std::move(header), random));
-  const json::object sections = json::parse(header).at("sections").as_object();
-  const json::object& one =
-      std::next(sections.begin(), static_cast<std::ptrdiff_t>(random.below(sections.size())))
-          ->value()
-          .as_object();
-  const auto begin = one.at("begin").to_number<size_t>(),
-             size = one.at("bytes").to_number<size_t>();
-  std::string out = store;
-  for (size_t changes = 1 + random.below(3); changes > 0 && size > 0; --changes) {
-    const size_t at = begin + random.below(size);
-    out[at] = random.one_in(2) ? static_cast<char>(random.next())
-                               : static_cast<char>(out[at] + (random.one_in(2) ? 1 : -1));
-  }
-  const std::string before(one.at("xxh3").as_string());
-  for (size_t at = header.find(before); at != std::string::npos; at = std::string::npos)
-    header.replace(at, before.size(), checksum(std::string_view(out).substr(begin, size)));
-  return with_header(out, std::move(header));
-}
-
-std::string damaged(std::string store, Random& random) {
-  switch (random.below(5)) {
-    case 0:
-      return std::string(random.below(2 * kFront), static_cast<char>(random.next()));
-    case 1:
-      store.resize(random.below(store.size() + 1));
-      return store;
-    case 2:  // within the header, or where sections begin
-      store[random.below(std::min<size_t>(store.size(), 5000))] = static_cast<char>(random.next());
-      return store;
-    default:
-      return fuzz::mutated_bytes(std::move(store), random);
-  }
 }
 
 bool same(const TokenStore& one, const TokenStore& other) {
@@ -459,7 +160,7 @@ class Fuzz {
     DatasetRequest request = some_request(random);
     request.path = (several ? folder : folder / "a.jsonl").string();
     const bool of_one_format = !random.one_in(3);
-    if (of_one_format) request.options.set("format", std::string(kFormats[kind]));
+    if (of_one_format) request.options.set("format", std::string(fuzz::kFormats[kind]));
 
     JsonlKind data;
     Diagnostics found;
