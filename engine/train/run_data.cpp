@@ -75,7 +75,7 @@ Padding padding_of(const Trainer& trainer, RunningModel& model, const data::Data
   // The engine's own data is not padded.
   if (!data.plugin || !model.generates() || model.changes_batches()) return {};
   const ParallelSizes& sizes = trainer.plan().shared.sizes;
-  bool by_length = false;
+  bool by_length = false;  // alike on all stages: what has no parameters lies on each
   for (const auto& module : model.module()->modules())
     if (const auto rotary = std::dynamic_pointer_cast<modules::RotaryEmbeddingImpl>(module))
       by_length = by_length || rotary->follows_length();
