@@ -100,8 +100,8 @@ Batches::Slot Batches::begin(int64_t number) {
   return slot;
 }
 
-void Batches::find_padding(Memory& memory) const {
-  if (!settings_.padding.told) return;
+int64_t Batches::find_padding(Memory& memory) const {
+  if (!settings_.padding.told) return settings_.seq_len;
   const bool documents = memory.documents.defined();
   const auto* targets = memory.targets.const_data_ptr<int64_t>();
   const auto* document = documents ? memory.documents.const_data_ptr<int32_t>() : nullptr;
@@ -113,9 +113,12 @@ void Batches::find_padding(Memory& memory) const {
     longest = std::max(longest, memory.ends.back());
   }
   const int64_t multiple = settings_.padding.multiple;
-  if (multiple == 0 || documents) return;
-  const int64_t length = (longest + multiple - 1) / multiple * multiple;
-  if (length >= settings_.seq_len) return;
+  if (multiple == 0 || documents) return settings_.seq_len;
+  return std::min((longest + multiple - 1) / multiple * multiple, settings_.seq_len);
+}
+
+void Batches::cut(Memory& memory, int64_t length) const {
+  if (length == settings_.seq_len) return;
   memory.ids = shortened<int64_t>(memory.ids, length);
   memory.tokens = memory.ids.select(0, 0);
   memory.targets = memory.ids.select(0, 1);
@@ -163,20 +166,36 @@ MicroBatch Batches::move_to_device(const std::shared_ptr<Memory>& memory) const 
 }
 
 const MicroBatch& Batches::at(int64_t number) {
-  const int64_t end = order_.again ? number + 1 + ahead_ : order_.count;
-  while (begin_ + static_cast<int64_t>(slots_.size()) < std::min(number + 1 + ahead_, end))
+  const int64_t together = settings_.padding.together, first = number / together * together;
+  int64_t end = first + together;
+  if (!order_.again) end = std::min(end, order_.count);
+  const int64_t wanted = order_.again ? end + ahead_ : std::min(end + ahead_, order_.count);
+  while (begin_ + static_cast<int64_t>(slots_.size()) < wanted)
     slots_.push_back(begin(begin_ + static_cast<int64_t>(slots_.size())));
-  Slot& slot = slots_.at(static_cast<size_t>(number - begin_));
-  if (slot.batch.tokens.defined()) return slot.batch;
-  const auto since = std::chrono::steady_clock::now();
-  reader_.wait(slot.task, settings_.while_waiting);
-  waited_ms_ += base::ms_since(since);
-  find_padding(*slot.memory);
-  change(number, *slot.memory);
-  slot.batch = move_to_device(slot.memory);
-  slot.memory.reset();
-  slot.task.reset();
+  const Slot& slot = slots_.at(static_cast<size_t>(number - begin_));
+  if (!slot.batch.tokens.defined()) read(std::max(first, begin_), end);
   return slot.batch;
+}
+
+void Batches::read(int64_t from, int64_t to) {
+  const auto slot = [this](int64_t number) -> Slot& {
+    return slots_.at(static_cast<size_t>(number - begin_));
+  };
+  int64_t length = 1;
+  for (int64_t number = from; number < to; ++number) {
+    const auto since = std::chrono::steady_clock::now();
+    reader_.wait(slot(number).task, settings_.while_waiting);
+    waited_ms_ += base::ms_since(since);
+    length = std::max(length, find_padding(*slot(number).memory));
+  }
+  for (int64_t number = from; number < to; ++number) {
+    Slot& one = slot(number);
+    cut(*one.memory, length);
+    change(number, *one.memory);
+    one.batch = move_to_device(one.memory);
+    one.memory.reset();
+    one.task.reset();
+  }
 }
 
 void Batches::forget_before(int64_t number) {

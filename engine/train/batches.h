@@ -28,6 +28,9 @@ struct Padding {
   // Of rows without documents what pads all of a micro-batch is left out, but for what makes their
   // length a multiple of this; 0: it stays.
   int64_t multiple = 0;
+  // So many micro-batches, those of one call of a trainer, are of one length: number n * together
+  // and those behind it. They are read at once.
+  int64_t together = 1;
 };
 
 class Batches {
@@ -58,7 +61,12 @@ class Batches {
     MicroBatch batch;  // once it was asked for
   };
   Slot begin(int64_t number);
-  void find_padding(Memory& memory) const;
+  // What length is left of a micro-batch.
+  int64_t find_padding(Memory& memory) const;
+  void cut(Memory& memory, int64_t length) const;
+  // Waits for the micro-batches of numbers [from, to), none of which was asked for yet, and cuts
+  // them to one length.
+  void read(int64_t from, int64_t to);
   void change(int64_t number, Memory& memory) const;
   MicroBatch move_to_device(const std::shared_ptr<Memory>& memory) const;
 

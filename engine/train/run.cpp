@@ -159,7 +159,7 @@ void Run::make_trainer() {
   // text is the same on every rank. A plugin's model may bring some of the tokens only.
   auto cut = [&](const OpenData& data) {
     return data.source && !data.source->has_documents() &&
-           padding_of(*trainer_, *model_->running, data.config).multiple > 0;
+           padding_of(*trainer_, *model_->running, data.config, 1).multiple > 0;
   };
   if (model_->source.plugin == nullptr && !cut(data_.train) && !cut(data_.validation))
     for (auto& [name, block] : find_moe_blocks(*model_->module()))
@@ -387,7 +387,8 @@ std::unique_ptr<Batches> Run::batches_of(const OpenData& data, const Options& ow
                         .seq_len = data.config.seq_len,
                         .device = world_->device(),
                         .workers = own.get_int("workers"),
-                        .padding = padding_of(*trainer_, *model_->running, data.config),
+                        .padding = padding_of(*trainer_, *model_->running, data.config,
+                                              again ? count : trainer_->accumulation()),
                         .while_waiting = [world = world_] { world->check(); },
                         .change = change_of(/*training=*/!again)});
 }
@@ -411,6 +412,11 @@ StepResult Run::train_step(int64_t step) {
   saver_->before_step();
   if (save_wish_ && save_wish_->asked()) trainer_->vote(RankSignal::save);
   const int64_t first = (step - first_step_) * trainer_->accumulation();
+  if (Stages* stages = trainer_->stages(); stages != nullptr) {
+    TraceSpan span(world_->trace(), "data");
+    batches_->forget_before(first);
+    stages->set_length(batches_->at(first).length());
+  }
   StepResult result = trainer_->step([&](int64_t micro, const at::Tensor& hidden) {
     if (preemption_ && preemption_->asked()) trainer_->vote(RankSignal::stop);
     return loss(*batches_, first, micro, hidden);

@@ -70,18 +70,21 @@ std::vector<LanguageFile> language_of(const data::DatasetConfig& config) {
   return out;
 }
 
-Padding padding_of(const Trainer& trainer, RunningModel& model, const data::DatasetConfig& data) {
+Padding padding_of(const Trainer& trainer, RunningModel& model, const data::DatasetConfig& data,
+                   int64_t together) {
   // The engine's own data is not padded.
   if (!data.plugin || !model.generates() || model.changes_batches()) return {};
   const ParallelSizes& sizes = trainer.plan().shared.sizes;
-  bool by_length = false;
+  bool by_length = false;  // alike on all stages: what has no parameters lies on each
   for (const auto& module : model.module()->modules())
     if (const auto rotary = std::dynamic_pointer_cast<modules::RotaryEmbeddingImpl>(module))
       by_length = by_length || rotary->follows_length();
-  // Stages of a pipeline send each other hidden states of one size.
-  return {
-      .told = true,
-      .multiple = sizes.pp > 1 || by_length ? 0 : std::lcm(int64_t{8}, 2 * sizes.cp * sizes.tp)};
+  // Stages of a pipeline send each other hidden states of one size in a run. Each of them reads all
+  // of its micro-batches, and so knows their longest without asking.
+  const bool whole = by_length || (sizes.pp > 1 && !trainer.plan().outline);
+  return {.told = true,
+          .multiple = whole ? 0 : std::lcm(int64_t{8}, 2 * sizes.cp * sizes.tp),
+          .together = sizes.pp > 1 ? together : 1};
 }
 
 void check_documents_reach(torch::nn::Module& model, const std::string& name,

@@ -35,9 +35,10 @@ RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed);
 std::vector<LanguageFile> language_of(const data::DatasetConfig& config);
 
 // How samples of `data` that are padded are read for this model. What pads is told where nothing of
-// it reaches a loss; it is left out where ranks need not agree on a length and the model's angles
-// do not follow from it.
-Padding padding_of(const Trainer& trainer, RunningModel& model, const data::DatasetConfig& data);
+// it reaches a loss; it is left out where the model's angles do not follow from the length.
+// `together`: micro-batches of one call of the trainer, which are of one length in a pipeline.
+Padding padding_of(const Trainer& trainer, RunningModel& model, const data::DatasetConfig& data,
+                   int64_t together);
 
 // Throws Error(bad_module) for a model without attention cores: nothing of it would keep the
 // documents of a sample apart.

@@ -30,15 +30,18 @@ PipelinePlan with_gradients(PipelinePlan plan, const torch::nn::Module& model) {
   return plan;
 }
 
-// Rows, tokens and width of a rank's hidden states.
-std::vector<int64_t> hidden_sizes(const plan::JobPlan& plan, const StrategyConfig& config) {
-  const ParallelSizes& sizes = config.shared.sizes;
-  int64_t length = plan.workload.seq_len;
-  if (!plan.outline || length <= 0) return {};
-  if (sizes.cp > 1)
-    length = ContextSplit(length, sizes.cp, context_balance(config.shared.context)).rows();
-  if (plan::cuts_sequence(plan.tp)) length /= sizes.tp;
-  return {config.shared.pipeline.microbatch_size, length, plan.outline->hidden_size};
+// Rows, tokens and width of a rank's hidden states, by the length of samples.
+std::function<std::vector<int64_t>(int64_t)> hidden_sizes(const plan::JobPlan& plan,
+                                                          const StrategyConfig& config) {
+  if (!plan.outline) return [](int64_t) { return std::vector<int64_t>(); };
+  return [cp = config.shared.sizes.cp, balance = context_balance(config.shared.context),
+          tp = plan::cuts_sequence(plan.tp) ? config.shared.sizes.tp : 1,
+          rows = config.shared.pipeline.microbatch_size,
+          width = plan.outline->hidden_size](int64_t length) {
+    if (length <= 0) return std::vector<int64_t>();
+    const int64_t tokens = cp > 1 ? ContextSplit(length, cp, balance).rows() : length;
+    return std::vector<int64_t>{rows, tokens / tp, width};
+  };
 }
 
 // The experts' policy replaces the shared one where there is an expert mesh.
@@ -55,7 +58,9 @@ Stages::Stages(const plan::JobPlan& plan, const StrategyConfig& config, const Mo
           plan.pipeline ? *plan.pipeline
                         : plan_pipeline(whole, config.shared.sizes.pp, config.shared.pipeline),
           model)),
-      sizes_(hidden_sizes(plan, config)),
+      sizes_of_(hidden_sizes(plan, config)),
+      sizes_(sizes_of_(plan.workload.seq_len)),
+      largest_(sizes_),
       type_(scalar_type(config.shared.pipeline.dtype.value_or(output_of(plan, config)))),
       model_name_(whole.architecture),
       mesh_(*plan.mesh.device_mesh),
@@ -174,9 +179,14 @@ PipelineRunner::Forward Stages::within_stage(int64_t first_micro, const Forward&
   };
 }
 
+void Stages::set_length(int64_t length) {
+  if (!largest_.empty()) sizes_ = sizes_of_(length);
+}
+
 void Stages::train(ParallelModel& model, int64_t run, const Forward& forward,
                    const BeforeBackward& before) {
-  if (!runner_) runner_ = std::make_unique<PipelineRunner>(setup(run_, sizes_));
+  if (!runner_) runner_ = std::make_unique<PipelineRunner>(setup(run_, largest_));
+  if (!largest_.empty()) runner_->resize(sizes_);
   const int64_t first = run * micro_batches_;
   runner_->run(
       model, within_stage(first, forward),

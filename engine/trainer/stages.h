@@ -43,6 +43,10 @@ class Stages {
     return stage + 1 == static_cast<int64_t>(plan_.stages.size());
   }
 
+  // Of the micro-batches of train() that follow: tokens of a sample, up to dataset.seq_len. The
+  // same on all ranks of pp.
+  void set_length(int64_t length);
+
   // What one stage makes of one micro-batch of the step; of the last stage a scalar.
   using Forward = std::function<at::Tensor(int64_t stage, int64_t micro, const at::Tensor& hidden)>;
   using BeforeBackward = std::function<void(int64_t micro)>;
@@ -67,7 +71,9 @@ class Stages {
   PipelinePlan plan_;
   PipelineRun run_;  // simulated
   ModelOutline outline_;
-  std::vector<int64_t> sizes_;  // of hidden states; empty: known when they come
+  // Of hidden states of samples of a length; empty: known when they come.
+  std::function<std::vector<int64_t>(int64_t length)> sizes_of_;
+  std::vector<int64_t> sizes_, largest_;  // of the next run, and of samples of dataset.seq_len
   at::ScalarType type_;
   std::string model_name_, tied_;  // tied_: this rank's name of a weight that another one has too
   Mesh mesh_;

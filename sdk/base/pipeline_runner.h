@@ -64,6 +64,9 @@ class MESHWRIGHT_API PipelineRunner {
   // Error(collective_failed), since what they sent to each other is lost.
   void run(ParallelModel& model, const Forward& forward, const BeforeBackward& before = {},
            bool reduce = true);
+  // Of the runs that follow: hidden states of other sizes, no larger than those of the setup. The
+  // same ones on all ranks of the group. Not where the setup left them to the first run.
+  void resize(std::vector<int64_t> sizes);
   // Of a list of forwards alone, without gradients.
   void run_forwards(ParallelModel& model, const Forward& forward);
   // What this rank held at the fullest moment of the last run, counted by what was there.
@@ -102,6 +105,7 @@ class MESHWRIGHT_API PipelineRunner {
   void give_slots(Pass& pass);
 
   PipelineSetup setup_;
+  std::vector<int64_t> largest_;  // message sizes of the setup
   struct Sent {
     Work work;
     at::Tensor tensor;

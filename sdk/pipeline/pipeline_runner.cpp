@@ -42,7 +42,8 @@ struct PipelineRunner::Pass {
   Tensor sent_beside;                // until the call is over that brings one of them
 };
 
-PipelineRunner::PipelineRunner(PipelineSetup setup) : setup_(std::move(setup)) {
+PipelineRunner::PipelineRunner(PipelineSetup setup)
+    : setup_(std::move(setup)), largest_(setup_.message.sizes) {
   for (size_t rank = 0; rank < setup_.stages_of_rank.size(); ++rank)
     for (int64_t stage : setup_.stages_of_rank[rank]) {
       rank_of_.resize(std::max(rank_of_.size(), static_cast<size_t>(stage) + 1), -1);
@@ -103,6 +104,12 @@ void PipelineRunner::give_slots(Pass& pass) {
       free_slots_.push_back(std::exchange(*slot, {}));
 }
 
+void PipelineRunner::resize(std::vector<int64_t> sizes) {
+  if (sizes == setup_.message.sizes) return;
+  free_slots_.clear();
+  setup_.message.sizes = std::move(sizes);
+}
+
 // An exception may have cut the last step short.
 void PipelineRunner::clear() {
   for (Pass& pass : passes_) {
@@ -135,7 +142,7 @@ void PipelineRunner::find_units(const ParallelModel& model) {
 void PipelineRunner::open_mailboxes() {
   if (std::exchange(mailboxes_open_, true)) return;
   const auto me = static_cast<size_t>(setup_.group->rank());
-  const std::vector<int64_t>& sizes = setup_.message.sizes;
+  const std::vector<int64_t>& sizes = largest_;
   const int64_t bytes = sizes.empty()
                             ? 0
                             : c10::multiply_integers(sizes) *

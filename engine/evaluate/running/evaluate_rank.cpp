@@ -81,7 +81,7 @@ class Measure {
     int64_t targets = 0;
     // Stages ask for micro-batches again, and not in order: those of a chunk stay.
     const bool stages = trainer_.stages() != nullptr;
-    const int64_t all = micro_batches(), chunk = stages ? 8 * trainer_.accumulation() : all;
+    const int64_t all = micro_batches(), chunk = stages ? of_a_chunk() : all;
     for (int64_t first = 0; first < all; first += chunk) {
       const train::Evaluation found = train::Evaluator::run(
           trainer_, std::min(chunk, all - first), [&](int64_t micro, const at::Tensor& hidden) {
@@ -111,6 +111,9 @@ class Measure {
     return (samples_ + each - 1) / each;
   }
 
+  // Of a pipeline, in one call.
+  int64_t of_a_chunk() const { return 8 * trainer_.accumulation(); }
+
   train::Batches open(int64_t step) const {
     const int64_t rows = trainer_.local_batch();
     return {source_,
@@ -122,7 +125,7 @@ class Measure {
              .seq_len = config_.seq_len,
              .device = trainer_.world().device(),
              .workers = table_.get_int("workers"),
-             .padding = train::padding_of(trainer_, *model_.running, config_),
+             .padding = train::padding_of(trainer_, *model_.running, config_, of_a_chunk()),
              .while_waiting = [this] { trainer_.world().check(); },
              .change = [this, step](HostBatch& batch) { change(batch, step); }}};
   }

@@ -10,7 +10,9 @@
 #include "engine/data/tests/numbers.h"
 #include "engine/train/batches.h"
 #include "engine/train/run_data.h"
+#include "engine/trainer/stages.h"
 #include "engine/trainer/tests/causal_loss.h"
+#include "sdk/comm/tests/shared_memory_switch.h"
 
 namespace padding_test {
 
@@ -21,9 +23,10 @@ namespace {
 
 constexpr int64_t kTokens = 24, kSteps = 3, kSamples = 40;
 
-data::Sampler sampler() { return {kSamples, true, 9}; }
+// The first step's samples are shorter than those of the others.
+data::Sampler sampler() { return {kSamples, false, 9}; }
 
-int64_t length_of(int64_t sample) { return 3 + sample % 9; }
+int64_t length_of(int64_t sample) { return sample < kBatch ? 3 + sample % 5 : 3 + sample % 9; }
 
 // Of the samples of a step.
 int64_t real_tokens(int64_t step) {
@@ -51,19 +54,24 @@ data::Numbers numbers_of(bool documents, int64_t filler = 0) {
 struct Seen {
   Curve curve;
   std::vector<std::vector<int64_t>> loads;  // of every step, all blocks
-  int64_t widest = 0;                       // micro-batch
+  std::vector<int64_t> widest;              // micro-batch of every step, on any rank
 };
 
-Seen steps_of(Layout layout, const data::Numbers& numbers, bool cut = true) {
+// `evaluated`: the samples of the last step are evaluated behind it, and their loss is the last of
+// the curve.
+Seen steps_of(Layout layout, const data::Numbers& numbers, bool cut = true,
+              bool evaluated = false) {
   layout.sets.push_back("dataset.seq_len=" + std::to_string(kTokens));
   Seen out;
+  out.widest.assign(kSteps, 0);
   std::mutex mutex;
   run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
     Rank rank(layout, world);
     rank.initialize();
     modules::RunningCausalLM running(rank.net);
     const data::DatasetConfig config = data::config_of(numbers);
-    train::Padding padding = train::padding_of(rank.trainer, running, config);
+    train::Padding padding =
+        train::padding_of(rank.trainer, running, config, rank.trainer.accumulation());
     CHECK(padding.told);
     if (!cut) padding.multiple = 0;
     const int64_t rows = rank.trainer.local_batch(), ranks = rank.trainer.data_parallel_size();
@@ -74,14 +82,19 @@ Seen steps_of(Layout layout, const data::Numbers& numbers, bool cut = true) {
                           .count = kSteps * rank.trainer.accumulation()},
         train::Batches::Settings{.rows = rows, .seq_len = kTokens, .padding = padding});
     Seen mine;
+    mine.widest.assign(kSteps, 0);
     for (int64_t step = 0; step < kSteps; ++step) {
       const int64_t first = step * rank.trainer.accumulation();
       batches.forget_before(first);
-      const StepResult result = rank.trainer.step([&](int64_t micro, const Tensor& hidden) {
+      if (train::Stages* stages = rank.trainer.stages(); stages != nullptr)
+        stages->set_length(batches.at(first).length());
+      const Trainer::StageForward forward = [&](int64_t micro, const Tensor& hidden) {
         const train::MicroBatch& batch = batches.at(first + micro);
-        mine.widest = std::max(mine.widest, batch.length());
+        int64_t& widest = mine.widest[static_cast<size_t>(step)];
+        widest = std::max(widest, batch.length());
         return train::loss_of(rank.trainer, rank.net, batch, hidden);
-      });
+      };
+      const StepResult result = rank.trainer.step(forward);
       CHECK(result.positions == real_tokens(step));
       CHECK(result.tokens == result.positions);
       for (const ExpertLoad& load : result.experts) {
@@ -91,6 +104,8 @@ Seen steps_of(Layout layout, const data::Numbers& numbers, bool cut = true) {
       }
       mine.curve.losses.push_back(result.loss);
       mine.curve.norms.push_back(result.grad_norm);
+      if (evaluated && step + 1 == kSteps)
+        mine.curve.losses.push_back(rank.trainer.evaluate(rank.trainer.accumulation(), forward));
     }
     for (const ParallelParameter& p : rank.trainer.model().parameters())
       mine.curve.parameters[p.name] = rank.trainer.model().full_tensor(p.name).clone();
@@ -100,7 +115,8 @@ Seen steps_of(Layout layout, const data::Numbers& numbers, bool cut = true) {
       out.curve.norms = std::move(mine.curve.norms);
       out.loads = std::move(mine.loads);
     }
-    out.widest = std::max(out.widest, mine.widest);
+    for (size_t step = 0; step < mine.widest.size(); ++step)
+      out.widest[step] = std::max(out.widest[step], mine.widest[step]);
     out.curve.parameters.merge(mine.curve.parameters);
   });
   return out;
@@ -112,25 +128,64 @@ TEST_CASE("what pads all samples of a micro-batch is not computed, and nothing e
   TestFolder folder("padding_cut");
   const std::string model = write_model(folder.path, kStaged);
   const data::Numbers numbers = numbers_of(false);
-  const Seen whole = steps_of(context_layout(model, kAlone), numbers, /*cut=*/false);
-  CHECK(whole.widest == kTokens);
+  using Widths = std::vector<int64_t>;
+  const Seen whole = steps_of(context_layout(model, kAlone), numbers, /*cut=*/false,
+                              /*evaluated=*/true);
+  CHECK(whole.widest == Widths(kSteps, kTokens));
+  const Widths cut = {8, 16, 16};  // the longest have 7, and 11
   for (const Layout& layout : {context_layout(model, kAlone), context_layout(model, {2, {}}),
                                context_layout(model, {2, {kCp2}}, {kRing}),
                                context_layout(model, {4, {kCp2, kTp2}}, {kRing}),
                                context_layout(model, {2, {kTp2, kSequence}})}) {
     INFO(layout.text());
-    const Seen found = steps_of(layout, numbers);
-    CHECK(found.widest == 16);  // the longest has 11
+    const Seen found = steps_of(layout, numbers, /*cut=*/true, /*evaluated=*/true);
+    CHECK(found.widest == cut);
     CHECK(strays(found.curve, whole.curve, 2) == "");
   }
-  // Stages agree on one size before they begin.
-  const Seen staged = steps_of(staged_layout(model, {2, {kPp2}}, {schedule("1F1B")}, 2), numbers);
-  CHECK(staged.widest == kTokens);
-  CHECK(strays(staged.curve, whole.curve, 2) == "");
+  // Stages send each other hidden states of one size in a step, and of another in the next.
+  for (const Layout& layout :
+       {staged_layout(model, {2, {kPp2}}, {schedule("1F1B")}, 2),
+        // Two runs a step.
+        staged_layout(model, {2, {kPp2}}, {"distributed.pipeline.pp_batch_size=6"}, 2),
+        staged_layout(model, {2, {kPp2}}, {schedule("ZBVZeroBubble")}, 2),
+        staged_layout(model, {4, {kPp2, kTp2, kSequence}}, {schedule("Interleaved1F1B")}, 2),
+        staged_layout(model, {4, {kPp2, kCp2}}, {schedule("1F1B"), kRing}, 2)}) {
+    INFO(layout.text());
+    const Seen found = steps_of(layout, numbers, /*cut=*/true, /*evaluated=*/true);
+    CHECK(found.widest == cut);
+    CHECK(strays(found.curve, whole.curve, 2) == "");
+  }
+  {
+    const meshwright::testing::SharedMemory sockets(false);
+    const Seen found = steps_of(staged_layout(model, {2, {kPp2}}, {schedule("1F1B")}, 2), numbers,
+                                /*cut=*/true, /*evaluated=*/true);
+    CHECK(found.widest == cut);
+    CHECK(strays(found.curve, whole.curve, 2) == "");
+  }
   // Packs stay what they are.
-  const Seen packed = steps_of(context_layout(model, kAlone), numbers_of(true));
-  CHECK(packed.widest == kTokens);
+  const Seen packed = steps_of(context_layout(model, kAlone), numbers_of(true), /*cut=*/true,
+                               /*evaluated=*/true);
+  CHECK(packed.widest == Widths(kSteps, kTokens));
   CHECK(strays(packed.curve, whole.curve, 2) == "");
+}
+
+TEST_CASE("micro-batches of one call are of one length") {
+  const data::DatasetConfig config = data::config_of(numbers_of(false));
+  // One row each, unshuffled: 3 + i % 5 tokens, and 3 + i % 9 from the twelfth on.
+  train::Batches batches(
+      data::open_samples(config), sampler(),
+      train::BatchOrder{.first = 0, .stride = 1, .count = 20},
+      train::Batches::Settings{
+          .rows = 1, .seq_len = kTokens, .padding = {.told = true, .multiple = 2, .together = 6}});
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < 20; ++i) {
+    batches.forget_before(i);
+    lengths.push_back(batches.at(i).length());
+    CHECK(batches.at(i).ends == std::vector<int64_t>{length_of(i)});
+  }
+  // Of 3 to 7, 3 to 7, 6 to 11 and the last two of 3 and 4 tokens.
+  CHECK(lengths ==
+        std::vector<int64_t>{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 12, 12, 12, 12, 12, 12, 4, 4});
 }
 
 TEST_CASE("no router counts what pads samples, as documents or not") {
