@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
@@ -184,6 +185,40 @@ TEST_CASE("damage that one rank alone reads is told by all where weights are gat
     check(counts);
     CHECK(counts.alone > 0);
   }
+}
+
+// As `generate` and `evaluate` load.
+TEST_CASE("damage that one rank alone reads is told by all where weights alone are loaded") {
+  const TestFolder folder("checkpoint_damage_weights");
+  const Layout two{"megatron_fsdp", 2, {flat_level(2)}};
+  run_ranks(two.ranks, [&](const std::shared_ptr<World>& world) {
+    Rank rank(two, world);
+    rank.initialize();
+    rank.trainer.save(folder.path.string());
+  });
+  const fs::path saved = folder.path / "step_00000000";
+  int files = 0, refused = 0, alone = 0;
+  std::mutex mutex;
+  for (const fs::directory_entry& entry : fs::directory_iterator(saved)) {
+    if (!entry.path().filename().string().starts_with("model-")) continue;
+    ++files;
+    const Damage middle{entry.path(), static_cast<int64_t>(entry.file_size()) * 4, false};
+    const Damaged damaged(middle);
+    run_ranks(two.ranks, [&](const std::shared_ptr<World>& world) {
+      Rank rank(two, world);
+      checkpoint::Checkpoint from(saved);
+      try {
+        train::load_weights(rank.trainer, from);
+      } catch (const Error& error) {
+        std::lock_guard lock(mutex);
+        refused += error.code() == ErrorCode::bad_checkpoint ? 1 : 0;
+        alone += std::ranges::count(error.notes(), "on rank 1") > 0 ? 1 : 0;
+      }
+    });
+  }
+  CHECK(files == 2);
+  CHECK(refused == 4);
+  CHECK(alone == 2);  // both hear of what the second one has found
 }
 
 }  // namespace checkpoint_damage_test
