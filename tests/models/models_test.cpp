@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/cli/ran.h"
@@ -165,6 +166,22 @@ TEST_CASE("what a model cannot do is refused before it starts") {
   const Trained cp = train("encoder", "cp", "--nproc 2 --set distributed.cp_size=2");
   CHECK(cp.status == 3);
   CHECK(cp.out.find("set distributed.cp_size = 1") != std::string::npos);
+  // It attends by itself: nothing would keep documents of a sample apart.
+  const std::string packed =
+      "--set dataset.kind=text --set dataset.path=LICENSE --set dataset.document_end=10 "
+      "--set step_scheduler.max_steps=1 --set dataset.packing=";
+  const Trained documents = train("encoder", "documents", packed + "true");
+  INFO(documents.out);
+  CHECK(documents.status == 3);
+  CHECK(documents.out.find("E0318") != std::string::npos);
+  CHECK(documents.out.find("has no attention core") != std::string::npos);
+  CHECK(documents.out.find("set dataset.packing = false") != std::string::npos);
+  for (const auto& [example, packing] :
+       {std::pair("encoder", "false"), std::pair("gpt2", "true")}) {
+    const Trained good = train(example, std::string("documents_of_") + example, packed + packing);
+    INFO(good.out);
+    CHECK(good.status == 0);
+  }
   const Trained heads = train("encoder", "heads", "--set model.encoder.heads=5");
   CHECK(heads.status == 2);
   CHECK(heads.out.find("model.encoder.heads") != std::string::npos);

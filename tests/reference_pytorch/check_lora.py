@@ -1,4 +1,4 @@
-"""Adapters beside peft, on the folders of tests/data/parity: check_lora.py [--build build] [--only llama phi3]
+"""Adapters beside peft, on the folders of tests/data/parity: check_lora.py [--build build] [--only llama phi3 mixtral]
 
 Both sides begin with one folder that peft wrote (B is not zero in it) and train 20 steps of 12 samples of 16 tokens with AdamW, in float32. Losses and gradient norms agree within
 1e-6, A and B within 2e-4 of their norm after the last step (where a gradient is nearly zero AdamW divides noise by noise, so elements are not compared). Then peft reads what the
@@ -21,7 +21,10 @@ TARGETS = {"llama": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"], "p
 LAYOUTS = [("ddp", 1, []), ("ddp", 2, []), ("fsdp2", 2, []), ("fsdp2", 4, ["distributed.dp_replicate_size=2"]), ("megatron_fsdp", 2, []),
            ("fsdp2", 2, ["distributed.pp_size=2"]),
            ("fsdp2", 2, ["distributed.tp_size=2"]), ("fsdp2", 4, ["distributed.tp_size=2", "distributed.sequence_parallel=true"]),
-           ("fsdp2", 2, ["distributed.cp_size=2"]), ("fsdp2", 2, ["distributed.activation_checkpointing=full"])]
+           ("fsdp2", 2, ["distributed.cp_size=2"]), ("fsdp2", 2, ["distributed.activation_checkpointing=full"]),
+           *(("megatron_fsdp", 2, [f"distributed.megatron_fsdp.zero_dp_strategy={level}"]) for level in (0, 1, 2))]  # 3 is the default
+# Of models with experts, behind the others.
+EXPERT_LAYOUTS = [("moe_ep", 2, ["distributed.ep_size=2"]), ("fsdp2", 4, ["distributed.ep_size=2"])]
 
 
 def load(base):
@@ -102,7 +105,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--build", default=os.path.join(root, "build"))
     p.add_argument("--only", nargs="*", default=["llama", "phi3"])
-    p.add_argument("--layouts", type=int, default=len(LAYOUTS), help="as many, of the first ones")
+    p.add_argument("--layouts", type=int, default=len(LAYOUTS + EXPERT_LAYOUTS), help="as many, of the first ones")
     a = p.parse_args()
     from peft import PeftModel
     from safetensors.torch import load_file
@@ -116,6 +119,7 @@ def main():
 
     for family in a.only:
         rslora = family == "phi3"
+        layouts = LAYOUTS + (EXPERT_LAYOUTS if family == "mixtral" else [])
         base = f"{root}/tests/data/parity/{family}"
         with tempfile.TemporaryDirectory() as folder:
             adapter = f"{folder}/adapter"
@@ -124,7 +128,7 @@ def main():
             targets = TARGETS[family]
             theirs = {name.replace(".default.", "."): p.detach() for name, p in model.named_parameters() if "lora_" in name}
             check = samples(f"{root}/tests/data/parity/train.bin", STEPS)[:, :-1]
-            for strategy, ranks, sets in LAYOUTS[:a.layouts]:
+            for strategy, ranks, sets in layouts[:a.layouts]:
                 curve, run = train(a.build, folder, base, adapter, strategy, ranks, sets, STEPS, rslora, targets, family)
                 name = f"{family}, {strategy} on {ranks} {' '.join(sets)}"
                 for key in ("loss", "grad_norm"):

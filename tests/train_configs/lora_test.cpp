@@ -213,4 +213,59 @@ TEST_CASE("a checkpoint beside a folder of weights holds what trains, and goes o
   CHECK(full.out.find("set run.name to another name") != std::string::npos);
 }
 
+TEST_CASE("adapters do not go on from a checkpoint that trained the whole model") {
+  const std::string ddp = "--set distributed.strategy=ddp ";
+  const Trained whole =
+      train(kJob + ddp + "--set step_scheduler.max_steps=1 --set lora.r=0", "lora_of_none");
+  INFO(whole.out);
+  REQUIRE(whole.status == 0);
+  const std::string tuned = kJob + ddp + "--set step_scheduler.max_steps=2 ";
+  const Trained refused = train(tuned, "lora_of_whole", "lora_of_none");
+  INFO(refused.out);
+  CHECK(refused.status == 7);
+  CHECK(refused.out.find("E0713") != std::string::npos);
+  CHECK(refused.out.find("set run.name to another name") != std::string::npos);
+  CHECK(refused.out.find("set checkpoint.resume = \"none\"") != std::string::npos);
+  const Trained afresh =
+      train(tuned + "--set checkpoint.resume=none", "lora_afresh", "lora_of_none");
+  INFO(afresh.out);
+  CHECK(afresh.status == 0);
+}
+
+TEST_CASE("adapters go out with every checkpoint where that is asked for") {
+  const std::string ddp =
+      "--set distributed.strategy=ddp --set checkpoint.every_steps=1 --set checkpoint.export=";
+  const auto adapter = [](const std::string& folder) {
+    return contents(kRuns + "/" + folder + "/adapter_model.safetensors");
+  };
+  const Trained run = train(
+      kJob + ddp + "every --set lora.export=both --set step_scheduler.max_steps=2", "lora_every");
+  INFO(run.out);
+  REQUIRE(run.status == 0);
+  exported("lora_every", "lora_every_adapter");
+  exported("lora_every", "lora_every_merged", "--merged");
+  CHECK(!adapter("lora_every/hf_adapter").empty());
+  CHECK(adapter("lora_every/hf_adapter") == adapter("lora_every_adapter"));
+  CHECK(contents(kRuns + "/lora_every/hf/model.safetensors") ==
+        contents(kRuns + "/lora_every_merged/model.safetensors"));
+  // A run that fails in its second step, where the weights of the first one are too large.
+  for (const char* when : {"every", "final"}) {
+    CAPTURE(when);
+    const Trained failed = train(kJob + ddp + when +
+                                     " --set step_scheduler.max_steps=3 --set optimizer.lr=1e30 "
+                                     "--set lr_scheduler.lr_decay_style=constant --set "
+                                     "run.stop_on_nonfinite=true",
+                                 "lora_failed");
+    INFO(failed.out);
+    CHECK(failed.status == 5);
+    REQUIRE(failed.losses.size() == 1);
+    const bool every = std::string(when) == "every";
+    CHECK(fs::exists(kRuns + "/lora_failed/hf/adapter_config.json") == every);
+    if (!every) continue;
+    exported("lora_failed", "lora_failed_adapter");
+    CHECK(!adapter("lora_failed/hf").empty());
+    CHECK(adapter("lora_failed/hf") == adapter("lora_failed_adapter"));
+  }
+}
+
 }  // namespace lora_test

@@ -333,6 +333,16 @@ TEST_CASE("the flat form and older names are accepted with a notice") {
   }
 }
 
+TEST_CASE("adapters with magnitudes are refused, with a setting that works") {
+  const Error error = only_error(load("[lora]\nr = 4\ndora = true\n"));
+  CHECK(code_string(error.code()) == "E0390");
+  CHECK(error.key() == "lora.dora");
+  CHECK(error.origin().line == 3);
+  REQUIRE(error.helps().size() == 1);
+  CHECK(error.helps()[0].starts_with("set lora.dora = false"));
+  CHECK(load("[lora]\nr = 4\ndora = true\n", {"lora.dora=false"}).diagnostics.ok());
+}
+
 TEST_CASE("adapters are asked for by other names too") {
   Loaded all = load("[lora]\ndim = 4\nmatch_all_linear = true\n");
   REQUIRE(all.diagnostics.ok());

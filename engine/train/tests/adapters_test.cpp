@@ -387,9 +387,32 @@ TEST_CASE("a checkpoint with adapters goes on on every other layout") {
                                                {"fsdp2", {2, {}}, {kWholeBase}},
                                                {"fsdp2", {4, {}}},
                                                {"fsdp2", {4, {kTp2}}, {kSequence}},
-                                               {"megatron_fsdp", {4, {kTp2}}, {flat_level(3)}}})
+                                               {"megatron_fsdp", {4, {kTp2}}, {flat_level(3)}},
+                                               {"fsdp2", {2, {"distributed.cp_size=2"}}},
+                                               {"fsdp2", {2, {kPp2}}},
+                                               {"fsdp2", {4, {kTp2, kPp2}}}})
     all.push_back(layout_of(model, one, where));
   CHECK(carried_over(all, folder.path / "runs") == "");
+  // From a layout that cuts layers, and beside experts that are somewhere else each time.
+  const Case four{"four layers", kStaged, {"lora.r=4", "lora.alpha=6"}, 1.5},
+      experts{"experts", kMixtral, {"lora.r=4", "lora.alpha=6"}, 1.5};
+  for (const auto& [each, layouts] : std::vector<std::pair<Case, std::vector<Where>>>{
+           {four,
+            {{"fsdp2", {4, {kPp2}}},
+             {"fsdp2", {2, {kPp2}}, {schedule("ZBVZeroBubble")}},
+             {"fsdp2", {2, {"distributed.cp_size=2"}}},
+             {"megatron_fsdp", {2, {}}, {flat_level(2)}}}},
+           {experts,
+            {{"fsdp2", {4, {kEp2}}},
+             {"ddp", kAlone},
+             {"moe_ep", {2, {kEp2}}},
+             {"fsdp2", {2, {}}}}}}) {
+    INFO(each.name);
+    const std::string path = write_model(folder.path, each.model);
+    std::vector<Layout> among;
+    for (const Where& where : layouts) among.push_back(layout_of(path, each, where));
+    CHECK(carried_over(among, folder.path / each.model.name) == "");
+  }
 }
 
 TEST_CASE("a module of one's own gets adapters that hold values, and computes as before at first") {

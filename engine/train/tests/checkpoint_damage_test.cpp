@@ -1,6 +1,6 @@
-// Damage to a checkpoint of four ranks: every cut and every flipped bit is told by `verify`, and
+// Damage to a checkpoint of several ranks: every cut and every flipped bit is told by `verify`, and
 // refused by every rank that loads. Before doctest: LibTorch has a CHECK of its own.
-#include "engine/train/tests/small_run.h"
+#include "engine/train/tests/megatron_fsdp.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
@@ -60,17 +61,18 @@ struct Counts {
   int64_t cuts = 0, flips = 0;
   int64_t verified = 0;  // told by verify, with the file's name
   int64_t refused = 0;   // by both ranks that load
+  int64_t alone = 0;     // of these, found by the second rank only
   std::string text;
   int64_t not_read = 0;  // flips in files that loading does not read, of which no weight comes
 };
 
 // Cuts every file at every `step` bytes and flips `flips` random bits of all of them.
-Counts damage_all(int64_t step, int64_t flips, unsigned seed) {
+Counts damage_all(const Layout& saving, const Layout& two, int64_t step, int64_t flips,
+                  unsigned seed) {
   fs::path folder = fs::temp_directory_path() / ("checkpoint_damage_" + std::to_string(::getpid()));
   fs::remove_all(folder);
-  Layout four{"fsdp2", 4}, two{"ddp", 2};
-  run_ranks(four.ranks, [&](const std::shared_ptr<World>& world) {
-    Rank rank(four, world);
+  run_ranks(saving.ranks, [&](const std::shared_ptr<World>& world) {
+    Rank rank(saving, world);
     rank.initialize();
     rank.step();
     rank.trainer.save(folder.string());
@@ -99,6 +101,7 @@ Counts damage_all(int64_t step, int64_t flips, unsigned seed) {
   }
   std::vector<int> refusals[2] = {std::vector<int>(all.size(), 0),
                                   std::vector<int>(all.size(), 0)};  // by rank
+  std::vector<int> alone(all.size(), 0);
   run_ranks(two.ranks, [&](const std::shared_ptr<World>& world) {
     Rank rank(two, world);
     bool leads = world->rank() == 0;
@@ -116,6 +119,8 @@ Counts damage_all(int64_t step, int64_t flips, unsigned seed) {
       } catch (const Error& error) {
         refused = error.code() == ErrorCode::bad_checkpoint &&
                   error.message().find(all[i].file.string()) == 0;
+        // Which rank it was is told where not all have met it.
+        if (leads && std::ranges::count(error.notes(), "on rank 1") > 0) alone[i] = 1;
       }
       world->everyone()->barrier();
       refusals[world->rank()][i] = refused ? 1 : 0;
@@ -128,10 +133,12 @@ Counts damage_all(int64_t step, int64_t flips, unsigned seed) {
     bool weightless =
         all[i].file.extension() != ".safetensors" && all[i].file.filename() != "meta.json";
     int refused = refusals[0][i] + refusals[1][i];
-    if (refused == 2)
+    if (refused == 2) {
       ++counts.refused;
-    else if (weightless && !all[i].cut && refused == 0)
+      counts.alone += alone[i];
+    } else if (weightless && !all[i].cut && refused == 0) {
       ++counts.not_read;
+    }
   }
   CHECK(checkpoint::verify_checkpoint(saved, [](int64_t) {}).damage.empty());
   counts.text = std::to_string(files.size()) + " files, " + std::to_string(total) +
@@ -155,14 +162,63 @@ void check(const Counts& counts) {
 
 TEST_CASE("a checkpoint that is cut or has a flipped bit is told by verify and not loaded") {
   // The counts that a release is held to, with a log of them in that file; else a sample.
+  const Layout four{"fsdp2", 4}, two{"ddp", 2};
   if (const char* log = std::getenv("MESHWRIGHT_FULL_RUN")) {
-    Counts counts = damage_all(512, 10000, 1);
+    Counts counts = damage_all(four, two, 512, 10000, 1);
     std::ofstream(log, std::ios::app) << counts.text;
     check(counts);
   } else {
     std::random_device device;
-    check(damage_all(40961, 250, device()));
+    check(damage_all(four, two, 40961, 250, device()));
   }
+}
+
+// Each rank reads what it has saved, and the weights of all are gathered once they are read: the
+// rank that found nothing must not wait there for the other.
+TEST_CASE("damage that one rank alone reads is told by all where weights are gathered after it") {
+  std::random_device device;
+  for (const char* overlap : {"true", "false"}) {
+    CAPTURE(overlap);
+    const Layout two{
+        "megatron_fsdp", 2, {flat_level(2), flat_option("overlap_param_gather", overlap)}};
+    const Counts counts = damage_all(two, two, 1 << 20, 60, device());
+    check(counts);
+    CHECK(counts.alone > 0);
+  }
+}
+
+// As `generate` and `evaluate` load.
+TEST_CASE("damage that one rank alone reads is told by all where weights alone are loaded") {
+  const TestFolder folder("checkpoint_damage_weights");
+  const Layout two{"megatron_fsdp", 2, {flat_level(2)}};
+  run_ranks(two.ranks, [&](const std::shared_ptr<World>& world) {
+    Rank rank(two, world);
+    rank.initialize();
+    rank.trainer.save(folder.path.string());
+  });
+  const fs::path saved = folder.path / "step_00000000";
+  int files = 0, refused = 0, alone = 0;
+  std::mutex mutex;
+  for (const fs::directory_entry& entry : fs::directory_iterator(saved)) {
+    if (!entry.path().filename().string().starts_with("model-")) continue;
+    ++files;
+    const Damage middle{entry.path(), static_cast<int64_t>(entry.file_size()) * 4, false};
+    const Damaged damaged(middle);
+    run_ranks(two.ranks, [&](const std::shared_ptr<World>& world) {
+      Rank rank(two, world);
+      checkpoint::Checkpoint from(saved);
+      try {
+        train::load_weights(rank.trainer, from);
+      } catch (const Error& error) {
+        std::lock_guard lock(mutex);
+        refused += error.code() == ErrorCode::bad_checkpoint ? 1 : 0;
+        alone += std::ranges::count(error.notes(), "on rank 1") > 0 ? 1 : 0;
+      }
+    });
+  }
+  CHECK(files == 2);
+  CHECK(refused == 4);
+  CHECK(alone == 2);  // both hear of what the second one has found
 }
 
 }  // namespace checkpoint_damage_test

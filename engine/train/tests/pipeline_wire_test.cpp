@@ -172,6 +172,18 @@ TEST_CASE("pipeline wire: uneven stages, messages of another dtype, experts") {
     }
 }
 
+TEST_CASE("pipeline wire: adapters alone reduce") {
+  TestFolder folder("pipeline_wire_adapters");
+  const std::string model = write_model(folder.path, kDeep);
+  const Keys lora{{"lora.r", "4"}}, whole{{"lora.r", "4"}, {"lora.base_sharding", "\"replicate\""}};
+  for (const char* schedule : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble"}) {
+    check_wire(model, 2, schedule, kHeld[0], kBesides[1], lora);
+    check_wire(model, 2, schedule, kHeld[4], kBesides[1], lora);
+    check_wire(model, 2, schedule, kHeld[0], kBesides[4], lora);
+    check_wire(model, 2, schedule, kHeld[0], kBesides[1], whole);
+  }
+}
+
 // The plan of a model of which a part is frozen: that of the configuration knows of none.
 TEST_CASE("pipeline wire: behind a frozen beginning no gradients go back") {
   TestFolder folder("pipeline_wire_frozen");

@@ -139,6 +139,43 @@ TEST_CASE("plugin data: documents, targets and weights train as by hand, on ever
   }
 }
 
+// Rotary embedding sees differences of positions alone: a model that has it trains alike wherever
+// documents begin to count.
+TEST_CASE("plugin data: positions begin at 0 in each document, and in each sample") {
+  const std::vector<std::vector<int32_t>> documents = {
+      {0, 0, 0, 1, 1, 2, 3, 3}, {3, 3, 3, 3, 3, 3, 3, 3}, {3, 5, 5, 5, 5, 6, 7, 8}};
+  const std::vector<int64_t> expected = {0, 1, 2, 0, 1, 0, 0, 1,  //
+                                         0, 1, 2, 3, 4, 5, 6, 7,  //
+                                         0, 0, 1, 2, 3, 0, 0, 0};
+  data::Numbers numbers{.samples = 3, .vocabulary = 64, .seq_len = 8, .weights = false};
+  numbers.spoil = [&](int64_t sample, const SampleView& out) {
+    std::ranges::copy(documents.at(static_cast<size_t>(sample)), out.documents.begin());
+  };
+  for (int64_t workers : {0, 2})
+    for (bool told : {false, true}) {
+      CAPTURE(workers);
+      CAPTURE(told);
+      train::Batches batches(data::open_samples(data::config_of(numbers)),
+                             data::Sampler(3, false, 9),
+                             train::BatchOrder{.first = 0, .stride = 3, .count = 1},
+                             train::Batches::Settings{.rows = 3,
+                                                      .seq_len = 8,
+                                                      .workers = workers,
+                                                      .padding = {.told = told, .multiple = 8}});
+      const train::MicroBatch& batch = batches.at(0);
+      REQUIRE((batch.positions.sizes() == at::IntArrayRef{3, 8}));
+      REQUIRE(batch.positions.is_contiguous());
+      const auto* positions = batch.positions.const_data_ptr<int64_t>();
+      CHECK(std::vector<int64_t>(positions, positions + 24) == expected);
+    }
+  numbers.documents = false;
+  numbers.spoil = {};
+  train::Batches plain(data::open_samples(data::config_of(numbers)), data::Sampler(3, false, 9),
+                       train::BatchOrder{.first = 0, .stride = 3, .count = 1},
+                       train::Batches::Settings{.rows = 3, .seq_len = 8});
+  CHECK_FALSE(plain.at(0).positions.defined());
+}
+
 TEST_CASE("plugin data: threads that read ahead change no bit") {
   TestFolder folder("plugin_workers");
   const std::string model = write_model(folder.path, kStaged);

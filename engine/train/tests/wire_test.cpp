@@ -32,7 +32,8 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
       R"([{pattern = "*embed*", frozen = true}, {pattern = "*.0.*", frozen = true}])"},
       middle{"optimizer.group", R"([{pattern = "*.1.*", frozen = true}])"},
       layers{"optimizer.group", R"([{pattern = "model.layers.*", frozen = true}])"},
-      lora{"lora.r", "3"};
+      lora{"lora.r", "3"}, whole{"lora.base_sharding", "\"replicate\""},
+      rows{"lora.r", "4"};  // of which two ranks have as many
   TestFolder folder("wire_test");
   const std::string biases =
       write_model(folder.path, {"biases", "LlamaForCausalLM", "llama", 32, 4, 4, 64,
@@ -138,6 +139,14 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
            {"Gemma 3, sequence parallel in pieces", 2, 1, {sequence, pieces, full}, "gemma3", 2},
            {"Phi3, fused", 2, 1, {}, "phi3", 2},
            {"Phi3, fused, sequence parallel", 4, 1, {sequence, pieces}, "phi3_tied", 2},
+           {"adapters", 2, 1, {lora}},
+           {"adapters, accumulation", 2, 3, {lora}},
+           {"adapters, freed after forward, recomputed", 2, 2, {lora, reshard("true"), full}},
+           {"adapters, hybrid", 4, 1, {lora, {"distributed.dp_replicate_size", "2"}}},
+           {"adapters beside a whole base", 2, 2, {rows, whole}},
+           {"adapters beside a whole base, tp", 4, 1, {rows, whole}, "llama-tiny", 2},
+           {"adapters, ddp", 2, 2, {lora, ddp}},
+           {"adapters beside experts", 4, 1, {lora, ep, gather}, "mixtral-tiny"},
            {"adapters, tp", 2, 2, {lora}, "llama-tiny", 2},
            {"adapters, sequence parallel, shards", 4, 1, {lora, sequence}, "llama-tiny", 2},
            {"adapters, sequence parallel in pieces, recomputed",
@@ -241,7 +250,8 @@ TEST_CASE(
       narrow{"distributed.mp_policy.reduce_dtype", "\"bfloat16\""},
       half{"distributed.mp_policy.param_dtype", "\"bfloat16\""},
       stored{"model.torch_dtype", "\"bfloat16\""},
-      late{"distributed.megatron_fsdp.overlap_param_gather", "false"};
+      late{"distributed.megatron_fsdp.overlap_param_gather", "false"}, lora{"lora.r", "4"},
+      whole{"lora.base_sharding", "\"replicate\""};
   for (const Case& c : std::vector<Case>{
            {"two", 2, 1, {}},
            {"three", 3, 1, {}},
@@ -255,6 +265,10 @@ TEST_CASE(
            {"float32 weights, bfloat16 computation", 2, 1, {half}},
            {"tp", 4, 2, {}, "llama-tiny", 2},
            {"Qwen3, norms of heads", 4, 2, {}, "qwen3", 2},
+           {"adapters", 2, 2, {lora}},
+           {"adapters, gathered at once", 2, 1, {lora, late}},
+           {"adapters beside a whole base", 2, 2, {lora, whole}},
+           {"adapters, tp", 4, 1, {lora}, "llama-tiny", 2},
            {"tied weights of an odd vocabulary", 4, 1, {}, "llama_tied_257", 2}})
     for (int level = 0; level <= 3; ++level) {
       INFO(c.name << ", level " << level);

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <string_view>
 
 #include "cases.h"
 #include "meshwright/error.h"
@@ -89,6 +90,59 @@ TEST_CASE("chats come out as transformers renders them, to the byte, and so do t
   CHECK(spans >= 66);
   CHECK(blocks == 19);
   CHECK(prompt_forms >= 22);
+}
+
+// The answer of message i as a trainer without origins finds it: what render(messages[:i + 1])
+// adds to render(messages[:i]) with the prompt for an answer. Where either is no beginning of the
+// chat (a template that drops older thoughts, say, or ends a chat otherwise), it finds nothing.
+TEST_CASE("spans are the differences of prefixes where prefixes tell") {
+  int starts = 0, ends = 0;
+  for (const Value& one : golden().get("cases")->as_list()) {
+    const Conversation conversation(one);
+    const std::optional<std::string> source = source_of(text(one, "template"), *conversation.form);
+    if (!source || one.get("error") != nullptr) continue;
+    const ChatTemplate chat = ChatTemplate::parse(*source, "T");
+    if (chat.has_generation_blocks()) continue;
+    const ChatTemplate::Request& request = conversation.request;
+    const ChatTemplate::Rendered whole = chat.render(request);
+    // The text of the first messages if the chat begins with it.
+    const auto beginning = [&](size_t messages, bool prompt) -> std::optional<std::string> {
+      ChatTemplate::Request prefix = request;
+      prefix.first_messages = messages;
+      prefix.add_generation_prompt = prompt;
+      try {
+        std::string out = chat.render(prefix).text;
+        if (whole.text.starts_with(out)) return out;
+      } catch (const Error&) {
+      }  // a template that wants more messages
+      return std::nullopt;
+    };
+    std::vector<Span> spans;
+    if (one.get("assistant_spans") != nullptr)
+      spans = assistant_spans(chat, request, whole, conversation.special_tokens);
+    for (const Span& span : spans) {
+      std::string name = text(one, "template") + " " + text(one, "conversation") + ", message " +
+                         std::to_string(span.message);
+      CAPTURE(name);
+      const auto message = static_cast<size_t>(span.message);
+      const std::optional<std::string> before = beginning(message, true),
+                                       with = beginning(message + 1, false);
+      if (!before) continue;
+      CHECK(span.begin == before->size());
+      ++starts;
+      if (!with || with->size() <= before->size()) continue;
+      // What follows the token that ends the answer is out: a new line, and the end of the chat
+      // where the template closes it with a token of its own.
+      REQUIRE(span.end <= with->size());
+      std::string_view rest = std::string_view(*with).substr(span.end);
+      if (rest.starts_with('\n')) rest.remove_prefix(1);
+      const std::string eos = text(*conversation.form, "eos_token");
+      CHECK((rest.empty() || rest == eos));
+      ++ends;
+    }
+  }
+  CHECK(starts >= 76);
+  CHECK(ends >= 62);
 }
 
 TEST_CASE("each rule of Jinja holds") {
