@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <boost/dll/shared_library.hpp>
+#include <charconv>
 #include <chrono>
 #include <exception>
 #include <filesystem>
@@ -143,7 +144,13 @@ void claim(const Chosen& chosen, c10d::Store& store, int64_t rank) {
        {chosen.nccl->device_uuid(device), host() + " " + chosen.nccl->device_address(device)}) {
     const std::string first = text_of(store.compareSet("device/" + key, {}, bytes_of(mine)));
     if (first == mine) continue;
-    const auto [low, high] = std::minmax<int64_t>({rank, std::stoll(first)});
+    int64_t other = 0;
+    const auto [stop, failed] = std::from_chars(first.data(), first.data() + first.size(), other);
+    if (failed != std::errc() || stop != first.data() + first.size())
+      throw Error(ErrorCode::rendezvous_failed, "what a rank left in the store under \"device/" +
+                                                    key + "\" is no rank: \"" +
+                                                    first.substr(0, 40) + "\"");
+    const auto [low, high] = std::minmax<int64_t>({rank, other});
     store.set(kShared, bytes_of("ranks " + std::to_string(low) + " and " + std::to_string(high) +
                                 " share the CUDA device " + chosen.name));
     return;

@@ -89,6 +89,7 @@ struct Ports {
   bool one_host = true, local = false;  // local: the program starts the ranks, at any free port
   std::string problem = {};             // why nobody can listen there
   int first = 0, last = 0;              // those that the kernel gives out; 0: not known
+  bool secret = true;                   // the ranks prove that they are of the job
 };
 Finding judge(const Ports& facts);
 

@@ -85,6 +85,16 @@ Finding judge(const Ports& facts) {
     out.text += ". The kernel may have given MASTER_PORT itself to another program by then";
     out.fix = "choose a MASTER_PORT below " + std::to_string(facts.first);
   }
+  if (facts.one_host || facts.local || facts.place.empty()) return out;
+  if (facts.secret) {
+    out.text += ". The ranks prove to each other that they know the job's secret";
+    return out;
+  }
+  out.level = Level::note;
+  out.text += ". The job has no secret: whoever reaches " + facts.place +
+              " can read the configuration and end it";
+  out.fix += (out.fix.empty() ? "" : "; ") +
+             std::string("export MESHWRIGHT_JOB_SECRET=$(openssl rand -hex 32), on all ranks");
   return out;
 }
 

@@ -197,6 +197,13 @@ std::optional<RankEnvironment> indexed(const Reader& read) {
 
 }  // namespace
 
+std::string name_of_launchers_job(const Reader& read) {
+  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "HYDRA_JOBID",
+                           "FLUX_JOB_ID", "PALS_APID", "LSB_JOBID", "JSM_NAMESPACE_ID"})
+    if (std::optional<std::string> value = read.text(name)) return *value;
+  return "";
+}
+
 bool differs_from_launchers(const Reader& read, int64_t rank, int64_t world) {
   for (const Launcher& launcher : kLaunchers)
     if (std::optional<int64_t> theirs = read.number(launcher.names.rank, 0, kMost),

@@ -4,6 +4,7 @@
 
 #include "engine/launch/hosts.h"
 #include "engine/launch/variables.h"
+#include "meshwright/error.h"
 
 namespace meshwright::launch {
 
@@ -95,8 +96,9 @@ Lookup process_environment() {
   };
 }
 
-std::optional<RankEnvironment> detect_ranks(const Lookup& environment) {
-  Reader read(environment);
+namespace {
+
+std::optional<RankEnvironment> detect(const Reader& read) {
   if (read.has("MESHWRIGHT_LOCAL_JOB")) {
     RankEnvironment e = plain(read, Source::local);
     if (std::optional<int64_t> fd = read.number("MESHWRIGHT_STORE_FD", 3, 1 << 20);
@@ -119,6 +121,43 @@ std::optional<RankEnvironment> detect_ranks(const Lookup& environment) {
   if (std::optional<int64_t> world = read.number("WORLD_SIZE", 1, kMost); world && *world > 1)
     Reader::fail("RANK", "WORLD_SIZE = " + std::to_string(*world) + ", but RANK is not set");
   return std::nullopt;
+}
+
+std::string secret_of(const Reader& read) {
+  constexpr size_t kLeast = 16;
+  std::string out = read.text("MESHWRIGHT_JOB_SECRET").value_or("");
+  if (!out.empty() && out.size() < kLeast)
+    throw Error(ErrorCode::bad_rank_environment,
+                "MESHWRIGHT_JOB_SECRET has " + std::to_string(out.size()) +
+                    " characters: whoever sees the ranks meet could guess it")
+        .help("make one of at least " + std::to_string(kLeast) +
+              " characters for each job: export MESHWRIGHT_JOB_SECRET=$(openssl rand -hex 32)");
+  return out;
+}
+
+// The same on all ranks, another for each job.
+std::string job_of(const Reader& read, Source source) {
+  auto text = [&](const char* name) { return read.text(name).value_or(""); };
+  if (source == Source::torchrun) {
+    const std::string id = text("TORCHELASTIC_RUN_ID");
+    return id == "none" ? "" : id;  // torchrun's word for no id
+  }
+  if (source == Source::slurm) return text("SLURM_JOB_ID") + "." + text("SLURM_STEP_ID");
+  return source == Source::openmpi || source == Source::jsrun || source == Source::flux ||
+                 source == Source::pals
+             ? name_of_launchers_job(read)
+             : "";
+}
+
+}  // namespace
+
+std::optional<RankEnvironment> detect_ranks(const Lookup& environment) {
+  Reader read(environment);
+  std::optional<RankEnvironment> out = detect(read);
+  if (!out || out->world_size == 1) return out;
+  out->secret = secret_of(read);
+  out->job = job_of(read, out->source);
+  return out;
 }
 
 const char* source_name(Source source) {

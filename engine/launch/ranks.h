@@ -37,6 +37,9 @@ struct RankEnvironment {
   int listen_fd = -1;  // rank 0 of a local job: the listening socket it inherited
   bool local_world_told =
       true;  // else local_world_size is the least that it can be, and another number on each rank
+  // What the ranks of a job prove to each other that they know (MESHWRIGHT_JOB_SECRET), and the
+  // launcher's own name for the job. Empty: there is none.
+  std::string secret, job;
   // All ranks are known to be on this host. The launcher may not have said; connect_store() finds
   // out for the groups.
   bool one_host() const { return local_world_told && local_world_size == world_size; }
@@ -50,8 +53,8 @@ Lookup process_environment();
 // PET_* variables with one process on each node, and a launcher that tells the rank alone, where
 // WORLD_SIZE is set; nullopt when none is there. Local: talks to nobody. Throws
 // Error(bad_rank_environment) that names the variable at fault: one that is missing, is no number,
-// or does not agree with the others; and Error(unknown_launcher) when the variables speak of
-// several nodes and do not say which rank this process is.
+// does not agree with the others, or a secret that is easily guessed; and Error(unknown_launcher)
+// when the variables speak of several nodes and do not say which rank this process is.
 std::optional<RankEnvironment> detect_ranks(const Lookup& environment);
 
 // The variables ("JOB_COMPLETION_INDEX = 2") that a launcher of several processes seems to have

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <spawn.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -49,8 +50,27 @@ struct Pipe {
   }
 };
 
+// 32 random bytes as text, which an environment can hold.
+std::string new_secret() {
+  unsigned char bytes[32];
+  for (size_t at = 0; at < sizeof bytes;) {
+    const ssize_t got = ::getrandom(bytes + at, sizeof bytes - at, 0);
+    if (got > 0)
+      at += static_cast<size_t>(got);
+    else if (errno != EINTR)
+      throw Error(ErrorCode::rank_failed,
+                  std::string("the kernel gives no random bytes: ") + std::strerror(errno));
+  }
+  std::string out;
+  for (unsigned char byte : bytes) {
+    out += "0123456789abcdef"[byte >> 4];
+    out += "0123456789abcdef"[byte & 15];
+  }
+  return out;
+}
+
 std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, int64_t restart,
-                                          int port) {
+                                          const Listener& listener) {
   std::string rank = std::to_string(number), world = std::to_string(job.ranks);
   std::vector<std::pair<std::string, std::string>> ours = job.environment;
   ours.insert(ours.end(), {{"RANK", rank},
@@ -58,7 +78,8 @@ std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, i
                            {"LOCAL_RANK", rank},
                            {"LOCAL_WORLD_SIZE", world},
                            {"MASTER_ADDR", "127.0.0.1"},
-                           {"MASTER_PORT", std::to_string(port)},
+                           {"MASTER_PORT", std::to_string(listener.port)},
+                           {"MESHWRIGHT_JOB_SECRET", listener.secret},
                            {"MESHWRIGHT_LOCAL_JOB", std::to_string(::getpid())}});
   if (number == 0) ours.emplace_back("MESHWRIGHT_STORE_FD", std::to_string(kStoreFd));
   if (restart > 0) ours.emplace_back("MESHWRIGHT_RESTART", std::to_string(restart));
@@ -105,6 +126,7 @@ Listener listen_on_free_port() {
                 std::string("cannot listen on 127.0.0.1: ") + std::strerror(errno))
         .help("local ranks meet over the loopback interface: it must be up");
   out.port = ntohs(address.sin_port);
+  out.secret = new_secret();
   return out;
 }
 
@@ -112,7 +134,7 @@ Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const L
   if (number == 0) raise_descriptor_limit();  // there are three descriptors per rank
   Pipe out, err;
   std::vector<std::string> words = job.argv,
-                           variables = rank_environment(job, number, restart, listener.port);
+                           variables = rank_environment(job, number, restart, listener);
   std::vector<char*> argv = pointers(words), envp = pointers(variables);
 
   posix_spawn_file_actions_t actions;

@@ -31,6 +31,7 @@ class Descriptor {
 struct Listener {
   Descriptor fd;
   int port = 0;
+  std::string secret = {};  // new; the ranks have it in their environment
 };
 Listener listen_on_free_port();
 

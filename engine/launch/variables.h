@@ -38,6 +38,8 @@ void check(const RankEnvironment& e, const Names& names);
 
 // Launchers other than torchrun, plain variables and Slurm (launchers.cpp).
 std::optional<RankEnvironment> from_launchers(const Reader& read);
+// What such a launcher calls the job; empty: nothing.
+std::string name_of_launchers_job(const Reader& read);
 // Whether one of these launchers says another rank or size: then the process was not started by the
 // one that says `rank` and `world`.
 bool differs_from_launchers(const Reader& read, int64_t rank, int64_t world);

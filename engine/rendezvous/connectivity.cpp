@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "engine/rendezvous/interfaces.h"
@@ -77,6 +78,22 @@ std::string try_to_connect(const addrinfo& address, Clock::time_point end, Route
   return reason == 0 ? "" : std::strerror(reason);
 }
 
+[[noreturn]] void cannot_listen(const std::string& where, int port, int reason) {
+  Error error(ErrorCode::rendezvous_failed,
+              "rank 0 cannot listen on " + where + std::to_string(port) + ": " +
+                  (reason == -1 ? "this machine has no such address" : std::strerror(reason)));
+  if (reason == EADDRINUSE)
+    error
+        .help(
+            "set MASTER_PORT, on all ranks, to a port that no other program has (ss -ltnp shows "
+            "who has it)")
+        .help("or two processes have RANK 0: give each rank its own number");
+  if (reason == EACCES)
+    error.help("ports below 1024 are reserved: set MASTER_PORT to a higher one, on all ranks");
+  throw error.help(
+      "or let `meshwright train FILE --nproc N` start the ranks: it finds a free port");
+}
+
 }  // namespace
 
 int listen_on(int port, bool loopback_only) {
@@ -96,20 +113,17 @@ int listen_on(int port, bool loopback_only) {
     reason = try_to_listen(AF_INET, reinterpret_cast<sockaddr*>(&address), sizeof address, fd);
   }
   if (reason == 0) return fd;
-  Error error(ErrorCode::rendezvous_failed,
-              "rank 0 cannot listen on " + std::string(loopback_only ? "127.0.0.1" : "port") +
-                  (loopback_only ? ":" : " ") + std::to_string(port) + ": " +
-                  (reason == -1 ? "this machine has no such address" : std::strerror(reason)));
-  if (reason == EADDRINUSE)
-    error
-        .help(
-            "set MASTER_PORT, on all ranks, to a port that no other program has (ss -ltnp shows "
-            "who has it)")
-        .help("or two processes have RANK 0: give each rank its own number");
-  if (reason == EACCES)
-    error.help("ports below 1024 are reserved: set MASTER_PORT to a higher one, on all ranks");
-  throw error.help(
-      "or let `meshwright train FILE --nproc N` start the ranks: it finds a free port");
+  cannot_listen(loopback_only ? "127.0.0.1:" : "port ", port, reason);
+}
+
+int listen_at(const std::string& address, int port) {
+  std::optional<SocketAddress> here = socket_address(address, port);
+  int fd = -1;
+  const int reason =
+      here ? try_to_listen(here->storage.ss_family, here->get(), here->size, fd) : -1;
+  if (reason == 0) return fd;
+  const bool six = address.find(':') != std::string::npos;
+  cannot_listen(six ? "[" + address + "]:" : address + ":", port, reason);
 }
 
 namespace {
@@ -140,9 +154,10 @@ std::string try_connect(const std::string& host, int port, Clock::time_point end
   return try_any(host, port, end, route, nullptr);
 }
 
-int connect_to(const std::string& host, int port, Clock::time_point end) {
+int connect_to(const std::string& host, int port, Clock::time_point end, std::string* why) {
   int out = -1;
-  try_any(host, port, end, nullptr, &out);
+  const std::string reason = try_any(host, port, end, nullptr, &out);
+  if (why != nullptr) *why = reason;
   return out;
 }
 

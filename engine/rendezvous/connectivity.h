@@ -6,10 +6,11 @@
 
 namespace meshwright::rendezvous {
 
-// A listening socket on 127.0.0.1, or on every interface. LibTorch's own server would always take
-// every interface; a socket handed over is honoured. Throws Error(rendezvous_failed) that says what
-// to do when the port is taken.
+// A listening socket on 127.0.0.1, or on every interface. Throws Error(rendezvous_failed) that says
+// what to do when the port is taken.
 int listen_on(int port, bool loopback_only);
+// The same at one address of this host ("10.70.0.1").
+int listen_at(const std::string& address, int port);
 
 // The two ends of a connection, as numbers: "10.70.0.2", "fd00::2".
 struct Route {
@@ -20,7 +21,8 @@ struct Route {
 // ("Connection refused"). `route`: which way the connection took.
 std::string try_connect(const std::string& host, int port,
                         std::chrono::steady_clock::time_point end, Route* route = nullptr);
-// The connection itself, which does not block; -1: there is none.
-int connect_to(const std::string& host, int port, std::chrono::steady_clock::time_point end);
+// The connection itself, which does not block; -1: there is none, and `why` says the reason.
+int connect_to(const std::string& host, int port, std::chrono::steady_clock::time_point end,
+               std::string* why = nullptr);
 
 }  // namespace meshwright::rendezvous

@@ -43,7 +43,8 @@ bool lower(const Seat& a, const Seat& b) {
 
 }  // namespace
 
-Doors::Doors() : tcp_(listen_on(0, /*loopback_only=*/false)) {
+Doors::Doors(const std::string& address)
+    : tcp_(address.empty() ? listen_on(0, /*loopback_only=*/false) : listen_at(address, 0)) {
   tcp_port_ = bound_port(tcp_);
   udp_ = ::socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   int off = 0;

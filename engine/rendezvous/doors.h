@@ -12,7 +12,9 @@ namespace meshwright::rendezvous {
 
 class Doors {
  public:
-  Doors();  // listens on any free port; throws Error(rendezvous_failed)
+  // Listens on any free port, for connections at that address alone; empty: at every one. Throws
+  // Error(rendezvous_failed).
+  explicit Doors(const std::string& address = {});
   ~Doors();
   Doors(const Doors&) = delete;
   Doors& operator=(const Doors&) = delete;

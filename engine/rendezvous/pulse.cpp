@@ -4,15 +4,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <exception>
 #include <random>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
-#include "engine/base/store_bytes.h"
 #include "engine/rendezvous/connectivity.h"
 #include "engine/rendezvous/interfaces.h"
+#include "engine/rendezvous/listen.h"
+#include "engine/rendezvous/notices.h"
 #include "meshwright/error.h"
 
 namespace meshwright::rendezvous {
@@ -25,6 +27,8 @@ struct Word {
   int64_t token, rank;
 };
 constexpr int64_t kGoodbye = -1;
+// Lines beyond those of the ranks: the oldest that has not said who it is makes room.
+constexpr size_t kMostStrangeLines = 64;
 
 const std::string kKey = "pulse";
 
@@ -35,25 +39,37 @@ bool send_word(int fd, const Word& word) {
 }  // namespace
 
 Pulse::Pulse(const launch::RankEnvironment& ranks, c10d::Store& store,
-             std::chrono::milliseconds patience)
+             std::chrono::milliseconds patience, const std::string& interface)
     : rank_(ranks.rank) {
   if (rank_ == 0) {
     std::random_device random;
     token_ = static_cast<int64_t>(random()) << 31 | static_cast<int64_t>(random() >> 1);
+    std::string address;  // at which rank 0 listens alone; empty: MASTER_ADDR leads there
     try {
-      door_ = listen_on(0, ranks.one_host());
+      if (!ranks.one_host())
+        if (const auto open = addresses_to_open(ranks, interface); !open.empty()) address = open[0];
+      door_ = address.empty() ? listen_on(0, ranks.one_host()) : listen_at(address, 0);
     } catch (const Error&) {  // nobody is watched then, and nobody waits for it
     }
     const int port = door_ >= 0 ? bound_port(door_) : 0;
-    store.set(kKey, base::bytes_of(std::to_string(port) + " " + std::to_string(token_)));
+    store.set(kKey, bytes_of(std::to_string(port) + " " + std::to_string(token_) + " " + address));
+    most_lines_ = static_cast<size_t>(ranks.world_size) + kMostStrangeLines;
     return;
   }
-  const std::string told = base::text_of(store.get(kKey));
-  token_ = std::atoll(told.c_str() + told.find(' '));
-  if (std::atoi(told.c_str()) == 0) return;
-  const std::string host = ranks.one_host() ? "127.0.0.1" : ranks.master_addr;
-  const int fd =
-      connect_to(host, std::atoi(told.c_str()), std::chrono::steady_clock::now() + patience);
+  const std::string told = text_of(store.get(kKey));
+  const size_t first = std::min(told.find(' '), told.size()),
+               second = std::min(told.find(' ', first + 1), told.size());
+  const int64_t port = number_of(told.substr(0, first), kKey, "rank 0");
+  token_ = number_of(told.substr(std::min(first + 1, second), second - std::min(first + 1, second)),
+                     kKey, "rank 0");
+  const std::string address = told.substr(std::min(second + 1, told.size()));
+  if (port <= 0 || port > 65535) return;
+  const auto now = std::chrono::steady_clock::now();
+  int fd = -1;
+  if (!address.empty()) fd = connect_to(address, static_cast<int>(port), now + patience / 2);
+  if (fd < 0)
+    fd = connect_to(ranks.one_host() ? "127.0.0.1" : ranks.master_addr, static_cast<int>(port),
+                    now + patience);
   if (fd < 0) return;
   lines_.push_back({fd, 0});
   send_word(fd, {token_, rank_});
@@ -80,6 +96,23 @@ void Pulse::accept_lines() {
   for (pollfd ready{door_, POLLIN, 0}; ::poll(&ready, 1, 0) > 0;) {
     const int fd = ::accept4(door_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
+    std::erase_if(lines_, [](const Line& line) { return line.fd < 0; });
+    if (lines_.size() >= most_lines_) {
+      // Ranks say who they are as soon as they are connected.
+      for (Line& line : lines_)
+        if (line.rank < 0) listen_to(line);
+      std::erase_if(lines_, [](const Line& line) { return line.fd < 0; });
+    }
+    if (lines_.size() >= most_lines_) {
+      auto stranger = std::find_if(lines_.begin(), lines_.end(),
+                                   [](const Line& line) { return line.rank < 0; });
+      if (stranger == lines_.end()) {
+        ::close(fd);
+        continue;
+      }
+      ::close(stranger->fd);
+      lines_.erase(stranger);
+    }
     lines_.push_back({fd, -1});
     if (ended_) send_word(fd, {token_, *ended_});
   }

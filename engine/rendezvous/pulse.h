@@ -8,6 +8,7 @@
 #include <chrono>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/launch/ranks.h"
@@ -21,8 +22,9 @@ namespace meshwright::rendezvous {
 class Pulse {
  public:
   // Collective. A rank that cannot connect within `patience` is not watched, and watches nobody.
+  // Rank 0 listens where its store does (listen.h), on one address.
   Pulse(const launch::RankEnvironment& ranks, c10d::Store& store,
-        std::chrono::milliseconds patience);
+        std::chrono::milliseconds patience, const std::string& interface = {});
   // Says good-bye, unless an exception ends this rank.
   ~Pulse();
   Pulse(const Pulse&) = delete;
@@ -43,6 +45,7 @@ class Pulse {
   int door_ = -1;      // of rank 0
   int64_t token_ = 0;  // which only ranks of this job know
   std::vector<Line> lines_;
+  size_t most_lines_ = 0;
   std::optional<int64_t> ended_;
 };
 

@@ -23,14 +23,19 @@ namespace meshwright::rendezvous {
 
 class Board;
 
-// Collective. Rank 0 serves a TCPStore: on the inherited socket, else on master_addr, on loopback
-// only when all ranks are on one host. Under torchrun's agent every rank is a client. A world of
+// Collective. Rank 0 serves a store (store_server.h) to those that know the job's secret: on the
+// inherited socket, else at the address that MASTER_ADDR names (listen.h; `interface`:
+// dist_env.interface, where that says nothing), on loopback only when all ranks are on one host.
+// Under torchrun's agent every rank is a client of LibTorch's, which knows no secret. A world of
 // one has no network. Returns when all ranks are there. Throws Error(rendezvous_failed) with host,
-// port, seconds and the missing ranks, Error(ranks_disagree | bad_rank_environment) when the ranks
-// differ in WORLD_SIZE or two have one number, and the error of a rank that refuses. Comes back
-// within the timeout and a few seconds, whoever hangs.
+// port, seconds and the missing ranks, or why rank 0 refuses this one; Error(ranks_disagree |
+// bad_rank_environment) when the ranks differ in WORLD_SIZE or two have one number, on all ranks
+// where they prove to be of one job, by a secret or the launcher's name for it, else on the rank
+// that came later; and the error of a rank that refuses. Comes back within the timeout and a few
+// seconds, whoever hangs.
 c10::intrusive_ptr<c10d::Store> connect_store(const launch::RankEnvironment& ranks,
-                                              std::chrono::milliseconds timeout);
+                                              std::chrono::milliseconds timeout,
+                                              const std::string& interface = {});
 
 // Collective over all ranks, before the first group. Throws Error(ranks_disagree) on every rank,
 // naming the odd ones (those unlike the majority, at a tie unlike rank 0) and what differs;

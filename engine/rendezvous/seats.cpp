@@ -65,12 +65,14 @@ std::string encode(const Row& row) {
               kUnitSeparator);
 }
 
-Row decode_row(const std::string& text) {
+Row decode_row(const std::string& text, const std::string& key, const std::string& who) {
   Words words = split(text, kUnitSeparator);
   words.resize(6);
-  return {{words[0], words[1], std::atoi(words[2].c_str()), std::atoi(words[3].c_str())},
-          words[4],
-          words[5]};
+  auto port = [&](const std::string& word) {
+    const int64_t number = number_of(word, key, who);
+    return number >= 0 && number <= 65535 ? static_cast<int>(number) : 0;
+  };
+  return {{words[0], words[1], port(words[2]), port(words[3])}, words[4], words[5]};
 }
 
 // An error that all ranks throw, or a table of seats.
@@ -84,7 +86,12 @@ void throw_if_error(const std::string& text) {
   if (!text.starts_with("error")) return;
   Words words = split(text, kRecordSeparator);
   words.resize(4);
-  Error error(static_cast<ErrorCode>(std::atoi(words[1].c_str())), words[2]);
+  // Those that encode() is given here; anything else is not from a rank.
+  const bool known = words[1] == std::to_string(static_cast<int>(ErrorCode::bad_interface)) ||
+                     words[1] == std::to_string(static_cast<int>(ErrorCode::rendezvous_failed));
+  Error error(known ? static_cast<ErrorCode>(number_of(words[1], "seats/table", "rank 0"))
+                    : ErrorCode::rendezvous_failed,
+              words[2]);
   error.key("dist_env.interface");
   for (const std::string& help : split(words[3], kUnitSeparator)) error.help(help);
   throw error;
@@ -288,7 +295,11 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats,
     for (const std::string& line : split(found[i], kRecordSeparator)) {
       Words refused = split(line, kUnitSeparator);
       if (refused.size() != 2 || ++pairs > kMostPairs) continue;
-      auto to = static_cast<size_t>(std::atoll(refused[0].c_str()));
+      auto to = static_cast<size_t>(number_of(refused[0], "seats/found/" + std::to_string(i),
+                                              "rank " + std::to_string(knockers[i])));
+      if (to >= knockers.size() || heard[to].size() < knockers.size() ||
+          heard[i].size() < knockers.size())
+        continue;
       text += (text.empty() ? "" : "; ") + cause(words_of(i), words_of(to), refused[1],
                                                  heard[to][i] == '1', heard[i][to] == '1');
     }
@@ -312,7 +323,8 @@ std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks,
     for (int64_t r = 0; r < ranks.world_size; ++r) {
       std::string key = "row/" + std::to_string(r);
       store.wait({key}, left_until(end));
-      rows.push_back(decode_row(text_of(store.get(key))));
+      rows.push_back(
+          decode_row(text_of(store.get(key)), "seats/" + key, "rank " + std::to_string(r)));
     }
     try {
       Words lines;
@@ -328,7 +340,12 @@ std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks,
   throw_if_error(table);
   std::vector<Seat> seats;
   for (const std::string& line : split(table, kRecordSeparator))
-    seats.push_back(decode_row(line).seat);
+    seats.push_back(decode_row(line, "seats/table", "rank 0").seat);
+  if (seats.size() != static_cast<size_t>(ranks.world_size))
+    throw Error(ErrorCode::rendezvous_failed,
+                "what rank 0 left in the store under \"seats/table\" has " +
+                    std::to_string(seats.size()) + " rows for " + std::to_string(ranks.world_size) +
+                    " ranks");
   try_pairs(store, ranks.rank, seats, doors);
   return seats;
 }
@@ -346,8 +363,8 @@ std::vector<Seat> seat_ranks(const c10::intrusive_ptr<c10d::Store>& base,
                              Milliseconds timeout) {
   auto store = c10::make_intrusive<c10d::PrefixStore>("seats", base);
   auto end = Clock::now() + timeout;
-  auto doors = std::make_shared<Doors>();
   Row mine = own_row(ranks, wanted, end);
+  auto doors = std::make_shared<Doors>(mine.seat.address);
   mine.seat.tcp_port = doors->tcp_port();
   mine.seat.udp_port = doors->udp_port();
   const WithOthers words{ranks.rank, timeout, "learn the addresses of the others",

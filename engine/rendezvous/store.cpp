@@ -1,5 +1,7 @@
 // connect_store(): one store for all ranks, and nobody goes on before everybody is there.
 #include <algorithm>
+#include <charconv>
+#include <optional>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -7,8 +9,11 @@
 #include "engine/rendezvous/bounded.h"
 #include "engine/rendezvous/connectivity.h"
 #include "engine/rendezvous/error_text.h"
+#include "engine/rendezvous/listen.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/rendezvous/rendezvous.h"
+#include "engine/rendezvous/store_client.h"
+#include "engine/rendezvous/store_server.h"
 #include "meshwright/error.h"
 
 namespace meshwright::rendezvous {
@@ -40,30 +45,98 @@ std::string place(const launch::RankEnvironment& ranks) {
 // How long ranks that refuse the job wait for those that do not know it yet.
 constexpr Milliseconds kRefusalStays = std::chrono::seconds(15);
 
-StorePtr open_store(const launch::RankEnvironment& ranks, Milliseconds timeout,
-                    Clock::time_point end) {
+// What rank 0 found out about who is there: empty, or the words of an error for all ranks, or what
+// one of them refuses.
+struct Roll {
+  ErrorCode code = ErrorCode::rendezvous_failed;
+  std::string words;
+  std::string refusal = {};  // encode_error()
+};
+
+Roll twice(int64_t rank);
+
+// Rank 0 has told this rank that it is none of the job.
+[[noreturn]] void refused(const launch::RankEnvironment& ranks, const NoStore& why) {
+  using wire::Refusal;
+  const std::string rank = "rank " + std::to_string(ranks.rank);
+  auto error = [&](const std::string& what) {
+    return Error(ErrorCode::rendezvous_failed,
+                 rank + " was refused by rank 0 at " + place(ranks) + ": " + what);
+  };
+  const std::string same =
+      "set MESHWRIGHT_JOB_SECRET to one value on all ranks of the job, and to another for each job";
+  switch (why.refusal) {
+    case Refusal::none:
+    case Refusal::wrong_secret:
+      throw error("the two do not have the same MESHWRIGHT_JOB_SECRET").help(same);
+    case Refusal::secret_missing:
+      throw error("the job has a secret, and MESHWRIGHT_JOB_SECRET is not set here").help(same);
+    case Refusal::secret_unknown:
+      throw error("MESHWRIGHT_JOB_SECRET is set here, and rank 0 has none").help(same);
+    case Refusal::other_job:
+      throw error("another job of the launcher has that port")
+          .help("set MASTER_PORT, on all ranks, to one that no other job has");
+    case Refusal::rank_taken: {
+      const Roll roll = twice(ranks.rank);
+      throw Error(roll.code, roll.words)
+          .help("start as many processes as WORLD_SIZE says, each with its own RANK")
+          .help("set MASTER_PORT, on all ranks, to one that no other job has");
+    }
+    case Refusal::other_world:
+      throw Error(ErrorCode::ranks_disagree, rank + " has WORLD_SIZE " +
+                                                 std::to_string(ranks.world_size) +
+                                                 ", rank 0 has " + std::to_string(why.number))
+          .help("start as many processes as WORLD_SIZE says, and all with the same WORLD_SIZE")
+          .help("set MASTER_PORT, on all ranks, to one that no other job has");
+    case Refusal::no_such_rank:
+      throw error("it has WORLD_SIZE " + std::to_string(why.number))
+          .help("start all ranks with the same WORLD_SIZE");
+    case Refusal::crowded:
+      throw error("it has too many connections already").help("this is a defect of the program");
+  }
+  throw error("for no known reason");
+}
+
+// What goes wrong on the way to the store becomes the error of this rank.
+template <class F>
+auto reach(const launch::RankEnvironment& ranks, Milliseconds timeout, Milliseconds limit, F open)
+    -> std::invoke_result_t<F> {
+  try {
+    return bounded(limit, std::move(open));
+  } catch (const NoAnswer&) {
+    unreachable(ranks, timeout, "the name " + ranks.master_addr + " is not answered for", false);
+  } catch (const NoStore& why) {
+    switch (why.why) {
+      case NoStore::Why::unreachable:
+        unreachable(ranks, timeout, why.words, false);
+      case NoStore::Why::silent:
+        unreachable(ranks, timeout, "somebody accepts connections there and says nothing", true);
+      case NoStore::Why::other_program:
+        unreachable(ranks, timeout,
+                    "somebody accepts connections there and is no store (" + why.words + ")", true);
+      case NoStore::Why::refused:
+        refused(ranks, why);
+    }
+    throw;
+  }
+}
+
+// LibTorch's own, which the launcher's agent serves: it asks nobody for a secret.
+StorePtr store_of_agent(const launch::RankEnvironment& ranks, Milliseconds timeout,
+                        Clock::time_point end) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(ranks.master_port);
-  options.isServer = ranks.rank == 0 && !ranks.agent_store;
+  options.isServer = false;
   options.waitWorkers = false;
   options.timeout = timeout;
-  // On one host the server is on loopback whatever name the launcher gave it, and for its own
-  // process it always is.
-  std::string host = options.isServer || (ranks.one_host() && !ranks.agent_store)
-                         ? "127.0.0.1"
-                         : ranks.master_addr;
-  if (options.isServer) {
-    options.masterListenFd =
-        ranks.listen_fd >= 0 ? ranks.listen_fd : listen_on(ranks.master_port, ranks.one_host());
-  } else {
-    std::string why = "the name " + host + " is not answered for";
-    try {
-      why = bounded(left_until(end) + Milliseconds(500),
-                    [host, port = ranks.master_port, end] { return try_connect(host, port, end); });
-    } catch (const NoAnswer&) {
-    }
-    if (!why.empty()) unreachable(ranks, timeout, why, false);
+  const std::string& host = ranks.master_addr;
+  std::string why = "the name " + host + " is not answered for";
+  try {
+    why = bounded(left_until(end) + Milliseconds(500),
+                  [host, port = ranks.master_port, end] { return try_connect(host, port, end); });
+  } catch (const NoAnswer&) {
   }
+  if (!why.empty()) unreachable(ranks, timeout, why, false);
   try {
     return bounded(left_until(end) + Milliseconds(1000), [host, options]() -> StorePtr {
       return c10::make_intrusive<c10d::TCPStore>(host, options);
@@ -72,21 +145,39 @@ StorePtr open_store(const launch::RankEnvironment& ranks, Milliseconds timeout,
     unreachable(ranks, timeout, "somebody accepts connections there and says nothing", true);
   } catch (const std::exception& e) {
     const auto* torch_error = dynamic_cast<const c10::Error*>(&e);
-    std::string why = torch_error ? torch_error->what_without_backtrace() : e.what();
+    std::string words = torch_error ? torch_error->what_without_backtrace() : e.what();
     unreachable(ranks, timeout,
                 "somebody accepts connections there and is no store (" +
-                    why.substr(0, std::min(why.find('\n'), size_t{120})) + ")",
+                    words.substr(0, std::min(words.find('\n'), size_t{120})) + ")",
                 true);
   }
 }
 
-// What rank 0 found out about who is there: empty, or the words of an error for all ranks, or what
-// one of them refuses.
-struct Roll {
-  ErrorCode code = ErrorCode::rendezvous_failed;
-  std::string words;
-  std::string refusal = {};  // encode_error()
+struct Opened {
+  StorePtr store;
+  std::shared_ptr<StoreServer> server = nullptr;  // of rank 0
 };
+
+Opened open_store(const launch::RankEnvironment& ranks, Milliseconds timeout, Clock::time_point end,
+                  const std::string& interface = {}) {
+  if (ranks.agent_store) return {store_of_agent(ranks, timeout, end)};
+  StorePlace to{
+      ranks.master_addr,
+      ranks.master_port,
+      {ranks.secret, ranks.job, ranks.rank, ranks.world_size, wire::random_bytes(wire::kProcess)}};
+  Opened out;
+  if (ranks.rank == 0) {
+    OpenDoors doors = open_doors(ranks, interface);
+    out.server = std::make_shared<StoreServer>(std::move(doors.sockets), to.badge);
+    to.host = doors.own;
+  } else if (ranks.one_host()) {
+    to.host = "127.0.0.1";  // whatever name the launcher gave it
+  }
+  out.store = reach(
+      ranks, timeout, left_until(end) + Milliseconds(1000),
+      [to, end, timeout, server = out.server] { return remote_store(to, end, timeout, server); });
+  return out;
+}
 
 constexpr char kRefusal = '!';
 
@@ -98,7 +189,12 @@ Roll decode_roll(const std::string& text) {
   if (text.starts_with(kRefusal)) return {ErrorCode::rank_failed, "", text.substr(1)};
   size_t space = text.find(' ');
   if (space == std::string::npos) return {};
-  return {static_cast<ErrorCode>(std::stoi(text)), text.substr(space + 1)};
+  int code = 0;
+  auto [end, failed] = std::from_chars(text.data(), text.data() + space, code);
+  for (const ErrorInfo& info : error_catalog())
+    if (failed == std::errc() && end == text.data() + space && static_cast<int>(info.code) == code)
+      return {info.code, text.substr(space + 1)};
+  return {ErrorCode::rendezvous_failed, text.substr(0, 200)};
 }
 
 Roll twice(int64_t rank) {
@@ -106,18 +202,28 @@ Roll twice(int64_t rank) {
                                                ", or an earlier job still uses this store"};
 }
 
+// The rank of which two processes have come, as the second one says; what no rank says is nothing.
+std::optional<int64_t> said_twice(c10d::Store& store, int64_t world) {
+  if (!store.check({"twice"})) return std::nullopt;
+  const std::string text = text_of(store.get("twice"));
+  int64_t rank = -1;
+  auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  const bool whole = failed == std::errc() && end == text.data() + text.size();
+  return whole && rank >= 0 && rank < world ? std::optional<int64_t>(rank) : std::nullopt;
+}
+
 // Rank 0: waits for everybody.
-Roll call_roll(c10d::Store& store, int64_t world, const std::string& where, Milliseconds timeout,
-               Clock::time_point end) {
+Roll call_roll(c10d::Store& store, const StoreServer* server, int64_t world,
+               const std::string& where, Milliseconds timeout, Clock::time_point end) {
   std::vector<int64_t> missing;
   for (int64_t r = 0; r < world; ++r) {
     std::string key = std::to_string(r);
-    while (!store.check({key}) && Clock::now() < end && !store.check({"twice"}) &&
+    while (!store.check({key}) && Clock::now() < end && !said_twice(store, world) &&
            !store.check({"refused"}))
       std::this_thread::sleep_for(Milliseconds(20));
     if (store.check({"refused"}))
       return {ErrorCode::rank_failed, "", text_of(store.get("refused"))};
-    if (store.check({"twice"})) return twice(std::stoll(text_of(store.get("twice"))));
+    if (std::optional<int64_t> rank = said_twice(store, world)) return twice(*rank);
     if (!store.check({key})) {
       missing.push_back(r);
       continue;
@@ -128,9 +234,11 @@ Roll call_roll(c10d::Store& store, int64_t world, const std::string& where, Mill
                                              ", rank 0 has " + std::to_string(world)};
   }
   if (missing.empty()) return {};
-  return {ErrorCode::rendezvous_failed, "all timed out after " + seconds(timeout) + " at " + where +
-                                            ": there is no rank " + some_of(missing) + " of " +
-                                            std::to_string(world)};
+  std::string words = "all timed out after " + seconds(timeout) + " at " + where +
+                      ": there is no rank " + some_of(missing) + " of " + std::to_string(world);
+  if (server != nullptr)
+    for (const std::string& visitor : server->refused()) words += "; refused: " + visitor;
+  return {ErrorCode::rendezvous_failed, words};
 }
 
 // Rank 0, which keeps the store: those that come later hear of the refusal as well.
@@ -139,8 +247,8 @@ void stay_for_all(c10d::Store& store, int64_t world, Clock::time_point end) {
     std::this_thread::sleep_for(Milliseconds(10));
 }
 
-Roll join(const StorePtr& store, const launch::RankEnvironment& ranks, Milliseconds timeout,
-          Clock::time_point end) {
+Roll join(const StorePtr& store, const StoreServer* server, const launch::RankEnvironment& ranks,
+          Milliseconds timeout, Clock::time_point end) {
   int64_t rank = ranks.rank, world = ranks.world_size;
   std::string name = std::to_string(rank);
   if (store->add("seen/" + name, 1) > 1) {
@@ -149,7 +257,7 @@ Roll join(const StorePtr& store, const launch::RankEnvironment& ranks, Milliseco
   }
   store->set(name, bytes_of(std::to_string(world)));
   if (rank == 0) {
-    Roll roll = call_roll(*store, world, place(ranks), timeout, end);
+    Roll roll = call_roll(*store, server, world, place(ranks), timeout, end);
     int64_t present = 0;
     for (int64_t r = 1; r < world; ++r) present += store->check({std::to_string(r)}) ? 1 : 0;
     publish(*store, "all", std::to_string(world) + "\n" + encode(roll), present);
@@ -182,7 +290,7 @@ void refuse(const launch::RankEnvironment& ranks, const Error& error) noexcept {
     Error named = error;
     named.note("on " + name_here(ranks.rank));
     auto end = Clock::now() + kRefusalStays;
-    StorePtr store = open_store(ranks, kRefusalStays, end);
+    StorePtr store = open_store(ranks, kRefusalStays, end).store;
     store->setTimeout(kRefusalStays);
     store = c10::make_intrusive<c10d::PrefixStore>("join", of_this_attempt(store, ranks));
     bounded(kRefusalStays + Milliseconds(1000), [=, text = encode_error(named)] {
@@ -199,17 +307,22 @@ void refuse(const launch::RankEnvironment& ranks, const Error& error) noexcept {
   }
 }
 
-StorePtr connect_store(const launch::RankEnvironment& ranks, Milliseconds timeout) {
+StorePtr connect_store(const launch::RankEnvironment& ranks, Milliseconds timeout,
+                       const std::string& interface) {
   if (ranks.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
   auto end = Clock::now() + timeout;
-  StorePtr store = open_store(ranks, timeout, end);
+  Opened opened = open_store(ranks, timeout, end, interface);
+  StorePtr store = opened.store;
   store->setTimeout(timeout);
   store = of_this_attempt(store, ranks);
   Roll roll;
   try {
     StorePtr joined = c10::make_intrusive<c10d::PrefixStore>("join", store);
-    roll = bounded(left_until(end) + Milliseconds(4000),
-                   [=] { return join(joined, ranks, timeout, end); });
+    roll = bounded(left_until(end) + Milliseconds(4000), [=, server = opened.server] {
+      return join(joined, server.get(), ranks, timeout, end);
+    });
+  } catch (const Error&) {
+    throw;
   } catch (const NoAnswer&) {
     roll.words = "rank 0, which keeps the store at " + place(ranks) + ", did not answer within " +
                  seconds(timeout) + ": it hangs or is stopped";

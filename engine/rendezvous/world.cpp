@@ -12,6 +12,7 @@
 #include "engine/rendezvous/board.h"
 #include "engine/rendezvous/bounded.h"
 #include "engine/rendezvous/interfaces.h"
+#include "engine/rendezvous/listen.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/rendezvous/pulse.h"
 #include "engine/rendezvous/rendezvous.h"
@@ -57,7 +58,8 @@ World::Answers call_roll(c10d::Store& store, int64_t rank, bool keeper, Millisec
   bool ordered = out.silent.empty() && first >= 0;
   for (int64_t r : reported) {
     const std::string told = text_of(store.get(std::to_string(r)));
-    const int64_t order = std::atoll(told.c_str());
+    const int64_t order = number_of(told.substr(0, told.find(' ')), "late/" + std::to_string(r),
+                                    "rank " + std::to_string(r));
     ordered = ordered && order >= 0;
     if (order >= first) continue;
     first = order;
@@ -105,8 +107,12 @@ Listening listen_for_group(const std::string& address) {
 void name_peers(c10d::Store& store, size_t index, const std::vector<int64_t>& members,
                 const std::vector<Seat>& seats) {
   auto seat = [&](size_t i) -> const Seat& { return seats[static_cast<size_t>(members[i])]; };
+  auto number = [&](size_t i, const std::vector<uint8_t>& port) {
+    return static_cast<int>(number_of(text_of(port), "port", "rank " + std::to_string(members[i])) &
+                            0xffff);
+  };
   auto name = [&](size_t i, const std::vector<uint8_t>& port) {
-    name_peer(seat(i).address, std::atoi(text_of(port).c_str()),
+    name_peer(seat(i).address, number(i, port),
               "rank " + std::to_string(members[i]) + " on " + seat(i).host);
   };
   std::vector<std::string> listen_keys, ours, theirs;
@@ -122,7 +128,7 @@ void name_peers(c10d::Store& store, size_t index, const std::vector<int64_t>& me
   std::map<std::pair<std::string, int>, size_t> doors;
   for (size_t k = 0; k < others.size(); ++k) {
     name(others[k], ports[k]);
-    doors[{seat(others[k]).address, std::atoi(text_of(ports[k]).c_str())}] = k;
+    doors[{seat(others[k]).address, number(others[k], ports[k])}] = k;
   }
   std::vector<std::vector<uint8_t>> opened(others.size(), bytes_of("0"));
   for (const OwnSocket& own : own_sockets())
@@ -186,11 +192,11 @@ World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& s
 
 // nullptr: nobody tells who ends. Ranks that one process has started are ended by it.
 std::shared_ptr<Pulse> feel_pulse(const launch::RankEnvironment& ranks, const StorePtr& store,
-                                  Milliseconds timeout) {
+                                  Milliseconds timeout, const std::string& interface) {
   if (ranks.source == launch::RankEnvironment::Source::local) return nullptr;
   try {
     return bounded(timeout, [=] {
-      return std::make_shared<Pulse>(ranks, *store, std::min(timeout, kConnected));
+      return std::make_shared<Pulse>(ranks, *store, std::min(timeout, kConnected), interface);
     });
   } catch (const NoAnswer&) {  // the first group says more
   } catch (const std::exception&) {
@@ -229,6 +235,31 @@ World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& s
   };
 }
 
+// What rank 0 of a job on several hosts has to say about who can reach it.
+std::vector<std::string> open_to_others(const launch::RankEnvironment& ranks,
+                                        const std::string& interface) {
+  std::vector<std::string> out;
+  if (ranks.rank != 0 || ranks.one_host()) return out;
+  const std::string place = ranks.master_addr + ":" + std::to_string(ranks.master_port);
+  if (ranks.agent_store) {
+    out.push_back("torchrun keeps the store at " + place +
+                  ", and asks nobody for a secret: whoever reaches the port can read the "
+                  "configuration and end the job" +
+                  (ranks.secret.empty() ? "" : ", MESHWRIGHT_JOB_SECRET or not") +
+                  "; with --rdzv-backend c10d, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 leaves the "
+                  "store to rank 0");
+    return out;
+  }
+  if (ranks.secret.empty())
+    out.push_back("the job has no secret: whoever reaches " + place +
+                  " can read the configuration and end the job; set MESHWRIGHT_JOB_SECRET on all "
+                  "ranks to the output of `openssl rand -hex 32`");
+  if (addresses_to_open(ranks, interface).empty())
+    out.push_back("rank 0 listens on every interface, for MASTER_ADDR = " + ranks.master_addr +
+                  " is no address of this host; dist_env.interface chooses one");
+  return out;
+}
+
 }  // namespace
 
 std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const StorePtr& store,
@@ -243,7 +274,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
       address_of(interface, "dist_env.interface", interfaces());
       ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
     }
-    pulse = feel_pulse(ranks, store, timeout);
+    pulse = feel_pulse(ranks, store, timeout, interface);
     connect = over_nccl(ranks, store, chosen, timeout, board, pulse);
   } else if (ranks.world_size > 1) {
     connect =
@@ -263,6 +294,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
                     "\" has no effect: one rank alone has nobody to reach through it");
     return world;
   }
+  for (const std::string& notice : open_to_others(ranks, interface)) world->notice(notice);
   auto late = c10::make_intrusive<c10d::PrefixStore>("late", store);
   world->set_liveness_check(
       [late, board, pulse, rank = ranks.rank, agent = ranks.agent_store,

@@ -31,7 +31,9 @@ std::shared_ptr<World> join_world(const Job& job,
       launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
   device::Chosen chosen = device::choose(dist, ranks);
   if (ending) ending->meeting();
-  c10::intrusive_ptr<c10d::Store> store = rendezvous::connect_store(ranks, timeout);
+  const std::string interface =
+      dist.is_set("interface") ? dist.get_string("interface") : std::string();
+  c10::intrusive_ptr<c10d::Store> store = rendezvous::connect_store(ranks, timeout, interface);
   const loader::LoadedPlugin& plugin = *job.impl().strategy.plugin;
   rendezvous::Facts facts = {{"WORLD_SIZE", std::to_string(ranks.world_size)},
                              {"device", chosen.device.is_cuda() ? "cuda" : "cpu"},
@@ -77,9 +79,7 @@ std::shared_ptr<World> join_world(const Job& job,
   if (ending && ranks.world_size > 1 && ranks.source != launch::RankEnvironment::Source::local)
     board = std::make_shared<rendezvous::Board>(ranks, store, timeout);
   if (ending) ending->joined(board);
-  return rendezvous::make_world(
-      ranks, store, chosen, timeout,
-      dist.is_set("interface") ? dist.get_string("interface") : std::string(), board);
+  return rendezvous::make_world(ranks, store, chosen, timeout, interface, board);
 }
 
 }  // namespace train

@@ -53,11 +53,20 @@ struct Both {
   Ended zero, one;
 };
 
+// By which ranks prove to be of one job: then a mistake of one ends all.
+const Environment kSecret = {{"MESHWRIGHT_JOB_SECRET", "a secret of this job"}};
+
+Environment with_secret(Environment environment) {
+  environment.insert(environment.end(), kSecret.begin(), kSecret.end());
+  return environment;
+}
+
 // Two processes as a launcher would start them, with their own arguments and variables.
 Both run_two(const std::vector<std::string>& zero, const std::vector<std::string>& one,
              const Environment& zero_more = {}, const Environment& one_more = {}) {
   int port = free_port();
-  Environment environments[] = {rank_environment(0, 2, port), rank_environment(1, 2, port)};
+  Environment environments[] = {with_secret(rank_environment(0, 2, port)),
+                                with_secret(rank_environment(1, 2, port))};
   environments[0].insert(environments[0].end(), zero_more.begin(), zero_more.end());
   environments[1].insert(environments[1].end(), one_more.begin(), one_more.end());
   for (Environment& environment : environments)  // of two values for a name the later wins
@@ -150,9 +159,9 @@ TEST_CASE("two processes with one rank number, and a launcher's variables that m
   one.share(zero);
   again.share(zero);
   // Of three, so that rank 0 still waits when the second rank 1 comes.
-  zero.start({"--set", "dist_env.timeout_minutes=1"}, rank_environment(0, 3, port));
-  one.start({"--set", "dist_env.timeout_minutes=1"}, rank_environment(1, 3, port));
-  again.start({"--set", "dist_env.timeout_minutes=1"}, rank_environment(1, 3, port));
+  zero.start({"--set", "dist_env.timeout_minutes=1"}, with_secret(rank_environment(0, 3, port)));
+  one.start({"--set", "dist_env.timeout_minutes=1"}, with_secret(rank_environment(1, 3, port)));
+  again.start({"--set", "dist_env.timeout_minutes=1"}, with_secret(rank_environment(1, 3, port)));
   for (Ended& ended : std::vector<Ended>{zero.wait(), one.wait(), again.wait()}) {
     CAPTURE(ended.err);
     CHECK(ended.code == 4);
@@ -201,7 +210,7 @@ TEST_CASE("a port that another program has: rank 0 says so at once, others soon,
     CHECK(!second.says("frame #"));
     CHECK(second.seconds < 14);
   }
-  // A job that spans hosts listens on every interface.
+  // A job that may span hosts listens where MASTER_ADDR says.
   Stranger stranger(false, INADDR_ANY);
   Environment environment = rank_environment(0, 2, stranger.port);
   environment.insert(environment.end(), {{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
@@ -209,8 +218,49 @@ TEST_CASE("a port that another program has: rank 0 says so at once, others soon,
   Ended ended = zero.run({}, environment);
   CAPTURE(ended.err);
   CHECK(ended.code == 4);
-  CHECK(ended.says("error[E0502]: rank 0 cannot listen on port " + std::to_string(stranger.port) +
-                   ": Address already in use\n"));
+  CHECK(ended.says("error[E0502]: rank 0 cannot listen on 127.0.0.1:" +
+                   std::to_string(stranger.port) + ": Address already in use\n"));
+}
+
+TEST_CASE(
+    "a rank with another secret, or none, ends at once with status 4; the others name it when "
+    "their "
+    "time is over") {
+  struct Row {
+    Environment one;
+    const char *told, *refused;
+  };
+  for (const Row& row : {Row{{{"MESHWRIGHT_JOB_SECRET", "a secret of another"}},
+                             "the two do not have the same MESHWRIGHT_JOB_SECRET",
+                             "which does not know the job's secret"},
+                         Row{{},
+                             "the job has a secret, and MESHWRIGHT_JOB_SECRET is not set here",
+                             "which has no secret"}}) {
+    const int port = free_port();
+    Program zero, one;
+    one.share(zero);
+    Environment environment = rank_environment(1, 2, port);
+    environment.insert(environment.end(), row.one.begin(), row.one.end());
+    zero.start({}, with_secret(rank_environment(0, 2, port)));
+    one.start({}, environment);
+    Ended second = one.wait(), first = zero.wait();
+    CAPTURE(first.err);
+    CAPTURE(second.err);
+    CHECK(second.code == 4);
+    CHECK(second.says("error[E0502]: rank 1 was refused by rank 0 at 127.0.0.1:" +
+                      std::to_string(port) + ": " + row.told));
+    CHECK(!second.says("a secret of"));
+    CHECK(first.code == 4);
+    CHECK(first.says("there is no rank 1 of 2; refused: 127.0.0.1, " + std::string(row.refused)));
+    CHECK(first.seconds < 14);
+  }
+  Program weak;
+  Environment environment = rank_environment(0, 2, free_port());
+  environment.emplace_back("MESHWRIGHT_JOB_SECRET", "guess me");
+  Ended ended = weak.run({}, environment);
+  CHECK(ended.code == 4);
+  CHECK(ended.says("error[E0501]: MESHWRIGHT_JOB_SECRET has 8 characters"));
+  CHECK(!ended.says("guess me"));
 }
 
 TEST_CASE(

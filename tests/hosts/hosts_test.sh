@@ -9,7 +9,7 @@ source_dir=$(cd "$(dirname "$0")/../.." && pwd)
 
 skip() { echo "SKIPPED: $*: the tests of several hosts did not run"; exit 77; }
 [ "$(id -u)" = 0 ] || skip "network namespaces need root"
-for tool in ip unshare nsenter; do command -v $tool > /dev/null || skip "$tool is not installed"; done
+for tool in ip ss unshare nsenter; do command -v $tool > /dev/null || skip "$tool is not installed"; done
 unshare -n -m -u true 2> /dev/null || skip "this machine makes no namespaces"
 
 folder=$(mktemp -d /tmp/meshwright_hosts.XXXXXX)
@@ -123,6 +123,51 @@ interface_by_variable() {
   start hosta 0 2 10.70.0.1 GLOO_SOCKET_IFNAME=net0 -- --set dist_env.interface=eth7
   start hostb 1 2 10.70.0.1 GLOO_SOCKET_IFNAME=net0 -- --set dist_env.interface=eth7
   finish; expect 0 0 "done: 2 steps"; expect 0 0 "GLOO_SOCKET_IFNAME, which comes before dist_env.interface"
+}
+# Whoever does not know the secret: a rank that ends alone, others that get nothing, and a job that trains all the same.
+secret_of_the_job() {
+  two_hosts; make_host hostc; join hostc 10.70.0.3/24
+  start hosta 0 2 10.70.0.1 MESHWRIGHT_JOB_SECRET=0123456789abcdef0 --
+  start hostc 2 2 10.70.0.1 RANK=1 MESHWRIGHT_JOB_SECRET=fedcba98765432100 --  # says that it is rank 1
+  wait ${started[2]}; code[2]=$?; unset 'started[2]'
+  local stranger=${code[2]}
+  # Words of another program, silence, and 300 connections at once; read() gets nothing but an end.
+  on hostc bash -c 'printf "GET / HTTP/1.0\r\n\r\n%0100d" 0 > /dev/tcp/10.70.0.1/29555; for i in $(seq 300); do exec {fd}<> /dev/tcp/10.70.0.1/29555; done; timeout 20 cat <&$fd | wc -c' > "$folder/$name.heard" 2> /dev/null
+  start hostb 1 2 10.70.0.1 MESHWRIGHT_JOB_SECRET=0123456789abcdef0 --
+  finish; code[2]=$stranger
+  expect 0 0 "done: 2 steps"; expect 1 0 ""
+  expect 2 4 "rank 1 was refused by rank 0 at 10.70.0.1:29555: the two do not have the same MESHWRIGHT_JOB_SECRET"
+  [ "$(cat "$folder/$name.heard")" = 0 ] || { failures=$((failures + 1)); echo "FAILED: $name: a stranger heard: $(cat "$folder/$name.heard") bytes"; }
+  ! grep -qF "no secret" "$folder/$name.0" || { failures=$((failures + 1)); echo "FAILED: $name: the notice of a job without a secret"; }
+}
+# Rank 0 listens at the address that MASTER_ADDR names and on loopback; without a secret it says what that means.
+one_interface_listens() {
+  two_hosts
+  on hosta ip link add net1 type dummy; on hosta ip addr add 10.71.0.1/24 dev net1; on hosta ip link set net1 up
+  start hosta 0 2 10.70.0.1 --
+  local open
+  for _ in $(seq 300); do open=$(on hosta ss -ltnH 'sport = :29555' | awk '{ print $4 }' | sort | tr '\n' ' '); [[ $open == *127.0.0.1* ]] && break; sleep 0.1; done
+  start hostb 1 2 10.70.0.1 --
+  finish; expect 0 0 "done: 2 steps"; expect 1 0 ""
+  expect 0 0 "the job has no secret: whoever reaches 10.70.0.1:29555 can read the configuration"
+  [ "$open" = "10.70.0.1:29555 127.0.0.1:29555 " ] || { failures=$((failures + 1)); echo "FAILED: $name: rank 0 listens at $open"; }
+}
+# The ports of gloo are the kernel's to give, and it keeps to its range.
+ports_are_limited() {
+  two_hosts
+  local host outside=
+  for host in hosta hostb; do
+    on $host sh -c 'echo 20000 20999 > /proc/sys/net/ipv4/ip_local_port_range' 2> /dev/null || { echo "/proc/sys is read-only here: $name did not run"; return; }
+  done
+  start hosta 0 2 10.70.0.1 -- --set step_scheduler.max_steps=100000; start hostb 1 2 10.70.0.1 -- --set step_scheduler.max_steps=100000
+  for _ in $(seq 1200); do [ -s "$folder/runs/$name/metrics.jsonl" ] && break; sleep 0.1; done
+  for host in hosta hostb; do
+    outside+=$(on $host ss -tanH | awk '{ print $4 }' | sed 's/.*://' | sort -u | awk '$1 != 29555 && ($1 < 20000 || $1 > 20999) { printf "%s ", $1 }')
+    [ "$(on $host ss -tanH | wc -l)" -gt 2 ] || outside+="(no sockets on $host) "
+  done
+  pkill_of hostb
+  finish; expect 0 6 "rank 1 on hostb (10.70.0.2)"
+  [ -z "$outside" ] || { failures=$((failures + 1)); echo "FAILED: $name: ports outside of the range: $outside"; }
 }
 wrong_interface() {
   two_hosts
@@ -239,7 +284,7 @@ calibrate_of_two_hosts() {
     { failures=$((failures + 1)); echo "FAILED: $name: not the bandwidth of the link:"; grep -A8 '^.network' "$folder/$name.toml"; }
 }
 
-all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer doctor_of_two_hosts doctor_of_a_slow_link calibrate_of_two_hosts"
+all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable secret_of_the_job one_interface_listens ports_are_limited wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer doctor_of_two_hosts doctor_of_a_slow_link calibrate_of_two_hosts"
 for name in ${*:-$all}; do
   $name
   clear_hosts

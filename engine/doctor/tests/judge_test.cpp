@@ -178,6 +178,22 @@ TEST_CASE("ports: taken, or where the kernel may take them") {
   CHECK(judge(facts).level == Level::ok);
 }
 
+TEST_CASE("ports of several hosts: whether the job has a secret") {
+  Ports facts{"hosta:20000", 20000, false, false, "", 32768, 60999, false};
+  CHECK(judge(facts).level == Level::note);
+  CHECK(says(judge(facts).text, "whoever reaches hosta:20000 can read the configuration"));
+  CHECK(says(judge(facts).fix, "MESHWRIGHT_JOB_SECRET"));
+  facts.port = 40000;
+  CHECK(says(judge(facts).fix, "below 32768; export MESHWRIGHT_JOB_SECRET"));
+  facts.port = 20000;
+  facts.secret = true;
+  CHECK(judge(facts).level == Level::ok);
+  CHECK(says(judge(facts).text, "know the job's secret"));
+  facts.secret = false;
+  facts.one_host = true;
+  CHECK(judge(facts).level == Level::ok);
+}
+
 TEST_CASE("clocks that differ are told, with drift where it can be seen") {
   Clock facts{true, false, {{"hostb", 0.0001, 0.0002, 1e-6, 1e-4}}};
   CHECK(judge(facts).level == Level::ok);

@@ -365,6 +365,27 @@ TEST_CASE("two Slurm steps, and two MPI jobs, meet at different ports") {
         detect(with(kMpi, {{"PMIX_NAMESPACE", "a.2"}}))->master_port);
 }
 
+TEST_CASE("a job's secret, and what its launcher calls it") {
+  CHECK(detect(kPlain)->secret.empty());
+  CHECK(detect(kPlain)->job.empty());
+  const std::string secret(16, 's'), weak(15, 's');
+  CHECK(detect(with(kPlain, {{"MESHWRIGHT_JOB_SECRET", secret}}))->secret == secret);
+  try {
+    detect(with(kPlain, {{"MESHWRIGHT_JOB_SECRET", weak}}));
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::bad_rank_environment);
+    CHECK(error.message().starts_with("MESHWRIGHT_JOB_SECRET has 15 characters"));
+    CHECK(error.message().find(weak) == std::string::npos);
+    CHECK(error.helps()[0].find("openssl rand -hex 32") != std::string::npos);
+  }
+  CHECK(detect(kSlurm)->job == "7001.0");
+  CHECK(detect(with(kSlurm, {{"SLURM_STEP_ID", "3"}}))->job == "7001.3");
+  CHECK(detect(with(kMpi, {{"PMIX_NAMESPACE", "a.1"}}))->job == "a.1");
+  CHECK(detect(kTorchrun)->job.empty());  // "none"
+  CHECK(detect(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "night 7"}}))->job == "night 7");
+}
+
 TEST_CASE("variables that make no sense are errors that name the variable") {
   struct Bad {
     Variables variables;

@@ -171,6 +171,32 @@ TEST_CASE("each rank finds itself in its environment, and rank 0 alone inherits 
   CHECK(descriptors("\ndescriptors ") == descriptors("[rank 1] descriptors ") + (taken ? 0 : 1));
 }
 
+TEST_CASE("local ranks share a secret that is new in every job, and is on no command line") {
+  ::setenv("MESHWRIGHT_JOB_SECRET", "of another job than this", 1);
+  std::string secrets[2];
+  for (std::string& secret : secrets) {
+    const Ended ended = supervise(2, {"all:env=MESHWRIGHT_JOB_SECRET"}, LocalJob());
+    CHECK(ended.code == 0);
+    auto value = [&](const std::string& before) {
+      const size_t at = ended.out.find(before + "MESHWRIGHT_JOB_SECRET=");
+      REQUIRE(at != std::string::npos);
+      const size_t begin = ended.out.find('=', at) + 1;
+      return ended.out.substr(begin, ended.out.find('\n', begin) - begin);
+    };
+    secret = value("[rank 1] ");
+    CHECK(secret.size() == 64);
+    CHECK(secret.find_first_not_of("0123456789abcdef") == std::string::npos);
+    // Rank 0's is the same, with or without a prefix before it.
+    size_t times = 0;
+    for (size_t at = ended.out.find(secret); at != std::string::npos;
+         at = ended.out.find(secret, at + 1))
+      ++times;
+    CHECK(times == 2);
+  }
+  CHECK(secrets[0] != secrets[1]);
+  ::unsetenv("MESHWRIGHT_JOB_SECRET");
+}
+
 TEST_CASE("who is blamed when ranks fail together") {
   struct Row {
     const char* what;

@@ -1,5 +1,5 @@
 // Ranks as threads that meet over a real store: who is missing, who is odd, and how long it takes
-// to say so.
+// to say so. Long, for all cases make their ranks in the same way.
 #include "engine/rendezvous/rendezvous.h"
 
 #include <ATen/ops/ones.h>
@@ -17,8 +17,10 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "engine/base/store_bytes.h"
 #include "engine/rendezvous/bounded.h"
 #include "engine/rendezvous/connectivity.h"
+#include "engine/rendezvous/store_client.h"
 #include "meshwright/error.h"
 #include "sdk/comm/activity.h"
 
@@ -57,6 +59,7 @@ RankEnvironment rank_of(int64_t rank, int64_t world, const Port& port) {
   e.rank = e.local_rank = rank;
   e.world_size = e.local_world_size = world;
   e.master_port = port.number;
+  e.secret = "a secret of this job";
   if (rank == 0) e.listen_fd = port.fd;  // the store closes it
   return e;
 }
@@ -169,6 +172,61 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a rank that does not know the secret ends alone; the others say who is missing") {
+  Port port;
+  auto begin = Clock::now();
+  std::vector<Outcome> outcomes = of_each(3, [&](int64_t rank) {
+    RankEnvironment e = rank_of(rank, 3, port);
+    if (rank == 1) e.secret = "a secret of another";
+    connect_store(e, milliseconds(3000));
+  });
+  CHECK(Clock::now() - begin < milliseconds(10000));
+  CHECK(outcomes[1].code == ErrorCode::rendezvous_failed);
+  CHECK(outcomes[1].message ==
+        "rank 1 was refused by rank 0 at 127.0.0.1:" + std::to_string(port.number) +
+            ": the two do not have the same MESHWRIGHT_JOB_SECRET");
+  CHECK(outcomes[1].helps.size() == 1);
+  for (size_t rank : {size_t{0}, size_t{2}}) {
+    CHECK(outcomes[rank].code == ErrorCode::rendezvous_failed);
+    CHECK(outcomes[rank].message ==
+          "all timed out after 3.0 s at 127.0.0.1:" + std::to_string(port.number) +
+              ": there is no rank 1 of 3; refused: 127.0.0.1, which does not know the job's "
+              "secret");
+  }
+}
+
+TEST_CASE("without a secret a second job on the port is refused, and the first goes on") {
+  Port port;
+  auto open = [&](int64_t rank, int64_t world) {
+    RankEnvironment e = rank_of(rank, world, port);
+    e.secret.clear();
+    return e;
+  };
+  c10::intrusive_ptr<c10d::Store> kept[2];  // the store ends with rank 0's
+  std::vector<Outcome> first;
+  std::thread job([&] {
+    first = of_each(
+        2, [&](int64_t rank) { kept[rank] = connect_store(open(rank, 3), milliseconds(60000)); });
+  });
+  // Rank 2 of the first job, by hand: it sees that rank 1 is there, and comes last.
+  auto two =
+      remote_store({"127.0.0.1", port.number, {"", "", 2, 3, wire::random_bytes(wire::kProcess)}},
+                   Clock::now() + milliseconds(60000), milliseconds(60000));
+  two->wait({"meshwright/0/join/1"}, milliseconds(60000));
+  auto comes = [&](int64_t rank, int64_t world) {
+    return of_each(1, [&](int64_t) { connect_store(open(rank, world), milliseconds(20000)); })[0];
+  };
+  Outcome second = comes(2, 5);
+  CHECK(second.code == ErrorCode::ranks_disagree);
+  CHECK(second.message == "rank 2 has WORLD_SIZE 5, rank 0 has 3");
+  second = comes(1, 3);
+  CHECK(second.code == ErrorCode::bad_rank_environment);
+  CHECK(second.message.starts_with("two processes have RANK 1"));
+  two->set("meshwright/0/join/2", base::bytes_of("3"));
+  job.join();
+  for (const Outcome& outcome : first) CHECK(outcome.message == "");
+}
+
 TEST_CASE("what an earlier attempt left in a launcher's store means nothing") {
   Port port;
   c10d::TCPStoreOptions agent;
@@ -186,6 +244,28 @@ TEST_CASE("what an earlier attempt left in a launcher's store means nothing") {
            auto store = connect_store(e, milliseconds(20000));
            compare_ranks(*store, rank, 2, {{"attempt", std::to_string(restart)}},
                          milliseconds(20000));
+         }))
+      CHECK(outcome.message == "");
+  }
+}
+
+TEST_CASE("words that no rank says end nothing in a launcher's store, to which anybody may write") {
+  Port port;
+  c10d::TCPStoreOptions agent;
+  agent.isServer = true;
+  agent.port = static_cast<uint16_t>(port.number);
+  agent.masterListenFd = port.fd;
+  agent.waitWorkers = false;
+  auto keeper = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", agent);
+  for (const char* word : {"", "nobody", "7", "-1"}) {
+    keeper->set("meshwright/0/join/twice", base::bytes_of(word));
+    for (const std::string key : {"seen/0", "seen/1", "0", "1", "all", "all/read"})
+      keeper->deleteKey("meshwright/0/join/" + key);
+    for (const Outcome& outcome : of_each(2, [&](int64_t rank) {
+           RankEnvironment e = rank_of(rank, 2, port);
+           e.listen_fd = -1;
+           e.agent_store = true;
+           connect_store(e, milliseconds(20000));
          }))
       CHECK(outcome.message == "");
   }

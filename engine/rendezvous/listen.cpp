@@ -1,0 +1,111 @@
+#include "engine/rendezvous/listen.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <set>
+
+#include "engine/rendezvous/bounded.h"
+#include "engine/rendezvous/connectivity.h"
+#include "engine/rendezvous/seats.h"
+#include "meshwright/error.h"
+
+namespace meshwright::rendezvous {
+
+namespace {
+
+void add_once(std::vector<std::string>& all, const std::string& one) {
+  if (std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
+}
+
+std::vector<std::string> resolve(const std::string& name) {
+  try {
+    return bounded(std::chrono::seconds(5), [name] {
+      addrinfo hints{}, *found = nullptr;
+      hints.ai_family = AF_UNSPEC;
+      hints.ai_socktype = SOCK_STREAM;
+      std::vector<std::string> out;
+      if (::getaddrinfo(name.c_str(), nullptr, &hints, &found) != 0) return out;
+      std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, ::freeaddrinfo);
+      for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next)
+        if (const std::string address = numeric(a->ai_addr); !address.empty())
+          add_once(out, address);
+      return out;
+    });
+  } catch (const NoAnswer&) {
+    return {};
+  }
+}
+
+std::vector<std::string> addresses_on(const std::string& name, const std::vector<Interface>& all) {
+  std::vector<std::string> out;
+  for (const Interface& i : all)
+    if (i.name == name && !i.link_local) add_once(out, i.address);
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::string> addresses_to_open(const std::string& master,
+                                           const std::vector<std::string>& resolved,
+                                           const std::string& interface,
+                                           const std::vector<Interface>& all) {
+  std::vector<std::string> out;
+  for (const std::string& address : resolved)
+    for (const Interface& i : all)
+      if (i.address == address && !i.loopback && !i.link_local) add_once(out, address);
+  if (!out.empty()) return out;
+  // A name may be one of the loopback interface here and not elsewhere; these are everywhere.
+  if (master == "localhost" || is_loopback_address(master))
+    return resolved.empty() ? std::vector<std::string>{"127.0.0.1"} : resolved;
+  if (out = addresses_on(interface, all); !out.empty()) return out;
+  std::set<std::string> names;
+  for (const Interface& i : all)
+    if (!i.loopback && !i.link_local) names.insert(i.name);
+  return names.size() == 1 ? addresses_on(*names.begin(), all) : std::vector<std::string>();
+}
+
+std::vector<std::string> addresses_to_open(const launch::RankEnvironment& ranks,
+                                           const std::string& interface) {
+  return addresses_to_open(ranks.master_addr, resolve(ranks.master_addr),
+                           wanted_interface(interface).name, interfaces());
+}
+
+OpenDoors open_doors(const launch::RankEnvironment& ranks, const std::string& interface) {
+  const std::string loopback = "127.0.0.1";
+  if (ranks.listen_fd >= 0) return {{ranks.listen_fd}, loopback};
+  if (ranks.one_host()) return {{listen_on(ranks.master_port, /*loopback_only=*/true)}, loopback};
+  const std::vector<std::string> resolved = resolve(ranks.master_addr),
+                                 wanted = addresses_to_open(ranks.master_addr, resolved,
+                                                            wanted_interface(interface).name,
+                                                            interfaces());
+  if (wanted.empty()) return {{listen_on(ranks.master_port, /*loopback_only=*/false)}, loopback};
+  OpenDoors out{{}, wanted[0]};
+  try {
+    for (const std::string& address : wanted)
+      out.sockets.push_back(listen_at(address, ranks.master_port));
+  } catch (const Error&) {
+    for (int fd : out.sockets) ::close(fd);
+    throw;
+  }
+  // Ranks of this host may know it by a name of the loopback interface: Debian's 127.0.1.1.
+  std::vector<std::string> own{loopback};
+  for (const std::string& address : resolved)
+    if (is_loopback_address(address)) add_once(own, address);
+  for (const std::string& address : own) {
+    if (std::find(wanted.begin(), wanted.end(), address) != wanted.end()) continue;
+    try {
+      out.sockets.push_back(listen_at(address, ranks.master_port));
+    } catch (const Error&) {  // another program has the port there, and the ranks do without
+      continue;
+    }
+    if (address == loopback) out.own = loopback;
+  }
+  return out;
+}
+
+}  // namespace meshwright::rendezvous

@@ -1,0 +1,31 @@
+// Where rank 0 listens for the others: at the address that MASTER_ADDR names, on one interface.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/launch/ranks.h"
+#include "engine/rendezvous/interfaces.h"
+
+namespace meshwright::rendezvous {
+
+// The addresses of this host that are to be opened for `master`, which resolves to `resolved` here;
+// empty: every one, for nothing tells which. In this order: those of MASTER_ADDR itself; loopback
+// where it names that; those of the interface asked for; those of the only interface there is.
+std::vector<std::string> addresses_to_open(const std::string& master,
+                                           const std::vector<std::string>& resolved,
+                                           const std::string& interface,
+                                           const std::vector<Interface>& all);
+// The same for this host now. Takes five seconds at most.
+std::vector<std::string> addresses_to_open(const launch::RankEnvironment& ranks,
+                                           const std::string& interface);
+
+struct OpenDoors {
+  std::vector<int> sockets;  // listening
+  std::string own;           // where rank 0 itself connects
+};
+// The inherited socket, loopback alone where all ranks are on one host, else the addresses above
+// and this host's loopback. Throws Error(rendezvous_failed).
+OpenDoors open_doors(const launch::RankEnvironment& ranks, const std::string& interface);
+
+}  // namespace meshwright::rendezvous

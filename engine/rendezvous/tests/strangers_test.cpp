@@ -1,0 +1,248 @@
+// Who else comes to the store of rank 0: nobody that does not know the secret gets in, and nobody
+// keeps the ranks out.
+#include <c10/util/Exception.h>
+#include <doctest/doctest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "engine/base/store_bytes.h"
+#include "engine/launch/limits.h"
+#include "engine/rendezvous/tests/served_store.h"
+
+namespace strangers_test {
+
+using namespace served_store;
+using meshwright::base::bytes_of;
+using meshwright::base::text_of;
+
+TEST_CASE("who does not know the secret, or is of another job, is refused and told why") {
+  struct Row {
+    wire::Badge zero, comes;
+    Refusal refusal;
+    std::string told;
+  };
+  for (const Row& row : std::vector<Row>{
+           {badge(kSecret, 0), badge(kSecret), Refusal::none, ""},
+           {badge(kSecret, 0), badge("another secret of it"), Refusal::wrong_secret,
+            "127.0.0.1, which does not know the job's secret"},
+           {badge(kSecret, 0), badge(""), Refusal::secret_missing,
+            "127.0.0.1, which has no secret"},
+           {badge("", 0), badge(kSecret), Refusal::secret_unknown,
+            "127.0.0.1, which has a secret where rank 0 has none"},
+           {badge("", 0, 4, "7001.0"), badge("", 1, 4, "7002.0"), Refusal::other_job,
+            "127.0.0.1, a rank of another job"},
+           {badge(kSecret, 0, 4, "7001.0"), badge(kSecret, 1, 4, "7002.0"), Refusal::other_job,
+            "127.0.0.1, a rank of another job"},
+           {badge("", 0), badge("", 1, 5), Refusal::other_world,
+            "127.0.0.1, rank 1 of WORLD_SIZE 5"},
+           {badge("", 0), badge("", 4), Refusal::no_such_rank,
+            "127.0.0.1, which says it is rank 4"},
+           {badge("", 0), badge("", -1), Refusal::no_such_rank,
+            "127.0.0.1, which says it is rank -1"},
+           // Of one job for sure: connect_store() ends it on all ranks.
+           {badge("", 0, 4, "7001.0"), badge("", 1, 5, "7001.0"), Refusal::none, ""},
+           {badge(kSecret, 0), badge(kSecret, 1, 5), Refusal::none, ""},
+       }) {
+    CAPTURE(row.told);
+    const Served served(row.zero);
+    const NoStore why = refusal_of(served, row.comes);
+    CHECK(why.why == NoStore::Why::refused);
+    CHECK(why.refusal == row.refusal);
+    if (row.refusal == Refusal::other_world) CHECK(why.number == 4);
+    CHECK(served.server->refused() ==
+          (row.told.empty() ? std::vector<std::string>() : std::vector<std::string>{row.told}));
+  }
+}
+
+TEST_CASE("without secret and name, the first that comes as a rank is that rank, also once gone") {
+  const wire::Badge zero = badge("", 0), first = badge("", 1);
+  const Served served(zero);
+  CHECK(refusal_of(served, badge("", 0)).refusal == Refusal::rank_taken);
+  CHECK(refusal_of(served, zero).refusal == Refusal::none);
+  StorePtr store = served.come(first);
+  StorePtr clone = store->clone();  // the same process
+  CHECK(refusal_of(served, badge("", 1)).refusal == Refusal::rank_taken);
+  store.reset();
+  clone.reset();
+  CHECK(refusal_of(served, badge("", 1)).refusal == Refusal::rank_taken);
+  CHECK(refusal_of(served, first).refusal == Refusal::none);
+  CHECK(refusal_of(served, badge("", 2)).refusal == Refusal::none);
+}
+
+TEST_CASE("a rank does not tell its words to a store that does not know the secret") {
+  // It says that the rank may go on, whatever the rank proves.
+  const int door = listen_on(0, /*loopback_only=*/true);
+  std::string heard;
+  std::thread impostor([&] {
+    const int fd = ::accept(door, nullptr, nullptr);
+    std::string hello(wire::kHello, '\0');
+    ::recv(fd, hello.data(), hello.size(), MSG_WAITALL);
+    const std::string answer = wire::answer_of({});
+    ::send(fd, answer.data(), answer.size(), MSG_NOSIGNAL);
+    std::string proof(wire::kProof, '\0');
+    ::recv(fd, proof.data(), proof.size(), MSG_WAITALL);
+    const std::string verdict = '\0' + wire::prove("a guess", "rank 0", hello, answer);
+    ::send(fd, verdict.data(), verdict.size(), MSG_NOSIGNAL);
+    char more = 0;
+    heard.assign(&more, static_cast<size_t>(std::max<ssize_t>(::recv(fd, &more, 1, 0), 0)));
+    ::close(fd);
+  });
+  try {
+    remote_store({"127.0.0.1", bound_port(door), badge(kSecret)},
+                 Clock::now() + milliseconds(20000), milliseconds(20000));
+    FAIL("it was believed");
+  } catch (const NoStore& why) {
+    CHECK(why.refusal == Refusal::wrong_secret);
+  }
+  impostor.join();
+  ::close(door);
+  CHECK(heard.empty());
+}
+
+TEST_CASE("an echo is no store") {
+  const int door = listen_on(0, /*loopback_only=*/true);
+  std::thread echo([&] {
+    const int fd = ::accept(door, nullptr, nullptr);
+    char bytes[1024];
+    for (ssize_t got = 0; (got = ::recv(fd, bytes, sizeof bytes, 0)) > 0;)
+      ::send(fd, bytes, static_cast<size_t>(got), MSG_NOSIGNAL);
+    ::close(fd);
+  });
+  try {
+    remote_store({"127.0.0.1", bound_port(door), badge(kSecret)},
+                 Clock::now() + milliseconds(20000), milliseconds(20000));
+    FAIL("it was believed");
+  } catch (const NoStore& why) {
+    CHECK(why.why == NoStore::Why::other_program);
+  }
+  echo.join();
+  ::close(door);
+}
+
+TEST_CASE("another program's words, silence, and frames that no rank sends end that connection") {
+  const Served served;
+  StorePtr store = served.come(badge(kSecret));
+  for (const std::string& words :
+       {std::string("GET / HTTP/1.1\r\nHost: x\r\n\r\n") + std::string(200, 'x'),
+        std::string(1 << 20, '\xff'), std::string(wire::kHello, '\0')}) {
+    const int fd = knock(served.port);
+    REQUIRE(fd >= 0);
+    ::send(fd, words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    CHECK(hung_up(fd, milliseconds(10000)));
+    ::close(fd);
+  }
+  const int silent = knock(served.port), slow = knock(served.port);
+  const std::string hello = wire::hello_of(badge(kSecret));
+  ::send(slow, hello.data(), 10, MSG_NOSIGNAL);
+  CHECK(!hung_up(silent, milliseconds(1000)));
+  CHECK(hung_up(silent, milliseconds(10000)));
+  CHECK(hung_up(slow, milliseconds(10000)));
+  ::close(silent);
+  ::close(slow);
+  CHECK(store->add("alive", 1) == 1);
+}
+
+TEST_CASE("thousands of connections keep no rank out, and the store keeps few of them") {
+  launch::raise_descriptor_limit();
+  const Served served;
+  StorePtr before = served.come(badge(kSecret, 1));
+  std::vector<int> crowd;
+  while (crowd.size() < 2000) {
+    const int fd = connect_to("127.0.0.1", served.port, Clock::now() + milliseconds(10000));
+    if (fd < 0) {  // this machine lends no more descriptors; what follows needs a few
+      for (int i = 0; i < 16 && !crowd.empty(); ++i) {
+        ::close(crowd.back());
+        crowd.pop_back();
+      }
+      break;
+    }
+    crowd.push_back(fd);
+  }
+  CHECK(crowd.size() > 300);
+  StorePtr after = served.come(badge(kSecret, 2));
+  before->set("a", bytes_of("b"));
+  CHECK(text_of(after->get("a")) == "b");
+  size_t kept = 0;
+  for (int fd : crowd) kept += hung_up(fd, milliseconds(0)) ? 0 : 1;
+  CHECK(kept <= 128);
+  for (int fd : crowd) ::close(fd);
+  CHECK(after->add("alive", 1) == 1);
+}
+
+namespace {
+
+// Between a rank and the store: passes on what they say, and may change it.
+class Between {
+ public:
+  explicit Between(int port) : door_(listen_on(0, true)), to_(port), thread_([this] { pass(); }) {}
+  ~Between() {
+    ends_ = true;
+    thread_.join();
+    ::close(door_);
+  }
+  Between(const Between&) = delete;
+  Between& operator=(const Between&) = delete;
+  int port() const { return bound_port(door_); }
+  std::atomic<bool> flips = false, repeats = false;
+
+ private:
+  void pass() {
+    pollfd waits{door_, POLLIN, 0};
+    while (!ends_ && ::poll(&waits, 1, 20) == 0) {
+    }
+    if (ends_) return;
+    pollfd ends[2] = {{::accept(door_, nullptr, nullptr), POLLIN, 0}, {knock(to_), POLLIN, 0}};
+    for (bool open = true; open && !ends_;) {
+      if (::poll(ends, 2, 20) <= 0) continue;
+      for (int side : {0, 1}) {
+        if (ends[side].revents == 0) continue;
+        char bytes[4096];
+        const ssize_t got = ::recv(ends[side].fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        if (got < 0) continue;
+        if (got == 0) {
+          open = false;
+          break;
+        }
+        const auto size = static_cast<size_t>(got);
+        if (side == 0 && flips) bytes[size / 2] = static_cast<char>(bytes[size / 2] ^ 1);
+        for (int turn = 0; turn < (side == 0 && repeats ? 2 : 1); ++turn)
+          ::send(ends[1 - side].fd, bytes, size, MSG_NOSIGNAL);
+      }
+    }
+    ::close(ends[0].fd);
+    ::close(ends[1].fd);
+  }
+  int door_, to_;
+  std::atomic<bool> ends_ = false;
+  std::thread thread_;
+};
+
+}  // namespace
+
+TEST_CASE("what is changed or sent again on the way is not done, and ends the connection") {
+  for (bool flips : {true, false}) {
+    CAPTURE(flips);
+    const Served served;
+    StorePtr honest = served.come(badge(kSecret, 2));
+    Between between(served.port);
+    StorePtr store = remote_store({"127.0.0.1", between.port(), badge(kSecret, 1)},
+                                  Clock::now() + milliseconds(20000), milliseconds(20000));
+    CHECK(store->add("n", 1) == 1);
+    (flips ? between.flips : between.repeats) = true;
+    // The same request twice: the first is honest, the second is not.
+    auto add = [&] { store->add("n", 10); };
+    if (flips)
+      CHECK_THROWS_AS(add(), c10::DistNetworkError);
+    else
+      add();
+    CHECK_THROWS_AS(add(), c10::DistNetworkError);
+    CHECK(honest->add("n", 0) == (flips ? 1 : 11));
+  }
+}
+
+}  // namespace strangers_test
