@@ -3,21 +3,15 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <functional>
 #include <map>
-#include <random>
-#include <string_view>
 
 #include "group_impl.h"
+#include "make_ring.h"
 #include "shared_memory_ring.h"
 
 namespace meshwright::detail {
@@ -127,41 +121,6 @@ class RingSum final : public RingFlight {
   Tensor sum_;
 };
 
-// A ring that all of `ranks` have opened, or nothing. The first makes it under a name nobody can
-// guess and tells it; who cannot open it is on another host. `sum` adds a tensor up over them.
-std::unique_ptr<Ring> make_ring(int64_t rank, int64_t ranks, const Ring::Sizes& sizes,
-                                const std::function<void(const Tensor&)>& sum) {
-  const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");
-  const bool wanted = ranks <= 64 && !(wish && std::string_view(wish) == "0");
-  Tensor name = at::zeros({64}, at::kByte);
-  std::unique_ptr<Ring> ring;
-  // Nothing stays behind, also when a rank dies before all have come.
-  struct Unlink {
-    std::string made;
-    ~Unlink() {
-      if (!made.empty()) Ring::unlink(made);
-    }
-  } unlink;
-  if (rank == 0 && wanted) {
-    std::random_device random;
-    char text[64];
-    std::snprintf(text, sizeof text, "/meshwright-%08x%08x%08x%08x", random(), random(), random(),
-                  random());
-    ring = Ring::create(text, ranks, sizes);
-    if (ring) {
-      unlink.made = text;
-      std::memcpy(name.mutable_data_ptr(), text, sizeof text);
-    }
-  }
-  sum(name);  // the others add zeros
-  const auto* text = static_cast<const char*>(name.const_data_ptr());
-  if (text[0] != 0 && wanted && rank != 0) ring = Ring::open(text, ranks, sizes);
-  if (ring) ring->enter(rank);
-  Tensor all = at::full({1}, ring ? 1.0 : 0.0, at::kDouble);
-  sum(all);
-  return all.item<double>() == static_cast<double>(ranks) ? std::move(ring) : nullptr;
-}
-
 // Messages between this rank and one other, each put down once.
 struct Mailbox {
   std::shared_ptr<Ring> ring;    // of two; none: there was no room
@@ -248,18 +207,19 @@ class LentMail final : public Flight {
 class SharedMemoryTransport final : public Transport {
  public:
   SharedMemoryTransport(std::shared_ptr<Transport> sockets, std::shared_ptr<const Place> place,
-                        int64_t rank)
-      : sockets_(std::move(sockets)), place_(std::move(place)), rank_(rank) {}
+                        int64_t rank, bool one_host)
+      : sockets_(std::move(sockets)), place_(std::move(place)), rank_(rank), one_host_(one_host) {}
 
+  bool has_native_reduce_scatter() const override { return sockets_->has_native_reduce_scatter(); }
   bool fits(Ring::Channel channel, int64_t bytes) const {
     return ring_ && ring_->fits(channel, bytes);
   }
   int64_t largest_gather() const { return room_.slot[Ring::gather]; }
   // Whether room of that size has not been asked for yet.
   bool lacks(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead) const {
-    return !tried_ || (ring_ && (gather_bytes > room_.slot[Ring::gather] ||
-                                 exchange_bytes > room_.slot[Ring::reduce] ||
-                                 ahead + 2 > room_.ring[Ring::gather]));
+    return one_host_ && (!tried_ || (ring_ && (gather_bytes > room_.slot[Ring::gather] ||
+                                               exchange_bytes > room_.slot[Ring::reduce] ||
+                                               ahead + 2 > room_.ring[Ring::gather])));
   }
   void make_room(Group& group, int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead);
 
@@ -376,6 +336,7 @@ class SharedMemoryTransport final : public Transport {
   std::shared_ptr<Transport> sockets_;
   std::shared_ptr<const Place> place_;
   int64_t rank_;
+  bool one_host_;  // as far as is known
   std::shared_ptr<Ring> ring_;
   Ring::Sizes room_;  // what the ring has, or the sizes that could not be had
   bool tried_ = false;
@@ -506,8 +467,10 @@ Tensor registered_memory(const Group& group, int64_t bytes) {
 }
 
 std::shared_ptr<Transport> shared_memory_over(std::shared_ptr<Transport> sockets,
-                                              std::shared_ptr<const Place> place, int64_t rank) {
-  return std::make_shared<SharedMemoryTransport>(std::move(sockets), std::move(place), rank);
+                                              std::shared_ptr<const Place> place, int64_t rank,
+                                              bool one_host) {
+  return std::make_shared<SharedMemoryTransport>(std::move(sockets), std::move(place), rank,
+                                                 one_host);
 }
 
 }  // namespace meshwright::detail
