@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -27,7 +28,7 @@ namespace meshwright::detail {
 class HostLane {
  public:
   using Job = std::function<void(HostLane&)>;
-  static constexpr int64_t kSlot = 1 << 20;  // bytes of a rank in one round
+  static constexpr int64_t kSlot = 1 << 19;  // bytes of a rank in one round
   static SharedMemoryRing::Sizes room();     // of the ring that a lane takes
 
   // `across`: its places are the numbers of the hosts. `ring`: its places are those of the ranks on
