@@ -68,7 +68,6 @@ HostMap find_hosts(Transport& transport, const Place& place, int64_t rank) {
     const std::vector<int64_t> all = numbers_in(told);
     for (size_t i = 0; i < identities.size() && !all.empty(); ++i)
       identities[i] = all[static_cast<size_t>(place.ranks[i]) % all.size()];
-    if (!wants_shared_memory()) identities.assign(identities.size(), 0);
     return HostMap(identities);
   }
   if (n < 4) return HostMap(identities);

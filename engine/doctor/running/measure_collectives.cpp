@@ -100,7 +100,7 @@ class Meter {
     const int64_t room = operation.room(count * 4, n);
     const bool native = group_->has_native_reduce_scatter();
     out.over = native && !world_.device().is_cpu()              ? "NCCL"
-               : native                                         ? "both"
+               : native && room > 0                             ? "both"
                : room > 0 && detail::maps_gather(*group_, room) ? "shared memory"
                                                                 : "sockets";
     return out;
