@@ -31,8 +31,8 @@ class HostLane {
   static constexpr int64_t kSlot = 1 << 19;  // bytes of a rank in one round
   static SharedMemoryRing::Sizes room();     // of the ring that a lane takes
 
-  // `across`: its places are the numbers of the hosts. `ring`: its places are those of the ranks on
-  // this host.
+  // `across`: its places are the numbers of the hosts; none for one host. `ring`: its places are
+  // those of the ranks on this host.
   HostLane(std::shared_ptr<Transport> across, std::unique_ptr<SharedMemoryRing> ring,
            std::shared_ptr<const Place> place, int64_t rank, const HostMap& map);
   // What is under way is given up.
@@ -81,6 +81,9 @@ class HostLane {
   std::exception_ptr failure_;  // of a job: those behind it fail alike
   std::thread thread_;
 };
+
+// For jobs of the group's lane that sums. The tensor becomes the sum over the group.
+void sum_everywhere(HostLane& lane, const at::Tensor& tensor);
 
 // Short waits, so that the lane can be given up between them.
 template <class F>

@@ -222,8 +222,9 @@ void sum_to_shard(HostLane& lane, const Tensor& packed, const Tensor& shard) {
   }
 }
 
-// Each rank sums a part of every piece: its host's first, of that a share of the hosts', which goes
-// to the hosts; the parts then go round on the host. Three pieces are under way at once.
+// Each rank sums a part of every piece: its host's, one alone too, first; of that a share of the
+// hosts', which goes to the hosts; the parts then go round on the host. Three pieces are under way
+// at once.
 class SumEverywhere {
  public:
   SumEverywhere(HostLane& lane, const Tensor& tensor)
@@ -264,13 +265,20 @@ class SumEverywhere {
   void sum_on_host(int64_t i) {
     const int64_t begin = part_begin(i, lane_.local()),
                   count = part_begin(i, lane_.local() + 1) - begin;
-    const Tensor sums = lane_.scratch(i % 2), others = lane_.scratch(2 + i % 2);
-    lane_.round([&](char* own) { std::memcpy(own, element(pieces_.begin(i)), pieces_.bytes(i)); },
-                [&](int64_t number, const char* told) {
-                  put_or_add(memory_of(sums),
-                             told + bytes_in(begin - pieces_.begin(i), pieces_.width), count,
-                             flat_.scalar_type(), /*put=*/number == 0);
-                });
+    const size_t before = bytes_in(begin - pieces_.begin(i), pieces_.width),
+                 until = before + bytes_in(count, pieces_.width);
+    const Tensor sums = lane_.scratch(i % 2),
+                 others = lane_.map().hosts() > 1 ? lane_.scratch(2 + i % 2) : Tensor();
+    const char* here = element(pieces_.begin(i));
+    lane_.round(
+        [&](char* own) {  // its own part nobody asks for
+          std::memcpy(own, here, before);
+          std::memcpy(own + until, here + until, pieces_.bytes(i) - until);
+        },
+        [&](int64_t number, const char* told) {
+          put_or_add(memory_of(sums), (number == lane_.local() ? here : told) + before, count,
+                     flat_.scalar_type(), /*put=*/number == 0);
+        });
     const int64_t own = size_of(i, mine(lane_.host()));
     std::vector<PeerMessage> messages;
     each_other_host(lane_, [&](int64_t host) {
@@ -286,12 +294,12 @@ class SumEverywhere {
   void sum_over_hosts(int64_t i) {
     lane_.await(sums_coming_[static_cast<size_t>(i % 2)]);
     const int64_t share = mine(lane_.host()), count = size_of(i, share);
-    const char *sums = memory_of(lane_.scratch(i % 2)),
-               *others = memory_of(lane_.scratch(2 + i % 2));
+    const char* sums = memory_of(lane_.scratch(i % 2));
     for (int64_t host = 0; host < lane_.map().hosts(); ++host)
       put_or_add(element(cut(i, share)),
-                 host == lane_.host() ? sums + bytes_in(in_part(i, share), pieces_.width)
-                                      : others + bytes_in(host * count, pieces_.width),
+                 host == lane_.host()
+                     ? sums + bytes_in(in_part(i, share), pieces_.width)
+                     : memory_of(lane_.scratch(2 + i % 2)) + bytes_in(host * count, pieces_.width),
                  count, flat_.scalar_type(), /*put=*/host == 0);
     std::vector<PeerMessage> messages;
     each_other_host(lane_, [&](int64_t host) {
@@ -349,7 +357,7 @@ class LayeredTransport final : public Transport {
   FlightPtr all_reduce(const Tensor& tensor, ReduceOp op, bool control) override {
     if (op != ReduceOp::sum || control || !is_large(tensor))
       return sockets_->all_reduce(tensor, op, control);
-    return sums_->start([tensor](HostLane& lane) { SumEverywhere(lane, tensor).run(); });
+    return sums_->start([tensor](HostLane& lane) { sum_everywhere(lane, tensor); });
   }
   FlightPtr pairwise_exchange(const Tensor& packed, const Tensor& received) override {
     return sockets_->pairwise_exchange(packed, received);
@@ -373,6 +381,8 @@ class LayeredTransport final : public Transport {
 };
 
 }  // namespace
+
+void sum_everywhere(HostLane& lane, const Tensor& tensor) { SumEverywhere(lane, tensor).run(); }
 
 std::shared_ptr<Transport> layered_over(std::shared_ptr<Transport> sockets,
                                         std::shared_ptr<const Place> place, int64_t rank,

@@ -11,6 +11,7 @@
 #include <map>
 
 #include "group_impl.h"
+#include "host_lane.h"
 #include "make_ring.h"
 #include "shared_memory_ring.h"
 
@@ -263,7 +264,11 @@ class SharedMemoryTransport final : public Transport {
     return publish(message);
   }
   FlightPtr all_reduce(const Tensor& tensor, ReduceOp op, bool control) override {
-    if (op != ReduceOp::sum || !fits(Ring::gather, static_cast<int64_t>(tensor.nbytes())))
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    if (op == ReduceOp::sum && !control && bytes >= kLargeSum && !fits(Ring::gather, bytes))
+      if (HostLane* lane = sums())
+        return lane->start([tensor](HostLane& on) { sum_everywhere(on, tensor); });
+    if (op != ReduceOp::sum || !fits(Ring::gather, bytes))
       return sockets_->all_reduce(tensor, op, control);
     RingMessage message = put(tensor);
     ring_->publish(message.channel, message.sequence);
@@ -300,6 +305,22 @@ class SharedMemoryTransport final : public Transport {
   FlightPtr barrier() override { return sockets_->barrier(); }
 
  private:
+  // Larger sums than this go on beside the rank's thread.
+  static constexpr int64_t kLargeSum = int64_t{64} << 10;
+
+  // Collective at first. nullptr: there is no room, or there are several hosts.
+  HostLane* sums() {
+    if (!one_host_ || sums_tried_) return sums_.get();
+    sums_tried_ = true;
+    const auto n = static_cast<int64_t>(place_->ranks.size());
+    auto ring = make_ring(rank_, n, HostLane::room(), [&](const Tensor& tensor) {
+      sockets_->all_reduce(tensor, ReduceOp::sum, /*control=*/true)->wait();
+    });
+    if (ring)
+      sums_ = std::make_unique<HostLane>(nullptr, std::move(ring), place_, rank_,
+                                         HostMap(std::vector<int64_t>(place_->ranks.size(), 0)));
+    return sums_.get();
+  }
   void* take(RingMessage& message, int64_t bytes) {
     return told(
         [&] { return ring_->stage(message.channel, bytes, message.sequence, place_->timeout); });
@@ -342,6 +363,8 @@ class SharedMemoryTransport final : public Transport {
   bool tried_ = false;
   RingMessage staged_, rows_;             // what stage() and stage_rows() lent
   std::map<int64_t, Mailbox> mailboxes_;  // by place in the group
+  bool sums_tried_ = false;
+  std::unique_ptr<HostLane> sums_;
 };
 
 void SharedMemoryTransport::make_room(Group& group, int64_t gather_bytes, int64_t exchange_bytes,

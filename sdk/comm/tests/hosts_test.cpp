@@ -214,6 +214,31 @@ TEST_CASE("each byte enters a host once") {
   }
 }
 
+TEST_CASE("large sums on one host go through shared memory beside what else goes on") {
+  for (bool wanted : {true, false}) {
+    CAPTURE(wanted);
+    const meshwright::testing::SharedMemory shared(wanted);
+    for (int64_t ranks : {2, 3, 4})
+      run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
+        auto sent = std::make_shared<Sent>();
+        auto counting = counting_world(world, sent);
+        auto group = counting->everyone();
+        const int64_t count = 400001, me = group->rank();
+        for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+          Tensor first = told_by(me, count, type), second = told_by(me + 1, count, type);
+          Work one = group->all_reduce(first), other = group->all_reduce(second);
+          group->barrier();
+          other.wait();
+          one.wait();
+          CHECK(first.equal(sum_of_all(ranks, count, type)));
+          CHECK(second.equal(sum_of_all(ranks + 1, count, type) - told_by(0, count, type)));
+        }
+        CHECK(sent->flat == (wanted ? 0 : 2 * count * (4 + 2)));
+        world->everyone()->barrier();
+      });
+  }
+}
+
 TEST_CASE("sums over hosts are the same to the bit on all ranks and in every run") {
   const PretendedHosts hosts("0,0,1,1");
   std::vector<Tensor> sums(8);
