@@ -82,8 +82,10 @@ class HostLane {
   std::thread thread_;
 };
 
-// For jobs of the group's lane that sums. The tensor becomes the sum over the group.
+// For jobs of the group's lane that sums. The tensor becomes the sum over the group; the shard that
+// of what the ranks packed for this one.
 void sum_everywhere(HostLane& lane, const at::Tensor& tensor);
+void sum_to_shard(HostLane& lane, const at::Tensor& packed, const at::Tensor& shard);
 
 // Short waits, so that the lane can be given up between them.
 template <class F>

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "meshwright/export.h"
 #include "meshwright/parallel/transport.h"
 #include "watchdog.h"
 
@@ -14,7 +15,7 @@ namespace meshwright::detail {
 
 // The hosts of a group, in the order of their first ranks; those of a host in the order of the
 // group.
-struct HostMap {
+struct MESHWRIGHT_API HostMap {
   std::vector<int64_t> host, local;  // by place in the group: its host, its number on that host
   std::vector<std::vector<int64_t>> places;                  // by host and number on it
   explicit HostMap(const std::vector<int64_t>& identities);  // by place; alike: one host

@@ -262,7 +262,7 @@ TEST_CASE("training over several hosts equals one process") {
   Result expected = alone();
   for (const char* where : {"0,0,1,1", "0,1,0,1"}) {
     CAPTURE(where);
-    const testing::PretendedHosts hosts(where);
+    const meshwright::testing::PretendedHosts hosts(where);
     for (const Setting& s :
          std::vector<Setting>{{.name = "four", .ranks = 4},
                               {.name = "reshard always, every micro-batch",
