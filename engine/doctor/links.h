@@ -25,7 +25,7 @@ struct Link {
 
 // One collective of all groups of an axis at once, as runs have them.
 struct Collective {
-  std::string axis, op, over;         // over: "shared memory", "sockets", "NCCL"
+  std::string axis, op, over;         // over: "shared memory", "sockets", "both", "NCCL"
   int64_t ranks = 0;                  // of a group
   double latency = 0;                 // seconds, of a message of 4 KiB
   int64_t bytes = 0;                  // that each rank has to send at least

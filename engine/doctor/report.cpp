@@ -125,9 +125,11 @@ std::string Report::text(const report::Style& style) const {
                           ? ""
                           : (c.slowest.empty() ? "" : "ranks ") + numbers(c.slowest)});
     constexpr size_t kRight[] = {1, 4, 5};
-    out += "\n" + report::table(style, rows, kRight) +
-           "memory: shared by the ranks of a host; latency: of 4 KiB\n"
-           "bandwidth: bytes that a rank has to send at least, by the time that it takes\n";
+    out +=
+        "\n" + report::table(style, rows, kRight) +
+        "memory: shared by the ranks of a host; both: that, and sockets between hosts; latency: of "
+        "4 KiB\n"
+        "bandwidth: bytes that a rank has to send at least, by the time that it takes\n";
   }
   if (!unmeasured.empty()) out += "\n" + report::printable(unmeasured) + "\n";
   std::map<Level, int64_t> counts;

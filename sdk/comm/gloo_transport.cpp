@@ -92,10 +92,6 @@ class GlooTransport final : public Transport {
   FlightPtr all_gather(const Tensor& shard, const Tensor& whole) override {
     auto out = std::make_unique<GlooFlight>();
     Tensor in = out->input(shard), all = out->output(whole);
-    if (n_ == 2) {
-      swap_pair(*out, in, slot(all, 1 - me_, n_));
-      return out;
-    }
     int tag = next_tag(collectives_);
     for (int64_t k = 1; k < n_; ++k)
       receive(*out, slot(all, (me_ + k) % n_, n_), (me_ + k) % n_, tag);
@@ -208,12 +204,12 @@ class GlooTransport final : public Transport {
     std::vector<Tensor> tensors = one(tensor);
     flight.start(backend_->recv(tensors, static_cast<int>(peer), tag));
   }
-  // Two ranks: `mine` goes over, `other` comes. One broadcast each is the cheapest that gloo has.
+  // Two ranks: `mine` goes over while `other` comes. Broadcasts would queue on gloo's thread, so
+  // that half of a link would rest.
   void swap_pair(C10dFlight& flight, const Tensor& mine, const Tensor& other) {
-    for (int64_t r = 0; r < 2; ++r) {
-      std::vector<Tensor> tensors = one(r == me_ ? mine : other);
-      flight.start(backend_->broadcast(tensors, from_root(r)));
-    }
+    int tag = next_tag(collectives_);
+    receive(flight, other, 1 - me_, tag);
+    send(flight, mine, 1 - me_, tag);
   }
 
   c10::intrusive_ptr<c10d::Backend> backend_;

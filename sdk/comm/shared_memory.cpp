@@ -3,21 +3,16 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <functional>
 #include <map>
-#include <random>
-#include <string_view>
 
 #include "group_impl.h"
+#include "host_lane.h"
+#include "make_ring.h"
 #include "shared_memory_ring.h"
 
 namespace meshwright::detail {
@@ -127,41 +122,6 @@ class RingSum final : public RingFlight {
   Tensor sum_;
 };
 
-// A ring that all of `ranks` have opened, or nothing. The first makes it under a name nobody can
-// guess and tells it; who cannot open it is on another host. `sum` adds a tensor up over them.
-std::unique_ptr<Ring> make_ring(int64_t rank, int64_t ranks, const Ring::Sizes& sizes,
-                                const std::function<void(const Tensor&)>& sum) {
-  const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");
-  const bool wanted = ranks <= 64 && !(wish && std::string_view(wish) == "0");
-  Tensor name = at::zeros({64}, at::kByte);
-  std::unique_ptr<Ring> ring;
-  // Nothing stays behind, also when a rank dies before all have come.
-  struct Unlink {
-    std::string made;
-    ~Unlink() {
-      if (!made.empty()) Ring::unlink(made);
-    }
-  } unlink;
-  if (rank == 0 && wanted) {
-    std::random_device random;
-    char text[64];
-    std::snprintf(text, sizeof text, "/meshwright-%08x%08x%08x%08x", random(), random(), random(),
-                  random());
-    ring = Ring::create(text, ranks, sizes);
-    if (ring) {
-      unlink.made = text;
-      std::memcpy(name.mutable_data_ptr(), text, sizeof text);
-    }
-  }
-  sum(name);  // the others add zeros
-  const auto* text = static_cast<const char*>(name.const_data_ptr());
-  if (text[0] != 0 && wanted && rank != 0) ring = Ring::open(text, ranks, sizes);
-  if (ring) ring->enter(rank);
-  Tensor all = at::full({1}, ring ? 1.0 : 0.0, at::kDouble);
-  sum(all);
-  return all.item<double>() == static_cast<double>(ranks) ? std::move(ring) : nullptr;
-}
-
 // Messages between this rank and one other, each put down once.
 struct Mailbox {
   std::shared_ptr<Ring> ring;    // of two; none: there was no room
@@ -248,18 +208,19 @@ class LentMail final : public Flight {
 class SharedMemoryTransport final : public Transport {
  public:
   SharedMemoryTransport(std::shared_ptr<Transport> sockets, std::shared_ptr<const Place> place,
-                        int64_t rank)
-      : sockets_(std::move(sockets)), place_(std::move(place)), rank_(rank) {}
+                        int64_t rank, bool one_host)
+      : sockets_(std::move(sockets)), place_(std::move(place)), rank_(rank), one_host_(one_host) {}
 
+  bool has_native_reduce_scatter() const override { return sockets_->has_native_reduce_scatter(); }
   bool fits(Ring::Channel channel, int64_t bytes) const {
     return ring_ && ring_->fits(channel, bytes);
   }
   int64_t largest_gather() const { return room_.slot[Ring::gather]; }
   // Whether room of that size has not been asked for yet.
   bool lacks(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead) const {
-    return !tried_ || (ring_ && (gather_bytes > room_.slot[Ring::gather] ||
-                                 exchange_bytes > room_.slot[Ring::reduce] ||
-                                 ahead + 2 > room_.ring[Ring::gather]));
+    return one_host_ && (!tried_ || (ring_ && (gather_bytes > room_.slot[Ring::gather] ||
+                                               exchange_bytes > room_.slot[Ring::reduce] ||
+                                               ahead + 2 > room_.ring[Ring::gather])));
   }
   void make_room(Group& group, int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead);
 
@@ -303,7 +264,11 @@ class SharedMemoryTransport final : public Transport {
     return publish(message);
   }
   FlightPtr all_reduce(const Tensor& tensor, ReduceOp op, bool control) override {
-    if (op != ReduceOp::sum || !fits(Ring::gather, static_cast<int64_t>(tensor.nbytes())))
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    if (op == ReduceOp::sum && !control && bytes >= kLargeSum && !fits(Ring::gather, bytes))
+      if (HostLane* lane = sums())
+        return lane->start([tensor](HostLane& on) { sum_everywhere(on, tensor); });
+    if (op != ReduceOp::sum || !fits(Ring::gather, bytes))
       return sockets_->all_reduce(tensor, op, control);
     RingMessage message = put(tensor);
     ring_->publish(message.channel, message.sequence);
@@ -340,6 +305,22 @@ class SharedMemoryTransport final : public Transport {
   FlightPtr barrier() override { return sockets_->barrier(); }
 
  private:
+  // Larger sums than this go on beside the rank's thread.
+  static constexpr int64_t kLargeSum = int64_t{64} << 10;
+
+  // Collective at first. nullptr: there is no room, or there are several hosts.
+  HostLane* sums() {
+    if (!one_host_ || sums_tried_) return sums_.get();
+    sums_tried_ = true;
+    const auto n = static_cast<int64_t>(place_->ranks.size());
+    auto ring = make_ring(rank_, n, HostLane::room(), [&](const Tensor& tensor) {
+      sockets_->all_reduce(tensor, ReduceOp::sum, /*control=*/true)->wait();
+    });
+    if (ring)
+      sums_ = std::make_unique<HostLane>(nullptr, std::move(ring), place_, rank_,
+                                         HostMap(std::vector<int64_t>(place_->ranks.size(), 0)));
+    return sums_.get();
+  }
   void* take(RingMessage& message, int64_t bytes) {
     return told(
         [&] { return ring_->stage(message.channel, bytes, message.sequence, place_->timeout); });
@@ -376,11 +357,14 @@ class SharedMemoryTransport final : public Transport {
   std::shared_ptr<Transport> sockets_;
   std::shared_ptr<const Place> place_;
   int64_t rank_;
+  bool one_host_;  // as far as is known
   std::shared_ptr<Ring> ring_;
   Ring::Sizes room_;  // what the ring has, or the sizes that could not be had
   bool tried_ = false;
   RingMessage staged_, rows_;             // what stage() and stage_rows() lent
   std::map<int64_t, Mailbox> mailboxes_;  // by place in the group
+  bool sums_tried_ = false;
+  std::unique_ptr<HostLane> sums_;
 };
 
 void SharedMemoryTransport::make_room(Group& group, int64_t gather_bytes, int64_t exchange_bytes,
@@ -506,8 +490,10 @@ Tensor registered_memory(const Group& group, int64_t bytes) {
 }
 
 std::shared_ptr<Transport> shared_memory_over(std::shared_ptr<Transport> sockets,
-                                              std::shared_ptr<const Place> place, int64_t rank) {
-  return std::make_shared<SharedMemoryTransport>(std::move(sockets), std::move(place), rank);
+                                              std::shared_ptr<const Place> place, int64_t rank,
+                                              bool one_host) {
+  return std::make_shared<SharedMemoryTransport>(std::move(sockets), std::move(place), rank,
+                                                 one_host);
 }
 
 }  // namespace meshwright::detail

@@ -58,8 +58,10 @@ MESHWRIGHT_API at::Tensor peer(const Work& work, int64_t rank);
 // has none.
 at::Tensor registered_memory(const Group& group, int64_t bytes);
 
-// The transport of a group of ranks on CPUs. `sockets` carries what finds no room.
+// The transport of a group of ranks on CPUs. `sockets` carries what finds no room, and all where it
+// is known that the ranks are on several hosts (`one_host` false).
 std::shared_ptr<Transport> shared_memory_over(std::shared_ptr<Transport> sockets,
-                                              std::shared_ptr<const Place> place, int64_t rank);
+                                              std::shared_ptr<const Place> place, int64_t rank,
+                                              bool one_host);
 
 }  // namespace meshwright::detail

@@ -6,6 +6,7 @@
 
 #include "c10d_flight.h"
 #include "group_impl.h"
+#include "hosts.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "sdk/base/out_of_memory.h"
@@ -47,6 +48,24 @@ World::~World() {
   watchdog_->end(/*success=*/std::uncaught_exceptions() == 0);
   *liveness_check_ = nullptr;  // others hear of the end
 }
+
+namespace {
+
+// Gives a group of several hosts a transport that makes use of those who share one. Whether all may
+// be on one host.
+bool join_hosts(Group::Impl& group, const std::string& name, const World::Connect& connect) {
+  const detail::HostMap map = detail::find_hosts(*group.transport, *group.place, group.rank);
+  if (map.layered())
+    if (auto layered =
+            detail::layered_over(group.transport, group.place, group.rank, map,
+                                 [&](const std::string& part, const std::vector<int64_t>& ranks) {
+                                   return connect(name + part, ranks);
+                                 }))
+      group.transport = std::move(layered);
+  return map.hosts() == 1;
+}
+
+}  // namespace
 
 std::shared_ptr<World> World::single(at::Device device) {
   return std::make_shared<World>(0, 1, device, std::chrono::minutes(10), Connect());
@@ -90,8 +109,11 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
           .help("look at the logs of the other ranks of the group: one ended, hangs or is stopped")
           .help("raise dist_env.timeout_minutes when ranks start far apart");
     };
+    bool one_host = true;
     try {
       impl->transport = connect_(name, ranks);
+      if (device_.is_cpu() && !impl->transport->runs_on_device())
+        one_host = join_hosts(*impl, name, connect_);
     } catch (const c10::Error& e) {
       throw failed(e.what_without_backtrace());
     } catch (const Error&) {
@@ -106,7 +128,7 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
       impl->waits = {trace_, &detail::device_waits(*this)};
     } else if (device_.is_cpu()) {
       impl->transport =
-          detail::shared_memory_over(std::move(impl->transport), impl->place, impl->rank);
+          detail::shared_memory_over(std::move(impl->transport), impl->place, impl->rank, one_host);
     }
   }
   return kept = std::make_shared<Group>(std::move(impl));

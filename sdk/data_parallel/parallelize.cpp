@@ -66,11 +66,16 @@ void reject_unsupported_sizes(const ParallelizeRequest& request, bool applies_te
           .help(std::string("set distributed.") + name + "_size = 1");
 }
 
+// On CPUs groups of several hosts sum on the way, too.
+bool talks_through_nccl(World& world) {
+  return !world.device().is_cpu() && world.everyone()->has_native_reduce_scatter();
+}
+
 void check_backend(const ParallelizeRequest& request) {
   const Options& own = request.config.own;
   if (own.schema().find("backend") == nullptr || !own.is_set("backend")) return;
   std::string backend = own.get_string("backend"), key = own.schema().table + ".backend";
-  bool nccl = request.world->everyone()->has_native_reduce_scatter();
+  const bool nccl = talks_through_nccl(*request.world);
   if (request.world->size() > 1 && (backend == "nccl") != nccl)
     throw Error(ErrorCode::device_unavailable, key + " = \"" + backend +
                                                    "\", but the ranks of this job talk through " +
@@ -195,8 +200,7 @@ void tell_idle(const ParallelizeRequest& request, const ShardingPlan& plan) {
                           " has no effect: the ranks compute on the CPU, and nothing is copied to "
                           "a device");
   const BufferPolicy& buffers = plan.sharding.buffers;
-  if (buffers.registered && !buffers.registered_key.empty() &&
-      !request.world->everyone()->has_native_reduce_scatter())
+  if (buffers.registered && !buffers.registered_key.empty() && !talks_through_nccl(*request.world))
     request.world->notice(buffers.registered_key +
                           " = true has no effect: the ranks of this job talk through gloo");
 }

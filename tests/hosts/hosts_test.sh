@@ -227,6 +227,28 @@ pkill_of() {
   done
 }
 
+# Two hosts of two ranks: over sockets alone each byte of a gather and of a sum leaves a host twice.
+bytes_out() { on $1 ip -s -j link show net0 | grep -o '"tx":{"bytes":[0-9]*' | grep -o '[0-9]*$'; }
+each_byte_once() {
+  two_hosts
+  local shared r before sent=()
+  for shared in 0 1; do
+    before=$(bytes_out hosta)
+    for r in 0 1 2 3; do
+      start $([ $r -lt 2 ] && echo hosta || echo hostb) $r 4 10.70.0.1 LOCAL_RANK=$((r % 2)) LOCAL_WORLD_SIZE=2 MESHWRIGHT_SHARED_MEMORY=$shared -- \
+        --set run.name=${name}_$shared --set distributed.strategy=fsdp2 --set step_scheduler.max_steps=20
+    done
+    finish
+    for r in 0 1 2 3; do expect $r 0 "$([ $r = 0 ] && echo "done: 20 steps")"; done
+    sent+=($(($(bytes_out hosta) - before)))
+  done
+  if [ $((sent[1] * 10)) -lt $((sent[0] * 6)) ]; then
+    echo "ok: $name: hosta sent ${sent[1]} bytes, ${sent[0]} over sockets alone"
+  else
+    failures=$((failures + 1)); echo "FAILED: $name: hosta sent ${sent[1]} bytes, wanted less than 0.6 of the ${sent[0]} over sockets alone"
+  fi
+}
+
 # Two hosts of two ranks.
 four_ranks() {  # starts them with a verb and waits: $folder/$name.RANK
   local r begin
@@ -284,7 +306,7 @@ calibrate_of_two_hosts() {
     { failures=$((failures + 1)); echo "FAILED: $name: not the bandwidth of the link:"; grep -A8 '^.network' "$folder/$name.toml"; }
 }
 
-all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable secret_of_the_job one_interface_listens ports_are_limited wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer doctor_of_two_hosts doctor_of_a_slow_link calibrate_of_two_hosts"
+all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable secret_of_the_job one_interface_listens ports_are_limited wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer each_byte_once doctor_of_two_hosts doctor_of_a_slow_link calibrate_of_two_hosts"
 for name in ${*:-$all}; do
   $name
   clear_hosts

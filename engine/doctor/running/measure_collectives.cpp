@@ -99,7 +99,9 @@ class Meter {
     out.bytes = operation.least(count * 4, n);
     out.seconds = run(operation, count, times);
     const int64_t room = operation.room(count * 4, n);
-    out.over = group_->has_native_reduce_scatter()              ? "NCCL"
+    const bool native = group_->has_native_reduce_scatter();
+    out.over = native && !world_.device().is_cpu()              ? "NCCL"
+               : native && room > 0                             ? "both"
                : room > 0 && detail::maps_gather(*group_, room) ? "shared memory"
                                                                 : "sockets";
     return out;

@@ -20,6 +20,7 @@
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/comm/tests/pretended_hosts.h"
 #include "tiny_model.h"
 
 namespace equality_test {
@@ -254,6 +255,30 @@ TEST_CASE("sharded and replicated training equals one process") {
   for (const Setting& s : settings) {
     INFO(s.name);
     compare(run(s), expected, 1e-5);
+  }
+}
+
+TEST_CASE("training over several hosts equals one process") {
+  Result expected = alone();
+  for (const char* where : {"0,0,1,1", "0,1,0,1"}) {
+    CAPTURE(where);
+    const meshwright::testing::PretendedHosts hosts(where);
+    for (const Setting& s :
+         std::vector<Setting>{{.name = "four", .ranks = 4},
+                              {.name = "reshard always, every micro-batch",
+                               .ranks = 4,
+                               .reshard = 1,
+                               .accumulation = 3,
+                               .every = true},
+                              {.name = "hybrid 2 x 2", .ranks = 4, .replicas = 2},
+                              {.name = "flat", .ranks = 4, .layout = ShardLayout::flat},
+                              {.name = "flat, level 0", .ranks = 4, .accumulation = 3, .level = 0},
+                              {.name = "flat, level 1", .ranks = 4, .accumulation = 3, .level = 1},
+                              {.name = "flat, level 2", .ranks = 4, .accumulation = 3, .level = 2},
+                              {.name = "ddp", .ranks = 4, .replicated = true}}) {
+      INFO(s.name);
+      compare(run(s), expected, 1e-5);
+    }
   }
 }
 

@@ -1,0 +1,318 @@
+// Groups of several hosts, which are one machine here: MESHWRIGHT_HOSTS says who is where.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "meshwright/error.h"
+#include "meshwright/parallel/group.h"
+#include "meshwright/parallel/testing.h"
+#include "meshwright/parallel/transport.h"
+#include "pretended_hosts.h"
+#include "sdk/comm/group_impl.h"
+#include "sdk/comm/hosts.h"
+#include "sdk/comm/shared_memory.h"
+
+namespace hosts_test {
+
+using namespace meshwright;
+using at::Tensor;
+using meshwright::detail::HostMap;
+using meshwright::testing::PretendedHosts;
+using Ranks = std::vector<int64_t>;
+
+namespace {
+
+// Small whole numbers: sums of them are exact in every dtype.
+Tensor told_by(int64_t rank, int64_t count, at::ScalarType type) {
+  return at::arange(count, at::kLong).mul_(3).add_(7 * rank).remainder_(13).to(type);
+}
+
+Tensor sum_of_all(int64_t ranks, int64_t count, at::ScalarType type) {
+  Tensor out = at::zeros({count}, at::kLong);
+  for (int64_t r = 0; r < ranks; ++r) out += told_by(r, count, at::kLong);
+  return out.to(type);
+}
+
+void check_collectives(Group& group, int64_t count, at::ScalarType type) {
+  const int64_t n = group.size(), me = group.rank();
+  const Tensor mine = told_by(me, count, type);
+  // Three at once, waited for in another order.
+  Tensor whole = at::full({n * count}, 99, type), sum = mine.clone(),
+         packed = told_by(me, n * count, type), part = at::full({count}, 99, type);
+  const bool scatters = group.has_native_reduce_scatter();
+  Work gathering = group.all_gather(mine, whole), summing = group.all_reduce(sum), scattering;
+  if (scatters) scattering = group.reduce_scatter(packed, part);
+  scattering.wait();
+  gathering.wait();
+  summing.wait();
+  for (int64_t r = 0; r < n; ++r)
+    CHECK((r == me || whole.narrow(0, r * count, count).equal(told_by(r, count, type))));
+  CHECK(sum.equal(sum_of_all(n, count, type)));
+  if (scatters) CHECK(part.equal(sum_of_all(n, n * count, type).narrow(0, me * count, count)));
+  for (int64_t root = 0; root < n; ++root) {
+    Tensor told = root == me ? mine.clone() : at::full({count}, 99, type);
+    group.broadcast(told, root).wait();
+    CHECK(told.equal(told_by(root, count, type)));
+  }
+}
+
+// What this rank sends by sockets, to ranks of its number on other hosts and in the group's own
+// connections, where all that is large counts.
+struct Sent {
+  int64_t across = 0, flat = 0;
+};
+
+class CountingTransport final : public Transport {
+ public:
+  CountingTransport(std::shared_ptr<Transport> inner, std::shared_ptr<Sent> sent)
+      : inner_(std::move(inner)), sent_(std::move(sent)) {}
+  FlightPtr all_gather(const Tensor& shard, const Tensor& whole) override {
+    sent_->flat += static_cast<int64_t>(shard.nbytes());
+    return inner_->all_gather(shard, whole);
+  }
+  FlightPtr pairwise_exchange(const Tensor& packed, const Tensor& received) override {
+    sent_->flat += static_cast<int64_t>(packed.nbytes());
+    return inner_->pairwise_exchange(packed, received);
+  }
+  FlightPtr reduce_scatter(const Tensor& packed, const Tensor& shard) override {
+    sent_->flat += static_cast<int64_t>(packed.nbytes());
+    return inner_->reduce_scatter(packed, shard);
+  }
+  FlightPtr all_reduce(const Tensor& tensor, ReduceOp op, bool control) override {
+    if (!control) sent_->flat += static_cast<int64_t>(tensor.nbytes());
+    return inner_->all_reduce(tensor, op, control);
+  }
+  FlightPtr broadcast(const Tensor& tensor, int64_t root) override {
+    sent_->flat += static_cast<int64_t>(tensor.nbytes());
+    return inner_->broadcast(tensor, root);
+  }
+  FlightPtr all_to_all(const Tensor& in, std::span<const int64_t> in_splits, const Tensor& out,
+                       std::span<const int64_t> out_splits) override {
+    return inner_->all_to_all(in, in_splits, out, out_splits);
+  }
+  FlightPtr send_receive(std::span<const PeerMessage> messages) override {
+    for (const PeerMessage& message : messages)
+      if (message.way == PeerMessage::Way::send)
+        sent_->across += static_cast<int64_t>(message.tensor.nbytes());
+    return inner_->send_receive(messages);
+  }
+  FlightPtr barrier() override { return inner_->barrier(); }
+
+ private:
+  std::shared_ptr<Transport> inner_;
+  std::shared_ptr<Sent> sent_;
+};
+
+std::shared_ptr<World> counting_world(const std::shared_ptr<World>& world,
+                                      const std::shared_ptr<Sent>& sent) {
+  return std::make_shared<World>(
+      world->rank(), world->size(), at::kCPU, world->timeout(),
+      [world, sent](const std::string& name, const Ranks& ranks) {
+        return std::make_shared<CountingTransport>(
+            meshwright::detail::GroupAccess::of(*world->group(name, ranks)).transport, sent);
+      });
+}
+
+}  // namespace
+
+TEST_CASE("ranks are numbered by host, whatever the order of the group") {
+  const HostMap mixed(Ranks{7, 3, 7, 3, 9, 9});
+  CHECK(mixed.host == Ranks{0, 1, 0, 1, 2, 2});
+  CHECK(mixed.local == Ranks{0, 0, 1, 1, 0, 1});
+  CHECK(mixed.place(1, 1) == 3);
+  CHECK(mixed.hosts() == 3);
+  CHECK(mixed.layered());
+  CHECK_FALSE(HostMap(Ranks{5, 5, 5, 5}).layered());  // one host
+  CHECK_FALSE(HostMap(Ranks{1, 2, 3, 4}).layered());  // one rank each
+  CHECK_FALSE(HostMap(Ranks{1, 1, 1, 2}).layered());  // not alike
+}
+
+TEST_CASE("collectives over hosts bring what those of one host do, for every order of ranks") {
+  struct Row {
+    const char* hosts;
+    int64_t ranks;
+  };
+  for (const Row& row : {Row{"0,0,1,1", 4}, Row{"0,1,0,1", 4}, Row{"0,1,1,0", 4},
+                         Row{"0,0,0,1,1,1", 6}, Row{"0,1,2,2,1,0", 6}}) {
+    CAPTURE(row.hosts);
+    const PretendedHosts hosts(row.hosts);
+    run_ranks(row.ranks, [](const std::shared_ptr<World>& world) {
+      auto group = world->everyone();
+      CHECK(group->has_native_reduce_scatter());
+      CHECK_FALSE(meshwright::detail::maps_gather(*group, 1));
+      // Too small, uneven, and of several pieces.
+      for (int64_t count : {int64_t{5}, int64_t{2049}, int64_t{150001}})
+        for (at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble, at::kLong})
+          check_collectives(*group, count, type);
+    });
+  }
+}
+
+TEST_CASE("a group of hosts that are not alike, or have one rank each, uses sockets alone") {
+  struct Row {
+    const char* hosts;
+    int64_t ranks;
+  };
+  for (const Row& row : {Row{"0,0,0,1", 4}, Row{"0,1,2,3", 4}, Row{"0,1", 2}}) {
+    CAPTURE(row.hosts);
+    const PretendedHosts hosts(row.hosts);
+    run_ranks(row.ranks, [](const std::shared_ptr<World>& world) {
+      auto group = world->everyone();
+      CHECK_FALSE(group->has_native_reduce_scatter());
+      meshwright::detail::reserve(*group, 4096, 4096, 1);
+      CHECK_FALSE(meshwright::detail::maps_gather(*group, 1));
+      check_collectives(*group, 2049, at::kFloat);
+    });
+  }
+}
+
+TEST_CASE("each byte enters a host once") {
+  struct Row {
+    const char* hosts;
+    int64_t ranks, number;  // of hosts
+  };
+  for (const Row& row : {Row{"0,0,1,1", 4, 2}, Row{"0,1,0,1", 4, 2}, Row{"0,0,1,1,2,2", 6, 3}}) {
+    CAPTURE(row.hosts);
+    const PretendedHosts hosts(row.hosts);
+    run_ranks(row.ranks, [&](const std::shared_ptr<World>& world) {
+      auto sent = std::make_shared<Sent>();
+      auto counting = counting_world(world, sent);
+      auto group = counting->everyone();
+      const int64_t n = group->size(), others = row.number - 1, each = n / row.number,
+                    count = 60000, bytes = count * 4;
+      auto expect = [&](int64_t across) {
+        CHECK(sent->across == across);
+        CHECK(sent->flat == 0);
+        *sent = {};
+      };
+      expect(0);
+      const Tensor mine = told_by(group->rank(), count, at::kFloat);
+      Tensor whole = at::empty({n * count});
+      group->all_gather(mine, whole).wait();
+      expect(others * bytes);
+      Tensor part = at::empty({count});
+      group->reduce_scatter(whole, part).wait();
+      expect(others * bytes);
+      // Of n * count elements a host's share is 1 / each, and what is least of that for the hosts.
+      group->all_reduce(whole).wait();
+      expect(2 * (n * bytes / each) * others / row.number);
+      group->broadcast(whole, 1).wait();
+      expect(group->rank() == 1 ? others * n * bytes : 0);
+      world->everyone()->barrier();
+    });
+  }
+}
+
+TEST_CASE("large sums on one host go through shared memory beside what else goes on") {
+  for (bool wanted : {true, false}) {
+    CAPTURE(wanted);
+    const meshwright::testing::SharedMemory shared(wanted);
+    for (int64_t ranks : {2, 3, 4})
+      run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
+        auto sent = std::make_shared<Sent>();
+        auto counting = counting_world(world, sent);
+        auto group = counting->everyone();
+        const int64_t count = 400001, me = group->rank();
+        for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+          Tensor first = told_by(me, count, type), second = told_by(me + 1, count, type);
+          Work one = group->all_reduce(first), other = group->all_reduce(second);
+          group->barrier();
+          other.wait();
+          one.wait();
+          CHECK(first.equal(sum_of_all(ranks, count, type)));
+          CHECK(second.equal(sum_of_all(ranks + 1, count, type) - told_by(0, count, type)));
+        }
+        CHECK(sent->flat == (wanted ? 0 : 2 * count * (4 + 2)));
+        world->everyone()->barrier();
+      });
+  }
+}
+
+TEST_CASE("sums over hosts are the same to the bit on all ranks and in every run") {
+  const PretendedHosts hosts("0,0,1,1");
+  std::vector<Tensor> sums(8);
+  for (size_t turn = 0; turn < 2; ++turn)
+    run_ranks(4, [&](const std::shared_ptr<World>& world) {
+      auto group = world->everyone();
+      Tensor sum =
+          at::arange(70001, at::kFloat).mul_(0.37F * static_cast<float>(world->rank() + 1));
+      sum.sin_();
+      group->all_reduce(sum).wait();
+      sums[turn * 4 + static_cast<size_t>(world->rank())] = sum;
+    });
+  for (const Tensor& sum : sums) CHECK(sum.equal(sums[0]));
+}
+
+TEST_CASE("who waits for a rank of another host that has ended is told at once") {
+  const PretendedHosts hosts("0,0,1,1");
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<std::string> told(4);
+  auto body = [&](const std::shared_ptr<World>& world) {
+    auto group = world->everyone();
+    const Tensor mine = at::full({5000}, 1.0);
+    Tensor whole = at::empty({20000});
+    group->all_gather(mine, whole).wait();
+    if (world->rank() == 3) throw std::runtime_error("ends");
+    try {
+      group->all_gather(mine, whole).wait();
+    } catch (const Error& error) {
+      told[static_cast<size_t>(world->rank())] = error.what();
+      throw;
+    }
+  };
+  CHECK_THROWS(run_ranks(4, body, std::chrono::seconds(60)));
+  // Its partner hears of the end of the connection, its neighbour of that in shared memory, or of
+  // others that ended for this.
+  for (size_t rank : {size_t{1}, size_t{2}})
+    CHECK(told[rank].find("all_gather of 80.0 kB in group world [0, 1, 2, 3] failed") !=
+          std::string::npos);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));
+}
+
+TEST_CASE("who waits for a rank of another host that is silent is told after the timeout") {
+  const PretendedHosts hosts("0,0,1,1");
+  std::vector<std::string> told(4);
+  auto body = [&](const std::shared_ptr<World>& world) {
+    auto group = world->everyone();
+    if (world->rank() == 3) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(4000));
+      return;
+    }
+    Tensor sum = at::full({5000}, 1.0);
+    try {
+      group->all_reduce(sum).wait();
+    } catch (const Error& error) {
+      told[static_cast<size_t>(world->rank())] = error.what();
+      throw;
+    }
+  };
+  CHECK_THROWS(run_ranks(4, body, std::chrono::milliseconds(2000)));
+  CHECK(told[2].find("rank 2 waited 2 s in vain for all_reduce of 20.0 kB in group world [0, 1, 2, "
+                     "3]: no word from rank 3") != std::string::npos);
+}
+
+TEST_CASE("a collective that nobody else enters is given up with its group") {
+  const PretendedHosts hosts("0,0,1,1");
+  const auto begin = std::chrono::steady_clock::now();
+  run_ranks(4, [](const std::shared_ptr<World>& world) {
+    auto group = world->everyone();
+    if (world->rank() != 0) return;
+    const Tensor mine = at::full({5000}, 1.0);
+    Tensor whole = at::empty({20000}), sum = at::full({5000}, 1.0);
+    const Work gathering = group->all_gather(mine, whole), summing = group->all_reduce(sum);
+  });
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));  // not the timeout
+}
+
+}  // namespace hosts_test
