@@ -46,6 +46,8 @@ std::string machines_folder();
 
 // The parts of a step by name, in seconds, in the order they are shown.
 std::vector<std::pair<std::string, double>> parts_of(const steptime::Parts& parts);
+// "1.20 s", "13.1 ms", "40 us".
+std::string seconds_text(double seconds);
 std::string draw(const report::Style& style, const Forecast& forecast);
 boost::json::object to_json(const Forecast& forecast);
 
