@@ -126,8 +126,8 @@ std::vector<OptionValue> values_of(const meshwright_option& option) {
   if ((option.type & MESHWRIGHT_INT) != 0 &&
       (option.flags & (MESHWRIGHT_NO_MIN | MESHWRIGHT_NO_MAX)) == 0 &&
       option.max - option.min < kMost)
-    for (double value = option.min; value <= option.max; ++value)
-      out.emplace_back(static_cast<int64_t>(value));
+    for (int64_t value = std::llround(option.min); value <= std::llround(option.max); ++value)
+      out.emplace_back(value);
   return out;
 }
 
@@ -136,7 +136,7 @@ std::vector<OptionValue> values_of(const meshwright_option& option) {
 bool worth(const Way& base, const Way& way) {
   return way.width == base.width && way.reduced == base.reduced && way.weights == base.weights &&
          way.gradients == base.gradients && way.optimizer == base.optimizer &&
-         way.whole == base.whole && way.hidden >= base.hidden && way.ahead <= base.ahead;
+         way.whole == base.whole && (way.hidden || !base.hidden) && way.ahead <= base.ahead;
 }
 
 // A strategy as the job has it, and as options of its own table that the file leaves open would
