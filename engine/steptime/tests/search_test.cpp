@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <ctime>
 
 #include "published.h"
 
@@ -225,6 +226,23 @@ TEST_CASE("the search for 405B on 1,024 ranks looks at thousands of layouts") {
   CHECK(found.enumerated > 4000);
   CHECK(found.best.size() == 5);
 }
+
+#ifdef NDEBUG
+TEST_CASE("with all ways and schedules that takes less than a second of one core") {
+  std::vector<Way> ways = variants();
+  ways.push_back(sharded_optimizer());
+  SearchRequest request = request_of(published::layouts(kData)[2], ways);
+  request.base.engine_memory = true;
+  request.schedules = {PipelineSchedule::interleaved_zero_bubble, PipelineSchedule::zbv_zero_bubble,
+                       PipelineSchedule::dual_pipe_v};
+  const std::clock_t begin = std::clock();
+  const SearchResult found = search(request, 5);
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  CAPTURE(found.enumerated);
+  CAPTURE(found.predicted);
+  CHECK(seconds < 1);
+}
+#endif
 
 }  // namespace
 }  // namespace meshwright::steptime
