@@ -121,7 +121,10 @@ int run_plan(Call& call) {
   if (std::string why = before::messages(obstacles, /*missing=*/false); !why.empty())
     said.warning("this plan cannot be trained: " + why);
   std::optional<forecast::Forecast> forecast;
-  if (const std::string named = machine_named(call, *job); !named.empty()) {
+  // A file that names a machine need not say all that a prediction wants; who asks for one is told.
+  const bool can = plan.outline && plan.footprint && plan.workload.seq_len > 0;
+  if (const std::string named = machine_named(call, *job);
+      !named.empty() && (can || call.has("machine"))) {
     const steptime::Machine machine = steptime::find_machine(named, forecast::machines_folder());
     forecast = forecast::forecast(*job, plan, machine);
     if (forecast->room() < 0)
