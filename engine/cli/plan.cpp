@@ -65,6 +65,12 @@ std::map<std::string, int64_t> fixed_sizes(const Call& call) {
   return out;
 }
 
+// Empty: nobody names one.
+std::string machine_named(const Call& call, const plan::Job& job) {
+  return call.has("machine") ? call.value("machine")
+                             : job.config.table("report").get_string("machine");
+}
+
 int run_search(Call& call, plan::Job& job) {
   forecast::Wanted wanted;
   wanted.world_size = world_size(call);
@@ -80,7 +86,7 @@ int run_search(Call& call, plan::Job& job) {
   wanted.most = static_cast<size_t>(call.number("top", 1).value_or(5));
   wanted.fixed = fixed_sizes(call);
   const steptime::Machine machine =
-      steptime::find_machine(call.value("machine"), forecast::machines_folder());
+      steptime::find_machine(machine_named(call, job), forecast::machines_folder());
   const forecast::Found found = forecast::search(job, machine, wanted);
   if (call.json)
     call.print_json(forecast::to_json(found));
@@ -94,7 +100,7 @@ int run_plan(Call& call) {
   std::optional<plan::Job> job = load_job(call, status);
   if (!job) return status;
   if (call.has("search")) {
-    if (!call.has("machine"))
+    if (machine_named(call, *job).empty())
       throw Error(ErrorCode::usage, "--search needs to know the machine")
           .help("--search --machine h100x8");
     return run_search(call, *job);
@@ -115,9 +121,11 @@ int run_plan(Call& call) {
   if (std::string why = before::messages(obstacles, /*missing=*/false); !why.empty())
     said.warning("this plan cannot be trained: " + why);
   std::optional<forecast::Forecast> forecast;
-  if (call.has("machine")) {
-    const steptime::Machine machine =
-        steptime::find_machine(call.value("machine"), forecast::machines_folder());
+  // A file that names a machine need not say all that a prediction wants; who asks for one is told.
+  const bool can = plan.outline && plan.footprint && plan.workload.seq_len > 0;
+  if (const std::string named = machine_named(call, *job);
+      !named.empty() && (can || call.has("machine"))) {
+    const steptime::Machine machine = steptime::find_machine(named, forecast::machines_folder());
     forecast = forecast::forecast(*job, plan, machine);
     if (forecast->room() < 0)
       said.warning("the job does not fit on " + machine.name + ": a rank needs " +
@@ -192,7 +200,7 @@ folder.
 --rank R        Show the groups and shares of this rank. Default: 0.
 --groups AXIS   Print all groups of one axis instead, one a line.
 --machine NAME  Predict time and memory of a step there: a shipped machine (a100-80, h100, h200, ...), with the ranks
- of a host as in h100x8, or a machine file.
+ of a host as in h100x8, or a machine file. Default: report.machine.
 --search        Rank the layouts of the model on that machine by predicted time, with the settings to use them.
 --fix KEY=N...  With --search: keep tp_size, cp_size, pp_size, ep_size, dp_replicate_size or local_batch_size.
 --global-batch N    With --search: samples of a step. Default: the file's.

@@ -489,6 +489,12 @@ class Resolver {
                            .help("set report.prometheus_file = \"none\"")
                            .help("set report.prometheus_file = "
                                  "\"/var/lib/prometheus/node-exporter\", Debian's folder"));
+    if (report.is_set("machine") && report.get_string("machine").empty())
+      diagnostics_.add(Error(ErrorCode::out_of_range, "report.machine is empty")
+                           .key("report.machine")
+                           .at(report.origin("machine"))
+                           .help("set report.machine = \"none\"")
+                           .help("set report.machine = \"h100x8\""));
   }
 
   void check_packing(const std::string& name) {

@@ -241,6 +241,10 @@ constexpr std::array kReport = {
     optional_text("prometheus_file",
                   "The same for node_exporter's textfile collector: a file that ends in .prom, or "
                   "the collector's folder, where it becomes meshwright_<run.name>.prom."),
+    optional_text("machine",
+                  "Machine that a run predicts its step time on, to compare at its end: a shipped "
+                  "one or a machine file, as plan --machine takes it, which it stands in for. Not "
+                  "set: the one whose device the driver reports."),
 };
 
 constexpr std::array kPlugins = {

@@ -95,7 +95,7 @@ Ways ways_of(const plan::Job& job, const plan::JobPlan& plan) {
   out.whole_layers = said.recompute_whole_layers;
   out.width = static_cast<double>(dtype_size(config.shared.autocast_dtype.value_or(mp.param)));
   out.reduced = static_cast<double>(dtype_size(mp.reduce));
-  out.every_micro_batch = !said.replicated && said.sharding.reduction.every_micro_batch;
+  out.every_micro_batch = reduces_each(said);
   return out;
 }
 
@@ -199,16 +199,6 @@ void finish(Forecast& out) {
   say_rough(out);
 }
 
-// A layer's number in "model.layers.3.mlp.up_proj.weight"; -1 outside of all.
-int64_t layer_of(const std::string& name) {
-  const size_t at = name.find(".layers.");
-  if (at == std::string::npos) return -1;
-  const size_t digits = at + std::string_view(".layers.").size();
-  return digits < name.size() && std::isdigit(static_cast<unsigned char>(name[digits])) != 0
-             ? std::stoll(name.substr(digits))
-             : -1;
-}
-
 // The weight that makes the logits; nullptr: none is known.
 const ParameterOutline* head_of(const ModelOutline& outline) {
   if (!outline.tied_embeddings) return outline.find_parameter("lm_head.weight");
@@ -261,7 +251,35 @@ steptime::Frozen frozen_of(const ModelOutline& outline) {
   return out;
 }
 
+double beside_attention(const ModelOutline& outline, const Shape& shape) {
+  double all = 0;
+  for (const ParameterOutline& p : outline.parameters)
+    if (const int64_t layer = layer_of(p.name);
+        layer >= 0 && layer < outline.layers && p.shape.size() >= 2)
+      all += static_cast<double>(element_count(p.shape));
+  return std::max(0.0, all - shape.layers * shape.attention_parameters());
+}
+
 }  // namespace
+
+int64_t layer_of(const std::string& name) {
+  for (size_t begin = 0; begin < name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const std::string part = name.substr(begin, end - begin);
+    if (!part.empty() && part.size() <= 9 && std::all_of(part.begin(), part.end(), [](char c) {
+          return std::isdigit(static_cast<unsigned char>(c)) != 0;
+        }))
+      return std::stoll(part);
+    begin = end + 1;
+  }
+  return -1;
+}
+
+bool reduces_each(const ShardingPlan& plan) {
+  if (plan.replicated) return false;
+  const bool flat = plan.sharding.layout == ShardLayout::flat && plan.sharding.level >= 2;
+  return flat || plan.sharding.reduction.every_micro_batch;
+}
 
 std::string machines_folder() {
   namespace fs = std::filesystem;
@@ -307,6 +325,8 @@ Shape shape_of(const ModelOutline& outline) {
   }
   out.frozen = frozen_of(outline);
   const double with_mlp = outline.moe ? dense_layers : out.layers;
+  // A model of other names than Hugging Face's: what its layers' matrices have beside attention.
+  if (dense == 0 && !outline.moe) dense = beside_attention(outline, out);
   if (with_mlp > 0) out.ffn = dense / with_mlp / ((out.gated ? 3 : 2) * out.hidden);
   return out;
 }

@@ -10,6 +10,7 @@
 #include "engine/report/report.h"
 #include "engine/steptime/machine.h"
 #include "engine/steptime/predict.h"
+#include "meshwright/sharding_plan.h"
 
 namespace meshwright::forecast {
 
@@ -31,6 +32,12 @@ struct Forecast {
 
 // Sizes of a model and of a planned job in the model's terms.
 steptime::Shape shape_of(const ModelOutline& outline);
+// Whether gradients are reduced in every micro-batch: where the plan says so, and on flat buffers
+// that keep none whole.
+bool reduces_each(const ShardingPlan& plan);
+// Of "model.layers.3.mlp.up_proj.weight", 3: the first part of a name that is a number, whatever
+// the list is called; -1: none is.
+int64_t layer_of(const std::string& name);
 // Bytes of an element in the job's products, which say whose peak counts.
 double compute_width(const plan::Job& job, const plan::JobPlan& plan);
 double peak_of(const steptime::Machine& machine, double width);
@@ -46,6 +53,8 @@ std::string machines_folder();
 
 // The parts of a step by name, in seconds, in the order they are shown.
 std::vector<std::pair<std::string, double>> parts_of(const steptime::Parts& parts);
+// "1.20 s", "13.1 ms", "40 us".
+std::string seconds_text(double seconds);
 std::string draw(const report::Style& style, const Forecast& forecast);
 boost::json::object to_json(const Forecast& forecast);
 

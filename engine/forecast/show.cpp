@@ -16,12 +16,6 @@ std::string number(double value, int digits) {
 }
 std::string percent(double share) { return number(100 * share, 0) + "%"; }
 
-std::string seconds_text(double seconds) {
-  if (seconds >= 1) return number(seconds, 2) + " s";
-  if (seconds >= 1e-3) return number(seconds * 1e3, 1) + " ms";
-  return number(seconds * 1e6, 0) + " us";
-}
-
 std::string memory_text(const Forecast& f) {
   const std::string used = report::human_bytes(std::llround(f.memory)),
                     usable = report::human_bytes(std::llround(f.usable));
@@ -33,6 +27,12 @@ std::string memory_text(const Forecast& f) {
 }
 
 }  // namespace
+
+std::string seconds_text(double seconds) {
+  if (seconds >= 1) return number(seconds, 2) + " s";
+  if (seconds >= 1e-3) return number(seconds * 1e3, 1) + " ms";
+  return number(seconds * 1e6, 0) + " us";
+}
 
 std::vector<std::pair<std::string, double>> parts_of(const steptime::Parts& p) {
   return {{"products", p.products},

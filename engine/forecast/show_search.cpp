@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "engine/forecast/search.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::forecast {
 namespace {
@@ -24,9 +25,15 @@ std::string layout_text(const Layout& layout) {
   add("cp", job.cp);
   add("pp", job.pp);
   add("v", job.stages);
+  if (job.pp > 1 && job.schedule != PipelineSchedule::one_f_one_b &&
+      job.schedule != PipelineSchedule::interleaved_1f1b)
+    out += " " + std::string(schedule_name(job.schedule));
   add("ep", job.ep);
   add("dp", job.dp());
   if (job.shard > 1) add("replicas", job.replicas());
+  // Without the table: the strategy stands in front.
+  for (const std::string& option : layout.options)
+    out += " " + option.substr(option.rfind('.', option.find('=')) + 1);
   return out;
 }
 
@@ -71,7 +78,8 @@ std::string draw(const report::Style& style, const Found& found) {
   for (size_t i = 0; i < found.sets.size(); ++i)
     out += std::to_string(i + 1) + ": " + found.sets[i] + "\n";
   out += "\n" + report::human_count(found.result.enumerated) + " layouts looked at, " +
-         report::human_count(found.result.fitting) + " fit\n";
+         report::human_count(found.result.fitting) + " fit, " +
+         report::human_count(found.result.predicted) + " of them may be the fastest\n";
   for (const auto& [reason, count] : found.result.rejected)
     out += "  not taken: " + report::human_count(count) + " times " + reason + "\n";
   return out;
@@ -82,26 +90,33 @@ json::object to_json(const Found& found) {
   for (size_t i = 0; i < found.result.best.size(); ++i) {
     const Layout& layout = found.result.best[i];
     const steptime::Job& job = layout.job;
-    layouts.push_back(json::object{{"strategy", layout.strategy},
-                                   {"tp", job.tp},
-                                   {"cp", job.cp},
-                                   {"pp", job.pp},
-                                   {"stages_per_rank", job.stages},
-                                   {"ep", job.ep},
-                                   {"dp", job.dp()},
-                                   {"dp_replicate", job.replicas()},
-                                   {"sequence_parallel", job.tp > 1 && job.sequence_parallel},
-                                   {"micro_batch", job.micro_batch},
-                                   {"micro_batches", job.micro_batches},
-                                   {"recompute", recompute_text(job.recompute)},
-                                   {"use", found.sets[i]},
-                                   {"time", to_json(found.forecasts[i])}});
+    json::array options;
+    for (const std::string& option : layout.options) options.emplace_back(option);
+    layouts.push_back(
+        json::object{{"strategy", layout.strategy},
+                     {"tp", job.tp},
+                     {"cp", job.cp},
+                     {"pp", job.pp},
+                     {"stages_per_rank", job.stages},
+                     {"schedule", job.pp > 1 ? json::value(std::string(schedule_name(job.schedule)))
+                                             : json::value(nullptr)},
+                     {"options", options},
+                     {"ep", job.ep},
+                     {"dp", job.dp()},
+                     {"dp_replicate", job.replicas()},
+                     {"sequence_parallel", job.tp > 1 && job.sequence_parallel},
+                     {"micro_batch", job.micro_batch},
+                     {"micro_batches", job.micro_batches},
+                     {"recompute", recompute_text(job.recompute)},
+                     {"use", found.sets[i]},
+                     {"time", to_json(found.forecasts[i])}});
   }
   json::object rejected;
   for (const auto& [reason, count] : found.result.rejected) rejected[reason] = count;
   return {{"layouts", layouts},
           {"enumerated", found.result.enumerated},
           {"fitting", found.result.fitting},
+          {"predicted", found.result.predicted},
           {"rejected", rejected},
           {"memory", std::llround(found.memory)},
           {"equal",

@@ -53,9 +53,18 @@ struct DataTraffic {
   double layer_reduced = 0, root_reduced = 0;    // bytes, whole, scattered over the shard
   double layer_summed = 0, root_summed = 0;      // bytes, all-reduced over the replicas
   bool hidden = true;                            // behind compute
-  double copied_out = 0, copied_in = 0;          // bytes of copies a layer, out of a gather, into
-                                                 // a reduction
+  double ahead = 1;                              // units gathered ahead; 0: none, nothing hides it
+  // Bytes of a rank beside its states, where a strategy keeps the parameters whole: copies in
+  // another dtype, gradients that are not reduced yet; below 0: from the figures above.
+  double transient = -1;
+  double copied_out = 0, copied_in = 0;  // bytes of copies a layer, out of a gather, into
+                                         // a reduction
 };
+
+// Whether the stages turn back at the last rank, so that the first has both ends of the model.
+inline bool folds(PipelineSchedule schedule) {
+  return schedule == PipelineSchedule::zbv_zero_bubble || schedule == PipelineSchedule::dual_pipe_v;
+}
 
 struct Job {
   double ranks = 1, ranks_per_host = 8;

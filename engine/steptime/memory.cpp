@@ -3,6 +3,41 @@
 #include "engine/steptime/predict.h"
 
 namespace meshwright::steptime {
+namespace {
+
+// Micro-batches whose activations a rank holds, in its whole share of the layers: of the first rank
+// and of the last (docs/cost_model.md, "Memory of a rank").
+struct InFlight {
+  double first = 0, last = 0;
+};
+InFlight in_flight(const Job& job) {
+  const double p = job.pp, v = job.stages, m = job.micro_batches;
+  double first = p, last = 1;
+  switch (job.schedule) {
+    case PipelineSchedule::gpipe:
+    case PipelineSchedule::looped_bfs:
+      first = last = m;
+      break;
+    case PipelineSchedule::one_f_one_b:
+    case PipelineSchedule::interleaved_1f1b:
+      if (v > 1) {
+        first = p + (p - 1) / v;
+        last = 1 + (v - 1) * p / v;
+      }
+      break;
+    case PipelineSchedule::interleaved_zero_bubble:
+    case PipelineSchedule::zbv_zero_bubble:
+      last = p;
+      break;
+    case PipelineSchedule::dual_pipe_v:
+      first = last = p + 0.5;
+      break;
+  }
+  first = std::min(first, m);
+  return {first, std::min(last, first)};
+}
+
+}  // namespace
 
 Memory memory_of(const Shape& shape, const Job& job) {
   const double t = job.tp, h = shape.hidden, T = job.tokens(), w = job.width;
@@ -10,7 +45,7 @@ Memory memory_of(const Shape& shape, const Job& job) {
                kv = std::max(1.0, shape.kv_heads / t) * shape.head_dim, f = shape.ffn / t;
   const double layer = shape.layer_parameters() / t, root = shape.root_parameters() / t;
   const double layers = shape.layers / job.pp;
-  const double own_root = job.pp > 1 && !shape.tied ? root / 2 : root;
+  const double own_root = job.pp > 1 && !shape.tied && !folds(job.schedule) ? root / 2 : root;
   const double held = layers * layer + own_root;
   Memory out;
   const double trained = 1 - shape.frozen.parameters;
@@ -20,11 +55,13 @@ Memory memory_of(const Shape& shape, const Job& job) {
   if (job.whole_gradients > 0)
     out.transient +=
         trained * held * (job.whole_gradients - (job.engine_memory ? 0 : job.stored / job.shard));
-  if (job.data.gather_forward != When::never && job.shard > 1) {
+  if (job.data.transient >= 0) {
+    out.transient += job.data.transient;
+  } else if (job.data.gather_forward != When::never && job.shard > 1) {
     // Between two backwards of a pipeline the weights stay.
-    const bool each = job.data.gather_backward != When::never && job.pp <= 1;
+    const bool each = job.data.gather_backward != When::never && (job.pp <= 1 || job.engine_memory);
     const double gathered = job.data.layer_gathered, reduced = job.data.layer_reduced;
-    out.transient += job.data.root_gathered + (each ? 2 : layers) * gathered;
+    out.transient += job.data.root_gathered + (each ? 1 + job.data.ahead : layers) * gathered;
     if (job.whole_gradients <= 0)
       out.transient += 2 * reduced + (job.engine_memory ? job.data.root_reduced : 0);
   }
@@ -67,10 +104,7 @@ Memory memory_of(const Shape& shape, const Job& job) {
     return out;
   }
   // The first rank has the most passes in flight, the last one the logits.
-  const double first = std::min(job.stages > 1 ? job.pp + (job.pp - 1) / job.stages : job.pp,
-                                job.micro_batches),
-               last =
-                   std::min(job.stages > 1 ? 1 + (job.stages - 1) * job.pp / job.stages : 1, first);
+  const auto [first, last] = in_flight(job);
   const bool by_logits = last * pass + logits > first * pass + working;
   out.activations = (by_logits ? last : first) * pass;
   out.working = by_logits ? std::max(logits, working) : working;

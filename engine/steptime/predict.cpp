@@ -60,15 +60,17 @@ void add_micro_batches(const Machine& machine, const Job& job, const LayerTime& 
   const Shards s = shards_of(machine, job);
   const DataTraffic& data = job.data;
   const double forward = layer.forward.sum(), backward = layer.backward.sum();
+  auto gathering = [&](double kernels) {
+    return data.ahead > 0 ? beside(machine, kernels + s.copy_out, s.gather) : s.gather;
+  };
   auto one = [&](bool first, bool last, double times) {
     const bool gf = now(data.gather_forward, first), gb = now(data.gather_backward, first),
                rd = now(data.reduce, last);
     double shard = 0;
-    if (gf)
-      shard += s.root_gather + s.gather +
-               layers * (s.copy_out + beside(machine, forward + s.copy_out, s.gather));
+    if (gf) shard += s.root_gather + s.gather + layers * (s.copy_out + gathering(forward));
     double copies = (gb ? s.copy_out : 0) + (rd ? s.copy_in : 0);
-    double moved = gb ? s.gather : 0;
+    double moved = gb && data.ahead > 0 ? s.gather : 0;
+    if (gb && data.ahead <= 0) copies += s.gather;
     // What is reduced is given for a layer on average.
     if (rd && data.hidden && passed > 0) moved += s.reduce * layers / passed;
     shard += passed * (copies + beside(machine, backward + copies, moved));
@@ -132,8 +134,9 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
   const double cut = job.sequence_parallel ? job.tp : 1;
   const double message = send(machine, {job.pp, job.ranks / job.pp, job.ranks_per_host},
                               job.width * job.tokens() * shape.hidden / cut);
+  const bool folded = folds(job.schedule);  // both ends on the first rank
   const double work = m * job.stages * (forward + share * backward),
-               fullest = m * std::max(first, last);
+               fullest = m * (folded ? first + last : std::max(first, last));
   double span = 0;
   if (bubble == Bubble::simulated) {
     span = job.runs * makespan(job.schedule, static_cast<int64_t>(job.pp),
@@ -145,10 +148,11 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
   }
   add(parts, layer.forward, m * job.stages * layers);
   add(parts, layer.backward, m * job.stages * layers * share);
-  if (last >= first) {
+  if (folded || last >= first) {
     add(parts, ends.head_forward, m);
     add(parts, ends.head_backward, m);
-  } else {
+  }
+  if (folded || last < first) {
     add(parts, ends.embedding_forward, m);
     add(parts, ends.embedding_backward, m);
   }

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+
+#include "sdk/base/pipeline_actions.h"
 
 namespace meshwright::steptime {
 namespace {
 
 constexpr size_t kSimulated = 64;  // of the best by the closed form
+constexpr size_t kOthers = 24;     // of these with several stages, under other schedules
 constexpr double kMostStages = 10, kLeastPiece = 512;
 
 bool divides(double part, double all) { return part > 0 && std::fmod(all, part) == 0; }
@@ -23,16 +27,16 @@ class Search {
   Search(const SearchRequest& request, size_t most) : request_(request), most_(most) {}
 
   SearchResult run() {
+    find_repeated();
     const double host = std::min(request_.machine.network.ranks_per_host, request_.ranks);
-    for (const Way& way : request_.ways)
-      for (const double tp : divisors(host, host)) {
-        if (!stays("tp_size", tp) || (tp > 1 && !way.tp) || !divides(tp, request_.ranks)) continue;
-        if (!divides(tp, request_.shape.heads) || !divides(tp, request_.shape.kv_heads)) {
-          count("tp does not divide the heads");
-          continue;
-        }
-        pipelines(way, tp);
+    for (const double tp : divisors(host, host)) {
+      if (!stays("tp_size", tp, &Way::tp) || !divides(tp, request_.ranks)) continue;
+      if (!divides(tp, request_.shape.heads) || !divides(tp, request_.shape.kv_heads)) {
+        count("tp does not divide the heads");
+        continue;
       }
+      pipelines(tp);
+    }
     rank();
     return std::move(out_);
   }
@@ -42,27 +46,60 @@ class Search {
     const auto found = request_.fixed.find(key);
     return found == request_.fixed.end() || static_cast<double>(found->second) == value;
   }
+  // And some way has that kind of parallelism, where it is asked for.
+  bool stays(const char* key, double value, bool Way::* has) const {
+    return stays(key, value) &&
+           (value == 1 || std::any_of(request_.ways.begin(), request_.ways.end(),
+                                      [&](const Way& way) { return way.*has; }));
+  }
   void count(const char* reason) { ++out_.rejected[reason]; }
 
-  void pipelines(const Way& way, double tp) {
+  // Ways of one strategy that come to the same: with and without stages, and where a step is one
+  // micro-batch.
+  void find_repeated() {
+    auto plain = [](Way way, bool pipeline, bool once) {
+      way.options.clear();
+      if (pipeline) {
+        way.reshards = false;
+        way.ahead = 0;
+      } else {
+        way.reshards_in_pipeline = false;
+      }
+      if (once) way.reduces_each = false;
+      return way;
+    };
+    const std::vector<Way>& ways = request_.ways;
+    for (size_t at = 0; at < ways.size(); ++at)
+      for (const bool pipeline : {false, true})
+        for (const bool once : {false, true}) {
+          const Way mine = plain(ways[at], pipeline, once);
+          bool known = false;
+          for (size_t i = 0; i < at; ++i) known = known || plain(ways[i], pipeline, once) == mine;
+          repeated_.push_back(known);
+        }
+  }
+  bool repeated(size_t way, const Job& job) const {
+    return repeated_[4 * way + (job.pp > 1 ? 2 : 0) + (job.micro_batches == 1 ? 1 : 0)];
+  }
+
+  void pipelines(double tp) {
     const double rest = request_.ranks / tp;
     for (const double pp : divisors(rest, request_.shape.layers)) {
-      if (!stays("pp_size", pp) || (pp > 1 && !way.pp)) continue;
+      if (!stays("pp_size", pp, &Way::pp)) continue;
       for (double cp = 1; cp <= rest / pp; cp *= 2) {
-        if (!stays("cp_size", cp) || (cp > 1 && !way.cp) || !divides(cp, rest / pp)) continue;
+        if (!stays("cp_size", cp, &Way::cp) || !divides(cp, rest / pp)) continue;
         if (cp > 1 && request_.base.length < cp * kLeastPiece) break;
-        sizes(way, tp, pp, cp);
+        sizes(tp, pp, cp);
       }
     }
   }
 
-  void sizes(const Way& way, double tp, double pp, double cp) {
+  void sizes(double tp, double pp, double cp) {
     Job job = request_.base;
     job.ranks = request_.ranks;
     job.tp = tp;
     job.pp = pp;
     job.cp = cp;
-    job.sequence_parallel = tp > 1 && way.sequence && divides(tp * cp, job.length);
     const double dp = job.dp();
     if (!divides(dp, request_.global_batch)) {
       count("the batch does not divide over dp");
@@ -81,7 +118,7 @@ class Search {
           count("too few micro-batches for the pipeline");
           continue;
         }
-        experts(way, job);
+        experts(job);
       }
   }
 
@@ -95,74 +132,161 @@ class Search {
     return out;
   }
 
-  void experts(const Way& way, Job job) {
+  void experts(Job job) {
     const double experts = request_.shape.experts;
     for (const double ep : experts > 0 ? divisors(experts, experts) : std::vector<double>{1}) {
-      if (!stays("ep_size", ep) || (ep > 1 && !way.ep)) continue;
+      if (!stays("ep_size", ep, &Way::ep)) continue;
       if (!divides(ep, job.dp() * job.cp * job.tp)) continue;
       job.ep = ep;
+      // Less of it first: these are the fast ones, and rule others out.
+      for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+        if (request_.recompute && *request_.recompute != recompute) continue;
+        job.recompute = recompute;
+        ways(job);
+      }
+    }
+  }
+
+  void ways(Job job) {
+    bounds_.clear();
+    for (size_t at = 0; at < request_.ways.size(); ++at) {
+      const Way& way = request_.ways[at];
+      if ((job.tp > 1 && !way.tp) || (job.cp > 1 && !way.cp) || (job.pp > 1 && !way.pp) ||
+          (job.ep > 1 && !way.ep) || repeated(at, job))
+        continue;
+      job.sequence_parallel = job.tp > 1 && way.sequence && divides(job.tp * job.cp, job.length);
       shards(way, job);
     }
   }
 
-  // All ranks of dp and cp share the shards, or those of one host do.
+  // All ranks of dp and cp share the shards, or those of one host do, or what is asked for.
   void shards(const Way& way, Job job) {
     const double all = job.dp() * job.cp;
     const double host = std::min(request_.machine.network.ranks_per_host, request_.ranks) / job.tp;
-    std::vector<double> sizes{way.whole ? 1 : all};
-    if (!way.whole && way.replicas && way.level == 3 && host > 1 && host < all &&
-        divides(host, all) && host > job.cp && divides(job.cp, host))
+    const bool whole = way.whole || way.level == 0;
+    std::vector<double> sizes{whole ? 1 : all};
+    const bool some = !whole && way.replicas && way.level == 3;
+    if (const auto asked = request_.fixed.find("dp_replicate_size");
+        some && asked != request_.fixed.end()) {
+      const auto replicas = static_cast<double>(asked->second);
+      if (replicas > 1 && divides(replicas, all) && all / replicas >= job.cp)
+        sizes.push_back(all / replicas);
+    } else if (some && host > 1 && host < all && divides(host, all) && host > job.cp &&
+               divides(job.cp, host)) {
       sizes.push_back(host);
+    }
     for (const double shard : sizes) {
-      if (!way.whole && !stays("dp_replicate_size", all / shard)) continue;
+      if (!whole && !stays("dp_replicate_size", all / shard)) continue;
       job.shard = shard;
-      for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
-        if (request_.recompute && *request_.recompute != recompute) continue;
-        job.recompute = recompute;
-        add(way, job);
-      }
+      add(way, job);
     }
   }
 
   void add(const Way& way, Job job) {
     lay_out(request_.shape, way, job);
-    ++out_.enumerated;
     Layout layout;
     layout.strategy = way.strategy;
+    layout.options = way.options;
     layout.less = divides(job.pp * job.stages, request_.shape.layers) ? 0 : 1;
-    layout.predicted.memory = memory_of(request_.shape, job);
-    layout.use = layout.predicted.memory.peak() / request_.memory;
     layout.job = std::move(job);
+    if (!fits(layout)) return;
+    const bool others = layout.job.pp > 1 && layout.job.stages > 1 && !request_.schedules.empty();
+    const double limit = others ? std::max(limit_, other_limit_) : limit_;
+    if (request_.bounded && least(layout.job) > limit) return;
+    ++out_.predicted;
+    layout.predicted = predict(request_.machine, request_.shape, layout.job, Bubble::closed_form);
+    if (others) {
+      others_.push_back(layout);
+      if (others_.size() >= 4 * kOthers) keep_others();
+    }
+    out_.best.push_back(std::move(layout));
+    if (out_.best.size() < 4 * kSimulated) return;
+    keep(kSimulated);
+    limit_ = score(out_.best.back());
+  }
+
+  // Counts the layout, and its memory.
+  bool fits(Layout& layout) {
+    ++out_.enumerated;
+    layout.predicted.memory = memory_of(request_.shape, layout.job);
+    layout.use = layout.predicted.memory.peak() / request_.memory;
     if (!out_.smallest || layout.use < out_.smallest->use) out_.smallest = layout;
     if (layout.use > 1) {
       count("more memory than a rank has");
-      return;
+      return false;
     }
     ++out_.fitting;
-    layout.predicted = predict(request_.machine, request_.shape, layout.job, Bubble::closed_form);
-    out_.best.push_back(std::move(layout));
-    if (out_.best.size() >= 64 * kSimulated) keep(kSimulated);
+    return true;
+  }
+
+  // Seconds that no way of moving parameters and no schedule undercuts: kernels and the exchanges
+  // of tp, cp and ep. They depend on two things that ways differ in.
+  double least(const Job& job) {
+    for (const Bound& known : bounds_)
+      if (known.sequence_parallel == job.sequence_parallel && known.width == job.width)
+        return known.seconds;
+    Job bare = job;
+    bare.data = {};
+    const Prediction p = predict(request_.machine, request_.shape, bare, Bubble::closed_form);
+    const double seconds =
+        p.seconds - p.parts.stragglers - p.parts.bubble - p.parts.optimizer - p.parts.shard;
+    bounds_.push_back({job.sequence_parallel, job.width, seconds});
+    return seconds;
   }
 
   static double score(const Layout& layout) {
     return layout.predicted.seconds * (layout.use > kComfortable ? 1.05 : 1);
+  }
+  // Halved backwards fill most of what a pipeline idles.
+  static double other_score(const Layout& layout) {
+    return layout.predicted.seconds - 2.0 / 3 * layout.predicted.parts.bubble;
   }
   void keep(size_t most) {
     std::stable_sort(out_.best.begin(), out_.best.end(),
                      [](const Layout& a, const Layout& b) { return score(a) < score(b); });
     if (out_.best.size() > most) out_.best.resize(most);
   }
+  void keep_others() {
+    std::stable_sort(others_.begin(), others_.end(), [](const Layout& a, const Layout& b) {
+      return other_score(a) < other_score(b);
+    });
+    if (others_.size() <= kOthers) return;
+    others_.resize(kOthers);
+    other_limit_ = other_score(others_.back());
+  }
   void rank() {
     keep(kSimulated);
+    keep_others();
     for (Layout& layout : out_.best)
       if (layout.job.pp > 1)
         layout.predicted = predict(request_.machine, request_.shape, layout.job);
+    for (const Layout& other : others_)
+      for (const PipelineSchedule schedule : request_.schedules) {
+        if ((folds(schedule) && other.job.stages != 2) ||
+            !runs_micro_batches(schedule, std::llround(other.job.pp),
+                                std::llround(other.job.micro_batches)))
+          continue;
+        Layout layout = other;
+        layout.job.schedule = schedule;
+        if (!fits(layout)) continue;
+        ++out_.predicted;
+        layout.predicted = predict(request_.machine, request_.shape, layout.job);
+        out_.best.push_back(std::move(layout));
+      }
     keep(most_);
   }
 
+  struct Bound {
+    bool sequence_parallel;
+    double width, seconds;
+  };
   const SearchRequest& request_;
   size_t most_;
   SearchResult out_;
+  std::vector<Layout> others_;  // that may be better under another schedule
+  std::vector<bool> repeated_;  // [way][pipeline][one micro-batch]
+  std::vector<Bound> bounds_;   // of the sizes at hand
+  double limit_ = std::numeric_limits<double>::infinity(), other_limit_ = limit_;
 };
 
 }  // namespace
@@ -199,14 +323,28 @@ void lay_out(const Shape& shape, const Way& way, Job& job) {
   data.root_reduced = trained * root * way.reduced;
   data.layer_summed = data.layer_reduced / job.shard;
   data.root_summed = data.root_reduced / job.shard;
-  data.reduce = When::once;
+  const bool each = way.reduces_each && job.micro_batches > 1;
+  data.reduce = each ? When::each : When::once;
   if (way.whole) return;
-  data.layer_gathered = layer * way.width;
-  data.root_gathered = root * way.width;
-  const bool once = way.level < 3 || job.pp > 1;
+  data.ahead = way.ahead;
+  if (way.level < 3 && job.engine_memory) {
+    const double all = shape.layers / job.pp * layer + root;
+    data.transient = way.weights != way.width ? all * way.width : 0;
+    if (way.level == 2)
+      data.transient += data.root_reduced + 2 * data.layer_reduced;
+    else if (way.reduced != way.gradients)
+      data.transient += 2 * data.layer_reduced;
+  }
+  if (way.level == 0) return;
+  // Parameters that are whole are gathered as they are stored.
+  const double gathered = way.level < 3 && job.engine_memory ? way.weights : way.width;
+  data.layer_gathered = layer * gathered;
+  data.root_gathered = root * gathered;
+  const bool again = job.pp > 1 ? way.reshards_in_pipeline : way.reshards,
+             once = way.level < 3 || (job.pp > 1 && !again);
   data.gather_forward = once ? When::once : When::each;
-  if (!once && way.reshards) data.gather_backward = When::each;
-  if (way.level == 3 && job.micro_batches > 1) job.whole_gradients = way.reduced;
+  if (!once && again) data.gather_backward = When::each;
+  if (way.level == 3 && job.micro_batches > 1 && !each) job.whole_gradients = way.reduced;
   if (way.rows) {
     data.copied_out = 2 * way.width * layer;
     data.copied_in = (way.width + way.reduced) * layer;

@@ -14,6 +14,9 @@ namespace meshwright::steptime {
 // What a strategy can do and how it moves parameters, as its own plan of the model says.
 struct Way {
   std::string strategy;
+  // Of the strategy's own table, where they are not as the job has them:
+  // "distributed.mine.level=1".
+  std::vector<std::string> options;
   bool tp = false, cp = false, pp = false, ep = false, replicas = false;
   bool sequence = true;  // tensor parallelism that cuts activations along the sequence
   bool whole = false;    // every rank holds the model
@@ -21,8 +24,11 @@ struct Way {
   bool rows = true;      // copies out of gathers and into reductions
   bool hidden = true;    // exchanges beside compute
   bool reshards = true;  // its plan gathers again in backward
-  double width = 2;      // bytes of a gathered element
-  double reduced = 4;    // of a reduced one
+  bool reshards_in_pipeline = false;  // the same where there are stages: for each pass
+  bool reduces_each = false;          // gradients in every micro-batch
+  double ahead = 1;                   // units gathered ahead
+  double width = 2;                   // bytes of a gathered element
+  double reduced = 4;                 // of a reduced one
   // Of stored weights, gradients and optimizer state, a parameter.
   double weights = 4, gradients = 4, optimizer = 8;
 
@@ -40,10 +46,15 @@ struct SearchRequest {
   // "local_batch_size".
   std::map<std::string, int64_t> fixed;
   std::optional<Recompute> recompute;
+  // With several stages a rank, beside Interleaved1F1B: those that halve the backward. GPipe and
+  // LoopedBFS are never faster than 1F1B and Interleaved1F1B and hold more.
+  std::vector<PipelineSchedule> schedules;
+  bool bounded = true;  // layouts that a lower bound rules out are not predicted; for tests
 };
 
 struct Layout {
   std::string strategy;
+  std::vector<std::string> options;  // of the way
   Job job;
   double less = 0;  // layers that the first and the last stage have less
   Prediction predicted;
@@ -55,6 +66,7 @@ struct Layout {
 struct SearchResult {
   std::vector<Layout> best;  // fastest first; tight ones after comfortable ones within 5%
   int64_t enumerated = 0, fitting = 0;
+  int64_t predicted = 0;                    // of those that fit; a lower bound ruled out the rest
   std::map<std::string, int64_t> rejected;  // by reason
   std::optional<Layout> smallest;           // in memory, whether it fits or not
 };

@@ -17,6 +17,7 @@
 #include "engine/checkpoint/export.h"
 #include "engine/train/batches.h"
 #include "engine/train/comm_trace.h"
+#include "engine/train/foretold.h"
 #include "engine/train/generators.h"
 #include "engine/train/memory_report.h"
 #include "engine/train/preemption.h"
@@ -91,6 +92,7 @@ class Run {
   Wishes wishes_of_all(Wishes mine);
   void grant_save_wish();
   void write_traces();
+  void say_foretold();
   void say_done(const std::string& sample);
 
   // Dropout draws from LibTorch's own generator, which starts anywhere.
@@ -142,6 +144,8 @@ class Run {
   std::optional<Preemption> preemption_;
   std::optional<SaveWish> save_wish_;  // of the rank that leads
   Speed speed_;
+  Foretold foretold_;                 // of the rank that leads
+  bool disturbed_ = false;            // something was saved or evaluated since the last step
   StepCost cost_;                     // of the last step
   double lr_ = 0;                     // of the last step
   bool all_done_ = false;             // before anything was trained

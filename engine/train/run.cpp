@@ -203,6 +203,7 @@ void Run::report_start() {
   speed_ = Speed(job_, *trainer_, data_.train.config.seq_len);
   if (!leader_) return;
   save_wish_.emplace(run_path_);
+  foretold_ = Foretold(job_, *trainer_, speed_.ranks_a_host());
   reporter_.open(run_path_, beginning_.own ? std::optional(from()->meta().step) : std::nullopt,
                  trainer_->max_steps());
   // A checkpoint's run is the folder around the checkpoints.
@@ -212,11 +213,12 @@ void Run::report_start() {
   else if (from() != nullptr)
     changes = changed_settings(fs::absolute(from()->folder()).parent_path().parent_path(), job_,
                                {"run.name", "run.dir", "checkpoint.resume"});
-  write_records(reporter_, options_, job_, *trainer_);
+  write_records(reporter_, options_, job_, *trainer_, foretold_);
   if (table("checkpoint").get_string("on_failure") == "continue") reporter_.outlive_full_disks();
   report_job();
   if (!changes.empty()) reporter_.say(changes);
   for (const std::string& line : told) reporter_.say(line);
+  if (!foretold_.warning().empty()) reporter_.say("warning: " + foretold_.warning());
   reporter_.watch(monitor_settings(job_, *trainer_,
                                    beginning_.own ? std::optional(first_step_) : std::nullopt));
 }
@@ -352,6 +354,7 @@ MicroBatchLoss Run::loss(Batches& batches, int64_t first, int64_t micro, const a
 // As many samples as num_batches training steps would read: the same on every layout, split over
 // the data-parallel ranks.
 double Run::evaluate() {
+  disturbed_ = true;
   const int64_t count =
       table("validation_dataset").get_int("num_batches") * trainer_->accumulation();
   const double out = trainer_->evaluate(count, [&](int64_t micro, const at::Tensor& hidden) {
@@ -407,6 +410,8 @@ void Run::open_batches() {
 }
 
 StepResult Run::train_step(int64_t step) {
+  const bool quiet = !disturbed_ && !saver_->busy();
+  disturbed_ = false;
   Clock::time_point begin = Clock::now();
   memory_->reset_peak();
   saver_->before_step();
@@ -422,6 +427,7 @@ StepResult Run::train_step(int64_t step) {
     return loss(*batches_, first, micro, hidden);
   });
   cost_ = {base::ms_since(begin), memory_->peak(), batches_->take_waited_ms()};
+  if (leader_) foretold_.add(cost_, quiet, !options_.trace);
   report_step(result);
   lr_ = result.lr;
   return result;
@@ -504,6 +510,7 @@ void Run::save_now() {
 }
 
 void Run::save(SaveReason reason) {
+  disturbed_ = true;
   reporter_.sync();
   saver_->save(samples_before(trainer_->next_step()), lr_, best_, reason);
 }
@@ -516,6 +523,7 @@ int Run::finish() {
   else
     preemption_.reset();
   reporter_.end_steps(trainer_->next_step() == max_steps_);
+  say_foretold();
   if (options_.trace) write_traces();
   std::string sample;
   if (options_.sample_bytes > 0 && !stopped_) {
@@ -536,6 +544,18 @@ int Run::finish() {
   }
   if (reporter_ && trainer_->next_step() == max_steps_ && !all_done_) say_done(sample);
   return 0;
+}
+
+// What the plan said beside what the steps took. A run that has trained does not fail over it.
+void Run::say_foretold() {
+  const std::string line = reporter_ ? foretold_.line() : "";
+  if (line.empty()) return;
+  reporter_.say(line);
+  try {
+    reporter_.put("plan.json", plan_text(*trainer_, foretold_));
+  } catch (const Error& error) {
+    reporter_.say("warning: plan.json lacks what the run took: " + error.message());
+  }
 }
 
 void Run::write_traces() {

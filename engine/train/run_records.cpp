@@ -110,12 +110,18 @@ monitor::Settings monitor_settings(const Job& job, Trainer& trainer,
   return out;
 }
 
+std::string plan_text(Trainer& trainer, const Foretold& foretold) {
+  boost::json::object plan = plan::to_json(trainer.plan());
+  foretold.put_into(plan);
+  return report::pretty_json(plan);
+}
+
 void write_records(const Reporter& reporter, const RunOptions& options, const Job& job,
-                   Trainer& trainer) {
+                   Trainer& trainer, const Foretold& foretold) {
   if (!reporter) return;
   reporter.put("config.toml", options.file.empty() ? options.text : base::read_file(options.file));
   reporter.put("config.resolved.toml", resolved_toml(job));
-  reporter.put("plan.json", report::pretty_json(plan::to_json(trainer.plan())));
+  reporter.put("plan.json", plan_text(trainer, foretold));
   reporter.put("env.json", environment_json(job, trainer));
 }
 

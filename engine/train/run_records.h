@@ -8,6 +8,7 @@
 #include <string>
 
 #include "engine/monitor/monitors.h"
+#include "engine/train/foretold.h"
 #include "engine/train/reporter.h"
 #include "engine/train/run.h"
 #include "meshwright/trainer.h"
@@ -25,6 +26,8 @@ monitor::Settings monitor_settings(const Job& job, Trainer& trainer,
 
 // Does nothing on ranks other than 0. Throws Error(output_unwritable).
 void write_records(const Reporter& reporter, const RunOptions& options, const Job& job,
-                   Trainer& trainer);
+                   Trainer& trainer, const Foretold& foretold);
+// What plan.json says: the plan, what was predicted and, at a run's end, what it took.
+std::string plan_text(Trainer& trainer, const Foretold& foretold);
 
 }  // namespace meshwright::train

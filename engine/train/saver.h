@@ -77,7 +77,8 @@ class Saver {
   void after_step(const StepResult& result);  // collective
   // Collective. Waits for what is under way.
   void finish();
-  int64_t last_step() const { return last_; }  // of the last good save; -1: none
+  bool busy() const { return phase_ != Phase::idle; }  // a background save is under way
+  int64_t last_step() const { return last_; }          // of the last good save; -1: none
 
  private:
   enum class Phase : uint8_t { idle, writing, publishing };

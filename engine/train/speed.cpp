@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 
 #include "engine/base/run_lock.h"
 #include "engine/device/device.h"
@@ -93,6 +94,8 @@ Speed::Speed(const Job& job, Trainer& trainer, int64_t seq_len) {
     sum += one;
     hosts.push_back(text.substr(blank + 1));
   }
+  std::map<std::string, int64_t> of_host;
+  for (const std::string& host : hosts) ranks_a_host_ = std::max(ranks_a_host_, ++of_host[host]);
   slow_ = SlowRanks(std::move(hosts), peers_of(trainer));
   if (!known) return;
   peak_ = sum;

@@ -29,11 +29,13 @@ class Speed {
   void fill(StepCost& cost, Trainer& trainer, std::optional<int64_t> positions = {});
   // On the rank that speaks, once a step: what is out of the ordinary. Most often nothing.
   std::vector<std::string> lines(Trainer& trainer, const StepResult& result);
+  int64_t ranks_a_host() const { return ranks_a_host_; }  // at most
 
  private:
   double flop_a_token_ = kNone;
   double tokens_ = kNone, peak_ = kNone;  // of a step, of all ranks
   SlowRanks slow_;
+  int64_t ranks_a_host_ = 1;
 };
 
 }  // namespace meshwright::train

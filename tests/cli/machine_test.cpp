@@ -86,6 +86,27 @@ TEST_CASE("the search's layouts can be planned with the line it gives, and cost 
   }
 }
 
+TEST_CASE("options of a strategy's own table are searched, and what a file sets of them stays") {
+  auto uses = [](const std::string& job) {
+    std::string out;
+    for (const json::value& layout : parsed(run(job)).at("layouts").as_array())
+      out += use(layout) + "\n";
+    return out;
+  };
+  const std::string rest = " --world-size 4 --machine cpu --search --top 64 --json";
+  // The file says which level.
+  CHECK(uses("plan configs/megatron_fsdp_cpu.toml" + rest).find("zero_dp_strategy") ==
+        std::string::npos);
+  const std::string open = uses("plan configs/first_fsdp2_cpu.toml" + rest);
+  CAPTURE(open);
+  CHECK(open.find("distributed.megatron_fsdp.zero_dp_strategy=1") != std::string::npos);
+  CHECK(open.find("distributed.megatron_fsdp.zero_dp_strategy=2") != std::string::npos);
+  CHECK(open.find("distributed.fsdp2.reshard_after_forward=false") != std::string::npos);
+  // Nothing that changes the numbers of training, nor where things lie.
+  for (const char* never : {"grad_reduce_in_fp32", "preserve_fp32_weights", "offload_policy"})
+    CHECK(open.find(never) == std::string::npos);
+}
+
 TEST_CASE("--fix keeps a size, --max-memory a limit") {
   const json::object found = parsed(
       run("plan " + kJob + "--machine h100x8 --search --fix tp_size=8 --max-memory 50 --json"));

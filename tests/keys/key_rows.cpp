@@ -301,6 +301,14 @@ const std::vector<Row>& rows() {
        {},
        "engine/monitor/tests/prometheus_test.cpp: report.prometheus_file: a file, or a folder for "
        "one, whole at any time"},
+      {"report.machine", "", refused},
+      {"report.machine",
+       "cpu",
+       test,
+       {},
+       {},
+       "tests/train_configs/foretold_test.cpp: a run on a named machine compares time and memory "
+       "at its end, in a line and in plan.json"},
       // [plugins]
       {"plugins.path",
        "[\"/nowhere\"]",

@@ -11,6 +11,9 @@ for example in gpt2 encoder; do
   library=$plugin/build/libmeshwright_$example.so
   "$meshwright" plugins inspect "$library" >"$work/out"; expect "model $example" "$work/out"
   "$meshwright" validate $job >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "validate"; }
+  # Its layers are found whatever they are called, and the search knows how wide they are.
+  "$meshwright" plan $job --world-size 4 --machine h100x4 --search --top 1 >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "search"; }
+  expect "distributed.strategy=" "$work/out"
   trained ${example}_alone $job --nproc 1
   trained ${example}_cut $job --nproc 4 --set distributed.tp_size=2
   same ${example}_alone ${example}_cut

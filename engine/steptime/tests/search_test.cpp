@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <ctime>
 
 #include "published.h"
 
@@ -107,6 +108,107 @@ TEST_CASE("what is fixed stays, what is too large is left out, and more memory i
   CHECK(tighter.best.front().predicted.seconds >= 0.95 * all.best.front().predicted.seconds);
 }
 
+// Ways that one strategy's options make of it.
+std::vector<Way> variants() {
+  Way kept = sharded(), each = sharded(), passes = sharded(), early = sharded();
+  kept.options = {"distributed.x.reshard=false"};
+  kept.reshards = false;
+  each.options = {"distributed.x.defer=false"};
+  each.reduces_each = true;
+  passes.options = {"distributed.x.reshard=true"};
+  passes.reshards_in_pipeline = true;
+  early.options = {"distributed.x.prefetch=false"};
+  early.ahead = 0;
+  return {sharded(), kept, each, passes, early};
+}
+
+TEST_CASE("what a lower bound rules out is never among the best") {
+  for (const size_t number : {1, 2}) {
+    const published::Row row = published::layouts(kData)[number];
+    SearchRequest request = request_of(row, variants());
+    request.base.engine_memory = true;
+    request.schedules = {PipelineSchedule::interleaved_zero_bubble,
+                         PipelineSchedule::zbv_zero_bubble, PipelineSchedule::dual_pipe_v};
+    const SearchResult some = search(request, 10);
+    request.bounded = false;
+    const SearchResult all = search(request, 10);
+    CAPTURE(row.id);
+    CHECK(all.predicted == all.fitting);
+    CHECK(some.predicted < all.predicted);
+    CHECK(some.enumerated == all.enumerated);
+    REQUIRE(some.best.size() == all.best.size());
+    for (size_t i = 0; i < all.best.size(); ++i)
+      CHECK(some.best[i].predicted.seconds == doctest::Approx(all.best[i].predicted.seconds));
+  }
+}
+
+TEST_CASE("ways of a strategy that come to the same are looked at once") {
+  const published::Row row = published::layouts(kData)[1];
+  SearchRequest request = request_of(row, {sharded()});
+  request.fixed = {{"pp_size", 1}, {"cp_size", 1}};
+  const int64_t one = search(request, 5).enumerated;
+  Way passes = sharded();  // differs in pipelines alone
+  passes.reshards_in_pipeline = true;
+  request.ways = {sharded(), passes};
+  CHECK(search(request, 5).enumerated == one);
+  request.fixed = {{"pp_size", 2}, {"cp_size", 1}};
+  const int64_t both = search(request, 5).enumerated;
+  request.ways = {sharded()};
+  CHECK(both == 2 * search(request, 5).enumerated);
+}
+
+TEST_CASE("what stays gathered is faster and holds more; what is reduced each time holds less") {
+  const published::Row row = published::layouts(kData)[1];
+  SearchRequest request = request_of(row, {});
+  Job job = request.base;
+  job.engine_memory = true;
+  job.ranks = job.shard = 64;
+  job.micro_batches = 4;
+  auto of = [&](const Way& way) {
+    Job laid = job;
+    lay_out(row.shape, way, laid);
+    return predict(request.machine, row.shape, laid);
+  };
+  const std::vector<Way> ways = variants();
+  const Prediction base = of(ways[0]), kept = of(ways[1]), each = of(ways[2]), bare = of(ways[4]);
+  CHECK(kept.seconds < base.seconds);
+  CHECK(kept.memory.peak() > base.memory.peak());
+  CHECK(each.seconds > base.seconds);
+  CHECK(each.memory.peak() < base.memory.peak());
+  CHECK(bare.seconds > base.seconds);  // nothing hides the gathers
+  CHECK(bare.memory.peak() < base.memory.peak());
+  // Levels: less is sharded, less is moved, more is held.
+  Way level1 = sharded_optimizer(), level2 = level1;
+  level2.level = 2;
+  const Prediction one = of(level1), two = of(level2);
+  CHECK(one.memory.states > two.memory.states);
+  CHECK(one.parts.shard < base.parts.shard);
+}
+
+TEST_CASE("schedules of halved backwards are taken where they idle less, for what they hold") {
+  const published::Row row = published::layouts(kData)[1];
+  SearchRequest request = request_of(row, {sharded()});
+  request.fixed = {{"pp_size", 4}, {"tp_size", 2}, {"cp_size", 1}};
+  request.memory = 1e12;
+  request.global_batch = 4 * request.ranks / 8;  // as many micro-batches as stages: much idles
+  const SearchResult plain = search(request, 5);
+  request.schedules = {PipelineSchedule::interleaved_zero_bubble, PipelineSchedule::zbv_zero_bubble,
+                       PipelineSchedule::dual_pipe_v};
+  const SearchResult halved = search(request, 5);
+  REQUIRE(!plain.best.empty());
+  REQUIRE(!halved.best.empty());
+  CHECK(halved.best.front().predicted.seconds < plain.best.front().predicted.seconds);
+  CHECK(halved.enumerated > plain.enumerated);
+  Job folded = halved.best.front().job;
+  folded.pp = 4;
+  folded.stages = 2;
+  folded.schedule = PipelineSchedule::zbv_zero_bubble;
+  Job dealt = folded;
+  dealt.schedule = PipelineSchedule::interleaved_1f1b;
+  // Both ends of the model lie on the first rank.
+  CHECK(memory_of(row.shape, folded).states > memory_of(row.shape, dealt).states);
+}
+
 TEST_CASE("where nothing fits, the search says what the smallest layout needs") {
   const published::Row row = published::layouts(kData)[2];  // 405B
   SearchRequest request = request_of(row, {sharded_optimizer()});
@@ -124,6 +226,23 @@ TEST_CASE("the search for 405B on 1,024 ranks looks at thousands of layouts") {
   CHECK(found.enumerated > 4000);
   CHECK(found.best.size() == 5);
 }
+
+#ifdef NDEBUG
+TEST_CASE("with all ways and schedules that takes less than a second of one core") {
+  std::vector<Way> ways = variants();
+  ways.push_back(sharded_optimizer());
+  SearchRequest request = request_of(published::layouts(kData)[2], ways);
+  request.base.engine_memory = true;
+  request.schedules = {PipelineSchedule::interleaved_zero_bubble, PipelineSchedule::zbv_zero_bubble,
+                       PipelineSchedule::dual_pipe_v};
+  const std::clock_t begin = std::clock();
+  const SearchResult found = search(request, 5);
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  CAPTURE(found.enumerated);
+  CAPTURE(found.predicted);
+  CHECK(seconds < 1);
+}
+#endif
 
 }  // namespace
 }  // namespace meshwright::steptime
