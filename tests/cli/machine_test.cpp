@@ -89,8 +89,8 @@ TEST_CASE("the search's layouts can be planned with the line it gives, and cost 
 TEST_CASE("options of a strategy's own table are searched, and what a file sets of them stays") {
   auto uses = [](const std::string& job) {
     std::string out;
-    for (const json::value& layout : parsed(run(job)).at("layouts").as_array())
-      out += use(layout) + "\n";
+    const json::object found = parsed(run(job));
+    for (const json::value& layout : found.at("layouts").as_array()) out += use(layout) + "\n";
     return out;
   };
   const std::string rest = " --world-size 4 --machine cpu --search --top 64 --json";

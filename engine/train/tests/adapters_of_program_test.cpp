@@ -115,15 +115,16 @@ TEST_CASE("a program's own module begins with the adapters of a folder") {
 TEST_CASE("a program's checkpoint of adapters knows their scale, and what they lie beside") {
   TestFolder folder("scale_of_program");
   run_ranks(1, [&](const std::shared_ptr<World>& world) {
-    auto trainer_with = [&](const char* alpha) {
-      Job job = job_with({{"lora.r", "2"}, {"lora.alpha", alpha}});
-      return std::make_unique<Trainer>(job, world, Pair().ptr());
+    auto job_of = [](const char* alpha) {
+      return job_with({{"lora.r", "2"}, {"lora.alpha", alpha}});
     };
+    Job job = job_of("8"), other = job_of("16");  // trainers need theirs
+    auto trainer_of = [&](Job& of) { return std::make_unique<Trainer>(of, world, Pair().ptr()); };
     const std::string saved = (folder.path / "saved").string();
-    trainer_with("8")->save(saved);
-    trainer_with("8")->load(saved);
+    trainer_of(job)->save(saved);
+    trainer_of(job)->load(saved);
     try {
-      trainer_with("16")->load(saved);
+      trainer_of(other)->load(saved);
       FAIL("another scale was taken");
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::checkpoint_mismatch);
