@@ -129,7 +129,7 @@ TEST_CASE("a program's checkpoint of adapters knows their scale, and what they l
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::checkpoint_mismatch);
       REQUIRE(!error.helps().empty());
-      CHECK(error.helps()[0] == "set lora.alpha = 8.0");
+      CHECK(error.helps()[0] == "set lora.alpha = 8");
     }
     checkpoint::Source source(saved);
     const std::optional<checkpoint::AdapterSet> adapters = checkpoint::adapters_of(source);
