@@ -16,6 +16,7 @@ chmod 755 "$folder"
 declare -A keeper   # the process that keeps a host's namespaces
 failures=0
 trap 'clear_hosts; rm -rf "$folder"' EXIT
+trap 'exit 143' INT TERM HUP
 
 on() { local host=$1; shift; nsenter -t ${keeper[$host]} -n -m -u -- "$@"; }
 make_host() {  # NAME: a host with a loopback interface and no other

@@ -35,6 +35,7 @@ SlurmdPidFile=$folder/slurmd.%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SchedulerType=sched/builtin
+SchedulerParameters=batch_sched_delay=0,sched_interval=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 JobAcctGatherType=jobacct_gather/none
@@ -55,7 +56,10 @@ both_idle() { [ "$(on node1 timeout 5 sinfo -h -t idle -o %D 2> /dev/null)" = 2 
 of_job() { on node1 timeout 10 scontrol -o show job $1 2> /dev/null | tr ' ' '\n' | sed -n "s/^$2=//p" | head -1; }  # ID FIELD
 state() { of_job $1 JobState; }
 in_state() { [[ $(state $1) == $2 ]]; }  # ID PATTERN
-submit() { job_id=$(on node1 timeout 20 sbatch --parsable --output="$folder/$name.job" "$@") || fail "" "sbatch refused $*"; }
+submit() {  # ARGUMENT...: of sbatch
+  : > "$folder/$name.job"
+  job_id=$(on node1 timeout 100 sbatch --parsable --output="$folder/$name.job" "$@") || fail "" "sbatch refused $*"
+}
 in_output() { grep -qF -- "$1" "$folder/$name.job"; }
 wanted() {  # SECONDS WORDS COMMAND...: holds in time, or what the job printed is shown
   local seconds=$1 words=$2; shift 2
@@ -72,6 +76,24 @@ slurm_uneven() {
   slurm
   launch srun node1 srun --nodes 2 --ntasks 3 --distribution=block "$program" train "$job" --set run.name=$name
   finish; expect srun 0 "ddp on 3 ranks"; expect_times srun 1 "done: 2 steps"
+}
+# In the order of a file of hosts rank 0 is on node2, and nothing but the user tells the others.
+slurm_by_a_file_of_hosts() {
+  slurm
+  printf 'node2\nnode1\n' > "$folder/order"
+  launch srun node1 SLURM_HOSTFILE="$folder/order" srun --nodes 2 --ntasks 2 --distribution=arbitrary "$program" train "$job" --set run.name=$name
+  launch told node1 SLURM_HOSTFILE="$folder/order" MASTER_ADDR=node2 srun --nodes 2 --ntasks 2 --distribution=arbitrary "$program" train "$job" --set run.name=$name
+  finish
+  expect srun 4 "error[E0501]: MASTER_ADDR is not set, and with SLURM_DISTRIBUTION = arbitrary rank 0 may be on any node of SLURM_STEP_NODELIST = node[1-2]"
+  expect told 0 "ddp on 2 ranks"
+}
+# mpirun starts its daemon on node2 as a step of one task, and that is not the ranks' place.
+slurm_with_mpirun() {
+  command -v mpirun.openmpi > /dev/null || { echo "mpirun.openmpi is not installed: $name did not run"; return; }
+  slurm
+  submit --nodes=2 --ntasks-per-node=2 --wait --wrap "mpirun.openmpi --allow-run-as-root --bind-to none -x MASTER_ADDR=node1 '$program' train '$job' --set run.name=$name"
+  code[job]=$?
+  expect job 0 "ddp on 4 ranks"; expect_times job 1 "done: 2 steps"
 }
 slurm_with_a_mistake() {
   slurm
@@ -115,4 +137,4 @@ slurm_array() {
 }
 both_done() { [ "$(grep -cF "done: 20 steps" "$folder/$name.job")" = 2 ] && both_idle; }
 
-run_cases "slurm_srun slurm_uneven slurm_with_a_mistake slurm_requeue slurm_array" "$@"
+run_cases "slurm_srun slurm_uneven slurm_by_a_file_of_hosts slurm_with_mpirun slurm_with_a_mistake slurm_requeue slurm_array" "$@"
