@@ -2,6 +2,7 @@
 # of this folder: `. hosts.sh PROGRAM`. Everything lives in namespaces that end with the processes in them; nothing of the machine is changed,
 # and packets stay among the test's own hosts. Exit status 77: it could not run here.
 set -u
+PATH=$PATH:/usr/sbin:/sbin
 program=$(realpath "$1")
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
