@@ -40,6 +40,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
+# A slow machine may take longer to save than the minute that the test gives a job.
+OverTimeLimit=3
 SlurmdParameters=config_overrides
 NodeName=node1 NodeAddr=10.70.0.1 CPUs=2
 NodeName=node2 NodeAddr=10.70.0.2 CPUs=2
