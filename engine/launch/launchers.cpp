@@ -117,12 +117,16 @@ RankEnvironment ranks_from(const Reader& read, const Launcher& launcher, Names n
   }
   e.master_addr = addr.value_or("127.0.0.1");
   // Two jobs on a host differ in the name that their launcher gave them.
-  uint32_t hash = 2166136261;
+  std::string job;
   for (const char* name :
        {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_ID", "HYDRA_JOBID", "FLUX_JOB_ID",
         "PALS_APID", "LSB_JOBID", "JSM_NAMESPACE_ID", "MPIRUN_ID"})
-    for (char c : read.text(name).value_or(""))
-      hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
+    job += read.text(name).value_or("");
+  // MPICH gives none; it hands on its whole environment, so a batch system's is on all ranks.
+  for (const char* name : {"SLURM_JOB_ID", "PBS_JOBID"})
+    if (job.empty()) job = read.text(name).value_or("");
+  uint32_t hash = 2166136261;
+  for (char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
   e.master_port =
       static_cast<int>(read.number("MASTER_PORT", 1, 65535).value_or(20000 + hash % 12000));
   return e;

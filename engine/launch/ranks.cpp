@@ -78,8 +78,14 @@ std::optional<RankEnvironment> slurm(const Reader& read) {
     e.local_world_size = *here;
   }
   check(e, {"SLURM_PROCID", world, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"});
-  e.master_addr =
-      read.text("MASTER_ADDR").value_or(hosts->size() == 1 ? "127.0.0.1" : hosts->front());
+  std::optional<std::string> addr = read.text("MASTER_ADDR");
+  // Tasks in the order of a file of hosts: rank 0 is anywhere, and the list of nodes is sorted.
+  if (!addr && hosts->size() > 1 && read.text("SLURM_DISTRIBUTION") == "arbitrary")
+    Reader::fail("MASTER_ADDR",
+                 "MASTER_ADDR is not set, and with SLURM_DISTRIBUTION = arbitrary rank 0 may be on "
+                 "any node of SLURM_STEP_NODELIST = " +
+                     list);
+  e.master_addr = addr.value_or(hosts->size() == 1 ? "127.0.0.1" : hosts->front());
   // The same on all ranks, another for each step, below the ports that the kernel gives out.
   int64_t job = read.number("SLURM_JOB_ID", 0, INT64_MAX).value_or(0);
   e.master_port = static_cast<int>(

@@ -66,6 +66,15 @@ std::string with_peer_names(std::string text) {
   return out;
 }
 
+std::string peer_of_rank(int64_t rank) {
+  const std::string plain = "rank " + std::to_string(rank);
+  std::lock_guard lock(mutex());
+  for (const auto& [key, name] : names())
+    if (name.starts_with(plain + " on ") && !key.first.starts_with("127.") && key.first != "::1")
+      return name + " (" + key.first + ")";
+  return plain;
+}
+
 }  // namespace meshwright::detail
 
 namespace meshwright {

@@ -85,14 +85,16 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
   // Of two ranks the other one.
   if (silent.empty() && ranks.size() == 2) silent = {ranks[0] == world_rank ? ranks[1] : ranks[0]};
   std::string names =
-      silent.size() == 1 ? "rank " + std::to_string(silent[0]) : "ranks " + text::rank_list(silent);
+      silent.size() == 1 ? peer_of_rank(silent[0]) : "ranks " + text::rank_list(silent);
+  const bool far = names.ends_with(')');  // on another host, which is named
   return Error(ErrorCode::collective_timeout,
                waited + (silent.empty() ? "" : ": no word from " + names) + where)
       .key("dist_env.timeout_minutes")
       .help(silent.empty()
                 ? "look at the logs of the other ranks of the group: one of them hangs, is stopped "
                   "or runs something else"
-                : "look at the log of " + names + ": it hangs, is stopped or runs something else")
+                : "look at the log of " + names + ": it hangs, is stopped or runs something else" +
+                      (far ? ", or the network between the hosts is broken" : ""))
       .help("raise dist_env.timeout_minutes when a rank is only slow");
 }
 

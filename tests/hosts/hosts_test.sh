@@ -1,103 +1,8 @@
 #!/bin/bash
-# Ranks on hosts of their own: network namespaces with names, interfaces and routes as several machines have them. Everything lives in
-# namespaces that end with the processes in them; nothing of the machine is changed. Exit status 77: it could not run here.
+# Ranks on hosts of their own (hosts.sh), started by hand: names, interfaces, routes, a lost peer, doctor.
 #
 #   tests/hosts/hosts_test.sh build/bin/meshwright [CASE ...]
-set -u
-program=$(realpath "$1"); shift
-source_dir=$(cd "$(dirname "$0")/../.." && pwd)
-
-skip() { echo "SKIPPED: $*: the tests of several hosts did not run"; exit 77; }
-[ "$(id -u)" = 0 ] || skip "network namespaces need root"
-for tool in ip ss unshare nsenter; do command -v $tool > /dev/null || skip "$tool is not installed"; done
-unshare -n -m -u true 2> /dev/null || skip "this machine makes no namespaces"
-
-folder=$(mktemp -d /tmp/meshwright_hosts.XXXXXX)
-declare -A keeper   # the process that keeps a host's namespaces
-failures=0
-trap 'for p in "${keeper[@]}"; do kill -9 $p 2> /dev/null; done; rm -rf "$folder"' EXIT
-
-on() { local host=$1; shift; nsenter -t ${keeper[$host]} -n -m -u -- "$@"; }
-make_host() {  # NAME: a host with a loopback interface and no other
-  unshare -n -m -u --propagation private sleep 600 &
-  keeper[$1]=$!
-  for _ in $(seq 100); do
-    [ "$(readlink /proc/${keeper[$1]}/ns/net)" != "$(readlink /proc/self/ns/net)" ] && [ "$(readlink /proc/${keeper[$1]}/ns/uts)" != "$(readlink /proc/self/ns/uts)" ] && break
-    sleep 0.05
-  done
-  on $1 hostname "$1"
-  on $1 mount -t tmpfs tmpfs /dev/shm  # hosts share no memory
-  on $1 ip link set lo up
-}
-# NAME ADDRESS/BITS: joins the host to a switch, as its interface net0.
-joined=0
-join() {
-  joined=$((joined + 1))
-  nsenter -t ${keeper[switch]} -n ip link add port$joined type veth peer name net0 netns ${keeper[$1]}
-  nsenter -t ${keeper[switch]} -n ip link set port$joined master br0 up
-  on $1 ip addr add "$2" dev net0 $([[ $2 == *:* ]] && echo nodad)
-  on $1 ip link set net0 up
-}
-make_switch() {
-  make_host switch
-  nsenter -t ${keeper[switch]} -n ip link add br0 type bridge
-  nsenter -t ${keeper[switch]} -n ip link set br0 up
-}
-names() {  # HOST LINES: its /etc/hosts
-  printf '%b' "127.0.0.1 localhost\n$2" > "$folder/hosts_$1"
-  on $1 mount --bind "$folder/hosts_$1" /etc/hosts
-}
-clear_hosts() { for p in "${keeper[@]}"; do kill -9 $p; wait $p; done 2> /dev/null; keeper=(); }
-
-job=$folder/job.toml
-cat > "$job" <<EOF
-schema = 1
-[run]
-threads = 1
-dir = "$folder/runs"
-[model]
-config = "$source_dir/configs/models/llama-tiny.json"
-[distributed]
-strategy = "ddp"
-[step_scheduler]
-global_batch_size = 12
-local_batch_size = 1
-max_steps = 2
-[dist_env]
-device = "cpu"
-timeout_minutes = 1
-[dataset]
-kind = "mock"
-seq_len = 16
-EOF
-
-declare -A started
-start() {  # HOST RANK WORLD MASTER [VAR=VALUE ...] -- [ARGUMENT ...]
-  local host=$1 rank=$2 world=$3 master=$4; shift 4
-  local variables=()
-  while [ $# -gt 0 ] && [ "$1" != -- ]; do variables+=("$1"); shift; done
-  shift
-  on $host timeout -k 5 150 env -u GLOO_SOCKET_IFNAME RANK=$rank WORLD_SIZE=$world LOCAL_RANK=0 MASTER_ADDR=$master MASTER_PORT=29555 \
-    "${variables[@]}" "$program" train "$job" --set run.name=$name "$@" > "$folder/$name.$rank" 2>&1 &
-  started[$rank]=$!
-}
-declare -A code
-finish() { code=(); for r in "${!started[@]}"; do wait ${started[$r]}; code[$r]=$?; done; started=(); }
-expect() {  # RANK CODE WORDS
-  if [ "${code[$1]}" != "$2" ] || { [ -n "$3" ] && ! grep -qF -- "$3" "$folder/$name.$1"; }; then
-    failures=$((failures + 1))
-    echo "FAILED: $name: rank $1 ended with ${code[$1]}, wanted $2 and: $3"
-    sed 's/^/    /' "$folder/$name.$1" | cut -c1-400
-  else
-    echo "ok: $name: rank $1: ${3:-exit status $2}"
-  fi
-}
-
-two_hosts() {
-  make_switch
-  make_host hosta; make_host hostb
-  join hosta 10.70.0.1/24; join hostb 10.70.0.2/24
-}
+. "$(dirname "$0")/hosts.sh" "$1"; shift
 
 # Debian writes the host's own name as 127.0.1.1 into /etc/hosts; the other hosts know better.
 own_name_is_loopback() {
@@ -216,15 +121,14 @@ other_direction() {
 dead_peer() {
   two_hosts
   start hosta 0 2 10.70.0.1 -- --set step_scheduler.max_steps=100000; start hostb 1 2 10.70.0.1 -- --set step_scheduler.max_steps=100000
-  for _ in $(seq 1200); do [ -s "$folder/runs/$name/metrics.jsonl" ] && break; sleep 0.1; done
+  await 120 trains
   pkill_of hostb
   finish; expect 0 6 "rank 1 on hostb (10.70.0.2)"
 }
-# Ends the program of a host, by the namespace that it is in: no other process is touched.
+# Ends the program of a host; no other process is touched.
 pkill_of() {
-  for p in /proc/[0-9]*; do
-    [ "$(readlink $p/ns/net 2> /dev/null)" = "$(readlink /proc/${keeper[$1]}/ns/net)" ] && [ "$(readlink $p/exe)" = "$program" ] && kill -9 ${p#/proc/}
-  done
+  local p
+  for p in $(processes_of $1); do [ "$(readlink /proc/$p/exe)" = "$program" ] && kill -9 $p; done
 }
 
 # Two hosts of two ranks: over sockets alone each byte of a gather and of a sum leaves a host twice.
@@ -307,9 +211,4 @@ calibrate_of_two_hosts() {
 }
 
 all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable secret_of_the_job one_interface_listens ports_are_limited wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer each_byte_once doctor_of_two_hosts doctor_of_a_slow_link calibrate_of_two_hosts"
-for name in ${*:-$all}; do
-  $name
-  clear_hosts
-done
-[ $failures = 0 ] && echo "all cases of several hosts hold"
-exit $((failures > 0))
+run_cases "$all" "$@"

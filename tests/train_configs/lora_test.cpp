@@ -163,7 +163,9 @@ TEST_CASE("a checkpoint beside a folder of weights holds what trains, and goes o
   const Trained at_once =
       train(beside(base, 6, ddp + "--set lr_scheduler.lr_decay_style=constant"), "lora_at_once");
   REQUIRE(at_once.status == 0);
-  const Trained gone_on = train(beside(base, 6, ddp + "--set lr_scheduler.lr_decay_style=constant"),
+  const Trained gone_on = train(beside(base, 6,
+                                       ddp + "--set lr_scheduler.lr_decay_style=constant "
+                                             "--set checkpoint.export=final"),
                                 "lora_gone_on", "lora_beside");
   INFO(gone_on.out);
   REQUIRE(gone_on.status == 0);

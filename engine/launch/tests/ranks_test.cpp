@@ -138,6 +138,11 @@ TEST_CASE("ranks as launchers tell them") {
        1, 4, "gpu003", -1},
       {"Slurm, master given", with(kSlurm, {{"MASTER_ADDR", "other"}, {"MASTER_PORT", "77"}}),
        Source::slurm, 5, 8, 1, 4, "other", 77},
+      {"Slurm, by a file of hosts, master given",
+       with(kSlurm, {{"SLURM_DISTRIBUTION", "arbitrary"}, {"MASTER_ADDR", "other"}}), Source::slurm,
+       5, 8, 1, 4, "other", -1},
+      {"Slurm, in blocks", with(kSlurm, {{"SLURM_DISTRIBUTION", "block"}}), Source::slurm, 5, 8, 1,
+       4, "gpu003", -1},
       {"Slurm, world size exported", with(kSlurm, {{"WORLD_SIZE", "8"}}), Source::slurm, 5, 8, 1, 4,
        "gpu003", -1},
       {"Open MPI", kMpi, Source::openmpi, 1, 4, 1, 4, "127.0.0.1", -1},
@@ -148,6 +153,12 @@ TEST_CASE("ranks as launchers tell them") {
        Source::openmpi, 1, 4, 1, 4, "127.0.0.1", -1},
       {"srun with PMI", with(kSlurm, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}), Source::slurm, 5, 8,
        1, 4, "gpu003", -1},
+      {"MPICH inside a Slurm allocation, whose proxies are the step",
+       with(kSlurm, with(kPmi, {{"SLURM_PROCID", "1"},
+                                {"SLURM_NTASKS", "4"},
+                                {"SLURM_STEP_NUM_TASKS", "2"},
+                                {"SLURM_LOCALID", "0"}})),
+       Source::openmpi, 2, 4, 0, 2, "head", -1},
       {"MPICH", kPmi, Source::openmpi, 2, 4, 0, 2, "head", -1},
       {"MVAPICH", kMvapich, Source::openmpi, 1, 4, 1, 4, "127.0.0.1", -1},
       {"jsrun", kJsrun, Source::jsrun, 5, 12, 5, 6, "head", -1},
@@ -363,6 +374,12 @@ TEST_CASE("two Slurm steps, and two MPI jobs, meet at different ports") {
         detect(with(kSlurm, {{"SLURM_JOB_ID", "7002"}}))->master_port);
   CHECK(detect(with(kMpi, {{"PMIX_NAMESPACE", "a.1"}}))->master_port !=
         detect(with(kMpi, {{"PMIX_NAMESPACE", "a.2"}}))->master_port);
+  // Of those that do not name their jobs the batch system's name counts, and only of those: one
+  // rank may have it and another not.
+  CHECK(detect(with(kPmi, {{"SLURM_JOB_ID", "7001"}}))->master_port !=
+        detect(with(kPmi, {{"SLURM_JOB_ID", "7002"}}))->master_port);
+  CHECK(detect(with(kMpi, {{"PMIX_NAMESPACE", "a.1"}, {"SLURM_JOB_ID", "7001"}}))->master_port ==
+        detect(with(kMpi, {{"PMIX_NAMESPACE", "a.1"}}))->master_port);
 }
 
 TEST_CASE("a job's secret, and what its launcher calls it") {
@@ -427,6 +444,8 @@ TEST_CASE("variables that make no sense are errors that name the variable") {
       {with(kSlurm, {{"SLURM_STEP_NODELIST", "gpu[3-"}}), "SLURM_STEP_NODELIST"},
       {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "4"}}), "SLURM_STEP_TASKS_PER_NODE"},
       {with(kSlurm, {{"MASTER_PORT", "-5"}}), "MASTER_PORT"},
+      {with(kSlurm, {{"SLURM_DISTRIBUTION", "arbitrary"}}), "MASTER_ADDR",
+       "rank 0 may be on any node of SLURM_STEP_NODELIST = gpu[003-004]"},
       {with(kMpi, {{"OMPI_COMM_WORLD_SIZE", "-"}}), "OMPI_COMM_WORLD_SIZE"},
       {with(kMpi, {{"OMPI_COMM_WORLD_RANK", "4"}}), "OMPI_COMM_WORLD_RANK"},
       {with(kMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}), "MASTER_ADDR", "spans hosts"},

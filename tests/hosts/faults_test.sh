@@ -1,0 +1,86 @@
+#!/bin/bash
+# What goes wrong between hosts (hosts.sh): each ends all ranks within the timeout and ten seconds, with its cause on every host.
+#
+#   tests/hosts/faults_test.sh build/bin/meshwright [CASE ...]
+. "$(dirname "$0")/hosts.sh" "$1"; shift
+
+timeout_seconds=12
+short=(--set dist_env.timeout_minutes=0.2)
+bound=$((timeout_seconds + 10))
+long=(--set step_scheduler.max_steps=1000000)
+two_ranks() {  # ARGUMENT...: of both
+  start hosta 0 2 10.70.0.1 -- "${short[@]}" "$@"; start hostb 1 2 10.70.0.1 -- "${short[@]}" "$@"
+}
+in_time() { local label; for label in "${!code[@]}"; do expect_within $label $bound; done; }
+two_that_train() {
+  two_hosts
+  two_ranks "${long[@]}"
+  await 100 trains || fail 0 "no step was made"
+}
+# What a host gets from the other one is lost, whatever it is: HOST ADDRESS [WHAT].
+drop() {
+  on $1 nft add table inet test
+  on $1 nft add chain inet test input '{ type filter hook input priority 0; }'
+  on $1 nft add rule inet test input ip saddr $2 ${3:-} drop
+}
+
+# No packet says that the other host is gone.
+link_goes_down() {
+  two_that_train
+  since=$(date +%s)
+  on hostb ip link set net0 down
+  finish; in_time
+  expect 0 6 "rank 1 on hostb (10.70.0.2)"; expect 1 6 "rank 0 on hosta (10.70.0.1)"
+}
+firewall_shuts_a_running_job() {
+  two_that_train
+  since=$(date +%s)
+  drop hosta 10.70.0.2; drop hostb 10.70.0.1
+  finish; in_time
+  expect 0 6 "rank 1 on hostb (10.70.0.2)"; expect 1 6 "rank 0 on hosta (10.70.0.1)"
+}
+# Only the store's port is open: the ranks meet, and are told which connections are lost.
+firewall_before_the_groups() {
+  two_hosts
+  drop hosta 10.70.0.2 "tcp dport != 29555 tcp flags & (syn|ack) == syn"; drop hostb 10.70.0.1 "tcp dport != 29555 tcp flags & (syn|ack) == syn"
+  two_ranks
+  finish; in_time
+  for rank in 0 1; do expect $rank 4 "error[E0502]: rank "; expect $rank 4 "cannot connect to rank "; done
+}
+firewall_before_the_store() {
+  two_hosts
+  drop hosta 10.70.0.2
+  two_ranks
+  finish; in_time
+  expect 0 4 "there is no rank 1 of 2"; expect 1 4 "rank 1 could not reach the store of rank 0 at 10.70.0.1:29555"
+}
+host_is_missing() {
+  two_hosts
+  start hosta 0 2 10.70.0.1 -- "${short[@]}"
+  finish; in_time
+  expect 0 4 "error[E0502]: all timed out after 12 s at 10.70.0.1:29555: there is no rank 1 of 2"
+}
+first_host_is_missing() {
+  two_hosts
+  start hostb 1 2 10.70.0.1 -- "${short[@]}"
+  finish; in_time
+  expect 1 4 "error[E0502]: rank 1 could not reach the store of rank 0 at 10.70.0.1:29555"
+}
+# Its address answers to nobody: no host has it.
+first_host_is_off() {
+  two_hosts
+  start hostb 1 2 10.70.0.9 -- "${short[@]}"
+  finish; in_time
+  expect 1 4 "error[E0502]: rank 1 could not reach the store of rank 0 at 10.70.0.9:29555"
+}
+config_differs() {
+  two_hosts
+  start hosta 0 2 10.70.0.1 -- "${short[@]}"; start hostb 1 2 10.70.0.1 -- "${short[@]}" --set optimizer.lr=2e-3
+  finish; in_time
+  for rank in 0 1; do expect $rank 4 "error[E0503]: rank 1 has optimizer.lr 0.002"; done
+}
+
+all="host_is_missing first_host_is_missing first_host_is_off config_differs link_goes_down"
+if command -v nft > /dev/null; then all="$all firewall_shuts_a_running_job firewall_before_the_groups firewall_before_the_store"
+else echo "nft is not installed: the cases with a firewall did not run"; fi
+run_cases "$all" "$@"

@@ -1,0 +1,187 @@
+#!/bin/bash
+# Launchers, started for real over two hosts (hosts.sh): torchrun, Open MPI, MPICH, and what Kubernetes' trainers set. Slurm has a test of its own.
+#
+#   tests/hosts/launchers_test.sh build/bin/meshwright torchrun|openmpi|mpich|kubernetes [CASE ...]
+. "$(dirname "$0")/hosts.sh" "$1"; shift
+launcher=$1; shift
+
+# What mpirun starts its daemons on the other hosts with, in place of ssh: HOST COMMAND...
+remote_shell() {
+  { echo '#!/bin/bash'
+    echo 'while [[ ${1-} == -* ]]; do shift; done'
+    echo 'case $1 in'
+    for host in hosta hostb; do echo "  $host) keeper=${keeper[$host]} ;;"; done
+    echo '  *) echo "no host $1" >&2; exit 255 ;;'
+    echo 'esac'
+    echo 'shift; exec nsenter -t $keeper -n -m -u -- /bin/sh -c "$*"'
+  } > "$folder/remote_shell"
+  chmod +x "$folder/remote_shell"
+}
+train=("$program" train "$job")
+long=(--set step_scheduler.max_steps=100000)
+# One rank leads, and two hosts took part: so many ranks, one end.
+one_job() {  # LABEL RANKS
+  expect $1 0 "ddp on $2 ranks"
+  expect_times $1 1 "done: 2 steps"
+}
+
+# torchrun with two nodes, on the first of which its store is.
+deps=${MESHWRIGHT_DEPS:-$source_dir/.deps}/python
+torchrun() {  # HOST LABEL ARGUMENT...
+  local host=$1 label=$2; shift 2
+  launch $label $host OMP_NUM_THREADS=1 PYTHONPATH="$deps${PYTHONPATH:+:$PYTHONPATH}" python3 -m torch.distributed.run --no-python "$@"
+}
+torchrun_of_two_nodes() {
+  two_named_hosts
+  local node
+  for node in 0 1; do
+    torchrun $([ $node = 0 ] && echo hosta || echo hostb) torchrun$node --nnodes 2 --node-rank $node --nproc-per-node 2 --master-addr hosta --master-port 29555 \
+      "${train[@]}" --set run.name=$name
+  done
+  finish; one_job torchrun0 4; expect torchrun1 0 ""
+}
+# Who comes first has rank 0; the store is at the endpoint, and its ranks are clients of the agent's.
+torchrun_by_rendezvous() {
+  two_named_hosts
+  local host
+  for host in hosta hostb; do
+    torchrun $host $host --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint hosta:29400 --rdzv-id job "${train[@]}" --set run.name=$name
+  done
+  finish
+  expect hosta 0 ""; expect hostb 0 ""
+  cat "$folder/$name.hosta" "$folder/$name.hostb" > "$folder/$name.both"; code[both]=0
+  one_job both 2
+}
+# A mistake in the file: torchrun itself ends with 1, and its summary has the error of the rank.
+torchrun_with_a_mistake() {
+  two_named_hosts
+  local node
+  for node in 0 1; do
+    torchrun $([ $node = 0 ] && echo hosta || echo hostb) torchrun$node --nnodes 2 --node-rank $node --nproc-per-node 1 --master-addr hosta --master-port 29555 \
+      "${train[@]}" --set run.name=$name --set optimizer.lr=-1
+  done
+  finish
+  for node in 0 1; do expect torchrun$node 1 "error[E0204]: optimizer.lr = -1"; expect torchrun$node 1 "exitcode  : 2"; done
+}
+
+openmpi() {  # ARGUMENT...: mpirun on hosta, over both hosts
+  launch mpirun hosta mpirun.openmpi --allow-run-as-root --mca plm_rsh_agent "$folder/remote_shell" --mca plm rsh --mca oob_tcp_if_include net0 --bind-to none "$@"
+}
+openmpi_of_two_hosts() {
+  two_named_hosts; remote_shell
+  openmpi --host hosta:2,hostb:2 -np 4 -x MASTER_ADDR=hosta "${train[@]}" --set run.name=$name
+  finish; one_job mpirun 4
+}
+# Nothing that Open MPI sets is the host of rank 0.
+openmpi_without_an_address() {
+  two_named_hosts; remote_shell
+  openmpi --host hosta:1,hostb:1 -np 2 "${train[@]}" --set run.name=$name
+  finish
+  expect mpirun 4 "error[E0501]: MASTER_ADDR is not set, and the MPI job spans hosts"
+  expect mpirun 4 "mpirun -x MASTER_ADDR=HOST"
+}
+openmpi_with_a_mistake() {
+  two_named_hosts; remote_shell
+  openmpi --host hosta:1,hostb:1 -np 2 -x MASTER_ADDR=hosta "${train[@]}" --set run.name=$name --set optimizer.lr=-1
+  finish; expect mpirun 2 "error[E0204]: optimizer.lr = -1"
+}
+# mpirun hands SIGUSR1 on: all ranks end after the same step and save, and the status is theirs.
+openmpi_is_told_to_end() {
+  two_named_hosts; remote_shell
+  openmpi --host hosta:1,hostb:1 -np 2 -x MASTER_ADDR=hosta "${train[@]}" --set run.name=$name "${long[@]}"
+  tell_to_end hosta "$(command -v mpirun.openmpi)"
+  finish; saved mpirun SIGUSR1
+}
+tell_to_end() {  # HOST PROGRAM: SIGUSR1 to what runs it there, when the ranks train
+  await 100 trains || { echo "no step was made"; return; }
+  local p
+  for p in $(processes_of $1); do [ "$(readlink /proc/$p/exe)" = "$(readlink -f "$2")" ] && kill -USR1 $p; done
+}
+saved() {  # LABEL WORDS: with what names the signal
+  expect $1 75 "$2: saved step"
+  [ -e "$folder/runs/$name/checkpoints/latest" ] && echo "ok: $name: saved" || fail $1 "nothing was saved"
+}
+
+mpich() {  # ARGUMENT...: hydra's mpiexec on hosta, over both hosts
+  launch mpiexec hosta mpiexec.hydra -launcher ssh -launcher-exec "$folder/remote_shell" -iface net0 -hosts hosta,hostb "$@"
+}
+mpich_of_two_hosts() {
+  two_named_hosts; remote_shell
+  mpich -ppn 2 -n 4 -genv MASTER_ADDR hosta -genv MASTER_PORT 29555 "${train[@]}" --set run.name=$name
+  finish; one_job mpiexec 4
+}
+mpich_with_a_mistake() {
+  two_named_hosts; remote_shell
+  mpich -ppn 1 -n 2 -genv MASTER_ADDR hosta "${train[@]}" --set run.name=$name --set optimizer.lr=-1
+  finish; expect mpiexec 2 "error[E0204]: optimizer.lr = -1"
+}
+mpich_is_told_to_end() {
+  two_named_hosts; remote_shell
+  mpich -ppn 1 -n 2 -genv MASTER_ADDR hosta "${train[@]}" --set run.name=$name "${long[@]}"
+  tell_to_end hostb "$program"
+  finish; saved mpiexec "a signal to another rank"
+}
+# mpiexec hands the signal on, but MPICH's ends with 0 then, whatever the ranks say.
+mpich_mpiexec_is_told_to_end() {
+  two_named_hosts; remote_shell
+  mpich -ppn 1 -n 2 -genv MASTER_ADDR hosta "${train[@]}" --set run.name=$name "${long[@]}"
+  tell_to_end hosta "$(command -v mpiexec.hydra)"
+  finish
+  [ ${code[mpiexec]} != 0 ] || code[mpiexec]=75
+  saved mpiexec SIGUSR1
+}
+
+# Two pods: the variables that the manifest has for every pod, and what Kubernetes adds in each. Names are those of the headless service.
+manifest=$source_dir/examples/kubernetes/job.yaml
+pods() {  # VARIABLE=VALUE ...: of every pod; @ stands for its index
+  make_switch
+  local index
+  for index in 0 1; do
+    make_host meshwright-$index
+    join meshwright-$index 10.70.0.$((index + 1))/24
+    names meshwright-$index "10.70.0.2 meshwright-1.meshwright\n"
+    [ -n "$apart" ] && [ $index = 1 ] || echo "10.70.0.1 meshwright-0.meshwright meshwright-node-0-0.meshwright" >> "$folder/hosts_meshwright-$index"
+  done
+  for index in 1 0; do
+    launch $index meshwright-$index "${@//@/$index}" "${train[@]}" --set run.name=$name
+    [ -z "$apart" ] || { sleep $apart; known; }
+  done
+  finish; one_job 0 2; expect 1 0 ""
+}
+apart=   # seconds from pod 1 to pod 0, whose name has no address before
+known() { printf '10.70.0.1 meshwright-0.meshwright\n' >> "$folder/hosts_meshwright-1"; }
+kubernetes_job() {
+  local variables
+  mapfile -t variables < <(awk '/^ *- name: PET_/ { name = $3 } /^ *value: / && name { gsub(/"/, "", $2); print name "=" $2 } !/- name: / { name = "" }' "$manifest")
+  [ ${#variables[@]} = 4 ] || { fail "" "$manifest sets ${#variables[@]} PET_ variables by value, wanted 4"; return; }
+  pods "${variables[@]}" PET_NODE_RANK=@ JOB_COMPLETION_INDEX=@
+}
+# Pods start in any order: a name without an address is asked for again until the timeout.
+kubernetes_name_comes_late() {
+  local apart=4
+  kubernetes_job
+}
+# Kubeflow Trainer's runtime for torch, one process in each node.
+kubernetes_trainjob() {
+  pods PET_NNODES=2 PET_NPROC_PER_NODE=1 PET_NODE_RANK=@ PET_MASTER_ADDR=meshwright-node-0-0.meshwright PET_MASTER_PORT=29500 JOB_COMPLETION_INDEX=@
+}
+# The training operator's PyTorchJob sets both kinds.
+kubernetes_pytorchjob() {
+  pods PYTHONUNBUFFERED=1 MASTER_ADDR=meshwright-0.meshwright MASTER_PORT=23456 WORLD_SIZE=2 RANK=@ PET_MASTER_ADDR=meshwright-0.meshwright PET_MASTER_PORT=23456 PET_NNODES=2 PET_NODE_RANK=@ PET_NPROC_PER_NODE=auto
+}
+
+case $launcher in
+  torchrun)
+    PYTHONPATH="$deps${PYTHONPATH:+:$PYTHONPATH}" python3 -c 'import torch.distributed.run' 2> /dev/null || skip "python3 finds no torch in $deps (./check puts it there)"
+    all="torchrun_of_two_nodes torchrun_by_rendezvous torchrun_with_a_mistake" ;;
+  openmpi)
+    need mpirun.openmpi
+    all="openmpi_of_two_hosts openmpi_without_an_address openmpi_with_a_mistake openmpi_is_told_to_end" ;;
+  mpich)
+    need mpiexec.hydra
+    all="mpich_of_two_hosts mpich_with_a_mistake mpich_is_told_to_end mpich_mpiexec_is_told_to_end" ;;
+  kubernetes)
+    all="kubernetes_job kubernetes_name_comes_late kubernetes_trainjob kubernetes_pytorchjob" ;;
+  *) echo "unknown launcher $launcher"; exit 2 ;;
+esac
+run_cases "$all" "$@"
