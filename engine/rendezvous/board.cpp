@@ -19,6 +19,8 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 constexpr Milliseconds kStay = std::chrono::seconds(30);
 // A call of the store that takes longer has nobody at its other end.
 constexpr Milliseconds kAnswer = std::chrono::seconds(5);
+// For one that has not answered before: a network between two hosts may be gone.
+constexpr Milliseconds kOnceMore = std::chrono::seconds(1);
 
 // Says that another rank is gone or silent, which that rank, or whoever ended it, explains better.
 bool follows(ErrorCode code) {
@@ -59,18 +61,20 @@ void Board::post(const Error& error) noexcept {
     std::string text =
         follows(error.code()) ? "" : name_here(ranks_.rank) + "\n" + encode_error(error);
     auto end = Clock::now() + std::min(timeout_, kStay);
-    bounded(std::min(timeout_, kStay) + kAnswer,
-            [store = store_, text, lost, end, stays = keeper(), world = ranks_.world_size] {
-              if (!text.empty() && store->add(lost ? "losses" : "errors", 1) == 1)
-                store->set(lost ? "lost" : "error", bytes_of(text));
-              store->add("ended", 1);
-              if (!stays) return;
-              if (store->check({"error"}))
-                wait_until(end, [&] { return store->add("ended", 0) >= world; });
-              else if (lost)  // the one that is gone says nothing
-                wait_until(std::min(end, Clock::now() + kAnswer),
-                           [&] { return store->add("ended", 0) >= world - 1; });
-            });
+    const Milliseconds limit = keeper()  ? std::min(timeout_, kStay) + kAnswer
+                               : silent_ ? kOnceMore
+                                         : kAnswer;
+    bounded(limit, [store = store_, text, lost, end, stays = keeper(), world = ranks_.world_size] {
+      if (!text.empty() && store->add(lost ? "losses" : "errors", 1) == 1)
+        store->set(lost ? "lost" : "error", bytes_of(text));
+      store->add("ended", 1);
+      if (!stays) return;
+      if (store->check({"error"}))
+        wait_until(end, [&] { return store->add("ended", 0) >= world; });
+      else if (lost)  // the one that is gone says nothing
+        wait_until(std::min(end, Clock::now() + kAnswer),
+                   [&] { return store->add("ended", 0) >= world - 1; });
+    });
   } catch (...) {  // who keeps the store has ended, and the others see that
   }
 }
@@ -83,6 +87,9 @@ std::optional<Error> Board::read(Milliseconds patience) noexcept {
                      wait_until(end, [&] { return (found = look(*store, rank)).has_value(); });
                      return found;
                    });
+  } catch (const NoAnswer&) {
+    silent_ = true;
+    return std::nullopt;
   } catch (...) {
     return std::nullopt;
   }

@@ -43,6 +43,7 @@ class Board {
  private:
   bool keeper() const { return ranks_.rank == 0 && !ranks_.agent_store; }
   launch::RankEnvironment ranks_;
+  bool silent_ = false;  // the store did not answer
   c10::intrusive_ptr<c10d::Store> store_, beside_;
   std::chrono::milliseconds timeout_;
 };
