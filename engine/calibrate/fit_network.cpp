@@ -77,7 +77,10 @@ std::vector<std::string_view> fit_network(const Measured& measured, Machine& mac
     if (way.rate > 0) {
       set("bus", net.bus, way.rate);
       set("step_inside", net.step_inside, way.step);
-      if (by_switch) set("in_switch", net.in_switch, in_switch(*host, way));
+      // Without a sum, whose turn is last, the figure stays as it was.
+      if (by_switch && std::any_of(host->collectives.begin(), host->collectives.end(),
+                                   [](const Collective& c) { return c.op == "all_reduce"; }))
+        set("in_switch", net.in_switch, in_switch(*host, way));
     }
     const GroupTime* pair = find(measured, GroupTime::Kind::pair);
     if (pair != nullptr && way.rate > 0)

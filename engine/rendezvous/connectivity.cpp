@@ -43,7 +43,7 @@ int try_to_listen(int family, const sockaddr* address, socklen_t size, int& fd) 
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   keep_alive(fd);
   if (family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-  if (::bind(fd, address, size) == 0 && ::listen(fd, 512) == 0) return 0;
+  if (::bind(fd, address, size) == 0 && ::listen(fd, 4096) == 0) return 0;
   int reason = errno;
   ::close(fd);
   return reason == EADDRNOTAVAIL ? -1 : reason;

@@ -39,6 +39,9 @@ std::string place(const launch::RankEnvironment& ranks) {
       .help(
           "check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name it, and that no firewall "
           "is between")
+      .help(
+          "set MASTER_ADDR to a numeric address of rank 0's host: rank 0 listens only where the "
+          "name leads on its own host")
       .help("raise dist_env.timeout_minutes when ranks start far apart");
 }
 

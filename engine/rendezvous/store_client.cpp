@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <random>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
@@ -32,6 +33,8 @@ using wire::Message, wire::Op, wire::Status;
 // Beyond what a request waits for; a store that takes longer has nobody at its other end. Whoever
 // has a shorter limit (bounded.h) says so in words of its own before.
 constexpr std::chrono::milliseconds kToReply(60000);
+// For another connection to a store that is there.
+constexpr std::chrono::milliseconds kToClone(10000);
 constexpr std::chrono::milliseconds kForEver(1'000'000'000'000);  // 31 years
 
 enum class Gone : uint8_t { no, closed, late };
@@ -153,10 +156,11 @@ StoreClient::StoreClient(const StorePlace& place, Clock::time_point end) {
       return;
     }
     ::close(std::exchange(fd_, -1));
-    if (Clock::now() + std::chrono::milliseconds(100) >= end)
+    if (Clock::now() + std::chrono::milliseconds(150) >= end)
       throw itself ? NoStore{NoStore::Why::unreachable, std::strerror(ECONNREFUSED)}
                    : NoStore{NoStore::Why::other_program, "it hangs up"};
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    // Not all at once with the others that were hung up on.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50 + std::random_device()() % 100));
   }
 }
 
@@ -200,8 +204,8 @@ class RemoteStore final : public c10d::Store {
 
   c10::intrusive_ptr<Store> clone() override {
     try {
-      return c10::make_intrusive<RemoteStore>(place_, Clock::now() + patience(timeout_), timeout_,
-                                              server_);
+      return c10::make_intrusive<RemoteStore>(
+          place_, Clock::now() + std::min(patience(timeout_), kToClone), timeout_, server_);
     } catch (const NoStore&) {
       C10_THROW_ERROR(DistNetworkError, "the store of rank 0 takes no other connection");
     }
@@ -257,8 +261,8 @@ class RemoteStore final : public c10d::Store {
   }
   Message ask(Op op, int64_t number, std::vector<std::string> parts,
               std::chrono::milliseconds waits = std::chrono::milliseconds(0)) {
-    Message out = client_.ask({static_cast<uint8_t>(op), number, std::move(parts)},
-                              waits + std::max(kToReply, patience(timeout_)));
+    Message out =
+        client_.ask({static_cast<uint8_t>(op), number, std::move(parts)}, waits + kToReply);
     if (out.what == static_cast<uint8_t>(Status::late))
       C10_THROW_ERROR(DistStoreError, "wait timeout");
     if (out.what != static_cast<uint8_t>(Status::done))

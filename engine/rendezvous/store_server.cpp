@@ -82,6 +82,7 @@ class StoreServer::Loop {
     const bool ready = epoll_ >= 0 && wake_ >= 0 && watch(EPOLL_CTL_ADD, wake_, EPOLLIN, kWake);
     for (size_t i = 0; i < doors_.size(); ++i) {
       ::fcntl(doors_[i], F_SETFL, ::fcntl(doors_[i], F_GETFL) | O_NONBLOCK);
+      ::fcntl(doors_[i], F_SETFD, FD_CLOEXEC);  // a child of rank 0 would keep the port
       if (!ready || !watch(EPOLL_CTL_ADD, doors_[i], EPOLLIN, kWake + 1 + i)) {
         const std::string reason = std::strerror(errno);
         close_all();
@@ -211,7 +212,11 @@ class StoreServer::Loop {
       strangers_.insert(id);
       set_deadline(id, guest, Clock::now() + kToProve);
       if (!watch(EPOLL_CTL_ADD, fd, EPOLLIN, id)) drop(id);
-      if (strangers_.size() > kMostStrangers) drop(*strangers_.begin());
+      if (strangers_.size() <= kMostStrangers) continue;
+      // What the oldest has sent may be its proof.
+      const uint64_t oldest = *strangers_.begin();
+      serve(oldest, EPOLLIN);
+      if (strangers_.contains(oldest)) drop(oldest);
     }
   }
 

@@ -266,8 +266,7 @@ class SharedMemoryTransport final : public Transport {
   FlightPtr all_reduce(const Tensor& tensor, ReduceOp op, bool control) override {
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
     if (op == ReduceOp::sum && !control && bytes >= kLargeSum && !fits(Ring::gather, bytes))
-      if (HostLane* lane = sums())
-        return lane->start([tensor](HostLane& on) { sum_everywhere(on, tensor); });
+      if (sums_) return sums_->start([tensor](HostLane& on) { sum_everywhere(on, tensor); });
     if (op != ReduceOp::sum || !fits(Ring::gather, bytes))
       return sockets_->all_reduce(tensor, op, control);
     RingMessage message = put(tensor);
@@ -303,15 +302,9 @@ class SharedMemoryTransport final : public Transport {
     return out;
   }
   FlightPtr barrier() override { return sockets_->barrier(); }
-
- private:
-  // Larger sums than this go on beside the rank's thread.
-  static constexpr int64_t kLargeSum = int64_t{64} << 10;
-
-  // Collective at first. nullptr: there is no room, or there are several hosts.
-  HostLane* sums() {
-    if (!one_host_ || sums_tried_) return sums_.get();
-    sums_tried_ = true;
+  // Collective the first time. Without room, or with several hosts, nothing changes.
+  void make_lane_of_sums() {
+    if (!one_host_ || std::exchange(sums_tried_, true)) return;
     const auto n = static_cast<int64_t>(place_->ranks.size());
     auto ring = make_ring(rank_, n, HostLane::room(), [&](const Tensor& tensor) {
       sockets_->all_reduce(tensor, ReduceOp::sum, /*control=*/true)->wait();
@@ -319,8 +312,12 @@ class SharedMemoryTransport final : public Transport {
     if (ring)
       sums_ = std::make_unique<HostLane>(nullptr, std::move(ring), place_, rank_,
                                          HostMap(std::vector<int64_t>(place_->ranks.size(), 0)));
-    return sums_.get();
   }
+
+ private:
+  // Larger sums than this go on beside the rank's thread.
+  static constexpr int64_t kLargeSum = int64_t{64} << 10;
+
   void* take(RingMessage& message, int64_t bytes) {
     return told(
         [&] { return ring_->stage(message.channel, bytes, message.sequence, place_->timeout); });
@@ -421,6 +418,14 @@ void reserve(Group& group, int64_t gather_bytes, int64_t exchange_bytes, int64_t
   SharedMemoryTransport* shared = shared_memory_of(group);
   if (shared != nullptr && shared->lacks(gather_bytes, exchange_bytes, ahead))
     shared->make_room(group, gather_bytes, exchange_bytes, ahead);
+}
+
+void expect_large_sums(Group& group) {
+  if (SharedMemoryTransport* shared = shared_memory_of(group))
+    GroupAccess::guarded(GroupAccess::of(group), "all_reduce", 64, -1, [&] {
+      shared->make_lane_of_sums();
+      return 0;
+    });
 }
 
 bool maps_gather(const Group& group, int64_t bytes) {

@@ -48,6 +48,15 @@ bool has_ended(int32_t process) {
   return name_end != nullptr && name_end[1] == ' ' && (name_end[2] == 'Z' || name_end[2] == 'X');
 }
 
+// Of process numbers: containers of one machine may have their own. 0: not known.
+uint64_t own_space() {
+  static const uint64_t space = [] {
+    struct stat found{};
+    return ::stat("/proc/self/ns/pid", &found) == 0 ? static_cast<uint64_t>(found.st_ino) : 0;
+  }();
+  return space;
+}
+
 // The regions that this process has mapped, by name; one that nobody uses any more is gone.
 struct Mapped {
   std::mutex mutex;
@@ -85,6 +94,7 @@ struct SharedMemoryRing::Control {
   std::atomic<int64_t> published[kChannels];
   std::atomic<uint32_t> bell;
   std::atomic<int32_t> process;
+  std::atomic<uint64_t> space;  // of process numbers; in another one this number says nothing
 };
 
 // Region: one page of control per rank, then its readers' counters, then the slots.
@@ -177,6 +187,7 @@ char* SharedMemoryRing::slot(Channel channel, int64_t rank, int64_t bytes, int64
 void SharedMemoryRing::enter(int64_t rank) {
   rank_ = rank;
   entered_ = true;
+  control(rank)->space.store(own_space());
   control(rank)->process.store(::getpid());
 }
 
@@ -202,7 +213,8 @@ void SharedMemoryRing::wait_for(int64_t peer, std::chrono::milliseconds timeout,
     if (turn % 32 != 31) continue;
     if (std::chrono::steady_clock::now() - begin > timeout) throw Late{peer};
     int32_t process = control(peer)->process.load();
-    if (process == kLeft || (process > 0 && has_ended(process))) {
+    if (process == kLeft ||
+        (process > 0 && control(peer)->space.load() == own_space() && has_ended(process))) {
       if (ready()) return;
       throw Gone{peer};
     }

@@ -237,7 +237,12 @@ void Watchdog::look(std::unique_lock<std::mutex>& lock) {
   entries_.clear();
   std::vector<Guarded> guarded = guarded_;
   lock.unlock();
-  for (const Guarded& one : guarded) one.transport->abort();
+  in_time(kTogether, [guarded] {
+    for (const Guarded& one : guarded) try {
+        one.transport->abort();
+      } catch (const std::exception&) {  // the others are aborted all the same
+      }
+  });
   lock.lock();
 }
 

@@ -14,6 +14,7 @@
 #include "meshwright/parallel/scalar_type.h"
 #include "place_buffers.h"
 #include "replicas.h"
+#include "sdk/comm/shared_memory.h"
 #include "sdk/planning/unit_layout.h"
 #include "unit_names.h"
 
@@ -87,6 +88,9 @@ ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> model, Repli
   place_buffers(*model_, world_->device());
   adopt();
   describe();
+  // Here, where all ranks are alike: a bucket may start its first sum at another place of the
+  // backward pass on a rank where a parameter is not used.
+  if (!alone()) expect_large_sums(*group_);
 }
 
 std::vector<GradientBucket> ReplicatedModel::own_buckets(const std::vector<int64_t>& counts) const {

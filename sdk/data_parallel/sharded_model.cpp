@@ -178,6 +178,10 @@ void ShardedModel::reserve() {
     context_.ahead = std::max(policy.prefetch.forward, policy.prefetch.backward) + 1;
   for (const auto& [group, need] : needs)
     detail::reserve(*group, need.gather, need.exchange, context_.ahead);
+  std::set<Group*> replicas;
+  for (auto& unit : units_)
+    if (Group* group = unit->replicas(); group != nullptr && replicas.insert(group).second)
+      detail::expect_large_sums(*group);
   if (policy.buffers.rotating) rotate();
 }
 

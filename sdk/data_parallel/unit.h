@@ -38,6 +38,7 @@ class Unit {
   Group& group() const { return state_.group(); }
   const std::string& axis() const { return state_.sharding.axis; }
   bool replicated() const { return state_.replicated(); }
+  Group* replicas() const { return replicated() ? state_.replicate.get() : nullptr; }
   // Takes its part of the model's flat tensors and the parameters' values; empties the parameters.
   // `frozen`: the shard of what is frozen where that has one of its own, of frozen_type().
   void adopt(const at::Tensor& shard, const at::Tensor& gradient, const at::Tensor& frozen = {});

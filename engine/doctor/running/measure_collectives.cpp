@@ -13,6 +13,7 @@
 
 #include "meshwright/parallel/collectives.h"
 #include "sdk/base/maps_gather.h"
+#include "sdk/comm/shared_memory.h"
 
 namespace meshwright::doctor {
 
@@ -84,6 +85,7 @@ class Meter {
   Collective of(const Operation& operation) {
     const int64_t n = group_->size();
     auto rounded = [&](int64_t count) { return std::max<int64_t>(1, count / n) * n; };
+    detail::expect_large_sums(*group_);
     run(operation, rounded(kSmall), 1);  // makes room, and connections
     Collective out;
     out.op = operation.name;
