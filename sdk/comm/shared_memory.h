@@ -22,9 +22,6 @@ struct Place;
 // exchange_bytes * 2. A room that is too small is replaced: nothing may be under way then.
 MESHWRIGHT_API void reserve(Group& group, int64_t gather_bytes, int64_t exchange_bytes,
                             int64_t ahead);
-// Collective. From now on large sums of the group, for which reserve() has no room, go through
-// shared memory too, if its ranks are on one host: 1.5 MiB a rank.
-MESHWRIGHT_API void expect_large_sums(Group& group);
 // Room for messages between this rank and another of the group, each way.
 struct MailboxNeed {
   int64_t peer = 0;   // its place in the group

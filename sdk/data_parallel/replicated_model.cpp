@@ -14,7 +14,7 @@
 #include "meshwright/parallel/scalar_type.h"
 #include "place_buffers.h"
 #include "replicas.h"
-#include "sdk/comm/shared_memory.h"
+#include "sdk/base/maps_gather.h"
 #include "sdk/planning/unit_layout.h"
 #include "unit_names.h"
 

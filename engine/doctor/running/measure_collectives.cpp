@@ -13,7 +13,6 @@
 
 #include "meshwright/parallel/collectives.h"
 #include "sdk/base/maps_gather.h"
-#include "sdk/comm/shared_memory.h"
 
 namespace meshwright::doctor {
 
