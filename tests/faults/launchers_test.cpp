@@ -124,8 +124,8 @@ TEST_CASE(
 // A scanner, a monitor, a job with the wrong port: more connections than the usual soft limit of
 // open files.
 TEST_CASE(
-    "more connections of a stranger than the soft limit of open files do no harm, and are closed "
-    "when the stranger leaves") {
+    "more connections of a stranger than the soft limit of open files do no harm: of those that "
+    "prove nothing rank 0 keeps a few") {
   constexpr size_t kStrangers = 1500;
   rlimit limit{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -157,9 +157,7 @@ TEST_CASE(
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     return good(sockets_of(zero.pid()));
   };
-  CHECK(sockets_become([](size_t open) { return open >= kStrangers; }));
-  for (size_t i = 0; i < strangers.size() / 2; ++i) ::close(strangers[i]);
-  CHECK(sockets_become([](size_t open) { return open < kStrangers / 2 + 100; }));
+  CHECK(sockets_become([](size_t open) { return open > 0 && open < 200; }));
   one.start({"--set", "step_scheduler.max_steps=4", "--set", "dist_env.timeout_minutes=1"},
             rank_environment(1, 2, port));
   Ended second = one.wait(120), first = zero.wait(120);
@@ -167,5 +165,5 @@ TEST_CASE(
     CAPTURE(ended.err);
     CHECK(ended.code == 0);
   }
-  for (size_t i = strangers.size() / 2; i < strangers.size(); ++i) ::close(strangers[i]);
+  for (const int fd : strangers) ::close(fd);
 }
