@@ -173,7 +173,8 @@ TEST_CASE("groups of a configuration reach a module that it does not name, on to
       "[{pattern = \"layers.0.*\", frozen = true}, {pattern = \"*.bias\", lr_factor = 3}, "
       "{pattern = \"vision.*\", lr_factor = 2}]");
   const Result plain = learn(1, {kDdp}, always), expected = learn(1, {kDdp, some}, always);
-  CHECK(expected.losses[0] == plain.losses[0]);
+  // Weights lie elsewhere in memory, by which some processors' products add up in another order.
+  CHECK(std::abs(expected.losses[0] / plain.losses[0] - 1) <= 1e-6);
   CHECK(expected.norms[0] < plain.norms[0]);
   for (int64_t ranks : {2, 3}) {
     CAPTURE(ranks);
