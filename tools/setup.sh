@@ -16,8 +16,9 @@ build_packages="g++ cmake ninja-build ccache mold libboost1.81-dev libboost-json
   libboost-filesystem1.81-dev libboost-system1.81-dev libtomlplusplus-dev doctest-dev libgloo-dev
   libxxhash-dev libpcre2-dev libutf8proc-dev libyaml-cpp-dev prometheus-cpp-dev"
 fetch_packages="python3 python3-pip ca-certificates"  # pip fetches the LibTorch wheel; the product itself never runs Python
-check_packages="git zlib1g-dev clang-format-19 clang-tidy-19 binutils file time abigail-tools lintian doxygen dpkg-dev rustc
-  iproute2 nftables slurm-wlm munge openmpi-bin mpich yamllint shellcheck"
+check_packages="git zlib1g-dev binutils file abigail-tools doxygen"  # what the build is configured with
+late_packages="clang-format-19 clang-tidy-19 time lintian dpkg-dev rustc
+  iproute2 nftables slurm-wlm munge openmpi-bin mpich yamllint shellcheck"  # what the tests need besides
 
 # The LibTorch wheel without its dependencies, and the two CUDA libraries that even its CPU part links.
 torch_wheels="torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"
@@ -56,25 +57,26 @@ ensure_packages() {
     { tail -20 "${TMPDIR:-/tmp}/meshwright-apt.log" >&2; die "apt-get install failed"; }
 }
 
-# Unpacks wheels into $python_dir. A marker a wheel, written last, makes an interrupted run start that wheel again.
+# Unpacks wheels into $python_dir. Their markers, written last, make an interrupted run start those wheels again. pip is asked once for
+# all: its own start takes longer than most wheels.
 unpack_wheels() {
-  local spec name marker
-  mkdir -p "$python_dir" "$deps/wheels"
-  for spec in "$@"; do
-    name=${spec%%==*}
-    marker=$deps/.have-$spec
-    [ ! -e "$marker" ] || continue
-    step "downloading $spec"
-    rm -rf "$deps/wheels/$name" && mkdir -p "$deps/wheels/$name"
-    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-      --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
-      --platform manylinux_2_25_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux_2_18_x86_64 --platform manylinux_2_17_x86_64 \
-      --platform manylinux2014_x86_64 --platform manylinux1_x86_64 --platform manylinux_2_5_x86_64 --platform any \
-      -d "$deps/wheels/$name" "$spec" || die "could not download $spec"
-    python3 -m zipfile -e "$deps/wheels/$name"/*.whl "$python_dir"
-    rm -rf "$deps/wheels/$name"
-    touch "$marker"
+  local spec wheel folder missing=()
+  for spec in "$@"; do [ -e "$deps/.have-$spec" ] || missing+=("$spec"); done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  step "downloading ${missing[*]}"
+  folder=$deps/wheels/${missing[0]%%==*}
+  mkdir -p "$python_dir" && rm -rf "$folder" && mkdir -p "$folder"
+  python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+    --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
+    --platform manylinux_2_25_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux_2_18_x86_64 --platform manylinux_2_17_x86_64 \
+    --platform manylinux2014_x86_64 --platform manylinux1_x86_64 --platform manylinux_2_5_x86_64 --platform any \
+    -d "$folder" "${missing[@]}" || die "could not download ${missing[*]}"
+  for wheel in "$folder"/*.whl; do
+    python3 -m zipfile -e "$wheel" "$python_dir"
+    rm "$wheel"
   done
+  rm -rf "$folder"
+  for spec in "${missing[@]}"; do touch "$deps/.have-$spec"; done
 }
 
 ensure_libtorch() { unpack_wheels $torch_wheels; }
