@@ -22,6 +22,7 @@ function(meshwright_test name)
   if(arg_TIMEOUT)
     set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT})
   endif()
+  meshwright_test_cost(${name})
 endfunction()
 
 function(meshwright_static_room name test)
