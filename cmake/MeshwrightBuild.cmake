@@ -86,6 +86,22 @@ function(meshwright_join target)
     endif()
   endif()
 endfunction()
+# meshwright_precompile(TARGET [TEST | PROGRAM]): the same headers for a target whose few sources are not joined. TEST: a program whose lines are
+# compiled as those of a test. PROGRAM: one that is as fast as a library.
+function(meshwright_precompile target)
+  if(NOT MESHWRIGHT_JOIN GREATER 1 OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    return()
+  endif()
+  if("TEST" IN_LIST ARGN)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+    meshwright_torch_headers(${target} tests)
+  else()
+    if("PROGRAM" IN_LIST ARGN)
+      target_compile_options(${target} PRIVATE -fPIC)  # as the headers have it
+    endif()
+    meshwright_torch_headers(${target} libraries)
+  endif()
+endfunction()
 
 # at::parallel_for is a template: without OpenMP in the source that calls it, it is a loop on one thread. The library is the one that
 # LibTorch brings, which has the same name and is loaded first.
