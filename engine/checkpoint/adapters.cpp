@@ -16,9 +16,9 @@
 namespace meshwright::checkpoint {
 namespace {
 
-constexpr int64_t kPiece = 1 << 20;  // elements merged at a time
+constexpr int64_t kMergePiece = 1 << 20;  // elements merged at a time
 
-Error damaged(const std::filesystem::path& checkpoint, const std::string& what) {
+Error damaged_adapters(const std::filesystem::path& checkpoint, const std::string& what) {
   return Error(ErrorCode::bad_checkpoint, checkpoint.string() + ": " + what)
       .help("meshwright checkpoint verify " + checkpoint.string());
 }
@@ -30,7 +30,7 @@ PeftScale scale_in(const std::string& config, const std::filesystem::path& check
   auto number = [&](const char* name) {
     const boost::json::value* value = table != nullptr ? table->if_contains(name) : nullptr;
     if (value == nullptr || !value->is_number() || value->to_number<double>() <= 0)
-      throw damaged(checkpoint, std::string(kAdapterConfig) + " has no " + name + " above 0");
+      throw damaged_adapters(checkpoint, std::string(kAdapterConfig) + " has no " + name + " above 0");
     return value->to_number<double>();
   };
   PeftScale out{.r = number("r"), .alpha = number("lora_alpha")};
@@ -98,7 +98,7 @@ void stream_merged(const Joint& joint, DType dtype, MergeCount& count,
   constexpr DType kSums = sizeof(T) == 8 ? DType::float64 : DType::float32;
   const SourceTensor& tensor = joint.weights.tensors()[joint.weight];
   const int64_t rows = tensor.shape[0], columns = tensor.shape[1],
-                at_once = std::max<int64_t>(kPiece / std::max<int64_t>(columns, 1), 1);
+                at_once = std::max<int64_t>(kMergePiece / std::max<int64_t>(columns, 1), 1);
   const Factors<T> factors = factors_of<T>(joint.factors, joint.pair, joint.transposed, kSums);
   std::vector<T> values, sum(static_cast<size_t>(columns));
   std::vector<std::byte> before, after;
@@ -175,19 +175,19 @@ std::optional<AdapterSet> adapters_of(Source& source) {
     const auto weight = places.find(module + ".weight"),
                b = places.find(module + "." + std::string(kFactorOut) + ".weight");
     if (weight == places.end() || b == places.end())
-      throw damaged(source.path(), std::string(name) + " lies beside no weight");
+      throw damaged_adapters(source.path(), std::string(name) + " lies beside no weight");
     const SourceTensor& w = source.tensors()[weight->second];
     std::vector<int64_t> shape{source.tensors()[b->second].shape.at(0),
                                source.tensors()[in].shape.at(1)};
     if (w.transposed) std::reverse(shape.begin(), shape.end());
     if (w.shape != shape ||
         source.tensors()[in].shape[0] != source.tensors()[b->second].shape.at(1))
-      throw damaged(source.path(),
+      throw damaged_adapters(source.path(),
                     std::string(name) + " has another shape than the weight beside it");
     out.of_weight.emplace(weight->second, AdapterPair{in, b->second});
   }
   if (out.of_weight.empty())
-    throw damaged(source.path(), "it has an " + std::string(kAdapterConfig) + ", but no adapters");
+    throw damaged_adapters(source.path(), "it has an " + std::string(kAdapterConfig) + ", but no adapters");
   return out;
 }
 

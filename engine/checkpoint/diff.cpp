@@ -12,7 +12,7 @@ namespace meshwright::checkpoint {
 
 namespace {
 
-constexpr int64_t kPiece = 2 << 20;  // elements
+constexpr int64_t kDiffPiece = 2 << 20;  // elements
 using Key = std::pair<std::string, std::string>;
 using Bytes = std::vector<std::byte>;
 
@@ -156,7 +156,7 @@ Difference compare(Source& a, Source& b, const std::function<void(int64_t bytes)
     }
     Comparison comparison(difference);
     for (int64_t at = 0, end = 0; difference.same_shape() && at < difference.elements; at = end) {
-      end = std::min(at + kPiece, difference.elements);
+      end = std::min(at + kDiffPiece, difference.elements);
       one.resize(static_cast<size_t>((end - at) * dtype_size(tensor.dtype)));
       other.resize(static_cast<size_t>((end - at) * dtype_size(twin.dtype)));
       a.read(i, at, end, tensor.dtype, one.data());

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kPiece = 4 << 20;  // elements read at a time
+constexpr int64_t kExportPiece = 4 << 20;  // elements read at a time
 constexpr std::string_view kSource = "source/";
 
 DType dtype_of(const SourceTensor& tensor, const ExportChoice& choice) {
@@ -151,7 +151,7 @@ weights::ExportTensor tensor_as_it_is(Source& source, size_t i, const std::strin
   return {{name, dtype, tensor.shape}, [&source, &tensor, i, dtype](const weights::ByteSink& sink) {
             std::vector<std::byte> buffer;
             for (int64_t at = 0, end = 0; at < tensor.elements(); at = end) {
-              end = std::min(at + kPiece, tensor.elements());
+              end = std::min(at + kExportPiece, tensor.elements());
               buffer.resize(static_cast<size_t>((end - at) * dtype_size(dtype)));
               source.read(i, at, end, dtype, buffer.data());
               sink(buffer);

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-Error damaged(const fs::path& file, const std::string& what) {
+Error damaged_file(const fs::path& file, const std::string& what) {
   return Error(ErrorCode::bad_checkpoint, file.string() + ": " + what)
       .help("copy the file again if there is another copy of the checkpoint")
       .help("meshwright checkpoint ls shows the other checkpoints of the run");
@@ -66,16 +66,16 @@ void verify_file(const fs::path& path, const FileRecord& record, std::vector<Err
   Reading file(path);
   if (!file.open()) {
     int reason = errno;
-    damage.push_back(damaged(
+    damage.push_back(damaged_file(
         path, reason == ENOENT  ? "the file is missing"
               : reason == ELOOP ? "is a link, not a file of this folder"
                                 : std::string("cannot be opened: ") + std::strerror(reason)));
     return;
   }
   std::optional<int64_t> size = file.size();
-  if (!size) return damage.push_back(damaged(path, "is not a regular file"));
+  if (!size) return damage.push_back(damaged_file(path, "is not a regular file"));
   if (*size != record.bytes)
-    damage.push_back(damaged(
+    damage.push_back(damaged_file(
         path,
         "has " + std::to_string(*size) + " bytes, meta.json says " + std::to_string(record.bytes) +
             (*size < record.bytes
@@ -86,7 +86,7 @@ void verify_file(const fs::path& path, const FileRecord& record, std::vector<Err
   auto tell = [&] {
     if (bad_from >= 0)
       damage.push_back(
-          damaged(path, "bytes " + std::to_string(bad_from) + " to " + std::to_string(bad_to - 1) +
+          damaged_file(path, "bytes " + std::to_string(bad_from) + " to " + std::to_string(bad_to - 1) +
                             " do not match " +
                             (bad_to - bad_from > kBlock ? "their checksums" : "their checksum")));
     bad_from = -1;
@@ -96,7 +96,7 @@ void verify_file(const fs::path& path, const FileRecord& record, std::vector<Err
             got = file.fill(std::span(block).first(static_cast<size_t>(wanted)));
     if (got < wanted && errno != 0) {
       tell();
-      damage.push_back(damaged(
+      damage.push_back(damaged_file(
           path, "byte " + std::to_string(at + got) + " cannot be read: " + std::strerror(errno)));
       file.go_to(at + wanted);
     } else if (got < wanted) {

@@ -29,7 +29,7 @@ calibrate::Widths widths_of(const std::string& given) {
   throw error.help("there are --dtype both, float32, bfloat16");
 }
 
-calibrate::Request read_request(const Call& call, const Screen& screen) {
+calibrate::Request read_calibrate_request(const Call& call, const Screen& screen) {
   calibrate::Request request;
   request.out = call.value("out", request.out);
   if (request.out.empty())
@@ -79,11 +79,11 @@ void check_sets(Call& call) {
   diagnostics.throw_if_any();
 }
 
-int start(Call& call, const Ranks& ranks) {
+int start_calibrate(Call& call, const Ranks& ranks) {
   const int64_t wanted = call.number("nproc", 1).value_or(1);
   Screen screen = screen_of(call, started_by_us(ranks));
   if (!started_by_us(ranks)) screen.live = ::isatty(2) == 1;
-  const calibrate::Request request = read_request(call, screen);
+  const calibrate::Request request = read_calibrate_request(call, screen);
   if (started_by_us(ranks)) {
     // The parent has checked everything; when it dies, so do its ranks.
     if (!launch::end_with_parent()) return 1;
@@ -100,7 +100,7 @@ int start(Call& call, const Ranks& ranks) {
   return launch::run_local_ranks(local);
 }
 
-int run_calibrate(Call& call) { return refuse_together(call, start); }
+int run_calibrate(Call& call) { return refuse_together(call, start_calibrate); }
 
 }  // namespace
 

@@ -180,7 +180,7 @@ int show_sample(Call& call, const data::DatasetConfig& config, int64_t number) {
   return 0;
 }
 
-int run_show(Call& call) {
+int run_show_dataset(Call& call) {
   if (call.has("row") == call.has("sample"))
     throw Error(ErrorCode::usage, call.has("row") ? "--row and --sample are two questions"
                                                   : "which row or sample is to be shown?")
@@ -245,7 +245,7 @@ int run_stats(Call& call) {
 }  // namespace
 
 Verb dataset_show_verb() {
-  return declare(run_show, R"(
+  return declare(run_show_dataset, R"(
 dataset show FILE
 Show a row of the data as the model learns it, or a sample as a step reads it
 

@@ -8,7 +8,7 @@
 namespace meshwright::cli {
 namespace {
 
-doctor::Request read_request(const Call& call, const Screen& screen) {
+doctor::Request read_doctor_request(const Call& call, const Screen& screen) {
   doctor::Request request;
   request.file = call.positional(0);
   request.sets = call.values("set");
@@ -32,10 +32,10 @@ int check(Call& call, int64_t world_size) {
   return 0;
 }
 
-int start(Call& call, const Ranks& ranks) {
+int start_doctor(Call& call, const Ranks& ranks) {
   const int64_t wanted = call.number("nproc", 1).value_or(1);
   const Screen screen = screen_of(call, started_by_us(ranks));
-  const doctor::Request request = read_request(call, screen);
+  const doctor::Request request = read_doctor_request(call, screen);
   if (started_by_us(ranks)) {
     // The parent has checked everything; when it dies, so do its ranks.
     if (!launch::end_with_parent()) return 1;
@@ -50,7 +50,7 @@ int start(Call& call, const Ranks& ranks) {
   return launch::run_local_ranks(local);
 }
 
-int run_doctor(Call& call) { return refuse_together(call, start); }
+int run_doctor(Call& call) { return refuse_together(call, start_doctor); }
 
 }  // namespace
 

@@ -13,7 +13,7 @@ namespace meshwright::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using Row = std::pair<std::string, std::string>;
+using EnvRow = std::pair<std::string, std::string>;
 
 int64_t memory_bytes() {
   std::ifstream in("/proc/meminfo");
@@ -37,7 +37,7 @@ std::string cuda_devices() {
   return out.empty() ? "none" : out;
 }
 
-std::vector<Row> rows_of() {
+std::vector<EnvRow> rows_of() {
   const auto& facts = loader::engine_facts();
   auto fact = [&](const char* key) {
     auto it = facts.find(key);
@@ -60,7 +60,7 @@ std::vector<Row> rows_of() {
 }
 
 int run_env(Call& call) {
-  std::vector<Row> variables;
+  std::vector<EnvRow> variables;
   for (const char* name :
        {"MESHWRIGHT_PLUGIN_PATH", "MESHWRIGHT_DEPS", "XDG_DATA_HOME", "NO_COLOR", "OMP_NUM_THREADS",
         "WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"})

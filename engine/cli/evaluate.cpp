@@ -26,7 +26,7 @@ std::string kind_of(std::string given) {
       .help("what a plugin reads: --set validation_dataset.plugin=NAME");
 }
 
-evaluate::Request read_request(const Call& call, const Screen& screen) {
+evaluate::Request read_evaluate_request(const Call& call, const Screen& screen) {
   evaluate::Request request;
   request.path = call.positional(0);
   request.all = call.has("all");
@@ -72,11 +72,11 @@ int check(Call& call, const evaluate::Request& request, int64_t world_size) {
   return 0;
 }
 
-int start(Call& call, const Ranks& ranks) {
+int start_evaluate(Call& call, const Ranks& ranks) {
   const int64_t wanted = call.number("nproc", 1).value_or(1);
   Screen screen = screen_of(call, started_by_us(ranks));
   if (!started_by_us(ranks)) screen.live = ::isatty(2) == 1;
-  const evaluate::Request request = read_request(call, screen);
+  const evaluate::Request request = read_evaluate_request(call, screen);
   if (started_by_us(ranks)) {
     // The parent has checked everything; when it dies, so do its ranks.
     if (!launch::end_with_parent()) return 1;
@@ -93,7 +93,7 @@ int start(Call& call, const Ranks& ranks) {
   return launch::run_local_ranks(local);
 }
 
-int run_evaluate(Call& call) { return refuse_together(call, start); }
+int run_evaluate(Call& call) { return refuse_together(call, start_evaluate); }
 
 }  // namespace
 

@@ -24,7 +24,7 @@ double real(const Call& call, const std::string& flag, double otherwise, const F
   return *value;
 }
 
-generate::Request read_request(const Call& call) {
+generate::Request read_generate_request(const Call& call) {
   generate::Request request;
   request.folder = call.positional(0);
   request.sets = call.values("set");
@@ -67,9 +67,9 @@ int check(Call& call, const generate::Request& request, int64_t world_size) {
   return 0;
 }
 
-int start(Call& call, const Ranks& ranks) {
+int start_generate(Call& call, const Ranks& ranks) {
   int64_t wanted = call.number("nproc", 1).value_or(1);
-  generate::Request request = read_request(call);
+  generate::Request request = read_generate_request(call);
   Screen screen = screen_of(call, started_by_us(ranks));
   request.live = screen.live;
   if (started_by_us(ranks)) {
@@ -89,7 +89,7 @@ int start(Call& call, const Ranks& ranks) {
   return launch::run_local_ranks(local);
 }
 
-int run_generate(Call& call) { return refuse_together(call, start); }
+int run_generate(Call& call) { return refuse_together(call, start_generate); }
 
 }  // namespace
 

@@ -137,7 +137,7 @@ int run_locally(Call& call, const plan::Job& job, launch::LocalJob local) {
   return launch::run_local_ranks(local);
 }
 
-int start(Call& call, const Ranks& ranks) {
+int start_train(Call& call, const Ranks& ranks) {
   const int64_t wanted = call.number("nproc", 1).value_or(1), restarts = restarts_of(call, ranks);
   const Screen screen = screen_of(call, started_by_us(ranks));
   const train::RunOptions options = read_options(call, ranks, screen);
@@ -160,7 +160,7 @@ int start(Call& call, const Ranks& ranks) {
   return run_locally(call, *job, std::move(local));
 }
 
-int run_train(Call& call) { return refuse_together(call, start); }
+int run_train(Call& call) { return refuse_together(call, start_train); }
 
 }  // namespace
 

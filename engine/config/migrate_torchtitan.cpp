@@ -31,7 +31,7 @@ Value product(double a, double b) {
   return number_value(std::strtod(text, nullptr));
 }
 
-void model(Migrator& m) {
+void torchtitan_model(Migrator& m) {
   Leaf* hf = m.take("checkpoint.initial_load_in_hf");
   if (Leaf* assets = m.take("model.hf_assets_path");
       assets != nullptr && !is_empty(assets->value)) {
@@ -115,7 +115,7 @@ void distribution(Migrator& m) {
            });
 }
 
-void checkpoints(Migrator& m) {
+void torchtitan_checkpoints(Migrator& m) {
   m.choose("checkpoint.last_save_in_hf", "checkpoint.export",
            [](const Value& v) { return Choice(Value(is_true(v) ? "final" : "none")); });
   m.choose("checkpoint.async_mode", "checkpoint.async",
@@ -130,7 +130,7 @@ void checkpoints(Migrator& m) {
   });
 }
 
-void data(Migrator& m) {
+void torchtitan_data(Migrator& m) {
   Leaf* path = m.take("training.dataset_path");
   if (path != nullptr && !is_empty(path->value))
     m.set("dataset.path", path->value, *path,
@@ -155,12 +155,12 @@ void data(Migrator& m) {
 
 void from_torchtitan(Migrator& migrator) {
   for (const Default& d : kDefaults) migrator.add_default(d.key, d.toml);
-  model(migrator);
+  torchtitan_model(migrator);
   optimizer(migrator);
   sizes(migrator);
   distribution(migrator);
-  checkpoints(migrator);
-  data(migrator);
+  torchtitan_checkpoints(migrator);
+  torchtitan_data(migrator);
 }
 
 }  // namespace meshwright::config

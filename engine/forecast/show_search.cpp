@@ -12,14 +12,14 @@ namespace {
 namespace json = boost::json;
 using steptime::Layout;
 
-std::string n(double value) { return std::to_string(std::llround(value)); }
-std::string percent(double share) { return n(100 * share) + "%"; }
+std::string whole(double value) { return std::to_string(std::llround(value)); }
+std::string whole_percent(double share) { return whole(100 * share) + "%"; }
 
 std::string layout_text(const Layout& layout) {
   const steptime::Job& job = layout.job;
   std::string out = layout.strategy;
   auto add = [&](const char* name, double size) {
-    if (size > 1) out += std::string(" ") + name + n(size);
+    if (size > 1) out += std::string(" ") + name + whole(size);
   };
   add("tp", job.tp);
   add("cp", job.cp);
@@ -63,11 +63,11 @@ std::string draw(const report::Style& style, const Found& found) {
     const Layout& layout = found.result.best[i];
     const Forecast& f = found.forecasts[i];
     rows.push_back({std::to_string(i + 1), layout_text(layout),
-                    n(layout.job.micro_batch) + "x" + n(layout.job.micro_batches),
+                    whole(layout.job.micro_batch) + "x" + whole(layout.job.micro_batches),
                     recompute_text(layout.job.recompute),
-                    report::human_count(std::llround(f.tokens_a_second)), percent(f.mfu),
-                    report::human_bytes(std::llround(f.memory)), percent(1 - layout.use),
-                    f.bound + " " + percent(f.bound_share)});
+                    report::human_count(std::llround(f.tokens_a_second)), whole_percent(f.mfu),
+                    report::human_bytes(std::llround(f.memory)), whole_percent(1 - layout.use),
+                    f.bound + " " + whole_percent(f.bound_share)});
   }
   constexpr std::array<size_t, 3> right = {4, 5, 7};
   std::string out = report::table(style, rows, right);

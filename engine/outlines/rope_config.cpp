@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kMaxTheta = 1e18, kMaxFactor = 1e9, kLeast = 1e-6;
 
-[[noreturn]] void refuse(ErrorCode code, const ConfigJson& config, const std::string& what) {
+[[noreturn]] void refuse_rope(ErrorCode code, const ConfigJson& config, const std::string& what) {
   throw Error(code, config.name() + ": " + what).key("model.config");
 }
 
@@ -28,13 +28,13 @@ struct Reader {
     if (type == "default") return RopeType::standard;
     if (phi3() && type == "longrope") return RopeType::longrope;
     if (phi3())
-      refuse(ErrorCode::bad_model_config, fields,
+      refuse_rope(ErrorCode::bad_model_config, fields,
              "rope_type = \"" + type + "\"; Phi3 has default and longrope");
     if (type == "linear") return RopeType::linear;
     if (type == "dynamic") return RopeType::dynamic;
     if (type == "llama3") return RopeType::llama3;
     if (type == "yarn") return RopeType::yarn;
-    refuse(ErrorCode::not_in_release, fields,
+    refuse_rope(ErrorCode::not_in_release, fields,
            "rope_type = \"" + type +
                "\" does not run; those that run are default, linear, dynamic, llama3 and yarn");
   }
@@ -45,13 +45,13 @@ struct Reader {
            part = fields.number("partial_rotary_factor", 0, 1, whole);
     if (!phi3() && !phi()) {  // the default type pays no heed to it there
       if (part != 1.0 && type != RopeType::standard)
-        refuse(ErrorCode::not_in_release, config,
+        refuse_rope(ErrorCode::not_in_release, config,
                "partial_rotary_factor below 1 does not run with the rope_type of " + fields.name());
       return head_dim;
     }
     auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
     if (dim < 2 || dim % 2 != 0)
-      refuse(ErrorCode::bad_model_config, config,
+      refuse_rope(ErrorCode::bad_model_config, config,
              "partial_rotary_factor turns " + std::to_string(dim) + " of head_dim = " +
                  std::to_string(head_dim) + " elements, but rotary embeddings turn pairs");
     return dim;
@@ -65,7 +65,7 @@ struct Reader {
     for (const auto& [name, factors] : {std::pair("short_factor", &rope.short_factors),
                                         std::pair("long_factor", &rope.long_factors)})
       if (static_cast<int64_t>(factors->size()) != rope.dim / 2)
-        refuse(ErrorCode::bad_model_config, fields,
+        refuse_rope(ErrorCode::bad_model_config, fields,
                std::string(name) + " has " + std::to_string(factors->size()) +
                    " numbers, where half of the " + std::to_string(rope.dim) +
                    " turned elements of a head are needed");
@@ -88,7 +88,7 @@ struct Reader {
   // no, and which is looked for only where one embedding serves all layers.
   void read_yarn(const ConfigJson& fields, RopeConfig& rope) const {
     if (rope.theta <= 1)
-      refuse(ErrorCode::bad_model_config, fields,
+      refuse_rope(ErrorCode::bad_model_config, fields,
              "rope_type = \"yarn\" needs a rope_theta above 1");
     rope.original_positions = original_positions(fields);
     std::optional<double> ratio;
@@ -127,13 +127,13 @@ struct Reader {
     if (rope.type == RopeType::standard || rope.type == RopeType::yarn) return rope;
     rope.factor = fields.number("factor", kLeast, kMaxFactor);
     if (rope.type == RopeType::dynamic && rope.dim == 2)
-      refuse(ErrorCode::bad_model_config, config,
+      refuse_rope(ErrorCode::bad_model_config, config,
              "rope_type = \"dynamic\" needs a head_dim above 2");
     if (rope.type == RopeType::llama3) {
       rope.low_frequency_factor = fields.number("low_freq_factor", kLeast, kMaxFactor);
       rope.high_frequency_factor = fields.number("high_freq_factor", kLeast, kMaxFactor);
       if (rope.high_frequency_factor <= rope.low_frequency_factor)
-        refuse(ErrorCode::bad_model_config, fields,
+        refuse_rope(ErrorCode::bad_model_config, fields,
                "high_freq_factor must be greater than low_freq_factor");
       rope.original_positions = original_positions(fields);
     }
@@ -151,14 +151,14 @@ struct Reader {
       if (both.has("sliding_attention")) sliding = both.object("sliding_attention");
       for (const char* field : {"rope_theta", "rope_type", "type", "factor"})
         if (both.has(field))
-          refuse(ErrorCode::bad_model_config, both,
+          refuse_rope(ErrorCode::bad_model_config, both,
                  std::string(field) +
                      " must stand in full_attention or sliding_attention, which have an embedding "
                      "each");
     }
     if (config.has("rope_scaling")) {
       if (config.has("rope_parameters"))
-        refuse(ErrorCode::bad_model_config, config,
+        refuse_rope(ErrorCode::bad_model_config, config,
                "rope_scaling and rope_parameters say the same thing twice");
       full = config.object("rope_scaling");
     }
@@ -174,7 +174,7 @@ std::vector<RopeConfig> read_ropes(const ConfigJson& config, const DecoderFamily
   Reader reader{config, family,
                 config.integer("max_position_embeddings", 1, kMaxPositions, max_positions)};
   if (int64_t head_dim = family.sizes.head_dim; head_dim % 2 != 0)
-    refuse(ErrorCode::bad_model_config, config,
+    refuse_rope(ErrorCode::bad_model_config, config,
            "head_dim = " + std::to_string(head_dim) + " is odd, but rotary embeddings turn pairs");
   if (family.model_type == "gemma3_text") return reader.by_layer_type();
   double theta =
@@ -183,7 +183,7 @@ std::vector<RopeConfig> read_ropes(const ConfigJson& config, const DecoderFamily
   if (!config.has(field)) return {reader.read(ConfigJson::parse("{}", config.name()), theta)};
   ConfigJson fields = config.object(field);
   if (fields.has("full_attention") || fields.has("sliding_attention"))
-    refuse(ErrorCode::not_in_release, config,
+    refuse_rope(ErrorCode::not_in_release, config,
            std::string(field) + " differs between layer types; one set for all layers runs");
   return {reader.read(fields, theta)};
 }

@@ -16,7 +16,7 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr const char* kKey = "lora.adapter";
+constexpr const char* kAdapterKey = "lora.adapter";
 
 // What would make other adapters of these tensors, or adapters of something else. Unset, false,
 // empty and these values are what is read here.
@@ -163,7 +163,7 @@ class AdapterConfig {
     return value == nullptr ? "not set" : json::serialize(*value);
   }
   Error located(Error error) const {
-    if (table_ != nullptr) error.key(kKey).at(table_->origin("adapter"));
+    if (table_ != nullptr) error.key(kAdapterKey).at(table_->origin("adapter"));
     return error;
   }
   Error unread(const std::string& what) const {

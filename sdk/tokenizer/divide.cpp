@@ -62,7 +62,7 @@ bool is_letter(int32_t code) {
 bool is_digit(int32_t code) { return code >= '0' && code <= '9'; }
 
 // The characters that end at `at` and that start there; nothing where the bytes are none.
-std::optional<int32_t> before(std::string_view text, size_t at) {
+std::optional<int32_t> codepoint_before(std::string_view text, size_t at) {
   size_t begin = at;
   while (begin > 0 && at - begin < 4) {
     --begin;
@@ -84,11 +84,11 @@ std::optional<int32_t> after(std::string_view text, size_t at) {
 bool may_cut(std::string_view text, size_t at, Cuts cuts) {
   if (at == 0 || at >= text.size()) return false;
   if (cuts.at_spaces && text[at] == ' ') {
-    std::optional<int32_t> last = before(text, at);
+    std::optional<int32_t> last = codepoint_before(text, at);
     return last && (is_letter(*last) || is_digit(*last));
   }
   if (!cuts.at_lines || text[at - 1] != '\n') return false;
-  std::optional<int32_t> last = before(text, at - 1), next = after(text, at);
+  std::optional<int32_t> last = codepoint_before(text, at - 1), next = after(text, at);
   return last && next && !is_space(*last) && *last > ' ' && (is_letter(*next) || is_digit(*next));
 }
 
