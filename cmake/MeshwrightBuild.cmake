@@ -45,12 +45,13 @@ foreach(sanitizer IN LISTS MESHWRIGHT_SANITIZE)
   endif()
 endforeach()
 
-# LibTorch's headers take longer to compile than the lines that include them. meshwright_join(TARGET): with MESHWRIGHT_JOIN = N, every N
-# sources of the target are compiled as one, which halves a build from nothing; ./quickstart and ./check ask for it. Names in such sources
+# The headers of LibTorch, and those of Boost.JSON, toml++ and doctest, take longer to compile than the lines that include them.
+# meshwright_join(TARGET): with MESHWRIGHT_JOIN = N, every N sources of the target are compiled as one, which halves a build from nothing;
+# ./quickstart and ./check ask for it. Names in such sources
 # differ, also inside unnamed namespaces; a test has a namespace of its file's name. TEST: doctest's CHECK wins over the one of LibTorch's
 # logging, which must not be included after it. TORCH: the most of LibTorch's headers (cmake/torch_headers.h) are compiled once, for all
 # such targets of the same flags: another two fifths of what is left.
-set(MESHWRIGHT_JOIN 0 CACHE STRING "Compile this many sources of targets that include LibTorch as one; 0: each alone")
+set(MESHWRIGHT_JOIN 0 CACHE STRING "Compile this many sources of a target as one; 0: each alone")
 function(meshwright_torch_headers target kind)
   set(headers meshwright_headers_of_${kind})
   # ccache finds nothing again without the first. GCC 12 sees overflows in `"x" + std::string` (its bug 105651 again).
@@ -75,6 +76,9 @@ function(meshwright_join target)
     return()
   endif()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${MESHWRIGHT_JOIN})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${target} PRIVATE -Wno-stringop-overflow -Wno-array-bounds)  # as below
+  endif()
   if("TEST" IN_LIST ARGN)
     set_target_properties(${target} PROPERTIES UNITY_BUILD_CODE_BEFORE_INCLUDE "#include <c10/util/Logging.h>")
   endif()

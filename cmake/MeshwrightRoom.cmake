@@ -1,6 +1,6 @@
 # A room is a static library meshwright_<name> of the folder's *.cpp, with the tests/*.cpp beside it as one doctest program.
-# meshwright_engine_library(NAME DEPENDS ...): one of the engine, its test engine_<name>, or engine_<TEST>; JOIN where they include LibTorch (see
-# meshwright_join). meshwright_room(NAME DEPENDS ...): one of the SDK that plugins may link into their library, its test <name>. Each library has
+# meshwright_engine_library(NAME DEPENDS ...): one of the engine, its test engine_<name>, or engine_<TEST>; JOIN where they include LibTorch; all
+# are joined (meshwright_join). meshwright_room(NAME DEPENDS ...): one of the SDK that plugins may link into their library, its test <name>. Each library has
 # its own copy of such a room, so there is nothing in one that changes once it is made; it depends on the SDK and such rooms alone.
 # meshwright_test(NAME SOURCES ... DEPENDS ...): a doctest program run by ctest.
 function(meshwright_test name)
@@ -33,9 +33,13 @@ function(meshwright_static_room name test)
   add_library(meshwright_${name} STATIC ${sources})
   target_include_directories(meshwright_${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(meshwright_${name} PUBLIC meshwright_sdk ${ARGN} PRIVATE meshwright_warnings)
+  meshwright_join(meshwright_${name})
   file(GLOB tests CONFIGURE_DEPENDS tests/*.cpp)
   if(tests)
     meshwright_test(${test} SOURCES ${tests} DEPENDS meshwright_${name})
+    if(TARGET test_${test})
+      meshwright_join(test_${test})
+    endif()
   endif()
 endfunction()
 

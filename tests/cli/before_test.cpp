@@ -7,6 +7,8 @@
 
 #include "ran.h"
 
+namespace before_test {
+
 namespace fs = std::filesystem;
 
 namespace {
@@ -127,3 +129,5 @@ TEST_CASE(
   CHECK(run("validate configs/first_fsdp2_cpu.toml --set optimizer.lr=1e-5", "2>&1")
             .out.find("warning") == std::string::npos);
 }
+
+}  // namespace before_test

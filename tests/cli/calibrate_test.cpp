@@ -10,6 +10,8 @@
 
 #include "tests/cli/ran.h"
 
+namespace calibrate_test {
+
 namespace json = boost::json;
 namespace fs = std::filesystem;
 
@@ -106,3 +108,5 @@ TEST_CASE("what is wrong on the command line is refused before anything is measu
   }
   CHECK(run("calibrate -h").out.find("--seconds N") != std::string::npos);
 }
+
+}  // namespace calibrate_test

@@ -10,6 +10,8 @@
 
 #include "ran.h"
 
+namespace carried_tokenizer_test {
+
 namespace fs = std::filesystem;
 
 namespace {
@@ -114,3 +116,5 @@ TEST_CASE("a run on the bytes of texts has no use for a tokenizer beside its con
     CHECK(asked.out.find("--tokens 84,104,101,32,113,117,105,99,107\n") != std::string::npos);
   }
 }
+
+}  // namespace carried_tokenizer_test

@@ -11,6 +11,8 @@
 
 #include "ran.h"
 
+namespace checkpoint_test {
+
 namespace json = boost::json;
 namespace fs = std::filesystem;
 
@@ -262,3 +264,5 @@ TEST_CASE("the checkpoint verbs explain themselves and refuse what makes no sens
   }
   CHECK_FALSE(fs::exists("x"));
 }
+
+}  // namespace checkpoint_test

@@ -11,6 +11,8 @@
 
 #include "tests/cli/ran.h"
 
+namespace doctor_test {
+
 namespace json = boost::json;
 namespace fs = std::filesystem;
 
@@ -145,3 +147,5 @@ TEST_CASE("what is wrong on the command line or in the file is refused before an
     CHECK(ran.out.find(row.says) != std::string::npos);
   }
 }
+
+}  // namespace doctor_test

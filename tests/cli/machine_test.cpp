@@ -7,6 +7,8 @@
 
 #include "ran.h"
 
+namespace machine_test {
+
 namespace json = boost::json;
 
 namespace {
@@ -141,3 +143,5 @@ TEST_CASE("mistakes around machines and the search are answered with what works"
     CHECK(ran.out.find(row.part) != std::string::npos);
   }
 }
+
+}  // namespace machine_test

@@ -7,6 +7,8 @@
 
 #include "ran.h"
 
+namespace plan_json_test {
+
 namespace json = boost::json;
 
 namespace {
@@ -182,3 +184,5 @@ TEST_CASE("plan --json says what trains and how, and counts no memory for what i
     CHECK(bytes(before, "optimizer") - bytes(after, "optimizer") == 8 * share);
   }
 }
+
+}  // namespace plan_json_test

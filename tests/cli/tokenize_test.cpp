@@ -11,6 +11,8 @@
 
 #include "ran.h"
 
+namespace tokenize_test {
+
 namespace json = boost::json;
 namespace fs = std::filesystem;
 
@@ -184,3 +186,5 @@ TEST_CASE("tokenize refuses with the file, the place and what to do, and leaves 
         std::string::npos);
   CHECK(run("tokenize " + good + " --tokenizer nowhere --out x.bin", "2>&1").status == 7);
 }
+
+}  // namespace tokenize_test

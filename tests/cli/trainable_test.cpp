@@ -11,6 +11,8 @@
 
 #include "ran.h"
 
+namespace trainable_test {
+
 namespace json = boost::json;
 namespace fs = std::filesystem;
 
@@ -201,3 +203,5 @@ TEST_CASE("a file for planning alone is valid, and what train would still need i
             .at("trains")
             .as_bool());
 }
+
+}  // namespace trainable_test

@@ -9,6 +9,8 @@
 
 #include "program.h"
 
+namespace data_test {
+
 using namespace faults;
 namespace fs = std::filesystem;
 
@@ -174,3 +176,5 @@ TEST_CASE("what a plugin's options or samples may not be is told before anything
     CHECK(!fs::exists(program.run_folder() / "checkpoints"));
   }
 }
+
+}  // namespace data_test

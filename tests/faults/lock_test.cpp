@@ -11,6 +11,8 @@
 
 #include "program.h"
 
+namespace lock_test {
+
 using namespace faults;
 namespace fs = std::filesystem;
 
@@ -133,3 +135,5 @@ TEST_CASE("a folder is held over restarts: no second run slips in between") {
   }
   CHECK(read_file(first.run_folder() / "lock") == lock);
 }
+
+}  // namespace lock_test

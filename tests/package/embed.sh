@@ -2,7 +2,7 @@
 # An application of its own: on one rank, and on two that find each other by environment variables, with the same losses.
 . "$(dirname "$0")/common.sh"
 cp -r "$source/examples/embed" "$work/embed"
-make "$work/embed" Release
+make "$work/embed" Debug
 embed=$work/embed/build/embed job=$work/embed/job.toml
 numbers() { sed -n 's/.*world size [0-9]*: loss \([0-9.]*\) -> \([0-9.]*\)/\1 \2/p' "$1" >"$work/$2.losses"; [ -s "$work/$2.losses" ] || { cat "$1" >&2; fail "no losses from $2"; }; }
 

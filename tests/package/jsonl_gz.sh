@@ -3,7 +3,7 @@
 . "$(dirname "$0")/common.sh"
 plugin=$work/jsonl_gz
 cp -r "$source/examples/jsonl_gz" "$plugin"
-make "$plugin" Release
+make "$plugin" Debug
 own_tests "$plugin"
 
 job="$plugin/job.toml --set model.config=$plugin/model.json --set dataset.path=$plugin/data/lines.jsonl.gz"

@@ -10,6 +10,8 @@
 #include "engine/checkpoint/tests/make_checkpoint.h"
 #include "meshwright/error.h"
 
+namespace experts_test {
+
 using namespace meshwright;
 using namespace meshwright::checkpoint;
 namespace fs = std::filesystem;
@@ -163,3 +165,5 @@ TEST_CASE("checkpoints whose experts become too many tensors, or two of one name
                         DType::float32, {1 << 16, 1, 2}, counted(2 << 16)));
   CHECK(refusal("many", many).find("more than 1048576 tensors") != std::string::npos);
 }
+
+}  // namespace experts_test

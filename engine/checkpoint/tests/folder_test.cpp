@@ -12,6 +12,8 @@
 #include "meshwright/error.h"
 #include "sdk/files/durable.h"
 
+namespace folder_test {
+
 using namespace meshwright;
 using namespace meshwright::checkpoint;
 namespace fs = std::filesystem;
@@ -238,3 +240,5 @@ TEST_CASE("the best stays, however old, and comes back with the checkpoint that 
   CHECK(folder.names(folder.own) ==
         Names{"best", "latest", "step_00000042", "step_00000044", "step_00000045"});
 }
+
+}  // namespace folder_test

@@ -13,6 +13,8 @@
 #include "engine/checkpoint/tests/make_checkpoint.h"
 #include "engine/checkpoint/verify.h"
 
+namespace tools_test {
+
 using namespace meshwright;
 using namespace meshwright::checkpoint;
 namespace fs = std::filesystem;
@@ -411,3 +413,5 @@ TEST_CASE("a path is listed as a checkpoint, a folder of some, a run, or runs") 
        {"nowhere", "runs/empty", "runs/one/checkpoints/step_00000040/config.json"})
     CHECK_THROWS_AS(list_checkpoints(folder.path / name), Error);
 }
+
+}  // namespace tools_test

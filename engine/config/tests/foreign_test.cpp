@@ -9,6 +9,8 @@
 #include "engine/config/foreign.h"
 #include "plugins/fully_sharded/options.h"
 
+namespace foreign_test {
+
 using namespace meshwright;
 using namespace meshwright::config;
 
@@ -187,3 +189,5 @@ TEST_CASE(
     CHECK(helps(error).find("did you mean sequence_parallel?") != std::string::npos);
   }
 }
+
+}  // namespace foreign_test

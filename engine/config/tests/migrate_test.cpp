@@ -9,6 +9,8 @@
 #include "engine/config/migrate.h"
 #include "plugins/fully_sharded/options.h"
 
+namespace migrate_test {
+
 using namespace meshwright;
 using namespace meshwright::config;
 
@@ -375,3 +377,5 @@ TEST_CASE("no bytes make a migration crash, and every result is a configuration"
   CHECK(refused > 100);
   CHECK(made > 100);
 }
+
+}  // namespace migrate_test

@@ -5,6 +5,8 @@
 
 #include "engine/plan/plan.h"
 
+namespace limits_test {
+
 namespace plan = meshwright::plan;
 namespace config = meshwright::config;
 using meshwright::Error;
@@ -94,3 +96,5 @@ TEST_CASE(
     CHECK(refusal->helps >= 1);
   }
 }
+
+}  // namespace limits_test

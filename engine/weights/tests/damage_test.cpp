@@ -11,6 +11,8 @@
 #include "engine/weights/safetensors.h"
 #include "sdk/files/strict_json.h"
 
+namespace damage_test {
+
 namespace fs = std::filesystem;
 using namespace meshwright;
 using namespace meshwright::weights;
@@ -383,3 +385,5 @@ TEST_CASE(
   CHECK(refused > 6000);
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(120));
 }
+
+}  // namespace damage_test

@@ -19,6 +19,8 @@
 
 #include "engine/weights/auxiliary_files.h"
 
+namespace export_test {
+
 namespace fs = std::filesystem;
 using namespace meshwright;
 using namespace meshwright::weights;
@@ -423,3 +425,5 @@ TEST_CASE(
         std::string::npos);
   CHECK(carried_beside(folder.path / "nowhere").files.empty());
 }
+
+}  // namespace export_test

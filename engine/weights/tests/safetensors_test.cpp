@@ -11,6 +11,8 @@
 #include <fstream>
 #include <random>
 
+namespace safetensors_test {
+
 namespace fs = std::filesystem;
 using namespace meshwright;
 using namespace meshwright::weights;
@@ -201,3 +203,5 @@ TEST_CASE("narrow floats convert as PyTorch's do") {
     CHECK((std::isnan(expected) ? std::isnan(back[i]) : back[i] == expected));
   }
 }
+
+}  // namespace safetensors_test

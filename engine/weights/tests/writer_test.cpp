@@ -11,6 +11,8 @@
 
 #include "engine/weights/safetensors.h"
 
+namespace writer_test {
+
 namespace fs = std::filesystem;
 using namespace meshwright;
 using namespace meshwright::weights;
@@ -217,3 +219,5 @@ TEST_CASE("a file without tensors, and one of names that JSON escapes, are read 
     CHECK(*file.tensors()[i].data == static_cast<std::byte>(i));
   }
 }
+
+}  // namespace writer_test

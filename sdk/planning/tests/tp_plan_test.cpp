@@ -12,6 +12,8 @@
 #include "sdk/planning/footprint_parts.h"
 #include "sdk/planning/tp_errors.h"
 
+namespace tp_plan_test {
+
 using namespace meshwright;
 
 namespace {
@@ -520,3 +522,5 @@ TEST_CASE(
     }
   }
 }
+
+}  // namespace tp_plan_test

@@ -13,6 +13,8 @@
 #include "sdk/tokenizer/bytes.h"
 #include "sdk/tokenizer/tokenizer.h"
 
+namespace damage_test {
+
 namespace json = boost::json;
 namespace fs = std::filesystem;
 using namespace meshwright;
@@ -293,3 +295,5 @@ TEST_CASE("thousands of damaged files load or are refused") {
   CHECK(refused > 300);
   CHECK(loaded > 100);
 }
+
+}  // namespace damage_test
