@@ -30,7 +30,8 @@ PeftScale scale_in(const std::string& config, const std::filesystem::path& check
   auto number = [&](const char* name) {
     const boost::json::value* value = table != nullptr ? table->if_contains(name) : nullptr;
     if (value == nullptr || !value->is_number() || value->to_number<double>() <= 0)
-      throw damaged_adapters(checkpoint, std::string(kAdapterConfig) + " has no " + name + " above 0");
+      throw damaged_adapters(checkpoint,
+                             std::string(kAdapterConfig) + " has no " + name + " above 0");
     return value->to_number<double>();
   };
   PeftScale out{.r = number("r"), .alpha = number("lora_alpha")};
@@ -183,11 +184,12 @@ std::optional<AdapterSet> adapters_of(Source& source) {
     if (w.shape != shape ||
         source.tensors()[in].shape[0] != source.tensors()[b->second].shape.at(1))
       throw damaged_adapters(source.path(),
-                    std::string(name) + " has another shape than the weight beside it");
+                             std::string(name) + " has another shape than the weight beside it");
     out.of_weight.emplace(weight->second, AdapterPair{in, b->second});
   }
   if (out.of_weight.empty())
-    throw damaged_adapters(source.path(), "it has an " + std::string(kAdapterConfig) + ", but no adapters");
+    throw damaged_adapters(source.path(),
+                           "it has an " + std::string(kAdapterConfig) + ", but no adapters");
   return out;
 }
 

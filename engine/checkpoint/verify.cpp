@@ -85,10 +85,10 @@ void verify_file(const fs::path& path, const FileRecord& record, std::vector<Err
   int64_t bad_from = -1, bad_to = -1;
   auto tell = [&] {
     if (bad_from >= 0)
-      damage.push_back(
-          damaged_file(path, "bytes " + std::to_string(bad_from) + " to " + std::to_string(bad_to - 1) +
-                            " do not match " +
-                            (bad_to - bad_from > kBlock ? "their checksums" : "their checksum")));
+      damage.push_back(damaged_file(
+          path, "bytes " + std::to_string(bad_from) + " to " + std::to_string(bad_to - 1) +
+                    " do not match " +
+                    (bad_to - bad_from > kBlock ? "their checksums" : "their checksum")));
     bad_from = -1;
   };
   for (int64_t at = 0; at < record.bytes; at += kBlock) {

@@ -60,7 +60,7 @@ Flag flag_of(std::string_view line) {
   return out;
 }
 
-std::vector<Flag> flags_of(const std::vector<std::string>& lines) {
+std::vector<Flag> flags_in(const std::vector<std::string>& lines) {
   std::vector<Flag> out;
   for (const std::string& line : lines)
     if (line.starts_with("--"))
@@ -73,7 +73,7 @@ std::vector<Flag> flags_of(const std::vector<std::string>& lines) {
 }  // namespace
 
 const Flag& shared_flag(std::string_view name) {
-  static const std::vector<Flag> all = flags_of(text::split(kSharedFlags, '\n'));
+  static const std::vector<Flag> all = flags_in(text::split(kSharedFlags, '\n'));
   for (const Flag& flag : all)
     if (flag.name == name) return flag;
   throw Error(ErrorCode::internal, "no text says what --" + std::string(name) + " does");
@@ -95,7 +95,7 @@ Verb declare(int (*run)(Call& call), std::string_view help) {
   while (begin != end && begin->empty()) ++begin;
   while (begin != end && std::prev(end)->empty()) --end;
   verb.details = text::join(std::span(begin, end), "\n");
-  for (const Flag& flag : flags_of({flags, lines.end()}))
+  for (const Flag& flag : flags_in({flags, lines.end()}))
     verb.flags.push_back(flag.doc.empty() ? shared_flag(flag.name) : flag);
   return verb;
 }

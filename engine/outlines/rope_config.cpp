@@ -29,14 +29,15 @@ struct Reader {
     if (phi3() && type == "longrope") return RopeType::longrope;
     if (phi3())
       refuse_rope(ErrorCode::bad_model_config, fields,
-             "rope_type = \"" + type + "\"; Phi3 has default and longrope");
+                  "rope_type = \"" + type + "\"; Phi3 has default and longrope");
     if (type == "linear") return RopeType::linear;
     if (type == "dynamic") return RopeType::dynamic;
     if (type == "llama3") return RopeType::llama3;
     if (type == "yarn") return RopeType::yarn;
-    refuse_rope(ErrorCode::not_in_release, fields,
-           "rope_type = \"" + type +
-               "\" does not run; those that run are default, linear, dynamic, llama3 and yarn");
+    refuse_rope(
+        ErrorCode::not_in_release, fields,
+        "rope_type = \"" + type +
+            "\" does not run; those that run are default, linear, dynamic, llama3 and yarn");
   }
 
   int64_t turned(const ConfigJson& fields, RopeType type) const {
@@ -45,15 +46,16 @@ struct Reader {
            part = fields.number("partial_rotary_factor", 0, 1, whole);
     if (!phi3() && !phi()) {  // the default type pays no heed to it there
       if (part != 1.0 && type != RopeType::standard)
-        refuse_rope(ErrorCode::not_in_release, config,
-               "partial_rotary_factor below 1 does not run with the rope_type of " + fields.name());
+        refuse_rope(
+            ErrorCode::not_in_release, config,
+            "partial_rotary_factor below 1 does not run with the rope_type of " + fields.name());
       return head_dim;
     }
     auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
     if (dim < 2 || dim % 2 != 0)
       refuse_rope(ErrorCode::bad_model_config, config,
-             "partial_rotary_factor turns " + std::to_string(dim) + " of head_dim = " +
-                 std::to_string(head_dim) + " elements, but rotary embeddings turn pairs");
+                  "partial_rotary_factor turns " + std::to_string(dim) + " of head_dim = " +
+                      std::to_string(head_dim) + " elements, but rotary embeddings turn pairs");
     return dim;
   }
 
@@ -66,9 +68,9 @@ struct Reader {
                                         std::pair("long_factor", &rope.long_factors)})
       if (static_cast<int64_t>(factors->size()) != rope.dim / 2)
         refuse_rope(ErrorCode::bad_model_config, fields,
-               std::string(name) + " has " + std::to_string(factors->size()) +
-                   " numbers, where half of the " + std::to_string(rope.dim) +
-                   " turned elements of a head are needed");
+                    std::string(name) + " has " + std::to_string(factors->size()) +
+                        " numbers, where half of the " + std::to_string(rope.dim) +
+                        " turned elements of a head are needed");
     double ratio =
         static_cast<double>(rope.max_positions) / static_cast<double>(rope.original_positions);
     rope.factor = fields.number("factor", kLeast, kMaxFactor, ratio);
@@ -89,7 +91,7 @@ struct Reader {
   void read_yarn(const ConfigJson& fields, RopeConfig& rope) const {
     if (rope.theta <= 1)
       refuse_rope(ErrorCode::bad_model_config, fields,
-             "rope_type = \"yarn\" needs a rope_theta above 1");
+                  "rope_type = \"yarn\" needs a rope_theta above 1");
     rope.original_positions = original_positions(fields);
     std::optional<double> ratio;
     if (fields.is_null("factor"))
@@ -128,13 +130,13 @@ struct Reader {
     rope.factor = fields.number("factor", kLeast, kMaxFactor);
     if (rope.type == RopeType::dynamic && rope.dim == 2)
       refuse_rope(ErrorCode::bad_model_config, config,
-             "rope_type = \"dynamic\" needs a head_dim above 2");
+                  "rope_type = \"dynamic\" needs a head_dim above 2");
     if (rope.type == RopeType::llama3) {
       rope.low_frequency_factor = fields.number("low_freq_factor", kLeast, kMaxFactor);
       rope.high_frequency_factor = fields.number("high_freq_factor", kLeast, kMaxFactor);
       if (rope.high_frequency_factor <= rope.low_frequency_factor)
         refuse_rope(ErrorCode::bad_model_config, fields,
-               "high_freq_factor must be greater than low_freq_factor");
+                    "high_freq_factor must be greater than low_freq_factor");
       rope.original_positions = original_positions(fields);
     }
     return rope;
@@ -151,15 +153,16 @@ struct Reader {
       if (both.has("sliding_attention")) sliding = both.object("sliding_attention");
       for (const char* field : {"rope_theta", "rope_type", "type", "factor"})
         if (both.has(field))
-          refuse_rope(ErrorCode::bad_model_config, both,
-                 std::string(field) +
-                     " must stand in full_attention or sliding_attention, which have an embedding "
-                     "each");
+          refuse_rope(
+              ErrorCode::bad_model_config, both,
+              std::string(field) +
+                  " must stand in full_attention or sliding_attention, which have an embedding "
+                  "each");
     }
     if (config.has("rope_scaling")) {
       if (config.has("rope_parameters"))
         refuse_rope(ErrorCode::bad_model_config, config,
-               "rope_scaling and rope_parameters say the same thing twice");
+                    "rope_scaling and rope_parameters say the same thing twice");
       full = config.object("rope_scaling");
     }
     double local = config.number("rope_local_base_freq", kLeast, kMaxTheta, 1e4);
@@ -174,8 +177,9 @@ std::vector<RopeConfig> read_ropes(const ConfigJson& config, const DecoderFamily
   Reader reader{config, family,
                 config.integer("max_position_embeddings", 1, kMaxPositions, max_positions)};
   if (int64_t head_dim = family.sizes.head_dim; head_dim % 2 != 0)
-    refuse_rope(ErrorCode::bad_model_config, config,
-           "head_dim = " + std::to_string(head_dim) + " is odd, but rotary embeddings turn pairs");
+    refuse_rope(
+        ErrorCode::bad_model_config, config,
+        "head_dim = " + std::to_string(head_dim) + " is odd, but rotary embeddings turn pairs");
   if (family.model_type == "gemma3_text") return reader.by_layer_type();
   double theta =
       config.number("rope_theta", kLeast, kMaxTheta, family.model_type == "mixtral" ? 1e6 : 1e4);
@@ -184,7 +188,7 @@ std::vector<RopeConfig> read_ropes(const ConfigJson& config, const DecoderFamily
   ConfigJson fields = config.object(field);
   if (fields.has("full_attention") || fields.has("sliding_attention"))
     refuse_rope(ErrorCode::not_in_release, config,
-           std::string(field) + " differs between layer types; one set for all layers runs");
+                std::string(field) + " differs between layer types; one set for all layers runs");
   return {reader.read(fields, theta)};
 }
 

@@ -5,6 +5,8 @@
 
 #include "engine/doctor/report.h"
 
+namespace report_test {
+
 using namespace meshwright::doctor;
 using meshwright::Error;
 using meshwright::ErrorCode;
@@ -135,3 +137,5 @@ TEST_CASE("tables of links and collectives, and the same as JSON") {
   CHECK(json.at("hosts").as_array().size() == 3);
   CHECK_FALSE(json.at("links").at(0).as_object().contains("clock"));
 }
+
+}  // namespace report_test
