@@ -27,7 +27,7 @@ def distance(x, y, key):
 
 
 def peer(folder, family, out, strategy, ranks, environment, *more):
-    launch = [sys.executable] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "29617"]
+    launch = [sys.executable] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(10000 + os.getpid() % 10000)]
     done = subprocess.run(launch + [os.path.join(here, "peer_train.py"), "--model", f"{folder}/{family}", "--tokens", f"{folder}/train.bin", "--strategy", strategy,
                                     "--exact-norm", "--seq-len", "64", "--micro-batch", str(12 if strategy == "tp" else 12 // ranks), "--steps", "20", "--out", out, *more],
                           env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
