@@ -104,6 +104,8 @@ configure_and_build() {
     (cd "$root" && cmake --preset "$preset" -DMESHWRIGHT_CUDA="$cuda" -DMESHWRIGHT_JOIN=5) >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed"; }
     rm -f "$dir.log"
   fi
+  # Nothing of an empty cache is found by what the preprocessor makes of a source, so that it need not run by itself before each compilation.
+  if ccache --print-stats 2>/dev/null | awk '$1 == "files_in_cache" { few = $2 < 100 } END { exit !few }'; then export CCACHE_DEPEND=1; fi
   step "building $preset${*:+: $*}"
   ninja -C "$dir" "$@"
 }
