@@ -1,10 +1,10 @@
 // What a run says and leaves once its last step is done.
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
 #include <string>
 
+#include "engine/checkpoint/folder.h"
 #include "engine/generate/running/write_sample.h"
 #include "engine/launch/exit_status.h"
 #include "engine/report/progress.h"
@@ -75,16 +75,8 @@ void Run::write_traces() {
 // of its end in Ending::finish().
 void Run::say_done(const std::string& sample) {
   if (table("checkpoint").get_string("export") == "final")
-    write_exports(checkpoints_ / checkpoint::step_name(saver_->last_step()));
-  for (const auto& [folder, form] : exports())
-    reporter_.say("exported for Hugging Face: " + folder.string());
-  if (std::ranges::any_of(exports(), [](const auto& made) {
-        return made.second == checkpoint::ExportForm::adapter;
-      })) {
-    checkpoint::Source source(checkpoints_ / checkpoint::step_name(saver_->last_step()));
-    if (const std::string lacks = checkpoint::trained_whole_text(source); !lacks.empty())
-      reporter_.say("notice: " + lacks + "; lora.export = \"merged\" writes the whole model");
-  }
+    exports_->write(checkpoints_ / checkpoint::step_name(saver_->last_step()));
+  for (const std::string& line : exports_->told()) reporter_.say(line);
   if (options_.sample_bytes > 0) {
     char title[80];
     std::snprintf(title, sizeof title, "a sample, temperature %g:", options_.sample_temperature);

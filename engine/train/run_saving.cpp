@@ -1,15 +1,14 @@
-// What a run saves: its checkpoints, what goes along with them, and the folders for Hugging Face
-// made of them.
+// What a run saves: its checkpoints, and what goes along with them.
 #include <algorithm>
 #include <string>
 #include <string_view>
 
+#include "engine/checkpoint/adapters.h"
 #include "engine/generate/source.h"
 #include "engine/plan/adapters.h"
 #include "engine/plan/plan.h"
 #include "engine/train/rank_run.h"
 #include "engine/weights/auxiliary_files.h"
-#include "engine/weights/export.h"
 
 namespace meshwright::train {
 
@@ -72,8 +71,9 @@ void Run::prepare_saving() {
       saving.carried.emplace_back(name, run_path_ / name);
     }
   }
+  exports_.emplace(job_, run_path_);
   if (checkpoint_table.get_string("export") == "every")
-    saving.published = [this](const fs::path& path) { write_exports(path); };
+    saving.published = [this](const fs::path& path) { exports_->write(path); };
   // A failed save may be lived with while there is something to train on, not at the end.
   ending_ = first_step_ == max_steps_;
   saving.done = [this, on = checkpoint_table.get_string("on_failure") ==
@@ -105,37 +105,6 @@ void Run::save(SaveReason reason) {
   disturbed_ = true;
   reporter_.sync();
   saver_->save(samples_before(trainer_->next_step()), lr_, best_, reason);
-}
-
-namespace {
-
-constexpr const char* kAdapterFolder = "hf_adapter";  // beside hf/, with lora.export = "both"
-
-}  // namespace
-
-std::vector<std::pair<fs::path, checkpoint::ExportForm>> Run::exports() const {
-  using enum checkpoint::ExportForm;
-  const Options& lora = table("lora");
-  const std::string wanted = lora.get_int("r") > 0 ? lora.get_string("export") : "merged";
-  if (table("checkpoint").get_string("export") == "none" || wanted == "none") return {};
-  if (wanted == "both") return {{run_path_ / "hf", merged}, {run_path_ / kAdapterFolder, adapter}};
-  return {{run_path_ / "hf", wanted == "merged" ? merged : adapter}};
-}
-
-void Run::write_exports(const fs::path& path) const {
-  const auto wanted = exports();
-  if (wanted.empty()) return;
-  // Before the other one, so that no failure leaves adapters beside a model of another step, nor
-  // another lora.export those of before.
-  try {
-    weights::remove_folder(run_path_ / kAdapterFolder);
-  } catch (const Error&) {
-    if (wanted.size() > 1) throw;  // else what somebody else has put there may stay
-  }
-  for (const auto& [folder, form] : wanted) {
-    checkpoint::Source source(path);
-    checkpoint::export_folder(source, folder, {.form = form});
-  }
 }
 
 }  // namespace meshwright::train
