@@ -126,6 +126,7 @@ class Run {
   std::unique_ptr<base::RunLock> lock_;
   ResumePoint beginning_;
   std::optional<Model> model_;
+  OpenData opened_;  // to count its samples, before the ranks meet
   RunData data_;
   std::unique_ptr<Trainer> trainer_;
   std::optional<MemoryReport> memory_report_;

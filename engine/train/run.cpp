@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include "engine/plan/adapter_folder.h"
 #include "engine/plan/plan.h"
@@ -63,8 +64,8 @@ std::string adapter_folder(const Options& lora) {
 
 bool Run::open(rendezvous::Ending& together) {
   model_.emplace(make_model(job_));
-  prepare_run_data(job_, model_->outline.vocab_size, seed_);
-  data::count_samples(job_.impl());
+  opened_ = prepare_run_data(job_, model_->outline.vocab_size, seed_);
+  if (opened_.source) job_.impl().samples = opened_.source->samples();
   const std::string hash =
       config_file_.empty()
           ? "none"
@@ -112,9 +113,10 @@ bool Run::open(rendezvous::Ending& together) {
 
 // All ranks must have the data alike.
 void Run::open_data() {
+  if (data_.train.source) return;  // open() has had to
   check_sample(options_, model_->outline.vocab_size);
   if (options_.sample_bytes > 0) check_generates(*model_);
-  data_ = open_run_data(job_, model_->outline.vocab_size, seed_);
+  data_ = open_run_data(job_, model_->outline.vocab_size, seed_, std::move(opened_));
   for (const OpenData* data : {&data_.train, &data_.validation})
     if (data->source && data->source->has_documents())
       check_documents_reach(*model_->module(), model_->outline.architecture, data->config);
