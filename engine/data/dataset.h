@@ -49,6 +49,9 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
 DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int64_t vocab_size,
                              uint64_t seed);
 
+// Whether the job's run is counted in epochs of a [dataset] that is named: a plan of it needs to
+// know the samples.
+bool counts_epochs(const plan::Job& job);
 // Counts the samples of [dataset] for a run that is counted in epochs of them, so that a plan of
 // the job knows its steps: prepares and opens the data. Does nothing for other runs, and where no
 // data is named. Throws as prepare_data() and open_samples().

@@ -18,9 +18,13 @@ DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int
   return out;
 }
 
+bool counts_epochs(const plan::Job& job) {
+  return job.config.table("step_scheduler").is_set("epochs") &&
+         names_data(job.config.table("dataset"));
+}
+
 void count_samples(plan::Job& job) {
-  const Options& table = job.config.table("dataset");
-  if (!job.config.table("step_scheduler").is_set("epochs") || !names_data(table)) return;
+  if (!counts_epochs(job)) return;
   // Ids are held against the vocabulary when they are read, by whoever knows the model.
   const DatasetConfig config =
       dataset_config(job, "dataset", /*vocab_size=*/0,

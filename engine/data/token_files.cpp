@@ -9,6 +9,7 @@
 #include <thread>
 #include <type_traits>
 
+#include "sdk/base/counts.h"
 #include "sdk/files/hash.h"
 
 namespace meshwright::data {
@@ -18,13 +19,6 @@ namespace {
 // Linux allows a process 65,530 mappings; a corpus may have more files. Files beyond this number
 // are mapped for each read.
 constexpr size_t kMaxMapped = 4096;
-
-std::string grouped(int64_t n) {
-  std::string s = std::to_string(n);
-  for (ptrdiff_t i = static_cast<ptrdiff_t>(s.size()) - 3; i > 0; i -= 3)
-    s.insert(static_cast<size_t>(i), ",");
-  return s;
-}
 
 // Returns use(T()) with the C++ type of the tokens.
 template <class Use>
@@ -70,10 +64,11 @@ void TokenFiles::add(base::MappedFile file, int64_t offset, int64_t count) {
 }
 
 std::string TokenFiles::describe() const {
-  std::string out = parts_.size() == 1 ? parts_[0].file.path()
-                                       : grouped(static_cast<int64_t>(parts_.size())) + " files";
-  if (kind_ == "text") return out + ", " + grouped(tokens_) + " bytes";
-  return out + ", " + grouped(tokens_) + " tokens of " + std::to_string(token_width(type_)) +
+  std::string out = parts_.size() == 1
+                        ? parts_[0].file.path()
+                        : text::grouped(static_cast<int64_t>(parts_.size())) + " files";
+  if (kind_ == "text") return out + ", " + text::grouped(tokens_) + " bytes";
+  return out + ", " + text::grouped(tokens_) + " tokens of " + std::to_string(token_width(type_)) +
          " bytes";
 }
 

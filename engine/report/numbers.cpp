@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "engine/report/report.h"
+#include "sdk/base/counts.h"
 
 namespace meshwright::report {
 
@@ -20,12 +21,7 @@ std::string human_bytes(int64_t bytes) {
   return text;
 }
 
-std::string human_count(int64_t count) {
-  std::string digits = std::to_string(count);
-  size_t first = digits[0] == '-' ? 1 : 0;
-  for (size_t at = digits.size(); at > first + 3;) digits.insert(at -= 3, ",");
-  return digits;
-}
+std::string human_count(int64_t count) { return text::grouped(count); }
 
 std::string counted(int64_t count, std::string_view singular, std::string_view plural) {
   return human_count(count) + " " + std::string(count == 1 ? singular : plural);

@@ -11,12 +11,11 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "engine/checkpoint/export.h"
 #include "engine/train/batches.h"
 #include "engine/train/comm_trace.h"
+#include "engine/train/exports.h"
 #include "engine/train/foretold.h"
 #include "engine/train/generators.h"
 #include "engine/train/memory_report.h"
@@ -111,9 +110,6 @@ class Run {
     return (from() != nullptr ? from()->meta().samples : 0) + (step - first_step_) * batch;
   }
   checkpoint::Checkpoint* from() const { return beginning_.from.get(); }
-  // The folders that checkpoint.export writes, and what is in them.
-  std::vector<std::pair<std::filesystem::path, checkpoint::ExportForm>> exports() const;
-  void write_exports(const std::filesystem::path& path) const;  // of the checkpoint there
 
   const RunOptions& options_;
   std::filesystem::path& log_;
@@ -130,6 +126,7 @@ class Run {
   std::unique_ptr<base::RunLock> lock_;
   ResumePoint beginning_;
   std::optional<Model> model_;
+  OpenData opened_;  // to count its samples, before the ranks meet
   RunData data_;
   std::unique_ptr<Trainer> trainer_;
   std::optional<MemoryReport> memory_report_;
@@ -137,7 +134,8 @@ class Run {
   std::string aside_;  // where checkpoints are now that the run does not continue
   Reporter reporter_;
   std::unique_ptr<Batches> batches_, validation_batches_;
-  int64_t validated_ = 0;  // micro-batches
+  int64_t validated_ = 0;           // micro-batches
+  std::optional<Exports> exports_;  // the saver, and its thread, may be at it
   std::unique_ptr<Saver> saver_;
   // The lowest validation loss so far, and that of the last checkpoint; empty where none is kept.
   std::optional<checkpoint::BestLoss> best_, saved_best_;

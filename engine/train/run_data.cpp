@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <numeric>
+#include <utility>
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/data/plugin_data.h"
@@ -23,12 +24,11 @@ data::DatasetConfig config_of(const Job& job, const std::string& table, int64_t 
 bool validates(const Job& job) { return data::names_data(job.table("validation_dataset")); }
 
 OpenData open_table(const Job& job, const std::string& table, int64_t vocab, uint64_t seed,
-                    const std::string& what, RunData& run) {
-  OpenData out;
-  out.config = config_of(job, table, vocab, seed);
+                    const std::string& what, RunData& run, OpenData out = {}) {
+  if (!out.source) out.config = config_of(job, table, vocab, seed);
   if (table == "dataset")
     data::check_text_model(out.config, job.table("model").get_string("pretrained"));
-  out.source = data::open_samples(out.config);
+  if (!out.source) out.source = data::open_samples(out.config);
   const std::string key = table + (out.config.plugin ? ".plugin" : ".path");
   run.files.push_back({key, "files of the " + what, out.source->files()});
   run.fingerprints.push_back(
@@ -49,9 +49,12 @@ std::string one_document_each(const data::DatasetConfig& config) {
 
 }  // namespace
 
-void prepare_run_data(const Job& job, int64_t vocab, uint64_t seed) {
-  data::prepare_data(config_of(job, "dataset", vocab, seed));
+OpenData prepare_run_data(const Job& job, int64_t vocab, uint64_t seed) {
+  OpenData out{config_of(job, "dataset", vocab, seed), nullptr};
+  data::prepare_data(out.config);
   if (validates(job)) data::prepare_data(config_of(job, "validation_dataset", vocab, seed));
+  if (data::counts_epochs(job.impl())) out.source = data::open_samples(out.config);
+  return out;
 }
 
 std::vector<LanguageFile> language_of(const data::DatasetConfig& config) {
@@ -99,9 +102,9 @@ void check_documents_reach(torch::nn::Module& model, const std::string& name,
       .help(one_document_each(config));
 }
 
-RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed) {
+RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed, OpenData opened) {
   RunData out;
-  out.train = open_table(job, "dataset", vocab, seed, "training data", out);
+  out.train = open_table(job, "dataset", vocab, seed, "training data", out, std::move(opened));
   out.fingerprint = out.fingerprints.front().value;
   if (validates(job))
     out.validation = open_table(job, "validation_dataset", vocab, seed, "validation data", out);

@@ -24,11 +24,13 @@ struct RunData {
   std::vector<FileGroup> files;  // which all ranks must have alike
   std::vector<Fingerprint> fingerprints;
 };
-// What takes long, before the ranks meet.
-void prepare_run_data(const Job& job, int64_t vocab, uint64_t seed);
-// [dataset], and [validation_dataset] where it names data. Throws as the functions of
+// What takes long, before the ranks meet. Of a run that is counted in epochs [dataset] is opened,
+// too, for whose samples a plan waits; else no source is returned. Throws as the functions of
 // data/dataset.h.
-RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed);
+OpenData prepare_run_data(const Job& job, int64_t vocab, uint64_t seed);
+// [dataset], and [validation_dataset] where it names data. `opened`: what prepare_run_data()
+// returned. Throws as that.
+RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed, OpenData opened);
 
 // With which a model that learns these data is read later, where they are not the model's own (see
 // DatasetLanguage). Throws Error(bad_dataset) for names that leave the folder.

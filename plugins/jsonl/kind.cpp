@@ -12,8 +12,8 @@
 #include <variant>
 
 #include "packed_source.h"
+#include "sdk/base/counts.h"
 #include "sdk/files/list_files.h"
-#include "words.h"
 
 namespace meshwright::jsonl {
 
@@ -107,7 +107,7 @@ void read_files(const DatasetRequest& request, JsonlOptions& out) {
   if (out.files.empty())
     throw Error(ErrorCode::bad_dataset,
                 request.path + ": none of " +
-                    counted(static_cast<int64_t>(out.left_out.size()), "file") +
+                    text::counted(static_cast<int64_t>(out.left_out.size()), "file") +
                     " in it ends in .jsonl or .json")
         .key(key)
         .help("name the files by a pattern: set " + key + " = \"" +

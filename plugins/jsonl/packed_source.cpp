@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "meshwright/error.h"
+#include "sdk/base/counts.h"
 #include "sdk/files/hash.h"
-#include "words.h"
 
 namespace meshwright::jsonl {
 
@@ -81,7 +81,7 @@ PackedSource::PackedSource(std::shared_ptr<const TokenStore> store, SampleSettin
   if (parts_.empty()) {
     Error error(ErrorCode::bad_dataset,
                 settings_.path + ": no document is left of " +
-                    counted(store_->origin().counts.rows, "row") + ": " +
+                    text::counted(store_->origin().counts.rows, "row") + ": " +
                     std::to_string(counts_.without_targets) + " without targets, " +
                     std::to_string(counts_.too_long) + " longer than seq_len + 1 = " +
                     std::to_string(settings_.seq_len + 1) + " tokens");
@@ -127,8 +127,8 @@ void PackedSource::read(int64_t sample, const SampleView& out) const {
 }
 
 std::string PackedSource::describe() const {
-  return settings_.path + ", " + counted(store_->origin().counts.rows, "row") + ", " +
-         counted(samples(), settings_.packing == Packing::none ? "sample" : "pack");
+  return settings_.path + ", " + text::counted(store_->origin().counts.rows, "row") + ", " +
+         text::counted(samples(), settings_.packing == Packing::none ? "sample" : "pack");
 }
 
 uint64_t PackedSource::fingerprint() const {
@@ -144,22 +144,22 @@ uint64_t PackedSource::fingerprint() const {
 std::vector<std::string> PackedSource::report() const {
   const StoreCounts& met = store_->origin().counts;
   std::vector<std::string> out;
-  std::string rows = counted(met.rows, "row") + ", " + grouped(counts_.used) + " used";
+  std::string rows = text::counted(met.rows, "row") + ", " + text::grouped(counts_.used) + " used";
   if (counts_.truncated > 0)
-    rows +=
-        ", " + grouped(counts_.truncated) + " cut to " + grouped(settings_.seq_len + 1) + " tokens";
+    rows += ", " + text::grouped(counts_.truncated) + " cut to " +
+            text::grouped(settings_.seq_len + 1) + " tokens";
   if (counts_.without_targets > 0)
-    rows += ", " + grouped(counts_.without_targets) + " left out without targets";
+    rows += ", " + text::grouped(counts_.without_targets) + " left out without targets";
   if (counts_.too_long > 0)
-    rows += ", " + grouped(counts_.too_long) + " left out as longer than " +
-            grouped(settings_.seq_len + 1) + " tokens";
-  out.push_back(rows + "; the longest has " + counted(counts_.longest, "token"));
+    rows += ", " + text::grouped(counts_.too_long) + " left out as longer than " +
+            text::grouped(settings_.seq_len + 1) + " tokens";
+  out.push_back(rows + "; the longest has " + text::counted(counts_.longest, "token"));
   const int64_t room = samples() * settings_.seq_len;
-  std::string packs = grouped(counts_.positions) + " positions, " +
-                      percent(counts_.targets, counts_.positions) + " with targets, in " +
-                      counted(samples(), settings_.packing == Packing::none ? "sample" : "pack") +
-                      " of " + grouped(settings_.seq_len) + ", " +
-                      percent(counts_.positions, room) + " filled";
+  std::string packs =
+      text::grouped(counts_.positions) + " positions, " +
+      percent(counts_.targets, counts_.positions) + " with targets, in " +
+      text::counted(samples(), settings_.packing == Packing::none ? "sample" : "pack") + " of " +
+      text::grouped(settings_.seq_len) + ", " + percent(counts_.positions, room) + " filled";
   if (settings_.packing != Packing::none) {
     char documents[32];
     std::snprintf(documents, sizeof documents, ", %.1f documents each",
@@ -172,23 +172,23 @@ std::vector<std::string> PackedSource::report() const {
     std::string names;
     for (const std::string& file : std::span(settings_.left_out).first(std::min<size_t>(all, 3)))
       names += (names.empty() ? "" : ", ") + file;
-    out.push_back(counted(static_cast<int64_t>(all), "file") +
+    out.push_back(text::counted(static_cast<int64_t>(all), "file") +
                   " left out, hidden or of other names than *.jsonl and *.json: " + names +
                   (all > 3 ? ", ..." : ""));
   }
   if (met.kept_as_text > 0)
-    out.push_back(counted(met.kept_as_text, "special token") + " in contents read as plain text; " +
-                  settings_.table +
+    out.push_back(text::counted(met.kept_as_text, "special token") +
+                  " in contents read as plain text; " + settings_.table +
                   ".jsonl.special_tokens_in_content = \"parse\" reads them as tokens");
   if (met.open_ends > 0)
-    out.push_back("no special token ends " + counted(met.open_ends, "answer") +
+    out.push_back("no special token ends " + text::counted(met.open_ends, "answer") +
                   ": the model will not learn to stop there");
   if (met.endless_texts > 0)
-    out.push_back("no end token is put behind " + counted(met.endless_texts, "text") +
+    out.push_back("no end token is put behind " + text::counted(met.endless_texts, "text") +
                   ", since the tokenizer's folder names no eos_token that it has: the model will "
                   "not learn to stop there");
   if (met.double_begins > 0)
-    out.push_back(counted(met.double_begins, "document") +
+    out.push_back(text::counted(met.double_begins, "document") +
                   " begin with two beginning-of-text tokens");
   if (!store_->origin().template_hash.empty())
     out.push_back("chat template " + store_->origin().template_hash);

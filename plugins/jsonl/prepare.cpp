@@ -19,7 +19,6 @@
 #include "row_pieces.h"
 #include "sdk/files/mapped_file.h"
 #include "sdk/files/read_file.h"
-#include "words.h"
 
 namespace meshwright::jsonl {
 

@@ -2,6 +2,7 @@
 // at the step that wanted the sample.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <boost/json.hpp>
 #include <fstream>
 #include <string>
@@ -60,6 +61,30 @@ TEST_CASE("a plugin's data train, with threads and without to the same numbers, 
     if (truth.empty()) truth = losses(program);
     CHECK(truth.size() == 9);
     CHECK(losses(program) == truth);
+  }
+}
+
+TEST_CASE("each rank prepares a plugin's data once and opens them once, counted in epochs too") {
+  struct Row {
+    std::vector<std::string> sets;
+    size_t steps;
+  };
+  // Of 40 samples an epoch is ten steps of four.
+  for (const Row& row : {Row{{"step_scheduler.max_steps=3"}, 3},
+                         Row{{"step_scheduler.max_steps=none", "step_scheduler.epochs=1"}, 10}}) {
+    CAPTURE(row.steps);
+    Program program;
+    const fs::path file = program.folder() / "calls";
+    const Ended ended =
+        program.run(arguments(2, row.sets), {{"FIXTURE_DATA_CALLS", file.string()}});
+    CAPTURE(ended.err);
+    CHECK(ended.code == 0);
+    CHECK(losses(program).size() == row.steps);
+    std::vector<std::string> calls;
+    std::ifstream lines(file);
+    for (std::string line; std::getline(lines, line);) calls.push_back(line);
+    std::sort(calls.begin(), calls.end());
+    CHECK(calls == std::vector<std::string>{"0 open", "0 prepare", "1 open", "1 prepare"});
   }
 }
 

@@ -64,6 +64,22 @@ RankEnvironment rank_of(int64_t rank, int64_t world, const Port& port) {
   return e;
 }
 
+// A launcher's store, as torchrun's agent keeps one, and a rank that is sent to it.
+c10::intrusive_ptr<c10d::TCPStore> agent_store(const Port& port) {
+  c10d::TCPStoreOptions agent;
+  agent.isServer = true;
+  agent.port = static_cast<uint16_t>(port.number);
+  agent.masterListenFd = port.fd;
+  agent.waitWorkers = false;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", agent);
+}
+RankEnvironment rank_beside(int64_t rank, int64_t world, const Port& port) {
+  RankEnvironment e = rank_of(rank, world, port);
+  e.listen_fd = -1;
+  e.agent_store = true;
+  return e;
+}
+
 struct Outcome {
   std::string message;  // empty: no error
   ErrorCode code = ErrorCode::internal;
@@ -229,17 +245,10 @@ TEST_CASE("without a secret a second job on the port is refused, and the first g
 
 TEST_CASE("what an earlier attempt left in a launcher's store means nothing") {
   Port port;
-  c10d::TCPStoreOptions agent;
-  agent.isServer = true;
-  agent.port = static_cast<uint16_t>(port.number);
-  agent.masterListenFd = port.fd;
-  agent.waitWorkers = false;
-  auto keeper = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", agent);
+  auto keeper = agent_store(port);
   for (int64_t restart : {0, 1}) {
     for (const Outcome& outcome : of_each(2, [&](int64_t rank) {
-           RankEnvironment e = rank_of(rank, 2, port);
-           e.listen_fd = -1;
-           e.agent_store = true;
+           RankEnvironment e = rank_beside(rank, 2, port);
            e.restart = restart;
            auto store = connect_store(e, milliseconds(20000));
            compare_ranks(*store, rank, 2, {{"attempt", std::to_string(restart)}},
@@ -251,21 +260,13 @@ TEST_CASE("what an earlier attempt left in a launcher's store means nothing") {
 
 TEST_CASE("words that no rank says end nothing in a launcher's store, to which anybody may write") {
   Port port;
-  c10d::TCPStoreOptions agent;
-  agent.isServer = true;
-  agent.port = static_cast<uint16_t>(port.number);
-  agent.masterListenFd = port.fd;
-  agent.waitWorkers = false;
-  auto keeper = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", agent);
+  auto keeper = agent_store(port);
   for (const char* word : {"", "nobody", "7", "-1"}) {
     keeper->set("meshwright/0/join/twice", base::bytes_of(word));
     for (const std::string key : {"seen/0", "seen/1", "0", "1", "all", "all/read"})
       keeper->deleteKey("meshwright/0/join/" + key);
     for (const Outcome& outcome : of_each(2, [&](int64_t rank) {
-           RankEnvironment e = rank_of(rank, 2, port);
-           e.listen_fd = -1;
-           e.agent_store = true;
-           connect_store(e, milliseconds(20000));
+           connect_store(rank_beside(rank, 2, port), milliseconds(20000));
          }))
       CHECK(outcome.message == "");
   }

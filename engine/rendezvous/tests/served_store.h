@@ -33,6 +33,12 @@ inline wire::Badge badge(const std::string& secret, int64_t rank = 1, int64_t wo
   return {secret, job, rank, world, wire::random_bytes(wire::kProcess)};
 }
 
+// A rank that comes to whoever listens at the port of this host.
+inline StorePtr come_to(int port, const wire::Badge& as,
+                        milliseconds patience = milliseconds(20000)) {
+  return remote_store({"127.0.0.1", port, as}, Clock::now() + patience, milliseconds(20000));
+}
+
 struct Served {
   int port = 0;
   std::shared_ptr<StoreServer> server;
@@ -42,18 +48,21 @@ struct Served {
     server = std::make_shared<StoreServer>(std::vector<int>{fd}, of);
   }
   StorePtr come(const wire::Badge& as, milliseconds patience = milliseconds(20000)) const {
-    return remote_store({"127.0.0.1", port, as}, Clock::now() + patience, milliseconds(20000));
+    return come_to(port, as, patience);
   }
 };
 
-// Why the store refuses such a rank; none: it does not.
-inline NoStore refusal_of(const Served& served, const wire::Badge& as) {
+// Why such a rank gets no store there, it or the other end refusing; refused with none: it does.
+inline NoStore refusal_at(int port, const wire::Badge& as) {
   try {
-    served.come(as);
+    come_to(port, as);
   } catch (const NoStore& why) {
     return why;
   }
   return {NoStore::Why::refused, "", Refusal::none};
+}
+inline NoStore refusal_of(const Served& served, const wire::Badge& as) {
+  return refusal_at(served.port, as);
 }
 
 inline int knock(int port) {

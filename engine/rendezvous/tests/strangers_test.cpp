@@ -92,15 +92,10 @@ TEST_CASE("a rank does not tell its words to a store that does not know the secr
     heard.assign(&more, static_cast<size_t>(std::max<ssize_t>(::recv(fd, &more, 1, 0), 0)));
     ::close(fd);
   });
-  try {
-    remote_store({"127.0.0.1", bound_port(door), badge(kSecret)},
-                 Clock::now() + milliseconds(20000), milliseconds(20000));
-    FAIL("it was believed");
-  } catch (const NoStore& why) {
-    CHECK(why.refusal == Refusal::wrong_secret);
-  }
+  const NoStore why = refusal_at(bound_port(door), badge(kSecret));
   impostor.join();
   ::close(door);
+  CHECK(why.refusal == Refusal::wrong_secret);
   CHECK(heard.empty());
 }
 
@@ -113,15 +108,10 @@ TEST_CASE("an echo is no store") {
       ::send(fd, bytes, static_cast<size_t>(got), MSG_NOSIGNAL);
     ::close(fd);
   });
-  try {
-    remote_store({"127.0.0.1", bound_port(door), badge(kSecret)},
-                 Clock::now() + milliseconds(20000), milliseconds(20000));
-    FAIL("it was believed");
-  } catch (const NoStore& why) {
-    CHECK(why.why == NoStore::Why::other_program);
-  }
+  const NoStore why = refusal_at(bound_port(door), badge(kSecret));
   echo.join();
   ::close(door);
+  CHECK(why.why == NoStore::Why::other_program);
 }
 
 TEST_CASE("another program's words, silence, and frames that no rank sends end that connection") {
@@ -230,8 +220,7 @@ TEST_CASE("what is changed or sent again on the way is not done, and ends the co
     const Served served;
     StorePtr honest = served.come(badge(kSecret, 2));
     Between between(served.port);
-    StorePtr store = remote_store({"127.0.0.1", between.port(), badge(kSecret, 1)},
-                                  Clock::now() + milliseconds(20000), milliseconds(20000));
+    StorePtr store = come_to(between.port(), badge(kSecret, 1));
     CHECK(store->add("n", 1) == 1);
     (flips ? between.flips : between.repeats) = true;
     // The same request twice: the first is honest, the second is not.

@@ -57,24 +57,11 @@ Factors write_adapters(const fs::path& folder, const std::vector<std::string>& m
   return out;
 }
 
-Job job_with(const std::vector<std::pair<std::string, std::string>>& more) {
-  Job job;
-  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
-           {"distributed.strategy", "\"ddp\""},
-           {"distributed.mp_policy.param_dtype", "\"float32\""},
-           {"distributed.mp_policy.output_dtype", "\"float32\""},
-           {"step_scheduler.global_batch_size", "4"},
-           {"step_scheduler.local_batch_size", "4"}})
-    job.set(key, value);
-  for (const auto& [key, value] : more) job.set(key, value);
-  return job;
-}
-
 // What the module's factors are when its Trainer is there, or the message of the refusal.
 std::string begin(const fs::path& folder, const std::string& targets, Factors& factors) {
   std::string out;
   run_ranks(1, [&](const std::shared_ptr<World>& world) {
-    Job job = job_with({{"lora.adapter", "\"" + folder.string() + "\""}});
+    Job job = pair_job({{"lora.adapter", "\"" + folder.string() + "\""}});
     if (!targets.empty()) job.set("lora.target_modules", targets);
     CHECK(job.table("lora").get_int("r") == 2);
     Pair net;
@@ -116,7 +103,7 @@ TEST_CASE("a program's checkpoint of adapters knows their scale, and what they l
   TestFolder folder("scale_of_program");
   run_ranks(1, [&](const std::shared_ptr<World>& world) {
     auto job_of = [](const char* alpha) {
-      return job_with({{"lora.r", "2"}, {"lora.alpha", alpha}});
+      return pair_job({{"lora.r", "2"}, {"lora.alpha", alpha}});
     };
     Job job = job_of("8"), other = job_of("16");  // trainers need theirs
     auto trainer_of = [&](Job& of) { return std::make_unique<Trainer>(of, world, Pair().ptr()); };

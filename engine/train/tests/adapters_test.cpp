@@ -417,17 +417,8 @@ TEST_CASE("a checkpoint with adapters goes on on every other layout") {
 
 TEST_CASE("a module of one's own gets adapters that hold values, and computes as before at first") {
   run_ranks(1, [&](const std::shared_ptr<World>& world) {
-    Job job;
-    for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
-             {"distributed.strategy", "\"ddp\""},
-             {"distributed.mp_policy.param_dtype", "\"float32\""},
-             {"distributed.mp_policy.output_dtype", "\"float32\""},
-             {"step_scheduler.global_batch_size", "4"},
-             {"step_scheduler.local_batch_size", "4"},
-             {"optimizer.lr", "0.01"},
-             {"lr_scheduler.lr_warmup_steps", "0"},
-             {"lora.r", "3"}})
-      job.set(key, value);
+    Job job = pair_job(
+        {{"optimizer.lr", "0.01"}, {"lr_scheduler.lr_warmup_steps", "0"}, {"lora.r", "3"}});
     Pair net;
     const at::Tensor x = at::arange(24, at::kFloat).view({4, 6}).sin(),
                      before = net(x).detach().clone(), up = net->up->weight.detach().clone();

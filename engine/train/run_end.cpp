@@ -1,0 +1,91 @@
+// What a run says and leaves once its last step is done.
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include "engine/checkpoint/folder.h"
+#include "engine/generate/running/write_sample.h"
+#include "engine/launch/exit_status.h"
+#include "engine/report/progress.h"
+#include "engine/report/report.h"
+#include "engine/train/rank_run.h"
+#include "engine/train/run_records.h"
+#include "engine/trainer/logits.h"
+#include "sdk/files/clock.h"
+
+namespace meshwright::train {
+
+namespace fs = std::filesystem;
+
+int Run::finish() {
+  const std::string wish =
+      preemption_ && preemption_->asked() ? Preemption::signal() : "a signal to another rank";
+  if (stopped_)
+    preemption_->stay();
+  else
+    preemption_.reset();
+  reporter_.end_steps(trainer_->next_step() == max_steps_);
+  say_foretold();
+  if (options_.trace) write_traces();
+  std::string sample;
+  if (options_.sample_bytes > 0 && !stopped_) {
+    if (const std::string notice = whole_text_notice(*trainer_); reporter_ && !notice.empty())
+      reporter_.say("notice: " + notice);
+    sample = generate::write_sample(
+        *trainer_, *model_->running,
+        {options_.sample_prompt, options_.sample_bytes, options_.sample_temperature, seed_},
+        data_.train.config.seq_len);
+    reporter_.put("sample.txt", sample);
+  }
+  world_->everyone()->barrier();
+  if (stopped_) {
+    reporter_.say(wish + ": saved step " + std::to_string(trainer_->next_step()) + " of " +
+                  std::to_string(max_steps_) + ", ending; the same command goes on from there" +
+                  (options_.command.empty() ? "" : "\n  " + options_.command));
+    return launch::kPreempted;
+  }
+  if (reporter_ && trainer_->next_step() == max_steps_ && !all_done_) say_done(sample);
+  return 0;
+}
+
+// What the plan said beside what the steps took. A run that has trained does not fail over it.
+void Run::say_foretold() {
+  const std::string line = reporter_ ? foretold_.line() : "";
+  if (line.empty()) return;
+  reporter_.say(line);
+  try {
+    reporter_.put("plan.json", plan_text(*trainer_, foretold_));
+  } catch (const Error& error) {
+    reporter_.say("warning: plan.json lacks what the run took: " + error.message());
+  }
+}
+
+void Run::write_traces() {
+  fs::path traces = run_path_ / "trace";
+  std::error_code failed;
+  fs::create_directories(traces, failed);
+  fs::path file = traces / ("rank_" + std::to_string(world_->rank()) + ".json");
+  std::ofstream trace(file);
+  trace << world_->trace().json(world_->rank());
+  if (!trace.flush()) unwritable(file, errno);
+}
+
+// Rank 0. The export is made by it alone, from the files, for as long as it takes: the others hear
+// of its end in Ending::finish().
+void Run::say_done(const std::string& sample) {
+  if (table("checkpoint").get_string("export") == "final")
+    exports_->write(checkpoints_ / checkpoint::step_name(saver_->last_step()));
+  for (const std::string& line : exports_->told()) reporter_.say(line);
+  if (options_.sample_bytes > 0) {
+    char title[80];
+    std::snprintf(title, sizeof title, "a sample, temperature %g:", options_.sample_temperature);
+    reporter_.show(std::string("\n") + title + "\n\n" + report::printable(sample) + "\n");
+  }
+  reporter_.say("done: " + std::to_string(max_steps_) +
+                (max_steps_ == 1 ? " step in " : " steps in ") +
+                report::human_duration(base::ms_since(started_) / 1000) + "; results in " +
+                reporter_.folder().string());
+}
+
+}  // namespace meshwright::train
