@@ -161,8 +161,10 @@ void ShardedModel::allocate() {
     Tensor values = at::empty({size}, options.dtype(dtypes.first)),
            grads = at::zeros({lends ? 0 : trainable}, options.dtype(dtypes.second));
     // A unit's frozen part follows its own trainable one, so with frozen parameters every unit is a
-    // group of its own.
-    bool together = all == trainable && !lends;
+    // group of its own; also where these lie in another unit, whose dtype shall change no sum.
+    bool together = all == trainable && !lends &&
+                    std::none_of(units.begin(), units.end(),
+                                 [](const Unit* unit) { return unit->around != nullptr; });
     int64_t v = 0, g = 0;
     for (Unit* unit : units) {
       Tensor shard = values.narrow(0, v, unit->shard_elements()),
