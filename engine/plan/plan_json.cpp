@@ -150,7 +150,8 @@ json::object to_json(const JobPlan& plan) {
       details.push_back(json::object{{"name", unit.name},
                                      {"parameters", unit.parameters},
                                      {"padded_bytes", unit.padded_bytes},
-                                     {"reshards", unit.reshards}});
+                                     {"reshards", unit.reshards},
+                                     {"once_a_step", unit.once_a_step}});
     }
     for (const WireRow& row : plan.footprint->wire) {
       json::object sent{

@@ -126,6 +126,7 @@ std::vector<UnitSpec> bind_units(torch::nn::Module& model, const ModelOutline& o
     spec.layout = unit.layout;
     spec.first_stage = unit.stage >= 0 && !unit.last_stage;
     spec.last_stage = unit.last_stage;
+    spec.once_a_step = unit.once_a_step;
     for (size_t p : unit.parameters) {
       const std::string& name = outline.parameters[p].name;
       spec.parameters.emplace_back(name, find(parameters, "parameter", name));

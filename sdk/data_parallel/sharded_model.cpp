@@ -53,8 +53,8 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model,
             .help("or register a unit rule that separates them (dtype_aware_rule)");
       storage = tensor.scalar_type();
     }
-    if (trained && frozen && *trained != *frozen) context_.frozen_apart = true;
   }
+  find_frozen_apart(specs);
   for (const UnitSpec& spec : specs) {
     if (HookHost::of(*spec.module) == nullptr)
       throw Error(ErrorCode::bad_module,
@@ -66,6 +66,7 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model,
     units_.push_back(std::make_unique<Unit>(context_, spec));
     units_.back()->index = units_.size() - 1;
   }
+  pair_units();
   position_.assign(units_.size(), SIZE_MAX);
   place_buffers(*model_, context_.world->device());
   allocate();
@@ -78,6 +79,35 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model,
     for (const auto& module : unit->module->modules(/*include_self=*/false))
       unit->encloses = unit->encloses || at_units.contains(module.get());
     attach(*unit);
+  }
+}
+
+// By module, since two units may share one.
+void ShardedModel::find_frozen_apart(const std::vector<UnitSpec>& specs) {
+  struct Stored {
+    std::optional<at::ScalarType> trained, frozen;
+  };
+  std::map<const torch::nn::Module*, Stored> modules;
+  for (const UnitSpec& spec : specs) {
+    Stored& stored = modules[spec.module];
+    for (const auto& [name, tensor] : spec.parameters)
+      (tensor.requires_grad() ? stored.trained : stored.frozen) = tensor.scalar_type();
+  }
+  for (const auto& [module, stored] : modules)
+    if (stored.trained && stored.frozen && *stored.trained != *stored.frozen)
+      context_.frozen_apart = true;
+}
+
+// What is gathered once a step, to what is frozen in the same module.
+void ShardedModel::pair_units() {
+  std::map<const torch::nn::Module*, Unit*> others;
+  for (auto& unit : units_)
+    if (!unit->once_a_step) others.emplace(unit->module, unit.get());
+  for (auto& unit : units_) {
+    auto found = unit->once_a_step ? others.find(unit->module) : others.end();
+    if (found == others.end() || found->second->beside != nullptr) continue;
+    unit->around = found->second;
+    unit->around->beside = unit.get();
   }
 }
 
@@ -131,8 +161,10 @@ void ShardedModel::allocate() {
     Tensor values = at::empty({size}, options.dtype(dtypes.first)),
            grads = at::zeros({lends ? 0 : trainable}, options.dtype(dtypes.second));
     // A unit's frozen part follows its own trainable one, so with frozen parameters every unit is a
-    // group of its own.
-    bool together = all == trainable && !lends;
+    // group of its own; also where these lie in another unit, whose dtype shall change no sum.
+    bool together = all == trainable && !lends &&
+                    std::none_of(units.begin(), units.end(),
+                                 [](const Unit* unit) { return unit->around != nullptr; });
     int64_t v = 0, g = 0;
     for (Unit* unit : units) {
       Tensor shard = values.narrow(0, v, unit->shard_elements()),

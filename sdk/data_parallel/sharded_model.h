@@ -46,10 +46,14 @@ class ShardedModel final : public ParallelModel {
   void order_reductions();
   void attach(Unit& unit);
   static bool passes_through(const Unit& unit);
+  static void unshard(Unit& unit);
+  void find_frozen_apart(const std::vector<UnitSpec>& specs);
+  void pair_units();
   void before_forward(Unit& unit, TensorRefs& inputs);
   void follow_inputs(Unit& unit, TensorRefs& inputs);
   void after_forward(Unit& unit, TensorRefs& outputs);
   void before_backward(Unit& unit);
+  bool same_list(const Unit& unit, size_t index) const;
   void prefetch_forward(const Unit& unit);
   void prefetch_backward(const Unit& unit);
   static void unshard_for_backward(Unit& unit);

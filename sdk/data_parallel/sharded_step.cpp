@@ -36,10 +36,20 @@ bool ShardedModel::passes_through(const Unit& unit) {
   return (!unit.first_stage || part.first) && (!unit.last_stage || part.last);
 }
 
+// Of two units of one module the small one first: under shared memory the large one is used where
+// it came, and makes room for the gathers behind it.
+void ShardedModel::unshard(Unit& unit) {
+  Unit& large = unit.around != nullptr ? *unit.around : unit;
+  if (large.beside != nullptr) large.beside->unshard();
+  large.unshard();
+}
+
 void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
   if (!passes_through(unit)) return;
   unit.done = false;
+  unshard(unit);
   unit.wait_for_unshard();
+  if (unit.around != nullptr) return;  // the other unit of the module does the rest
   if (!order_known_) {
     // Passes of a pipeline run through one stage each: all of the order is known after the step.
     if (!context_.told && !order_.empty() && order_.front() == &unit) {
@@ -79,7 +89,7 @@ void ShardedModel::follow_inputs(Unit& unit, TensorRefs& inputs) {
 
 void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
   if (!passes_through(unit)) return;
-  if (context_.world->trace().enabled && unit.module_list >= 0)
+  if (context_.world->trace().enabled && unit.module_list >= 0 && unit.around == nullptr)
     context_.world->trace().span(Trace::Lane::compute, "forward " + unit.name, forward_began_,
                                  context_.world->trace().mark());
   // The outermost unit's outputs only: between units a wider output would meet the next module's
@@ -118,23 +128,27 @@ void ShardedModel::before_backward(Unit& unit) {
   prefetch_backward(unit);
 }
 
+bool ShardedModel::same_list(const Unit& unit, size_t index) const {
+  return unit.module_list >= 0 && index < units_.size() &&
+         units_[index]->module_list == unit.module_list;
+}
+
 void ShardedModel::prefetch_forward(const Unit& unit) {
   const ShardingPolicy& policy = context_.policy;
   if (!policy.prefetch.enabled || whole_) return;
   if (policy.prefetch.chains) {
-    for (int64_t k = 1; k <= policy.prefetch.forward; ++k) {
-      size_t next = unit.index + static_cast<size_t>(k);
-      if (unit.module_list < 0 || next >= units_.size() ||
-          units_[next]->module_list != unit.module_list)
-        break;
-      units_[next]->unshard();
+    int64_t left = policy.prefetch.forward;
+    for (size_t next = unit.index + 1; left > 0 && same_list(unit, next); ++next) {
+      if (units_[next]->around != nullptr) continue;  // comes with the other one
+      unshard(*units_[next]);
+      --left;
     }
     return;
   }
   // Another stage's pass begins with units that the outermost one does not know.
   if (context_.told && unit.module_list < 0) return;
   size_t next = position_[unit.index] + 1;
-  if (order_known_ && next < order_.size() && !begins_[next]) order_[next]->unshard();
+  if (order_known_ && next < order_.size() && !begins_[next]) unshard(*order_[next]);
 }
 
 // Gradients end where nothing before them trains: what ran there is not needed again.
@@ -144,13 +158,14 @@ void ShardedModel::unshard_for_backward(Unit& unit) {
 
 void ShardedModel::prefetch_backward(const Unit& unit) {
   const ShardingPolicy& policy = context_.policy;
-  if (!policy.prefetch.enabled || whole_) return;
+  if (!policy.prefetch.enabled || whole_ || unit.around != nullptr) return;
   if (policy.prefetch.chains) {
-    for (int64_t k = 1; k <= policy.prefetch.backward; ++k) {
-      if (unit.module_list < 0 || unit.index < static_cast<size_t>(k)) break;
-      Unit& before = *units_[unit.index - static_cast<size_t>(k)];
-      if (before.module_list != unit.module_list) break;
+    int64_t left = policy.prefetch.backward;
+    for (size_t at = unit.index; left > 0 && at > 0 && same_list(unit, at - 1); --at) {
+      Unit& before = *units_[at - 1];
+      if (before.around != nullptr) continue;
       unshard_for_backward(before);
+      --left;
     }
     return;
   }
@@ -171,7 +186,12 @@ void ShardedModel::begin_step() {
   in_step_ = true;
   context_.told = false;
   context_.turn = 0;
-  for (auto& unit : units_) unit->begin_step();
+  for (auto& unit : units_) {
+    unit->begin_step();
+    if (!unit->once_a_step) continue;
+    unit->settle();  // of passes outside of steps
+    unit->hold(true);
+  }
 }
 
 void ShardedModel::settle() {
@@ -207,7 +227,7 @@ std::vector<std::string> ShardedModel::unit_names() const {
 
 void ShardedModel::hold_units(const std::vector<std::string>& units, bool held) {
   for (Unit* unit : meant(units))
-    if (!held || !unit->reshards()) unit->hold(held);
+    if (!unit->once_a_step && (!held || !unit->reshards())) unit->hold(held);
 }
 
 void ShardedModel::reduce_units(const std::vector<std::string>& units) {

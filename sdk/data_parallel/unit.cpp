@@ -57,6 +57,7 @@ Unit::Unit(UnitContext& context, const UnitSpec& spec)
       module_list(spec.module_list),
       first_stage(spec.first_stage),
       last_stage(spec.last_stage),
+      once_a_step(spec.once_a_step),
       state_(context, spec),
       unsharded_(state_),
       reducer_(state_),
@@ -130,7 +131,7 @@ void Unit::gradient_passed(Pass& pass) {
 }
 
 void Unit::end_if_over() {
-  if (waiting_ > 0) return;
+  if (waiting_ > 0 || (beside != nullptr && beside->in_backward_)) return;
   if (passing_ == 0)
     end_backward();
   else
@@ -161,11 +162,12 @@ void Unit::end_backward() {
   c10::NoGradGuard no_grad;
   const UnitContext& context = state_.context;
   Trace& trace = context.world->trace();
-  if (trace.enabled && module_list >= 0)
+  if (trace.enabled && module_list >= 0 && around == nullptr)
     trace.span(Trace::Lane::compute, "backward " + name, backward_began, trace.mark());
   waiting_ = passing_ = 0;
   in_backward_ = false;
   done = true;
+  if (around != nullptr && around->in_backward_) around->end_if_over();
   if (taken_) {
     reshard();
   } else {

@@ -101,7 +101,11 @@ class Unit {
   bool first_stage, last_stage;  // of a pipeline: whose passes alone use it
   bool has_backward = false;     // gradients come to what its last forward gave
   bool encloses = false;         // another unit lies in its module
-  std::shared_ptr<Pass> pass;    // during its forward
+  bool once_a_step;              // gathered once a step, and kept to its end
+  // What trains in a module may be a unit once a step beside that of what is frozen there: from
+  // the latter to the former, and back.
+  Unit *beside = nullptr, *around = nullptr;
+  std::shared_ptr<Pass> pass;  // during its forward
   size_t index = 0;
   bool done = false;           // its backward is over, until its next forward
   int64_t backward_began = 0;  // while tracing

@@ -129,7 +129,7 @@ void add_buckets(const ModelOutline& outline, const Layout& layout, int64_t limi
     units[first + b].name = buckets == 1 ? "root" : "root[" + std::to_string(b) + "]";
 }
 
-// The collectives of one unit.
+// The collectives of one unit, which level 3 gathers so often a step.
 void add_traffic(const Axis& axis, int level, int64_t gathers, int64_t passes, int64_t gathered,
                  int64_t reduced, int64_t elements_bytes, Traffic& wire) {
   switch (level) {
@@ -142,7 +142,7 @@ void add_traffic(const Axis& axis, int level, int64_t gathers, int64_t passes, i
       wire.add(axis, "all_gather", 1, gathered);
       break;
     default:
-      wire.add(axis, "all_gather", times(gathers, passes), gathered);
+      wire.add(axis, "all_gather", gathers, gathered);
       wire.add(axis, "reduce_scatter", passes, reduced);
   }
 }
@@ -214,12 +214,16 @@ ShardingPlan flat_plan(const ShardingRequest& request, const ShardingPolicy& pol
   FlatUnits made = policy.flat.unit_classes.empty() ? layer_units(outline, policy.flat)
                                                     : class_units(outline, policy.flat);
   if (request.config.job.frozen_whole && level == 3) {  // below, it is whole all the same
-    for (PlannedUnit& unit : made.units) keep_frozen_whole(outline, unit.parameters, plan.whole);
+    for (PlannedUnit& unit : made.units) {
+      unit.once_a_step = unit.module_list >= 0 && trains_beside(outline, unit.parameters);
+      keep_frozen_whole(outline, unit.parameters, plan.whole);
+    }
     keep_frozen_whole(outline, made.outside, plan.whole);
     std::erase_if(made.units, [](const PlannedUnit& unit) { return unit.parameters.empty(); });
     place_whole(layout, plan);
   }
-  for (PlannedUnit& unit : made.units) unit.reshard_after_forward = level == 3;
+  for (PlannedUnit& unit : made.units) unit.reshard_after_forward = level == 3 && !unit.once_a_step;
+  if (level == 3 && layout.shard.size > 1) part_adapters(outline, made.units);
   add_buckets(outline, layout, policy.flat.bucket_elements, made.outside, made.units);
   plan.units = std::move(made.units);
   // Casts of inputs and outputs are the outermost unit's.
@@ -291,9 +295,10 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
     const int64_t bytes = times(unit.shard_size(), axis.size, gather_size),
                   reduced = times(unit.trainable_size(), axis.size, reduce_size);
     out.units.push_back({planned.name, unit.elements(), bytes, planned.reshard_after_forward,
-                         unit.trainable_size()});
+                         planned.once_a_step, unit.trainable_size()});
     const bool again = planned.reshard_after_forward && unit_has_backward(request, index, planned);
-    add_traffic(copies, policy.level, again ? 2 : 1, passes, bytes, reduced,
+    const int64_t gathers = planned.once_a_step ? 1 : times(again ? 2 : 1, passes);
+    add_traffic(copies, policy.level, gathers, passes, bytes, reduced,
                 times(trainable, reduce_size), wire);
     // Alone there are copies, whatever the level.
     if (policy.level > 0 && trainable > 0)

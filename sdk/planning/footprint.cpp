@@ -89,10 +89,9 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
     const bool reshards = planned.reshard_after_forward;
     const int64_t gathered = times(unit.shard_size(), axis.size, dtype_size(mp.param)),
                   reduced = times(unit.trainable_size(), axis.size, dtype_size(mp.reduce));
-    if (!planned.parameters.empty())
-      wire.add(axis, "all_gather",
-               reshards ? times(unit_has_backward(request, index, planned) ? 2 : 1, passes) : runs,
-               gathered);
+    int64_t gathers = planned.once_a_step ? 1 : runs;
+    if (reshards) gathers = times(unit_has_backward(request, index, planned) ? 2 : 1, passes);
+    if (!planned.parameters.empty()) wire.add(axis, "all_gather", gathers, gathered);
     if (unit.trainable_size() > 0) {
       wire.add(axis, "reduce_scatter", reduces, reduced);
       if (!planned.experts && !policy.independent_replicas)
@@ -100,8 +99,8 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
     }
     // Experts that ep alone cuts are no unit: nothing gathers or reduces them.
     if (!planned.experts || axis.size > 1)
-      out.units.push_back(
-          {planned.name, unit.elements(), gathered, reshards, unit.trainable_size()});
+      out.units.push_back({planned.name, unit.elements(), gathered, reshards, planned.once_a_step,
+                           unit.trainable_size()});
 
     // Without a second rank the shard itself serves, unless it must be cast.
     if (axis.size > 1 || casts) {

@@ -144,6 +144,11 @@ void keep_frozen_whole(const ModelOutline& outline, std::vector<size_t>& paramet
                        std::vector<size_t>& whole);
 // Their placements.
 void place_whole(const Layout& layout, ShardingPlan& plan);
+// Whether adapters are among `parameters`, and what trains of them is less than what is frozen.
+bool trains_beside(const ModelOutline& outline, const std::vector<size_t>& parameters);
+// Cuts layers of which that is so in two: before the unit of what is frozen comes one of what
+// trains, which is gathered once a step (semantics 3.7).
+void part_adapters(const ModelOutline& outline, std::vector<PlannedUnit>& units);
 bool unit_has_backward(const ShardingRequest& request, const ModuleIndex& index,
                        const PlannedUnit& unit);
 // The dimension that a style cuts of a module's parameter.

@@ -272,8 +272,10 @@ void keep_frozen_whole(const ModelOutline& outline, ShardingPlan& plan) {
   for (PlannedUnit& unit : plan.units) {
     if (unit.mp && unit.mp->param != computes) continue;
     const size_t before = plan.whole.size();
+    unit.once_a_step = unit.module_list >= 0 && trains_beside(outline, unit.parameters);
     footprint::keep_frozen_whole(outline, unit.parameters, plan.whole);
-    if (plan.whole.size() > before) unit.reshard_after_forward = reshards && !unit.root;
+    if (plan.whole.size() > before)
+      unit.reshard_after_forward = reshards && !unit.root && !unit.once_a_step;
   }
   std::erase_if(plan.units,
                 [](const PlannedUnit& unit) { return !unit.root && unit.parameters.empty(); });
@@ -360,6 +362,7 @@ ShardingPlan fully_sharded_plan(const ShardingRequest& request, const ShardingPo
   if (request.config.job.frozen_whole) keep_frozen_whole(outline, plan);
   place_frozen(outline, layout.shard.size, plan);
   split_root(outline, plan.units);
+  if (layout.shard.size > 1) part_adapters(outline, plan.units);
   for (PlannedUnit& unit : plan.units)
     lay_out(request, layout, plan.sharding, unit, plan.parameters);
   place_whole(layout, plan);

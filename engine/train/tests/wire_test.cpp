@@ -240,6 +240,45 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
 }
 
 TEST_CASE(
+    "of adapters a step has one gather and one sum, of their base two gathers a micro-batch") {
+  constexpr int64_t kLayers = 2, kMicroBatches = 2;
+  for (const bool flat : {false, true}) {
+    CAPTURE(flat);
+    Case c{"adapters", 2, kMicroBatches, {{"lora.r", "4"}}};
+    if (flat)
+      c.keys.emplace_back("distributed.strategy", "\"megatron_fsdp\"");
+    else
+      c.keys.emplace_back("distributed.fsdp2.reshard_after_forward", "true");
+    std::mutex mutex;
+    run_ranks(c.ranks, [&](const std::shared_ptr<World>& world) {
+      Job job = job_of(c);
+      modules::CausalLM net = modules::build_model(model_of(c), DType::float32, at::kMeta);
+      Trainer trainer(job, world, net.ptr(), net->outline(), 32);
+      for (const ParallelParameter& p : trainer.model().parameters())
+        modules::initialize(*net, p, 1);
+      trainer.model().after_optimizer_step();
+      auto forward = [&](int64_t) {
+        return train::loss_of(trainer, net,
+                              at::randint(net->outline().vocab_size, {2, 17}, at::kLong));
+      };
+      check_traffic(*world, trainer, forward, mutex);
+      const Rows sent = sent_rows(*world);  // of the last step
+      std::lock_guard lock(mutex);
+      const std::string axis = flat ? "dp" : "dp_shard";
+      CHECK(sent.at({axis, "all_gather"}).first == kMicroBatches * (1 + 2 * kLayers) + kLayers);
+      CHECK(sent.at({axis, "reduce_scatter"}).first == (flat ? kMicroBatches : 1) * kLayers);
+      int64_t once = 0, reduced = 0;
+      for (const UnitCost& unit : trainer.plan().footprint->units) {
+        once += unit.once_a_step;
+        reduced += unit.updated > 0;
+      }
+      CHECK(once == kLayers);
+      CHECK(reduced == kLayers);
+    });
+  }
+}
+
+TEST_CASE(
     "the collectives of megatron_fsdp are those of the plan at every level, and a rank holds what "
     "the table of levels says") {
   const std::pair<std::string, std::string> strategy{"distributed.strategy", "\"megatron_fsdp\""},

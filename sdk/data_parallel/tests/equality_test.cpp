@@ -53,6 +53,7 @@ struct Setting {
   double dropout = 0;
   int level = -1;  // 0 to 2: what a flat layout keeps whole
   bool double_buffer = false;
+  bool parted = false;  // what trains beside frozen parameters is a unit once a step
   // Storage of what is frozen, which has values that bfloat16 holds; nullopt: as made.
   std::optional<at::ScalarType> frozen_type = {};
   MixedPrecision mp = float32();
@@ -99,9 +100,12 @@ Result train(const std::shared_ptr<World>& world, const Setting& s) {
     }
     std::optional<bool> reshard;
     if (s.reshard >= 0) reshard = s.reshard == 1;
-    model = shard_model(net.ptr(),
-                        bind_units(*net, outline_of(*net), plan_units(outline_of(*net), reshard)),
-                        policy, shards, world);
+    const ModelOutline outline = outline_of(*net);
+    model = shard_model(
+        net.ptr(),
+        bind_units(*net, outline,
+                   s.parted ? tiny::parted_units(outline, reshard) : plan_units(outline, reshard)),
+        policy, shards, world);
   }
   std::vector<Tensor> m, v, t;
   Result out;
@@ -340,9 +344,13 @@ TEST_CASE("a unit that trains in part is there until gradients have passed throu
         {.name = "kept after forward", .ranks = 2, .reshard = 0},
         {.name = "recomputed", .ranks = 2, .checkpointing = AC::full},
         {.name = "recomputed in part", .ranks = 2, .checkpointing = AC::selective}};
+    for (size_t i = 0, plain = settings.size(); i < plain; ++i) {
+      settings.push_back(settings[i]);
+      settings.back().parted = true;
+    }
     for (Setting& setting : settings) {
       setting.frozen = frozen;
-      INFO(setting.name, ", frozen: ", frozen.front());
+      INFO(setting.name, setting.parted ? ", parted" : "", ", frozen: ", frozen.front());
       compare(run(setting), expected, 1e-5);
     }
   }
@@ -357,6 +365,9 @@ TEST_CASE("what is frozen may be stored in what it computes in, and no bit of tr
     settings.push_back({.name = "rows", .ranks = ranks, .accumulation = 2});
     settings.push_back({.name = "flat", .ranks = ranks, .layout = ShardLayout::flat});
   }
+  settings.push_back({.name = "rows, parted", .ranks = 2, .accumulation = 2, .parted = true});
+  settings.push_back(
+      {.name = "flat, parted", .ranks = 3, .layout = ShardLayout::flat, .parted = true});
   settings.push_back({.name = "replicas of rows", .ranks = 4, .replicas = 2});
   settings.push_back(
       {.name = "recomputed", .ranks = 2, .checkpointing = ActivationCheckpointing::full});

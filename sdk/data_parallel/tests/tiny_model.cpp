@@ -9,6 +9,8 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/silu.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <set>
 
 namespace tiny {
@@ -69,6 +71,26 @@ Tensor batch(int64_t rows, uint64_t seed) {
 Tensor loss_of(Net& net, const Tensor& ids) {
   Tensor logits = net(ids.narrow(1, 0, 6));
   return at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), ids.narrow(1, 1, 6).flatten());
+}
+
+std::vector<meshwright::PlannedUnit> parted_units(const meshwright::ModelOutline& outline,
+                                                  std::optional<bool> reshard) {
+  auto trains = [&](size_t p) { return outline.parameters[p].trainable; };
+  std::vector<meshwright::PlannedUnit> out;
+  for (meshwright::PlannedUnit& unit : meshwright::plan_units(outline, reshard)) {
+    const auto all = static_cast<std::ptrdiff_t>(unit.parameters.size());
+    const auto trained = std::count_if(unit.parameters.begin(), unit.parameters.end(), trains);
+    if (!unit.root && trained > 0 && trained < all) {
+      meshwright::PlannedUnit& part = out.emplace_back(unit);
+      part.name += ".adapters";
+      part.reshard_after_forward = false;
+      part.once_a_step = true;
+      std::erase_if(part.parameters, [&](size_t p) { return !trains(p); });
+      std::erase_if(unit.parameters, trains);
+    }
+    out.push_back(unit);
+  }
+  return out;
 }
 
 meshwright::ShardGroups groups_of(const std::shared_ptr<meshwright::World>& world,

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "meshwright/nn/layers.h"
 #include "meshwright/parallel/sharded_units.h"
@@ -45,6 +47,11 @@ Net make(int64_t layers, uint64_t seed, double dropout = 0, bool tied = false);
 // [rows, length] token ids of one sample stream.
 at::Tensor batch(int64_t rows, uint64_t seed);
 at::Tensor loss_of(Net& net, const at::Tensor& ids);
+
+// The units of a model, those of its layers that train in part cut in two: what trains, gathered
+// once a step, and the rest.
+std::vector<meshwright::PlannedUnit> parted_units(const meshwright::ModelOutline& outline,
+                                                  std::optional<bool> reshard = {});
 
 // All ranks as `replicas` copies of shards.
 meshwright::ShardGroups groups_of(const std::shared_ptr<meshwright::World>& world,

@@ -34,9 +34,9 @@ struct Bytes {
 
 struct UnitCost {
   std::string name;
-  int64_t parameters = 0;    // elements, after tp
-  int64_t padded_bytes = 0;  // gathered, in the gather dtype
-  bool reshards = false;
+  int64_t parameters = 0;                      // elements, after tp
+  int64_t padded_bytes = 0;                    // gathered, in the gather dtype
+  bool reshards = false, once_a_step = false;  // gathered again in backward; kept for a step
   int64_t updated = 0;  // elements that this rank's optimizer updates, padding included
 };
 

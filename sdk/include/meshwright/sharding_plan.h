@@ -50,7 +50,7 @@ struct PlannedUnit {
   int64_t module_list = -1;               // units of one list prefetch each other; -1: of none
   bool reshard_after_forward = false;     // false: stays gathered until its backward ends
   std::optional<MixedPrecision> mp = {};  // the unit's own; nullopt: the plan's
-  bool experts = false;                   // cut along dim 1 over ep_shard
+  bool experts = false, once_a_step = false;  // cut along dim 1 over ep_shard; kept for a step
   // Of a pipeline, the first or the last: whose passes alone use it; -1: all that run its module.
   int64_t stage = -1;
   bool last_stage = false;

@@ -262,6 +262,72 @@ TEST_CASE("what is frozen may be whole on every rank: then nothing gathers it") 
   }
 }
 
+TEST_CASE("adapters beside a frozen base are a unit that is gathered once a step") {
+  for (const bool flat : {false, true}) {
+    CAPTURE(flat);
+    Job job{.outline = llama_outline({.layers = 3}), .world = 2, .work = {.accumulation = 2}};
+    std::vector<ParameterOutline> parameters;
+    for (ParameterOutline& p : job.outline.parameters) {
+      // A norm that is thawed beside them goes along; the last layer is frozen as a whole.
+      p.trainable = p.name == "model.layers.1.input_layernorm.weight";
+      const std::string name = p.name;
+      parameters.push_back(std::move(p));
+      if (!name.ends_with(".q_proj.weight") || name.find(".2.") != std::string::npos) continue;
+      const std::string linear = name.substr(0, name.rfind('.'));
+      parameters.push_back({linear + ".lora_A.weight", {2, 8}, DType::float32});
+      parameters.push_back({linear + ".lora_B.weight", {8, 2}, DType::float32});
+    }
+    job.outline.parameters = std::move(parameters);
+    if (flat)
+      job.plan_flat();
+    else
+      job.plan();
+    auto made = [&] {
+      return flat ? flat_plan(job.request(), {}) : fully_sharded_plan(job.request(), {});
+    };
+    const std::string axis = flat ? "dp" : "dp_shard";
+    const ShardingPlan plan = made();
+    CHECK(names_of(plan) == std::vector<std::string>{"model.layers.0.adapters", "model.layers.0",
+                                                     "model.layers.1.adapters", "model.layers.1",
+                                                     "model.layers.2", "root"});
+    for (const PlannedUnit& unit : plan.units) {
+      CAPTURE(unit.name);
+      const bool adapters = unit.name.ends_with(".adapters");
+      CHECK(unit.once_a_step == adapters);
+      CHECK(unit.reshard_after_forward ==
+            (!adapters && !unit.root && (flat || unit.name != "model.layers.2")));
+      for (size_t p : unit.parameters) CHECK(job.outline.parameters[p].trainable == adapters);
+    }
+    CHECK(plan.units[0].module == "model.layers.0");
+    CHECK(plan.units[2].parameters.size() == 3);
+    // Two micro-batches: the root once each, layers twice each, but the last of rows; and adapters.
+    const Footprint cost = footprint_of(job.request(), plan);
+    CHECK(find_row(cost.wire, axis, "all_gather")->count == 2 * (1 + 4 + (flat ? 2 : 1)) + 2);
+    CHECK(find_row(cost.wire, axis, "reduce_scatter")->count == (flat ? 4 : 2));
+    CHECK(cost.units[0].once_a_step);
+    CHECK_FALSE(cost.units[1].once_a_step);
+    CHECK(cost.units[1].updated == 0);
+    // Where the base is whole, adapters are all that is gathered.
+    job.config.job.frozen_whole = true;
+    const Footprint whole = footprint_of(job.request(), made());
+    CHECK(find_row(whole.wire, axis, "all_gather")->count == 2);
+    job.config.job.frozen_whole = false;
+    // Adapters of more than the base would fill the memory that sharding saves.
+    for (ParameterOutline& p : job.outline.parameters)
+      if (p.name.ends_with("lora_A.weight")) p.shape = {1000, 8};
+    CHECK(names_of(made()).size() == 4);
+    // Alone nothing is gathered.
+    for (ParameterOutline& p : job.outline.parameters)
+      if (p.name.ends_with("lora_A.weight")) p.shape = {2, 8};
+    job.world = 1;
+    if (flat)
+      job.plan_flat();
+    else
+      job.plan();
+    CHECK(names_of(made()).size() == 4);
+  }
+}
+
 TEST_CASE("rows have no levels below 3") {
   Job job{.outline = llama_outline({}), .world = 2};
   job.plan();

@@ -39,6 +39,9 @@ struct UnitSpec {
   std::shared_ptr<const UnitLayout> layout = {};  // planned; null: made from the tensors
   std::optional<UnitSharding> sharding;           // nullopt: the policy's groups, along dim 0
   bool first_stage = false, last_stage = false;   // whose passes alone use it; neither: all do
+  // Gathered at its first use in a step and kept to the end of it, over all of its passes. Such a
+  // unit may share the module of one other, and is gathered ahead with it.
+  bool once_a_step = false;
 };
 
 // Planned units over the live model. Local. Throws Error(bad_module) for a module or parameter that
