@@ -104,7 +104,7 @@ void same(const std::vector<Tensor>& ours, const std::vector<Tensor>& theirs) {
     CAPTURE(i);
     REQUIRE(ours[i].defined() == theirs[i].defined());
     if (!theirs[i].defined()) continue;
-    CHECK(ours[i].scalar_type() == theirs[i].scalar_type());
+    CHECK((ours[i].scalar_type() == theirs[i].scalar_type()));
     REQUIRE(ours[i].sizes() == theirs[i].sizes());
     const double most = theirs[i].abs().max().item<double>();
     CHECK((ours[i] - theirs[i]).abs().max().item<double>() <= near(theirs[i].scalar_type()) * most);
