@@ -28,7 +28,8 @@ using detail::product;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Below each other. Made anew in the backward: what a unit has gathered is gone by then.
+// Below each other. Not saved for the backward, where it is made anew: a copy would outlive what a
+// unit has gathered.
 Tensor stacked(at::TensorList factors) {
   return factors.size() == 1 ? factors[0] : at::cat(factors, 0);
 }
