@@ -5,10 +5,15 @@
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <array>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include "engine/modules/initialize.h"
 #include "meshwright/error.h"
@@ -61,23 +66,92 @@ struct Drop {
   }
 };
 
+// What Linears that read one x have in common: their module, and the first of their names, as
+// Hugging Face's models call them. Others are alone.
+std::string readers_of(const std::string& linear) {
+  constexpr std::array<std::array<std::string_view, 3>, 2> kReaders{
+      {{"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj", ""}}};
+  const std::string_view parent = module_of(linear),
+                         last = std::string_view(linear).substr(linear.rfind('.') + 1);
+  for (const auto& names : kReaders)
+    if (std::find(names.begin(), names.end(), last) != names.end())
+      return std::string(parent) + "." + std::string(names[0]);
+  return linear;
+}
+
 // Whether calls of a factor are its product alone.
 bool bare(const Linear& factor) {
   const HookHost& host = *factor;
   return host.before_forward.empty() && host.after_forward.empty() && !host.around;
 }
 
+// Of Linears that read one x: the first of them that runs multiplies x with the A of all of them.
+// Where a later one reads another x after all, that has the A of those from it on.
+class Together {
+ public:
+  size_t join(Linear in) {
+    all_.push_back(std::move(in));
+    return all_.size() - 1;
+  }
+  // scale A x for number `which`, whose own A fits.
+  Tensor narrowed(const Tensor& x, size_t which, double scale) {
+    if (!is_of(x) || !waiting_.at(which).defined()) read(x, which, scale);
+    Tensor out = std::exchange(waiting_[which], Tensor());
+    if (std::none_of(waiting_.begin(), waiting_.end(), [](const Tensor& h) { return h.defined(); }))
+      from_.reset();
+    return out;
+  }
+
+ private:
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  static int64_t version_of(const Tensor& x) { return x.is_inference() ? 0 : x._version(); }
+
+  bool is_of(const Tensor& x) const {
+    return from_ && !from_->expired() && from_->_unsafe_get_target() == x.unsafeGetTensorImpl() &&
+           version_ == version_of(x) && training_ == c10::GradMode::is_enabled();
+  }
+  void read(const Tensor& x, size_t first, double scale) {
+    std::vector<size_t> whose;
+    std::vector<Tensor> factors;
+    for (size_t i = first; i < all_.size(); ++i) {
+      if (i != first && !(bare(all_[i]) && reads_low_rank(x, all_[i]->weight))) continue;
+      whose.push_back(i);
+      factors.push_back(all_[i]->weight);
+    }
+    std::vector<Tensor> made = narrow_low_rank(x, factors, scale);
+    waiting_.assign(all_.size(), Tensor());
+    for (size_t i = 0; i < whose.size(); ++i) waiting_[whose[i]] = std::move(made[i]);
+    from_ = Weak(x.getIntrusivePtr());
+    version_ = version_of(x);
+    training_ = c10::GradMode::is_enabled();
+  }
+
+  std::vector<Linear> all_;  // the A of each, in the outline's order
+  // Of the last x, for those that have not run since.
+  std::optional<Weak> from_;
+  int64_t version_ = 0;
+  bool training_ = false;
+  std::vector<Tensor> waiting_;
+};
+
+// A Linear's place among those that read its x.
+struct Reader {
+  std::shared_ptr<Together> together;
+  size_t which;
+};
+
 // y + scale B (A x), in two hooks around the Linear. The output of one of our own is nobody else's
-// yet, so that the sum may take its memory.
-void run(HookHost& host, Linear in, Linear out, double scale, Drop drop) {
+// yet, so that the sum may take its memory. With dropout each Linear reads an x of its own.
+void run(HookHost& host, Linear in, Linear out, double scale, Drop drop, Reader reader) {
   auto input = std::make_shared<Tensor>();  // between the two hooks of a call
   host.before_forward.emplace_back(
       [input](torch::nn::Module&, TensorRefs& inputs) { *input = *inputs.at(0); });
   host.after_forward.insert(
       host.after_forward.begin(),
-      [input, in = std::move(in), out = std::move(out), scale, drop = std::move(drop)](
-          torch::nn::Module& linear, TensorRefs& outputs) mutable {
-        Tensor x = std::exchange(*input, Tensor());
+      [input, in = std::move(in), out = std::move(out), scale, drop = std::move(drop),
+       reader = std::move(reader)](torch::nn::Module& linear, TensorRefs& outputs) mutable {
+        const Tensor given = std::exchange(*input, Tensor());
+        Tensor x = given;
         Tensor& y = *outputs.at(0);
         double times = scale;
         if (drop.at_work(linear)) {
@@ -89,10 +163,12 @@ void run(HookHost& host, Linear in, Linear out, double scale, Drop drop) {
         }
         x = as_type_of(x, in->weight);
         const bool ours = typeid(linear) == typeid(Linear::ContainedType);
-        if (ours && bare(in) && bare(out) && fits_low_rank(y, x, in->weight, out->weight))
-          y = add_low_rank(y, x, in->weight, out->weight, times);
-        else
+        if (!ours || !bare(in) || !bare(out) || !fits_low_rank(y, x, in->weight, out->weight))
           y = y + as_type_of(out(in(x).mul(times)), y);
+        else if (x.is_same(given))
+          y = widen_low_rank(y, reader.together->narrowed(x, reader.which, times), out->weight);
+        else
+          y = add_low_rank(y, x, in->weight, out->weight, times);
       });
 }
 
@@ -126,11 +202,17 @@ void run_adapters(const plan::Adapters& adapters, const ModelOutline& outline,
   auto factor = [&](const std::string& name, std::string_view part) {
     return Linear(std::dynamic_pointer_cast<Linear::ContainedType>(modules[below(name, part)]));
   };
-  for (const std::string& name : adapters.modules)
-    if (modules.contains(name))  // else it is of another stage
-      run(*HookHost::of(*modules[name]), factor(name, kFactorIn), factor(name, kFactorOut),
-          adapters.scale(),
-          {dropout, name, outline.find_parameter(below(name, kFactorIn) + ".weight")->shape[1]});
+  std::map<std::string, std::shared_ptr<Together>> beside;
+  for (const std::string& name : adapters.modules) {
+    if (!modules.contains(name)) continue;  // it is of another stage
+    const Linear in = factor(name, kFactorIn);
+    const int64_t columns = outline.find_parameter(below(name, kFactorIn) + ".weight")->shape[1];
+    std::shared_ptr<Together>& together = beside[readers_of(name)];
+    if (!together) together = std::make_shared<Together>();
+    const size_t which = together->join(in);
+    run(*HookHost::of(*modules[name]), in, factor(name, kFactorOut), adapters.scale(),
+        {dropout, name, columns}, {together, which});
+  }
 }
 
 }  // namespace meshwright::train

@@ -23,7 +23,8 @@ void attach_adapters(const plan::Adapters& adapters, const ModelOutline& outline
                      torch::nn::Module& model, uint64_t seed);
 
 // After it is made parallel: x is taken as the Linear itself takes it, and what is added joins its
-// output before anything else that a strategy does to that. `dropout`: nullptr without.
+// output before anything else that a strategy does to that. Where Linears of one module read one x,
+// their A are multiplied with it at once (sdk/base/add_low_rank.h). `dropout`: nullptr without.
 void run_adapters(const plan::Adapters& adapters, const ModelOutline& outline,
                   torch::nn::Module& model, const std::shared_ptr<AdapterDropout>& dropout);
 

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "meshwright/export.h"
 
 namespace meshwright {
@@ -15,5 +17,17 @@ MESHWRIGHT_API at::Tensor add_low_rank(const at::Tensor& y, const at::Tensor& x,
 // Whether these can be added so: some of one dtype, without autocast.
 MESHWRIGHT_API bool fits_low_rank(const at::Tensor& y, const at::Tensor& x, const at::Tensor& in,
                                   const at::Tensor& out);
+
+// The same in two steps, for adapters of which several read one x: scale A x of each, [rows of x,
+// its r], by one product of x with all A below each other. The gradient of x is one product, too,
+// and so are those of all A. What of it nobody uses costs its part of the forward alone.
+MESHWRIGHT_API std::vector<at::Tensor> narrow_low_rank(const at::Tensor& x, at::TensorList in,
+                                                       double scale);
+// y + B h, `narrow`: h, one of those; fits_low_rank() holds.
+MESHWRIGHT_API at::Tensor widen_low_rank(const at::Tensor& y, const at::Tensor& narrow,
+                                         const at::Tensor& out);
+// Whether `in` can be one of those that narrow_low_rank() multiplies: as fits_low_rank(), and its
+// unit is gathered.
+MESHWRIGHT_API bool reads_low_rank(const at::Tensor& x, const at::Tensor& in);
 
 }  // namespace meshwright

@@ -56,4 +56,15 @@ std::shared_ptr<WeightGradients> kept_queue(torch::autograd::AutogradContext& co
 at::Tensor now_or_later(torch::autograd::AutogradContext& context, const at::Tensor& weight,
                         std::function<at::Tensor()> product);
 
+// The gradient g^T x of a weight [out, in], from g [rows, out] and x [.., in]; undefined where it
+// stands in the forward's queue, or went where the weight's unit keeps it (gradient_place.h).
+at::Tensor gradient_of_weight(torch::autograd::AutogradContext& context, const at::Tensor& weight,
+                              const at::Tensor& g, const at::Tensor& x);
+// The same of several weights that read one x, by one product: g has the columns of all of them
+// beside each other. Undefined also for those that want no gradient.
+torch::autograd::variable_list gradients_of_weights(torch::autograd::AutogradContext& context,
+                                                    const std::vector<at::Tensor>& weights,
+                                                    const std::vector<bool>& wanted,
+                                                    const at::Tensor& g, const at::Tensor& x);
+
 }  // namespace meshwright::detail
