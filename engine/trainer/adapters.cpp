@@ -129,7 +129,7 @@ void run_adapters(const plan::Adapters& adapters, const ModelOutline& outline,
   for (const std::string& name : adapters.modules)
     if (modules.contains(name))  // else it is of another stage
       run(*HookHost::of(*modules[name]), factor(name, kFactorIn), factor(name, kFactorOut),
-          adapters.scale(),
+          adapters.scale(name),
           {dropout, name, outline.find_parameter(below(name, kFactorIn) + ".weight")->shape[1]});
 }
 
