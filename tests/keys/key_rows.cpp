@@ -127,6 +127,7 @@ const std::vector<Row>& rows() {
        "tests/train_configs/chats_test.cpp: epochs of chats are as many steps as their packs fill"},
       // [optimizer]
       {"optimizer.name", "sgd", plan},
+      {"optimizer.name", "muon", refused},
       {"optimizer.lr", "1e-2", trained},
       {"optimizer.betas", "[0.5, 0.6]", trained},
       {"optimizer.eps", "1e-2", trained},
@@ -186,6 +187,7 @@ const std::vector<Row>& rows() {
       {"lora.export", "merged", trained, both(kAdapters, {"checkpoint.export=final"}), {"ddp"}},
       {"lora.export", "none", trained, both(kAdapters, {"checkpoint.export=final"}), {"ddp"}},
       {"lora.base_dtype", "float16", plan, kAdapters},
+      {"lora.base_dtype", "nf4", refused, kAdapters},
       {"lora.base_dtype", "float16", trained, kAdapters, {"ddp"}},
       {"lora.base_dtype", "float16", told},
       {"lora.base_sharding", "replicate", plan, kAdapters, {"fsdp2", "megatron_fsdp"}},
