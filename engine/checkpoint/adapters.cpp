@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 #include <cmath>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <set>
 #include <vector>
 
+#include "engine/base/module_numbers.h"
 #include "engine/report/report.h"
 #include "engine/weights/convert.h"
 #include "sdk/base/low_rank.h"
@@ -23,6 +25,8 @@ Error damaged_adapters(const std::filesystem::path& checkpoint, const std::strin
       .help("meshwright checkpoint verify " + checkpoint.string());
 }
 
+}  // namespace
+
 PeftScale scale_in(const std::string& config, const std::filesystem::path& checkpoint) {
   boost::system::error_code failed;
   const boost::json::value parsed = boost::json::parse(config, failed);
@@ -35,10 +39,31 @@ PeftScale scale_in(const std::string& config, const std::filesystem::path& check
     return value->to_number<double>();
   };
   PeftScale out{.r = number("r"), .alpha = number("lora_alpha")};
+  auto pattern = [&](const char* name) {
+    StringMap entries;
+    const boost::json::value* value = table->if_contains(name);
+    if (value == nullptr || value->is_null()) return entries;
+    if (!value->is_object())
+      throw damaged(checkpoint, std::string(kAdapterConfig) + " has a " + name + " of no modules");
+    for (const auto& item : value->as_object())
+      entries.emplace_back(item.key(), item.value().is_number()
+                                           ? to_toml(item.value().to_number<double>())
+                                           : boost::json::serialize(item.value()));
+    try {
+      const base::ModuleNumbers read(1, entries, /*whole=*/false);
+    } catch (const Error& error) {
+      throw damaged(checkpoint, std::string(kAdapterConfig) + ": " + name + ": " + error.message());
+    }
+    return entries;
+  };
+  out.ranks = pattern("rank_pattern");
+  out.alphas = pattern("alpha_pattern");
   const boost::json::value* stabilized = table->if_contains("use_rslora");
   out.rank_stabilized = stabilized != nullptr && stabilized->is_bool() && stabilized->as_bool();
   return out;
 }
+
+namespace {
 
 template <class T>
 std::vector<T> whole(Source& source, size_t tensor, DType dtype) {
@@ -114,7 +139,7 @@ void stream_merged(const Joint& joint, DType dtype, MergeCount& count,
     joint.weights.read(joint.weight, row * columns, end * columns, kSums, values.data());
     round(before);
     for (int64_t i = row; i < end; ++i)
-      merge_row(factors, i, columns, static_cast<T>(joint.scale), sum.data(),
+      merge_row(factors, i, columns, static_cast<T>(joint.pair.scale), sum.data(),
                 values.data() + (i - row) * columns);
     round(after);
     count.elements += static_cast<int64_t>(values.size());
@@ -124,8 +149,6 @@ void stream_merged(const Joint& joint, DType dtype, MergeCount& count,
 }
 
 }  // namespace
-
-double PeftScale::value() const { return alpha / (rank_stabilized ? std::sqrt(r) : r); }
 
 bool names_adapters(const Meta& meta) {
   return std::any_of(meta.files.begin(), meta.files.end(),
@@ -165,7 +188,8 @@ std::optional<AdapterSet> adapters_of(Source& source) {
   if (checkpoint == nullptr || !names_adapters(checkpoint->meta())) return std::nullopt;
   AdapterSet out;
   out.config = checkpoint->read_file(std::string(kAdapterConfig));
-  out.scale = scale_in(out.config, source.path()).value();
+  const PeftScale scale = scale_in(out.config, source.path());
+  const base::ModuleNumbers alphas(scale.alpha, scale.alphas, /*whole=*/false);
   std::map<std::string_view, size_t> places;
   for (size_t i = 0; i < source.tensors().size(); ++i)
     if (source.tensors()[i].state.empty()) places.emplace(source.tensors()[i].name, i);
@@ -185,7 +209,10 @@ std::optional<AdapterSet> adapters_of(Source& source) {
         source.tensors()[in].shape[0] != source.tensors()[b->second].shape.at(1))
       throw damaged_adapters(source.path(),
                              std::string(name) + " has another shape than the weight beside it");
-    out.of_weight.emplace(weight->second, AdapterPair{in, b->second});
+    const auto r = static_cast<double>(source.tensors()[in].shape[0]);
+    out.of_weight.emplace(
+        weight->second,
+        AdapterPair{in, b->second, alphas.of(module) / (scale.rank_stabilized ? std::sqrt(r) : r)});
   }
   if (out.of_weight.empty())
     throw damaged_adapters(source.path(),

@@ -11,6 +11,7 @@
 
 #include "engine/checkpoint/source.h"
 #include "engine/weights/export.h"
+#include "meshwright/options.h"
 
 namespace meshwright::checkpoint {
 
@@ -23,9 +24,11 @@ inline constexpr std::string_view kAdapterWeights = "adapter_model.safetensors",
 // What kAdapterConfig says of how often adapters count.
 struct PeftScale {
   double r = 0, alpha = 0;
+  StringMap ranks = {}, alphas = {};  // rank_pattern and alpha_pattern
   bool rank_stabilized = false;
-  double value() const;  // alpha / r, or alpha / sqrt(r)
 };
+// Of the text of such a file, found in `folder`. Throws Error(bad_checkpoint).
+PeftScale scale_in(const std::string& config, const std::filesystem::path& folder);
 // Whether the checkpoint is of a run with adapters.
 bool names_adapters(const Meta& meta);
 // nullopt: it is of none. Throws Error(bad_checkpoint).
@@ -33,11 +36,11 @@ std::optional<PeftScale> scale_of(Checkpoint& checkpoint);
 
 struct AdapterPair {
   size_t in = 0, out = 0;  // A [r, in] and B [out, r] among Source::tensors()
+  double scale = 0;        // W + scale B A
 };
 
 struct AdapterSet {
   std::string config;                       // the text of kAdapterConfig
-  double scale = 0;                         // W + scale B A
   std::map<size_t, AdapterPair> of_weight;  // by the weight's place among Source::tensors()
 };
 
@@ -65,7 +68,6 @@ struct Joint {
   size_t weight;
   Source& factors;
   AdapterPair pair;
-  double scale;
   bool transposed;  // W's file has columns first
 };
 

@@ -171,8 +171,7 @@ weights::Exported export_folder(Source& source, const fs::path& target, const Ex
     const SourceTensor& tensor = source.tensors()[i];
     const DType dtype = content.dtype(tensor, choice);
     if (const AdapterPair* pair = content.joined_with(i))
-      tensors.push_back(merged_tensor(
-          {source, i, source, *pair, content.adapters->scale, tensor.transposed}, dtype, count));
+      tensors.push_back(merged_tensor({source, i, source, *pair, tensor.transposed}, dtype, count));
     else
       tensors.push_back(tensor_as_it_is(
           source, i, (content.alone ? std::string(kPeftPrefix) : "") + tensor.name, dtype));

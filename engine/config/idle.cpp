@@ -68,6 +68,8 @@ constexpr Rule kRules[] = {
     {"lora", "alpha", adapts, kR0},
     {"lora", "target_modules", adapts, kR0},
     {"lora", "exclude_modules", adapts, kR0},
+    {"lora", "rank_pattern", adapts, kR0},
+    {"lora", "alpha_pattern", adapts, kR0},
     {"lora", "dropout", adapts, kR0},
     {"lora", "rslora", adapts, kR0},
     {"lora", "init", adapts, kR0},

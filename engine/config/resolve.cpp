@@ -5,6 +5,7 @@
 
 #include "engine/config/config.h"
 #include "engine/config/idle.h"
+#include "engine/config/later.h"
 #include "engine/config/listen_address.h"
 #include "engine/config/source.h"
 #include "engine/config/unknown_key.h"
@@ -233,7 +234,9 @@ class Resolver {
     try {
       table.set(option.name, *converted, origin);
     } catch (const Error& error) {
-      if (names_plugin(table, option, value))
+      if (std::optional<Error> later = later_than_this(key, value))
+        diagnostics_.add(later->at(origin));
+      else if (names_plugin(table, option, value))
         diagnostics_.add(Error(error.code(), error.message())
                              .key(key)
                              .at(origin)

@@ -15,6 +15,10 @@ constexpr meshwright_option text(const char* name, const char* default_value, co
 constexpr meshwright_option optional_text(const char* name, const char* doc) {
   return with_flags(text(name, nullptr, doc), MESHWRIGHT_OPTIONAL);
 }
+// Names of modules and a number each.
+constexpr meshwright_option modules(const char* name, const char* doc) {
+  return with_flags(option(name, MESHWRIGHT_STRING_MAP, nullptr, doc), MESHWRIGHT_OPTIONAL);
+}
 constexpr meshwright_option number(const char* name, const char* default_value, double min,
                                    const char* doc, bool open = false) {
   meshwright_option o = option(name, MESHWRIGHT_NUMBER, default_value, doc);
@@ -147,6 +151,10 @@ constexpr std::array kLora = {
                "(\"model.layers.0.*.q_proj\", * within a part). \"all-linear\": all but heads."),
         "match_all_linear{true=all-linear,false=}"),
     option("exclude_modules", MESHWRIGHT_STRING_LIST, "[]", "Linears that get none, named alike."),
+    modules("rank_pattern",
+            "Other ranks for some: { q_proj = 16 }. Names as in peft's file: a last name, a full "
+            "one, or an expression of its last parts; the first that fits counts."),
+    modules("alpha_pattern", "Another alpha for some, named alike."),
     at_most(number("dropout", "0", 0,
                    "Share of what adapters read that is dropped in training, the same on every "
                    "layout."),

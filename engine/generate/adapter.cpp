@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 
-#include "engine/plan/adapter_folder.h"
 #include "engine/report/report.h"
 #include "engine/weights/convert.h"
 #include "engine/weights/transposed.h"
@@ -56,8 +55,9 @@ Adapter::Adapter(fs::path folder, const ModelOutline& model, bool merged)
         .help("name a folder with adapter_config.json and adapter_model.safetensors")
         .help(kExport);
   const fs::path file = folder_ / checkpoint::kAdapterWeights;
+  plan::AdapterFolder read;
   try {
-    const plan::AdapterFolder read = plan::read_adapter_folder(folder_, model);
+    read = plan::read_adapter_folder(folder_, model);
     counts_.r = read.r;
     counts_.alpha = read.alpha;
     counts_.rank_stabilized = read.rank_stabilized;
@@ -73,7 +73,7 @@ Adapter::Adapter(fs::path folder, const ModelOutline& model, bool merged)
         .help("save the adapters as safetensors: peft's save_pretrained() does")
         .help(kExport);
   file_ = std::make_unique<checkpoint::Source>(file);
-  pair_up(model);
+  pair_up(model, read);
 }
 
 Error Adapter::mismatch(const std::string& what) const {
@@ -93,10 +93,11 @@ void Adapter::check_tensor(const std::string& name, const std::vector<int64_t>& 
                    ", not of a floating type");
 }
 
-void Adapter::pair_up(const ModelOutline& model) {
+void Adapter::pair_up(const ModelOutline& model, const plan::AdapterFolder& read) {
   const auto modules = linears(model);
   struct Found {
     const ParameterOutline* weight = nullptr;
+    std::string_view in_file;  // what the file calls its module
     std::optional<size_t> in, out;
   };
   std::map<std::string, Found, std::less<>> found;  // by weight
@@ -108,15 +109,20 @@ void Adapter::pair_up(const ModelOutline& model) {
       throw mismatch("no Linear of " + model.architecture + " takes the tensor " + in_quotes(name));
     Found& one = found[module->second->name];
     one.weight = module->second;
+    one.in_file = factor->linear.substr(checkpoint::kPeftPrefix.size());
     (factor->out ? one.out : one.in) = i;
   }
   for (const auto& [name, one] : found) {
     if (!one.in || !one.out)
       throw mismatch(in_quotes(file_->tensors()[one.in ? *one.in : *one.out].name) +
                      " has no other factor beside it, lora_" + (one.in ? "B" : "A"));
-    check_tensor(name, {counts_.r, one.weight->shape[1]}, *one.in);
-    check_tensor(name, {one.weight->shape[0], counts_.r}, *one.out);
-    weights_.push_back({name, {*one.in, *one.out}});
+    const std::string module(module_of(name));
+    const plan::AdapterSize size{static_cast<int64_t>(read.ranks.of(one.in_file, module)),
+                                 read.alphas.of(one.in_file, module)};
+    check_tensor(name, {size.r, one.weight->shape[1]}, *one.in);
+    check_tensor(name, {one.weight->shape[0], size.r}, *one.out);
+    if (size != plan::AdapterSize{counts_.r, counts_.alpha}) counts_.others.emplace(module, size);
+    weights_.push_back({name, {*one.in, *one.out, counts_.scale(module)}});
   }
   if (weights_.empty()) throw mismatch("it holds no adapters");
 }
@@ -128,11 +134,27 @@ const Adapter::Weight* Adapter::find(std::string_view parameter) const {
   return at == weights_.end() || at->name != parameter ? nullptr : &*at;
 }
 
+// Full names of modules and their numbers, as lora.rank_pattern and lora.alpha_pattern take them.
+StringMap Adapter::differing(double (*number)(const plan::AdapterSize&), double all) const {
+  StringMap out;
+  for (const auto& [module, size] : counts_.others)
+    if (number(size) != all) out.emplace_back(module, to_toml(number(size)));
+  return out;
+}
+
 std::vector<std::string> Adapter::settings() const {
   if (merged_) return {};
   std::vector<std::string> modules;
   for (const Weight& weight : weights_) modules.emplace_back(module_of(weight.name));
-  return {"lora.r=" + to_toml(counts_.r), "lora.alpha=" + to_toml(counts_.alpha),
+  const StringMap ranks = differing(
+                      [](const plan::AdapterSize& size) { return static_cast<double>(size.r); },
+                      static_cast<double>(counts_.r)),
+                  alphas = differing([](const plan::AdapterSize& size) { return size.alpha; },
+                                     counts_.alpha);
+  return {"lora.r=" + to_toml(counts_.r),
+          "lora.alpha=" + to_toml(counts_.alpha),
+          "lora.rank_pattern=" + to_toml(ranks),
+          "lora.alpha_pattern=" + to_toml(alphas),
           "lora.rslora=" + to_toml(counts_.rank_stabilized),
           "lora.target_modules=" + to_toml(modules)};
 }

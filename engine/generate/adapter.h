@@ -11,6 +11,7 @@
 
 #include "engine/checkpoint/adapters.h"
 #include "engine/generate/source.h"
+#include "engine/plan/adapter_folder.h"
 #include "engine/plan/adapters.h"
 #include "meshwright/outline.h"
 
@@ -30,7 +31,6 @@ class Adapter {
 
   const std::filesystem::path& folder() const { return folder_; }
   bool merged() const { return merged_; }
-  double scale() const { return counts_.scale(); }
   checkpoint::Source& file() { return *file_; }
   // nullptr: no adapter lies beside it.
   const Weight* find(std::string_view parameter) const;
@@ -39,11 +39,12 @@ class Adapter {
 
  private:
   void check_tensor(const std::string& name, const std::vector<int64_t>& shape, size_t at) const;
-  void pair_up(const ModelOutline& model);
+  void pair_up(const ModelOutline& model, const plan::AdapterFolder& read);
+  StringMap differing(double (*number)(const plan::AdapterSize&), double all) const;
   Error mismatch(const std::string& what) const;
   std::filesystem::path folder_;
   bool merged_;
-  plan::Adapters counts_;  // r and scale alone
+  plan::Adapters counts_;  // r, alpha and what differs from them alone
   std::string base_;       // the model that the folder names
   std::unique_ptr<checkpoint::Source> file_;
   std::vector<Weight> weights_;  // sorted by name

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <optional>
 #include <set>
+#include <variant>
 
 #include "sdk/files/read_file.h"
 #include "sdk/files/strict_json.h"
@@ -43,6 +45,26 @@ bool is_unset(const json::value& value) {
 bool has_transposed(const ModelOutline& model) {
   return std::any_of(model.parameters.begin(), model.parameters.end(),
                      [](const ParameterOutline& p) { return p.stored.transposed; });
+}
+
+bool is_rank(double number) { return number == std::floor(number) && number < 1e9; }
+
+StringMap pattern_in(const Options& table, const char* name) {
+  const auto* pattern = std::get_if<StringMap>(&table.value(name));
+  return pattern != nullptr ? *pattern : StringMap();
+}
+
+// To compare: 4, 4.0 and "4" are the same number. The order stays, since the first entry that is
+// for a module counts.
+StringMap as_numbers(StringMap pattern) {
+  for (auto& [name, text] : pattern) {
+    double number = 0;
+    const char* end = text.data() + text.size();
+    if (const auto [read, failed] = std::from_chars(text.data(), end, number);
+        failed == std::errc() && read == end)
+      text = to_toml(number);
+  }
+  return pattern;
 }
 
 bool has_transposed(const Job& job) try {
@@ -93,15 +115,14 @@ class AdapterConfig {
   }
 
   void compare(Diagnostics& diagnostics) const {
-    auto differ = [&](const Number& theirs, const char* ours) {
-      if (theirs.value != table_->get_number(ours))
-        diagnostics.add(differs(theirs.key, ours, to_toml(theirs.value)));
+    auto differ = [&](const Numbers& theirs, const char* ours, double value, const char* pattern) {
+      if (theirs.value != value) diagnostics.add(differs(theirs.key, ours, to_toml(theirs.value)));
+      if (as_numbers(theirs.some) != as_numbers(pattern_in(*table_, pattern)))
+        diagnostics.add(differs(pattern, pattern, to_toml(theirs.some)));
     };
     try {
-      const Number rank = r();
-      if (rank.value != static_cast<double>(table_->get_int("r")))
-        diagnostics.add(differs(rank.key, "r", to_toml(rank.value)));
-      differ(alpha(), "alpha");
+      differ(r(), "r", static_cast<double>(table_->get_int("r")), "rank_pattern");
+      differ(alpha(), "alpha", table_->get_number("alpha"), "alpha_pattern");
     } catch (const Error& error) {
       diagnostics.add(error);
     }
@@ -114,12 +135,14 @@ class AdapterConfig {
     auto set = [&](const char* name, const OptionValue& value) {
       if (!table_->is_given(name)) into.set(name, value, table_->origin("adapter"));
     };
-    const double rank = r().value;
-    if (rank == std::floor(rank) && rank < 1e9)
-      set("r", static_cast<int64_t>(rank));
+    const Numbers ranks = r(), alphas = alpha();
+    if (is_rank(ranks.value))
+      set("r", static_cast<int64_t>(ranks.value));
     else
-      set("r", rank);  // which is refused as any other
-    set("alpha", alpha().value);
+      set("r", ranks.value);  // which is refused as any other
+    set("alpha", alphas.value);
+    if (!ranks.some.empty()) set("rank_pattern", ranks.some);
+    if (!alphas.some.empty()) set("alpha_pattern", alphas.some);
     set("rslora", rank_stabilized());
     if (!table_->is_given("target_modules")) set("target_modules", names_of("target_modules"));
     if (const json::value* excluded = find("exclude_modules");
@@ -128,11 +151,12 @@ class AdapterConfig {
   }
 
   AdapterFolder contents() const {
-    const double rank = r().value;
-    if (rank != std::floor(rank) || rank > INT32_MAX)
-      throw unread("r is " + shown("r") + ", not an integer above 0");
-    return {.r = static_cast<int64_t>(rank),
-            .alpha = alpha().value,
+    const Numbers ranks = r(), alphas = alpha();
+    if (!is_rank(ranks.value)) throw unread("r is " + shown("r") + ", not an integer above 0");
+    return {.r = static_cast<int64_t>(ranks.value),
+            .alpha = alphas.value,
+            .ranks = base::ModuleNumbers(ranks.value, ranks.some, /*whole=*/true),
+            .alphas = base::ModuleNumbers(alphas.value, alphas.some, /*whole=*/false),
             .rank_stabilized = rank_stabilized(),
             .base = text_of("base_model_name_or_path")};
   }
@@ -148,9 +172,10 @@ class AdapterConfig {
   }
 
  private:
-  struct Number {
-    double value;
+  struct Numbers {
+    double value;  // of all modules but some
     const char* key;
+    StringMap some;
   };
 
   const json::value* find(const char* name) const { return config_.as_object().if_contains(name); }
@@ -180,31 +205,40 @@ class AdapterConfig {
         .help(std::string("set lora.") + ours + " = " + value);
   }
 
-  Number r() const { return same_for_all("r", "rank_pattern"); }
-  Number alpha() const { return same_for_all("lora_alpha", "alpha_pattern"); }
+  Numbers r() const { return numbers("r", "rank_pattern", /*whole=*/true); }
+  Numbers alpha() const { return numbers("lora_alpha", "alpha_pattern", /*whole=*/false); }
   bool rank_stabilized() const {
     const json::value* value = find("use_rslora");
     return value != nullptr && value->is_bool() && value->as_bool();
   }
 
-  // The number that every module gets, whichever of them the pattern is for.
-  Number same_for_all(const char* name, const char* pattern) const {
+  // Without a pattern where it comes to one number for all modules.
+  Numbers numbers(const char* name, const char* pattern, bool whole) const {
     const json::value* value = find(name);
     if (value == nullptr || !value->is_number() || !(value->to_number<double>() > 0))
       throw unread(std::string(name) + " is " + shown(name) + ", not a number above 0");
-    const Number all{value->to_number<double>(), name};
+    Numbers all{value->to_number<double>(), name, {}};
     const json::value* some = find(pattern);
     if (some == nullptr || is_unset(*some)) return all;
-    std::set<double> numbers;
-    if (some->is_object())
-      for (const auto& item : some->as_object())
-        numbers.insert(item.value().is_number() ? item.value().to_number<double>() : 0);
-    if (numbers.size() == 1 && *numbers.begin() > 0) {
-      if (*numbers.begin() == all.value) return all;
-      if (names_all_targets(some->as_object())) return {*numbers.begin(), pattern};
+    auto refuse = [&](const std::string& why) {
+      return unread(std::string(pattern) + " = " + shown(pattern) + ": " + why);
+    };
+    if (!some->is_object()) throw refuse("is not an object of modules and numbers");
+    std::set<double> different;
+    for (const auto& item : some->as_object()) {
+      if (!item.value().is_number()) throw refuse(json::serialize(item.value()) + " is no number");
+      different.insert(item.value().to_number<double>());
+      all.some.emplace_back(item.key(), to_toml(item.value().to_number<double>()));
     }
-    throw unread(std::string(pattern) + " = " + shown(pattern) + " beside " + name + " = " +
-                 shown(name) + ": other numbers for some modules are not read here");
+    try {
+      const base::ModuleNumbers read(all.value, all.some, whole);
+    } catch (const Error& error) {
+      throw refuse(error.message());
+    }
+    if (different.size() > 1) return all;
+    if (*different.begin() == all.value) return {all.value, name, {}};
+    if (names_all_targets(some->as_object())) return {*different.begin(), pattern, {}};
+    return all;
   }
 
   // A key of a pattern that is a target's name is for all that the target selects.

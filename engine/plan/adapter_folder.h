@@ -5,13 +5,14 @@
 #include <filesystem>
 #include <string>
 
+#include "engine/base/module_numbers.h"
 #include "engine/plan/plan.h"
 
 namespace meshwright::plan {
 
-// Takes from its adapter_config.json what [lora] does not set of r, alpha, rslora, target_modules
-// and exclude_modules. Adds an error where r is to come from there and cannot, and tells of another
-// dropout. Nothing where lora.adapter is not set.
+// Takes from its adapter_config.json what [lora] does not set of r, alpha, rank_pattern,
+// alpha_pattern, rslora, target_modules and exclude_modules. Adds an error where r is to come from
+// there and cannot, and tells of another dropout. Nothing where lora.adapter is not set.
 void take_from_adapter_folder(config::Config& config, Diagnostics& diagnostics);
 
 // Holds the file against [lora]: adds Error(conflict) where they differ, and
@@ -26,6 +27,7 @@ bool begins_afresh(const config::Config& config);
 struct AdapterFolder {
   int64_t r = 0;
   double alpha = 0;
+  meshwright::base::ModuleNumbers ranks, alphas;  // of all modules
   bool rank_stabilized = false;
   std::string base;  // the model that it names; "": none
 };

@@ -7,6 +7,7 @@
 #include <map>
 #include <variant>
 
+#include "engine/base/module_numbers.h"
 #include "engine/plan/base_dtype.h"
 #include "engine/report/report.h"
 #include "meshwright/tp_plan.h"
@@ -127,20 +128,73 @@ class Choice {
   std::map<std::string_view, const ParameterOutline*> weights_;  // by module
 };
 
-// Above the smaller size A and B could say no more than a whole matrix.
-void check_rank(const Options& table, const std::vector<const ParameterOutline*>& weights) {
-  const ParameterOutline* smallest = *std::min_element(
-      weights.begin(), weights.end(), [](const ParameterOutline* a, const ParameterOutline* b) {
-        return std::min(a->shape[0], a->shape[1]) < std::min(b->shape[0], b->shape[1]);
-      });
-  const int64_t r = table.get_int("r"), most = std::min(smallest->shape[0], smallest->shape[1]);
-  if (r <= most) return;
-  throw refuse(table, "r", ErrorCode::out_of_range,
-               "lora.r = " + std::to_string(r) + " is above the smaller size of " + smallest->name +
-                   " [" + std::to_string(smallest->shape[0]) + ", " +
-                   std::to_string(smallest->shape[1]) + "]")
-      .help("set lora.r = " + std::to_string(most))
-      .help("add \"" + std::string(module_of(smallest->name)) + "\" to lora.exclude_modules");
+// What files call the module of a parameter.
+std::string file_module(const ParameterOutline& p) {
+  return std::string(module_of(p.stored.names.empty() ? p.name : p.stored.names[0]));
+}
+
+// `otherwise`, but for modules that the pattern names (lora.rank_pattern, lora.alpha_pattern).
+base::ModuleNumbers numbers_of(const Options& table, const char* pattern, double otherwise,
+                               bool whole) {
+  const auto* some = std::get_if<StringMap>(&table.value(pattern));
+  try {
+    return {otherwise, some != nullptr ? *some : StringMap(), whole};
+  } catch (Error& error) {
+    throw error.key(std::string("lora.") + pattern).at(table.origin(pattern));
+  }
+}
+base::ModuleNumbers ranks_of(const Options& table) {
+  return numbers_of(table, "rank_pattern", static_cast<double>(table.get_int("r")), true);
+}
+base::ModuleNumbers alphas_of(const Options& table) {
+  return numbers_of(table, "alpha_pattern", table.get_number("alpha"), false);
+}
+
+// A name of the job's own that means nothing is a mistake. peft lets its files have some.
+void check_patterns(const Options& table, const std::vector<const ParameterOutline*>& weights) {
+  if (table.is_set("adapter")) return;
+  std::vector<std::string> modules;
+  for (const ParameterOutline* weight : weights) {
+    modules.emplace_back(module_of(weight->name));
+    modules.push_back(file_module(*weight));
+  }
+  for (const auto& [pattern, numbers] :
+       {std::pair("rank_pattern", ranks_of(table)), std::pair("alpha_pattern", alphas_of(table))})
+    if (const std::string name = numbers.without_module(modules); !name.empty()) {
+      Error error = refuse(table, pattern, ErrorCode::conflict,
+                           std::string("lora.") + pattern + ": " + to_toml(name) +
+                               " is no module that has an adapter");
+      std::vector<std::string> near = modules;
+      for (const std::string& module : modules) near.emplace_back(last_part(module));
+      if (const std::string nearest = nearest_name(name, near); !nearest.empty())
+        error.help("did you mean \"" + nearest + "\"?");
+      throw error.help("take " + to_toml(name) + " out of lora." + pattern);
+    }
+}
+
+// Above the smaller size A and B could say no more than a whole matrix. `ranks`: of the weights.
+void check_ranks(const Options& table, const std::vector<const ParameterOutline*>& weights,
+                 const std::vector<int64_t>& ranks) {
+  const ParameterOutline* smallest = nullptr;
+  int64_t r = 0, most = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const int64_t size = std::min(weights[i]->shape[0], weights[i]->shape[1]);
+    if (ranks[i] <= size || (smallest != nullptr && size >= most)) continue;
+    smallest = weights[i];
+    r = ranks[i];
+    most = size;
+  }
+  if (smallest == nullptr) return;
+  const std::string module(module_of(smallest->name));
+  const bool others = r != table.get_int("r");
+  Error error = refuse(table, others ? "rank_pattern" : "r", ErrorCode::out_of_range,
+                       (others ? "lora.rank_pattern: r = " : "lora.r = ") + std::to_string(r) +
+                           " is above the smaller size of " + smallest->name + " [" +
+                           std::to_string(smallest->shape[0]) + ", " +
+                           std::to_string(smallest->shape[1]) + "]");
+  error.help(others ? "set lora.rank_pattern to at most " + std::to_string(most) + " for " + module
+                    : "set lora.r = " + std::to_string(most));
+  throw error.help("add \"" + module + "\" to lora.exclude_modules");
 }
 
 std::string factor_name(std::string_view weight, std::string_view part) {
@@ -173,10 +227,8 @@ const ParameterOutline& weight_of(const ModelOutline& outline, const std::string
 std::vector<std::string> peft_targets(const Adapters& adapters, const ModelOutline& outline) {
   const std::set<std::string_view> modules(adapters.modules.begin(), adapters.modules.end());
   std::set<std::string, std::less<>> last, full;
-  for (const std::string& module : adapters.modules) {
-    const ParameterOutline& weight = weight_of(outline, module);
-    full.emplace(module_of(weight.stored.names.empty() ? weight.name : weight.stored.names[0]));
-  }
+  for (const std::string& module : adapters.modules)
+    full.insert(file_module(weight_of(outline, module)));
   for (const std::string& name : full) last.emplace(last_part(name));
   const bool others =
       outline.moe ||
@@ -187,11 +239,43 @@ std::vector<std::string> peft_targets(const Adapters& adapters, const ModelOutli
   return {out.begin(), out.end()};
 }
 
+// A whole number without a point, as peft has it.
+boost::json::value json_number(double number) {
+  if (number == std::floor(number) && number < 1e15) return static_cast<int64_t>(number);
+  return number;
+}
+
+// Numbers of modules that differ from `all`, by last names where all of that name have the one
+// number, else by full names.
+boost::json::object pattern_of(const Adapters& adapters, const ModelOutline& outline, double all,
+                               double (*number)(const AdapterSize&)) {
+  std::map<std::string, double> by_module;
+  std::map<std::string, std::set<double>> by_last;
+  for (const std::string& module : adapters.modules) {
+    const std::string name = file_module(weight_of(outline, module));
+    by_module[name] = number(adapters.size(module));
+    by_last[std::string(last_part(name))].insert(by_module[name]);
+  }
+  boost::json::object out;
+  for (const auto& [last, numbers] : by_last)
+    if (numbers.size() == 1 && *numbers.begin() != all) out[last] = json_number(*numbers.begin());
+  for (const auto& [name, one] : by_module)
+    if (one != all && by_last.at(std::string(last_part(name))).size() > 1)
+      out[name] = json_number(one);
+  return out;
+}
+
 }  // namespace
 
-double Adapters::scale() const {
-  const auto rank = static_cast<double>(r);
-  return alpha / (rank_stabilized ? std::sqrt(rank) : rank);
+AdapterSize Adapters::size(std::string_view module) const {
+  const auto other = others.find(module);
+  return other == others.end() ? AdapterSize{r, alpha} : other->second;
+}
+
+double Adapters::scale(std::string_view module) const {
+  const AdapterSize one = size(module);
+  const auto rank = static_cast<double>(one.r);
+  return one.alpha / (rank_stabilized ? std::sqrt(rank) : rank);
 }
 
 InitialValue initial_adapter(const ParameterOutline& parameter, bool gaussian) {
@@ -208,10 +292,16 @@ Adapters add_adapters(const config::Config& config, ModelOutline& outline) {
   const Options& table = config.table("lora");
   if (table.get_int("r") == 0) return {};
   const std::vector<const ParameterOutline*> weights = Choice(config, outline).weights();
-  check_rank(table, weights);
-  std::map<std::string, std::vector<ParameterOutline>, std::less<>> added;  // by module
+  check_patterns(table, weights);
+  const base::ModuleNumbers numbers = ranks_of(table);
+  std::vector<int64_t> ranks;
   for (const ParameterOutline* weight : weights)
-    added.emplace(module_of(weight->name), parameters_of(outline, *weight, table.get_int("r")));
+    ranks.push_back(
+        static_cast<int64_t>(numbers.of(file_module(*weight), module_of(weight->name))));
+  check_ranks(table, weights, ranks);
+  std::map<std::string, std::vector<ParameterOutline>, std::less<>> added;  // by module
+  for (size_t i = 0; i < weights.size(); ++i)
+    added.emplace(module_of(weights[i]->name), parameters_of(outline, *weights[i], ranks[i]));
   // A module's own parameters come before those of the modules below it.
   std::vector<ParameterOutline> parameters;
   for (size_t i = 0; i < outline.parameters.size(); ++i) {
@@ -244,11 +334,17 @@ Adapters adapters_in(const config::Config& config, const ModelOutline& outline) 
   out.dropout = table.get_number("dropout");
   out.rank_stabilized = table.get_bool("rslora");
   out.gaussian = table.get_string("init") == "gaussian";
+  const base::ModuleNumbers alphas = alphas_of(table);
   for (const ParameterOutline& p : outline.parameters) {
     const std::optional<LowRankFactor> factor = low_rank_factor(p.name);
     if (!factor) continue;
     out.parameters.insert(p.name);
-    if (factor->out) out.modules.emplace_back(factor->linear);
+    if (!factor->out) continue;
+    const std::string module(factor->linear);
+    const std::string stored = file_module(p);  // of B, which lies below the Linear
+    const AdapterSize size{p.shape[1], alphas.of(stored.substr(0, stored.rfind('.')), module)};
+    if (size != AdapterSize{out.r, out.alpha}) out.others.emplace(module, size);
+    out.modules.push_back(module);
   }
   return out;
 }
@@ -261,7 +357,8 @@ std::string peft_config(const Adapters& adapters, const ModelOutline& outline,
       adapters.modules.begin(), adapters.modules.end(),
       [&](const std::string& module) { return weight_of(outline, module).stored.transposed; });
   json::object out;
-  out["alpha_pattern"] = json::object();
+  out["alpha_pattern"] = pattern_of(adapters, outline, adapters.alpha,
+                                    [](const AdapterSize& size) { return size.alpha; });
   out["base_model_name_or_path"] = base.empty() ? json::value(nullptr) : json::value(base);
   out["bias"] = "none";
   // Of Conv1D, whose weight lies [in, out]: peft sets it there by itself, with a warning where a
@@ -270,15 +367,14 @@ std::string peft_config(const Adapters& adapters, const ModelOutline& outline,
   out["fan_in_fan_out"] = transposed;
   out["inference_mode"] = true;
   out["init_lora_weights"] = true;
-  if (adapters.alpha == std::floor(adapters.alpha) && adapters.alpha < 1e15)
-    out["lora_alpha"] = static_cast<int64_t>(adapters.alpha);
-  else
-    out["lora_alpha"] = adapters.alpha;
+  out["lora_alpha"] = json_number(adapters.alpha);
   out["lora_dropout"] = adapters.dropout;
   out["modules_to_save"] = nullptr;
   out["peft_type"] = "LORA";
   out["r"] = adapters.r;
-  out["rank_pattern"] = json::object();
+  out["rank_pattern"] =
+      pattern_of(adapters, outline, static_cast<double>(adapters.r),
+                 [](const AdapterSize& size) { return static_cast<double>(size.r); });
   out["target_modules"] = json::array(targets.begin(), targets.end());
   out["task_type"] = "CAUSAL_LM";
   out["use_dora"] = false;
@@ -292,6 +388,9 @@ std::string adapter_settings(const config::Config& config) {
   if (table.get_int("r") == 0) return out;
   for (const char* name : {"r", "alpha", "target_modules", "exclude_modules", "rslora"})
     out += std::string("lora.") + name + "=" + to_toml(table.value(name)) + "\n";
+  for (const char* name : {"rank_pattern", "alpha_pattern"})
+    if (table.is_set(name))
+      out += std::string("lora.") + name + "=" + to_toml(table.value(name)) + "\n";
   return out;
 }
 

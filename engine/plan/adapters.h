@@ -3,6 +3,7 @@
 // two modules below the Linear (sdk/base/low_rank.h). Pure, for the plan and the run alike.
 #pragma once
 
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -14,15 +15,24 @@
 
 namespace meshwright::plan {
 
+struct AdapterSize {
+  int64_t r = 0;
+  double alpha = 0;
+  bool operator==(const AdapterSize&) const = default;
+};
+
 struct Adapters {
   int64_t r = 0;  // 0: there are none
   double alpha = 0, dropout = 0;
   bool rank_stabilized = false, gaussian = false;
-  std::vector<std::string> modules;  // that have one, in the outline's order
+  std::vector<std::string> modules;                        // that have one, in the outline's order
+  std::map<std::string, AdapterSize, std::less<>> others;  // of modules that differ from r or alpha
   std::set<std::string, std::less<>> parameters;
 
   bool any() const { return !modules.empty(); }
-  double scale() const;  // alpha / r, or alpha / sqrt(r) (Kalajdzievski 2023)
+  AdapterSize size(std::string_view module) const;
+  double scale(
+      std::string_view module) const;  // alpha / r, or alpha / sqrt(r) (Kalajdzievski 2023)
   bool hold(std::string_view parameter) const { return parameters.contains(parameter); }
 };
 // Of a parameter of an adapter, by lora.init.

@@ -269,7 +269,7 @@ void Trainer::load(const std::string& path) {
   std::optional<checkpoint::Checkpoint> from;
   train::agree_or_throw(*world_, train::outcome_of([&] {
     from.emplace(checkpoint::resolve(path));
-    train::check_scale(*from, plan_->lora);
+    train::check_scale(*from, plan_->lora, plan_->adapter_config);
     return std::string();
   }));
   train::load_checkpoint(*this, *from);

@@ -156,23 +156,31 @@ void check_base(checkpoint::Checkpoint& from, const std::string& pretrained) {
   from.open_base();
 }
 
-void check_scale(checkpoint::Checkpoint& from, const Options& lora) {
+void check_scale(checkpoint::Checkpoint& from, const Options& lora, const std::string& config) {
   if (lora.get_int("r") == 0) return;
   const std::optional<checkpoint::PeftScale> was = checkpoint::scale_of(from);
   if (!was) return;
-  auto refuse = [&](const std::string& name, const OptionValue& then) {
+  auto refuse = [&](const std::string& name, const OptionValue& then, const OptionValue& now) {
     const std::string key = "lora." + name;
     throw Error(ErrorCode::checkpoint_mismatch,
                 from.folder().string() + ": its adapters were trained with " + key + " = " +
-                    to_toml(then) + ", this job has " + to_toml(lora.value(name)))
+                    to_toml(then) + ", this job has " + to_toml(now))
         .key(key)
         .at(lora.origin(name))
         .help("set " + key + " = " + to_toml(then))
         .help("set run.name to another name to train this job beside it");
   };
-  if (was->r != static_cast<double>(lora.get_int("r"))) refuse("r", static_cast<int64_t>(was->r));
-  if (was->alpha != lora.get_number("alpha")) refuse("alpha", was->alpha);
-  if (was->rank_stabilized != lora.get_bool("rslora")) refuse("rslora", was->rank_stabilized);
+  auto hold = [&](const char* name, const OptionValue& then, const OptionValue& now) {
+    if (then != now) refuse(name, then, now);
+  };
+  hold("r", static_cast<int64_t>(was->r), lora.get_int("r"));
+  hold("alpha", was->alpha, lora.get_number("alpha"));
+  hold("rslora", was->rank_stabilized, lora.get_bool("rslora"));
+  if (config.empty()) return;
+  // Both name modules alike: peft_config() wrote them.
+  const checkpoint::PeftScale now = checkpoint::scale_in(config, from.folder());
+  hold("rank_pattern", was->ranks, now.ranks);
+  hold("alpha_pattern", was->alphas, now.alphas);
 }
 
 std::string way_by_export(const checkpoint::Checkpoint& from) {

@@ -60,9 +60,10 @@ void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::s
 // The base model of a checkpoint with adapters is the one that the job names, wherever that lies
 // now. Throws Error(checkpoint_mismatch) when it is another one, or none.
 void check_base(checkpoint::Checkpoint& from, const std::string& pretrained);
-// The adapters of a checkpoint count as often in the job as they did ([lora] r, alpha, rslora):
-// their tensors do not say. Throws Error(checkpoint_mismatch | bad_checkpoint).
-void check_scale(checkpoint::Checkpoint& from, const Options& lora);
+// The adapters of a checkpoint count as often in the job as they did ([lora] r, alpha, rslora and
+// the two patterns): their tensors do not say. `config`: the adapter_config.json of the job's own
+// adapters. Throws Error(checkpoint_mismatch | bad_checkpoint).
+void check_scale(checkpoint::Checkpoint& from, const Options& lora, const std::string& config);
 // How a job begins with the weights of a checkpoint that it cannot continue. Words for a help.
 std::string way_by_export(const checkpoint::Checkpoint& from);
 // What checkpoints of a run with adapters leave to the folder `pretrained`, from its beginning on

@@ -162,7 +162,7 @@ void Run::load() {
     agree_or_throw(*world_, outcome_of([&] {
       check_data(*from(), job_, data_.fingerprint, data_.train.config.seq_len);
       check_base(*from(), pretrained_);
-      check_scale(*from(), table("lora"));
+      check_scale(*from(), table("lora"), trainer_->plan().adapter_config);
       return std::string();
     }));
     try {

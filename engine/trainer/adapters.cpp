@@ -85,17 +85,18 @@ bool bare(const Linear& factor) {
   return host.before_forward.empty() && host.after_forward.empty() && !host.around;
 }
 
-// Of Linears that read one x: the first of them that runs multiplies x with the A of all of them.
+// Of Linears that read one x: the first of them that runs multiplies x with the A of all of them
+// that have its scale.
 // Where a later one reads another x after all, that has the A of those from it on.
 class Together {
  public:
-  size_t join(Linear in) {
-    all_.push_back(std::move(in));
+  size_t join(Linear in, double scale) {
+    all_.push_back({std::move(in), scale});
     return all_.size() - 1;
   }
   // scale A x for number `which`, whose own A fits.
-  Tensor narrowed(const Tensor& x, size_t which, double scale) {
-    if (!is_of(x) || !waiting_.at(which).defined()) read(x, which, scale);
+  Tensor narrowed(const Tensor& x, size_t which) {
+    if (!is_of(x) || !waiting_.at(which).defined()) read(x, which);
     Tensor out = std::exchange(waiting_[which], Tensor());
     if (std::none_of(waiting_.begin(), waiting_.end(), [](const Tensor& h) { return h.defined(); }))
       from_.reset();
@@ -103,6 +104,10 @@ class Together {
   }
 
  private:
+  struct Member {
+    Linear in;  // its A
+    double scale;
+  };
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   static int64_t version_of(const Tensor& x) { return x.is_inference() ? 0 : x._version(); }
 
@@ -110,13 +115,17 @@ class Together {
     return from_ && !from_->expired() && from_->_unsafe_get_target() == x.unsafeGetTensorImpl() &&
            version_ == version_of(x) && training_ == c10::GradMode::is_enabled();
   }
-  void read(const Tensor& x, size_t first, double scale) {
+  bool joins(const Tensor& x, const Member& member, double scale) const {
+    return member.scale == scale && bare(member.in) && reads_low_rank(x, member.in->weight);
+  }
+  void read(const Tensor& x, size_t first) {
+    const double scale = all_.at(first).scale;
     std::vector<size_t> whose;
     std::vector<Tensor> factors;
     for (size_t i = first; i < all_.size(); ++i) {
-      if (i != first && !(bare(all_[i]) && reads_low_rank(x, all_[i]->weight))) continue;
+      if (i != first && !joins(x, all_[i], scale)) continue;
       whose.push_back(i);
-      factors.push_back(all_[i]->weight);
+      factors.push_back(all_[i].in->weight);
     }
     std::vector<Tensor> made = narrow_low_rank(x, factors, scale);
     waiting_.assign(all_.size(), Tensor());
@@ -126,7 +135,7 @@ class Together {
     training_ = c10::GradMode::is_enabled();
   }
 
-  std::vector<Linear> all_;  // the A of each, in the outline's order
+  std::vector<Member> all_;  // in the outline's order
   // Of the last x, for those that have not run since.
   std::optional<Weak> from_;
   int64_t version_ = 0;
@@ -166,7 +175,7 @@ void run(HookHost& host, Linear in, Linear out, double scale, Drop drop, Reader 
         if (!ours || !bare(in) || !bare(out) || !fits_low_rank(y, x, in->weight, out->weight))
           y = y + as_type_of(out(in(x).mul(times)), y);
         else if (x.is_same(given))
-          y = widen_low_rank(y, reader.together->narrowed(x, reader.which, times), out->weight);
+          y = widen_low_rank(y, reader.together->narrowed(x, reader.which), out->weight);
         else
           y = add_low_rank(y, x, in->weight, out->weight, times);
       });
@@ -209,8 +218,8 @@ void run_adapters(const plan::Adapters& adapters, const ModelOutline& outline,
     const int64_t columns = outline.find_parameter(below(name, kFactorIn) + ".weight")->shape[1];
     std::shared_ptr<Together>& together = beside[readers_of(name)];
     if (!together) together = std::make_shared<Together>();
-    const size_t which = together->join(in);
-    run(*HookHost::of(*modules[name]), in, factor(name, kFactorOut), adapters.scale(),
+    const size_t which = together->join(in, adapters.scale(name));
+    run(*HookHost::of(*modules[name]), in, factor(name, kFactorOut), adapters.scale(name),
         {dropout, name, columns}, {together, which});
   }
 }

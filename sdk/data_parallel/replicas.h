@@ -27,6 +27,7 @@ class ReplicatedModel final : public ParallelModel {
   const std::vector<ParallelParameter>& parameters() const override { return described_; }
   const std::vector<FlatParameterGroup>& update_groups() const override { return updates_; }
   void after_optimizer_step() override;
+  bool values_written(const ValuesWritten& written) override;
   double clip_grad_norm(double max_norm, double scale) override;
   at::Tensor full_tensor(std::string_view name) override;
   void summon_full_parameters(const std::function<void()>& body) override { body(); }
@@ -105,6 +106,7 @@ class ReplicatedModel final : public ParallelModel {
   size_t next_ = 0;  // bucket to launch
   at::Tensor values_, grads_, frozen_;
   at::Tensor compute_, frozen_compute_;  // undefined: the values serve
+  bool frozen_stays_ = false;  // only the optimizer has written since frozen_compute_ was made
   int64_t trainable_ = 0;
   bool last_ = true, learned_ = false;
   bool told_ = false;  // buckets reduce in this step when they are told to

@@ -17,10 +17,17 @@ namespace meshwright::detail {
 
 using at::Tensor;
 
+bool ReplicatedModel::values_written(const ValuesWritten& written) {
+  frozen_stays_ = written.by == ValuesWritten::By::optimizer;
+  return false;
+}
+
 void ReplicatedModel::after_optimizer_step() {
   c10::NoGradGuard no_grad;
   if (compute_.defined()) compute_.copy_(values_);
-  if (frozen_compute_.defined()) frozen_compute_.copy_(frozen_);
+  // Who calls without a word may have written everything.
+  if (!std::exchange(frozen_stays_, false) && frozen_compute_.defined())
+    frozen_compute_.copy_(frozen_);
 }
 
 void ReplicatedModel::begin_step() {

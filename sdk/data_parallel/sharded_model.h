@@ -23,6 +23,7 @@ class ShardedModel final : public ParallelModel {
   const std::vector<ParallelParameter>& parameters() const override { return parameters_; }
   const std::vector<FlatParameterGroup>& update_groups() const override { return updates_; }
   void after_optimizer_step() override;
+  bool values_written(const ValuesWritten& written) override;
   double clip_grad_norm(double max_norm, double scale) override;
   at::Tensor full_tensor(std::string_view name) override;
   void summon_full_parameters(const std::function<void()>& body) override;
@@ -76,6 +77,7 @@ class ShardedModel final : public ParallelModel {
   std::vector<size_t> position_;  // in order_, by unit index
   std::vector<bool> begins_;      // by position in order_: whether a pipeline's pass begins there
   bool pass_begins_ = false, order_known_ = false, in_step_ = false, whole_ = false;
+  bool frozen_stays_ = false;  // only the optimizer has written since the last refresh
   int64_t forward_began_ = 0;
   std::vector<ParallelParameter> parameters_;
   std::vector<FlatParameterGroup> updates_;

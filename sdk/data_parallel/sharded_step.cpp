@@ -265,10 +265,17 @@ at::ScalarType ShardedModel::widest_reduce() const {
   return out;
 }
 
+bool ShardedModel::values_written(const ValuesWritten& written) {
+  frozen_stays_ = written.by == ValuesWritten::By::optimizer;
+  return false;
+}
+
 // Gathers of whole parameters begin at once, two at a time, in the order in which they will be
 // used.
 void ShardedModel::after_optimizer_step() {
-  for (auto& unit : units_) unit->refresh();
+  // Who calls without a word may have written everything.
+  const bool frozen_stays = std::exchange(frozen_stays_, false);
+  for (auto& unit : units_) unit->refresh(frozen_stays);
   const ShardingPolicy& policy = context_.policy;
   if (!policy.keeps_parameters()) return;
   std::vector<Unit*> order = order_;

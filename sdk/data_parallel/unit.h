@@ -57,7 +57,8 @@ class Unit {
   void free() { unsharded_.reshard(); }
   void hold(bool held);
   void leave_shared_memory() { unsharded_.leave_shared_memory(); }
-  void refresh() { unsharded_.refresh(); }  // after the optimizer
+  // After the optimizer. `frozen_stays`: nobody else wrote.
+  void refresh(bool frozen_stays) { unsharded_.refresh(frozen_stays); }
   // Whether passes count: only where parameters that lack gradients are freed.
   bool counts_passes() const { return frozen_ && !state_.keeps_unsharded(); }
   void before_backward();

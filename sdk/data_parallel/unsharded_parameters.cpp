@@ -5,6 +5,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/irange.h>
 
+#include <utility>
+
 #include "meshwright/error.h"
 #include "sdk/comm/activity.h"
 #include "sdk/comm/joint_collectives.h"
@@ -184,7 +186,8 @@ void UnshardedParameters::take_in_place() {
     if (Tensor shard = peer(gathering_, r); shard.defined()) copy(whole_, r * each, shard, 0, each);
   if (cast_.defined()) copy(whole_, me * each, cast_, 0, each);
   if (compute_.defined()) compute_.copy_(whole_);
-  if (frozen_compute_.defined()) frozen_compute_.copy_(frozen_);
+  if (!std::exchange(frozen_cast_, true) && frozen_compute_.defined())
+    frozen_compute_.copy_(frozen_);
 }
 
 void UnshardedParameters::attach() {
@@ -256,8 +259,9 @@ void UnshardedParameters::give_back() {
   gathering_ = Work();
 }
 
-void UnshardedParameters::refresh() {
+void UnshardedParameters::refresh(bool frozen_stays) {
   c10::NoGradGuard no_grad;
+  frozen_cast_ = frozen_cast_ && frozen_stays;
   if (unit_.model_shard.defined()) unit_.model_shard.copy_(unit_.shard);
   if (!unit_.keeps_unsharded()) return;
   cancel();

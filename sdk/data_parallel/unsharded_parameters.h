@@ -44,7 +44,9 @@ class UnshardedParameters {
   void cancel();               // waits for a gather that nobody used, and drops it
   void forget();               // after an exception: the same of a gather that cannot be waited for
   void leave_shared_memory();  // for memory of its own, where other ranks read it too
-  void refresh();              // the shard has new values: what was made from it is made again
+  // The shard has new values: what was made from it is made again; also what was made from frozen
+  // values unless these stay.
+  void refresh(bool frozen_stays);
   void wait_for_gather() { gathering_.wait(); }
 
  private:
@@ -79,7 +81,8 @@ class UnshardedParameters {
   // Whole parameters: the frozen ones, which nothing gathers, in the dtypes of storage and of
   // computation; undefined where these are the same.
   at::Tensor frozen_, frozen_compute_;
-  at::Tensor spare_;  // memory of a unit that is not resharded
+  bool frozen_cast_ = false;  // the second has the values of the first
+  at::Tensor spare_;          // memory of a unit that is not resharded
   bool shares_ =
       false;  // gathered in memory that all ranks of a host read: each writes its own part only
   int64_t turn_ = 0;  // which of the model's gathers that was

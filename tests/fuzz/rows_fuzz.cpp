@@ -1,13 +1,14 @@
-// rows_fuzz COUNT SEED SECONDS FOLDER: files of rows for the plugin jsonl, and token stores, made
-// and changed in thousands of ways; FOLDER has a tokenizer.
+// rows_fuzz COUNT SEED SECONDS FOLDER [ROWS]: files of rows for the plugin jsonl, and token stores,
+// made and changed in thousands of ways; FOLDER has a tokenizer.
 //
-// An input is either files of rows, opened as the engine opens them under every packing, truncation
-// and mask, with and without a cache that is damaged in between; or a store of documents of its
-// own. What is opened holds: each document that has targets lies once in the samples, cut as
-// `truncate` says, with the targets that `dataset show` shows; no pack could have been spared; the
-// counts are those of the samples; the cache gives the same, however it was damaged. What is
-// refused is refused with an Error of 2xx or 7xx, for a reason that a row has. Anything else ends
-// the run with the seed, which makes the input again. SECONDS ends the run early.
+// An input is either hundreds of rows that are encoded one by one (rows_fuzz_many.h), files of
+// rows, opened as the engine opens them under every packing, truncation and mask, with and without
+// a cache that is damaged in between; or a store of documents of its own. What is opened holds:
+// each document that has targets lies once in the samples, cut as `truncate` says, with the targets
+// that `dataset show` shows; no pack could have been spared; the counts are those of the samples;
+// the cache gives the same, however it was damaged. What is refused is refused with an Error of 2xx
+// or 7xx, for a reason that a row has. Anything else ends the run with the seed, which makes the
+// input again. SECONDS ends the run early, and so do ROWS rows, encoded or refused.
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,6 +34,7 @@
 #include "plugins/jsonl/prepare.h"
 #include "plugins/jsonl/token_store.h"
 #include "rows_fuzz_inputs.h"
+#include "rows_fuzz_many.h"
 #include "rows_fuzz_samples.h"
 
 namespace {
@@ -40,8 +42,8 @@ namespace {
 namespace fs = std::filesystem;
 using namespace meshwright;
 using namespace meshwright::jsonl;
-using fuzz::check, fuzz::check_packs, fuzz::damaged, fuzz::Expected, fuzz::forged, fuzz::kRowKinds,
-    fuzz::Positions, fuzz::Random, fuzz::read_all, fuzz::some_file;
+using fuzz::check, fuzz::check_packs, fuzz::damaged, fuzz::Expected, fuzz::forged, fuzz::is_refusal,
+    fuzz::kRowKinds, fuzz::Positions, fuzz::Random, fuzz::read_all, fuzz::some_file;
 
 // Files in memory, where there is such a place: the disk is not what is tested.
 struct Workshop {
@@ -127,11 +129,6 @@ void read_store(const std::shared_ptr<const TokenStore>& store, Random& random) 
                 static_cast<size_t>(settings.seq_len));
 }
 
-bool is_refusal(const Error& error) {
-  const int hundreds = static_cast<int>(error.code()) / 100;
-  return hundreds == 2 || hundreds == 7;
-}
-
 // What `make` gives; nullopt where it refuses. What nobody should throw is thrown.
 template <class Make>
 auto unless_refused(Make&& make) -> std::optional<decltype(make())> {
@@ -145,7 +142,19 @@ auto unless_refused(Make&& make) -> std::optional<decltype(make())> {
 
 class Fuzz {
  public:
-  explicit Fuzz(std::string tokenizer) : tokenizer_(std::move(tokenizer)) {}
+  explicit Fuzz(std::string tokenizer)
+      : tokenizer_(std::move(tokenizer)), many_(tokenizer_, workshop_.path / "many.jsonl") {}
+
+  // Whether any was encoded.
+  bool many(Random& random) {
+    const fuzz::ManyRows::Counts counts = many_.run(random);
+    encoded_ += counts.encoded;
+    refused_ += counts.refused;
+    return counts.encoded > 0;
+  }
+  // Of all inputs until now.
+  uint64_t encoded() const { return encoded_; }
+  uint64_t refused() const { return refused_; }
 
   // Whether it was opened.
   bool rows(Random& random) {
@@ -173,6 +182,7 @@ class Fuzz {
       const auto shown = unless_refused([&] { return data.row(request, row); });
       all_shown = all_shown && shown;
       if (shown) expected.add(*shown, request.seq_len, request.options.get_string("truncate"));
+      ++(shown ? encoded_ : refused_);
     }
     const auto source = unless_refused([&] { return data.open(request); });
     if (!source) {
@@ -316,27 +326,34 @@ class Fuzz {
 
   Workshop workshop_;
   std::string tokenizer_;
+  fuzz::ManyRows many_;
+  uint64_t encoded_ = 0, refused_ = 0;  // rows
 };
 
 }  // namespace
 
 int main(int argc, char** argv) try {
-  if (argc != 5) {
-    std::fprintf(stderr, "usage: rows_fuzz COUNT SEED SECONDS FOLDER\n");
+  if (argc != 5 && argc != 6) {
+    std::fprintf(stderr, "usage: rows_fuzz COUNT SEED SECONDS FOLDER [ROWS]\n");
     return 2;
   }
   const uint64_t count = std::strtoull(argv[1], nullptr, 10),
                  first = std::strtoull(argv[2], nullptr, 10);
   const std::chrono::duration<double> limit(std::strtod(argv[3], nullptr));
+  const uint64_t most = argc == 6 ? std::strtoull(argv[5], nullptr, 10) : UINT64_MAX;
   Fuzz fuzz(argv[4]);
   const auto begin = std::chrono::steady_clock::now();
-  uint64_t done = 0, opened[2] = {}, refused[2] = {};
-  for (; done < count && std::chrono::steady_clock::now() - begin < limit; ++done) {
+  uint64_t done = 0, opened[3] = {}, refused[3] = {};
+  for (; done < count && std::chrono::steady_clock::now() - begin < limit &&
+         fuzz.encoded() + fuzz.refused() < most;
+       ++done) {
     fuzz::watch(first + done);
     Random random{first + done};
-    const size_t kind = random.one_in(3) ? 1 : 0;
+    const size_t kind = random.below(3);
     try {
-      const bool fine = kind == 0 ? fuzz.rows(random) : fuzz.store(random);
+      const bool fine = kind == 0   ? fuzz.rows(random)
+                        : kind == 1 ? fuzz.store(random)
+                                    : fuzz.many(random);
       ++(fine ? opened : refused)[kind];
     } catch (const std::exception& error) {
       std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(first + done),
@@ -345,16 +362,24 @@ int main(int argc, char** argv) try {
     }
   }
   ::alarm(0);
-  std::printf("%llu inputs from seed %llu\n", static_cast<unsigned long long>(done),
-              static_cast<unsigned long long>(first));
-  for (const size_t kind : {0, 1})
-    std::printf("%s: %llu opened, %llu refused\n", kind == 0 ? "rows" : "stores",
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  std::printf("%llu inputs from seed %llu in %.0f s\n", static_cast<unsigned long long>(done),
+              static_cast<unsigned long long>(first), seconds);
+  constexpr const char* kKinds[] = {"files of rows", "stores", "hundreds of rows"};
+  for (const size_t kind : {0, 1, 2})
+    std::printf("%s: %llu opened, %llu refused\n", kKinds[kind],
                 static_cast<unsigned long long>(opened[kind]),
                 static_cast<unsigned long long>(refused[kind]));
+  std::printf("%llu rows: %llu encoded, %llu refused\n",
+              static_cast<unsigned long long>(fuzz.encoded() + fuzz.refused()),
+              static_cast<unsigned long long>(fuzz.encoded()),
+              static_cast<unsigned long long>(fuzz.refused()));
   // Both must occur, or nothing was tested.
   constexpr uint64_t kEnough = 200;
   const bool lively =
-      done < kEnough || (opened[0] > 0 && opened[1] > 0 && refused[0] > 0 && refused[1] > 0);
+      done < kEnough || (opened[0] > 0 && opened[1] > 0 && opened[2] > 0 && refused[0] > 0 &&
+                         refused[1] > 0 && fuzz.encoded() > 0 && fuzz.refused() > 0);
   if (!lively) std::fprintf(stderr, "of some kind all inputs were opened, or none\n");
   return lively ? 0 : 1;
 } catch (const std::exception& error) {

@@ -146,6 +146,19 @@ std::string some_file(Random& random, size_t kind) {
   }
 }
 
+std::string many_rows(Random& random, size_t kind, size_t count) {
+  const bool list = random.one_in(8);
+  std::string out = list ? "[\n" : "";
+  for (size_t i = 0; i < count; ++i) {
+    std::string row =
+        json::serialize(some_row(random, random.one_in(40) ? random.below(kRowKinds) : kind));
+    // One that is broken may leave nothing of a list.
+    if (random.one_in(list ? 2 * count : 3)) row = fuzz::mutated_json(std::move(row), random);
+    out += row + (list && i + 1 < count ? ",\n" : "\n");
+  }
+  return list ? out + "]\n" : out;
+}
+
 std::string forged(const std::string& store, Random& random) {
   uint64_t length = 0;
   std::memcpy(&length, store.data() + 8, sizeof length);

@@ -15,6 +15,8 @@ inline constexpr const char* kFormats[kRowKinds] = {"messages", "messages", "pro
 
 // A file of rows, most of them of the kind; a third of the files is cut, or has bytes changed.
 std::string some_file(Random& random, size_t kind);
+// The text of a file of so many rows, a third of them changed each by itself; now and then a list.
+std::string many_rows(Random& random, size_t kind, size_t count);
 // Of a whole store: one whose checksums are right and whose contents are not.
 std::string forged(const std::string& store, Random& random);
 // Of a whole store: what a disk may leave of it.

@@ -9,11 +9,18 @@
 
 #include "meshwright/data/dataset_inspector.h"
 #include "meshwright/data/dataset_kind.h"
+#include "meshwright/error.h"
 
 namespace meshwright::fuzz {
 
 inline void check(bool holds, const char* what) {
   if (!holds) throw std::runtime_error(what);
+}
+
+// Whether it says that an input is wrong.
+inline bool is_refusal(const Error& error) {
+  const int hundreds = static_cast<int>(error.code()) / 100;
+  return hundreds == 2 || hundreds == 7;
 }
 
 // Tokens with their targets.

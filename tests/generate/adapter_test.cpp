@@ -133,6 +133,55 @@ TEST_CASE("adapters beside a model and in its weights write what the merged fold
   }
 }
 
+TEST_CASE("adapters of two ranks train on, go out as they came, and write alike everywhere") {
+  Folder folder;
+  // qkv_proj: r 2, alpha 3, and 5 in the second layer; down_proj: r 3, alpha 3.
+  std::vector<Tensor> tensors = kPhi3;
+  for (Tensor& tensor : tensors)
+    if (tensor.name.find("down_proj") != std::string::npos)
+      (tensor.name.ends_with("lora_A.weight") ? tensor.shape[0] : tensor.shape[1]) = 3;
+  const std::string config =
+      R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": ["qkv_proj", )"
+      R"("down_proj"], "rank_pattern": {"mlp.down_proj": 3}, "alpha_pattern": )"
+      R"({"model.layers.1.self_attn.qkv_proj": 5}})";
+  const fs::path adapter = put_adapter(folder.path / "adapter", tensors, config),
+                 merged = folder.path / "merged", back = folder.path / "back";
+  begin_run(folder.path, "tuned", "[lora]\nadapter = \"" + adapter.string() + "\"\n");
+  for (const auto& [how, to] : {std::pair(std::string(" --merged --dtype float32"), merged),
+                                std::pair(std::string(), back)}) {
+    const Ran exported = run(
+        "checkpoint export " + quoted(folder.path / "tuned") + how + " --out " + quoted(to), true);
+    INFO(exported.out);
+    REQUIRE(exported.status == 0);
+  }
+  const json::object written = json::parse(contents(back / "adapter_config.json")).as_object();
+  CHECK(written.at("r").as_int64() == 2);
+  CHECK(json::serialize(written.at("rank_pattern")) == R"({"down_proj":3})");
+  CHECK(json::serialize(written.at("alpha_pattern")) ==
+        R"({"model.layers.1.self_attn.qkv_proj":5})");
+
+  const Ran expected = run("generate " + quoted(merged) + kHow);
+  REQUIRE(expected.status == 0);
+  CHECK(run("generate " + quoted(folder.path / "tuned") + kHow).out == expected.out);
+  const std::string fsdp2 = "--nproc 2 --set distributed.strategy=fsdp2 ";
+  for (const fs::path& from : {adapter, back})
+    for (const std::string merge : {"", "--merge "})
+      for (const std::string& layout :
+           {std::string(), fsdp2, fsdp2 + "--set distributed.tp_size=2 "}) {
+        const Ran ran =
+            run("generate " + kNet + kHow + " --adapter " + quoted(from) + " " + merge + layout);
+        CAPTURE(from.string() + merge + layout);
+        CHECK(ran.status == 0);
+        CHECK(ran.out.find(expected.out) != std::string::npos);
+      }
+  // The same file with another alpha writes something else: the pattern counts.
+  const fs::path other = put_adapter(
+      folder.path / "other", tensors,
+      R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": ["qkv_proj", )"
+      R"("down_proj"], "rank_pattern": {"down_proj": 3}, "alpha_pattern": {"qkv_proj": 40}})");
+  CHECK(run("generate " + kNet + kHow + " --adapter " + quoted(other)).out != expected.out);
+}
+
 TEST_CASE("adapters that do not fit the model are refused before a rank starts") {
   Folder folder;
   auto adapter = [&](const std::string& name, const std::vector<Tensor>& tensors,

@@ -133,6 +133,46 @@ TEST_CASE("merged weights are W + scale B A in the file's order of rows and colu
   }
 }
 
+TEST_CASE("each weight is merged with the rank and the alpha of its own adapter") {
+  Folder folder;
+  const Model model;
+  std::vector<MadeTensor> tensors = model.tensors(DType::float32);
+  // "turned" has the first of the two ranks alone.
+  const std::vector<float> a(model.a.begin(), model.a.begin() + kIn);
+  std::vector<float> b;
+  for (size_t row = 0; row < kOut; ++row) b.push_back(model.b[row * kRank]);
+  tensors[7] = made("turned.lora_A.weight", {1, kIn}, a);
+  tensors[8] = made("turned.lora_B.weight", {kOut, 1}, b);
+  const fs::path saved = folder.path / "saved", out = folder.path / "hf",
+                 peft = folder.path / "peft";
+  const std::string config =
+      R"({"r": 2, "lora_alpha": 3, "rank_pattern": {"turned": 1}, "alpha_pattern": {"fused": 5}})";
+  make_checkpoint(saved, 2, tensors, Layout::rows, files(config));
+  Source source(saved);
+  export_folder(source, out, {.form = ExportForm::merged});
+  const weights::WeightFolder found(out);
+  const auto plain = values<float>(found, "plain.weight"),
+             fused = values<float>(found, "fused.weight"),
+             turned = values<float>(found, "turned.weight");
+  for (int64_t row = 0; row < kOut; ++row)
+    for (int64_t column = 0; column < kIn; ++column) {
+      const auto at = static_cast<size_t>(row * kIn + column),
+                 across = static_cast<size_t>(column * kOut + row);
+      CHECK(plain[at] == doctest::Approx(model.merged(row, column, 1.5)).epsilon(1e-6));
+      CHECK(fused[at] == doctest::Approx(model.merged(kMemoryRow[row], column, 2.5)).epsilon(1e-6));
+      CHECK(turned[across] ==
+            doctest::Approx(static_cast<double>(model.w[at]) +
+                            3 * static_cast<double>(b[static_cast<size_t>(row)]) *
+                                static_cast<double>(a[static_cast<size_t>(column)]))
+                .epsilon(1e-6));
+    }
+  export_folder(source, peft, {});
+  const weights::WeightFolder alone(peft / "adapter_model.safetensors");
+  CHECK(alone.find("base_model.model.turned.lora_A.weight")->shape == std::vector<int64_t>{1, kIn});
+  CHECK(alone.find("base_model.model.plain.lora_A.weight")->shape ==
+        std::vector<int64_t>{kRank, kIn});
+}
+
 TEST_CASE("a merge rounds once, and says what a narrow dtype lost") {
   Folder folder;
   Model model;
@@ -215,6 +255,8 @@ TEST_CASE("files of a checkpoint that do not belong together are damage") {
   CHECK(refused(whole, kConfig).empty());
   CHECK(refused(whole, "{}").ends_with("adapter_config.json has no r above 0"));
   CHECK(refused(whole, R"({"r": 2, "lora_alpha": "3"})").ends_with("has no lora_alpha above 0"));
+  CHECK(refused(whole, R"({"r": 2, "lora_alpha": 3, "alpha_pattern": {"plain": 0}})")
+            .find("alpha_pattern: \"plain\" = \"0\"") != std::string::npos);
   std::vector<MadeTensor> fewer = whole;
   fewer.erase(fewer.begin());
   CHECK(refused(fewer, kConfig).ends_with("plain.lora_A.weight lies beside no weight"));

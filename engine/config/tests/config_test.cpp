@@ -343,6 +343,28 @@ TEST_CASE("adapters with magnitudes are refused, with a setting that works") {
   CHECK(load("[lora]\nr = 4\ndora = true\n", {"lora.dora=false"}).diagnostics.ok());
 }
 
+TEST_CASE("what a later version may know is told apart from what is wrong") {
+  struct Later {
+    const char* set;
+    const char* key;
+    const char* help;
+  };
+  for (const auto& [set, key, help] :
+       {Later{"optimizer.name=muon", "optimizer.name", "set optimizer.name = \"adamw\""},
+        Later{"optimizer.name=lion", "optimizer.name", "set optimizer.name = \"adamw\""},
+        Later{"lora.base_dtype=nf4", "lora.base_dtype", "set lora.base_dtype = \"bfloat16\""},
+        Later{"lora.base_dtype=int8", "lora.base_dtype", "set lora.base_dtype = \"bfloat16\""}}) {
+    CAPTURE(std::string(set));
+    const Error error = only_error(load("[lora]\nr = 4\n", {set}));
+    CHECK(code_string(error.code()) == "E0390");
+    CHECK(error.key() == key);
+    CHECK(error.message().ends_with(" is not in this version"));
+    REQUIRE(!error.helps().empty());
+    CHECK(error.helps()[0] == help);
+  }
+  CHECK(code_string(only_error(load("", {"optimizer.name=adafactor"})).code()) == "E0205");
+}
+
 TEST_CASE("adapters are asked for by other names too") {
   Loaded all = load("[lora]\ndim = 4\nmatch_all_linear = true\n");
   REQUIRE(all.diagnostics.ok());

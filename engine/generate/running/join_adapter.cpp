@@ -35,8 +35,7 @@ class Joined {
     const size_t at = place_of(outline, weight);
     std::vector<std::byte> all;
     const weights::ExportTensor made = checkpoint::merged_tensor(
-        {base_, at, adapter_.file(), factors, adapter_.scale(), weight.stored.transposed}, dtype,
-        count_);
+        {base_, at, adapter_.file(), factors, weight.stored.transposed}, dtype, count_);
     made.stream([&](std::span<const std::byte> bytes) {
       all.insert(all.end(), bytes.begin(), bytes.end());
     });

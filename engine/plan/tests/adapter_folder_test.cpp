@@ -117,8 +117,11 @@ TEST_CASE("what would make other adapters of the tensors is refused by its key")
            {"init_lora_weights", "\"olora\""},
            {"init_lora_weights", "\"corda\""},
            {"init_lora_weights", "\"loftq\""},
-           {"rank_pattern", "{\"q_proj\": 4}"},
-           {"alpha_pattern", "{\"q_proj\": 4, \"v_proj\": 5}"}}) {
+           {"rank_pattern", "{\"q_proj\": 4.5}"},
+           {"rank_pattern", "{\"q_proj\": \"4\"}"},
+           {"rank_pattern", "[4]"},
+           {"alpha_pattern", "{\"q_proj\": 4, \"v_proj\": 0}"},
+           {"alpha_pattern", "{\"(q_proj\": 4}"}}) {
     CAPTURE(key);
     CAPTURE(value);
     folder.put(kPlain + ", \"" + key + "\": " + value);
@@ -141,6 +144,33 @@ TEST_CASE("patterns that come to one number for all modules are that number") {
         std::pair(int64_t{8}, 16.0));
   CHECK(taken(R"("rank_pattern": {"v_proj": 4, "q_proj": 4})") == std::pair(int64_t{4}, 16.0));
   CHECK(taken(R"("alpha_pattern": {"v_proj": 2.5, "q_proj": 2.5})") == std::pair(int64_t{8}, 2.5));
+}
+
+TEST_CASE("numbers of some modules are taken as the folder has them") {
+  Folder folder;
+  folder.put(kPlain + R"(, "rank_pattern": {"layers.0.q_proj": 4, "v_proj": 2},
+                           "alpha_pattern": {".*\\.1\\..*": 2.5})");
+  CHECK(folder.refusal("") == "");
+  Diagnostics diagnostics;
+  const Options lora = folder.job("", diagnostics).config.table("lora");
+  CHECK(lora.get_int("r") == 8);
+  CHECK(lora.get_number("alpha") == 16);
+  CHECK(std::get<StringMap>(lora.value("rank_pattern")) ==
+        StringMap{{"layers.0.q_proj", "4"}, {"v_proj", "2"}});
+  CHECK(std::get<StringMap>(lora.value("alpha_pattern")) == StringMap{{".*\\.1\\..*", "2.5"}});
+  CHECK(folder.refusal("rank_pattern = {\"layers.0.q_proj\" = 4.0, v_proj = 2}") == "");
+  CHECK(folder.refusal("rank_pattern = {v_proj = 2}")
+            .ends_with("set lora.rank_pattern = {\"layers.0.q_proj\" = \"4\", \"v_proj\" = "
+                       "\"2\"}"));
+  CHECK(folder.refusal("alpha_pattern = {}").starts_with("E0208 lora.alpha_pattern: "));
+  ModelOutline model;
+  const plan::AdapterFolder read = plan::read_adapter_folder(folder.path, model);
+  CHECK(read.ranks.of("model.layers.0.q_proj") == 4);
+  CHECK(read.ranks.of("model.layers.10.q_proj") == 8);
+  CHECK(read.ranks.of("model.layers.1.v_proj") == 2);
+  CHECK(read.ranks.of("model.layers.1.uv_proj") == 8);
+  CHECK(read.alphas.of("model.layers.1.v_proj") == 2.5);
+  CHECK(read.alphas.of("model.layers.0.v_proj") == 16);
 }
 
 TEST_CASE("settings that differ from the folder's are refused with those that work") {

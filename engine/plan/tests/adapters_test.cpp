@@ -111,7 +111,7 @@ TEST_CASE("the outline lists adapters behind the parameters of their Linear") {
   CHECK(b.shape == std::vector<int64_t>{6, 2});
   CHECK(adapters.hold(a.name));
   CHECK_FALSE(adapters.hold("model.layers.0.mlp.up_proj.weight"));
-  CHECK(adapters.scale() == 1.5);
+  CHECK(adapters.scale("model.layers.0.mlp.up_proj") == 1.5);
   CHECK(plan::initial_adapter(a, false).kind == InitialValue::Kind::uniform);
   CHECK(plan::initial_adapter(a, false).value == 1 / std::sqrt(8.0));
   CHECK(plan::initial_adapter(a, true).kind == InitialValue::Kind::normal);
@@ -326,6 +326,62 @@ TEST_CASE("peft's configuration names modules by their last part where that is e
   CHECK(plan::adapter_settings(config) ==
         "lora.r=2\nlora.alpha=3.5\nlora.target_modules=\"q_proj\"\nlora.exclude_modules=[]\n"
         "lora.rslora=false\n");
+}
+
+TEST_CASE("modules with a rank or an alpha of their own are written down as peft has them") {
+  ModelOutline outline = small();
+  const config::Config config = config_of(
+      table("alpha = 3\nrslora = true\nrank_pattern = {q_proj = 4, \"layers.1.mlp.up_proj\" = 1}\n"
+            "alpha_pattern = {\"model\\\\.layers\\\\.0\\\\..*\" = 5.5, \"o_proj\" = 7}"));
+  const Adapters adapters = plan::add_adapters(config, outline);
+  struct Wanted {
+    const char* module;
+    int64_t r;
+    double alpha;
+  };
+  for (const auto& [module, r, alpha] :
+       {Wanted{"model.layers.0.attn.q_proj", 4, 5.5}, Wanted{"model.layers.1.attn.q_proj", 4, 3},
+        Wanted{"model.layers.0.attn.o_proj", 2, 5.5}, Wanted{"model.layers.1.attn.o_proj", 2, 7},
+        Wanted{"model.layers.0.mlp.up_proj", 2, 5.5}, Wanted{"model.layers.1.mlp.up_proj", 1, 3}}) {
+    CAPTURE(std::string(module));
+    CHECK(outline.find_parameter(std::string(module) + ".lora_A.weight")->shape[0] == r);
+    CHECK(outline.find_parameter(std::string(module) + ".lora_B.weight")->shape[1] == r);
+    CHECK(adapters.size(module) == plan::AdapterSize{r, alpha});
+    CHECK(adapters.scale(module) == alpha / std::sqrt(static_cast<double>(r)));
+  }
+  const std::string text = plan::peft_config(adapters, outline, "");
+  for (const char* part :
+       {R"("r": 2)", R"("lora_alpha": 3)", R"("q_proj": 4)", R"("model.layers.1.mlp.up_proj": 1)",
+        R"("model.layers.0.attn.q_proj": 5.5)", R"("model.layers.1.attn.o_proj": 7)"}) {
+    CAPTURE(std::string(part));
+    CHECK(text.find(part) != std::string::npos);
+  }
+  CHECK(text.find("model.layers.0.mlp.up_proj\": 2") == std::string::npos);
+  CHECK(plan::adapter_settings(config).find("lora.rank_pattern={\"q_proj\" = \"4\", ") !=
+        std::string::npos);
+}
+
+TEST_CASE("a rank of one module that cannot be, and names that mean nothing, are refused") {
+  CHECK(refusal("r = 2\nrank_pattern = {up_proj = 7}")
+            .starts_with("E0204 lora.rank_pattern: lora.rank_pattern: r = 7 is above the smaller "
+                         "size of model.layers.0.mlp.up_proj.weight [6, 8]; set lora.rank_pattern "
+                         "to at most 6 for model.layers.0.mlp.up_proj"));
+  CHECK(refusal("r = 2\nrank_pattern = {q_prj = 4}")
+            .starts_with("E0208 lora.rank_pattern: lora.rank_pattern: \"q_prj\" is no module that "
+                         "has an adapter; did you mean \"q_proj\"?"));
+  CHECK(refusal("r = 2\nalpha_pattern = {up_prj = 4}").starts_with("E0208 lora.alpha_pattern: "));
+  // It may not be one that gets no adapter, either.
+  CHECK(refusal("r = 2\ntarget_modules = \"q_proj\"\nalpha_pattern = {up_proj = 4}")
+            .starts_with("E0208 lora.alpha_pattern: "));
+  for (const char* wrong :
+       {"{q_proj = 1.5}", "{q_proj = 0}", "{q_proj = -2}", "{q_proj = \"x\"}"}) {
+    CAPTURE(std::string(wrong));
+    CHECK(refusal(std::string("r = 2\nrank_pattern = ") + wrong)
+              .starts_with("E0204 lora.rank_pattern: \"q_proj\" = "));
+  }
+  CHECK(refusal("r = 2\nalpha_pattern = {q_proj = 1.5}") == "");
+  CHECK(refusal("r = 2\nalpha_pattern = {\"(q_proj\" = 2}")
+            .starts_with("E0208 lora.alpha_pattern: "));
 }
 
 }  // namespace plan_adapters_test

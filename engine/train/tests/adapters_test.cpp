@@ -34,6 +34,13 @@ struct Case {
   std::vector<std::string> sets;
   double scale;
   std::set<std::string> thawed = {};
+  std::map<std::string, double> others = {};  // scales of modules that end so
+
+  double scale_of(const std::string& module) const {
+    for (const auto& [last, other] : others)
+      if (module.ends_with(last)) return other;
+    return scale;
+  }
 };
 
 std::vector<Case> cases() {
@@ -117,6 +124,7 @@ Curve by_torch(const Case& one, const std::string& path, const Came& ours) {
   struct Beside {
     torch::nn::LinearImpl* linear;
     at::Tensor weight, in, out;
+    double scale;
   };
   std::vector<Beside> adapted;
   for (auto& item : net->named_modules("", /*include_self=*/false)) {
@@ -125,7 +133,8 @@ Curve by_torch(const Case& one, const std::string& path, const Came& ours) {
     for (const std::string& name : {a, b})
       leaves[name] = ours.first.at(name).clone().set_requires_grad(true);
     auto* linear = item.value()->as<torch::nn::LinearImpl>();
-    adapted.push_back({linear, linear->weight, leaves.at(a), leaves.at(b)});
+    adapted.push_back(
+        {linear, linear->weight, leaves.at(a), leaves.at(b), one.scale_of(item.key())});
   }
   std::vector<torch::optim::OptimizerParamGroup> groups;
   std::vector<double> factors;
@@ -148,7 +157,7 @@ Curve by_torch(const Case& one, const std::string& path, const Came& ours) {
                   ids.mutable_data_ptr<int64_t>() + row * (kLength + 1));
     optimizer.zero_grad();
     for (Beside& each : adapted)
-      each.linear->weight = each.weight + one.scale * each.out.matmul(each.in);
+      each.linear->weight = each.weight + each.scale * each.out.matmul(each.in);
     const at::Tensor logits = net(ids.narrow(1, 0, kLength)),
                      loss = at::cross_entropy_loss(logits.flatten(0, 1),
                                                    ids.narrow(1, 1, kLength).flatten());
@@ -261,6 +270,38 @@ TEST_CASE("adapters are those that LibTorch trains by hand, on every layout, and
       CHECK(came.state <= 2 * trained * 21 / 20);
     }
   }
+}
+
+TEST_CASE("adapters of two ranks and three scales are those that LibTorch trains by hand") {
+  TestFolder folder("adapters_of_two_ranks");
+  const Case one{
+      "two ranks",
+      kLlama,
+      {"lora.r=4", "lora.alpha=6", R"(lora.rank_pattern={q_proj=3, "layers.1.mlp.down_proj"=7})",
+       R"(lora.alpha_pattern={q_proj=9, "model\\..*\\.o_proj"=10})"},
+      1.5,
+      {},
+      {{"q_proj", 3}, {"layers.1.mlp.down_proj", 6.0 / 7}, {"o_proj", 2.5}}};
+  const std::string model = write_model(folder.path, one.model);
+  const Came alone = came_of(layout_of(model, one, {"ddp", kAlone}));
+  const std::string name = "model.layers.1.mlp.down_proj.lora_A.weight";
+  CHECK(alone.first.at(name).size(0) == 7);
+  CHECK(alone.first.at("model.layers.0.mlp.down_proj.lora_A.weight").size(0) == 4);
+  CHECK(alone.first.at("model.layers.1.self_attn.q_proj.lora_B.weight").size(1) == 3);
+  const Curve truth = by_torch(one, model, alone);
+  CHECK(strays(alone.curve, truth) == "");
+  std::vector<Layout> layouts;
+  for (const Where& where : std::vector<Where>{{"ddp", {2, {}}},
+                                               {"fsdp2", {2, {}}},
+                                               {"fsdp2", {2, {kTp2}}},
+                                               {"fsdp2", {2, {kTp2}}, {kSequence}},
+                                               {"fsdp2", {2, {kPp2}}},
+                                               {"megatron_fsdp", {2, {}}, {flat_level(3)}}}) {
+    layouts.push_back(layout_of(model, one, where));
+    INFO(layouts.back().text());
+    CHECK(strays(came_of(layouts.back()).curve, truth) == "");
+  }
+  CHECK(carried_over(layouts, folder.path / "runs") == "");
 }
 
 TEST_CASE("adapters beside experts that stay are the same under moe_ep as in one process") {

@@ -26,9 +26,11 @@ Options lora_of(const std::string& keys) {
 }
 
 // The key of the refusal and its first help; "": none.
-std::string refusal_of_scale(checkpoint::Checkpoint& from, const std::string& keys) {
+// `config`: of the job's own adapters.
+std::string refusal_of_scale(checkpoint::Checkpoint& from, const std::string& keys,
+                             const std::string& config = "") {
   try {
-    train::check_scale(from, lora_of(keys));
+    train::check_scale(from, lora_of(keys), config);
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::checkpoint_mismatch);
     return error.key() + ": " + error.helps().at(0);
@@ -65,10 +67,21 @@ TEST_CASE("adapters go on with the scale that they were trained with") {
   fs::remove_all(folder);
   checkpoint::make_checkpoint(folder / "adapters", 1, {}, checkpoint::Layout::rows,
                               {{std::string(checkpoint::kAdapterConfig),
-                                R"({"r": 4, "lora_alpha": 6.5, "use_rslora": true})"}});
+                                R"({"r": 4, "lora_alpha": 6.5, "use_rslora": true,
+                                    "alpha_pattern": {"q_proj": 2}})"}});
   checkpoint::make_checkpoint(folder / "whole", 1, {}, checkpoint::Layout::rows);
   checkpoint::Checkpoint adapters(folder / "adapters"), whole(folder / "whole");
   CHECK(refusal_of_scale(adapters, "r = 4\nalpha = 6.5\nrslora = true\n") == "");
+  CHECK(refusal_of_scale(adapters, "r = 4\nalpha = 6.5\nrslora = true\n",
+                         R"({"r": 4, "lora_alpha": 6.5, "alpha_pattern": {"q_proj": 2.0}})") == "");
+  CHECK(refusal_of_scale(adapters, "r = 4\nalpha = 6.5\nrslora = true\n",
+                         R"({"r": 4, "lora_alpha": 6.5, "alpha_pattern": {}})") ==
+        "lora.alpha_pattern: set lora.alpha_pattern = {\"q_proj\" = \"2\"}");
+  CHECK(
+      refusal_of_scale(
+          adapters, "r = 4\nalpha = 6.5\nrslora = true\n",
+          R"({"r": 4, "lora_alpha": 6.5, "alpha_pattern": {"q_proj": 2}, "rank_pattern": {"v": 1}})") ==
+      "lora.rank_pattern: set lora.rank_pattern = {}");
   CHECK(refusal_of_scale(adapters, "r = 4\nalpha = 6\nrslora = true\n") ==
         "lora.alpha: set lora.alpha = 6.5");
   CHECK(refusal_of_scale(adapters, "r = 4\nalpha = 6.5\n") ==

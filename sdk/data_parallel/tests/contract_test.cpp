@@ -193,6 +193,60 @@ TEST_CASE("mixed precision: dtypes of parameters, gradients, inputs and outputs"
   });
 }
 
+TEST_CASE("what is frozen is cast when others than the optimizer wrote it, and only then") {
+  using By = ValuesWritten::By;
+  // Of ddp (-1) and of the levels that keep parameters whole.
+  for (const int level : {-1, 1, 2})
+    run_ranks(2, [&](const std::shared_ptr<World>& world) {
+      CAPTURE(level);
+      Bag bag(std::vector<std::vector<int64_t>>{{4, 3}, {5}});
+      Tensor frozen = bag->parameters()[1];
+      frozen.set_requires_grad(false);
+      const MixedPrecision mp{DType::bfloat16, DType::float32, DType::float32, true};
+      std::unique_ptr<ParallelModel> model;
+      if (level < 0) {
+        ReplicatedPolicy policy;
+        policy.mp = mp;
+        model = replicate_model(bag.ptr(), policy, world->everyone(), world);
+      } else {
+        ShardingPolicy policy;
+        policy.layout = ShardLayout::flat;
+        policy.level = level;
+        policy.reduction.every_micro_batch = level == 2;
+        policy.precision.mp = mp;
+        model = shard(*bag, bag.ptr(), world, policy);
+      }
+      auto change = [&](double was, double is) {  // the copy that computes
+        c10::NoGradGuard no_grad;
+        model->summon_full_parameters([&] {
+          CHECK((frozen.scalar_type() == at::kBFloat16));
+          CHECK(frozen.eq(was).all().item<bool>());
+          frozen.fill_(is);
+        });
+      };
+      auto write = [&](double value) {
+        c10::NoGradGuard no_grad;
+        for (const ParallelParameter& p : model->parameters())
+          if (p.name == "p1") p.local.fill_(value);
+      };
+      write(2);
+      model->after_optimizer_step();
+      change(2, 64);  // a value that no cast would bring
+      model->values_written({By::optimizer, 1});
+      model->after_optimizer_step();
+      change(64, 32);
+      write(5);
+      model->values_written({By::weights, 0});
+      model->after_optimizer_step();
+      change(5, 16);
+      model->values_written({By::optimizer, 2});
+      model->after_optimizer_step();
+      change(16, 8);
+      model->after_optimizer_step();
+      change(5, 5);
+    });
+}
+
 TEST_CASE(
     "parameters without a gradient: an error that names them, or zeros when asked to look for "
     "them") {

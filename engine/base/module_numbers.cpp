@@ -1,0 +1,73 @@
+#include "engine/base/module_numbers.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "meshwright/error.h"
+
+namespace meshwright::base {
+namespace {
+
+// Of strangers' files: counts could make a small text a large automaton, and the search below takes
+// time in proportion to its size.
+constexpr size_t kLongest = 512;
+
+std::regex expression_of(const std::string& name) {
+  auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::conflict, to_toml(name) + " cannot be read: " + why)
+        .help("name modules in full, or by their last part");
+  };
+  if (name.size() > kLongest) throw refuse("it is longer than 512 characters");
+  if (name.find('{') != std::string::npos) throw refuse("counts in braces are not read here");
+  auto how = std::regex_constants::ECMAScript;
+#ifdef __GLIBCXX__
+  how = how | std::regex_constants::__polynomial;  // no expression takes exponential time
+#endif
+  try {
+    return std::regex("(?:.*\\.)?(?:" + name + ")", how);
+  } catch (const std::regex_error& error) {
+    throw refuse(error.what());
+  }
+}
+
+double number_of(const std::string& name, const std::string& text, bool whole) {
+  double out = 0;
+  const char* end = text.data() + text.size();
+  const auto [read, failed] = std::from_chars(text.data(), end, out);
+  if (failed == std::errc() && read == end && std::isfinite(out) && out > 0 &&
+      (!whole || (out == std::floor(out) && out < 1e9)))
+    return out;
+  const std::string wanted = whole ? "an integer above 0" : "a number above 0";
+  throw Error(ErrorCode::out_of_range,
+              to_toml(name) + " = " + to_toml(text) + ", but it must be " + wanted)
+      .help("set " + to_toml(name) + " to " + wanted);
+}
+
+}  // namespace
+
+ModuleNumbers::ModuleNumbers(double others, const StringMap& pattern, bool whole)
+    : others_(others) {
+  for (const auto& [name, text] : pattern)
+    entries_.push_back({name, expression_of(name), number_of(name, text, whole)});
+}
+
+bool ModuleNumbers::Entry::fits(std::string_view module) const {
+  return std::regex_match(module.begin(), module.end(), expression);
+}
+
+double ModuleNumbers::of(std::string_view module, std::string_view also) const {
+  for (const Entry& entry : entries_)
+    if (entry.fits(module) || (!also.empty() && entry.fits(also))) return entry.value;
+  return others_;
+}
+
+std::string ModuleNumbers::without_module(const std::vector<std::string>& modules) const {
+  for (const Entry& entry : entries_)
+    if (std::none_of(modules.begin(), modules.end(),
+                     [&](const std::string& module) { return entry.fits(module); }))
+      return entry.name;
+  return "";
+}
+
+}  // namespace meshwright::base

@@ -1,0 +1,16 @@
+// Words that keys do not take yet.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "engine/config/toml_value.h"
+#include "meshwright/error.h"
+
+namespace meshwright::config {
+
+// Error(not_in_release), with what to use until then, where a later version may know the value.
+// nullopt: it is just wrong. `key`: dotted.
+std::optional<Error> later_than_this(const std::string& key, const Value& value);
+
+}  // namespace meshwright::config
