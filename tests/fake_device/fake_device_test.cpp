@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <boost/json.hpp>
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <string>
@@ -27,6 +28,16 @@ const std::vector<Row> kRows{
      kHalf},
     {"gathered once", kFirst, 2, {"distributed.fsdp2.reshard_after_forward=false"}},
     {"offload", kFirst, 2, {"distributed.fsdp2.offload_policy=cpu"}},
+    // By SGD, which shows a factor that AdamW hardly does: the optimizer multiplies with it.
+    {"clipped",
+     kFirst,
+     2,
+     {"optimizer.name=sgd", "optimizer.lr=0.5", "optimizer.max_grad_norm=0.01"}},
+    {"clipped, ddp",
+     kFirst,
+     2,
+     {"distributed.strategy=ddp", "optimizer.name=sgd", "optimizer.lr=0.5",
+      "optimizer.max_grad_norm=0.01"}},
     {"recomputation", kFirst, 2, {"distributed.activation_checkpointing=full"}},
     {"hybrid", kFirst, 4, {"distributed.dp_replicate_size=2"}},
     {"tensor parallel", kFirst, 2, {"distributed.tp_size=2"}},
@@ -213,6 +224,8 @@ TEST_CASE("the counters of a step know what it launches, moves and waits for") {
     // stays; so do the gathers.
     CHECK_FALSE(step.at("operators").as_object().contains("aten::_foreach_copy_"));
     CHECK_FALSE(step.at("operators").as_object().contains("aten::zero_"));
+    // Nor are gradients multiplied by themselves.
+    CHECK_FALSE(step.at("operators").as_object().contains("aten::_foreach_mul_.Scalar"));
     CHECK(waits_of(step) == 2);       // for the step's sums and for its norm
     CHECK(of(step, "streams") == 3);  // of the program, all-gathers and reductions
     CHECK(of(step, "peak_bytes") > 0);
@@ -227,6 +240,36 @@ TEST_CASE("the counters of a step know what it launches, moves and waits for") {
     CHECK(phases.at("rest").as_object().contains("aten::_fused_adamw_"));
     CHECK(of(step, "kernels") ==
           of(ended.counters[0].at("steps").as_array()[1].as_object(), "kernels"));
+  }
+}
+
+// What bench/device_counts.py takes host time from: the program runs the same way.
+TEST_CASE("without arithmetic a step launches, moves and waits for what it does with it") {
+  for (const Row& row : {kRows[0], kRows[1], Row{"ddp", kFirst, 2, {"distributed.strategy=ddp"}},
+                         Row{"tensor parallel", kFirst, 2, {"distributed.tp_size=2"}}}) {
+    CAPTURE(row.name);
+    const Ended with = train(row, On::device),
+                without = train(row, On::device, {"FAKE_DEVICE_ARITHMETIC=0"});
+    REQUIRE_MESSAGE(with.code == 0, with.said);
+    REQUIRE_MESSAGE(without.code == 0, without.said);
+    REQUIRE(with.counters.size() == without.counters.size());
+    for (size_t rank = 0; rank < with.counters.size(); ++rank) {
+      const boost::json::array &steps = with.counters[rank].at("steps").as_array(),
+                               &bare = without.counters[rank].at("steps").as_array();
+      REQUIRE(steps.size() == bare.size());
+      for (const char* key : {"kernels", "read", "written", "host_waits", "copies", "operators"}) {
+        CAPTURE(key);
+        CHECK((steps[1].as_object().at(key) == bare[1].as_object().at(key)));
+      }
+    }
+    // No logits are computed, so the loss is not the mean of real ones.
+    REQUIRE(without.losses.size() == with.losses.size());
+    for (size_t i = 0; i < with.losses.size(); ++i) {
+      CHECK(std::isfinite(without.losses[i]));
+      CHECK(without.losses[i] != with.losses[i]);
+    }
+    for (const std::string& log : without.logs)
+      for (const std::string& line : wrong_lines(log)) CHECK_MESSAGE(false, line);
   }
 }
 
