@@ -183,6 +183,7 @@ void fake_device_access(void* stream, int device, const void* p, size_t bytes, i
         bytes, write != 0, keep(what));
 }
 void fake_device_name(const void* p, size_t bytes, const char* what) {
+  if (!settings().arithmetic) return;
   Lock lock;
   name(reinterpret_cast<uintptr_t>(p), bytes, keep(what));
 }
