@@ -224,8 +224,6 @@ TEST_CASE("the counters of a step know what it launches, moves and waits for") {
     // stays; so do the gathers.
     CHECK_FALSE(step.at("operators").as_object().contains("aten::_foreach_copy_"));
     CHECK_FALSE(step.at("operators").as_object().contains("aten::zero_"));
-    // Nor are gradients multiplied by themselves.
-    CHECK_FALSE(step.at("operators").as_object().contains("aten::_foreach_mul_.Scalar"));
     CHECK(waits_of(step) == 2);       // for the step's sums and for its norm
     CHECK(of(step, "streams") == 3);  // of the program, all-gathers and reductions
     CHECK(of(step, "peak_bytes") > 0);
@@ -241,6 +239,26 @@ TEST_CASE("the counters of a step know what it launches, moves and waits for") {
     CHECK(of(step, "kernels") ==
           of(ended.counters[0].at("steps").as_array()[1].as_object(), "kernels"));
   }
+}
+
+TEST_CASE("clipping is no pass over gradients of its own: the optimizer multiplies") {
+  auto operators = [](const std::string& limit) {
+    Row row = kRows[0];
+    row.sets.push_back("optimizer.max_grad_norm=" + limit);
+    const Ended ended = train(row, On::device);
+    REQUIRE_MESSAGE(ended.code == 0, ended.said);
+    return ended.counters.at(0).at("steps").as_array()[1].at("operators").as_object();
+  };
+  const boost::json::object clipped = operators("0.001"), plain = operators("none");
+  auto written = [](const boost::json::object& all) {
+    return all.at("aten::_fused_adamw_").at("written").to_number<int64_t>();
+  };
+  // Values and two averages, and then the gradients, which are the clipped ones from there on.
+  CHECK(written(plain) > 0);
+  CHECK(3 * written(clipped) == 4 * written(plain));
+  for (const boost::json::object* all : {&clipped, &plain})
+    for (const auto& one : *all)
+      CHECK_FALSE(std::string(one.key()).starts_with("aten::_foreach_mul_"));
 }
 
 // What bench/device_counts.py takes host time from: the program runs the same way.
