@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """What a training step costs a device by count, without one: `meshwright train` beside PyTorch's own programs on the fake device (tests/fake_device).
 
-    bench/device_counts.py [--build build] [--deps .deps] [--rows "fsdp2 bf16" ...] [--steps 4]
+    bench/device_counts.py [--build build] [--deps .deps] [--rows "fsdp2 bf16" ...] [--steps 4] [--host-steps 40]
 
 A Llama (Mixtral for experts) of width 256 with 8 layers, sequences of 128, a micro-batch of 2 a rank, one in a step, on 1 or 2 ranks; figures are rank 0's, of the last step but one.
 "lean" is tests/reference_pytorch/lean_llama.py, "transformers" its own model, both by peer_train.py with PyTorch's strategies and fused AdamW (tp: one by one, since DTensors and tensors
 do not mix there); bfloat16 is autocast for ddp and tp, on both sides. What a layer costs is the difference to 4 layers.
 "launches a layer": kernels of forward and backward, collectives left out. "kB a token, layer": what they read and write, but for matrix products and attention.
 "tail": bytes that gradient norm, clipping and optimizer move, for each parameter that this rank updates. "waits": how often the host waits for the device.
-"host ms": the median step of the run, in which the processor computes what a device would: only to compare with its neighbours. The counters' README says what is counted as how much.
+"host ms": the median step of another run, in which the fake device computes nothing and moves nothing (FAKE_DEVICE_ARITHMETIC=0): what the program takes to have it all launched, and the same
+few tenths of a microsecond to some of the fake's own a call on both sides. "ours": our share of this program's. Experts have none: where their tokens go depends on numbers.
+The counters' README says what is counted as how much.
 """
 import argparse, glob, json, os, socket, statistics, subprocess, sys, tempfile
 
@@ -33,9 +35,11 @@ ROWS = {
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "linear")
 
 
-def environment(folder, **more):
+def environment(folder, counts, **more):
+    """With counters, or without arithmetic."""
+    kind = {"FAKE_DEVICE_COUNTERS": os.path.join(folder, "counters")} if counts else {"FAKE_DEVICE_ARITHMETIC": "0"}
     return dict(os.environ, OMP_NUM_THREADS="1", FAKE_DEVICE_SUMMARY="0", FAKE_DEVICE_RACES="0", FAKE_DEVICE_STACKS="0", FAKE_DEVICE_POISON="0", FAKE_DEVICE_FUSED_ATTENTION="1",
-                FAKE_DEVICE_COUNTERS=os.path.join(folder, "counters"), **more)
+                **kind, **more)
 
 
 def on_device(a):
@@ -62,24 +66,24 @@ def counters(folder):
     return steps
 
 
-def ours(a, folder, fixture, ranks, model, table, sets):
+def ours(a, folder, fixture, ranks, model, table, sets, steps, counts):
     dp = 1 if "tp_size" in table else ranks
-    job = jobs.write(folder, f'pretrained = "{fixture}/{model}"', table, 2 * dp, 2, a.steps, jobs.tokens(f"{fixture}/train.bin", 128))
+    job = jobs.write(folder, f'pretrained = "{fixture}/{model}"', table, 2 * dp, 2, steps, jobs.tokens(f"{fixture}/train.bin", 128))
     options = [word for s in ["dist_env.device=cuda", *sets] for word in ("--set", s)]
-    found = jobs.run(a.build, folder, job, ranks, *options, before=[on_device(a)], environment=environment(folder))
+    found = jobs.run(a.build, folder, job, ranks, *options, before=[on_device(a)], environment=environment(folder, counts))
     return counters(folder), found
 
 
-def theirs(a, folder, fixture, ranks, model, program, options):
+def theirs(a, folder, fixture, ranks, model, program, options, steps, counts):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     out = os.path.join(folder, "peer.jsonl")
     command = [on_device(a), sys.executable, os.path.join(jobs.ROOT, "tests/reference_pytorch/peer_train.py"), "--model", f"{fixture}/{model}", "--impl",
-               "lean" if program == "lean" else "hf", "--tokens", f"{fixture}/train.bin", "--device", "cuda", "--seq-len", "128", "--micro-batch", "2", "--steps", str(a.steps),
+               "lean" if program == "lean" else "hf", "--tokens", f"{fixture}/train.bin", "--device", "cuda", "--seq-len", "128", "--micro-batch", "2", "--steps", str(steps),
                "--out", out, *options]
     wait_for([subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env=environment(folder, PYTHONPATH=os.path.join(a.deps, "python"), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
+                               env=environment(folder, counts, PYTHONPATH=os.path.join(a.deps, "python"), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
                                                MASTER_ADDR="127.0.0.1", MASTER_PORT=port)) for rank in range(ranks)])
     return counters(folder), jobs.rows(out)
 
@@ -94,21 +98,27 @@ def phase(step, name):
     return sum(v["kernels"] for v in operators.values()), sum(v["read"] + v["written"] for k, v in operators.items() if not is_product(k))
 
 
-def figures(deep, shallow, rows):
-    found = {"launches": deep["kernels"], "waits": deep["host_waits"], "peak": deep["peak_bytes"] / 2**20, "ms": statistics.median(r["step_ms"] for r in rows[1:])}
+def figures(deep, shallow):
+    found = {"launches": deep["kernels"], "waits": deep["host_waits"], "peak": deep["peak_bytes"] / 2**20}
     for name in ("forward", "backward"):
         (kernels, moved), (fewer, less) = phase(deep, name), phase(shallow, name)
         found[name], found[name + " kB"] = (kernels - fewer) / (DEEP - SHALLOW), (moved - less) / (DEEP - SHALLOW) / TOKENS / 1e3
-    # By its schema fused AdamW writes each parameter, its gradient and two averages, in float32.
-    updated = deep["operators"].get("aten::_fused_adamw_", {}).get("written", 0) / 16
+    # Fused AdamW reads each parameter, its gradient and two averages, in float32.
+    updated = deep["operators"].get("aten::_fused_adamw_", {}).get("read", 0) / 16
     tail = sum(v["read"] + v["written"] for k, v in deep["phases"]["rest"].items() if any(part in k for part in ("_foreach_norm", "_foreach_mul", "_fused_adamw_", "vector_norm")))
     found["tail"] = tail / updated if updated else float("nan")
     return found
 
 
-def line(name, program, f):
+def host_ms(rows):
+    """The median step; the first ones make what later ones have."""
+    return statistics.median(r["step_ms"] for r in rows[len(rows) // 4:])
+
+
+def line(name, program, f, ms, own):
+    shown = "         -" if ms is None else f"{ms:10.2f}"
     return (f"{name:20}{program:14}{f['forward']:9.1f}{f['backward']:9.1f}{f['launches']:9}{f['waits']:7}{f['peak']:10.1f}"
-            f"{f['forward kB']:9.1f}{f['backward kB']:9.1f}{f['tail']:8.1f}{f['ms']:10.0f}")
+            f"{f['forward kB']:9.1f}{f['backward kB']:9.1f}{f['tail']:8.1f}{shown}{'' if own is None or program == 'ours' else f'{own / ms:7.2f}'}")
 
 
 def main():
@@ -116,7 +126,8 @@ def main():
     p.add_argument("--build", default=os.path.join(jobs.ROOT, "build"))
     p.add_argument("--deps", default=os.environ.get("MESHWRIGHT_DEPS", os.path.join(jobs.ROOT, ".deps")))
     p.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW")
-    p.add_argument("--steps", type=int, default=4)
+    p.add_argument("--steps", type=int, default=4, help="with arithmetic, for the counts")
+    p.add_argument("--host-steps", type=int, default=40, help="without, for host ms; at least 4")
     p.add_argument("--no-peers", action="store_true", help="ours alone")
     a = p.parse_args()
     if not os.path.exists(os.path.join(a.build, "fake_device/libcudart.so.13")):
@@ -126,15 +137,23 @@ def main():
         print("making weights", file=sys.stderr, flush=True)
         fixtures = [jobs.make_fixture(folder, "small", python, "llama", "mixtral", layers=layers) for layers in (DEEP, SHALLOW)]
         print(f"{'':34}{'launches a layer':>18}{'':26}{'kB a token, layer':>18}\n{'row':20}{'program':14}{'forward':>9}{'backward':>9}{'a step':>9}{'waits':>7}{'peak MiB':>10}"
-              f"{'forward':>9}{'backward':>9}{'tail B':>8}{'host ms':>10}", flush=True)
+              f"{'forward':>9}{'backward':>9}{'tail B':>8}{'host ms':>10}{'ours':>7}", flush=True)
         for name in a.rows:
             ranks, model, table, sets, peers, options = ROWS[name]
+            own = None
             for program in ["ours", *([] if a.no_peers else peers)]:
                 print(f"{name}: {program}", file=sys.stderr, flush=True)
-                both = [ours(a, folder, fixture, ranks, model, table, sets) if program == "ours" else theirs(a, folder, fixture, ranks, model, program, options)
-                        for fixture in fixtures]
-                (deep, rows), (shallow, _) = both
-                print(line(name, program, figures(deep[-2], shallow[-2], rows)), flush=True)
+
+                def train(fixture, steps, counts):
+                    if program == "ours":
+                        return ours(a, folder, fixture, ranks, model, table, sets, steps, counts)
+                    return theirs(a, folder, fixture, ranks, model, program, options, steps, counts)
+
+                deep, shallow = (train(fixture, a.steps, True)[0] for fixture in fixtures)
+                ms = host_ms(train(fixtures[0], a.host_steps, False)[1]) if model == "llama" else None
+                if program == "ours":
+                    own = ms
+                print(line(name, program, figures(deep[-2], shallow[-2]), ms, own), flush=True)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ PeftScale scale_in(const std::string& config, const std::filesystem::path& check
     const boost::json::value* value = table->if_contains(name);
     if (value == nullptr || value->is_null()) return entries;
     if (!value->is_object())
-      throw damaged(checkpoint, std::string(kAdapterConfig) + " has a " + name + " of no modules");
+      throw damaged_adapters(checkpoint,
+                             std::string(kAdapterConfig) + " has a " + name + " of no modules");
     for (const auto& item : value->as_object())
       entries.emplace_back(item.key(), item.value().is_number()
                                            ? to_toml(item.value().to_number<double>())
@@ -52,7 +53,8 @@ PeftScale scale_in(const std::string& config, const std::filesystem::path& check
     try {
       const base::ModuleNumbers read(1, entries, /*whole=*/false);
     } catch (const Error& error) {
-      throw damaged(checkpoint, std::string(kAdapterConfig) + ": " + name + ": " + error.message());
+      throw damaged_adapters(checkpoint,
+                             std::string(kAdapterConfig) + ": " + name + ": " + error.message());
     }
     return entries;
   };

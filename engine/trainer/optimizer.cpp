@@ -1,5 +1,6 @@
 #include "engine/trainer/optimizer.h"
 
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/empty.h>
@@ -9,6 +10,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "meshwright/error.h"
 #include "meshwright/parallel/scalar_type.h"
@@ -70,6 +72,23 @@ const Tensor& Optimizer::piece_memory(at::ScalarType type, at::Device device, in
   return *found;
 }
 
+void Optimizer::step(const std::vector<FlatParameterGroup>& groups, double lr, double factor) {
+  // Kernels write back what they multiply, which must not be a copy.
+  const bool copies = std::any_of(groups.begin(), groups.end(), [&](const FlatParameterGroup& g) {
+    return weight_type(g.values.scalar_type()) != g.grads.scalar_type();
+  });
+  if (copies) multiply_gradients(groups, std::exchange(factor, 1));
+  factor_ = factor;
+  divisor_.reset();
+  update_all(groups, lr);
+}
+
+const std::optional<Tensor>& Optimizer::divisor(at::Device device) {
+  if (factor_ != 1 && !divisor_)
+    divisor_ = at::full({}, 1 / factor_, at::TensorOptions().dtype(at::kFloat).device(device));
+  return divisor_;
+}
+
 void Optimizer::for_each_call(const std::vector<FlatParameterGroup>& groups,
                               const std::vector<std::vector<Tensor>*>& states, const Call& call) {
   if (classes_.empty()) {
@@ -114,11 +133,12 @@ void Optimizer::update(const UpdateClass& alike, const std::vector<FlatParameter
                        .copy_(gradient);
       std::vector<std::vector<Tensor>> state;
       for (const Tensor& whole_state : own) state.push_back({whole_state.narrow(0, at, count)});
-      call(alike, {weight}, {gradient}, state);
+      call(alike, {weight}, {gradient}, state, divisor(weight.device()));
       if (main) values.narrow(0, at, count).copy_(weight);
     }
   }
-  if (!all_weights.empty()) call(alike, all_weights, all_gradients, all_states);
+  if (!all_weights.empty())
+    call(alike, all_weights, all_gradients, all_states, divisor(all_weights[0].device()));
 }
 
 void Optimizer::extend(std::vector<Tensor>& state, const std::vector<FlatParameterGroup>& groups) {
@@ -144,14 +164,15 @@ class AdamW final : public Optimizer {
     beta2_ = betas[1];
   }
 
-  void step(const std::vector<FlatParameterGroup>& groups, double lr) override {
+  void update_all(const std::vector<FlatParameterGroup>& groups, double lr) override {
     c10::NoGradGuard no_grad;
     if (steps == 0) catch_up(groups);
     allocate(groups);
     ++steps;
     for_each_call(groups, {&average_, &square_},
                   [&](const UpdateClass& alike, const std::vector<Tensor>& weights,
-                      const std::vector<Tensor>& gradients, auto& state) {
+                      const std::vector<Tensor>& gradients, auto& state,
+                      const std::optional<Tensor>& divisor) {
                     // The kernels read the count from a float tensor of the same device.
                     std::vector<Tensor> counts;
                     for (const Tensor& weight : weights)
@@ -162,7 +183,7 @@ class AdamW final : public Optimizer {
                     at::_fused_adamw_(weights, gradients, state[0], state[1], {}, counts,
                                       lr * alike.lr_factor, beta1_, beta2_, alike.weight_decay,
                                       eps_,
-                                      /*amsgrad=*/false, /*maximize=*/false);
+                                      /*amsgrad=*/false, /*maximize=*/false, divisor);
                   });
   }
   std::vector<State> state() override { return {{"exp_avg", average_}, {"exp_avg_sq", square_}}; }
@@ -183,7 +204,7 @@ class Sgd final : public Optimizer {
       : Optimizer(main_type_of(table), table.get_number("weight_decay")),
         momentum_(table.get_number("momentum")) {}
 
-  void step(const std::vector<FlatParameterGroup>& groups, double lr) override {
+  void update_all(const std::vector<FlatParameterGroup>& groups, double lr) override {
     c10::NoGradGuard no_grad;
     bool first = steps++ == 0;
     if (first) catch_up(groups);
@@ -192,11 +213,12 @@ class Sgd final : public Optimizer {
     if (momentum_ > 0) states.push_back(&momentum_buffers_);
     for_each_call(groups, states,
                   [&](const UpdateClass& alike, const std::vector<Tensor>& weights,
-                      const std::vector<Tensor>& gradients, auto& state) {
-                    at::_fused_sgd_(weights, gradients,
-                                    state.empty() ? std::vector<Tensor>() : state[0],
-                                    alike.weight_decay, momentum_, lr * alike.lr_factor,
-                                    /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, first);
+                      const std::vector<Tensor>& gradients, auto& state,
+                      const std::optional<Tensor>& divisor) {
+                    at::_fused_sgd_(
+                        weights, gradients, state.empty() ? std::vector<Tensor>() : state[0],
+                        alike.weight_decay, momentum_, lr * alike.lr_factor,
+                        /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, first, divisor);
                   });
   }
   std::vector<State> state() override {
@@ -214,6 +236,14 @@ class Sgd final : public Optimizer {
 };
 
 }  // namespace
+
+void multiply_gradients(const std::vector<FlatParameterGroup>& groups, double factor) {
+  c10::NoGradGuard no_grad;
+  if (factor == 1) return;
+  std::vector<Tensor> gradients;
+  for (const FlatParameterGroup& group : groups) gradients.push_back(group.grads);
+  if (!gradients.empty()) at::_foreach_mul_(gradients, factor);
+}
 
 std::unique_ptr<Optimizer> make_optimizer(const Options& table) {
   if (table.get_string("name") == "sgd") return std::make_unique<Sgd>(table);

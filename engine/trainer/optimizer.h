@@ -49,8 +49,9 @@ class Optimizer {
   // alike, by optimizer.weight_decay.
   void set_classes(std::vector<UpdateClass> classes) { classes_ = std::move(classes); }
   const std::vector<UpdateClass>& classes() const { return classes_; }
-  // One update of every group. Not collective.
-  virtual void step(const std::vector<FlatParameterGroup>& groups, double lr) = 0;
+  // One update of every group, whose gradients are multiplied with `factor`, above zero, first: in
+  // the same pass where they have the dtype of the weights. Not collective.
+  void step(const std::vector<FlatParameterGroup>& groups, double lr, double factor = 1);
   struct State {
     std::string name;  // "exp_avg", "exp_avg_sq", "momentum"
     // One per group, as long as its values and of the dtype of its weights; none before the first
@@ -84,13 +85,15 @@ class Optimizer {
   void take_over(const std::vector<FlatParameterGroup>& groups);
 
  protected:
+  virtual void update_all(const std::vector<FlatParameterGroup>& groups, double lr) = 0;
   // Calls of a kernel, which wants gradients of the weights' dtype: one a class where they are so;
   // else piece by piece, with a copy of the piece's gradients alone (on a device that needs
   // no copy: whole). `states`: lists beside the groups; `call` gets the part of each that belongs
-  // to the weights of the call.
+  // to the weights of the call. `divisor`: what the kernel divides gradients by, or undefined.
   using Call = std::function<void(const UpdateClass& alike, const std::vector<at::Tensor>& weights,
                                   const std::vector<at::Tensor>& gradients,
-                                  std::vector<std::vector<at::Tensor>>& state)>;
+                                  std::vector<std::vector<at::Tensor>>& state,
+                                  const std::optional<at::Tensor>& divisor)>;
   void for_each_call(const std::vector<FlatParameterGroup>& groups,
                      const std::vector<std::vector<at::Tensor>*>& states, const Call& call);
   void extend(std::vector<at::Tensor>& state, const std::vector<FlatParameterGroup>& groups);
@@ -102,8 +105,11 @@ class Optimizer {
   void update(const UpdateClass& alike, const std::vector<FlatParameterGroup>& groups,
               const std::vector<std::vector<at::Tensor>*>& states, const Call& call);
   const at::Tensor& piece_memory(at::ScalarType type, at::Device device, int64_t count);
+  const std::optional<at::Tensor>& divisor(at::Device device);
   std::optional<at::ScalarType> main_type_;
   double weight_decay_;
+  double factor_ = 1;                  // of this update's gradients
+  std::optional<at::Tensor> divisor_;  // 1 / factor_, on the device, once it was asked for
   std::vector<UpdateClass> classes_;
   std::vector<at::Tensor> main_;    // one per group, or undefined
   std::vector<at::Tensor> pieces_;  // memory for a piece's gradients, one per dtype and device
@@ -111,6 +117,9 @@ class Optimizer {
 
 // A trainer's optimizer, which applications have no access to: this header is not installed.
 Optimizer& optimizer_of(Trainer& trainer);
+
+// Multiplies the gradients in place; 1 does nothing.
+void multiply_gradients(const std::vector<FlatParameterGroup>& groups, double factor);
 
 // From the table [optimizer]. Throws Error(out_of_range).
 std::unique_ptr<Optimizer> make_optimizer(const Options& table);

@@ -38,6 +38,7 @@
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/parallel/trace_span.h"
 #include "meshwright/parallel/transport.h"
+#include "sdk/base/late_clipping.h"
 #include "sdk/base/plugin_at_work.h"
 
 namespace meshwright {
@@ -503,19 +504,24 @@ StepResult Trainer::step(const StageForward& forward) try {
   result.experts = routers_->read_load(all.more.const_data_ptr<double>());
   result.loss = all.weight > 0 ? all.loss / all.weight : 0;
   double scale = all.weight > 0 ? assumed * static_cast<double>(data_->size()) / all.weight : 0;
-  result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
+  double left = 1;  // for the optimizer to multiply all gradients with
+  auto* later = before_update_ ? nullptr : dynamic_cast<LateClipping*>(model_.get());
+  result.grad_norm = later != nullptr
+                         ? later->clip_grad_norm_later(parts_->max_grad_norm, scale, left)
+                         : model_->clip_grad_norm(parts_->max_grad_norm, scale);
   // What one replica finds must stop all.
   if (replicas_differ_) result.grad_norm = largest_norm(result.grad_norm);
   if (parts_->stop_on_nonfinite &&
       (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
     throw_nonfinite(result, *model_, *outline_, stages_.get(), *world_);
   if (monitor.judge(result, *world_)) {
+    train::multiply_gradients(model_->update_groups(), left);
     // The values are what they were. A strategy that gathers ahead after an update does so now.
     model_->after_optimizer_step();
   } else {
     if (before_update_) before_update_();
     TraceSpan span(world_->trace(), "optimizer");
-    optimizer_->step(model_->update_groups(), result.lr);
+    optimizer_->step(model_->update_groups(), result.lr, left);
     tell_written({ValuesWritten::By::optimizer, monitor.updates(step_ + 1)});
     routers_->update_biases(result.experts, all.more_on_device);
   }

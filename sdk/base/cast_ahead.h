@@ -27,6 +27,7 @@ class MESHWRIGHT_API CastAhead {
   static at::Tensor find(const at::Tensor& weight, at::ScalarType type);
 
  private:
+  void cast(const at::Tensor& x, const torch::nn::Module& module, at::ScalarType type);
   std::vector<at::Tensor> weights_, casts_;
   const CastAhead* outer_;
 };

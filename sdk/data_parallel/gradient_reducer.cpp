@@ -22,6 +22,8 @@ using at::Tensor;
 
 namespace {
 
+constexpr const char* kToSum = "gradients to be summed of ";
+
 // A collective scales what it sums, which rounds nothing where the factor is a power of two. Half
 // of the division of float16 comes after the sum.
 bool scales_alike(at::ScalarType type, double factor) {
@@ -158,7 +160,7 @@ void GradientReducer::pack() {
     packed_ = stage(unit_.group(), trainable * slots, unit_.reduce);
   else if (n > 1 && packs())
     packed_ = context.pool->take(trainable * slots, unit_.reduce, BufferPool::Use::reduce);
-  name_memory(packed_, "gradients to be summed of ", unit_.name);
+  name_memory(packed_, kToSum, unit_.name);
   std::vector<Tensor> gradients(unit_.parameters.size());
   for (size_t i = 0; i < unit_.parameters.size(); ++i)
     if (unit_.parameters[i].trainable) gradients[i] = take_gradient(unit_.parameters[i]);
@@ -263,10 +265,11 @@ void GradientReducer::start_sum() {
     if (unpacked_.empty() || !p.trainable) continue;
     Tensor& gradient = unpacked_[slice.parameter];
     if (!gradient.defined()) gradient = at::zeros({p.count}, sum.options());
-    name_memory(gradient, "gradients to be summed of ", unit_.name);
+    name_for_checks(gradient, kToSum, unit_.name);
     wholes.push_back(gradient);
     parts.push_back(sum.narrow(0, slice.at, slice.count));
   }
+  if (!wholes.empty()) name_memory(wholes.back(), kToSum, unit_.name);
   exchanging_ = reduce_scatter_each(unit_.group(), wholes, parts, within_);
 }
 

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "clip.h"
+#include "sdk/base/late_clipping.h"
 #include "sdk/memory/buffers.h"
 
 namespace meshwright {
@@ -21,7 +23,7 @@ namespace {
 using at::Tensor;
 
 // The sum of their squares, [1] in float64 on `device`. The host waits for nothing.
-Tensor sum_of_squares(const std::vector<Tensor>& gradients, at::Device device) {
+Tensor squares_of(const std::vector<Tensor>& gradients, at::Device device) {
   double on_host = 0;
   std::map<at::ScalarType, std::vector<Tensor>> on_device;
   for (const Tensor& g : gradients)
@@ -35,15 +37,29 @@ Tensor sum_of_squares(const std::vector<Tensor>& gradients, at::Device device) {
   return out;
 }
 
+// Whether an optimizer's kernels may multiply with it: they divide by a float32 on their device,
+// and write the gradients back.
+bool may_wait(const std::vector<GradientSet>& sets, double factor) {
+  if (!(factor > 1e-30 && factor < 1e30)) return false;
+  return std::all_of(sets.begin(), sets.end(), [](const GradientSet& set) {
+    return std::all_of(set.gradients.begin(), set.gradients.end(), [](const Tensor& g) {
+      return !g.is_cpu() && g.scalar_type() != at::kDouble;
+    });
+  });
+}
+
 }  // namespace
 
-double clip_gradients(const std::vector<GradientSet>& sets, double max_norm, double scale,
-                      at::Device device, const std::shared_ptr<Group>& pipeline) {
+LateClipping::~LateClipping() = default;
+
+double detail::clip_or_leave(const std::vector<GradientSet>& sets, double max_norm, double scale,
+                             at::Device device, const std::shared_ptr<Group>& pipeline,
+                             double* left) {
   c10::NoGradGuard no_grad;
-  Tensor squares = sum_of_squares({}, device);
+  Tensor squares = squares_of({}, device);
   for (const GradientSet& set : sets) {
     if (!set.counted) continue;
-    Tensor sum = sum_of_squares(set.gradients, device);
+    Tensor sum = squares_of(set.gradients, device);
     for (const auto& group : set.groups)
       group->all_reduce(sum, ReduceOp::sum, /*control=*/true).wait();
     squares.add_(sum);
@@ -52,10 +68,18 @@ double clip_gradients(const std::vector<GradientSet>& sets, double max_norm, dou
   double norm = std::sqrt(squares.item<double>()) * std::abs(scale);
   double factor = scale;
   if (max_norm > 0 && std::isfinite(norm)) factor *= std::min(1.0, max_norm / (norm + 1e-6));
-  if (factor != 1)
+  if (left != nullptr) *left = 1;
+  if (left != nullptr && factor != 1 && may_wait(sets, factor))
+    *left = factor;
+  else if (factor != 1)
     for (const GradientSet& set : sets)
       if (!set.gradients.empty()) at::_foreach_mul_(set.gradients, factor);
   return norm;
+}
+
+double clip_gradients(const std::vector<GradientSet>& sets, double max_norm, double scale,
+                      at::Device device, const std::shared_ptr<Group>& pipeline) {
+  return detail::clip_or_leave(sets, max_norm, scale, device, pipeline, nullptr);
 }
 
 }  // namespace meshwright

@@ -9,12 +9,13 @@
 #include "meshwright/parallel/gradients.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/tensor_parallel.h"
+#include "sdk/base/late_clipping.h"
 #include "sdk/memory/buffers.h"
 #include "sdk/nn/gradient_place.h"
 
 namespace meshwright::detail {
 
-class ReplicatedModel final : public ParallelModel {
+class ReplicatedModel final : public ParallelModel, public LateClipping {
  public:
   ReplicatedModel(std::shared_ptr<torch::nn::Module> model, ReplicatedPolicy policy,
                   std::shared_ptr<Group> group, std::shared_ptr<World> world,
@@ -28,7 +29,12 @@ class ReplicatedModel final : public ParallelModel {
   const std::vector<FlatParameterGroup>& update_groups() const override { return updates_; }
   void after_optimizer_step() override;
   bool values_written(const ValuesWritten& written) override;
-  double clip_grad_norm(double max_norm, double scale) override;
+  double clip_grad_norm(double max_norm, double scale) override {
+    return clip(max_norm, scale, nullptr);
+  }
+  double clip_grad_norm_later(double max_norm, double scale, double& left) override {
+    return clip(max_norm, scale, &left);
+  }
   at::Tensor full_tensor(std::string_view name) override;
   void summon_full_parameters(const std::function<void()>& body) override { body(); }
   std::shared_ptr<Group> data_group() override {
@@ -45,6 +51,7 @@ class ReplicatedModel final : public ParallelModel {
   std::optional<GradientPlace> gradient_place(size_t parameter);
 
  private:
+  double clip(double max_norm, double scale, double* left);
   struct Parameter {
     std::string name;
     at::Tensor variable;

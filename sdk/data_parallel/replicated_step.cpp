@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "clip.h"
 #include "meshwright/error.h"
 #include "replicas.h"
 #include "sdk/base/text.h"
@@ -272,14 +273,14 @@ void ReplicatedModel::sum_partial_gradients() {
   if (tensor_parallel_) tensor_parallel_->sum_partial_gradients(described_, reduce_);
 }
 
-double ReplicatedModel::clip_grad_norm(double max_norm, double scale) {
+double ReplicatedModel::clip(double max_norm, double scale, double* left) {
   check_reduced();
   if (tensor_parallel_)
-    return clip_gradients(tensor_parallel_->gradient_sets(described_, {}), max_norm, scale,
-                          world_->device());
+    return clip_or_leave(tensor_parallel_->gradient_sets(described_, {}), max_norm, scale,
+                         world_->device(), {}, left);
   std::vector<Tensor> gradients;
   for (const FlatParameterGroup& update : updates_) gradients.push_back(update.grads);
-  return clip_gradients({{gradients, {}}}, max_norm, scale, world_->device());
+  return clip_or_leave({{gradients, {}}}, max_norm, scale, world_->device(), {}, left);
 }
 
 }  // namespace meshwright::detail

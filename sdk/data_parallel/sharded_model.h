@@ -8,11 +8,12 @@
 
 #include "meshwright/nn/module.h"
 #include "meshwright/parallel/gradients.h"
+#include "sdk/base/late_clipping.h"
 #include "unit.h"
 
 namespace meshwright::detail {
 
-class ShardedModel final : public ParallelModel {
+class ShardedModel final : public ParallelModel, public LateClipping {
  public:
   ShardedModel(std::shared_ptr<torch::nn::Module> model, const std::vector<UnitSpec>& specs,
                const ShardingPolicy& policy, ShardGroups groups, std::shared_ptr<World> world);
@@ -24,7 +25,12 @@ class ShardedModel final : public ParallelModel {
   const std::vector<FlatParameterGroup>& update_groups() const override { return updates_; }
   void after_optimizer_step() override;
   bool values_written(const ValuesWritten& written) override;
-  double clip_grad_norm(double max_norm, double scale) override;
+  double clip_grad_norm(double max_norm, double scale) override {
+    return clip(max_norm, scale, nullptr);
+  }
+  double clip_grad_norm_later(double max_norm, double scale, double& left) override {
+    return clip(max_norm, scale, &left);
+  }
   at::Tensor full_tensor(std::string_view name) override;
   void summon_full_parameters(const std::function<void()>& body) override;
   std::shared_ptr<Group> data_group() override;
@@ -40,6 +46,7 @@ class ShardedModel final : public ParallelModel {
   void reduce_units(const std::vector<std::string>& units) override;
 
  private:
+  double clip(double max_norm, double scale, double* left);
   void allocate();
   void reserve();
   void rotate();

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "clip.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/expert_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
@@ -333,13 +334,13 @@ std::vector<GradientSet> ShardedModel::gradient_sets() const {
   return sets;
 }
 
-double ShardedModel::clip_grad_norm(double max_norm, double scale) {
+double ShardedModel::clip(double max_norm, double scale, double* left) {
   check_reduced();
   const ShardingPolicy& policy = context_.policy;
   if (policy.reduction.average == ReductionPolicy::Average::with_clipping)
     scale /= static_cast<double>(context_.averaged());
-  double norm = clip_gradients(gradient_sets(), max_norm, scale, context_.world->device(),
-                               context_.groups.pipeline);
+  double norm = clip_or_leave(gradient_sets(), max_norm, scale, context_.world->device(),
+                              context_.groups.pipeline, left);
   if (policy.checks.reduced && !std::isfinite(norm) && std::isfinite(scale)) {
     Nonfinite mine;
     for (const ParallelParameter& p : parameters_)

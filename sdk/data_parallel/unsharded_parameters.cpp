@@ -2,6 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/irange.h>
 
@@ -194,6 +195,7 @@ void UnshardedParameters::attach() {
   const Tensor &trained = compute_.defined() ? compute_ : whole_,
                &rest = frozen_compute_.defined() ? frozen_compute_ : frozen_;
   const bool apart = unit_.keeps_unsharded();
+  const c10::DeviceGuard guard(unit_.device());  // once for all of them
   for (UnitState::Parameter& p : unit_.parameters) {
     const bool frozen = apart && !p.trainable;
     const Tensor& here = frozen ? rest : trained;

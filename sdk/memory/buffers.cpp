@@ -6,7 +6,6 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
 
@@ -100,7 +99,6 @@ LentStorage::LentStorage(const Tensor& parameter, at::ScalarType type, at::Devic
 
 void LentStorage::attach(void* memory) {
   set_throwing(*storage_, false);
-  const c10::DeviceGuard guard(storage_->device());  // where the allocator takes from
   storage_->set_data_ptr_noswap(at::DataPtr(memory, storage_->device()));
 }
 

@@ -47,6 +47,7 @@ class LentStorage {
   // `message` is what a use without memory throws.
   LentStorage(const at::Tensor& parameter, at::ScalarType type, at::Device device,
               std::string message);
+  // Its device is the current one.
   void attach(void* memory);
   void detach();
 

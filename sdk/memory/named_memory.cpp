@@ -79,6 +79,11 @@ Names& names() {
 void name_memory(const at::Tensor& tensor, const char* what, const std::string& unit) {
   if (!tensor.defined() || tensor.numel() == 0) return;
   names().put(tensor, what, unit);
+  name_for_checks(tensor, what, unit);
+}
+
+void name_for_checks(const at::Tensor& tensor, const char* what, const std::string& unit) {
+  if (!tensor.defined() || tensor.numel() == 0) return;
   if (fake_device_name != nullptr)
     fake_device_name(tensor.const_data_ptr(), tensor.nbytes(),
                      (what + (unit.empty() ? "the root" : unit)).c_str());

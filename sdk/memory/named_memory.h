@@ -12,5 +12,8 @@ namespace meshwright::detail {
 // `what` is a literal. The name lasts as long as the tensor's memory, or until another tensor of
 // the unit has it. unit empty: the root.
 void name_memory(const at::Tensor& tensor, const char* what, const std::string& unit);
+// The same for what stands in front of the device's libraries alone: of many tensors of one name,
+// of which the others ask for the last.
+void name_for_checks(const at::Tensor& tensor, const char* what, const std::string& unit);
 
 }  // namespace meshwright::detail

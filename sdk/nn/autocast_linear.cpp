@@ -168,14 +168,18 @@ CastAhead::CastAhead(const at::Tensor& x, const torch::nn::Module& module) : out
     return;
   c10::NoGradGuard no_grad;
   const at::ScalarType type = at::autocast::get_autocast_dtype(at::kCUDA);
-  for (const auto& part : module.modules()) {
-    const auto* linear = dynamic_cast<const LinearImpl*>(part.get());
-    if (linear == nullptr || !detail::autocasts(x, linear->weight) || !has_memory(linear->weight))
-      continue;
+  cast(x, module, type);
+  if (!casts_.empty()) at::_foreach_copy_(casts_, weights_);
+}
+
+// Module::modules() would make the names of all of them, in every forward.
+void CastAhead::cast(const at::Tensor& x, const torch::nn::Module& module, at::ScalarType type) {
+  const auto* linear = dynamic_cast<const LinearImpl*>(&module);
+  if (linear != nullptr && detail::autocasts(x, linear->weight) && has_memory(linear->weight)) {
     weights_.push_back(linear->weight);
     casts_.push_back(at::empty_like(linear->weight, linear->weight.options().dtype(type)));
   }
-  if (!casts_.empty()) at::_foreach_copy_(casts_, weights_);
+  for (const auto& part : module.children()) cast(x, *part, type);
 }
 
 CastAhead::~CastAhead() { casts_ahead = outer_; }

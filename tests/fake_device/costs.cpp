@@ -132,6 +132,10 @@ void count_costs(const c10::FunctionSchema& schema, const std::vector<IValue>& g
     if (schema.returns()[i].alias_info() == nullptr) fresh += bytes_of(returns[i]);
   const bool on_lists =
       name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_adam");
+  const bool fused = name.starts_with("aten::_fused_adam") || name == "aten::_fused_sgd_";
+  bool scales = false;
+  for (size_t i = 0; fused && i < given.size(); ++i)
+    scales = scales || (schema.arguments()[i].name() == "grad_scale" && given[i].isTensor());
   std::vector<std::vector<Tensor>> lists;
   for (size_t i = 0; i < given.size(); ++i) {
     const c10::Argument& argument = schema.arguments()[i];
@@ -141,6 +145,11 @@ void count_costs(const c10::FunctionSchema& schema, const std::vector<IValue>& g
       lists.push_back(given[i].toTensorVector());
     if (argument.alias_info() == nullptr || !argument.alias_info()->isWrite()) {
       read += i == 0 && kSelect.contains(name) ? std::min(bytes, fresh) : bytes;
+      continue;
+    }
+    // Their schemas say that they write gradients: they do where they multiply them.
+    if (fused && argument.name() == "grads" && !scales) {
+      read += bytes;
       continue;
     }
     size_t touched = bytes;

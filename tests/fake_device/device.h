@@ -19,6 +19,13 @@ void fake_device_access(void* stream, int device, const void* p, size_t bytes, i
 void fake_device_end();
 void fake_device_hang(void* stream, int device);  // what follows on the stream never ends, until
 void fake_device_release();
+// 0: FAKE_DEVICE_ARITHMETIC=0, so operators, kernels and collectives are told but not computed, but
+// for those of so few elements or bytes: what ranks tell each other, and what the host reads.
+int fake_device_computes();
+constexpr long kFakeDeviceFewElements = 64;
+constexpr size_t kFakeDeviceFewBytes = size_t{64} << 10;
+// Then results of so many bytes are zeros, and larger ones what the memory had.
+constexpr size_t kFakeDeviceZeroed = 4096;
 // For the counters, where they are wanted (FAKE_DEVICE_COUNTERS): kernels with the bytes that they
 // read and write, bytes allocated now, and a step of the program that ends.
 int fake_device_counts();

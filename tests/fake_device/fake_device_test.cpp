@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <boost/json.hpp>
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <string>
@@ -27,6 +28,16 @@ const std::vector<Row> kRows{
      kHalf},
     {"gathered once", kFirst, 2, {"distributed.fsdp2.reshard_after_forward=false"}},
     {"offload", kFirst, 2, {"distributed.fsdp2.offload_policy=cpu"}},
+    // By SGD, which shows a factor that AdamW hardly does: the optimizer multiplies with it.
+    {"clipped",
+     kFirst,
+     2,
+     {"optimizer.name=sgd", "optimizer.lr=0.5", "optimizer.max_grad_norm=0.01"}},
+    {"clipped, ddp",
+     kFirst,
+     2,
+     {"distributed.strategy=ddp", "optimizer.name=sgd", "optimizer.lr=0.5",
+      "optimizer.max_grad_norm=0.01"}},
     {"recomputation", kFirst, 2, {"distributed.activation_checkpointing=full"}},
     {"hybrid", kFirst, 4, {"distributed.dp_replicate_size=2"}},
     {"tensor parallel", kFirst, 2, {"distributed.tp_size=2"}},
@@ -227,6 +238,56 @@ TEST_CASE("the counters of a step know what it launches, moves and waits for") {
     CHECK(phases.at("rest").as_object().contains("aten::_fused_adamw_"));
     CHECK(of(step, "kernels") ==
           of(ended.counters[0].at("steps").as_array()[1].as_object(), "kernels"));
+  }
+}
+
+TEST_CASE("clipping is no pass over gradients of its own: the optimizer multiplies") {
+  auto operators = [](const std::string& limit) {
+    Row row = kRows[0];
+    row.sets.push_back("optimizer.max_grad_norm=" + limit);
+    const Ended ended = train(row, On::device);
+    REQUIRE_MESSAGE(ended.code == 0, ended.said);
+    return ended.counters.at(0).at("steps").as_array()[1].as_object().at("operators").as_object();
+  };
+  const boost::json::object clipped = operators("0.001"), plain = operators("\"none\"");
+  auto written = [](const boost::json::object& all) {
+    return all.at("aten::_fused_adamw_").as_object().at("written").to_number<int64_t>();
+  };
+  // Values and two averages, and then the gradients, which are the clipped ones from there on.
+  CHECK(written(plain) > 0);
+  CHECK(3 * written(clipped) == 4 * written(plain));
+  for (const boost::json::object* all : {&clipped, &plain})
+    for (const auto& one : *all)
+      CHECK_FALSE(std::string(one.key()).starts_with("aten::_foreach_mul_"));
+}
+
+// What bench/device_counts.py takes host time from: the program runs the same way.
+TEST_CASE("without arithmetic a step launches, moves and waits for what it does with it") {
+  for (const Row& row : {kRows[0], kRows[1], Row{"ddp", kFirst, 2, {"distributed.strategy=ddp"}},
+                         Row{"tensor parallel", kFirst, 2, {"distributed.tp_size=2"}}}) {
+    CAPTURE(row.name);
+    const Ended with = train(row, On::device),
+                without = train(row, On::device, {"FAKE_DEVICE_ARITHMETIC=0"});
+    REQUIRE_MESSAGE(with.code == 0, with.said);
+    REQUIRE_MESSAGE(without.code == 0, without.said);
+    REQUIRE(with.counters.size() == without.counters.size());
+    for (size_t rank = 0; rank < with.counters.size(); ++rank) {
+      const boost::json::array &steps = with.counters[rank].at("steps").as_array(),
+                               &bare = without.counters[rank].at("steps").as_array();
+      REQUIRE(steps.size() == bare.size());
+      for (const char* key : {"kernels", "read", "written", "host_waits", "copies", "operators"}) {
+        CAPTURE(key);
+        CHECK((steps[1].as_object().at(key) == bare[1].as_object().at(key)));
+      }
+    }
+    // No logits are computed, so the loss is not the mean of real ones.
+    REQUIRE(without.losses.size() == with.losses.size());
+    for (size_t i = 0; i < with.losses.size(); ++i) {
+      CHECK(std::isfinite(without.losses[i]));
+      CHECK(without.losses[i] != with.losses[i]);
+    }
+    for (const std::string& log : without.logs)
+      for (const std::string& line : wrong_lines(log)) CHECK_MESSAGE(false, line);
   }
 }
 

@@ -60,6 +60,15 @@ class Running {
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
+  // Whether bytes move, and ranks wait for each other.
+  static bool moves(const Call& call) {
+    if (fake_device_computes() != 0) return true;
+    const bool all_bring_all = call.kind == Kind::all_to_all || call.kind == Kind::reduce_scatter ||
+                               call.kind == Kind::all_gather;
+    const size_t of = all_bring_all ? static_cast<size_t>(call.comm->size) : 1;
+    return call.kind != Kind::pairs && call.count * width_of(call.type) * of <= kFakeDeviceFewBytes;
+  }
+
   // Tells the counters, too.
   bool run() {
     if (!run_it()) return false;
@@ -106,6 +115,7 @@ class Running {
   // take(at, part) fetches what it wants when all have done so.
   template <class Fill, class Take>
   bool rounds(size_t room, Fill fill, Take take) {
+    if (!moves_) return true;
     for (size_t at = 0; at < count_; at += room) {
       const size_t part = std::min(count_ - at, room);
       fill(at, part);
@@ -163,7 +173,7 @@ class Running {
   bool scatter() {
     reads(call_.in, count_ * width_ * ranks_);
     writes(call_.out, count_ * width_);
-    std::vector<char> kept(count_ * width_);  // in and out may overlap
+    std::vector<char> kept(moves_ ? count_ * width_ : 0);  // in and out may overlap
     const bool ok = rounds(
         kSlotBytes / width_ / ranks_, [&](size_t at, size_t part) { fill_for_all(at, part); },
         [&](size_t at, size_t part) {
@@ -189,13 +199,14 @@ class Running {
   bool send_and_receive() {
     for (const Transfer& transfer : call_.transfers)
       transfer.send ? reads(transfer.data, transfer.bytes) : writes(transfer.data, transfer.bytes);
-    return fake_device::send_and_receive(call_);
+    return !moves_ || fake_device::send_and_receive(call_);
   }
 
   const Call& call_;
   const ncclComm& comm_;
   std::string what_;
   size_t width_, count_, ranks_, rank_;
+  bool moves_ = moves(call_);
   size_t read_ = 0, written_ = 0;
   const char* in_ = nullptr;
   char* out_ = nullptr;
@@ -248,7 +259,7 @@ ncclResult_t run(const Call& call) {
   if (call.comm->aborted) return ncclInvalidUsage;
   if (hangs()) return hang(call);
   Running running(call);
-  const ncclResult_t result = agree(call);
+  const ncclResult_t result = Running::moves(call) ? agree(call) : ncclSuccess;
   if (result == ncclSuccess && running.run()) return ncclSuccess;
   if (call.comm->lost) return hang(call);
   if (result != ncclSuccess) return result;

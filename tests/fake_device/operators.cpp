@@ -21,6 +21,7 @@
 
 #include "costs.h"
 #include "device.h"
+#include "shapes.h"
 
 namespace {
 
@@ -202,11 +203,8 @@ bool is_generator(const c10::Argument& argument) {
 IValue returned(const IValue& value, const c10::Argument& of, const c10::FunctionSchema& schema,
                 const std::vector<IValue>& given, const Call& call) {
   if (const c10::AliasInfo* alias = of.alias_info(); alias != nullptr && alias->isWrite()) {
-    for (size_t i = 0; i < given.size(); ++i) {
-      const c10::AliasInfo* from = schema.arguments()[i].alias_info();
-      if (from != nullptr && from->beforeSets() == alias->beforeSets()) return given[i];
-    }
-    return value;
+    const IValue* same = fake_device::given_back(of, schema, given);
+    return same != nullptr ? *same : value;
   }
   if (value.isTensor()) return to_device(value.toTensor(), call.device(), call.what());
   if (!value.isTensorList()) return value;
@@ -216,25 +214,19 @@ IValue returned(const IValue& value, const c10::Argument& of, const c10::Functio
   return out;
 }
 
-void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+// Runs the CPU's operator in the place of the device's.
+void compute(const c10::OperatorHandle& op, const std::vector<IValue>& given, const Call& call,
+             Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   const std::vector<c10::Argument>& arguments = schema.arguments();
   const size_t base = stack->size() - arguments.size();
-  const std::vector<IValue> given(stack->begin() + static_cast<int64_t>(base), stack->end());
-  Call call(schema);
-  for (const IValue& value : given) call.look(value);
   const c10::Device device = call.device();
-  c10::OptionalDeviceGuard guard(device);
-  fake_device_begin(stream_of(device), device.index(), call.what().c_str());
-  std::optional<Ending> ending(std::in_place);
-
   std::vector<std::pair<Tensor, Tensor>> sized;  // given empty, and what the operator makes of it
   for (size_t i = 0; i < arguments.size(); ++i) {
     const c10::Argument& argument = arguments[i];
     const bool write = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     IValue& slot = (*stack)[base + i];
-    if (write && argument.kwarg_only() && given[i].isTensor() && given[i].toTensor().is_cuda() &&
-        given[i].toTensor().numel() == 0) {
+    if (fake_device::is_sized(argument, given[i])) {
       const Tensor& out = given[i].toTensor();
       sized.emplace_back(out, at::empty({0}, out.options().device(c10::kCPU)));
       slot = sized.back().second;
@@ -265,9 +257,27 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
     IValue& value = (*stack)[first + i];
     value = returned(value, schema.returns()[i], schema, given, call);
   }
+}
+
+void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  const size_t base = stack->size() - schema.arguments().size();
+  const std::vector<IValue> given(stack->begin() + static_cast<int64_t>(base), stack->end());
+  Call call(schema);
+  for (const IValue& value : given) call.look(value);
+  const c10::Device device = call.device();
+  c10::OptionalDeviceGuard guard(device);
+  fake_device_begin(stream_of(device), device.index(), call.what().c_str());
+  std::optional<Ending> ending(std::in_place);
+  const bool waits = kSync.contains(schema.name());
+  if (fake_device_computes() != 0 || waits || fake_device::is_small(given))
+    compute(op, given, call, stack);
+  else
+    fake_device::give_results(op, given, *stack, device);
   ending.reset();
+  const size_t first = stack->size() - schema.returns().size();
   fake_device::count_costs(schema, given, stack->data() + first, device);
-  if (kSync.contains(schema.name())) cuda().synchronizeStream(cuda().getStream(device));
+  if (waits) cuda().synchronizeStream(cuda().getStream(device));
 }
 
 // Copies between the host and the device stay LibTorch's; those on a device are a kernel.
@@ -293,6 +303,17 @@ std::tuple<Tensor, Tensor> rms_norm_backward(c10::DispatchKeySet, const Tensor& 
   for (const Tensor& t : {grad, input, rstd, weight ? *weight : Tensor()})
     if (t.defined()) access(t, device, false, what);
   at::AutoDispatchBelowADInplaceOrView below;
+  Tensor dx, dw;
+  auto tell = [&] {
+    fake_device::count_costs(what.c_str(), 2, {grad, input, rstd, weight.value_or(Tensor())},
+                             {dx, dw}, device);
+  };
+  if (fake_device_computes() == 0) {
+    if (mask[0]) dx = at::empty_like(input);
+    if (mask[1] && weight && weight->defined()) dw = at::empty_like(*weight);
+    tell();
+    return {dx, dw};
+  }
   auto whole = [](const Tensor& t) { return on_host(t).to(at::kFloat); };
   const Tensor x = whole(input), r = whole(rstd), g = whole(grad);
   const Tensor w = weight && weight->defined() ? whole(*weight) : Tensor();
@@ -300,15 +321,13 @@ std::tuple<Tensor, Tensor> rms_norm_backward(c10::DispatchKeySet, const Tensor& 
   for (int64_t d = 0; d < x.dim(); ++d)
     (d >= x.dim() - static_cast<int64_t>(shape.size()) ? inner : outer).push_back(d);
   const Tensor h = x * r, gw = w.defined() ? g * w : g;
-  Tensor dx, dw;
   if (mask[0])
     dx = to_device((r * (gw - h * (gw * h).mean(inner, true))).to(input.scalar_type()), device,
                    what);
   if (mask[1] && w.defined())
     dw = to_device((outer.empty() ? g * h : (g * h).sum(outer)).to(weight->scalar_type()), device,
                    what);
-  fake_device::count_costs(what.c_str(), 2, {grad, input, rstd, weight.value_or(Tensor())},
-                           {dx, dw}, device);
+  tell();
   return {dx, dw};
 }
 
@@ -328,8 +347,10 @@ Tensor& product_in_float(c10::DispatchKeySet, const Tensor& self, const Tensor& 
   access(b, device, false, what);
   access(out, device, true, what);
   at::AutoDispatchBelowADInplaceOrView below;
-  Tensor into = on_host(out);
-  at::addmm_out(into, into, on_host(a).to(at::kFloat), on_host(b).to(at::kFloat), beta, alpha);
+  if (fake_device_computes() != 0) {
+    Tensor into = on_host(out);
+    at::addmm_out(into, into, on_host(a).to(at::kFloat), on_host(b).to(at::kFloat), beta, alpha);
+  }
   fake_device::count_costs(what.c_str(), 1, {a, b, adds ? out : Tensor()}, {out}, device);
   return out;
 }
@@ -343,8 +364,10 @@ Tensor histc(c10::DispatchKeySet, const Tensor& input, int64_t bins, const at::S
   const Ending ending;
   access(input, device, false, what);
   at::AutoDispatchBelowADInplaceOrView below;
-  const Tensor counts = at::histc(on_host(input).to(at::kDouble), bins, min, max);
-  const Tensor out = to_device(counts.to(input.scalar_type()), device, what);
+  auto counts = [&] { return at::histc(on_host(input).to(at::kDouble), bins, min, max); };
+  const Tensor out = fake_device_computes() != 0
+                         ? to_device(counts().to(input.scalar_type()), device, what)
+                         : fake_device::make_result({bins}, {1}, input.scalar_type(), device);
   fake_device::count_costs(what.c_str(), 1, {input}, {out}, device);
   return out;
 }

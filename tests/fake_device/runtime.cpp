@@ -94,6 +94,8 @@ const Settings& settings() {
     flag(out.verbose, "FAKE_DEVICE_VERBOSE");
     flag(out.races, "FAKE_DEVICE_RACES");
     flag(out.poison, "FAKE_DEVICE_POISON");
+    flag(out.arithmetic, "FAKE_DEVICE_ARITHMETIC");
+    if (!out.arithmetic) out.races = out.poison = false;
     flag(out.stacks, "FAKE_DEVICE_STACKS");
     flag(out.summary, "FAKE_DEVICE_SUMMARY");
     flag(out.ignore_waits, "FAKE_DEVICE_IGNORE_WAITS");
@@ -175,12 +177,13 @@ void fake_device_begin(void* stream, int device, const char* what) {
 }
 void fake_device_access(void* stream, int device, const void* p, size_t bytes, int write,
                         const char* what) {
-  if (!is_device(p) || bytes == 0) return;
+  if (!is_device(p) || bytes == 0 || !settings().arithmetic) return;
   Lock lock;
   touch(*stream_of(static_cast<cudaStream_t>(stream), device), reinterpret_cast<uintptr_t>(p),
         bytes, write != 0, keep(what));
 }
 void fake_device_name(const void* p, size_t bytes, const char* what) {
+  if (!settings().arithmetic) return;
   Lock lock;
   name(reinterpret_cast<uintptr_t>(p), bytes, keep(what));
 }
@@ -188,6 +191,7 @@ void fake_device_end() {
   Lock lock;
   end_operation();
 }
+int fake_device_computes() { return settings().arithmetic ? 1 : 0; }
 void fake_device_hang(void* stream, int device) {
   hung = true;
   Lock lock;

@@ -21,6 +21,7 @@ struct Settings {
   size_t memory = kDeviceBytes;  // of a device
   int instances = 1;             // that one GPU is cut into (MIG)
   int microseconds = 0;          // that an operation takes
+  bool arithmetic = true;
   bool verbose = false, races = true, poison = true, stacks = true, summary = false;
   bool ignore_waits = false, ignore_syncs = false;
 };

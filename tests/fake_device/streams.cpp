@@ -38,19 +38,21 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, 
     log_stack();
     return fail(cudaErrorInvalidValue);
   }
-  if (reads_device) touch(stream, reinterpret_cast<uintptr_t>(from), bytes, false, what);
-  if (writes_device) touch(stream, reinterpret_cast<uintptr_t>(to), bytes, true, what);
+  const bool watched = settings().arithmetic;
+  if (reads_device && watched) touch(stream, reinterpret_cast<uintptr_t>(from), bytes, false, what);
+  if (writes_device && watched) touch(stream, reinterpret_cast<uintptr_t>(to), bytes, true, what);
   const bool writes_pinned = returns_early && is_pinned(to);
   if (is_pinned(from)) settle(stream.clock, reinterpret_cast<uintptr_t>(from), bytes);
   if (writes_pinned) {
     settle(stream.clock, reinterpret_cast<uintptr_t>(to), bytes);
     put_aside(stream, reinterpret_cast<uintptr_t>(to), bytes);
   }
-  memmove(fake_device_view(to), fake_device_view(from), bytes);
+  if (watched || !reads_device || !writes_device)
+    memmove(fake_device_view(to), fake_device_view(from), bytes);
   end_operation();
   // To memory that is not pinned: it is there when the call comes back.
   const bool is_over = !returns_early || (!writes_device && !is_pinned(to));
-  if (returns_early) {
+  if (returns_early && watched) {
     take_off(to, stream, true, what);
     take_off(from, stream, false, what);
   }
@@ -110,7 +112,8 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t strea
   fake_device_begin(stream, -1, nullptr);
   fake_device_access(stream, -1, p, bytes, 1, "memset");
   fake_device_launched("memset", 1, 0, bytes);
-  memset(fake_device_view(p), value, bytes);
+  if (settings().arithmetic || bytes <= kFakeDeviceZeroed)
+    memset(fake_device_view(p), value, bytes);
   end_operation();
   return cudaSuccess;
 }

@@ -5,12 +5,13 @@
 #include "engine/loader/guard.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
+#include "sdk/base/late_clipping.h"
 
 namespace meshwright::loader {
 
 namespace {
 
-class GuardedModel final : public ParallelModel {
+class GuardedModel final : public ParallelModel, public LateClipping {
   template <class Body>
   decltype(auto) run(const char* method, Body&& body) const {
     return guarded(plugin_, method, [&]() -> decltype(auto) {
@@ -25,7 +26,9 @@ class GuardedModel final : public ParallelModel {
 
  public:
   GuardedModel(const detail::PluginCode* plugin, std::unique_ptr<ParallelModel> inner)
-      : plugin_(plugin), inner_(std::move(inner)) {
+      : plugin_(plugin),
+        inner_(std::move(inner)),
+        later_(dynamic_cast<LateClipping*>(inner_.get())) {
     set_context_parallel(inner_->context_parallel());
   }
   GuardedModel(const GuardedModel&) = delete;
@@ -66,6 +69,13 @@ class GuardedModel final : public ParallelModel {
   }
   double clip_grad_norm(double max_norm, double scale) override {
     return run("clip_grad_norm", [&] { return inner_->clip_grad_norm(max_norm, scale); });
+  }
+  double clip_grad_norm_later(double max_norm, double scale, double& left) override {
+    return run("clip_grad_norm", [&] {
+      if (later_ != nullptr) return later_->clip_grad_norm_later(max_norm, scale, left);
+      left = 1;
+      return inner_->clip_grad_norm(max_norm, scale);
+    });
   }
   at::Tensor full_tensor(std::string_view name) override {
     return run("full_tensor", [&] { return inner_->full_tensor(name); });
@@ -112,6 +122,7 @@ class GuardedModel final : public ParallelModel {
  private:
   const detail::PluginCode* plugin_;
   std::unique_ptr<ParallelModel> inner_;
+  LateClipping* later_;  // the same, or nullptr
 };
 
 }  // namespace

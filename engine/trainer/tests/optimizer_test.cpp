@@ -63,6 +63,45 @@ const std::vector<int64_t> kSizes = {1, 7, 64, 1000, 0, 33};
 
 }  // namespace
 
+// Also where gradients are narrower than weights, or weights than their main ones: there the factor
+// may not get lost in a copy.
+TEST_CASE("a factor of an update is a multiplication of its gradients, which keep it") {
+  struct Row {
+    const char* what;
+    Keys keys;
+    at::ScalarType values, gradients;
+  };
+  for (const Row& row : {Row{"AdamW", {{"name", "\"adamw\""}}, at::kFloat, at::kFloat},
+                         {"SGD", {{"name", "\"sgd\""}}, at::kFloat, at::kFloat},
+                         {"narrow", {{"name", "\"sgd\""}}, at::kFloat, at::kBFloat16},
+                         {"main weights",
+                          {{"name", "\"sgd\""}, {"main_dtype", "float32"}},
+                          at::kBFloat16,
+                          at::kFloat}}) {
+    CAPTURE(row.what);
+    constexpr double kFactor = 0.25;  // exact in all dtypes
+    auto within = optimizer_of(row.keys), before = optimizer_of(row.keys);
+    std::vector<FlatParameterGroup> one, other;
+    const std::vector<at::Tensor> values = random_tensors(kSizes, 1),
+                                  gradients = random_tensors(kSizes, 2);
+    for (size_t k = 0; k < values.size(); ++k)
+      for (auto* groups : {&one, &other})
+        groups->push_back({values[k].to(row.values, false, /*copy=*/true),
+                           gradients[k].to(row.gradients, false, /*copy=*/true)});
+    for (int step = 0; step < 3; ++step) {
+      within->step(one, 0.1, kFactor);
+      meshwright::train::multiply_gradients(other, kFactor);
+      before->step(other, 0.1);
+      for (size_t k = 0; k < one.size(); ++k) {
+        CHECK(one[k].values.equal(other[k].values));
+        CHECK(one[k].grads.equal(other[k].grads));
+        if (values[k].numel() > 0 && step == 0)
+          CHECK_FALSE(one[k].values.equal(values[k].to(row.values)));
+      }
+    }
+  }
+}
+
 TEST_CASE(
     "AdamW is the paper's, element by element, with the decay of every group and a rate that "
     "changes") {
