@@ -8,6 +8,7 @@
 #include "engine/calibrate/fit_network.h"
 #include "engine/report/report.h"
 #include "engine/steptime/figures.h"
+#include "engine/steptime/predict.h"
 
 namespace meshwright::calibrate {
 namespace {
@@ -16,8 +17,9 @@ using steptime::Machine;
 using steptime::Precision;
 using steptime::Product;
 
-constexpr double kLaunch = 2e-6;       // of a product, as the model has it
-constexpr double kLongestInner = 5e3;  // rate.short_inner beyond this fits noise
+constexpr double kLaunch = 2e-6;            // of a product, as the model has it
+constexpr double kLongestInner = 5e3;       // rate.short_inner beyond this fits noise
+constexpr double kLeastElementwise = 0.05;  // of a layer; less is noise of the products
 
 std::vector<Product> products_of(const ProductTime& time) {
   const Product& p = time.product;
@@ -70,6 +72,8 @@ class Fit {
     products();
     moved();
     attention();
+    layers();
+    alone();
     launches();
     for (const std::string_view name : fit_network(measured_, machine()))
       take("network." + std::string(name));
@@ -156,18 +160,19 @@ class Fit {
 
   void moved() {
     double most = 0;
-    std::vector<Sample> samples;
+    std::vector<Sample> samples;  // none on CPUs: layers()
     for (const MovedTime& time : measured_.moved) {
       if (time.seconds <= 0) continue;
       most = std::max(most, time.bytes / time.seconds);
       if (time.kernel != "copy") samples.push_back({time.bytes, 0, time.seconds});
     }
-    const double x = fit_line(samples).x;
-    if (most <= 0 || x <= 0) return;
+    if (most <= 0) return;
     if (!shipped_.same_device) {
       machine().bandwidth = most;
       take("device.bandwidth");
     }
+    const double x = fit_line(samples).x;
+    if (x <= 0) return;
     machine().rate.elementwise = std::clamp(1 / x / machine().bandwidth, 0.01, 1.0);
     take("rate.elementwise");
   }
@@ -195,9 +200,48 @@ class Fit {
     take("rate.attention");
   }
 
+  // What a layer takes beyond its products and attention is for the kernels that move bytes.
+  void layers() {
+    if (measured_.layers.size() < 2) return;
+    Machine unit = machine();
+    unit.rate.elementwise = 1;
+    const double took = seconds_a_layer();
+    const steptime::LayerTime at = layer_of(unit);
+    const steptime::Parts &f = at.forward, &b = at.backward;
+    const double rest = std::max(took - f.products - b.products - f.attention - b.attention,
+                                 kLeastElementwise * took);
+    double share = (f.elementwise + b.elementwise) / rest;
+    if (took <= 0 || share <= 0) return;
+    if (share > 1) {  // caches give more than the memory
+      machine().bandwidth *= share;
+      share = 1;
+    }
+    machine().rate.elementwise = std::max(share, 0.01);
+    take("rate.elementwise");
+  }
+
+  double seconds_a_layer() const {
+    const ModelTime &few = measured_.layers.front(), &many = measured_.layers.back();
+    return (many.forward + many.backward - few.forward - few.backward) / (many.layers - few.layers);
+  }
+  steptime::LayerTime layer_of(const Machine& at) const {
+    return model_layer(at, measured_.layers.back());
+  }
+
+  // How much faster a rank is while the others of its host wait.
+  void alone() {
+    if (measured_.alone <= 0 || shipped_.same_device) return;
+    double together = 0;
+    for (const ProductTime& time : measured_.products)
+      if (time.precision == main() && !time.backward) together = time.seconds;
+    if (together <= 0) return;
+    machine().overlap.alone = std::clamp(together / measured_.alone, 1.0, measured_.ranks_per_host);
+    take("overlap.alone");
+  }
+
   void launches() {
     if (measured_.launches.size() < 2) return;
-    const LaunchTime &few = measured_.launches.front(), &many = measured_.launches.back();
+    const ModelTime &few = measured_.launches.front(), &many = measured_.launches.back();
     const double layers = many.layers - few.layers;
     auto a_layer = [&](double seconds) { return std::clamp(seconds / layers, 0.0, 1.0); };
     machine().host.layer_forward = a_layer(many.forward - few.forward);
@@ -214,6 +258,7 @@ class Fit {
       const bool fp8 = key == "peak.fp8" || key == "rate.product_fp8";
       // Without them older kernels are as fast as the one that was measured.
       if (!shipped_.same_device && key.starts_with("rate.attention_")) continue;
+      if (key == "overlap.alone" && !out_.sources.contains(key)) continue;  // 1: nothing is gained
       if (out_.sources.contains(key) || (fp8 && *figure.to == 0)) continue;
       const std::string of = "as shipped for " + shipped_.machine.name;
       const bool network = key.starts_with("network.");
@@ -251,6 +296,14 @@ class Fit {
       out_.points.push_back({"attention", size, time.forward, core.forward});
       out_.points.push_back({"attention, backward", size, time.backward, core.backward});
     }
+    if (measured_.layers.size() > 1) {
+      const ModelTime& model = measured_.layers.back();
+      const steptime::LayerTime at = layer_of(m);
+      out_.points.push_back({"a layer, both ways",
+                             std::to_string(std::llround(model.batch * model.length)) +
+                                 " tokens of " + std::to_string(std::llround(model.hidden)),
+                             seconds_a_layer(), at.forward.sum() + at.backward.sum()});
+    }
     for (Point& point : network_points(measured_, m)) out_.points.push_back(std::move(point));
   }
 
@@ -261,6 +314,22 @@ class Fit {
 };
 
 }  // namespace
+
+steptime::LayerTime model_layer(const steptime::Machine& machine, const ModelTime& model) {
+  steptime::Shape shape;
+  shape.hidden = model.hidden;
+  shape.layers = 1;
+  shape.heads = model.heads;
+  shape.kv_heads = model.kv_heads;
+  shape.head_dim = model.hidden / model.heads;
+  shape.ffn = model.ffn;
+  steptime::Job job;
+  job.micro_batch = model.batch;
+  job.length = model.length;
+  job.width = 4;
+  job.fusion = steptime::Fusion::fused;
+  return steptime::layer_time(machine, shape, job);
+}
 
 bool Fitted::measured(const std::string& key) const {
   const auto found = sources.find(key);

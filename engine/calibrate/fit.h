@@ -8,6 +8,7 @@
 
 #include "engine/calibrate/measured.h"
 #include "engine/steptime/machine.h"
+#include "engine/steptime/predict.h"
 
 namespace meshwright::calibrate {
 
@@ -40,6 +41,9 @@ struct Fitted {
 // `when`, `where`: for the sources, "2026-11-26" and a host's name.
 Fitted fit(const Measured& measured, const Shipped& shipped, const std::string& when,
            const std::string& where);
+
+// What the model says of a layer of `model` in float32, with the engine's own kernels.
+steptime::LayerTime model_layer(const steptime::Machine& machine, const ModelTime& model);
 
 // seconds = x a + y b
 struct Sample {

@@ -14,10 +14,12 @@ void each(Times& times, const Visit& visit) {
     visit(one.forward);
     visit(one.backward);
   }
-  for (auto& one : times.launches) {
-    visit(one.forward);
-    visit(one.backward);
-  }
+  for (auto* models : {&times.launches, &times.layers})
+    for (auto& one : *models) {
+      visit(one.forward);
+      visit(one.backward);
+    }
+  visit(times.alone);
   for (auto& group : times.groups)
     for (auto& one : group.collectives) {
       visit(one.latency);

@@ -31,9 +31,11 @@ struct AttentionTime {
   double batch = 1, heads = 1, head_dim = 64, length = 0;
   double forward = 0, backward = 0;  // seconds
 };
-// A model of tiny layers, whose kernels take less time than their launches.
-struct LaunchTime {
+// A model of `layers` gated layers, `batch` samples of `length` tokens. Tiny, as here, its kernels
+// take less time than their launches.
+struct ModelTime {
   double layers = 0;
+  double hidden = 64, ffn = 128, heads = 2, kv_heads = 2, batch = 1, length = 8;
   double forward = 0, backward = 0;  // seconds
 };
 // The collectives of one kind of groups, all of these groups at once.
@@ -55,7 +57,11 @@ struct Measured {
   std::vector<ProductTime> products;
   std::vector<MovedTime> moved;
   std::vector<AttentionTime> attention;
-  std::vector<LaunchTime> launches;
+  std::vector<ModelTime> launches;
+  std::vector<ModelTime> layers;  // of a size that CPUs train, two of them; devices: none
+  // The last product of the main type, forward, on one rank while those beside it wait; 0: none is
+  // beside it, or ranks share no processor.
+  double alone = 0;
   std::vector<GroupTime> groups;
 
   // The seconds of all kernels and layers, and the memory below 0, so that more is always worse.

@@ -41,6 +41,7 @@ std::vector<Figure> figures_of(Machine& m) {
       {"overlap", "async_tp", &m.overlap.async_tp, 0, 1, "a share of the exchanges", false},
       {"overlap", "async_tp_buffers", &m.overlap.async_tp_buffers, 0, 1, "a share of the exchanges",
        false},
+      {"overlap", "alone", &m.overlap.alone, 1, 1024, "times as fast while others wait", false},
       {"overlap", "jitter", &m.overlap.jitter, 0, 0.2, "a share of a step a doubling"},
       {"host", "layer_forward", &m.host.layer_forward, 0, 1, "seconds to launch a layer"},
       {"host", "layer_backward", &m.host.layer_backward, 0, 1, "seconds to launch a layer"},

@@ -44,6 +44,7 @@ struct Machine {
     double async_tp = 1;          // what micro-pipelined tensor parallelism leaves of its exchanges
     double async_tp_buffers = 1;  // the same with TransformerEngine's user buffers
     double jitter = 0;            // a step is longer by so much for each doubling beyond 8 ranks
+    double alone = 1;             // a rank's gain while the others of its host wait
     bool adds = false;            // compute and collectives share the cores: nothing hides
   } overlap;
 

@@ -11,6 +11,12 @@
 namespace meshwright::steptime {
 namespace {
 
+void scale(Parts& parts, double by) {
+  for (double* part : {&parts.products, &parts.attention, &parts.elementwise, &parts.recompute,
+                       &parts.tp, &parts.cp, &parts.ep, &parts.shard, &parts.host})
+    *part *= by;
+}
+
 void add(Parts& to, const Parts& p, double times) {
   to.products += times * p.products;
   to.attention += times * p.attention;
@@ -21,6 +27,14 @@ void add(Parts& to, const Parts& p, double times) {
   to.ep += times * p.ep;
   to.shard += times * p.shard;
   to.host += times * p.host;
+}
+
+// Ranks that share a processor: what one gains on average where the share `busy` of the time of
+// each is work, and the rest is waiting.
+double faster(const Machine& machine, const Job& job, double busy) {
+  const double ranks = std::min(job.ranks_per_host, job.ranks);
+  if (machine.overlap.alone <= 1 || ranks <= 1 || busy >= 1) return 1;
+  return 1 + (machine.overlap.alone - 1) * ranks * (1 - busy) / (ranks - 1);
 }
 
 // Seconds of the data-parallel exchanges of one layer, and of what lies around the layers.
@@ -156,7 +170,11 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
     add(parts, ends.embedding_forward, m);
     add(parts, ends.embedding_backward, m);
   }
-  parts.bubble = std::max(0.0, span - work - fullest);
+  const double mean = work + m * (first + last) / job.pp;
+  span = std::max(mean, span / faster(machine, job, mean / span));
+  const double kept = work + fullest;
+  if (span < kept) scale(parts, span / kept);
+  parts.bubble = std::max(0.0, span - kept);
 
   const double local = layers * job.stages;
   const bool gathers = data.gather_forward == When::once, reduces = data.reduce == When::once;

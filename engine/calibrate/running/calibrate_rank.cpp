@@ -108,6 +108,21 @@ void measure_groups(World& world, const std::vector<int64_t>& host, double secon
   }
 }
 
+// Collective. The last product of the main type, forward, on rank 0 while the others wait.
+void measure_alone(Stopwatch& watch, World& world, Measured& to) {
+  ProductTime product;
+  for (const ProductTime& time : to.products)
+    if (!time.backward && time.precision == steptime::Precision::full) product = time;
+  if (product.seconds <= 0) return;
+  if (world.rank() == 0) {
+    measure(watch, product);
+    to.alone = product.seconds;
+  } else {
+    world.everyone()->barrier();  // the one of the stopwatch
+  }
+  world.everyone()->barrier();
+}
+
 // Collective. Every time becomes that of the slowest rank.
 void take_slowest(World& world, Measured& measured) {
   json::array mine;
@@ -184,6 +199,8 @@ int calibrate_rank(const Request& request, rendezvous::Ending& ending) {
     all(measured.moved, 1);
     all(measured.attention, 2);
     all(measured.launches, 2);
+    all(measured.layers, 2);
+    if (!measured.cuda && measured.ranks_per_host > 1) measure_alone(watch, world, measured);
     measure_groups(world, host, request.seconds * (1 - kKernels), measured, progress);
   }
   take_slowest(world, measured);

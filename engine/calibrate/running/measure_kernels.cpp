@@ -141,13 +141,15 @@ void measure(Stopwatch& watch, AttentionTime& point) {
   });
 }
 
-void measure(Stopwatch& watch, LaunchTime& point) {
+void measure(Stopwatch& watch, ModelTime& point) {
+  auto text = [](double size) { return std::to_string(whole(size)); };
   const std::string json =
-      R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,)"
-      R"( "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2,)"
-      R"( "vocab_size": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,)"
-      R"( "num_hidden_layers": )" +
-      std::to_string(whole(point.layers)) + "}";
+      R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64,)"
+      R"( "rms_norm_eps": 1e-6, "hidden_size": )" +
+      text(point.hidden) + R"(, "intermediate_size": )" + text(point.ffn) +
+      R"(, "num_attention_heads": )" + text(point.heads) + R"(, "num_key_value_heads": )" +
+      text(point.kv_heads) + R"(, "max_position_embeddings": )" +
+      text(std::max(point.length, 64.0)) + R"(, "num_hidden_layers": )" + text(point.layers) + "}";
   const outlines::ConfigJson config = outlines::ConfigJson::parse(json, "a tiny model");
   const at::TensorOptions options = usual_of(watch.device());
   const DType stored = watch.device().is_cuda() ? DType::bfloat16 : DType::float32;
@@ -155,7 +157,7 @@ void measure(Stopwatch& watch, LaunchTime& point) {
                           options);
   modules::initialize(*model, /*seed=*/1);
   const variable_list parameters = model->parameters();
-  const Tensor ids = at::zeros({1, 8}, options.dtype(at::kLong));
+  const Tensor ids = at::zeros({whole(point.batch), whole(point.length)}, options.dtype(at::kLong));
   point.forward = watch.of([&] { model(ids); });
   const double both = watch.of([&] {
     torch::autograd::grad({model(ids).sum()}, parameters, {}, std::nullopt,

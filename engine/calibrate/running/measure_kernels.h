@@ -27,6 +27,6 @@ class Stopwatch {
 void measure(Stopwatch& watch, ProductTime& point);
 void measure(Stopwatch& watch, MovedTime& point);
 void measure(Stopwatch& watch, AttentionTime& point);
-void measure(Stopwatch& watch, LaunchTime& point);
+void measure(Stopwatch& watch, ModelTime& point);
 
 }  // namespace meshwright::calibrate

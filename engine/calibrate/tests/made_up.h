@@ -27,6 +27,7 @@ inline steptime::Machine cpu_of(double fp32) {
   m.network.step_outside = 130e-6;
   m.overlap.kappa = 0.2;
   m.overlap.adds = true;
+  m.overlap.alone = 1.6;
   m.host = {0.2e-3, 0.3e-3, 1e-3};
   return m;
 }
@@ -87,10 +88,19 @@ inline Measured measured_on(const steptime::Machine& truth, bool cuda, Widths wi
     time.forward = noisy(core.forward);
     time.backward = noisy(core.backward);
   }
-  for (LaunchTime& time : out.launches) {
+  for (ModelTime& time : out.launches) {
     time.forward = 1e-4 + time.layers * truth.host.layer_forward;
     time.backward = 2e-4 + time.layers * truth.host.layer_backward;
   }
+  for (ModelTime& time : out.layers) {
+    const steptime::LayerTime layer = model_layer(truth, time);
+    time.forward = 1e-4 + time.layers * layer.forward.sum();
+    time.backward = 2e-4 + time.layers * layer.backward.sum();
+  }
+  if (!cuda && ranks > hosts)
+    for (const ProductTime& time : out.products)
+      if (time.precision == steptime::Precision::full && !time.backward)
+        out.alone = time.seconds / truth.overlap.alone;
   std::vector<int64_t> host;
   for (int64_t r = 0; r < ranks; ++r) host.push_back(r / (ranks / hosts) * (ranks / hosts));
   for (const Ranks& some : groups_of(host, 0)) {

@@ -78,6 +78,29 @@ TEST_CASE("with free messages a pipeline takes as long as the simulation of its 
     }
 }
 
+TEST_CASE("ranks that share a processor fill each other's bubbles, at most all of them") {
+  const published::Machines machines = published::machines(kMachines);
+  int pipelines = 0;
+  for (const published::Row& row : published::runs(kData)) {
+    if (row.job.pp <= 1) continue;
+    ++pipelines;
+    CAPTURE(row.id);
+    Machine machine = published::machine_of(row, machines);
+    const Prediction apart = predict(machine, row.shape, row.job);
+    machine.overlap.alone = 1.5;
+    const Prediction some = predict(machine, row.shape, row.job);
+    machine.overlap.alone = row.job.ranks_per_host;
+    const Prediction most = predict(machine, row.shape, row.job);
+    CHECK(some.seconds <= apart.seconds * (1 + 1e-12));
+    CHECK(most.seconds <= some.seconds * (1 + 1e-12));
+    if (apart.parts.bubble > 0) CHECK(some.seconds < apart.seconds);
+    CHECK(most.parts.bubble >= 0);
+    // The work itself stays: that of a rank on average.
+    CHECK(most.seconds > 0.5 * (apart.seconds - apart.parts.bubble));
+  }
+  CHECK(pipelines > 10);
+}
+
 TEST_CASE("what is frozen takes less time, the more of it the less, and nothing frozen as much") {
   const published::Machines machines = published::machines(kMachines);
   for (const published::Row& row : published::runs(kData)) {
