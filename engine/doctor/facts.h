@@ -34,6 +34,17 @@ struct Memory {
 };
 Finding judge(const Memory& facts);
 
+// A group over several hosts with as many of its ranks on each, two at least: on CPUs its ranks
+// share memory on each host, and have two groups of sockets more (SDK: layered_over).
+struct HostedGroup {
+  int64_t hosts = 1, each = 1;
+};
+// Those of the groups, each told by its ranks, that are so. `host`: a number of each rank's host.
+std::vector<HostedGroup> hosted_groups(const std::vector<std::vector<int64_t>>& groups,
+                                       const std::vector<int64_t>& host);
+// What so many ranks of a host reserve in shared memory when each is in such groups.
+int64_t hosted_groups_need(const std::vector<HostedGroup>& groups, int64_t local_ranks);
+
 // /dev/shm, where ranks of one host exchange what fits.
 struct SharedMemory {
   std::string problem = {};  // it cannot be looked at
@@ -42,6 +53,7 @@ struct SharedMemory {
   int64_t local_ranks = 1;
   std::optional<int64_t> need = {};  // of this plan
   std::string no_need = {};          // why that is not known
+  int64_t hosted = 0;                // of groups over hosts, beside it
 };
 Finding judge(const SharedMemory& facts);
 // What the ranks of a sharded group on one host reserve there for units of at most so many bytes
@@ -52,6 +64,7 @@ int64_t shared_memory_need(int64_t unit_bytes, int64_t ranks);
 struct OpenFiles {
   int64_t limit = 0;  // the hard one: the program raises the soft one to it
   int64_t ranks = 1, axes = 1;
+  std::vector<HostedGroup> hosted = {};
 };
 Finding judge(const OpenFiles& facts);
 

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
+#include <map>
 
 #include "engine/doctor/facts.h"
 #include "engine/report/report.h"
@@ -89,6 +91,32 @@ int64_t shared_memory_need(int64_t unit_bytes, int64_t ranks) {
   return ranks < 2 ? 0 : 4 * unit_bytes + 2 * unit_bytes * (ranks - 1);
 }
 
+std::vector<HostedGroup> hosted_groups(const std::vector<std::vector<int64_t>>& groups,
+                                       const std::vector<int64_t>& host) {
+  constexpr int64_t kMostRanks = 64;  // SDK: HostMap
+  std::vector<HostedGroup> out;
+  for (const std::vector<int64_t>& ranks : groups) {
+    std::map<int64_t, int64_t> on;
+    for (int64_t rank : ranks) ++on[host.at(static_cast<size_t>(rank))];
+    if (on.size() < 2 || std::ssize(ranks) > kMostRanks) continue;
+    const int64_t each = on.begin()->second;
+    if (each > 1 &&
+        std::all_of(on.begin(), on.end(), [&](const auto& h) { return h.second == each; }))
+      out.push_back({std::ssize(on), each});
+  }
+  return out;
+}
+
+int64_t hosted_groups_need(const std::vector<HostedGroup>& groups, int64_t local_ranks) {
+  // Three slots of a rank, of half a MiB or 32 KiB for each part (SDK: HostLane), for gathers,
+  // which have a part for each host, and for sums, which have one for each rank.
+  auto slots = [](int64_t parts) { return 3 * std::max(kMiB / 2, parts * (kMiB / 32)); };
+  int64_t out = 0;
+  for (const HostedGroup& group : groups)
+    out += local_ranks * (slots(group.hosts) + slots(group.hosts * group.each));
+  return out;
+}
+
 Finding judge(const SharedMemory& facts) {
   if (!facts.problem.empty())
     return {"/dev/shm", Level::warning,
@@ -106,14 +134,17 @@ Finding judge(const SharedMemory& facts) {
     out.fix = "unset MESHWRIGHT_SHARED_MEMORY";
     return out;
   }
-  const int64_t wanted = facts.need.value_or(0);
+  const int64_t wanted = facts.need.value_or(0) + facts.hosted;
   const std::string grow =
       "docker run --shm-size=" +
       std::to_string(std::max<int64_t>(1, (2 * wanted + kGiB - 1) / kGiB)) +
       "g (or --ipc=host); in Kubernetes an emptyDir with medium: Memory at /dev/shm; else mount -o "
       "remount,size=... /dev/shm";
-  if (facts.need) {
+  if (facts.need || facts.hosted > 0) {
     out.text += "; ranks here want about " + report::human_bytes(wanted);
+    if (facts.hosted > 0)
+      out.text += ", " + report::human_bytes(facts.hosted) + " of it for groups over hosts";
+    if (!facts.need) out.text += "; what ranks want beside it is n/a: " + facts.no_need;
     if (facts.free >= wanted) return out;
     out.level = Level::warning;
     out.text += " and will take sockets, slower, for what finds no room";
@@ -130,8 +161,10 @@ Finding judge(const SharedMemory& facts) {
 
 Finding judge(const OpenFiles& facts) {
   // Rank 0 has a connection of every rank to its store, each rank one to every member of its
-  // groups, and LibTorch some of its own.
-  const int64_t need = 64 + facts.ranks * (1 + std::max<int64_t>(1, facts.axes));
+  // groups, and LibTorch some of its own. A group over hosts has two more of a rank of each host,
+  // and each of these a device of gloo: where it listens, and what its thread waits for.
+  int64_t need = 64 + facts.ranks * (1 + std::max<int64_t>(1, facts.axes));
+  for (const HostedGroup& group : facts.hosted) need += 2 * (group.hosts + 4);
   Finding out{"open files", Level::ok,
               "at most " + report::human_count(facts.limit) + " a process; " + ranks(facts.ranks) +
                   (facts.ranks == 1 ? " needs about " : " need about ") +

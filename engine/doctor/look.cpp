@@ -109,8 +109,10 @@ Memory look_at_memory(int64_t local_ranks, const plan::JobPlan* plan, const std:
 }
 
 SharedMemory look_at_shared_memory(int64_t local_ranks, bool one_host, const plan::JobPlan* plan,
-                                   const std::string& why_none) {
+                                   const std::string& why_none,
+                                   const std::vector<HostedGroup>& hosted) {
   SharedMemory out;
+  out.hosted = hosted_groups_need(hosted, local_ranks);
   struct statvfs space{};
   if (::statvfs("/dev/shm", &space) != 0)
     out.problem = std::strerror(errno);
@@ -126,7 +128,7 @@ SharedMemory look_at_shared_memory(int64_t local_ranks, bool one_host, const pla
   } else if (plan->mesh.fsdp_axes.empty() || !plan->mesh.device_mesh) {
     out.no_need = "this strategy keeps no shards; its sums take 1.5 MiB a rank";
   } else if (!one_host) {
-    out.no_need = "groups of shards span hosts, and take 3 MiB a rank or none";
+    out.no_need = "groups of shards span hosts";
   } else {
     int64_t largest = 0;
     for (const UnitCost& unit : plan->footprint->units)
@@ -141,11 +143,11 @@ SharedMemory look_at_shared_memory(int64_t local_ranks, bool one_host, const pla
   return out;
 }
 
-OpenFiles look_at_open_files(int64_t ranks, int64_t axes) {
+OpenFiles look_at_open_files(int64_t ranks, int64_t axes, const std::vector<HostedGroup>& hosted) {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   const auto most = static_cast<rlim_t>(std::numeric_limits<int64_t>::max());
-  return {static_cast<int64_t>(std::min(limit.rlim_max, most)), ranks, axes};
+  return {static_cast<int64_t>(std::min(limit.rlim_max, most)), ranks, axes, hosted};
 }
 
 Clock look_at_clock() {

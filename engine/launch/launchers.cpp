@@ -128,7 +128,7 @@ RankEnvironment ranks_from(const Reader& read, const Launcher& launcher, Names n
   uint32_t hash = 2166136261;
   for (char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
   e.master_port =
-      static_cast<int>(read.number("MASTER_PORT", 1, 65535).value_or(20000 + hash % 12000));
+      static_cast<int>(read.number("MASTER_PORT", 1, 65535).value_or(port_of_job(read, hash)));
   return e;
 }
 

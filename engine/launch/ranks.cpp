@@ -86,10 +86,10 @@ std::optional<RankEnvironment> slurm(const Reader& read) {
                  "any node of SLURM_STEP_NODELIST = " +
                      list);
   e.master_addr = addr.value_or(hosts->size() == 1 ? "127.0.0.1" : hosts->front());
-  // The same on all ranks, another for each step, below the ports that the kernel gives out.
+  // The same on all ranks, another for each step.
   int64_t job = read.number("SLURM_JOB_ID", 0, INT64_MAX).value_or(0);
   e.master_port = static_cast<int>(
-      read.number("MASTER_PORT", 1, 65535).value_or(20000 + (job % 12000 * 97 + *step) % 12000));
+      read.number("MASTER_PORT", 1, 65535).value_or(port_of_job(read, job % 12000 * 97 + *step)));
   return e;
 }
 
@@ -162,6 +162,7 @@ std::optional<RankEnvironment> detect_ranks(const Lookup& environment) {
   std::optional<RankEnvironment> out = detect(read);
   if (!out || out->world_size == 1) return out;
   out->secret = secret_of(read);
+  out->ports = ports_of(read);
   out->job = job_of(read, out->source);
   return out;
 }

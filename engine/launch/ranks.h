@@ -13,6 +13,14 @@
 
 namespace meshwright::launch {
 
+// Ports that the program listens on where it chooses them itself, both included; zeros: any that
+// the kernel gives out.
+struct PortRange {
+  int first = 0, last = 0;
+  bool limited() const { return first > 0; }
+  int count() const { return last - first + 1; }
+};
+
 struct RankEnvironment {
   enum class Source : uint8_t {
     single,
@@ -31,7 +39,7 @@ struct RankEnvironment {
   int64_t rank = 0, world_size = 1, local_rank = 0, local_world_size = 1;
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
-  bool agent_store = false;  // the launcher's agent serves the store; every rank is a client
+  bool agent_store = false;  // the launcher's agent serves a store; every rank is a client of it
   int64_t restart =
       0;  // how often the launcher (torchrun, or train --max-restarts) has started the ranks anew
   int listen_fd = -1;  // rank 0 of a local job: the listening socket it inherited
@@ -40,6 +48,10 @@ struct RankEnvironment {
   // What the ranks of a job prove to each other that they know (MESHWRIGHT_JOB_SECRET), and the
   // launcher's own name for the job. Empty: there is none.
   std::string secret, job;
+  PortRange ports;  // MESHWRIGHT_PORT_RANGE ("29500-29599")
+  // The ranks meet in the agent's store, which asks nobody for a secret. With a secret it says only
+  // where the store of rank 0 is.
+  bool meets_at_agent() const { return agent_store && secret.empty(); }
   // All ranks are known to be on this host. The launcher may not have said; connect_store() finds
   // out for the groups.
   bool one_host() const { return local_world_told && local_world_size == world_size; }
@@ -53,8 +65,9 @@ Lookup process_environment();
 // PET_* variables with one process on each node, and a launcher that tells the rank alone, where
 // WORLD_SIZE is set; nullopt when none is there. Local: talks to nobody. Throws
 // Error(bad_rank_environment) that names the variable at fault: one that is missing, is no number,
-// does not agree with the others, or a secret that is easily guessed; and Error(unknown_launcher)
-// when the variables speak of several nodes and do not say which rank this process is.
+// does not agree with the others, a secret that is easily guessed, or a range of ports that is
+// none; and Error(unknown_launcher) when the variables speak of several nodes and do not say which
+// rank this process is.
 std::optional<RankEnvironment> detect_ranks(const Lookup& environment);
 
 // The variables ("JOB_COMPLETION_INDEX = 2") that a launcher of several processes seems to have

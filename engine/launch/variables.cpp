@@ -29,6 +29,30 @@ int64_t Reader::need(const std::string& name, int64_t low, int64_t high,
   fail(name, name + " is not set, but " + because);
 }
 
+PortRange ports_of(const Reader& read) {
+  const std::optional<std::string> value = read.text("MESHWRIGHT_PORT_RANGE");
+  if (!value) return {};
+  PortRange out;
+  const char* end = value->data() + value->size();
+  const auto [dash, bad_first] = std::from_chars(value->data(), end, out.first);
+  if (bad_first == std::errc() && dash != end && *dash == '-') {
+    const auto [stop, bad_last] = std::from_chars(dash + 1, end, out.last);
+    if (bad_last == std::errc() && stop == end && out.first >= 1 && out.first <= out.last &&
+        out.last <= 65535)
+      return out;
+  }
+  throw Error(ErrorCode::bad_rank_environment,
+              "MESHWRIGHT_PORT_RANGE = \"" + *value +
+                  "\" is no range of ports: two numbers from 1 to 65535, the lower first")
+      .help("set MESHWRIGHT_PORT_RANGE, on all ranks, to such as 29500-29599, or unset it");
+}
+
+int port_of_job(const Reader& read, int64_t number) {
+  const PortRange ports = ports_of(read);
+  return static_cast<int>(ports.limited() ? ports.first + number % ports.count()
+                                          : 20000 + number % 12000);
+}
+
 void Reader::fail(const std::string& name, const std::string& what) {
   throw Error(ErrorCode::bad_rank_environment, what)
       .help("let the launcher set " + name)

@@ -41,7 +41,7 @@ class Board {
   void finish();
 
  private:
-  bool keeper() const { return ranks_.rank == 0 && !ranks_.agent_store; }
+  bool keeper() const { return ranks_.rank == 0 && !ranks_.meets_at_agent(); }
   launch::RankEnvironment ranks_;
   bool silent_ = false;  // the store did not answer
   c10::intrusive_ptr<c10d::Store> store_, beside_;

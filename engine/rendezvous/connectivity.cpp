@@ -14,6 +14,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <random>
 #include <thread>
 
 #include "engine/rendezvous/interfaces.h"
@@ -25,8 +26,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Accepted connections inherit this: one whose other host is gone without a word is closed after
-// two minutes, and frees its descriptor.
+// Accepted connections inherit this: a connection whose other host is gone without a word is closed
+// after two minutes, and frees its descriptor.
 void keep_alive(int fd) {
   int on = 1, idle_s = 60, between_s = 15, times = 4;
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
@@ -71,10 +72,12 @@ std::string try_to_connect(const addrinfo& address, Clock::time_point end, Route
       *route = {numeric(reinterpret_cast<sockaddr*>(&local)),
                 numeric(reinterpret_cast<sockaddr*>(&remote))};
   }
-  if (reason == 0 && kept != nullptr)
+  if (reason == 0 && kept != nullptr) {
+    keep_alive(fd);
     *kept = fd;
-  else
+  } else {
     ::close(fd);
+  }
   return reason == 0 ? "" : std::strerror(reason);
 }
 
@@ -94,10 +97,9 @@ std::string try_to_connect(const addrinfo& address, Clock::time_point end, Route
       "or let `meshwright train FILE --nproc N` start the ranks: it finds a free port");
 }
 
-}  // namespace
-
-int listen_on(int port, bool loopback_only) {
-  int fd = -1, reason = -1;
+// As try_to_listen().
+int try_on(int port, bool loopback_only, int& fd) {
+  int reason = -1;
   if (!loopback_only) {
     sockaddr_in6 any{};
     any.sin6_family = AF_INET6;
@@ -112,18 +114,72 @@ int listen_on(int port, bool loopback_only) {
     address.sin_addr.s_addr = htonl(loopback_only ? INADDR_LOOPBACK : INADDR_ANY);
     reason = try_to_listen(AF_INET, reinterpret_cast<sockaddr*>(&address), sizeof address, fd);
   }
+  return reason;
+}
+int try_at(const std::string& address, int port, int& fd) {
+  std::optional<SocketAddress> here = socket_address(address, port);
+  return here ? try_to_listen(here->storage.ss_family, here->get(), here->size, fd) : -1;
+}
+
+// Before a port.
+std::string with_colon(const std::string& address) {
+  return address.find(':') != std::string::npos ? "[" + address + "]:" : address + ":";
+}
+
+// The first that is free. `before_port` as in cannot_listen().
+template <class Try>
+int listen_in(const launch::PortRange& ports, const std::string& before_port,
+              const std::string& where, Try&& try_port) {
+  for (int port : ports_to_try(ports)) {
+    int fd = -1;
+    const int reason = try_port(port, fd);
+    if (reason == 0) return fd;
+    if (!ports.limited() || (reason != EADDRINUSE && reason != EACCES))
+      cannot_listen(before_port, port, reason);
+  }
+  throw Error(ErrorCode::rendezvous_failed,
+              "no port of MESHWRIGHT_PORT_RANGE = " + std::to_string(ports.first) + "-" +
+                  std::to_string(ports.last) + " is free on " + where)
+      .help(
+          "widen MESHWRIGHT_PORT_RANGE, on all ranks: each rank of a host takes one port for a "
+          "moment, rank 0 two more for as long as it runs (ss -ltnp shows who has them)");
+}
+
+}  // namespace
+
+int listen_on(int port, bool loopback_only) {
+  int fd = -1;
+  const int reason = try_on(port, loopback_only, fd);
   if (reason == 0) return fd;
   cannot_listen(loopback_only ? "127.0.0.1:" : "port ", port, reason);
 }
 
 int listen_at(const std::string& address, int port) {
-  std::optional<SocketAddress> here = socket_address(address, port);
   int fd = -1;
-  const int reason =
-      here ? try_to_listen(here->storage.ss_family, here->get(), here->size, fd) : -1;
+  const int reason = try_at(address, port, fd);
   if (reason == 0) return fd;
-  const bool six = address.find(':') != std::string::npos;
-  cannot_listen(six ? "[" + address + "]:" : address + ":", port, reason);
+  cannot_listen(with_colon(address), port, reason);
+}
+
+std::vector<int> ports_to_try(const launch::PortRange& ports) {
+  if (!ports.limited()) return {0};
+  std::vector<int> out;
+  const auto count = static_cast<unsigned>(ports.count());
+  const unsigned begin = std::random_device()() % count;
+  for (unsigned i = 0; i < count; ++i)
+    out.push_back(ports.first + static_cast<int>((begin + i) % count));
+  return out;
+}
+
+int listen_on(const launch::PortRange& ports, bool loopback_only) {
+  return listen_in(ports, loopback_only ? "127.0.0.1:" : "port ",
+                   loopback_only ? "127.0.0.1" : "all interfaces",
+                   [&](int port, int& fd) { return try_on(port, loopback_only, fd); });
+}
+
+int listen_at(const std::string& address, const launch::PortRange& ports) {
+  return listen_in(ports, with_colon(address), address,
+                   [&](int port, int& fd) { return try_at(address, port, fd); });
 }
 
 namespace {

@@ -3,6 +3,9 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
+
+#include "engine/launch/ranks.h"
 
 namespace meshwright::rendezvous {
 
@@ -11,6 +14,13 @@ namespace meshwright::rendezvous {
 int listen_on(int port, bool loopback_only);
 // The same at one address of this host ("10.70.0.1").
 int listen_at(const std::string& address, int port);
+// The same at a free port of the range; any that the kernel gives out where there is none. Throws
+// Error(rendezvous_failed) that names the range when all its ports are taken.
+int listen_on(const launch::PortRange& ports, bool loopback_only);
+int listen_at(const std::string& address, const launch::PortRange& ports);
+// All of the range, from a random one on, so that the ranks of a host rarely want the same; {0}
+// where there is none.
+std::vector<int> ports_to_try(const launch::PortRange& ports);
 
 // The two ends of a connection, as numbers: "10.70.0.2", "fd00::2".
 struct Route {
@@ -21,7 +31,8 @@ struct Route {
 // ("Connection refused"). `route`: which way the connection took.
 std::string try_connect(const std::string& host, int port,
                         std::chrono::steady_clock::time_point end, Route* route = nullptr);
-// The connection itself, which does not block; -1: there is none, and `why` says the reason.
+// The connection itself, which does not block and ends when the other host is gone; -1: there is
+// none, and `why` says the reason.
 int connect_to(const std::string& host, int port, std::chrono::steady_clock::time_point end,
                std::string* why = nullptr);
 

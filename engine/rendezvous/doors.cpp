@@ -41,24 +41,35 @@ bool lower(const Seat& a, const Seat& b) {
   return bytes(a) < bytes(b);
 }
 
+// Binds to a free port of the range; false: there is none.
+template <class Address>
+bool bind_in(const launch::PortRange& ports, int fd, Address address, in_port_t Address::* port) {
+  for (int number : ports_to_try(ports)) {
+    address.*port = htons(static_cast<uint16_t>(number));
+    if (::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
-Doors::Doors(const std::string& address)
-    : tcp_(address.empty() ? listen_on(0, /*loopback_only=*/false) : listen_at(address, 0)) {
+Doors::Doors(const std::string& address, const launch::PortRange& ports)
+    : tcp_(address.empty() ? listen_on(ports, /*loopback_only=*/false)
+                           : listen_at(address, ports)) {
   tcp_port_ = bound_port(tcp_);
   udp_ = ::socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   int off = 0;
   sockaddr_in6 six{};
   six.sin6_family = AF_INET6;
   udp_is_v6_ = udp_ >= 0 && ::setsockopt(udp_, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0 &&
-               ::bind(udp_, reinterpret_cast<sockaddr*>(&six), sizeof six) == 0;
+               bind_in(ports, udp_, six, &sockaddr_in6::sin6_port);
   if (!udp_is_v6_) {
     if (udp_ >= 0) ::close(udp_);
     udp_ = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     sockaddr_in four{};
     four.sin_family = AF_INET;
     // Without it nothing is lost but the direction in an error.
-    if (udp_ >= 0 && ::bind(udp_, reinterpret_cast<sockaddr*>(&four), sizeof four) != 0) {
+    if (udp_ >= 0 && !bind_in(ports, udp_, four, &sockaddr_in::sin_port)) {
       ::close(udp_);
       udp_ = -1;
     }

@@ -12,9 +12,9 @@ namespace meshwright::rendezvous {
 
 class Doors {
  public:
-  // Listens on any free port, for connections at that address alone; empty: at every one. Throws
-  // Error(rendezvous_failed).
-  explicit Doors(const std::string& address = {});
+  // Listens on a free port, of the range where there is one, for connections at that address alone;
+  // empty: at every one. Throws Error(rendezvous_failed).
+  explicit Doors(const std::string& address = {}, const launch::PortRange& ports = {});
   ~Doors();
   Doors(const Doors&) = delete;
   Doors& operator=(const Doors&) = delete;

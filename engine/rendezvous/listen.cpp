@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <set>
 
 #include "engine/rendezvous/bounded.h"
@@ -22,7 +23,8 @@ void add_once(std::vector<std::string>& all, const std::string& one) {
   if (std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
 }
 
-std::vector<std::string> resolve(const std::string& name) {
+// nullopt: there is no answer, not even that nobody has that name.
+std::optional<std::vector<std::string>> resolve(const std::string& name) {
   try {
     return bounded(std::chrono::seconds(5), [name] {
       addrinfo hints{}, *found = nullptr;
@@ -37,7 +39,7 @@ std::vector<std::string> resolve(const std::string& name) {
       return out;
     });
   } catch (const NoAnswer&) {
-    return {};
+    return std::nullopt;
   }
 }
 
@@ -51,22 +53,31 @@ std::vector<std::string> addresses_on(const std::string& name, const std::vector
 }  // namespace
 
 std::vector<std::string> addresses_to_open(const std::string& master,
-                                           const std::vector<std::string>& resolved,
+                                           const std::optional<std::vector<std::string>>& resolved,
                                            const std::string& interface,
                                            const std::vector<Interface>& all) {
   std::vector<std::string> out;
-  for (const std::string& address : resolved)
+  const std::vector<std::string> known = resolved.value_or(std::vector<std::string>());
+  for (const std::string& address : known)
     for (const Interface& i : all)
       if (i.address == address && !i.loopback && !i.link_local) add_once(out, address);
   if (!out.empty()) return out;
   // A name may be one of the loopback interface here and not elsewhere; these are everywhere.
   if (master == "localhost" || is_loopback_address(master))
-    return resolved.empty() ? std::vector<std::string>{"127.0.0.1"} : resolved;
+    return known.empty() ? std::vector<std::string>{"127.0.0.1"} : known;
   if (out = addresses_on(interface, all); !out.empty()) return out;
   std::set<std::string> names;
   for (const Interface& i : all)
     if (!i.loopback && !i.link_local) names.insert(i.name);
-  return names.size() == 1 ? addresses_on(*names.begin(), all) : std::vector<std::string>();
+  if (names.size() == 1) return addresses_on(*names.begin(), all);
+  if (resolved) return {};
+  throw Error(
+      ErrorCode::rendezvous_failed,
+      "rank 0 cannot tell at which address to listen: the name " + master +
+          " is not answered for within 5 s, and there are several interfaces: " + list_of(all))
+      .key("dist_env.interface")
+      .help("set MASTER_ADDR, on all ranks, to a numeric address of rank 0's host")
+      .help("or set dist_env.interface to the interface that joins the hosts");
 }
 
 std::vector<std::string> addresses_to_open(const launch::RankEnvironment& ranks,
@@ -79,11 +90,11 @@ OpenDoors open_doors(const launch::RankEnvironment& ranks, const std::string& in
   const std::string loopback = "127.0.0.1";
   if (ranks.listen_fd >= 0) return {{ranks.listen_fd}, loopback};
   if (ranks.one_host()) return {{listen_on(ranks.master_port, /*loopback_only=*/true)}, loopback};
-  const std::vector<std::string> resolved = resolve(ranks.master_addr),
-                                 wanted = addresses_to_open(ranks.master_addr, resolved,
-                                                            wanted_interface(interface).name,
-                                                            interfaces());
-  if (wanted.empty()) return {{listen_on(ranks.master_port, /*loopback_only=*/false)}, loopback};
+  const std::optional<std::vector<std::string>> resolved = resolve(ranks.master_addr);
+  const std::vector<std::string> wanted = addresses_to_open(
+      ranks.master_addr, resolved, wanted_interface(interface).name, interfaces());
+  if (wanted.empty())
+    return {{listen_on(ranks.master_port, /*loopback_only=*/false)}, loopback, true};
   OpenDoors out{{}, wanted[0]};
   try {
     for (const std::string& address : wanted)
@@ -94,8 +105,9 @@ OpenDoors open_doors(const launch::RankEnvironment& ranks, const std::string& in
   }
   // Ranks of this host may know it by a name of the loopback interface: Debian's 127.0.1.1.
   std::vector<std::string> own{loopback};
-  for (const std::string& address : resolved)
-    if (is_loopback_address(address)) add_once(own, address);
+  if (resolved)
+    for (const std::string& address : *resolved)
+      if (is_loopback_address(address)) add_once(own, address);
   for (const std::string& address : own) {
     if (std::find(wanted.begin(), wanted.end(), address) != wanted.end()) continue;
     try {
@@ -106,6 +118,16 @@ OpenDoors open_doors(const launch::RankEnvironment& ranks, const std::string& in
     if (address == loopback) out.own = loopback;
   }
   return out;
+}
+
+OpenDoors open_doors_beside(const launch::RankEnvironment& ranks, const std::string& interface,
+                            const std::string& here) {
+  const std::string loopback = "127.0.0.1";
+  if (ranks.one_host()) return {{listen_on(ranks.ports, /*loopback_only=*/true)}, loopback};
+  std::vector<std::string> wanted = addresses_to_open(ranks, interface);
+  if (wanted.empty() && !here.empty() && !is_loopback_address(here)) wanted = {here};
+  if (wanted.empty()) return {{listen_on(ranks.ports, /*loopback_only=*/false)}, loopback, true};
+  return {{listen_at(wanted[0], ranks.ports)}, wanted[0]};
 }
 
 }  // namespace meshwright::rendezvous

@@ -1,6 +1,7 @@
 // Where rank 0 listens for the others: at the address that MASTER_ADDR names, on one interface.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,9 @@ namespace meshwright::rendezvous {
 // The addresses of this host that are to be opened for `master`, which resolves to `resolved` here;
 // empty: every one, for nothing tells which. In this order: those of MASTER_ADDR itself; loopback
 // where it names that; those of the interface asked for; those of the only interface there is.
+// nullopt: nobody answers for the name; then Error(rendezvous_failed) rather than every one.
 std::vector<std::string> addresses_to_open(const std::string& master,
-                                           const std::vector<std::string>& resolved,
+                                           const std::optional<std::vector<std::string>>& resolved,
                                            const std::string& interface,
                                            const std::vector<Interface>& all);
 // The same for this host now. Takes five seconds at most.
@@ -23,9 +25,15 @@ std::vector<std::string> addresses_to_open(const launch::RankEnvironment& ranks,
 struct OpenDoors {
   std::vector<int> sockets;  // listening
   std::string own;           // where rank 0 itself connects
+  bool everywhere = false;   // on every interface, for nothing tells which
 };
 // The inherited socket, loopback alone where all ranks are on one host, else the addresses above
 // and this host's loopback. Throws Error(rendezvous_failed).
 OpenDoors open_doors(const launch::RankEnvironment& ranks, const std::string& interface);
+// The same for a store of rank 0's own beside the launcher's, at any port (of the range): where
+// MASTER_ADDR is no address of this host and nothing else tells, at `here`, from which this host
+// reaches it.
+OpenDoors open_doors_beside(const launch::RankEnvironment& ranks, const std::string& interface,
+                            const std::string& here);
 
 }  // namespace meshwright::rendezvous

@@ -19,6 +19,9 @@ using Milliseconds = std::chrono::milliseconds;
 
 using base::bytes_of, base::text_of;
 
+// A key of the ranks' store: rank 0 listens on every interface.
+inline const std::string kEverywhere = "everywhere";
+
 // "3.0 s"
 inline std::string seconds(Milliseconds time) {
   std::string out = std::to_string(static_cast<double>(time.count()) / 1000);

@@ -48,8 +48,10 @@ Pulse::Pulse(const launch::RankEnvironment& ranks, c10d::Store& store,
     try {
       if (!ranks.one_host())
         if (const auto open = addresses_to_open(ranks, interface); !open.empty()) address = open[0];
-      door_ = address.empty() ? listen_on(0, ranks.one_host()) : listen_at(address, 0);
-    } catch (const Error&) {  // nobody is watched then, and nobody waits for it
+      door_ = address.empty() ? listen_on(ranks.ports, ranks.one_host())
+                              : listen_at(address, ranks.ports);
+    } catch (const Error& error) {  // nobody waits for it
+      trouble_ = error.message();
     }
     const int port = door_ >= 0 ? bound_port(door_) : 0;
     store.set(kKey, bytes_of(std::to_string(port) + " " + std::to_string(token_) + " " + address));

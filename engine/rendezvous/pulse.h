@@ -31,6 +31,8 @@ class Pulse {
   Pulse& operator=(const Pulse&) = delete;
   // A rank that has ended without a good-bye, as rank 0 has told. Takes no time. Thread-safe.
   std::optional<int64_t> ended();
+  // Why rank 0 watches nobody; empty: it does.
+  const std::string& trouble() const { return trouble_; }
 
  private:
   struct Line {
@@ -47,6 +49,7 @@ class Pulse {
   std::vector<Line> lines_;
   size_t most_lines_ = 0;
   std::optional<int64_t> ended_;
+  std::string trouble_;
 };
 
 }  // namespace meshwright::rendezvous

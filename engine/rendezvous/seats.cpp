@@ -307,7 +307,7 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats,
   Error error(ErrorCode::rendezvous_failed, text);
   error.help(
       "look at routes and firewalls between these hosts: the ranks connect to each other at ports "
-      "that the kernel gives out");
+      "of MESHWRIGHT_PORT_RANGE first, and then, over gloo, at those that the kernel gives out");
   error.help(kSetInterface);
   std::string encoded = encode(error);
   publish(store, "causes", encoded, readers);
@@ -364,7 +364,7 @@ std::vector<Seat> seat_ranks(const c10::intrusive_ptr<c10d::Store>& base,
   auto store = c10::make_intrusive<c10d::PrefixStore>("seats", base);
   auto end = Clock::now() + timeout;
   Row mine = own_row(ranks, wanted, end);
-  auto doors = std::make_shared<Doors>(mine.seat.address);
+  auto doors = std::make_shared<Doors>(mine.seat.address, ranks.ports);
   mine.seat.tcp_port = doors->tcp_port();
   mine.seat.udp_port = doors->udp_port();
   const WithOthers words{ranks.rank, timeout, "learn the addresses of the others",

@@ -4,15 +4,13 @@
 #include <optional>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "engine/launch/limits.h"
 #include "engine/rendezvous/bounded.h"
-#include "engine/rendezvous/connectivity.h"
 #include "engine/rendezvous/error_text.h"
-#include "engine/rendezvous/listen.h"
 #include "engine/rendezvous/notices.h"
+#include "engine/rendezvous/open_store.h"
 #include "engine/rendezvous/rendezvous.h"
-#include "engine/rendezvous/store_client.h"
 #include "engine/rendezvous/store_server.h"
 #include "meshwright/error.h"
 
@@ -22,28 +20,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
-std::string place(const launch::RankEnvironment& ranks) {
-  return ranks.master_addr + ":" + std::to_string(ranks.master_port);
-}
-
-[[noreturn]] void unreachable(const launch::RankEnvironment& ranks, Milliseconds timeout,
-                              const std::string& why, bool silent) {
-  Error error(ErrorCode::rendezvous_failed,
-              "rank " + std::to_string(ranks.rank) + " could not reach the store of rank 0 at " +
-                  place(ranks) + " within " + seconds(timeout) + ": " + why);
-  error.key("dist_env.timeout_minutes");
-  if (silent)
-    error.help("another program may have the port: set MASTER_PORT, on all ranks, to a free one");
-  throw error
-      .help(
-          "check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name it, and that no firewall "
-          "is between")
-      .help(
-          "set MASTER_ADDR to a numeric address of rank 0's host: rank 0 listens only where the "
-          "name leads on its own host")
-      .help("raise dist_env.timeout_minutes when ranks start far apart");
-}
 
 // How long ranks that refuse the job wait for those that do not know it yet.
 constexpr Milliseconds kRefusalStays = std::chrono::seconds(15);
@@ -55,132 +31,6 @@ struct Roll {
   std::string words;
   std::string refusal = {};  // encode_error()
 };
-
-Roll twice(int64_t rank);
-
-// Rank 0 has told this rank that it is none of the job.
-[[noreturn]] void refused(const launch::RankEnvironment& ranks, const NoStore& why) {
-  using wire::Refusal;
-  const std::string rank = "rank " + std::to_string(ranks.rank);
-  auto error = [&](const std::string& what) {
-    return Error(ErrorCode::rendezvous_failed,
-                 rank + " was refused by rank 0 at " + place(ranks) + ": " + what);
-  };
-  const std::string same =
-      "set MESHWRIGHT_JOB_SECRET to one value on all ranks of the job, and to another for each job";
-  switch (why.refusal) {
-    case Refusal::none:
-    case Refusal::wrong_secret:
-      throw error("the two do not have the same MESHWRIGHT_JOB_SECRET").help(same);
-    case Refusal::secret_missing:
-      throw error("the job has a secret, and MESHWRIGHT_JOB_SECRET is not set here").help(same);
-    case Refusal::secret_unknown:
-      throw error("MESHWRIGHT_JOB_SECRET is set here, and rank 0 has none").help(same);
-    case Refusal::other_job:
-      throw error("another job of the launcher has that port")
-          .help("set MASTER_PORT, on all ranks, to one that no other job has");
-    case Refusal::rank_taken: {
-      const Roll roll = twice(ranks.rank);
-      throw Error(roll.code, roll.words)
-          .help("start as many processes as WORLD_SIZE says, each with its own RANK")
-          .help("set MASTER_PORT, on all ranks, to one that no other job has");
-    }
-    case Refusal::other_world:
-      throw Error(ErrorCode::ranks_disagree, rank + " has WORLD_SIZE " +
-                                                 std::to_string(ranks.world_size) +
-                                                 ", rank 0 has " + std::to_string(why.number))
-          .help("start as many processes as WORLD_SIZE says, and all with the same WORLD_SIZE")
-          .help("set MASTER_PORT, on all ranks, to one that no other job has");
-    case Refusal::no_such_rank:
-      throw error("it has WORLD_SIZE " + std::to_string(why.number))
-          .help("start all ranks with the same WORLD_SIZE");
-    case Refusal::crowded:
-      throw error("it has too many connections already").help("this is a defect of the program");
-  }
-  throw error("for no known reason");
-}
-
-// What goes wrong on the way to the store becomes the error of this rank.
-template <class F>
-auto reach(const launch::RankEnvironment& ranks, Milliseconds timeout, Milliseconds limit, F open)
-    -> std::invoke_result_t<F> {
-  try {
-    return bounded(limit, std::move(open));
-  } catch (const NoAnswer&) {
-    unreachable(ranks, timeout, "the name " + ranks.master_addr + " is not answered for", false);
-  } catch (const NoStore& why) {
-    switch (why.why) {
-      case NoStore::Why::unreachable:
-        unreachable(ranks, timeout, why.words, false);
-      case NoStore::Why::silent:
-        unreachable(ranks, timeout, "somebody accepts connections there and says nothing", true);
-      case NoStore::Why::other_program:
-        unreachable(ranks, timeout,
-                    "somebody accepts connections there and is no store (" + why.words + ")", true);
-      case NoStore::Why::refused:
-        refused(ranks, why);
-    }
-    throw;
-  }
-}
-
-// LibTorch's own, which the launcher's agent serves: it asks nobody for a secret.
-StorePtr store_of_agent(const launch::RankEnvironment& ranks, Milliseconds timeout,
-                        Clock::time_point end) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(ranks.master_port);
-  options.isServer = false;
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  const std::string& host = ranks.master_addr;
-  std::string why = "the name " + host + " is not answered for";
-  try {
-    why = bounded(left_until(end) + Milliseconds(500),
-                  [host, port = ranks.master_port, end] { return try_connect(host, port, end); });
-  } catch (const NoAnswer&) {
-  }
-  if (!why.empty()) unreachable(ranks, timeout, why, false);
-  try {
-    return bounded(left_until(end) + Milliseconds(1000), [host, options]() -> StorePtr {
-      return c10::make_intrusive<c10d::TCPStore>(host, options);
-    });
-  } catch (const NoAnswer&) {
-    unreachable(ranks, timeout, "somebody accepts connections there and says nothing", true);
-  } catch (const std::exception& e) {
-    const auto* torch_error = dynamic_cast<const c10::Error*>(&e);
-    std::string words = torch_error ? torch_error->what_without_backtrace() : e.what();
-    unreachable(ranks, timeout,
-                "somebody accepts connections there and is no store (" +
-                    words.substr(0, std::min(words.find('\n'), size_t{120})) + ")",
-                true);
-  }
-}
-
-struct Opened {
-  StorePtr store;
-  std::shared_ptr<StoreServer> server = nullptr;  // of rank 0
-};
-
-Opened open_store(const launch::RankEnvironment& ranks, Milliseconds timeout, Clock::time_point end,
-                  const std::string& interface = {}) {
-  if (ranks.agent_store) return {store_of_agent(ranks, timeout, end)};
-  StorePlace to{
-      ranks.master_addr,
-      ranks.master_port,
-      {ranks.secret, ranks.job, ranks.rank, ranks.world_size, wire::random_bytes(wire::kProcess)}};
-  Opened out;
-  if (ranks.rank == 0) {
-    OpenDoors doors = open_doors(ranks, interface);
-    out.server = std::make_shared<StoreServer>(std::move(doors.sockets), to.badge);
-    to.host = doors.own;
-  } else if (ranks.one_host()) {
-    to.host = "127.0.0.1";  // whatever name the launcher gave it
-  }
-  out.store = reach(
-      ranks, timeout, left_until(end) + Milliseconds(1000),
-      [to, end, timeout, server = out.server] { return remote_store(to, end, timeout, server); });
-  return out;
-}
 
 constexpr char kRefusal = '!';
 
@@ -200,10 +50,7 @@ Roll decode_roll(const std::string& text) {
   return {ErrorCode::rendezvous_failed, text.substr(0, 200)};
 }
 
-Roll twice(int64_t rank) {
-  return {ErrorCode::bad_rank_environment, "two processes have RANK " + std::to_string(rank) +
-                                               ", or an earlier job still uses this store"};
-}
+Roll twice(int64_t rank) { return {ErrorCode::bad_rank_environment, words_of_twice(rank)}; }
 
 // The rank of which two processes have come, as the second one says; what no rank says is nothing.
 std::optional<int64_t> said_twice(c10d::Store& store, int64_t world) {
@@ -260,11 +107,11 @@ Roll join(const StorePtr& store, const StoreServer* server, const launch::RankEn
   }
   store->set(name, bytes_of(std::to_string(world)));
   if (rank == 0) {
-    Roll roll = call_roll(*store, server, world, place(ranks), timeout, end);
+    Roll roll = call_roll(*store, server, world, place_of(ranks), timeout, end);
     int64_t present = 0;
     for (int64_t r = 1; r < world; ++r) present += store->check({std::to_string(r)}) ? 1 : 0;
     publish(*store, "all", std::to_string(world) + "\n" + encode(roll), present);
-    if (!roll.refusal.empty() && !ranks.agent_store)
+    if (!roll.refusal.empty() && !ranks.meets_at_agent())
       stay_for_all(*store, world, std::min(end, Clock::now() + kRefusalStays));
     return roll;
   }
@@ -276,13 +123,6 @@ Roll join(const StorePtr& store, const StoreServer* server, const launch::RankEn
     return {ErrorCode::ranks_disagree,
             "rank " + name + " has WORLD_SIZE " + std::to_string(world) + ", rank 0 has " + theirs};
   return roll;
-}
-
-// A launcher's store outlives the ranks of one attempt; what they left in it means nothing to the
-// next.
-StorePtr of_this_attempt(const StorePtr& store, const launch::RankEnvironment& ranks) {
-  return c10::make_intrusive<c10d::PrefixStore>("meshwright/" + std::to_string(ranks.restart),
-                                                store);
 }
 
 }  // namespace
@@ -304,7 +144,7 @@ void refuse(const launch::RankEnvironment& ranks, const Error& error) noexcept {
       }
       store->set("all", bytes_of(std::to_string(ranks.world_size) + "\n" +
                                  encode({ErrorCode::rank_failed, "", text})));
-      if (!ranks.agent_store) stay_for_all(*store, ranks.world_size, end);
+      if (!ranks.meets_at_agent()) stay_for_all(*store, ranks.world_size, end);
     });
   } catch (...) {  // nobody is there who could hear it
   }
@@ -313,11 +153,13 @@ void refuse(const launch::RankEnvironment& ranks, const Error& error) noexcept {
 StorePtr connect_store(const launch::RankEnvironment& ranks, Milliseconds timeout,
                        const std::string& interface) {
   if (ranks.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
+  launch::raise_descriptor_limit();  // a program that embeds the engine may not have
   auto end = Clock::now() + timeout;
   Opened opened = open_store(ranks, timeout, end, interface);
   StorePtr store = opened.store;
   store->setTimeout(timeout);
   store = of_this_attempt(store, ranks);
+  if (opened.everywhere) store->set(kEverywhere, bytes_of("1"));
   Roll roll;
   try {
     StorePtr joined = c10::make_intrusive<c10d::PrefixStore>("join", store);
@@ -327,11 +169,11 @@ StorePtr connect_store(const launch::RankEnvironment& ranks, Milliseconds timeou
   } catch (const Error&) {
     throw;
   } catch (const NoAnswer&) {
-    roll.words = "rank 0, which keeps the store at " + place(ranks) + ", did not answer within " +
-                 seconds(timeout) + ": it hangs or is stopped";
+    roll.words = "rank 0, which keeps the store at " + place_of(ranks) +
+                 ", did not answer within " + seconds(timeout) + ": it hangs or is stopped";
   } catch (const std::exception&) {
     roll.words = "rank " + std::to_string(ranks.rank) + " lost the store of rank 0 at " +
-                 place(ranks) + ": rank 0 ended, or waits no longer";
+                 place_of(ranks) + ": rank 0 ended, or waits no longer";
   }
   if (!roll.refusal.empty()) throw decode_error(roll.refusal);
   if (roll.words.empty()) return store;

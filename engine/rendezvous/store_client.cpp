@@ -17,7 +17,6 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
-#include "engine/base/sha256.h"
 #include "engine/base/store_bytes.h"
 #include "engine/rendezvous/connectivity.h"
 #include "engine/rendezvous/store_server.h"
@@ -118,17 +117,19 @@ std::string shake_hands(int fd, const wire::Badge& badge, Clock::time_point end)
     if (refusal != wire::Refusal::none)
       throw NoStore{NoStore::Why::refused, "", refusal, says->number};
   };
+  // Before a proof rank 0 says only this: anything else is not its word.
+  const wire::Refusal its =
+      badge.secret.empty() ? wire::Refusal::secret_missing : wire::Refusal::secret_unknown;
+  if (says->refusal != wire::Refusal::none && says->refusal != its)
+    refuse(wire::Refusal::wrong_secret);
   refuse(says->refusal);
   if (!heard(send_all(fd, wire::prove(badge.secret, "rank", hello, answer), end)) ||
       !heard(receive_exactly(fd, verdict, wire::kVerdict, end)))
     return "";
-  const auto refusal = static_cast<uint8_t>(verdict[0]);
-  if (refusal > static_cast<uint8_t>(wire::Refusal::crowded))
-    throw NoStore{NoStore::Why::other_program, "it says something else"};
-  refuse(static_cast<wire::Refusal>(refusal));
-  if (!base::same_secret(std::string_view(verdict).substr(1),
-                         wire::prove(badge.secret, "rank 0", hello, answer)))
-    refuse(wire::Refusal::wrong_secret);
+  const std::optional<wire::Refusal> refusal =
+      wire::read_verdict(badge.secret, verdict, hello, answer);
+  if (!refusal) throw NoStore{NoStore::Why::other_program, "it says something else"};
+  refuse(*refusal);
   return wire::prove(badge.secret, "key", hello, answer);
 }
 
@@ -141,7 +142,6 @@ StoreClient::StoreClient(const StorePlace& place, Clock::time_point end) {
     if (fd_ < 0) throw NoStore{NoStore::Why::unreachable, why};
     int on = 1;
     ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    ::setsockopt(fd_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     const bool itself = leads_to_itself(fd_);
     std::string key;
     try {

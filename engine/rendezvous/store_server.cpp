@@ -16,6 +16,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -34,7 +35,7 @@ using wire::Refusal;
 constexpr std::chrono::seconds kToProve(5), kToRead(2);
 constexpr size_t kMostStrangers = 128;
 constexpr size_t kMostOfOneProcess = 256;  // NCCL clones the store for each group
-constexpr size_t kMostRefused = 8;
+constexpr size_t kMostRefused = 8, kMostRefusedOfOne = 2;
 constexpr std::chrono::milliseconds kLongest(1'000'000'000'000);  // 31 years
 
 constexpr uint64_t kWake = 0, kFirstGuest = uint64_t{1} << 32;  // ids of epoll; doors between
@@ -43,6 +44,13 @@ std::string origin_of(const sockaddr_storage& address) {
   const auto* any = reinterpret_cast<const sockaddr*>(&address);
   const std::string out = numeric(any);
   return out.empty() ? "somebody" : out;
+}
+
+// Who has one address of IPv6 has 2^64: all of them count as one.
+std::string neighbourhood_of(const sockaddr_storage& address, const std::string& origin) {
+  if (address.ss_family != AF_INET6 || origin.find(':') == std::string::npos) return origin;
+  const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr;
+  return {reinterpret_cast<const char*>(six.s6_addr), 8};
 }
 
 std::string why_refused(Refusal refusal, const wire::Hello& says) {
@@ -129,9 +137,10 @@ class StoreServer::Loop {
  private:
   struct Guest {
     int fd = -1;
-    std::string from;
+    std::string from, neighbourhood;
     enum class State : uint8_t { greets, proves, member, leaves } state = State::greets;
     std::string in, out, hello, answer;
+    size_t gone = 0;  // of `out`: sent already
     wire::Hello says;
     wire::Seal hears, speaks;
     bool waits = false;
@@ -193,7 +202,7 @@ class StoreServer::Loop {
       if (fd < 0) {
         // No descriptor is left: those that have proved nothing give theirs.
         if ((errno == EMFILE || errno == ENFILE) && !strangers_.empty()) {
-          drop(*strangers_.begin());
+          drop(first_to_go());
           continue;
         }
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
@@ -208,16 +217,28 @@ class StoreServer::Loop {
       Guest& guest = guests_[id];
       guest.fd = fd;
       guest.from = origin_of(address);
+      guest.neighbourhood = neighbourhood_of(address, guest.from);
       guest.watched = EPOLLIN;
       strangers_.insert(id);
       set_deadline(id, guest, Clock::now() + kToProve);
       if (!watch(EPOLL_CTL_ADD, fd, EPOLLIN, id)) drop(id);
       if (strangers_.size() <= kMostStrangers) continue;
-      // What the oldest has sent may be its proof.
-      const uint64_t oldest = *strangers_.begin();
-      serve(oldest, EPOLLIN);
-      if (strangers_.contains(oldest)) drop(oldest);
+      // What it has sent may be its proof.
+      const uint64_t goes = first_to_go();
+      serve(goes, EPOLLIN);
+      if (strangers_.contains(goes)) drop(goes);
     }
+  }
+
+  // Of the strangers: the oldest of those of whose address there are most. So one noisy address
+  // loses its own.
+  uint64_t first_to_go() const {
+    std::unordered_map<std::string_view, size_t> crowd;
+    size_t most = 0;
+    for (uint64_t id : strangers_) most = std::max(most, ++crowd[guests_.at(id).neighbourhood]);
+    for (uint64_t id : strangers_)
+      if (crowd[guests_.at(id).neighbourhood] == most) return id;
+    return *strangers_.begin();
   }
 
   void drop(uint64_t id) {
@@ -278,15 +299,18 @@ class StoreServer::Loop {
   }
 
   static bool send(Guest& guest) {
-    while (!guest.out.empty()) {
-      const ssize_t sent = ::send(guest.fd, guest.out.data(), guest.out.size(), MSG_NOSIGNAL);
+    while (guest.gone < guest.out.size()) {
+      const ssize_t sent = ::send(guest.fd, guest.out.data() + guest.gone,
+                                  guest.out.size() - guest.gone, MSG_NOSIGNAL);
       if (sent > 0)
-        guest.out.erase(0, static_cast<size_t>(sent));
+        guest.gone += static_cast<size_t>(sent);
       else if (errno == EAGAIN)
         return true;
       else if (errno != EINTR)
         return false;
     }
+    guest.out.clear();
+    guest.gone = 0;
     return true;
   }
 
@@ -310,16 +334,19 @@ class StoreServer::Loop {
     std::optional<wire::Hello> says = wire::read_hello(guest.hello);
     if (!says) return drop(id), false;
     guest.says = std::move(*says);
-    const Refusal refusal = judge_hello(guest.says);
+    const Refusal refusal = judge_secret(guest.says);
     guest.out = guest.answer = wire::answer_of({refusal, badge_.world});
     guest.state = State::proves;
     if (refusal != Refusal::none) leave(id, guest, refusal);
     return true;
   }
 
+  Refusal judge_secret(const wire::Hello& says) const {
+    if (says.has_secret == !badge_.secret.empty()) return Refusal::none;
+    return says.has_secret ? Refusal::secret_unknown : Refusal::secret_missing;
+  }
+
   Refusal judge_hello(const wire::Hello& says) const {
-    if (says.has_secret != !badge_.secret.empty())
-      return says.has_secret ? Refusal::secret_unknown : Refusal::secret_missing;
     if (says.job != job_) return Refusal::other_job;
     // A world size that differs is an error of the whole job where it is known to be this job.
     const bool known = !badge_.secret.empty() || !badge_.job.empty();
@@ -334,16 +361,13 @@ class StoreServer::Loop {
 
   bool judge(uint64_t id, Guest& guest) {
     const std::string proof = std::exchange(guest.in, {});
-    Refusal refusal = judge_hello(guest.says);  // the seat may have been taken by now
+    Refusal refusal = judge_hello(guest.says);
     if (!base::same_secret(proof, wire::prove(badge_.secret, "rank", guest.hello, guest.answer)))
       refusal = Refusal::wrong_secret;
     else if (auto process = processes_.find(guest.says.process);
              process != processes_.end() && process->second >= kMostOfOneProcess)
       refusal = Refusal::crowded;
-    guest.out = static_cast<char>(refusal);
-    guest.out += refusal == Refusal::wrong_secret
-                     ? std::string(wire::kProof, '\0')
-                     : wire::prove(badge_.secret, "rank 0", guest.hello, guest.answer);
+    guest.out = wire::verdict_of(badge_.secret, refusal, guest.hello, guest.answer);
     if (refusal != Refusal::none) {
       leave(id, guest, refusal);
       return true;
@@ -365,9 +389,14 @@ class StoreServer::Loop {
     set_deadline(id, guest, Clock::now() + kToRead);
     std::string words = guest.from + why_refused(refusal, guest.says);
     std::lock_guard lock(mutex_);
-    if (refused_.size() < kMostRefused &&
-        std::find(refused_.begin(), refused_.end(), words) == refused_.end())
+    if (refused_.size() >= kMostRefused ||
+        std::find(refused_.begin(), refused_.end(), words) != refused_.end())
+      return;
+    // One address that says ever other words does not hide the others.
+    if (size_t& told = told_of_[guest.neighbourhood]; told < kMostRefusedOfOne) {
+      ++told;
       refused_.push_back(std::move(words));
+    }
   }
 
   bool answer(uint64_t id, Guest& guest) {
@@ -421,6 +450,7 @@ class StoreServer::Loop {
   StoreTable table_;
   mutable std::mutex mutex_;  // of what follows
   std::vector<std::string> refused_;
+  std::map<std::string, size_t> told_of_;  // by neighbourhood: in refused_
 };
 
 StoreServer::StoreServer(std::vector<int> doors, const wire::Badge& badge)

@@ -2,7 +2,8 @@
 //
 // c10d::TCPStore asks nobody who they are, and listens on every interface. This one has a thread
 // that never waits for anybody: who does not prove within five seconds that it knows the secret is
-// hung up on; of those that have not yet, at most 128 are kept, the oldest goes first.
+// hung up on; of those that have not yet, at most 128 are kept, and of the address that has most of
+// them the oldest goes first.
 #pragma once
 
 #include <atomic>
@@ -27,7 +28,8 @@ class StoreServer {
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
-  // Who was refused, oldest first: "10.70.0.9, which does not know the job's secret". A few.
+  // Who was refused, oldest first: "10.70.0.9, which does not know the job's secret". A few, two at
+  // most of one address.
   // Thread-safe.
   std::vector<std::string> refused() const;
 

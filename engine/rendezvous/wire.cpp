@@ -104,6 +104,23 @@ std::string prove(const std::string& secret, std::string_view who, std::string_v
   return base::text_of(base::Hmac(secret).add(who).add(hello).add(answer).finish());
 }
 
+std::string verdict_of(const std::string& secret, Refusal refusal, std::string_view hello,
+                       std::string_view answer) {
+  const std::string says(1, static_cast<char>(refusal));
+  return says + (refusal == Refusal::wrong_secret ? std::string(kProof, '\0')
+                                                  : prove(secret, "rank 0" + says, hello, answer));
+}
+
+std::optional<Refusal> read_verdict(const std::string& secret, std::string_view verdict,
+                                    std::string_view hello, std::string_view answer) {
+  if (verdict.size() != kVerdict || !known(static_cast<uint8_t>(verdict[0]))) return std::nullopt;
+  const auto refusal = static_cast<Refusal>(verdict[0]);
+  // Whatever it says: without the secret it says that the two have not the same.
+  return base::same_secret(verdict, verdict_of(secret, refusal, hello, answer))
+             ? refusal
+             : Refusal::wrong_secret;
+}
+
 std::string pack(const Message& message) {
   std::string out;
   size_t size = 13;

@@ -6,7 +6,11 @@
 //                    the process, 32 random bytes
 //   rank 0  answer   magic, a refusal or none, a number that explains it, 32 random bytes
 //   rank    proof    HMAC-SHA256(secret, "rank", hello, answer)
-//   rank 0  verdict  a refusal or none, HMAC-SHA256(secret, "rank 0", hello, answer)
+//   rank 0  verdict  a refusal or none, HMAC-SHA256(secret, "rank 0", that, hello, answer)
+//
+// So nobody else can refuse a rank for any reason but a secret: rank 0's answer says no more than
+// that the other has one and it has none, or the other way round, and its verdict proves nothing
+// to a rank whose proof is wrong.
 //
 // All four have fixed sizes, so who is not known yet can make rank 0 keep no more than these bytes.
 // Then requests and replies, each as its length, itself, and an HMAC over the direction, its number
@@ -69,6 +73,13 @@ std::optional<Answer> read_answer(std::string_view bytes);
 // HMAC(secret, who, hello, answer); as a key of the connection too.
 std::string prove(const std::string& secret, std::string_view who, std::string_view hello,
                   std::string_view answer);
+
+// What rank 0 says to a rank that has sent its proof.
+std::string verdict_of(const std::string& secret, Refusal refusal, std::string_view hello,
+                       std::string_view answer);
+// nullopt: it is none of rank 0's.
+std::optional<Refusal> read_verdict(const std::string& secret, std::string_view verdict,
+                                    std::string_view hello, std::string_view answer);
 
 enum class Op : uint8_t { set, get, wait, check, add, remove, count, compare_set, append };
 enum class Status : uint8_t { done, late, impossible };

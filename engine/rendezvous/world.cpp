@@ -12,7 +12,6 @@
 #include "engine/rendezvous/board.h"
 #include "engine/rendezvous/bounded.h"
 #include "engine/rendezvous/interfaces.h"
-#include "engine/rendezvous/listen.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/rendezvous/pulse.h"
 #include "engine/rendezvous/rendezvous.h"
@@ -236,25 +235,20 @@ World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& s
 }
 
 // What rank 0 of a job on several hosts has to say about who can reach it.
-std::vector<std::string> open_to_others(const launch::RankEnvironment& ranks,
-                                        const std::string& interface) {
+std::vector<std::string> open_to_others(const launch::RankEnvironment& ranks, c10d::Store& store) {
   std::vector<std::string> out;
   if (ranks.rank != 0 || ranks.one_host()) return out;
   const std::string place = ranks.master_addr + ":" + std::to_string(ranks.master_port);
-  if (ranks.agent_store) {
+  if (ranks.meets_at_agent())
     out.push_back("torchrun keeps the store at " + place +
                   ", and asks nobody for a secret: whoever reaches the port can read the "
-                  "configuration and end the job" +
-                  (ranks.secret.empty() ? "" : ", MESHWRIGHT_JOB_SECRET or not") +
-                  "; with --rdzv-backend c10d, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 leaves the "
-                  "store to rank 0");
-    return out;
-  }
-  if (ranks.secret.empty())
+                  "configuration and end the job; with MESHWRIGHT_JOB_SECRET, on all ranks, rank 0 "
+                  "keeps a store of its own");
+  else if (ranks.secret.empty())
     out.push_back("the job has no secret: whoever reaches " + place +
                   " can read the configuration and end the job; set MESHWRIGHT_JOB_SECRET on all "
                   "ranks to the output of `openssl rand -hex 32`");
-  if (addresses_to_open(ranks, interface).empty())
+  if (store.check({kEverywhere}))
     out.push_back("rank 0 listens on every interface, for MASTER_ADDR = " + ranks.master_addr +
                   " is no address of this host; dist_env.interface chooses one");
   return out;
@@ -294,10 +288,13 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
                     "\" has no effect: one rank alone has nobody to reach through it");
     return world;
   }
-  for (const std::string& notice : open_to_others(ranks, interface)) world->notice(notice);
+  for (const std::string& notice : open_to_others(ranks, *store)) world->notice(notice);
+  if (pulse && !pulse->trouble().empty())
+    world->notice("no rank will hear at once when another has ended, but after the timeout: " +
+                  pulse->trouble());
   auto late = c10::make_intrusive<c10d::PrefixStore>("late", store);
   world->set_liveness_check(
-      [late, board, pulse, rank = ranks.rank, agent = ranks.agent_store,
+      [late, board, pulse, rank = ranks.rank, agent = ranks.meets_at_agent(),
        window = roll_call_window(timeout)](const World::RollCall& call) -> World::Answers {
         if (call.routine) {
           const std::optional<int64_t> ended = pulse ? pulse->ended() : std::nullopt;

@@ -20,17 +20,19 @@ class LaneFlight final : public Flight {
 
 }  // namespace
 
-SharedMemoryRing::Sizes HostLane::room() {
+SharedMemoryRing::Sizes HostLane::room(int64_t slot) {
   SharedMemoryRing::Sizes sizes;
-  sizes.slot[SharedMemoryRing::reduce] = kSlot;
+  sizes.slot[SharedMemoryRing::reduce] = slot;
   sizes.ring[SharedMemoryRing::reduce] = 3;
   return sizes;
 }
 
 HostLane::HostLane(std::shared_ptr<Transport> across, std::unique_ptr<SharedMemoryRing> ring,
-                   std::shared_ptr<const Place> place, int64_t rank, const HostMap& map)
+                   int64_t slot, std::shared_ptr<const Place> place, int64_t rank,
+                   const HostMap& map)
     : across_(std::move(across)),
       ring_(std::move(ring)),
+      slot_(slot),
       place_(std::move(place)),
       map_(map),
       host_(map.host[static_cast<size_t>(rank)]),
@@ -122,7 +124,7 @@ void HostLane::await(Transport::FlightPtr& flight) {
 
 at::Tensor HostLane::scratch(int64_t index) {
   at::Tensor& kept = scratch_[static_cast<size_t>(index)];
-  if (!kept.defined()) kept = at::empty({kSlot + (1 << 16)}, at::kByte);
+  if (!kept.defined()) kept = at::empty({slot_ + (1 << 16)}, at::kByte);
   return kept;
 }
 

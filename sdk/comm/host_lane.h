@@ -28,12 +28,16 @@ namespace meshwright::detail {
 class HostLane {
  public:
   using Job = std::function<void(HostLane&)>;
-  static constexpr int64_t kSlot = 1 << 19;  // bytes of a rank in one round
-  static SharedMemoryRing::Sizes room();     // of the ring that a lane takes
+  // Bytes of a rank in one round that is shared out in so many parts: half a MiB, and more where a
+  // part would be less than 32 KiB, for which a message is not worth its while.
+  static constexpr int64_t slot_for(int64_t parts) {
+    return std::max(int64_t{1} << 19, parts << 15);
+  }
+  static SharedMemoryRing::Sizes room(int64_t slot);  // of the ring that such a lane takes
 
   // `across`: its places are the numbers of the hosts; none for one host. `ring`: its places are
-  // those of the ranks on this host.
-  HostLane(std::shared_ptr<Transport> across, std::unique_ptr<SharedMemoryRing> ring,
+  // those of the ranks on this host, its slots of `slot` bytes.
+  HostLane(std::shared_ptr<Transport> across, std::unique_ptr<SharedMemoryRing> ring, int64_t slot,
            std::shared_ptr<const Place> place, int64_t rank, const HostMap& map);
   // What is under way is given up.
   ~HostLane();
@@ -41,6 +45,7 @@ class HostLane {
   HostLane& operator=(const HostLane&) = delete;
 
   const HostMap& map() const { return map_; }
+  int64_t slot() const { return slot_; }
   int64_t host() const { return host_; }    // this rank's
   int64_t local() const { return local_; }  // its number on it
   // Runs the job on the lane's thread, behind those before it; wait() throws what it threw. Jobs of
@@ -53,11 +58,11 @@ class HostLane {
   // For jobs. Waits for an exchange; none: does nothing.
   void await(Transport::FlightPtr& flight);
   // For jobs; all ranks of the host come here alike. `fill(own)` writes what this rank has to tell,
-  // kSlot bytes at most, and `take(number, from)` reads what each has written, in the order of
+  // slot() bytes at most, and `take(number, from)` reads what each has written, in the order of
   // their numbers, this rank's among them.
   template <class Fill, class Take>
   void round(Fill&& fill, Take&& take);
-  // For jobs: memory of at least kSlot bytes, [kSlot + more] of uint8; `index` 0 to 3.
+  // For jobs: memory of at least slot() bytes, [slot() + more] of uint8; `index` 0 to 3.
   at::Tensor scratch(int64_t index);
 
  private:
@@ -68,6 +73,7 @@ class HostLane {
 
   std::shared_ptr<Transport> across_;
   std::unique_ptr<SharedMemoryRing> ring_;
+  const int64_t slot_;
   std::shared_ptr<const Place> place_;
   HostMap map_;
   int64_t host_, local_;
@@ -110,7 +116,7 @@ void HostLane::round(Fill&& fill, Take&& take) {
   constexpr auto kChannel = SharedMemoryRing::reduce;  // where each rank's slots lie by themselves
   int64_t sequence = 0;
   auto* own = static_cast<char*>(patiently([&](std::chrono::milliseconds slice) {
-    return ring_->stage(kChannel, kSlot, sequence, slice);
+    return ring_->stage(kChannel, slot_, sequence, slice);
   }));
   fill(own);
   ring_->publish(kChannel, sequence);
@@ -120,7 +126,7 @@ void HostLane::round(Fill&& fill, Take&& take) {
       continue;
     }
     const void* from = patiently([&](std::chrono::milliseconds slice) {
-      return ring_->read(kChannel, number, kSlot, sequence, slice);
+      return ring_->read(kChannel, number, slot_, sequence, slice);
     });
     take(number, static_cast<const char*>(from));
     ring_->give_back(kChannel, number, sequence);

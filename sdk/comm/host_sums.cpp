@@ -42,7 +42,7 @@ class SumEverywhere {
       : lane_(lane),
         flat_(tensor.view({-1})),
         memory_(memory_of(tensor)),
-        pieces_(tensor.numel(), static_cast<int64_t>(tensor.element_size()), HostLane::kSlot) {}
+        pieces_(tensor.numel(), static_cast<int64_t>(tensor.element_size()), lane.slot()) {}
   void run() {
     for (int64_t i = 0; i < pieces_.number + 2; ++i) {
       if (i < pieces_.number) sum_on_host(i);
@@ -154,7 +154,7 @@ void sum_to_shard(HostLane& lane, const Tensor& packed, const Tensor& shard) {
   const int64_t hosts = lane.map().hosts(), each = lane.map().each(), me = lane.local();
   const at::ScalarType type = shard.scalar_type();
   const EvenPieces pieces(shard.numel(), static_cast<int64_t>(shard.element_size()),
-                          HostLane::kSlot / (hosts * each));
+                          lane.slot() / (hosts * each));
   const auto* all = static_cast<const char*>(packed.const_data_ptr());
   auto given = [&](int64_t host, int64_t number, int64_t i) {
     return all +

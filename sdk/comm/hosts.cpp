@@ -56,7 +56,6 @@ HostMap::HostMap(const std::vector<int64_t>& identities) {
 }
 
 bool HostMap::layered() const {
-  constexpr int64_t kMostRanks = 16;  // pieces are shared out among them, down to 32 KiB
   return hosts() > 1 && each() > 1 && hosts() * each() <= kMostRanks &&
          std::all_of(places.begin(), places.end(),
                      [&](const auto& p) { return static_cast<int64_t>(p.size()) == each(); });

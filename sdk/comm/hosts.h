@@ -24,7 +24,9 @@ struct MESHWRIGHT_API HostMap {
   int64_t place(int64_t host_index, int64_t number) const {
     return places[static_cast<size_t>(host_index)][static_cast<size_t>(number)];
   }
-  // Several hosts, all with as many ranks of the group, two at least, and 16 in all at most.
+  // Several hosts, all with as many ranks of the group, two at least, and kMostRanks in all at
+  // most: the pieces that are shared out among them have room in shared memory.
+  static constexpr int64_t kMostRanks = 64;
   bool layered() const;
 };
 

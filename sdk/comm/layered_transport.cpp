@@ -2,7 +2,6 @@
 // one number, over shared memory inside a host.
 #include <ATen/ops/zeros.h>
 
-#include <array>
 #include <cstring>
 
 #include "host_lane.h"
@@ -27,7 +26,7 @@ struct HostGather {
       : shard(own.view({-1})),
         whole(all.view({-1})),
         pieces(own.numel(), static_cast<int64_t>(own.element_size()),
-               HostLane::kSlot / lane.map().hosts()) {
+               lane.slot() / lane.map().hosts()) {
     for (int64_t i = 0; i < pieces.number; ++i) {
       std::vector<PeerMessage> messages;
       each_other_host(lane, [&](int64_t host) {
@@ -88,7 +87,7 @@ struct HostBroadcast {
       : tensor(what.view({-1})),
         host(lane.map().host[static_cast<size_t>(root)]),
         number(lane.map().local[static_cast<size_t>(root)]),
-        pieces(what.numel(), static_cast<int64_t>(what.element_size()), HostLane::kSlot) {
+        pieces(what.numel(), static_cast<int64_t>(what.element_size()), lane.slot()) {
     for (int64_t i = 0; i < pieces.number && lane.local() == number; ++i) {
       const Tensor piece = tensor.narrow(0, pieces.begin(i), pieces.size(i));
       std::vector<PeerMessage> messages;
@@ -174,23 +173,28 @@ std::shared_ptr<Transport> layered_over(std::shared_ptr<Transport> sockets,
     sockets->all_reduce(rows, ReduceOp::sum, /*control=*/true)->wait();
     tensor.copy_(rows.select(0, host));
   };
-  std::array<std::unique_ptr<SharedMemoryRing>, 2> rings;
+  struct Lane {
+    int64_t slot;
+    std::unique_ptr<SharedMemoryRing> ring = nullptr;
+  };
+  Lane for_gathers{HostLane::slot_for(map.hosts())},
+      for_sums{HostLane::slot_for(map.hosts() * map.each())};
   Tensor missing = at::zeros({1}, at::kLong);
-  for (auto& ring : rings) {
-    ring = make_ring(local, map.each(), HostLane::room(), sum_on_host);
-    if (!ring) missing += 1;
+  for (Lane* lane : {&for_gathers, &for_sums}) {
+    lane->ring = make_ring(local, map.each(), HostLane::room(lane->slot), sum_on_host);
+    if (!lane->ring) missing += 1;
   }
   sockets->all_reduce(missing, ReduceOp::sum, /*control=*/true)->wait();
   if (missing.item<int64_t>() > 0) return nullptr;
   std::vector<int64_t> ranks;
   for (int64_t other = 0; other < map.hosts(); ++other)
     ranks.push_back(place->ranks[static_cast<size_t>(map.place(other, local))]);
-  auto lane = [&](const char* name, std::unique_ptr<SharedMemoryRing>& ring) {
-    return std::make_unique<HostLane>(connect(name + std::to_string(local), ranks), std::move(ring),
-                                      place, rank, map);
+  auto open = [&](const char* name, Lane& lane) {
+    return std::make_unique<HostLane>(connect(name + std::to_string(local), ranks),
+                                      std::move(lane.ring), lane.slot, place, rank, map);
   };
-  auto gathers = lane("/gathers/", rings[0]);
-  auto sums = lane("/sums/", rings[1]);
+  auto gathers = open("/gathers/", for_gathers);
+  auto sums = open("/sums/", for_sums);
   return std::make_shared<LayeredTransport>(std::move(sockets), std::move(gathers),
                                             std::move(sums));
 }

@@ -306,11 +306,12 @@ class SharedMemoryTransport final : public Transport {
   void make_lane_of_sums() {
     if (!one_host_ || std::exchange(sums_tried_, true)) return;
     const auto n = static_cast<int64_t>(place_->ranks.size());
-    auto ring = make_ring(rank_, n, HostLane::room(), [&](const Tensor& tensor) {
+    const int64_t slot = HostLane::slot_for(1);  // no part goes to another host
+    auto ring = make_ring(rank_, n, HostLane::room(slot), [&](const Tensor& tensor) {
       sockets_->all_reduce(tensor, ReduceOp::sum, /*control=*/true)->wait();
     });
     if (ring)
-      sums_ = std::make_unique<HostLane>(nullptr, std::move(ring), place_, rank_,
+      sums_ = std::make_unique<HostLane>(nullptr, std::move(ring), slot, place_, rank_,
                                          HostMap(std::vector<int64_t>(place_->ranks.size(), 0)));
   }
 

@@ -50,7 +50,26 @@ torchrun_by_rendezvous() {
   finish
   expect hosta 0 ""; expect hostb 0 ""
   cat "$folder/$name.hosta" "$folder/$name.hostb" > "$folder/$name.both"; code[both]=0
-  one_job both 2
+  one_job both 2; expect_times both 1 "asks nobody for a secret"
+}
+# Rank 0, on whichever host it is, keeps a store of its own at a port of the range; the agent's says where.
+torchrun_with_a_secret() {
+  two_named_hosts
+  local -x MESHWRIGHT_JOB_SECRET=0123456789abcdef0 MESHWRIGHT_PORT_RANGE=29600-29609
+  local host open=
+  for host in hosta hostb; do
+    torchrun $host $host --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint hosta:29400 --rdzv-id job "${train[@]}" --set run.name=$name
+  done
+  for _ in $(seq 600); do
+    open=$(for host in hosta hostb; do on $host ss -ltnH 'sport >= :29600 and sport <= :29609'; done | awk '{ print $4 }' | grep -E '^10\.70\.0\.[12]:')
+    [ -z "$open" ] || break
+    sleep 0.1
+  done
+  finish
+  expect hosta 0 ""; expect hostb 0 ""
+  cat "$folder/$name.hosta" "$folder/$name.hostb" > "$folder/$name.both"; code[both]=0
+  one_job both 2; expect_times both 0 "asks nobody for a secret"; expect_times both 0 "listens on every interface"
+  [ -n "$open" ] || { failures=$((failures + 1)); echo "FAILED: $name: nobody listens at a port of the range"; }
 }
 # A mistake in the file: torchrun itself ends with 1, and its summary has the error of the rank.
 torchrun_with_a_mistake() {
@@ -173,7 +192,7 @@ kubernetes_pytorchjob() {
 case $launcher in
   torchrun)
     PYTHONPATH="$deps${PYTHONPATH:+:$PYTHONPATH}" python3 -c 'import torch.distributed.run' 2> /dev/null || skip "python3 finds no torch in $deps (./check puts it there)"
-    all="torchrun_of_two_nodes torchrun_by_rendezvous torchrun_with_a_mistake" ;;
+    all="torchrun_of_two_nodes torchrun_by_rendezvous torchrun_with_a_secret torchrun_with_a_mistake" ;;
   openmpi)
     need mpirun.openmpi
     all="openmpi_of_two_hosts openmpi_without_an_address openmpi_with_a_mistake openmpi_is_told_to_end" ;;

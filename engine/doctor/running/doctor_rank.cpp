@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "engine/base/run_lock.h"
@@ -88,20 +89,28 @@ class Examination {
   }
 
   // `leads`: the first rank of its host, which speaks for it. `why_apart`: why the ranks have not
-  // met; empty: they have.
+  // met; empty: they have. `host`: a number of each rank's host; empty: not known.
   std::vector<Finding> findings(bool leads, bool one_host, bool nccl, int64_t local_ranks,
-                                const std::string& why_apart) const {
+                                const std::string& why_apart,
+                                const std::vector<int64_t>& host = {}) const {
     std::vector<Finding> out = {versions_};
     out.push_back(judge(look_at_cores(local_ranks, at::get_num_threads())));
+    std::vector<HostedGroup> hosted;
+    if (!nccl && !host.empty()) {
+      std::vector<std::vector<int64_t>> groups(1, std::vector<int64_t>(host.size()));
+      std::iota(groups[0].begin(), groups[0].end(), int64_t{0});  // of all ranks
+      for (const AxisGroup& axis : axes_) groups.push_back(axis.ranks);
+      hosted = hosted_groups(groups, host);
+    }
     if (leads) {
       const char* no_plan = request_.file.empty()
                                 ? "it follows from the model of a CONFIG.toml, and none was given"
                                 : "the file names no model";
       const plan::JobPlan* plan = plan_.footprint ? &plan_ : nullptr;
       out.push_back(judge(look_at_memory(local_ranks, plan, no_plan)));
-      out.push_back(judge(look_at_shared_memory(local_ranks, one_host, plan, no_plan)));
+      out.push_back(judge(look_at_shared_memory(local_ranks, one_host, plan, no_plan, hosted)));
     }
-    out.push_back(judge(look_at_open_files(ranks_.world_size, std::ssize(axes_))));
+    out.push_back(judge(look_at_open_files(ranks_.world_size, std::ssize(axes_), hosted)));
     if (leads) {
       if (disk_) out.push_back(*disk_);
       if (name_) out.push_back(*name_);
@@ -260,7 +269,7 @@ int doctor_rank(const Request& request, rendezvous::Ending& ending) {
     const bool one_host = report.hosts.count() == 1;
     const std::vector<Finding> found =
         mine.findings(here == ranks.rank, one_host, world->device().is_cuda(),
-                      std::count(host.begin(), host.end(), here), /*why_apart=*/"");
+                      std::count(host.begin(), host.end(), here), /*why_apart=*/"", host);
     std::vector<std::vector<Finding>> all;
     for (const std::string& text : train::gather_texts(*world, pack(found)))
       all.push_back(unpack(text));

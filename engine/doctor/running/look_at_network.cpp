@@ -89,7 +89,7 @@ Ports look_at_rendezvous(const launch::RankEnvironment& ranks, bool one_host) {
   out.one_host = one_host;
   out.local = ranks.source == launch::RankEnvironment::Source::local;
   out.port = ranks.master_port;
-  out.secret = !ranks.secret.empty() && !ranks.agent_store;
+  out.secret = !ranks.secret.empty();
   if (ranks.world_size > 1) {
     out.place = ranks.master_addr + ":" + std::to_string(ranks.master_port);
     return out;

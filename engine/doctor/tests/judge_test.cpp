@@ -106,6 +106,39 @@ TEST_CASE("shared memory that is too small is told with the room that ranks want
   CHECK(shared_memory_need(kMiB, 1) == 0);
 }
 
+TEST_CASE("groups over hosts want shared memory and open files of their own") {
+  std::vector<int64_t> host(8, 0), all(8);
+  for (size_t r = 0; r < 8; ++r) {
+    host[r] = r < 4 ? 0 : 4;
+    all[r] = static_cast<int64_t>(r);
+  }
+  const std::vector<HostedGroup> found =
+      hosted_groups({all, {0, 1}, {0, 4}, {0, 2, 4, 6}, {0, 1, 4}}, host);
+  REQUIRE(found.size() == 2);
+  CHECK(found[0].hosts == 2);
+  CHECK(found[0].each == 4);
+  CHECK(found[1].each == 2);
+  std::vector<int64_t> many(72), hosts_of_many(72);
+  for (size_t r = 0; r < 72; ++r) {
+    many[r] = static_cast<int64_t>(r);
+    hosts_of_many[r] = static_cast<int64_t>(r / 8);
+  }
+  CHECK(hosted_groups({many}, hosts_of_many).empty());
+  CHECK(hosted_groups_need({}, 4) == 0);
+  CHECK(hosted_groups_need({{2, 4}}, 4) == 12 * kMiB);
+  CHECK(hosted_groups_need({{4, 8}, {2, 2}}, 8) == (36 + 24) * kMiB);
+  SharedMemory facts{"", 64 * kMiB, 60 * kMiB, false, 8};
+  facts.no_need = "no model";
+  facts.hosted = 36 * kMiB;
+  CHECK(judge(facts).level == Level::ok);
+  CHECK(says(judge(facts).text, "36.0 MiB of it for groups over hosts"));
+  facts.need = 30 * kMiB;
+  CHECK(judge(facts).level == Level::warning);
+  CHECK(says(judge(facts).text, "want about 66.0 MiB, 36.0 MiB of it"));
+  CHECK(says(judge(OpenFiles{1024, 8, 1}).text, "need about 80"));
+  CHECK(says(judge(OpenFiles{1024, 8, 1, {{2, 4}}}).text, "need about 92"));
+}
+
 TEST_CASE("a limit of open files below what rank 0 needs is a fault") {
   CHECK(judge(OpenFiles{1024, 64, 3}).level == Level::ok);
   const Finding found = judge(OpenFiles{1024, 1024, 3});

@@ -403,6 +403,36 @@ TEST_CASE("a job's secret, and what its launcher calls it") {
   CHECK(detect(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "night 7"}}))->job == "night 7");
 }
 
+TEST_CASE("a range of ports limits what the program chooses, where the ranks meet too") {
+  CHECK(!detect(kPlain)->ports.limited());
+  const std::optional<RankEnvironment> some =
+      detect(with(kPlain, {{"MESHWRIGHT_PORT_RANGE", "29500-29599"}}));
+  CHECK(some->ports.first == 29500);
+  CHECK(some->ports.last == 29599);
+  CHECK(some->ports.count() == 100);
+  CHECK(some->master_port == detect(kPlain)->master_port);  // which somebody has chosen
+  for (const Variables& launcher : {kSlurm, kMpi}) {
+    CHECK(detect(with(launcher, {{"MESHWRIGHT_PORT_RANGE", "40000-40000"}}))->master_port == 40000);
+    const int port =
+        detect(with(launcher, {{"MESHWRIGHT_PORT_RANGE", "40000-40009"}}))->master_port;
+    CHECK(port >= 40000);
+    CHECK(port <= 40009);
+  }
+  for (const char* bad : {"29500", "29500-", "-29500", "0-10", "29599-29500", "1-65536", "a-b",
+                          "29500-29599x", "29500 - 29599", "99999999999-99999999999"}) {
+    CAPTURE(bad);
+    try {
+      detect(with(kPlain, {{"MESHWRIGHT_PORT_RANGE", bad}}));
+      FAIL("no error");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::bad_rank_environment);
+      CHECK(error.message().starts_with("MESHWRIGHT_PORT_RANGE = \"" + std::string(bad) +
+                                        "\" is no range of ports"));
+      CHECK(error.helps()[0].find("29500-29599") != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("variables that make no sense are errors that name the variable") {
   struct Bad {
     Variables variables;

@@ -246,9 +246,17 @@ TEST_CASE("without a secret a second job on the port is refused, and the first g
 TEST_CASE("what an earlier attempt left in a launcher's store means nothing") {
   Port port;
   auto keeper = agent_store(port);
-  for (int64_t restart : {0, 1}) {
+  struct Row {
+    const char* secret;
+    int64_t restart;
+  };
+  // A store of rank 0's own is another for each attempt, whatever its number.
+  const char* const secret = "a secret of this job";
+  for (const Row& row : {Row{"", 0}, Row{"", 1}, Row{secret, 0}, Row{secret, 0}, Row{secret, 1}}) {
+    const int64_t restart = row.restart;
     for (const Outcome& outcome : of_each(2, [&](int64_t rank) {
            RankEnvironment e = rank_beside(rank, 2, port);
+           e.secret = row.secret;
            e.restart = restart;
            auto store = connect_store(e, milliseconds(20000));
            compare_ranks(*store, rank, 2, {{"attempt", std::to_string(restart)}},
@@ -266,9 +274,62 @@ TEST_CASE("words that no rank says end nothing in a launcher's store, to which a
     for (const std::string key : {"seen/0", "seen/1", "0", "1", "all", "all/read"})
       keeper->deleteKey("meshwright/0/join/" + key);
     for (const Outcome& outcome : of_each(2, [&](int64_t rank) {
-           connect_store(rank_beside(rank, 2, port), milliseconds(20000));
+           RankEnvironment e = rank_beside(rank, 2, port);
+           e.secret.clear();
+           connect_store(e, milliseconds(20000));
          }))
       CHECK(outcome.message == "");
+  }
+}
+
+TEST_CASE("with a secret the launcher's store tells where that of rank 0 is, and nothing else") {
+  Port port;
+  c10d::TCPStoreOptions agent;
+  agent.isServer = true;
+  agent.port = static_cast<uint16_t>(port.number);
+  agent.masterListenFd = port.fd;
+  agent.waitWorkers = false;
+  auto keeper = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", agent);
+  auto under_agent = [&](int64_t rank, const std::string& secret) {
+    RankEnvironment e = rank_of(rank, 2, port);
+    e.listen_fd = -1;
+    e.agent_store = true;
+    e.secret = secret;
+    return e;
+  };
+  const std::string secret = "a secret of this job";
+  const int64_t before = keeper->getNumKeys();
+  for (const Outcome& outcome : of_each(2, [&](int64_t rank) {
+         auto store = connect_store(under_agent(rank, secret), milliseconds(20000));
+         compare_ranks(*store, rank, 2, {{"plugin", "one"}}, milliseconds(20000));
+       }))
+    CHECK(outcome.message == "");
+  CHECK(keeper->getNumKeys() == before + 1);
+  const std::string told = base::text_of(keeper->get("meshwright/0/store"));
+  CHECK(told.ends_with(" 127.0.0.1"));
+  CHECK(told != std::to_string(port.number) + " 127.0.0.1");
+  // Who knows the launcher's store alone gets no further.
+  keeper->deleteKey("meshwright/0/store");
+  std::vector<Outcome> stranger = of_each(2, [&](int64_t rank) {
+    connect_store(under_agent(rank, rank == 0 ? secret : "a secret of another"),
+                  milliseconds(1500));
+  });
+  CHECK(stranger[1].message.ends_with("the two do not have the same MESHWRIGHT_JOB_SECRET"));
+  CHECK(stranger[0].message.find("127.0.0.1, which does not know the job's secret") !=
+        std::string::npos);
+  // Nor does a rank believe whatever is written there.
+  struct Row {
+    const char *written, *words;
+  };
+  for (const Row& row : {Row{"nowhere", "left in the store under \"store\" is no number"},
+                         Row{"7 a.b.c", "\"7 a.b.c\", as the launcher's store says, is no place"},
+                         Row{"0 127.0.0.1", "is no place"}}) {
+    keeper->set("meshwright/0/store", base::bytes_of(row.written));
+    const std::vector<Outcome> lost =
+        of_each(1, [&](int64_t) { connect_store(under_agent(1, secret), milliseconds(1500)); });
+    CAPTURE(lost[0].message);
+    CHECK(lost[0].code == ErrorCode::rendezvous_failed);
+    CHECK(lost[0].message.find(row.words) != std::string::npos);
   }
 }
 

@@ -9,8 +9,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -184,6 +186,35 @@ TEST_CASE(
   CHECK(low.heard(2) == std::vector<bool>{false, false});
 }
 
+TEST_CASE("a range of ports holds for doors of both kinds, and an error says when it is used up") {
+  launch::PortRange one;
+  {
+    Listener gone;
+    one = {gone.port, gone.port};
+  }
+  const std::string range = std::to_string(one.first) + "-" + std::to_string(one.last);
+  Doors doors("127.0.0.1", one);
+  CHECK(doors.tcp_port() == one.first);
+  CHECK(doors.udp_port() == one.first);
+  for (const auto& open :
+       std::vector<std::function<int()>>{[&] { return listen_at("127.0.0.1", one); },
+                                         [&] { return listen_on(one, /*loopback_only=*/true); }}) {
+    try {
+      ::close(open());
+      FAIL("no error");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::rendezvous_failed);
+      CHECK(error.message() ==
+            "no port of MESHWRIGHT_PORT_RANGE = " + range + " is free on 127.0.0.1");
+      CHECK(error.helps()[0].starts_with("widen MESHWRIGHT_PORT_RANGE"));
+    }
+  }
+  std::vector<int> tried = ports_to_try({29500, 29503});
+  std::sort(tried.begin(), tried.end());
+  CHECK(tried == std::vector<int>{29500, 29501, 29502, 29503});
+  CHECK(ports_to_try({}) == std::vector<int>{0});
+}
+
 TEST_CASE("a route tells both of its ends") {
   Listener listener;
   Route route;
@@ -194,21 +225,22 @@ TEST_CASE("a route tells both of its ends") {
   CHECK(source_for("no address") == "");
 }
 
-TEST_CASE("connections that rank 0 accepts are asked whether their host is still there") {
+TEST_CASE("connections to rank 0 are asked at both ends whether the other host is still there") {
   Listener listener;
-  std::optional<SocketAddress> address = socket_address("127.0.0.1", listener.port);
-  int out = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  REQUIRE(::connect(out, address->get(), address->size) == 0);
-  int in = ::accept4(listener.fd, nullptr, nullptr, SOCK_CLOEXEC), on = 0, idle = 0, between = 0,
-      times = 0;
+  int out = connect_to("127.0.0.1", listener.port, Clock::now() + milliseconds(5000));
+  REQUIRE(out >= 0);
+  int in = ::accept4(listener.fd, nullptr, nullptr, SOCK_CLOEXEC);
   REQUIRE(in >= 0);
-  socklen_t size = sizeof on;
-  CHECK(::getsockopt(in, SOL_SOCKET, SO_KEEPALIVE, &on, &size) == 0);
-  CHECK(::getsockopt(in, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &size) == 0);
-  CHECK(::getsockopt(in, IPPROTO_TCP, TCP_KEEPINTVL, &between, &size) == 0);
-  CHECK(::getsockopt(in, IPPROTO_TCP, TCP_KEEPCNT, &times, &size) == 0);
-  CHECK(on == 1);
-  CHECK(idle + between * times <= 120);
+  for (int fd : {in, out}) {
+    int on = 0, idle = 0, between = 0, times = 0;
+    socklen_t size = sizeof on;
+    CHECK(::getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, &size) == 0);
+    CHECK(::getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &size) == 0);
+    CHECK(::getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between, &size) == 0);
+    CHECK(::getsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, &size) == 0);
+    CHECK(on == 1);
+    CHECK(idle + between * times <= 120);
+  }
   ::close(in);
   ::close(out);
 }

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -202,6 +203,26 @@ TEST_CASE("rank 0 listens at the address that MASTER_ADDR names, not at every on
        }) {
     CAPTURE(row.master);
     CHECK(addresses_to_open(row.master, row.resolved, row.interface, row.all) == row.open);
+  }
+}
+
+TEST_CASE("while nobody answers for MASTER_ADDR, rank 0 does not listen at every address") {
+  const std::vector<Interface> two = {{"lo", "127.0.0.1", true, false},
+                                      {"eth0", "10.70.0.1", false, false},
+                                      {"eth1", "10.71.0.1", false, false}};
+  const std::vector<Interface> one = {two[0], two[1]};
+  const std::vector<std::string> first = {"10.70.0.1"}, second = {"10.71.0.1"};
+  CHECK(addresses_to_open("hosta", std::nullopt, "eth1", two) == second);
+  CHECK(addresses_to_open("hosta", std::nullopt, "", one) == first);
+  try {
+    addresses_to_open("hosta", std::nullopt, "", two);
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::rendezvous_failed);
+    CHECK(error.message().starts_with(
+        "rank 0 cannot tell at which address to listen: the name hosta is not answered for"));
+    CHECK(error.message().ends_with("eth1 (10.71.0.1)"));
+    CHECK(error.helps().size() == 2);
   }
 }
 

@@ -99,6 +99,74 @@ TEST_CASE("a rank does not tell its words to a store that does not know the secr
   CHECK(heard.empty());
 }
 
+TEST_CASE("nobody on the way can refuse a rank for another reason than a secret, nor pass it") {
+  const std::string hello = wire::hello_of(badge(kSecret)), answer = wire::answer_of({});
+  for (Refusal refusal : {Refusal::none, Refusal::other_world, Refusal::crowded}) {
+    const std::string verdict = wire::verdict_of(kSecret, refusal, hello, answer);
+    CHECK(wire::read_verdict(kSecret, verdict, hello, answer) == refusal);
+    for (Refusal other : {Refusal::none, Refusal::rank_taken, Refusal::wrong_secret}) {
+      if (other == refusal) continue;
+      std::string changed = verdict;
+      changed[0] = static_cast<char>(other);
+      CHECK(wire::read_verdict(kSecret, changed, hello, answer) == Refusal::wrong_secret);
+    }
+    CHECK(wire::read_verdict("a guess", verdict, hello, answer) == Refusal::wrong_secret);
+  }
+  std::string strange = wire::verdict_of(kSecret, Refusal::none, hello, answer);
+  strange[0] = 'x';
+  CHECK(!wire::read_verdict(kSecret, strange, hello, answer));
+  // Its answer, which comes before any proof, is not believed.
+  for (Refusal refusal : {Refusal::other_job, Refusal::other_world, Refusal::secret_unknown}) {
+    const int door = listen_on(0, /*loopback_only=*/true);
+    std::thread impostor([&] {
+      const int fd = ::accept(door, nullptr, nullptr);
+      std::string words(wire::kHello, '\0');
+      ::recv(fd, words.data(), words.size(), MSG_WAITALL);
+      const std::string lie = wire::answer_of({refusal, 7});
+      ::send(fd, lie.data(), lie.size(), MSG_NOSIGNAL);
+      ::close(fd);
+    });
+    try {
+      remote_store({"127.0.0.1", bound_port(door), badge(kSecret)},
+                   Clock::now() + milliseconds(20000), milliseconds(20000));
+      FAIL("it was believed");
+    } catch (const NoStore& why) {
+      CHECK(why.refusal == (refusal == Refusal::secret_unknown ? refusal : Refusal::wrong_secret));
+    }
+    impostor.join();
+    ::close(door);
+  }
+}
+
+TEST_CASE("one noisy address hides no other: neither its connections nor what it was refused for") {
+  const Served served;
+  // 127.0.0.2 connects first, and is silent for a while; then 127.0.0.1 comes 300 times.
+  const int quiet = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const std::optional<SocketAddress> from = socket_address("127.0.0.2", 0),
+                                     to = socket_address("127.0.0.1", served.port);
+  REQUIRE(::bind(quiet, from->get(), from->size) == 0);
+  REQUIRE(::connect(quiet, to->get(), to->size) == 0);
+  std::vector<int> crowd;
+  for (int i = 0; i < 300; ++i) crowd.push_back(knock(served.port));
+  size_t kept = 0;
+  for (int fd : crowd) kept += hung_up(fd, milliseconds(kept == 0 ? 200 : 0)) ? 0 : 1;
+  CHECK(kept <= 127);
+  CHECK(!hung_up(quiet, milliseconds(0)));
+  for (int fd : crowd) ::close(fd);
+  for (int64_t rank : {4, 5, 6, 7, 8, 9, 10, 11, 12})
+    CHECK(refusal_of(served, badge(kSecret, rank)).refusal == Refusal::no_such_rank);
+  CHECK(served.server->refused().size() == 2);
+  const std::string hello = wire::hello_of(badge(""));
+  ::send(quiet, hello.data(), hello.size(), MSG_NOSIGNAL);
+  std::string answer(wire::kAnswer, '\0');
+  CHECK(::recv(quiet, answer.data(), answer.size(), MSG_WAITALL) ==
+        static_cast<ssize_t>(answer.size()));
+  ::close(quiet);
+  CHECK(served.server->refused() == std::vector<std::string>{"127.0.0.1, which says it is rank 4",
+                                                             "127.0.0.1, which says it is rank 5",
+                                                             "127.0.0.2, which has no secret"});
+}
+
 TEST_CASE("an echo is no store") {
   const int door = listen_on(0, /*loopback_only=*/true);
   std::thread echo([&] {

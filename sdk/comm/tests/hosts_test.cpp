@@ -4,7 +4,9 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <span>
@@ -20,6 +22,7 @@
 #include "meshwright/parallel/transport.h"
 #include "pretended_hosts.h"
 #include "sdk/comm/group_impl.h"
+#include "sdk/comm/host_lane.h"
 #include "sdk/comm/hosts.h"
 #include "sdk/comm/shared_memory.h"
 
@@ -27,6 +30,7 @@ namespace hosts_test {
 
 using namespace meshwright;
 using at::Tensor;
+using meshwright::detail::HostLane;
 using meshwright::detail::HostMap;
 using meshwright::testing::PretendedHosts;
 using Ranks = std::vector<int64_t>;
@@ -136,6 +140,61 @@ TEST_CASE("ranks are numbered by host, whatever the order of the group") {
   CHECK_FALSE(HostMap(Ranks{5, 5, 5, 5}).layered());  // one host
   CHECK_FALSE(HostMap(Ranks{1, 2, 3, 4}).layered());  // one rank each
   CHECK_FALSE(HostMap(Ranks{1, 1, 1, 2}).layered());  // not alike
+  Ranks many;
+  for (int64_t r = 0; r < 64; ++r) many.push_back(1 + r / 8);
+  CHECK(HostMap(many).layered());
+  for (int64_t r = 0; r < 8; ++r) many.push_back(9);
+  CHECK_FALSE(HostMap(many).layered());  // too many
+}
+
+TEST_CASE("parts of a round are never less than 32 KiB") {
+  for (int64_t hosts : {2, 4, 8, 16, 32})
+    for (int64_t each : {2, 4, 8, 16}) {
+      if (hosts * each > HostMap::kMostRanks) continue;
+      CHECK(HostLane::slot_for(hosts * each) / (hosts * each) >= (32 << 10));
+      CHECK(HostLane::slot_for(hosts * each) <= (2 << 20));
+    }
+  CHECK(HostLane::slot_for(16) == (512 << 10));
+  CHECK(HostLane::slot_for(32) == (1 << 20));
+}
+
+TEST_CASE("more than 16 ranks on hosts share what is large, too") {
+  // 32 ranks of one process take more descriptors than the usual soft limit.
+  rlimit files{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &files) == 0);
+  const rlim_t before = files.rlim_cur;
+  files.rlim_cur = std::max(before, std::min<rlim_t>(files.rlim_max, 8192));
+  ::setrlimit(RLIMIT_NOFILE, &files);
+  const bool many = files.rlim_cur >= 4096;
+  std::string told;
+  const int64_t hosts = many ? 4 : 2, each = many ? 8 : 9;
+  for (int64_t r = 0; r < hosts * each; ++r)
+    told += (told.empty() ? "" : ",") + std::to_string(r / each);
+  CAPTURE(told);
+  constexpr int64_t count = 20011;  // for one rank: three pieces of a sum
+  const Tensor sum = sum_of_all(hosts * each, hosts * each * count, at::kFloat);
+  {
+    const PretendedHosts pretended(told.c_str());
+    run_ranks(hosts * each, [&](const std::shared_ptr<World>& world) {
+      auto group = world->everyone();
+      CHECK(group->has_native_reduce_scatter());
+      const int64_t n = group->size(), me = group->rank();
+      const Tensor mine = told_by(me, count, at::kFloat);
+      Tensor whole = at::full({n * count}, 99, at::kFloat),
+             part = at::full({count}, 99, at::kFloat);
+      group->all_gather(mine, whole).wait();
+      for (int64_t r = 0; r < n; ++r)
+        CHECK((r == me || whole.narrow(0, r * count, count).equal(told_by(r, count, at::kFloat))));
+      const Tensor packed = told_by(me, n * count, at::kFloat);
+      group->reduce_scatter(packed, part).wait();
+      CHECK(part.equal(sum.narrow(0, me * count, count)));
+      Tensor summed = packed.clone();
+      group->all_reduce(summed).wait();
+      CHECK(summed.equal(sum));
+    });
+  }
+  files.rlim_cur = before;
+  ::setrlimit(RLIMIT_NOFILE, &files);
 }
 
 TEST_CASE("collectives over hosts bring what those of one host do, for every order of ranks") {
