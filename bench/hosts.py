@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training over two hosts whose link is slow, beside PyTorch's own strategies, in turns in one run.
 
-    bench/hosts.py [--build build] [--deps .deps] [--rates 1gbit 100mbit] [--each 1 2] [--strategies fsdp2 ddp hsdp zero1] [--rounds 2] [--steps 8] [--no-one-host]
+    bench/hosts.py [--build build] [--deps .deps] [--rates 1gbit 100mbit] [--each 1 2] [--strategies fsdp2 ddp hsdp zero1] [--rounds 2] [--steps 8] [--no-one-host] [--set KEY=VALUE ...]
 
 Hosts are namespaces of network, names and shared memory on this machine, joined by a cable (veth) on whose ends `tc` keeps what goes out to a
 rate (tbf). They need root and end with this program. Ranks have one thread; 5.9 M parameters in float32 (tests/reference_pytorch/make_fixture.py), sequences
@@ -181,7 +181,7 @@ def ours(a, folder, fixture, link, strategy, each):
     shutil.rmtree(f"{folder}/bench/runs", ignore_errors=True)
     metrics = f"{folder}/bench/runs/bench/metrics.jsonl"
     with Sampler(link, metrics) as seen:
-        ranks = [start(a, folder, link.inside(r // each), r, world, each, [f"{a.build}/bin/meshwright", "train", text], os.environ) for r in range(world)]
+        ranks = [start(a, folder, link.inside(r // each), r, world, each, [f"{a.build}/bin/meshwright", "train", text, *(w for o in a.set for w in ("--set", o))], os.environ) for r in range(world)]
         finish(ranks, LIMIT, [f"{folder}/rank.{r}" for r in range(world)])
     return jobs.rows(metrics), seen
 
@@ -275,6 +275,7 @@ def main():
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--steps", type=int, default=8)
     p.add_argument("--no-one-host", action="store_true")
+    p.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="keys of our jobs over the link")
     a = p.parse_args()
     a.build, a.deps = os.path.abspath(a.build), os.path.abspath(a.deps)
     os.environ["PATH"] += ":/usr/sbin:/sbin"
