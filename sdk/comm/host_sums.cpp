@@ -64,6 +64,9 @@ class SumEverywhere {
   int64_t part_begin(int64_t piece, int64_t number) const {
     return cut(piece, number * lane_.map().hosts());
   }
+  // One host alone: the sum of this rank's part grows where it stays. The order of the ranks allows
+  // the first two to add the others to their own (a + b = b + a to the bit).
+  bool in_place() const { return lane_.map().hosts() == 1 && lane_.local() < 2; }
   char* element(int64_t index) const { return memory_ + bytes_in(index, pieces_.width); }
   Tensor bytes(const Tensor& scratch, int64_t element_at, int64_t count) const {
     return scratch.narrow(0, element_at * pieces_.width, count * pieces_.width);
@@ -80,16 +83,21 @@ class SumEverywhere {
                  until = before + bytes_in(count, pieces_.width);
     const Tensor sums = lane_.scratch(i % 2),
                  others = lane_.map().hosts() > 1 ? lane_.scratch(2 + i % 2) : Tensor();
-    const char* here = element(pieces_.begin(i));
+    char* here = element(pieces_.begin(i));
     lane_.round(
         [&](char* own) {  // its own part nobody asks for
           std::memcpy(own, here, before);
           std::memcpy(own + until, here + until, pieces_.bytes(i) - until);
         },
         [&](int64_t number, const char* told) {
-          put_or_add(memory_of(sums), (number == lane_.local() ? here : told) + before, count,
-                     flat_.scalar_type(), /*put=*/number == 0);
+          const bool own = number == lane_.local();
+          if (!in_place())
+            put_or_add(memory_of(sums), (own ? here : told) + before, count, flat_.scalar_type(),
+                       /*put=*/number == 0);
+          else if (!own)
+            put_or_add(here + before, told + before, count, flat_.scalar_type(), /*put=*/false);
         });
+    if (in_place()) return;
     const int64_t own = size_of(i, mine(lane_.host()));
     std::vector<PeerMessage> messages;
     each_other_host(lane_, [&](int64_t host) {
@@ -103,6 +111,7 @@ class SumEverywhere {
   }
 
   void sum_over_hosts(int64_t i) {
+    if (in_place()) return;
     lane_.await(sums_coming_[static_cast<size_t>(i % 2)]);
     const int64_t share = mine(lane_.host()), count = size_of(i, share);
     const char* sums = memory_of(lane_.scratch(i % 2));

@@ -299,6 +299,22 @@ TEST_CASE("large sums on one host go through shared memory beside what else goes
   }
 }
 
+TEST_CASE("sums on one host are those of the ranks in their order, to the bit") {
+  const auto told = [](int64_t rank) {
+    return at::arange(400001, at::kFloat).mul_(0.37F * static_cast<float>(rank * rank + 1));
+  };
+  for (int64_t ranks : {2, 3, 4})
+    run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
+      auto group = world->everyone();
+      meshwright::detail::expect_large_sums(*group);
+      Tensor sum = told(group->rank()), wanted = told(0);
+      for (int64_t r = 1; r < ranks; ++r) wanted.add_(told(r));
+      group->all_reduce(sum).wait();
+      CHECK(sum.equal(wanted));
+      world->everyone()->barrier();
+    });
+}
+
 TEST_CASE("sums over hosts are the same to the bit on all ranks and in every run") {
   const PretendedHosts hosts("0,0,1,1");
   std::vector<Tensor> sums(8);
