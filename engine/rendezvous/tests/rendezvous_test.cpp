@@ -284,16 +284,9 @@ TEST_CASE("words that no rank says end nothing in a launcher's store, to which a
 
 TEST_CASE("with a secret the launcher's store tells where that of rank 0 is, and nothing else") {
   Port port;
-  c10d::TCPStoreOptions agent;
-  agent.isServer = true;
-  agent.port = static_cast<uint16_t>(port.number);
-  agent.masterListenFd = port.fd;
-  agent.waitWorkers = false;
-  auto keeper = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", agent);
+  auto keeper = agent_store(port);
   auto under_agent = [&](int64_t rank, const std::string& secret) {
-    RankEnvironment e = rank_of(rank, 2, port);
-    e.listen_fd = -1;
-    e.agent_store = true;
+    RankEnvironment e = rank_beside(rank, 2, port);
     e.secret = secret;
     return e;
   };

@@ -122,8 +122,8 @@ class MESHWRIGHT_API Group {
   int64_t rank() const;  // place in the group
   int64_t size() const;
   const std::vector<int64_t>& ranks() const;  // global ranks
-  // True when reduce_scatter() sums on the way (NCCL); false when pairwise_exchange() and a sum of
-  // our own are cheaper (gloo).
+  // True when reduce_scatter() sums on the way (NCCL; groups over several hosts that share memory
+  // inside); false when pairwise_exchange() and a sum of our own are cheaper (gloo alone).
   bool has_native_reduce_scatter() const;
 
   // shard: [n], whole: [size * n] of the same dtype. Slot r of `whole` gets rank r's shard; the own
