@@ -14,6 +14,8 @@
 #include "meshwright/error.h"
 #include "sdk/base/pipeline_actions.h"
 
+namespace pipeline_test {
+
 using namespace meshwright;
 using meshwright::testing::llama_outline;
 using Round = PipelineOptions::Round;
@@ -499,3 +501,5 @@ TEST_CASE("explicit parts are taken as they are, once they are complete") {
     CHECK(plan.stages_of_rank[0] == std::vector<int64_t>{0, 2});
   }
 }
+
+}  // namespace pipeline_test
