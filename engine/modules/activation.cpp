@@ -10,6 +10,7 @@
 #include <ATen/ops/relu6.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
 #include <ATen/ops/tanh.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -100,6 +101,28 @@ struct FusedSiluTimes : torch::autograd::Function<FusedSiluTimes> {
   static constexpr int64_t kGrain = 16384;
 };
 
+// In fewer digits, without kernels of our own: what the operators give, but silu(gate) is made
+// again in backward, not kept.
+struct NarrowSiluTimes : torch::autograd::Function<NarrowSiluTimes> {
+  static bool fits(const Tensor& gate, const Tensor& up) {
+    const at::ScalarType type = gate.scalar_type();
+    return (type == at::kBFloat16 || type == at::kHalf) && up.scalar_type() == type &&
+           gate.sizes() == up.sizes();
+  }
+  static Tensor forward(AutogradContext* context, const Tensor& gate, const Tensor& up) {
+    context->save_for_backward({gate, up});
+    return at::silu(gate) * up;
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    const Tensor &gate = saved[0], &up = saved[1], &g = grads[0];
+    Tensor to_gate, to_up;
+    if (context->needs_input_grad(0)) to_gate = at::silu_backward(g * up, gate);
+    if (context->needs_input_grad(1)) to_up = g * at::silu(gate);
+    return {to_gate, to_up};
+  }
+};
+
 // The same on a device, in the types that kernels of our own have.
 struct DeviceSiluTimes : torch::autograd::Function<DeviceSiluTimes> {
   static std::optional<OwnKernels> kernels(const Tensor& gate, const Tensor& up) {
@@ -168,6 +191,7 @@ Tensor GatedActivationImpl::forward(const Tensor& gate, const Tensor& up) {
     return FusedSiluTimes::apply(gate, up);
   if (silu_ && gate.sizes() == up.sizes() && DeviceSiluTimes::kernels(gate, up))
     return DeviceSiluTimes::apply(gate, up);
+  if (silu_ && NarrowSiluTimes::fits(gate, up)) return NarrowSiluTimes::apply(gate, up);
   return activation_(gate) * up;
 }
 

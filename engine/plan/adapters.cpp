@@ -150,9 +150,8 @@ base::ModuleNumbers alphas_of(const Options& table) {
   return numbers_of(table, "alpha_pattern", table.get_number("alpha"), false);
 }
 
-// A name of the job's own that means nothing is a mistake. peft lets its files have some.
+// A name that means nothing is a mistake, and an alpha that is not counted would not be seen.
 void check_patterns(const Options& table, const std::vector<const ParameterOutline*>& weights) {
-  if (table.is_set("adapter")) return;
   std::vector<std::string> modules;
   for (const ParameterOutline* weight : weights) {
     modules.emplace_back(module_of(weight->name));
@@ -168,7 +167,10 @@ void check_patterns(const Options& table, const std::vector<const ParameterOutli
       for (const std::string& module : modules) near.emplace_back(last_part(module));
       if (const std::string nearest = nearest_name(name, near); !nearest.empty())
         error.help("did you mean \"" + nearest + "\"?");
-      throw error.help("take " + to_toml(name) + " out of lora." + pattern);
+      const std::string folder = table.get_string("adapter");
+      throw error.help(
+          "take " + to_toml(name) + " out of " +
+          (folder.empty() ? std::string("lora.") + pattern : folder + "/adapter_config.json"));
     }
 }
 

@@ -93,6 +93,50 @@ struct FusedRmsNorm : torch::autograd::Function<FusedRmsNorm> {
   }
 };
 
+// In fewer digits than float32, without kernels of our own: what the operators give, but backward
+// keeps the input alone, none of its copies in float32.
+struct NarrowRmsNorm : torch::autograd::Function<NarrowRmsNorm> {
+  static bool fits(const Tensor& x, const Tensor& weight) {
+    const at::ScalarType type = x.scalar_type();
+    return (type == at::kBFloat16 || type == at::kHalf) && weight.scalar_type() == type &&
+           x.dim() > 0 && x.size(-1) == weight.numel();
+  }
+  static Tensor normed(const Tensor& x, double epsilon, Tensor& scale) {
+    const Tensor wide = x.to(at::kFloat);
+    scale = at::rsqrt(wide.square().mean({-1}, /*keepdim=*/true) + epsilon);
+    return wide * scale;
+  }
+
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
+                        double epsilon, bool plus_one) {
+    context->save_for_backward({x, weight});
+    context->saved_data["epsilon"] = epsilon;
+    context->saved_data["plus_one"] = plus_one;
+    Tensor scale;
+    const Tensor rows = normed(x, epsilon, scale);
+    if (plus_one) return (rows * (weight.to(at::kFloat) + 1)).to(x.scalar_type());
+    return weight * rows.to(x.scalar_type());
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1], &g = grads[0];
+    const bool plus_one = context->saved_data["plus_one"].toBool();
+    Tensor scale, to_x, to_weight;
+    const Tensor rows = normed(x, context->saved_data["epsilon"].toDouble(), scale);
+    if (context->needs_input_grad(0)) {
+      const Tensor of_rows =
+          plus_one ? g.to(at::kFloat) * (weight.to(at::kFloat) + 1) : (g * weight).to(at::kFloat);
+      const Tensor along = (of_rows * rows).mean({-1}, /*keepdim=*/true);
+      to_x = ((of_rows - rows * along) * scale).to(x.scalar_type());
+    }
+    if (context->needs_input_grad(1)) {
+      const Tensor each = plus_one ? g.to(at::kFloat) * rows : g * rows.to(x.scalar_type());
+      to_weight = each.reshape({-1, weight.numel()}).sum(0).to(weight.scalar_type());
+    }
+    return {to_x, to_weight, Tensor(), Tensor()};
+  }
+};
+
 // The same on a device, by kernels of our own, in the types that have them.
 struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
   // A warp has a short row, and a block a long one, whose gradient of the weight fits beside it.
@@ -211,6 +255,7 @@ Tensor RMSNormImpl::forward(const Tensor& x) {
   }
   if (DeviceRmsNorm::kernels(x, weight))
     return DeviceRmsNorm::apply(x, std::nullopt, weight, epsilon, plus_one, false)[0];
+  if (NarrowRmsNorm::fits(x, weight)) return NarrowRmsNorm::apply(x, weight, epsilon, plus_one);
   Tensor wide = x.to(at::kFloat),
          normed = wide * at::rsqrt(wide.square().mean({-1}, /*keepdim=*/true) + epsilon);
   if (plus_one) return (normed * (weight.to(at::kFloat) + 1)).to(x.scalar_type());

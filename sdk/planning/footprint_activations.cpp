@@ -8,6 +8,7 @@
 #include "checkpoint_scope.h"
 #include "footprint_parts.h"
 #include "pipeline_lists.h"
+#include "sdk/base/low_rank.h"
 #include "sdk/base/pipeline.h"
 
 namespace meshwright::footprint {
@@ -189,6 +190,11 @@ class TokenActivations {
       layer_.outputs =
           plus(layer_.outputs, parameter.shape[0] / (cut && !closes_block(module) ? tp_ : 1));
       if (blocks_.insert(module_of(module)).second) layer_.inputs += outline_.hidden_size;
+    } else if (const auto factor = low_rank_factor(parameter.name);
+               factor && !factor->out && is_added_factor(*found)) {
+      // Between the factors of an adapter lie r elements.
+      (in_attention(module.substr(within.size())) ? layer_.attention : layer_.mlp) +=
+          parameter.shape[0];
     }
   }
 

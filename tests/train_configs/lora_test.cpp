@@ -215,6 +215,33 @@ TEST_CASE("a checkpoint beside a folder of weights holds what trains, and goes o
   CHECK(full.out.find("set run.name to another name") != std::string::npos);
 }
 
+TEST_CASE("a run with adapters takes the memory of its plan, whatever it computes in") {
+  for (const char* dtype : {"float32", "bfloat16"})
+    for (const char* strategy : {"ddp", "fsdp2"}) {
+      CAPTURE(std::string(dtype));
+      CAPTURE(std::string(strategy));
+      const std::string job = kJob +
+                              "--set step_scheduler.max_steps=3 --set "
+                              "step_scheduler.global_batch_size=4 --set distributed.strategy=" +
+                              strategy + " --set distributed.mp_policy.param_dtype=" + dtype;
+      int status = 1;
+      const std::string text = said("plan " + job + " --world-size 1 --json", &status);
+      INFO(text);
+      REQUIRE(status == 0);
+      const json::value planned = json::parse(text.substr(text.find('{')));
+      double bytes = 0;
+      for (const char* part : {"weights", "gradients", "optimizer", "transient", "activations"})
+        bytes += planned.at("bytes").at(part).to_number<double>();
+      const Trained run = train(job, "lora_memory");
+      INFO(run.out);
+      REQUIRE(run.status == 0);
+      REQUIRE(run.memory.size() == 3);
+      MESSAGE(dtype, " ", strategy, ": ", static_cast<double>(run.memory.back()) / bytes,
+              " times the plan");
+      CHECK(static_cast<double>(run.memory.back()) == doctest::Approx(bytes).epsilon(0.1));
+    }
+}
+
 TEST_CASE("adapters do not go on from a checkpoint that trained the whole model") {
   const std::string ddp = "--set distributed.strategy=ddp ";
   const Trained whole =

@@ -47,6 +47,39 @@ TEST_CASE("RMSNorm in bfloat16 normalises in float32, casts, then scales") {
   CHECK(norm(x).equal(expected));
 }
 
+// What backward keeps of x is x: its gradients are those of the operators, in their own digits.
+TEST_CASE("RMSNorm in bfloat16 has the operators' gradients") {
+  for (const auto scale : {meshwright::NormScale::weight, meshwright::NormScale::one_plus_weight}) {
+    const bool plus_one = scale == meshwright::NormScale::one_plus_weight;
+    CAPTURE(plus_one);
+    meshwright::RMSNorm norm(64, 1e-5, scale);
+    {
+      c10::NoGradGuard no_grad;
+      norm->weight.copy_(at::randn({64}));
+    }
+    norm->to(at::kBFloat16);
+    Tensor x = at::randn({3, 5, 64}).to(at::kBFloat16).set_requires_grad(true),
+           g = at::randn({3, 5, 64}).to(at::kBFloat16);
+    Tensor wide = x.detach().to(at::kDouble).set_requires_grad(true),
+           weight = norm->weight.detach().to(at::kDouble).set_requires_grad(true);
+    norm(x).backward(g);
+    const Tensor scaled = wide * (wide.square().mean({-1}, true) + 1e-5).rsqrt();
+    (plus_one ? scaled * (weight + 1) : scaled * weight).backward(g.to(at::kDouble));
+    CHECK(x.grad().scalar_type() == at::kBFloat16);
+    CHECK(norm->weight.grad().scalar_type() == at::kBFloat16);
+    CHECK(at::allclose(x.grad().to(at::kDouble), wide.grad(), 0.02, 0.02));
+    CHECK(at::allclose(norm->weight.grad().to(at::kDouble), weight.grad(), 0.02, 0.05));
+    // A frozen weight gets none, and x the same one.
+    const Tensor before = x.grad().clone();
+    x.mutable_grad() = Tensor();
+    norm->weight.mutable_grad() = Tensor();
+    norm->weight.set_requires_grad(false);
+    norm(x).backward(g);
+    CHECK(x.grad().equal(before));
+    CHECK_FALSE(norm->weight.grad().defined());
+  }
+}
+
 TEST_CASE(
     "RMSNorm scaled by one plus its weight, in float32 and cast afterwards, with its gradients") {
   meshwright::RMSNorm norm(24, 1e-5, meshwright::NormScale::one_plus_weight);

@@ -321,6 +321,25 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("between the factors of an adapter lie r elements a token") {
+  Job job{.outline = llama_outline({.layers = 4}), .world = 2};
+  job.work = {.local_batch = 2, .seq_len = 16};
+  job.plan_ddp();
+  const auto bytes = [&] { return activation_bytes(job.request(), /*whole_layers=*/true); };
+  const int64_t before = bytes(), tokens = 32;
+  ModelOutline& outline = job.outline;
+  const std::string linear = "model.layers.2.mlp.down_proj";
+  const std::vector<int64_t> shape = outline.find_parameter(linear + ".weight")->shape;
+  const auto at =
+      std::find_if(outline.parameters.begin(), outline.parameters.end(),
+                   [&](const ParameterOutline& p) { return p.name == linear + ".weight"; });
+  outline.parameters.insert(at + 1, {ParameterOutline{linear + ".lora_A.weight", {3, shape[1]}},
+                                     ParameterOutline{linear + ".lora_B.weight", {shape[0], 3}}});
+  for (const char* part : {".lora_A", ".lora_B"})
+    outline.modules.push_back({linear + part, ModuleKind::other, "Linear"});
+  CHECK(bytes() == before + tokens * 3 * 4);
+}
+
 TEST_CASE("what is frozen from the beginning on keeps nothing; a frozen layer behind it does") {
   Job job{.outline = llama_outline({.layers = 4}), .world = 2};
   job.work = {.local_batch = 2, .seq_len = 16};
