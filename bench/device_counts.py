@@ -6,7 +6,9 @@
 A Llama (Mixtral for experts) of width 256 with 8 layers, sequences of 128, a micro-batch of 2 a rank, one in a step, on 1 or 2 ranks; figures are rank 0's, of the last step but one.
 "lean" is tests/reference_pytorch/lean_llama.py, "transformers" its own model, both by peer_train.py with PyTorch's strategies and fused AdamW (tp: one by one, since DTensors and tensors
 do not mix there); bfloat16 is autocast for ddp and tp, on both sides. What a layer costs is the difference to 4 layers.
-"launches a layer": kernels of forward and backward, collectives left out. "kB a token, layer": what they read and write, but for matrix products and attention.
+"launches a layer": kernels of forward and backward, collectives left out. "kB a token, layer": what they read and write, but for matrix products and attention; and of that what grows
+with the tokens, by the difference to a micro-batch of 4: the rest is the parameters', whatever the tokens (casts, copies into gathers and out of them, gradients' sums), and with the
+thousands of tokens of a real micro-batch next to nothing.
 "tail": bytes that gradient norm, clipping and optimizer move, for each parameter that this rank updates. "waits": how often the host waits for the device.
 "host ms": the median step of another run, in which the fake device computes nothing and moves nothing (FAKE_DEVICE_ARITHMETIC=0): what the program takes to have it all launched, and the same
 few tenths of a microsecond to some of the fake's own a call on both sides. "ours": our share of this program's. Experts have none: where their tokens go depends on numbers.
@@ -16,7 +18,7 @@ import argparse, glob, json, os, socket, statistics, subprocess, sys, tempfile
 
 import jobs
 
-DEEP, SHALLOW, TOKENS = 8, 4, 2 * 128
+DEEP, SHALLOW, BATCH, TOKENS = 8, 4, 2, 2 * 128
 BF16 = ["distributed.mp_policy.param_dtype=bfloat16", "distributed.mp_policy.output_dtype=bfloat16"]
 AUTOCAST = ["distributed.autocast_dtype=bfloat16"]
 HALF = ["--param-dtype", "bfloat16"]
@@ -66,21 +68,21 @@ def counters(folder):
     return steps
 
 
-def ours(a, folder, fixture, ranks, model, table, sets, steps, counts):
+def ours(a, folder, fixture, ranks, model, table, sets, steps, counts, batch):
     dp = 1 if "tp_size" in table else ranks
-    job = jobs.write(folder, f'pretrained = "{fixture}/{model}"', table, 2 * dp, 2, steps, jobs.tokens(f"{fixture}/train.bin", 128))
+    job = jobs.write(folder, f'pretrained = "{fixture}/{model}"', table, batch * dp, batch, steps, jobs.tokens(f"{fixture}/train.bin", 128))
     options = [word for s in ["dist_env.device=cuda", *sets] for word in ("--set", s)]
     found = jobs.run(a.build, folder, job, ranks, *options, before=[on_device(a)], environment=environment(folder, counts))
     return counters(folder), found
 
 
-def theirs(a, folder, fixture, ranks, model, program, options, steps, counts):
+def theirs(a, folder, fixture, ranks, model, program, options, steps, counts, batch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     out = os.path.join(folder, "peer.jsonl")
     command = [on_device(a), sys.executable, os.path.join(jobs.ROOT, "tests/reference_pytorch/peer_train.py"), "--model", f"{fixture}/{model}", "--impl",
-               "lean" if program == "lean" else "hf", "--tokens", f"{fixture}/train.bin", "--device", "cuda", "--seq-len", "128", "--micro-batch", "2", "--steps", str(steps),
+               "lean" if program == "lean" else "hf", "--tokens", f"{fixture}/train.bin", "--device", "cuda", "--seq-len", "128", "--micro-batch", str(batch), "--steps", str(steps),
                "--out", out, *options]
     wait_for([subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env=environment(folder, counts, PYTHONPATH=os.path.join(a.deps, "python"), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
@@ -98,11 +100,13 @@ def phase(step, name):
     return sum(v["kernels"] for v in operators.values()), sum(v["read"] + v["written"] for k, v in operators.items() if not is_product(k))
 
 
-def figures(deep, shallow):
+def figures(deep, shallow, deep_more, shallow_more):
+    """Of the last two the micro-batch is twice as large."""
     found = {"launches": deep["kernels"], "waits": deep["host_waits"], "peak": deep["peak_bytes"] / 2**20}
     for name in ("forward", "backward"):
         (kernels, moved), (fewer, less) = phase(deep, name), phase(shallow, name)
         found[name], found[name + " kB"] = (kernels - fewer) / (DEEP - SHALLOW), (moved - less) / (DEEP - SHALLOW) / TOKENS / 1e3
+        found[name + " grows"] = (phase(deep_more, name)[1] - phase(shallow_more, name)[1]) / (DEEP - SHALLOW) / TOKENS / 1e3 - found[name + " kB"]
     # Fused AdamW reads each parameter, its gradient and two averages, in float32.
     updated = deep["operators"].get("aten::_fused_adamw_", {}).get("read", 0) / 16
     tail = sum(v["read"] + v["written"] for k, v in deep["phases"]["rest"].items() if any(part in k for part in ("_foreach_norm", "_foreach_mul", "_fused_adamw_", "vector_norm")))
@@ -118,7 +122,7 @@ def host_ms(rows):
 def line(name, program, f, ms, own):
     shown = "         -" if ms is None else f"{ms:10.2f}"
     return (f"{name:20}{program:14}{f['forward']:9.1f}{f['backward']:9.1f}{f['launches']:9}{f['waits']:7}{f['peak']:10.1f}"
-            f"{f['forward kB']:9.1f}{f['backward kB']:9.1f}{f['tail']:8.1f}{shown}{'' if own is None or program == 'ours' else f'{own / ms:7.2f}'}")
+            f"{f['forward kB']:9.1f}{f['backward kB']:9.1f}{f['forward grows']:9.1f}{f['backward grows']:9.1f}{f['tail']:8.1f}{shown}{'' if own is None or program == 'ours' else f'{own / ms:7.2f}'}")
 
 
 def main():
@@ -136,24 +140,24 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         print("making weights", file=sys.stderr, flush=True)
         fixtures = [jobs.make_fixture(folder, "small", python, "llama", "mixtral", layers=layers) for layers in (DEEP, SHALLOW)]
-        print(f"{'':34}{'launches a layer':>18}{'':26}{'kB a token, layer':>18}\n{'row':20}{'program':14}{'forward':>9}{'backward':>9}{'a step':>9}{'waits':>7}{'peak MiB':>10}"
-              f"{'forward':>9}{'backward':>9}{'tail B':>8}{'host ms':>10}{'ours':>7}", flush=True)
+        print(f"{'':34}{'launches a layer':>18}{'':26}{'kB a token, layer':>18}{'grow with tokens':>18}\n{'row':20}{'program':14}{'forward':>9}{'backward':>9}{'a step':>9}{'waits':>7}{'peak MiB':>10}"
+              f"{'forward':>9}{'backward':>9}{'forward':>9}{'backward':>9}{'tail B':>8}{'host ms':>10}{'ours':>7}", flush=True)
         for name in a.rows:
             ranks, model, table, sets, peers, options = ROWS[name]
             own = None
             for program in ["ours", *([] if a.no_peers else peers)]:
                 print(f"{name}: {program}", file=sys.stderr, flush=True)
 
-                def train(fixture, steps, counts):
+                def train(fixture, steps, counts, batch=BATCH):
                     if program == "ours":
-                        return ours(a, folder, fixture, ranks, model, table, sets, steps, counts)
-                    return theirs(a, folder, fixture, ranks, model, program, options, steps, counts)
+                        return ours(a, folder, fixture, ranks, model, table, sets, steps, counts, batch)
+                    return theirs(a, folder, fixture, ranks, model, program, options, steps, counts, batch)
 
-                deep, shallow = (train(fixture, a.steps, True)[0] for fixture in fixtures)
+                found = [train(fixture, a.steps, True, batch)[0][-2] for batch in (BATCH, 2 * BATCH) for fixture in fixtures]
                 ms = host_ms(train(fixtures[0], a.host_steps, False)[1]) if model == "llama" else None
                 if program == "ours":
                     own = ms
-                print(line(name, program, figures(deep[-2], shallow[-2]), ms, own), flush=True)
+                print(line(name, program, figures(*found), ms, own), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ namespace {
 using Outcome = Answer<bool>;
 
 Outcome give(const OptionSchema& schema, std::string_view name, const OptionValue& value) {
-  return ask([&] {
+  return conformance::ask([&] {
     Options options(schema);
     options.set(name, value);
     return true;
@@ -35,7 +35,7 @@ class OptionChecker {
     choices();
     typing_mistake();
     // The default, given by hand, is taken too.
-    Answer<Options> defaults = ask([&] { return Options(schema_); });
+    Answer<Options> defaults = conformance::ask([&] { return Options(schema_); });
     if (o_.default_value != nullptr && defaults.value && defaults.value->is_set(name_))
       takes(defaults.value->value(name_), "its own default");
   }
