@@ -65,8 +65,8 @@ TEST_CASE("RMSNorm in bfloat16 has the operators' gradients") {
     norm(x).backward(g);
     const Tensor scaled = wide * (wide.square().mean({-1}, true) + 1e-5).rsqrt();
     (plus_one ? scaled * (weight + 1) : scaled * weight).backward(g.to(at::kDouble));
-    CHECK(x.grad().scalar_type() == at::kBFloat16);
-    CHECK(norm->weight.grad().scalar_type() == at::kBFloat16);
+    CHECK((x.grad().scalar_type() == at::kBFloat16));
+    CHECK((norm->weight.grad().scalar_type() == at::kBFloat16));
     CHECK(at::allclose(x.grad().to(at::kDouble), wide.grad(), 0.02, 0.02));
     CHECK(at::allclose(norm->weight.grad().to(at::kDouble), weight.grad(), 0.02, 0.05));
     // A frozen weight gets none, and x the same one.
