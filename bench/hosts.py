@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training over two hosts whose link is slow, beside PyTorch's own strategies, in turns in one run.
 
-    bench/hosts.py [--build build] [--deps .deps] [--rates 1gbit 100mbit] [--each 1 2] [--strategies fsdp2 ddp hsdp zero1] [--rounds 2] [--steps 8] [--no-one-host] [--set KEY=VALUE ...]
+    bench/hosts.py [--build build] [--deps .deps] [--rates 100mbit 1gbit] [--each 1 2] [--strategies fsdp2 ddp hsdp zero1] [--rounds 2] [--steps 8] [--no-one-host] [--set KEY=VALUE ...]
 
 Hosts are namespaces of network, names and shared memory on this machine, joined by a cable (veth) on whose ends `tc` keeps what goes out to a
 rate (tbf). They need root and end with this program. Ranks have one thread; 5.9 M parameters in float32 (tests/reference_pytorch/make_fixture.py), sequences
@@ -269,7 +269,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--build", default=os.path.join(jobs.ROOT, "build"))
     p.add_argument("--deps", default=os.environ.get("MESHWRIGHT_DEPS", os.path.join(jobs.ROOT, ".deps")))
-    p.add_argument("--rates", nargs="*", default=["1gbit", "100mbit"])
+    p.add_argument("--rates", nargs="*", default=["100mbit", "1gbit"])
     p.add_argument("--each", nargs="*", type=int, default=[1, 2], help="ranks of a host")
     p.add_argument("--strategies", nargs="*", default=["fsdp2", "ddp", "hsdp", "zero1"], choices=["fsdp2", "ddp", "hsdp", "zero1"])
     p.add_argument("--rounds", type=int, default=2)
