@@ -125,7 +125,8 @@ OpenDoors open_doors_beside(const launch::RankEnvironment& ranks, const std::str
   const std::string loopback = "127.0.0.1";
   if (ranks.one_host()) return {{listen_on(ranks.ports, /*loopback_only=*/true)}, loopback};
   std::vector<std::string> wanted = addresses_to_open(ranks, interface);
-  if (wanted.empty() && !here.empty() && !is_loopback_address(here)) wanted = {here};
+  const bool of_use = !here.empty() && !is_loopback_address(here) && !here.starts_with("fe80:");
+  if (wanted.empty() && of_use) wanted = {here};
   if (wanted.empty()) return {{listen_on(ranks.ports, /*loopback_only=*/false)}, loopback, true};
   return {{listen_at(wanted[0], ranks.ports)}, wanted[0]};
 }

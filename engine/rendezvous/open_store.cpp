@@ -134,9 +134,37 @@ StorePtr store_of_agent(const launch::RankEnvironment& ranks, Milliseconds timeo
   }
 }
 
-// Where rank 0 has its own store, as it has told in the launcher's: "29501 10.70.0.1"; without an
-// address it is where MASTER_ADDR leads.
-const std::string kPlaceOfOwn = "store";
+// Where the ranks meet, as rank 0 tells in the launcher's store: here, or in its own at "29501
+// 10.70.0.1"; without an address that is where MASTER_ADDR leads.
+const std::string kPlaceOfOwn = "store", kHere = "here";
+
+// Rank 0; false: the launcher's store does not answer.
+bool tell(const StorePtr& agent, const std::string& place, Clock::time_point end) {
+  try {
+    return bounded(left_until(end) + Milliseconds(1000), [agent, place] {
+      agent->set(kPlaceOfOwn, bytes_of(place));
+      return true;
+    });
+  } catch (const NoAnswer&) {
+  } catch (const std::exception&) {
+  }
+  return false;
+}
+
+// The others.
+std::string heard(const launch::RankEnvironment& ranks, const StorePtr& agent, Milliseconds timeout,
+                  Clock::time_point end) {
+  try {
+    return bounded(left_until(end) + Milliseconds(1000), [agent, end] {
+      agent->wait({kPlaceOfOwn}, left_until(end));
+      return text_of(agent->get(kPlaceOfOwn));
+    });
+  } catch (const NoAnswer&) {
+  } catch (const std::exception&) {
+  }
+  unreachable(ranks, timeout, "rank 0 has not told, in the launcher's store, where the ranks meet",
+              false);
+}
 
 // Rank 0.
 OpenDoors tell_place(const launch::RankEnvironment& ranks, const StorePtr& agent,
@@ -154,18 +182,9 @@ OpenDoors tell_place(const launch::RankEnvironment& ranks, const StorePtr& agent
     }
   }
   OpenDoors doors = open_doors_beside(ranks, interface, here);
-  const std::string told =
+  const std::string place =
       std::to_string(bound_port(doors.sockets[0])) + " " + (doors.everywhere ? "" : doors.own);
-  bool gone = true;
-  try {
-    gone = bounded(left_until(end) + Milliseconds(1000), [agent, told] {
-      agent->set(kPlaceOfOwn, bytes_of(told));
-      return false;
-    });
-  } catch (const NoAnswer&) {
-  } catch (const std::exception&) {
-  }
-  if (!gone) return doors;
+  if (tell(agent, place, end)) return doors;
   for (int fd : doors.sockets) ::close(fd);
   unreachable(ranks, timeout, "the launcher's store, which was there, does not answer", false);
 }
@@ -176,18 +195,8 @@ StorePtr follow_place(const launch::RankEnvironment& ranks, const StorePtr& agen
                       Milliseconds timeout, Clock::time_point end) {
   // Longer each time: the kernel repeats a lost packet after 1, 3 and 7 seconds.
   for (Milliseconds patience(1000);; patience = std::min(2 * patience, Milliseconds(16000))) {
-    std::string told;
-    try {
-      told = bounded(left_until(end) + Milliseconds(1000), [agent, end] {
-        agent->wait({kPlaceOfOwn}, left_until(end));
-        return text_of(agent->get(kPlaceOfOwn));
-      });
-    } catch (const NoAnswer&) {
-    } catch (const std::exception&) {
-    }
-    if (told.empty())
-      unreachable(ranks, timeout, "rank 0 has not told, in the launcher's store, where its own is",
-                  false);
+    const std::string told = heard(ranks, agent, timeout, end);
+    if (told == kHere) refused(ranks, {NoStore::Why::refused, "", wire::Refusal::secret_unknown});
     const size_t space = std::min(told.find(' '), told.size());
     const std::string address = told.substr(std::min(space + 1, told.size()));
     const int64_t port = number_of(told.substr(0, space), kPlaceOfOwn, "rank 0");
@@ -231,14 +240,26 @@ StorePtr of_this_attempt(const StorePtr& store, const launch::RankEnvironment& r
 
 Opened open_store(const launch::RankEnvironment& ranks, Milliseconds timeout, Clock::time_point end,
                   const std::string& interface) {
-  if (ranks.meets_at_agent()) return {store_of_agent(ranks, timeout, end)};
+  StorePtr launchers, agent;
+  if (ranks.agent_store) {
+    launchers = store_of_agent(ranks, timeout, end);
+    agent = of_this_attempt(launchers, ranks);
+  }
+  if (ranks.meets_at_agent()) {
+    if (ranks.rank == 0) {
+      if (!tell(agent, kHere, end))
+        unreachable(ranks, timeout, "the launcher's store, which was there, does not answer",
+                    false);
+    } else if (heard(ranks, agent, timeout, end) != kHere) {
+      refused(ranks, {NoStore::Why::refused, "", wire::Refusal::secret_missing});
+    }
+    return {launchers};
+  }
   StorePlace to{
       ranks.master_addr,
       ranks.master_port,
       {ranks.secret, ranks.job, ranks.rank, ranks.world_size, wire::random_bytes(wire::kProcess)}};
   Opened out;
-  StorePtr agent;
-  if (ranks.agent_store) agent = of_this_attempt(store_of_agent(ranks, timeout, end), ranks);
   if (agent && ranks.rank != 0) return {follow_place(ranks, agent, to, timeout, end)};
   if (ranks.rank == 0) {
     OpenDoors doors =

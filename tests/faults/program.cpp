@@ -98,9 +98,9 @@ void Program::start(const std::vector<std::string>& arguments, const Environment
     std::string entry = *e, name = entry.substr(0, entry.find('='));
     bool launcher = name == "RANK" || name == "WORLD_SIZE" || name == "MASTER_ADDR" ||
                     name == "MASTER_PORT" || name == "MESHWRIGHT_JOB_SECRET" ||
-                    name.starts_with("LOCAL_") || name.starts_with("SLURM_") ||
-                    name.starts_with("OMPI_") || name.starts_with("PMI") ||
-                    name.starts_with("TORCH");
+                    name == "MESHWRIGHT_PORT_RANGE" || name.starts_with("LOCAL_") ||
+                    name.starts_with("SLURM_") || name.starts_with("OMPI_") ||
+                    name.starts_with("PMI") || name.starts_with("TORCH");
     if (!launcher) variables.push_back(entry);
   }
   variables.emplace_back("NO_COLOR=1");

@@ -252,7 +252,7 @@ TEST_CASE("what an earlier attempt left in a launcher's store means nothing") {
   };
   // A store of rank 0's own is another for each attempt, whatever its number.
   const char* const secret = "a secret of this job";
-  for (const Row& row : {Row{"", 0}, Row{"", 1}, Row{secret, 0}, Row{secret, 0}, Row{secret, 1}}) {
+  for (const Row& row : {Row{"", 0}, Row{"", 1}, Row{secret, 2}, Row{secret, 2}, Row{secret, 3}}) {
     const int64_t restart = row.restart;
     for (const Outcome& outcome : of_each(2, [&](int64_t rank) {
            RankEnvironment e = rank_beside(rank, 2, port);
@@ -310,6 +310,19 @@ TEST_CASE("with a secret the launcher's store tells where that of rank 0 is, and
   CHECK(stranger[1].message.ends_with("the two do not have the same MESHWRIGHT_JOB_SECRET"));
   CHECK(stranger[0].message.find("127.0.0.1, which does not know the job's secret") !=
         std::string::npos);
+  // One that has no secret, or alone has one, is told so.
+  for (bool first_has : {true, false}) {
+    keeper->deleteKey("meshwright/0/store");
+    const std::vector<Outcome> uneven = of_each(2, [&](int64_t rank) {
+      connect_store(under_agent(rank, (rank == 0) == first_has ? secret : ""), milliseconds(1500));
+    });
+    CHECK(uneven[1].message.ends_with(
+        first_has ? "the job has a secret, and MESHWRIGHT_JOB_SECRET is not set here"
+                  : "MESHWRIGHT_JOB_SECRET is set here, and rank 0 has none"));
+    CHECK(uneven[0].code == ErrorCode::rendezvous_failed);
+  }
+  for (const char* key : {"seen/0", "seen/1", "0", "1", "all", "all/read"})
+    keeper->deleteKey(std::string("meshwright/0/join/") + key);
   // Nor does a rank believe whatever is written there.
   struct Row {
     const char *written, *words;

@@ -162,9 +162,10 @@ TEST_CASE("one noisy address hides no other: neither its connections nor what it
   CHECK(::recv(quiet, answer.data(), answer.size(), MSG_WAITALL) ==
         static_cast<ssize_t>(answer.size()));
   ::close(quiet);
-  CHECK(served.server->refused() == std::vector<std::string>{"127.0.0.1, which says it is rank 4",
-                                                             "127.0.0.1, which says it is rank 5",
-                                                             "127.0.0.2, which has no secret"});
+  const std::vector<std::string> told = {"127.0.0.1, which says it is rank 4",
+                                         "127.0.0.1, which says it is rank 5",
+                                         "127.0.0.2, which has no secret"};
+  CHECK(served.server->refused() == told);
 }
 
 TEST_CASE("an echo is no store") {
