@@ -72,7 +72,7 @@ unpack_wheels() {
     --platform manylinux2014_x86_64 --platform manylinux1_x86_64 --platform manylinux_2_5_x86_64 --platform any \
     -d "$folder" "${missing[@]}" || die "could not download ${missing[*]}"
   for wheel in "$folder"/*.whl; do
-    python3 -m zipfile -e "$wheel" "$python_dir"
+    python3 -m zipfile -e "$wheel" "$python_dir" || die "could not unpack $wheel"
     rm "$wheel"
   done
   rm -rf "$folder"

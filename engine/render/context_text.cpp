@@ -8,7 +8,7 @@ namespace meshwright::render {
 
 namespace {
 
-constexpr int64_t kStrip = 32, kMostRanks = 8;
+constexpr int64_t kStrip = 32, kMostShown = 8;
 
 // A sample from left to right, the rank's tokens in it filled.
 std::string strip(const report::Style& style, const ContextSplit& split,
@@ -52,14 +52,14 @@ std::string context_text(const report::Style& style, const plan::JobPlan& plan) 
          "; [" + std::to_string(plan.rank) + "] = with the chosen rank\n";
   std::vector<std::vector<std::string>> rows{{"cp", "a sample", "positions"}};
   for (int64_t rank = 0; rank < split.ranks(); ++rank) {
-    if (split.ranks() > kMostRanks && rank >= kMostRanks - 1 && rank != mine) continue;
+    if (split.ranks() > kMostShown && rank >= kMostShown - 1 && rank != mine) continue;
     const std::vector<PositionRun> runs = split.runs_of(rank);
     rows.push_back(
         {std::to_string(rank) + (rank == mine ? " [" + std::to_string(plan.rank) + "]" : ""),
          strip(style, split, runs), words(runs)});
   }
   out += report::table(style, rows);
-  if (split.ranks() > kMostRanks) out += "and so on for the others\n";
+  if (split.ranks() > kMostShown) out += "and so on for the others\n";
   if (plan.context_costs.empty()) return out;
   rows = {{"method", "sends a step", "holds at its peak", ""}};
   for (const ContextCost& cost : plan.context_costs)

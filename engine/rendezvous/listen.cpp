@@ -124,9 +124,16 @@ OpenDoors open_doors_beside(const launch::RankEnvironment& ranks, const std::str
                             const std::string& here) {
   const std::string loopback = "127.0.0.1";
   if (ranks.one_host()) return {{listen_on(ranks.ports, /*loopback_only=*/true)}, loopback};
-  std::vector<std::string> wanted = addresses_to_open(ranks, interface);
   const bool of_use = !here.empty() && !is_loopback_address(here) && !here.starts_with("fe80:");
-  if (wanted.empty() && of_use) wanted = {here};
+  std::vector<std::string> wanted;
+  try {
+    wanted = addresses_to_open(ranks, interface);
+  } catch (const Error&) {  // a name that nobody answers for; the way to the agent is known
+    if (!of_use || !interface.empty()) throw;
+  }
+  // An interface may have several addresses; by this one the agent is reached.
+  const bool among = std::find(wanted.begin(), wanted.end(), here) != wanted.end();
+  if (of_use && (wanted.empty() || among)) wanted = {here};
   if (wanted.empty()) return {{listen_on(ranks.ports, /*loopback_only=*/false)}, loopback, true};
   return {{listen_at(wanted[0], ranks.ports)}, wanted[0]};
 }

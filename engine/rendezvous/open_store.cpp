@@ -238,6 +238,11 @@ StorePtr of_this_attempt(const StorePtr& store, const launch::RankEnvironment& r
                                                 store);
 }
 
+StorePtr store_of_launcher(const launch::RankEnvironment& ranks, Milliseconds timeout,
+                           Clock::time_point end) {
+  return store_of_agent(ranks, timeout, end);
+}
+
 Opened open_store(const launch::RankEnvironment& ranks, Milliseconds timeout, Clock::time_point end,
                   const std::string& interface) {
   StorePtr launchers, agent;

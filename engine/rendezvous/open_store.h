@@ -27,6 +27,10 @@ struct Opened {
 // `timeout`: of later calls, and in the words of errors. Throws Error.
 Opened open_store(const launch::RankEnvironment& ranks, Milliseconds timeout,
                   std::chrono::steady_clock::time_point end, const std::string& interface = {});
+// The launcher's store alone, for a rank that says why it does not take part: it waits for nobody.
+c10::intrusive_ptr<c10d::Store> store_of_launcher(const launch::RankEnvironment& ranks,
+                                                  Milliseconds timeout,
+                                                  std::chrono::steady_clock::time_point end);
 
 // A launcher's store outlives the ranks of one attempt; what they left in it means nothing to the
 // next.

@@ -133,7 +133,9 @@ void refuse(const launch::RankEnvironment& ranks, const Error& error) noexcept {
     Error named = error;
     named.note("on " + name_here(ranks.rank));
     auto end = Clock::now() + kRefusalStays;
-    StorePtr store = open_store(ranks, kRefusalStays, end).store;
+    StorePtr store = ranks.rank != 0 && ranks.meets_at_agent()
+                         ? store_of_launcher(ranks, kRefusalStays, end)
+                         : open_store(ranks, kRefusalStays, end).store;
     store->setTimeout(kRefusalStays);
     store = c10::make_intrusive<c10d::PrefixStore>("join", of_this_attempt(store, ranks));
     bounded(kRefusalStays + Milliseconds(1000), [=, text = encode_error(named)] {

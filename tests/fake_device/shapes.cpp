@@ -70,6 +70,9 @@ class Key {
       add('l');
       add(value.toListRef().size());
       for (const IValue& one : value.toListRef()) add(one.toInt());
+    } else if (value.isBoolList()) {  // which gradients are wanted
+      add('b');
+      for (const bool wanted : value.toBoolList()) add(wanted ? 'y' : 'n');
     } else if (value.isString()) {
       text_ += value.toStringRef();
       add('s');
