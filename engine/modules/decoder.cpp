@@ -129,7 +129,10 @@ MlpImpl::MlpImpl(const NetConfig& config, const at::TensorOptions& options) {
 }
 
 Tensor MlpImpl::forward(const Tensor& x) {
-  if (gate_up_proj_.is_empty()) return down_proj_(act_fn_(gate_proj_(x), up_proj_(x)));
+  if (gate_up_proj_.is_empty()) {
+    Tensor gate = gate_proj_(x);  // before the other: adapters of both are multiplied here
+    return down_proj_(act_fn_(gate, up_proj_(x)));
+  }
   Tensor both = gate_up_proj_(x);
   std::vector<Tensor> parts = both.view({both.size(0), both.size(1), -1, 2, group_rows_}).unbind(3);
   return down_proj_(act_fn_(parts[0], parts[1]).flatten(2));

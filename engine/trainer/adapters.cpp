@@ -87,7 +87,8 @@ bool bare(const Linear& factor) {
 
 // Of Linears that read one x: the first of them that runs multiplies x with the A of all of them
 // that have its scale.
-// Where a later one reads another x after all, that has the A of those from it on.
+// Where a later one reads another x after all, that has the A of those from it on. Nothing is kept
+// from one forward of their module to the next.
 class Together {
  public:
   size_t join(Linear in, double scale) {
@@ -96,11 +97,15 @@ class Together {
   }
   // scale A x for number `which`, whose own A fits.
   Tensor narrowed(const Tensor& x, size_t which) {
-    if (!is_of(x) || !waiting_.at(which).defined()) read(x, which);
-    Tensor out = std::exchange(waiting_[which], Tensor());
-    if (std::none_of(waiting_.begin(), waiting_.end(), [](const Tensor& h) { return h.defined(); }))
-      from_.reset();
-    return out;
+    if (!is_of(x))
+      read(x, which);
+    else if (!waiting_.at(which).defined())  // it runs before its turn, or has a scale of its own
+      return narrow_low_rank(x, {all_[which].in->weight}, all_[which].scale)[0];
+    return std::exchange(waiting_[which], Tensor());
+  }
+  void forget() {
+    waiting_.assign(all_.size(), Tensor());
+    from_.reset();
   }
 
  private:
@@ -142,6 +147,22 @@ class Together {
   bool training_ = false;
   std::vector<Tensor> waiting_;
 };
+
+// `modules`: of the model, by name.
+HookHost* host_of_parent(
+    torch::nn::Module& model,
+    const torch::OrderedDict<std::string, std::shared_ptr<torch::nn::Module>>& modules,
+    const std::string& linear) {
+  const std::string parent(module_of(linear));
+  if (parent.empty()) return HookHost::of(model);
+  const auto* found = modules.find(parent);
+  return found == nullptr ? nullptr : HookHost::of(**found);
+}
+
+void forget_around(HookHost& parent, const std::shared_ptr<Together>& together) {
+  for (auto* hooks : {&parent.before_forward, &parent.after_forward})
+    hooks->emplace_back([together](torch::nn::Module&, TensorRefs&) { together->forget(); });
+}
 
 // A Linear's place among those that read its x.
 struct Reader {
@@ -216,9 +237,12 @@ void run_adapters(const plan::Adapters& adapters, const ModelOutline& outline,
     if (!modules.contains(name)) continue;  // it is of another stage
     const Linear in = factor(name, kFactorIn);
     const int64_t columns = outline.find_parameter(below(name, kFactorIn) + ".weight")->shape[1];
-    std::shared_ptr<Together>& together = beside[readers_of(name)];
+    // Their module says when a forward is over; without hooks of its own each is alone.
+    HookHost* const parent = host_of_parent(model, modules, name);
+    std::shared_ptr<Together>& together = beside[parent == nullptr ? name : readers_of(name)];
     if (!together) together = std::make_shared<Together>();
     const size_t which = together->join(in, adapters.scale(name));
+    if (which == 1) forget_around(*parent, together);
     run(*HookHost::of(*modules[name]), in, factor(name, kFactorOut), adapters.scale(name),
         {dropout, name, columns}, {together, which});
   }

@@ -228,7 +228,7 @@ std::vector<std::string> ShardedModel::unit_names() const {
 
 void ShardedModel::hold_units(const std::vector<std::string>& units, bool held) {
   for (Unit* unit : meant(units))
-    if (!unit->once_a_step && (!held || !unit->reshards())) unit->hold(held);
+    if (!(unit->once_a_step && in_step_) && (!held || !unit->reshards())) unit->hold(held);
 }
 
 void ShardedModel::reduce_units(const std::vector<std::string>& units) {

@@ -265,8 +265,8 @@ void UnshardedParameters::refresh(bool frozen_stays) {
   c10::NoGradGuard no_grad;
   frozen_cast_ = frozen_cast_ && frozen_stays;
   if (unit_.model_shard.defined()) unit_.model_shard.copy_(unit_.shard);
-  if (!unit_.keeps_unsharded()) return;
   cancel();
+  if (!unit_.keeps_unsharded()) return reshard();  // left so by a step that failed, say
   if (state_ == State::unsharded)
     for (UnitState::Parameter& p : unit_.parameters)
       p.storage.detach();  // whoever uses them before the next gather is told

@@ -65,9 +65,11 @@ SharedExpertsImpl::SharedExpertsImpl(const MoeConfig& config, const at::TensorOp
 }
 
 Tensor SharedExpertsImpl::forward(const Tensor& x) {
-  Tensor up = up_proj_(x);
-  return down_proj_(detail::activate(
-      activation_, gate_proj_.is_empty() ? up : at::cat({gate_proj_(x), up}, -1), {}));
+  Tensor both;
+  if (!gate_proj_.is_empty()) both = gate_proj_(x);
+  const Tensor up = up_proj_(x);
+  both = both.defined() ? at::cat({both, up}, -1) : up;
+  return down_proj_(detail::activate(activation_, both, {}));
 }
 
 MoeImpl::MoeImpl(const MoeConfig& config, const at::TensorOptions& options)

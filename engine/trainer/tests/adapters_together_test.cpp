@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 #include <torch/nn/module.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "engine/trainer/adapter_dropout.h"
 #include "engine/trainer/adapters.h"
 #include "meshwright/nn/layers.h"
+#include "meshwright/nn/module.h"
 #include "sdk/nn/tests/count_products.h"
 
 namespace adapters_together_test {
@@ -32,10 +34,22 @@ Tensor noise(at::IntArrayRef sizes, uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed)).mul(0.3).to(at::kDouble);
 }
 
+// Whose Linears are called by the test, or, in `order`, by a forward.
+struct BlockImpl : torch::nn::Module {
+  std::vector<Tensor> forward(const Tensor& x) {
+    std::vector<Tensor> ys(linears.size());
+    for (size_t i : order) ys[i] = linears[i](x);
+    return ys;
+  }
+  std::vector<Linear> linears;
+  std::vector<size_t> order;
+};
+MESHWRIGHT_MODULE(Block);
+
 // Linears of one module that stay, each with an adapter of its own rank; 0: without.
 struct Net {
-  std::shared_ptr<torch::nn::Module> root = std::make_shared<torch::nn::Module>("net"),
-                                     block = std::make_shared<torch::nn::Module>("block");
+  std::shared_ptr<torch::nn::Module> root = std::make_shared<torch::nn::Module>("net");
+  Block block;
   std::vector<std::string> names;
   std::vector<Linear> linears;
   std::vector<Tensor> in, out;  // undefined: it has no adapter
@@ -44,10 +58,12 @@ struct Net {
          memory = noise({2, 5, kIn}, 2).requires_grad_();
 
   Net(const std::vector<std::pair<const char*, int64_t>>& ranks,
-      const std::shared_ptr<train::AdapterDropout>& dropout) {
+      const std::shared_ptr<train::AdapterDropout>& dropout,
+      const std::map<std::string, double>& alphas = {}) {
     root->register_module("block", block);
     adapters.r = 2;
     adapters.alpha = 3;
+    for (const auto& [name, alpha] : alphas) adapters.others[name] = {adapters.r, alpha};
     ModelOutline outline;
     uint64_t seed = 10;
     for (const auto& [name, rank] : ranks) {
@@ -61,6 +77,7 @@ struct Net {
       }
       linear->weight.set_requires_grad(false);
       linears.push_back(block->register_module(name, linear));
+      block->linears.push_back(linear);
       if (rank == 0) continue;
       adapters.modules.push_back(names.back());
       outline.parameters.push_back(
@@ -169,6 +186,50 @@ TEST_CASE("adapters beside Linears that read one x share a product, in any choic
       same(net.ours(row.apart), net.by_torch(row.apart, nullptr));
     }
   }
+}
+
+TEST_CASE("nothing of a forward is left for the next one, in whatever order Linears are called") {
+  struct Row {
+    std::vector<size_t> order;
+    int64_t products;  // the Linears', those with A, those with B
+  };
+  // The first one called has the A of those after it; one that is called before its turn its own.
+  const std::vector<Row> rows{
+      {{0, 1, 2}, 3 + 1 + 3}, {{2, 1, 0}, 3 + 3 + 3}, {{1, 0, 2}, 3 + 2 + 3}, {{0, 2}, 2 + 1 + 2}};
+  for (const Row& row : rows) {
+    CAPTURE(row.order.size());
+    Net net({{"q_proj", 2}, {"k_proj", 2}, {"v_proj", 3}}, nullptr);
+    net.block->order = row.order;
+    for (int again = 0; again < 3; ++again) {
+      // Of the same x, whose version stays.
+      std::vector<Tensor> ours;
+      {
+        const CountProducts count;
+        ours = net.block(net.x);
+        CHECK(count.made() == row.products);
+      }
+      const std::vector<Tensor> wanted = net.by_torch(false, nullptr);
+      Tensor loss;
+      for (size_t i : row.order) {
+        CHECK(ours[i].allclose(wanted[i], 1e-12, 1e-12));
+        loss = loss.defined() ? loss + ours[i].sum() : ours[i].sum();
+      }
+      if (again > 0) loss.backward();
+      c10::NoGradGuard no_grad;
+      for (const Tensor& factor : net.in) factor.add_(0.125);
+    }
+  }
+}
+
+TEST_CASE("where scales take turns, no product is made twice") {
+  Net net({{"q_proj", 2}, {"k_proj", 2}, {"v_proj", 2}}, nullptr, {{"block.k_proj", 5.0}});
+  const CountProducts count;
+  const std::vector<Tensor> ours = net.ours(false);
+  CHECK(count.made() == 3 + 2 + 3);
+  std::vector<Tensor> wanted = net.by_torch(false, nullptr);
+  const Tensor base = at::linear(net.x, net.linears[1]->weight);
+  wanted[1] = base + (wanted[1] - base) / 1.5 * 2.5;
+  same(ours, wanted);
 }
 
 TEST_CASE("adapters read x as it is when it has changed in place") {
