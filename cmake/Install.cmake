@@ -49,7 +49,7 @@ install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright)
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
 install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT dev)
 install(DIRECTORY plugins DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "README.md" PATTERN tests EXCLUDE PATTERN fully_sharded EXCLUDE)
-install(DIRECTORY bench DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "README.md" PATTERN "results/*.txt")
+install(DIRECTORY bench DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "__pycache__" EXCLUDE PATTERN "README.md" PATTERN "results/*.txt")
 # Manual pages and what shells complete: the program's own tables say what is in them, so it writes them itself.
 set(written ${PROJECT_BINARY_DIR}/written)
 install(CODE "
