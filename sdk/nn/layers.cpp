@@ -124,13 +124,13 @@ struct NarrowRmsNorm : torch::autograd::Function<NarrowRmsNorm> {
     Tensor scale, to_x, to_weight;
     const Tensor rows = normed(x, context->saved_data["epsilon"].toDouble(), scale);
     if (context->needs_input_grad(0)) {
-      const Tensor of_rows =
-          plus_one ? g.to(at::kFloat) * (weight.to(at::kFloat) + 1) : (g * weight).to(at::kFloat);
+      const Tensor wide = weight.to(at::kFloat);
+      const Tensor of_rows = g.to(at::kFloat) * (plus_one ? wide + 1 : wide);
       const Tensor along = (of_rows * rows).mean({-1}, /*keepdim=*/true);
       to_x = ((of_rows - rows * along) * scale).to(x.scalar_type());
     }
     if (context->needs_input_grad(1)) {
-      const Tensor each = plus_one ? g.to(at::kFloat) * rows : g * rows.to(x.scalar_type());
+      const Tensor each = g.to(at::kFloat) * (plus_one ? rows : rows.to(x.scalar_type()));
       to_weight = each.reshape({-1, weight.numel()}).sum(0).to(weight.scalar_type());
     }
     return {to_x, to_weight, Tensor(), Tensor()};

@@ -111,7 +111,8 @@ void count_memory(c10::Device device) {
 std::unique_ptr<at::ObserverContext> look(const at::RecordFunction& called) {
   static std::atomic<bool> optimized{false};
   const char* name = called.name();
-  if (strcmp(name, "aten::_fused_adamw_") == 0 || strcmp(name, "aten::addcdiv_") == 0) {
+  if (strcmp(name, "aten::_fused_adamw_") == 0 || strcmp(name, "aten::_fused_sgd_") == 0 ||
+      strcmp(name, "aten::addcdiv_") == 0) {
     optimized = true;
   } else if (optimized && (strcmp(name, "aten::embedding") == 0 || strcmp(name, "aten::mm") == 0 ||
                            strcmp(name, "aten::linear") == 0)) {
@@ -130,9 +131,8 @@ void count_costs(const c10::FunctionSchema& schema, const std::vector<IValue>& g
   size_t fresh = 0, read = 0, written = 0;
   for (size_t i = 0; i < schema.returns().size(); ++i)
     if (schema.returns()[i].alias_info() == nullptr) fresh += bytes_of(returns[i]);
-  const bool on_lists =
-      name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_adam");
   const bool fused = name.starts_with("aten::_fused_adam") || name == "aten::_fused_sgd_";
+  const bool on_lists = fused || name.starts_with("aten::_foreach_");
   bool scales = false;
   for (size_t i = 0; fused && i < given.size(); ++i)
     scales = scales || (schema.arguments()[i].name() == "grad_scale" && given[i].isTensor());

@@ -37,9 +37,10 @@ const std::vector<Job> kJobs{
       {kEvent, {kAfter, "GradientReducer::finish"}},
       {kEvent, {kBefore, "all_reduce", "Trainer::totals"}},
       {kEvent, {kAfter, "Trainer::totals"}},
-      {kEvent, {kAfter, "clip_gradients"}},
+      {kEvent, {kAfter, "clip_or_leave"}},
       {kStream,
-       {"_local_scalar_dense_cuda < libmeshwright_runtime.so.1: meshwright::clip_gradients"}}}},
+       {"_local_scalar_dense_cuda < libmeshwright_runtime.so.1: "
+        "meshwright::detail::clip_or_leave"}}}},
     {{"offload", kFirst, 2, {"distributed.fsdp2.offload_policy=cpu"}},
      {{kEvent, {"block < libmeshwright_runtime.so.1: meshwright::detail::HostCopies::add"}},
       {"cudaEventSynchronize", {"HostCopies::wait"}}}},
