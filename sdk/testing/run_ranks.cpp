@@ -2,15 +2,31 @@
 
 #include <ATen/Parallel.h>
 
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "meshwright/error.h"
 #include "meshwright/parallel/transport.h"
 
 namespace meshwright {
+namespace {
+
+// A rank that ends closes its connections, which others may tell of before it tells why it ended.
+bool follows_from_another(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    return e.code() == ErrorCode::collective_failed;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
 
 void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<World>&)>& body,
                std::chrono::milliseconds timeout) {
@@ -38,7 +54,7 @@ void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<Wor
         world->everyone()->barrier();  // nobody closes a connection that another still reads
       } catch (...) {
         std::lock_guard lock(mutex);
-        if (!first) first = std::current_exception();
+        if (!first || follows_from_another(first)) first = std::current_exception();
       }
     });
   for (std::thread& thread : threads) thread.join();
