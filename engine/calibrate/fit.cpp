@@ -230,7 +230,9 @@ class Fit {
 
   // How much faster a rank is while the others of its host wait.
   void alone() {
-    if (measured_.alone <= 0 || shipped_.same_device) return;
+    if (shipped_.same_device) return;
+    machine().overlap.alone = 1;
+    if (measured_.alone <= 0) return;
     double together = 0;
     for (const ProductTime& time : measured_.products)
       if (time.precision == main() && !time.backward) together = time.seconds;

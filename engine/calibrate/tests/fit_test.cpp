@@ -127,7 +127,8 @@ TEST_CASE("kernels that caches feed are faster than the memory") {
   }
   const Fitted found = fit(measured, other_cpu(), "2026-11-26", "host");
   CHECK(found.machine.rate.elementwise == 1);
-  CHECK(found.machine.bandwidth == Approx(21.6e9).epsilon(0.02));
+  // Products, which were measured beside less, leave a little less for it.
+  CHECK(found.machine.bandwidth == Approx(21.6e9).epsilon(0.06));
 }
 
 TEST_CASE("a device that is shipped keeps its maker's peaks; shares of them are measured") {
