@@ -91,6 +91,15 @@ std::vector<T> values(const weights::WeightFolder& folder, const std::string& na
 
 constexpr const char* kConfig = R"({"r": 2, "lora_alpha": 3, "use_rslora": false})";
 
+// The weights that have an adapter.
+struct Merged {
+  std::vector<float> plain, fused, turned;
+};
+Merged merged_in(const weights::WeightFolder& folder) {
+  return {values<float>(folder, "plain.weight"), values<float>(folder, "fused.weight"),
+          values<float>(folder, "turned.weight")};
+}
+
 }  // namespace
 
 TEST_CASE("merged weights are W + scale B A in the file's order of rows and columns") {
@@ -117,9 +126,7 @@ TEST_CASE("merged weights are W + scale B A in the file's order of rows and colu
       const weights::WeightFolder found(out);
       CHECK(found.names() == std::vector<std::string>{"fused.weight", "norm.weight", "plain.weight",
                                                       "turned.weight"});
-      const auto plain = values<float>(found, "plain.weight"),
-                 fused = values<float>(found, "fused.weight"),
-                 turned = values<float>(found, "turned.weight");
+      const auto [plain, fused, turned] = merged_in(found);
       for (int64_t row = 0; row < kOut; ++row)
         for (int64_t column = 0; column < kIn; ++column) {
           const auto at = static_cast<size_t>(row * kIn + column),
@@ -150,10 +157,7 @@ TEST_CASE("each weight is merged with the rank and the alpha of its own adapter"
   make_checkpoint(saved, 2, tensors, Layout::rows, files(config));
   Source source(saved);
   export_folder(source, out, {.form = ExportForm::merged});
-  const weights::WeightFolder found(out);
-  const auto plain = values<float>(found, "plain.weight"),
-             fused = values<float>(found, "fused.weight"),
-             turned = values<float>(found, "turned.weight");
+  const auto [plain, fused, turned] = merged_in(weights::WeightFolder(out));
   for (int64_t row = 0; row < kOut; ++row)
     for (int64_t column = 0; column < kIn; ++column) {
       const auto at = static_cast<size_t>(row * kIn + column),

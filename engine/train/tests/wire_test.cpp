@@ -19,6 +19,16 @@ namespace wire_test {
 
 using namespace meshwright;
 
+// Steps of random ids, from values that all ranks know, send what the plan says.
+static void check_steps(World& world, Trainer& trainer, modules::CausalLM& net, std::mutex& mutex) {
+  for (const ParallelParameter& p : trainer.model().parameters()) modules::initialize(*net, p, 1);
+  trainer.model().after_optimizer_step();
+  auto forward = [&](int64_t) {
+    return train::loss_of(trainer, net, at::randint(net->outline().vocab_size, {2, 17}, at::kLong));
+  };
+  check_traffic(world, trainer, forward, mutex);
+}
+
 TEST_CASE("the collectives of a step are those of the plan, for every strategy and mesh") {
   const std::pair<std::string, std::string> ddp{"distributed.strategy", "\"ddp\""},
       every{"distributed.fsdp2.defer_fsdp_grad_sync", "false"};
@@ -195,14 +205,7 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
       Job job = job_of(c);
       modules::CausalLM net = modules::build_model(model_of(c), DType::float32, at::kMeta);
       Trainer trainer(job, world, net.ptr(), net->outline(), 32);
-      for (const ParallelParameter& p : trainer.model().parameters())
-        modules::initialize(*net, p, 1);
-      trainer.model().after_optimizer_step();
-      auto forward = [&](int64_t) {
-        return train::loss_of(trainer, net,
-                              at::randint(net->outline().vocab_size, {2, 17}, at::kLong));
-      };
-      check_traffic(*world, trainer, forward, mutex);
+      check_steps(*world, trainer, net, mutex);
       // Optimizer, gradients and weights of a rank: what the plan says, padding included.
       int64_t weights = 0, gradients = 0, state = 0;
       for (const FlatParameterGroup& group : trainer.model().update_groups()) {
@@ -254,14 +257,7 @@ TEST_CASE(
       Job job = job_of(c);
       modules::CausalLM net = modules::build_model(model_of(c), DType::float32, at::kMeta);
       Trainer trainer(job, world, net.ptr(), net->outline(), 32);
-      for (const ParallelParameter& p : trainer.model().parameters())
-        modules::initialize(*net, p, 1);
-      trainer.model().after_optimizer_step();
-      auto forward = [&](int64_t) {
-        return train::loss_of(trainer, net,
-                              at::randint(net->outline().vocab_size, {2, 17}, at::kLong));
-      };
-      check_traffic(*world, trainer, forward, mutex);
+      check_steps(*world, trainer, net, mutex);
       const Rows sent = sent_rows(*world);  // of the last step
       std::lock_guard lock(mutex);
       const std::string axis = flat ? "dp" : "dp_shard";
@@ -326,14 +322,7 @@ TEST_CASE(
         before = meter.live();
         Trainer trainer(job, world, net.ptr(), net->outline(), 32);
         after = meter.live();
-        for (const ParallelParameter& p : trainer.model().parameters())
-          modules::initialize(*net, p, 1);
-        trainer.model().after_optimizer_step();
-        auto forward = [&](int64_t) {
-          return train::loss_of(trainer, net,
-                                at::randint(net->outline().vocab_size, {2, 17}, at::kLong));
-        };
-        check_traffic(*world, trainer, forward, mutex);
+        check_steps(*world, trainer, net, mutex);
         const Bytes& planned = trainer.plan().footprint->bytes;
         int64_t state = 0;
         for (const train::Optimizer::State& s : train::optimizer_of(trainer).state())
@@ -407,14 +396,7 @@ TEST_CASE(
           Job job = job_of(at);
           modules::CausalLM net = modules::build_model(model_of(at), storages[storage], at::kMeta);
           Trainer trainer(job, world, net.ptr(), net->outline(), 32);
-          for (const ParallelParameter& p : trainer.model().parameters())
-            modules::initialize(*net, p, 1);
-          trainer.model().after_optimizer_step();
-          auto forward = [&](int64_t) {
-            return train::loss_of(trainer, net,
-                                  at::randint(net->outline().vocab_size, {2, 17}, at::kLong));
-          };
-          check_traffic(*world, trainer, forward, mutex);
+          check_steps(*world, trainer, net, mutex);
         });
       }
 }
