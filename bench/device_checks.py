@@ -31,7 +31,7 @@ def job(folder, fixture, family, distributed, steps=8, batch=4, local=2, length=
 
 
 def command(a, path, *options, device=True):
-    return [*(a.under if device else []), os.path.join(a.build, "bin/meshwright"), "train", path, "--nproc", "1", *(CUDA if device else []), *options]
+    return [*(a.under if device else []), os.path.join(a.build, "bin/meshwright"), "train", path, "--nproc", "1", "--set", f"dist_env.device={'cuda' if device else 'cpu'}", *options]
 
 
 def train(a, folder, path, *options, device=True):

@@ -48,13 +48,24 @@ Tensor lse_of_samples(const Tensor& lse, int64_t batch) {
   return lse.view({lse.size(0), batch, -1}).transpose(0, 1);
 }
 
+// As kernels that load 16 bytes at a time read it: heads of a multiple of that (more elements of 0
+// change no score), and every row at such an address.
+Tensor aligned(const Tensor& x) {
+  const int64_t several = 16 / x.element_size();
+  if (const int64_t rest = x.size(3) % several; rest > 0)
+    return at::constant_pad_nd(x, {0, several - rest});
+  const bool loads = x.stride(3) == 1 && x.stride(0) % several == 0 && x.stride(1) % several == 0 &&
+                     x.stride(2) % several == 0 && x.storage_offset() % several == 0;
+  return loads ? x : x.clone(at::MemoryFormat::Contiguous);
+}
+
 class FlashOperators final : public AttentionOperators {
  public:
   static constexpr int64_t kLargestHead = 256;
 
   AttentionResult forward(const AttentionCall& call) const override {
     const int64_t head_dim = call.query.size(3);
-    Tensor query = padded(call.query), key = padded(call.key), value = padded(call.value);
+    Tensor query = aligned(call.query), key = aligned(call.key), value = aligned(call.value);
     const bool causal = is_causal(call.band);
     std::optional<int64_t> left = bound_of(call.band.left),
                            right = causal ? std::nullopt : bound_of(call.band.right);
@@ -76,8 +87,8 @@ class FlashOperators final : public AttentionOperators {
   AttentionGradients backward(const AttentionCall& call, const AttentionResult& result,
                               const Tensor& grad) const override {
     const int64_t head_dim = call.query.size(3);
-    Tensor query = padded(call.query), key = padded(call.key), value = padded(call.value);
-    Tensor out = padded(result.out), to_out = padded(grad), lse;
+    Tensor query = aligned(call.query), key = aligned(call.key), value = aligned(call.value);
+    Tensor out = aligned(result.out), to_out = aligned(grad), lse;
     const bool causal = is_causal(call.band);
     std::optional<int64_t> left = bound_of(call.band.left),
                            right = causal ? std::nullopt : bound_of(call.band.right);
@@ -103,13 +114,6 @@ class FlashOperators final : public AttentionOperators {
   }
 
  private:
-  // The operators take multiples of 8; elements of 0 change no score.
-  static Tensor padded(const Tensor& x) {
-    const int64_t more = (8 - x.size(3) % 8) % 8;
-    if (more > 0) return at::constant_pad_nd(x, {0, more});
-    return x.stride(3) == 1 ? x : x.contiguous();
-  }
-
   struct Lengths {
     Tensor sums = {};  // int32: where documents begin in all rows, and the end
     int64_t longest = 0;
@@ -234,26 +238,28 @@ class EfficientOperators final : public PlainOperators {
   AttentionResult forward_one(const AttentionCall& call) const override {
     const Mask mask(call);
     auto result = at::_efficient_attention_forward(
-        dense(call.query), dense(call.key), dense(call.value), mask.bias, std::nullopt,
+        aligned(call.query), aligned(call.key), aligned(call.value), mask.bias, std::nullopt,
         std::nullopt, std::nullopt, std::nullopt, /*dropout_p=*/0, mask.type,
         /*compute_log_sumexp=*/true, call.scale, std::nullopt, mask.window);
     // Rows of lse are padded.
-    return {std::get<0>(result), std::get<1>(result).narrow(2, 0, call.query.size(1))};
+    return {std::get<0>(result).narrow(3, 0, call.query.size(3)),
+            std::get<1>(result).narrow(2, 0, call.query.size(1))};
   }
   AttentionGradients backward_one(const AttentionCall& call, const AttentionResult& result,
                                   const Tensor& grad) const override {
     const Mask mask(call);
-    const int64_t rows = call.query.size(1);
+    const int64_t rows = call.query.size(1), head_dim = call.query.size(3);
     constexpr int64_t kAligned = 32;  // as forward gives them
     Tensor lse =
         at::constant_pad_nd(result.lse, {0, (kAligned - rows % kAligned) % kAligned}, kInfinite);
     Tensor unused = at::empty({0}, call.query.options().dtype(at::kLong));
-    auto found = at::_efficient_attention_backward(
-        grad, dense(call.query), dense(call.key), dense(call.value), mask.bias,
-        result.out.contiguous(), std::nullopt, std::nullopt, rows, call.key.size(1),
+    auto [to_query, to_key, to_value, to_bias] = at::_efficient_attention_backward(
+        aligned(grad), aligned(call.query), aligned(call.key), aligned(call.value), mask.bias,
+        aligned(result.out).contiguous(), std::nullopt, std::nullopt, rows, call.key.size(1),
         lse.contiguous(), /*dropout_p=*/0, unused, unused, mask.type,
         /*bias_requires_grad=*/false, call.scale, std::nullopt, mask.window);
-    return {std::get<0>(found), std::get<1>(found), std::get<2>(found)};
+    return {to_query.narrow(3, 0, head_dim), to_key.narrow(3, 0, head_dim),
+            to_value.narrow(3, 0, head_dim)};
   }
 
  private:
@@ -278,7 +284,6 @@ class EfficientOperators final : public PlainOperators {
       }
     }
   };
-  static Tensor dense(const Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); }
 };
 
 class CpuOperators final : public PlainOperators {
@@ -343,8 +348,7 @@ const AttentionOperators* attention_operators(const Tensor& query) {
   if (query.scalar_type() == at::kFloat) return &efficient;
   if (query.scalar_type() != at::kHalf && query.scalar_type() != at::kBFloat16) return nullptr;
   if (query.size(3) <= FlashOperators::kLargestHead && has_flash(query)) return &flash;
-  constexpr int64_t kAlignedHead = 8;
-  return query.size(3) % kAlignedHead == 0 ? &efficient : nullptr;
+  return &efficient;
 }
 
 const AttentionOperators& cpu_attention_operators() {
