@@ -7,7 +7,7 @@
 bfloat16 with float32 weights of the optimizer (fsdp2 with one rank on both sides), sequences of --length; "1b" is Llama 3.2 1B's shape with a vocabulary of
 65,536, "experts" a Mixtral of 4 experts of which 2 are active, beside transformers' with grouped_mm. A row is printed as soon as it is there, so a run that is
 ended early has lost nothing; --seconds begins no row after that time. "of peak" counts 6 operations a parameter and token and half of attention's square, not
-what is computed again. --under is put before both sides' commands (tests/fake_device/run: no device; only that nothing is broken shows then).
+what is computed again; "start s" is a process's time without its steps. --under is put before both sides' commands (tests/fake_device/run: no device; only that nothing is broken shows then).
 """
 import argparse, json, os, shutil, subprocess, sys, tempfile, time
 
@@ -16,7 +16,7 @@ import jobs
 # hidden, layers, heads, kv, ffn, vocabulary
 MODELS = {"1b": ("llama", 2048, 16, 32, 8, 8192, 65536), "experts": ("mixtral", 1024, 12, 16, 8, 3584 * 2, 32000), "tiny": ("llama", 64, 2, 4, 2, 176, 256),
           "tiny_experts": ("mixtral", 64, 2, 4, 2, 176, 256)}
-COLUMNS = ("batch", "checkpointing", "who", "step ms", "tokens/s", "of peak", "peak GB", "planned GB", "first loss", "last loss")
+COLUMNS = ("batch", "checkpointing", "who", "step ms", "tokens/s", "of peak", "peak GB", "planned GB", "first loss", "last loss", "start s")
 
 
 def fixture(a, folder, python):
@@ -47,25 +47,29 @@ def ours(a, folder, batch, checkpointing):
                      jobs.tokens(f"{folder}/train.bin", a.length), precision="bfloat16")
     shutil.rmtree(os.path.join(folder, "runs"), ignore_errors=True)
     program, device = os.path.join(a.build, "bin/meshwright"), ["--set", "dist_env.device=cuda"]
+    begin = time.monotonic()
     p = subprocess.run([*a.under, program, "train", job, "--nproc", "1", *device], capture_output=True, text=True)
+    seconds = time.monotonic() - begin
     if p.returncode:
         return failure(p)
     plan = subprocess.run([program, "plan", job, "--world-size", "1", "--json", *device], capture_output=True, text=True)
     planned = sum(json.loads(plan.stdout)["bytes"].get(k, 0) for k in ("weights", "gradients", "optimizer", "transient", "activations")) if plan.returncode == 0 else float("nan")
     found = jobs.rows(os.path.join(folder, "runs/bench/metrics.jsonl"))
-    return found, found[-1]["memory_bytes"], planned
+    return found, found[-1]["memory_bytes"], planned, seconds
 
 
 def theirs(a, folder, python, batch, checkpointing, compiled):
     family, out = MODELS[a.model][0], os.path.join(folder, "peer.jsonl")
     model = ["--impl", "hf", "--experts", "grouped_mm"] if family == "mixtral" else ["--impl", "lean", "--checkpointing", checkpointing]
+    begin = time.monotonic()
     p = subprocess.run([*a.under, sys.executable, os.path.join(jobs.ROOT, "tests/reference_pytorch/peer_train.py"), "--model", f"{folder}/{family}", "--tokens", f"{folder}/train.bin", *model,
                         "--strategy", "fsdp2", "--param-dtype", "bfloat16", "--device", "cuda", "--seq-len", str(a.length), "--micro-batch", str(batch), "--steps", str(a.steps), "--memory", "--out", out,
                         *(["--compile"] if compiled else [])], capture_output=True, text=True, env=python)
+    seconds = time.monotonic() - begin
     if p.returncode:
         return failure(p)
     memory = [json.loads(line)["memory_bytes"] for line in open(out) if "memory_bytes" in line]
-    return jobs.rows(out), (memory or [float("nan")])[0], float("nan")
+    return jobs.rows(out), (memory or [float("nan")])[0], float("nan"), seconds
 
 
 def show(a, batch, checkpointing, who, result):
@@ -73,10 +77,10 @@ def show(a, batch, checkpointing, who, result):
     if isinstance(result, str):
         print(f"{head}  {result}", flush=True)
         return None
-    found, peak, planned = result
+    found, peak, planned, seconds = result
     step = jobs.median_step(found)
     rate = batch * a.length / step * 1e3
-    print(f"{head}  {step:9.1f}  {rate:9.0f}  {rate * flops_per_token(a) / a.peak_tflops / 1e12:7.1%}  {peak / 1e9:7.2f}  {planned / 1e9:10.2f}  {found[0]['loss']:10.4f}  {found[-1]['loss']:9.4f}", flush=True)
+    print(f"{head}  {step:9.1f}  {rate:9.0f}  {rate * flops_per_token(a) / a.peak_tflops / 1e12:7.1%}  {peak / 1e9:7.2f}  {planned / 1e9:10.2f}  {found[0]['loss']:10.4f}  {found[-1]['loss']:9.4f}  {seconds - sum(row['step_ms'] for row in found) / 1e3:7.1f}", flush=True)
     return step
 
 
@@ -99,7 +103,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         fixture(a, folder, python)
         print(f"{a.model}: {flops_per_token(a) / 1e9:.2f} GFLOP a token, sequences of {a.length}, {a.steps} steps; medians of all but the first three")
-        print(f"{COLUMNS[0]:>5}  {COLUMNS[1]:13}  {COLUMNS[2]:18}  {COLUMNS[3]:>9}  {COLUMNS[4]:>9}  {COLUMNS[5]:>7}  {COLUMNS[6]:>7}  {COLUMNS[7]:>10}  {COLUMNS[8]:>10}  {COLUMNS[9]:>9}", flush=True)
+        print(f"{COLUMNS[0]:>5}  {COLUMNS[1]:13}  {COLUMNS[2]:18}  {COLUMNS[3]:>9}  {COLUMNS[4]:>9}  {COLUMNS[5]:>7}  {COLUMNS[6]:>7}  {COLUMNS[7]:>10}  {COLUMNS[8]:>10}  {COLUMNS[9]:>9}  {COLUMNS[10]:>7}", flush=True)
         failed = unlike = 0
         mine = "not begun"
         for batch in a.batches:

@@ -99,7 +99,10 @@ struct DeviceRotate : torch::autograd::Function<DeviceRotate> {
     const Tensor query = own.readable_rows(given_query), key = own.readable_rows(given_key);
     Tensor turned_query = at::empty(query.sizes(), query.options()),
            turned_key = at::empty(key.sizes(), key.options());
-    own.launch("rotate", query.size(0) * query.size(1),
+    constexpr int64_t kOfThread = 2 * 16;  // bytes: a pack of each half of a head
+    own.launch("rotate",
+               ceil_divide((query.numel() + key.numel()) * query.element_size(),
+                           kernels::kBlock * kOfThread),
                kernels::Rotate{.query = heads(query, turned_query),
                                .key = heads(key, turned_key),
                                .cos = cos.const_data_ptr(),

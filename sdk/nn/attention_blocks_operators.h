@@ -39,8 +39,9 @@ class MESHWRIGHT_API AttentionOperators {
 };
 
 // Those for tensors like this one. nullptr: none, as for the CPU, which has a kernel of its own.
-// float16 and bfloat16: flash attention, on devices that have it; float32 and what flash attention
-// refuses: memory-efficient attention (CUTLASS), whose heads are written out for groups of queries.
+// float16 and bfloat16: cuDNN's attention where LibTorch prefers it, and flash attention for what
+// that is not for, on devices that have them; float32 and what flash attention refuses:
+// memory-efficient attention (CUTLASS), whose heads are written out for groups of queries.
 const AttentionOperators* attention_operators(const at::Tensor& query);
 // LibTorch's for the CPU, with a mask for every band but a plain causal one: what tests run.
 MESHWRIGHT_API const AttentionOperators& cpu_attention_operators();

@@ -197,9 +197,9 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
     const Tensor &x = saved[0], &weight = saved[1], &rstd = saved[2];
     const int64_t size = weight.numel(), rows = rstd.numel();
     // Rows enough for each team that the parts of the weight's gradient hardly count, and teams
-    // enough for any device.
+    // enough for any device: on an H100's 132 multiprocessors 4 blocks each beat 2 and 8.
     const int64_t of_block = teams_of_block(size),
-                  blocks = std::min<int64_t>(ceil_divide(ceil_divide(rows, 16), of_block), 264);
+                  blocks = std::min<int64_t>(ceil_divide(ceil_divide(rows, 16), of_block), 528);
     const OwnKernels own = *kernels(x, weight);
     const Tensor grad = own.readable(grads.back());
     Tensor to_x = at::empty_like(x), parts, to_weight, of_sum;

@@ -82,6 +82,14 @@ Grads backward_one(const Tensor& grad, const Tensor& query, const Tensor& key, c
           grouped(at::matmul(p.transpose(1, 2), g), value)};
 }
 
+// The kernels read 16 bytes at a time.
+void check_aligned(const Tensor& x, const char* message) {
+  const int64_t several = 16 / x.element_size();
+  TORCH_CHECK(x.stride(-1) == 1 && x.size(-1) % several == 0 && x.stride(-2) % several == 0 &&
+                  x.stride(-3) % several == 0,
+              message);
+}
+
 // The memory-efficient operators: mask 0 is none, 1 and 2 are causal.
 Scores efficient(const MaybeTensor& bias, int64_t sample, int64_t mask, double scale,
                  MaybeInt window) {
@@ -100,6 +108,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt> efficient_forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& bias,
     const MaybeTensor&, const MaybeTensor&, MaybeSymInt, MaybeSymInt, double, int64_t mask, bool,
     std::optional<double> scale, const MaybeTensor&, MaybeInt window) {
+  check_aligned(query, "cutlassF: no kernel found to launch!");
   const int64_t samples = query.size(0), rows = query.size(1), padded = (rows + 31) / 32 * 32;
   Tensor out = at::empty({samples, rows, query.size(2), value.size(3)}, query.options());
   Tensor sums =
@@ -172,6 +181,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward(
     const MaybeTensor& sums_k, SymInt, SymInt, double, bool causal, bool,
     std::optional<double> scale, MaybeSymInt left, MaybeSymInt right, const MaybeTensor&,
     const MaybeTensor&) {
+  check_aligned(query, "flash attention takes heads of a multiple of 8");
   const bool dense = query.dim() == 4;
   Tensor out = at::empty(query.sizes(), query.options());
   const auto options = query.options().dtype(at::kFloat);
@@ -207,6 +217,34 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
   return {dq, dk, dv};
 }
 
+// cuDNN's: heads come before rows, which begin together with the keys.
+std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tensor> cudnn_forward(
+    const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor&,
+    const MaybeTensor&, const MaybeTensor&, SymInt rows, SymInt keys, bool, double, bool causal,
+    bool, std::optional<double> scale) {
+  auto [out, sums, seed, offset, mask] =
+      flash_forward(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), {}, {}, rows,
+                    keys, 0, causal, false, scale, std::nullopt, std::nullopt, {}, {});
+  const Tensor none = at::zeros({}, at::kLong);
+  return {
+      out.transpose(1, 2), sums.unsqueeze(3), Tensor(), Tensor(), rows, keys, none, none, Tensor()};
+}
+
+std::tuple<Tensor, Tensor, Tensor> cudnn_backward(const Tensor& grad, const Tensor& query,
+                                                  const Tensor& key, const Tensor& value,
+                                                  const Tensor& out, const Tensor& sums,
+                                                  const Tensor&, const Tensor&, const Tensor&,
+                                                  const Tensor&, const Tensor&, SymInt rows,
+                                                  SymInt keys, double, bool causal,
+                                                  std::optional<double> scale) {
+  TORCH_CHECK(sums.dim() == 4, "cuDNN's sums are [batch, heads, rows, 1]");
+  auto [dq, dk, dv] =
+      flash_backward(grad.transpose(1, 2), query.transpose(1, 2), key.transpose(1, 2),
+                     value.transpose(1, 2), out.transpose(1, 2), sums.squeeze(3), {}, {}, rows,
+                     keys, 0, causal, {}, {}, scale, std::nullopt, std::nullopt);
+  return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
+}
+
 // NOLINTEND(performance-unnecessary-value-param)
 
 }  // namespace
@@ -214,6 +252,8 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
 TORCH_LIBRARY_IMPL(aten, CPU, m) {
   m.impl("_efficient_attention_forward", TORCH_FN(efficient_forward));
   m.impl("_efficient_attention_backward", TORCH_FN(efficient_backward));
+  m.impl("_cudnn_attention_forward", TORCH_FN(cudnn_forward));
+  m.impl("_cudnn_attention_backward", TORCH_FN(cudnn_backward));
   m.impl("_flash_attention_forward", TORCH_FN(flash_forward));
   m.impl("_flash_attention_backward", TORCH_FN(flash_backward));
 }

@@ -5,6 +5,7 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -372,6 +373,12 @@ Tensor histc(c10::DispatchKeySet, const Tensor& input, int64_t bins, const at::S
   return out;
 }
 
+// LibTorch's own choice on devices that have a new cuDNN.
+int64_t prefers_cudnn(c10::DispatchKeySet, const Tensor&, const Tensor&, const Tensor&,
+                      const std::optional<Tensor>&, double, bool, std::optional<double>, bool) {
+  return static_cast<int64_t>(at::SDPBackend::cudnn_attention);
+}
+
 bool gives_a_view(const c10::FunctionSchema& schema) {
   for (const c10::Argument& value : schema.returns())
     if (value.alias_info() != nullptr && !value.alias_info()->isWrite()) return true;
@@ -401,8 +408,11 @@ struct Load {
                   torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(product_in_float)));
     library->impl("histc", torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(histc)));
     fake_device::watch_steps();
-    // Flash attention is made of operators that have a stand-in; cuDNN's has none. The plain path
-    // has the CPU's numbers to the bit.
+    // Flash attention and cuDNN's are made of operators that have a stand-in. The plain path has
+    // the CPU's numbers to the bit.
+    if (getenv("FAKE_DEVICE_CUDNN_ATTENTION") != nullptr)
+      library->impl("_fused_sdp_choice",
+                    torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(prefers_cudnn)));
     auto& context = at::globalContext();
     context.setSDPUseMemEfficient(getenv("FAKE_DEVICE_FUSED_ATTENTION") != nullptr);
     context.setSDPUseCuDNN(false);

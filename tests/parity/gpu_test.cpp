@@ -6,15 +6,19 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <array>
+#include <cmath>
 #include <cstdio>
 
 #include "curves.h"
 #include "engine/device/device.h"
+#include "meshwright/nn/attention.h"
 
 using namespace meshwright;
 using namespace meshwright::parity;
@@ -74,6 +78,49 @@ TEST_CASE("device memory is counted by the caching allocator") {
     CHECK(part.peak_bytes(0) - before == 2 << 20);
   }
   CHECK(part.live_bytes(0) == before);
+}
+
+TEST_CASE("attention on the device is the CPU's, whatever operator does it") {
+  // bfloat16 and float32; rows long and even (cuDNN's, where LibTorch prefers it), and others.
+  for (const auto type : {at::kBFloat16, at::kFloat})
+    for (const auto& [rows, width, window] : std::vector<std::array<int64_t, 3>>{{1024, 64, 0},
+                                                                                 {1000, 64, 0},
+                                                                                 {1024, 64, 100},
+                                                                                 {1088, 128, 0},
+                                                                                 {64, 6, 0},
+                                                                                 {1024, 20, 0}}) {
+      CAPTURE(rows);
+      CAPTURE(width);
+      CAPTURE(window);
+      CAPTURE(type);
+      at::manual_seed(1);
+      const AttentionOptions options{.scale = 1 / std::sqrt(static_cast<double>(width)),
+                                     .window = window};
+      std::array<Tensor, 4> given;  // queries, keys, values, the gradient of what comes out
+      for (size_t i = 0; i < given.size(); ++i)
+        given[i] = at::randn({2, rows, i == 1 || i == 2 ? 2 : 4, width}, at::kFloat).to(type);
+      auto attended = [&](at::Device device, at::ScalarType as) {
+        std::array<Tensor, 4> x;
+        for (size_t i = 0; i < x.size(); ++i)
+          x[i] = given[i].to(device, as).set_requires_grad(i < 3);
+        AttentionCore core(options);
+        const Tensor out = core(x[0], x[1], x[2]);
+        out.backward(x[3]);
+        std::vector<Tensor> found{out.detach()};
+        for (size_t i = 0; i < 3; ++i) found.push_back(x[i].grad());
+        for (Tensor& t : found) t = t.to(at::kCPU, at::kDouble);
+        return found;
+      };
+      const auto expected = attended(at::kCPU, at::kDouble),
+                 found = attended(at::Device(at::kCUDA, 0), type);
+      // Sums of rounded products: bfloat16 has 8 bits, float32 24.
+      const double most = type == at::kFloat ? 2e-6 : 1e-2;
+      for (size_t i = 0; i < found.size(); ++i) {
+        CAPTURE(i);
+        CHECK((found[i] - expected[i]).norm().item<double>() <
+              most * expected[i].norm().item<double>());
+      }
+    }
 }
 
 TEST_CASE("curves on the device are PyTorch's") {

@@ -11,8 +11,12 @@ inline float wide(BFloat16 x) { return float_of((unsigned)x.bits << 16); }
 inline void put(float& to, float x) { to = x; }
 inline void put(Half& to, float x) { to.bits = to_half(x); }
 inline void put(BFloat16& to, float x) {  // to the nearest, and of two to the even one
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#else
   const unsigned bits = bits_of(x);
   to.bits = x == x ? (unsigned short)((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16) : 0x7fc0;
+#endif
 }
 template <class T>
 inline float rounded(float x) {
@@ -127,15 +131,17 @@ inline float normed_backward(float grad, float weight, bool plus_one) {
 template <class T, int n, int threads>
 void rms_norm_backward(const Team<threads>& team, const RmsNormBackward& to) {
   const bool plus_one = to.plus_one != 0;
+  // Element j of pack i lies at j packs + i: neighbours in a warp meet no bank twice.
+  const long long packs = to.size / n;
   float* to_weight = to.to_weight != nullptr ? team.memory(to.size) : nullptr;
   if (to_weight != nullptr)
-    team.each(to.size / n, [&](long long i) {
-      for (int j = 0; j < n; ++j) to_weight[i * n + j] = 0;
+    team.each(packs, [&](long long i) {
+      for (int j = 0; j < n; ++j) to_weight[j * packs + i] = 0;
     });
   for (long long row = team.index(); row < to.rows; row += team.count()) {
     const long long first = row * to.size;
     const float rstd = to.rstd[row];
-    const Sum sum = team.reduce(to.size / n, Sum{0}, [&](Sum& all, long long i) {
+    const Sum sum = team.reduce(packs, Sum{0}, [&](Sum& all, long long i) {
       const Pack<T, n> x = load<T, n>(to.x, first + i * n),
                        grad = load<T, n>(to.grad, first + i * n),
                        weight = load<T, n>(to.weight, i * n);
@@ -144,7 +150,7 @@ void rms_norm_backward(const Team<threads>& team, const RmsNormBackward& to) {
             normed_backward<T>(wide(grad.at[j]), wide(weight.at[j]), plus_one) * wide(x.at[j]);
     });
     const float back = sum.value * rstd * rstd / (float)to.size;
-    team.each(to.size / n, [&](long long i) {
+    team.each(packs, [&](long long i) {
       const Pack<T, n> x = load<T, n>(to.x, first + i * n),
                        grad = load<T, n>(to.grad, first + i * n),
                        weight = load<T, n>(to.weight, i * n);
@@ -157,7 +163,7 @@ void rms_norm_backward(const Team<threads>& team, const RmsNormBackward& to) {
         if (to.grad_of_sum != nullptr) gradient = rounded<T>(gradient) + wide(more.at[j]);
         put(out.at[j], gradient);
         if (to_weight != nullptr)
-          to_weight[i * n + j] +=
+          to_weight[j * packs + i] +=
               plus_one ? g * value * rstd : rounded<T>(g * rounded<T>(value * rstd));
       }
       store(to.to_x, first + i * n, out);
@@ -165,9 +171,9 @@ void rms_norm_backward(const Team<threads>& team, const RmsNormBackward& to) {
     });
   }
   if (to_weight != nullptr)
-    team.each(to.size / n, [&](long long i) {
+    team.each(packs, [&](long long i) {
       for (int j = 0; j < n; ++j)
-        to.to_weight[team.index() * to.size + i * n + j] = to_weight[i * n + j];
+        to.to_weight[team.index() * to.size + i * n + j] = to_weight[j * packs + i];
     });
 }
 
@@ -180,9 +186,14 @@ void sum_rows(const Team<kBlock>& team, const SumRows& to) {
     team.each(kBlock, [&](long long i) {
       const long long column = first + i % 32;
       float sum = 0;
-      if (column < to.size)
-        for (long long row = i / 32; row < to.rows; row += kParts)
-          sum += to.parts[row * to.size + column];
+      constexpr int kOnce = 8;  // loads under way
+      for (long long row = i / 32; column < to.size && row < to.rows; row += kOnce * kParts) {
+        float some[kOnce];
+        for (int j = 0; j < kOnce; ++j)
+          some[j] =
+              row + j * kParts < to.rows ? to.parts[(row + j * kParts) * to.size + column] : 0;
+        for (int j = 0; j < kOnce; ++j) sum += some[j];
+      }
       sums[i] = sum;
     });
     team.synchronize();
@@ -330,38 +341,45 @@ void rotate(const Team<kBlock>& team, const Rotate& to) {
     else
       load_wide<T>(into, from, element);
   };
-  for (long long row = team.index(); row < to.batch * to.length; row += team.count()) {
-    const long long sample = row / to.length, position = row - sample * to.length,
-                    angles = (to.by_sample != 0 ? row : position) * to.dim;
-    auto with_head = [&](int number, auto body) {
-      const bool query = number < to.query.heads;
-      const Heads& all = query ? to.query : to.key;
-      const int head = query ? number : number - to.query.heads;
-      body((const T*)all.in + sample * all.batch_stride + position * all.row_stride +
-               head * all.head_stride,
-           (T*)all.out + (row * all.heads + head) * to.size);
-    };
-    team.each(heads * packs, [&](long long i) {
-      const int number = (int)i / packs, pair = ((int)i - number * packs) * n;
+  // Divisions of 32 bits are the cheaper ones.
+  const long long rows = to.batch * to.length;
+  auto divided = [](long long x, long long by) {
+    return x >> 31 == 0 ? (long long)((unsigned)x / (unsigned)by) : x / by;
+  };
+  auto with_head = [&](long long row, int number, auto body) {
+    const long long sample = divided(row, to.length), position = row - sample * to.length;
+    const bool query = number < to.query.heads;
+    const Heads& all = query ? to.query : to.key;
+    const int head = query ? number : number - to.query.heads;
+    body((to.by_sample != 0 ? row : position) * to.dim,
+         (const T*)all.in + sample * all.batch_stride + position * all.row_stride +
+             head * all.head_stride,
+         (T*)all.out + (row * all.heads + head) * to.size);
+  };
+  team.spread(rows * heads * packs, [&](long long i) {
+    const long long of_head = divided(i, packs), row = divided(of_head, heads);
+    const int pair = (int)(i - of_head * packs) * n;
+    with_head(row, (int)(of_head - row * heads), [&](long long angles, const T* in, T* out) {
       float cos[n], sin[n];
       load_angles(cos, to.cos, angles + pair);
       load_angles(sin, to.sin, angles + pair);
-      with_head(number, [&](const T* in, T* out) {
-        Pack<T, n> a = load<T, n>(in, pair), b = load<T, n>(in, pair + half);
-        for (int j = 0; j < n; ++j) {
-          const float x = wide(a.at[j]), y = wide(b.at[j]), c = cos[j], s = sin[j] * to.direction;
-          put(a.at[j], product(x, c) - product(y, s));
-          put(b.at[j], product(y, c) + product(x, s));
-        }
-        store(out, pair, a);
-        store(out, pair + half, b);
-      });
+      Pack<T, n> a = load<T, n>(in, pair), b = load<T, n>(in, pair + half);
+      for (int j = 0; j < n; ++j) {
+        const float x = wide(a.at[j]), y = wide(b.at[j]), c = cos[j], s = sin[j] * to.direction;
+        put(a.at[j], product(x, c) - product(y, s));
+        put(b.at[j], product(y, c) + product(x, s));
+      }
+      store(out, pair, a);
+      store(out, pair + half, b);
     });
-    team.each((long long)heads * rest, [&](long long i) {
-      const int number = (int)i / rest, element = to.dim + ((int)i - number * rest);
-      with_head(number, [&](const T* in, T* out) { out[element] = in[element]; });
+  });
+  if (rest > 0)
+    team.spread(rows * heads * rest, [&](long long i) {
+      const long long of_head = divided(i, rest), row = divided(of_head, heads);
+      const long long element = to.dim + (i - of_head * rest);
+      with_head(row, (int)(of_head - row * heads),
+                [&](long long, const T* in, T* out) { out[element] = in[element]; });
     });
-  }
 }
 
 // The largest number so far, and the sum of exponentials of the numbers less it. What is not a
