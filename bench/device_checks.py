@@ -85,7 +85,7 @@ def memory(a, folder, python):
 
 def ended(p, status, words, what, seconds):
     out = p.communicate(timeout=seconds)
-    text = " ".join(map(str, out))
+    text = "\n".join(map(str, out))
     good = p.returncode == status and all(w in text for w in words)
     first = next((l for l in text.splitlines() if l.startswith("error")), "")
     line(good, f"{what:48} exit status {p.returncode} (asked: {status})  {first[:150]}")

@@ -2,12 +2,12 @@
 """Training on one NVIDIA device beside PyTorch's lean model, eager and compiled: tokens a second, how much of the device's arithmetic that is, memory beside the plan's.
 
     bench/device_train.py [--build build] [--deps .deps] [--batches 1 4 8] [--checkpointing none selective full] [--model 1b|experts|tiny] [--length 4096]
-                          [--steps 12] [--compiled 4 8] [--peak-tflops 989] [--seconds 1200] [--under COMMAND]
+                          [--steps 12] [--compiled 4 8] [--peak-tflops 989] [--machine h100] [--seconds 1200] [--under COMMAND]
 
 bfloat16 with float32 weights of the optimizer (fsdp2 with one rank on both sides), sequences of --length; "1b" is Llama 3.2 1B's shape with a vocabulary of
 65,536, "experts" a Mixtral of 4 experts of which 2 are active, beside transformers' with grouped_mm. A row is printed as soon as it is there, so a run that is
 ended early has lost nothing; --seconds begins no row after that time. "of peak" counts 6 operations a parameter and token and half of attention's square, not
-what is computed again; "start s" is a process's time without its steps. --under is put before both sides' commands (tests/fake_device/run: no device; only that nothing is broken shows then).
+what is computed again; "start s" is a process's time without its steps, "predicted ms" the plan's step on --machine. --under is put before both sides' commands (tests/fake_device/run: no device; only that nothing is broken shows then).
 """
 import argparse, json, os, shutil, subprocess, sys, tempfile, time
 
@@ -16,7 +16,7 @@ import jobs
 # hidden, layers, heads, kv, ffn, vocabulary
 MODELS = {"1b": ("llama", 2048, 16, 32, 8, 8192, 65536), "experts": ("mixtral", 1024, 12, 16, 8, 3584 * 2, 32000), "tiny": ("llama", 64, 2, 4, 2, 176, 256),
           "tiny_experts": ("mixtral", 64, 2, 4, 2, 176, 256)}
-COLUMNS = ("batch", "checkpointing", "who", "step ms", "tokens/s", "of peak", "peak GB", "planned GB", "first loss", "last loss", "start s")
+COLUMNS = ("batch", "checkpointing", "who", "step ms", "tokens/s", "of peak", "peak GB", "planned GB", "first loss", "last loss", "start s", "predicted ms")
 
 
 def fixture(a, folder, python):
@@ -52,10 +52,14 @@ def ours(a, folder, batch, checkpointing):
     seconds = time.monotonic() - begin
     if p.returncode:
         return failure(p)
-    plan = subprocess.run([program, "plan", job, "--world-size", "1", "--json", *device], capture_output=True, text=True)
-    planned = sum(json.loads(plan.stdout)["bytes"].get(k, 0) for k in ("weights", "gradients", "optimizer", "transient", "activations")) if plan.returncode == 0 else float("nan")
+    plan = subprocess.run([program, "plan", job, "--world-size", "1", "--json", "--machine", a.machine, *device], capture_output=True, text=True)
+    planned = predicted = float("nan")
+    if plan.returncode == 0:
+        told = json.loads(plan.stdout)
+        planned = sum(told["bytes"].get(k, 0) for k in ("weights", "gradients", "optimizer", "transient", "activations"))
+        predicted = told["time"]["seconds"] * 1e3
     found = jobs.rows(os.path.join(folder, "runs/bench/metrics.jsonl"))
-    return found, found[-1]["memory_bytes"], planned, seconds
+    return found, found[-1]["memory_bytes"], planned, seconds, predicted
 
 
 def theirs(a, folder, python, batch, checkpointing, compiled):
@@ -69,7 +73,7 @@ def theirs(a, folder, python, batch, checkpointing, compiled):
     if p.returncode:
         return failure(p)
     memory = [json.loads(line)["memory_bytes"] for line in open(out) if "memory_bytes" in line]
-    return jobs.rows(out), (memory or [float("nan")])[0], float("nan"), seconds
+    return jobs.rows(out), (memory or [float("nan")])[0], float("nan"), seconds, float("nan")
 
 
 def show(a, batch, checkpointing, who, result):
@@ -77,10 +81,10 @@ def show(a, batch, checkpointing, who, result):
     if isinstance(result, str):
         print(f"{head}  {result}", flush=True)
         return None
-    found, peak, planned, seconds = result
+    found, peak, planned, seconds, predicted = result
     step = jobs.median_step(found)
     rate = batch * a.length / step * 1e3
-    print(f"{head}  {step:9.1f}  {rate:9.0f}  {rate * flops_per_token(a) / a.peak_tflops / 1e12:7.1%}  {peak / 1e9:7.2f}  {planned / 1e9:10.2f}  {found[0]['loss']:10.4f}  {found[-1]['loss']:9.4f}  {seconds - sum(row['step_ms'] for row in found) / 1e3:7.1f}", flush=True)
+    print(f"{head}  {step:9.1f}  {rate:9.0f}  {rate * flops_per_token(a) / a.peak_tflops / 1e12:7.1%}  {peak / 1e9:7.2f}  {planned / 1e9:10.2f}  {found[0]['loss']:10.4f}  {found[-1]['loss']:9.4f}  {seconds - sum(row['step_ms'] for row in found) / 1e3:7.1f}  {predicted:12.1f}", flush=True)
     return step
 
 
@@ -95,6 +99,7 @@ def main():
     p.add_argument("--length", type=int, default=4096)
     p.add_argument("--steps", type=int, default=12)
     p.add_argument("--peak-tflops", type=float, default=989.0, help="of the device in bfloat16, dense (H100 SXM: 989)")
+    p.add_argument("--machine", default="h100", help="whose step the plan predicts")
     p.add_argument("--seconds", type=float, default=1200)
     p.add_argument("--under", nargs="*", default=[])
     a = p.parse_args()
@@ -103,7 +108,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         fixture(a, folder, python)
         print(f"{a.model}: {flops_per_token(a) / 1e9:.2f} GFLOP a token, sequences of {a.length}, {a.steps} steps; medians of all but the first three")
-        print(f"{COLUMNS[0]:>5}  {COLUMNS[1]:13}  {COLUMNS[2]:18}  {COLUMNS[3]:>9}  {COLUMNS[4]:>9}  {COLUMNS[5]:>7}  {COLUMNS[6]:>7}  {COLUMNS[7]:>10}  {COLUMNS[8]:>10}  {COLUMNS[9]:>9}  {COLUMNS[10]:>7}", flush=True)
+        print(f"{COLUMNS[0]:>5}  {COLUMNS[1]:13}  {COLUMNS[2]:18}  {COLUMNS[3]:>9}  {COLUMNS[4]:>9}  {COLUMNS[5]:>7}  {COLUMNS[6]:>7}  {COLUMNS[7]:>10}  {COLUMNS[8]:>10}  {COLUMNS[9]:>9}  {COLUMNS[10]:>7}  {COLUMNS[11]}", flush=True)
         failed = unlike = 0
         mine = "not begun"
         for batch in a.batches:

@@ -1,5 +1,6 @@
 #include "attention_blocks_operators.h"
 
+#include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_cudnn_attention_backward.h>
@@ -393,7 +394,10 @@ const AttentionOperators* attention_operators(const Tensor& query) {
   if (query.size(3) > FlashOperators::kLargestHead) return &efficient;
   switch (choice_for(query, query.size(3))) {
     case at::SDPBackend::cudnn_attention:
-      return &cudnn;
+      // Sums of its backward have another order in every run.
+      return at::globalContext().deterministicAlgorithms()
+                 ? static_cast<const AttentionOperators*>(&flash)
+                 : &cudnn;
     case at::SDPBackend::flash_attention:
       return &flash;
     default:
