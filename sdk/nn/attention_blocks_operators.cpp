@@ -18,10 +18,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <tuple>
@@ -58,7 +60,8 @@ Tensor aligned(const Tensor& x) {
   if (const int64_t rest = x.size(3) % several; rest > 0)
     return at::constant_pad_nd(x, {0, several - rest});
   const bool loads = x.stride(3) == 1 && x.stride(0) % several == 0 && x.stride(1) % several == 0 &&
-                     x.stride(2) % several == 0 && x.storage_offset() % several == 0;
+                     x.stride(2) % several == 0 &&
+                     reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
   return loads ? x : x.clone(at::MemoryFormat::Contiguous);
 }
 
@@ -139,7 +142,7 @@ class FlashOperators final : public AttentionOperators {
   }
 };
 
-// cuDNN's attention for samples as training has them, in 0.6 of flash attention's time on an H100;
+// cuDNN's attention for samples as training has them, in 0.65 of flash attention's time on an H100;
 // what else there is goes to flash attention. Which of them follows from a call's shape alone, so
 // that what is computed again has the same bits.
 class CudnnOperators final : public AttentionOperators {
@@ -163,17 +166,20 @@ class CudnnOperators final : public AttentionOperators {
     const int64_t rows = call.query.size(1);
     // Without dropout nothing reads what stands for the state of random numbers.
     Tensor unused = at::empty({}, call.query.options().dtype(at::kLong));
+    // LibTorch finds a plan by the strides of queries, keys and values: those of the others have to
+    // be the same each time.
     auto [to_query, to_key, to_value] = at::_cudnn_attention_backward(
-        heads_first(grad), heads_first(call.query), heads_first(call.key), heads_first(call.value),
-        heads_first(result.out), result.lse.contiguous().unsqueeze(3), unused, unused, Tensor(),
-        Tensor(), Tensor(), rows, rows, /*dropout_p=*/0, is_causal(call.band), call.scale);
+        heads_first(grad.contiguous()), heads_first(call.query), heads_first(call.key),
+        heads_first(call.value), heads_first(result.out.contiguous()),
+        result.lse.contiguous().unsqueeze(3), unused, unused, Tensor(), Tensor(), Tensor(), rows,
+        rows, /*dropout_p=*/0, is_causal(call.band), call.scale);
     return {to_query.transpose(1, 2), to_key.transpose(1, 2), to_value.transpose(1, 2)};
   }
 
  private:
   // It makes a plan of 30 ms for each shape, and is faster on long rows alone.
   static bool fits(const AttentionCall& call) {
-    constexpr int64_t kShortest = 1024, kSeveral = 64;
+    constexpr int64_t kShortest = 1024, kSeveral = 256;
     const int64_t rows = call.query.size(1);
     return call.documents.empty() && is_causal(call.band) && rows == call.key.size(1) &&
            rows >= kShortest && rows % kSeveral == 0 && call.query.size(3) % 8 == 0;
@@ -362,7 +368,8 @@ class CpuOperators final : public PlainOperators {
 
 std::atomic<const AttentionOperators*> set_operators = nullptr;
 
-// What LibTorch chooses for tensors like this one and a head size; asked once for every device.
+// What LibTorch chooses to train on tensors like this one and a head size; asked once for every
+// device, as its switches are then.
 at::SDPBackend choice_for(const Tensor& like, int64_t head_dim) {
   constexpr size_t kDevices = 64, kHeads = FlashOperators::kLargestHead / 8 + 1;
   static std::array<std::array<std::atomic<int>, kHeads>, kDevices> known{};  // 0: not asked
@@ -370,7 +377,9 @@ at::SDPBackend choice_for(const Tensor& like, int64_t head_dim) {
              head = static_cast<size_t>((head_dim + 7) / 8);
   int answer = device < kDevices ? known[device][head].load() : 0;
   if (answer == 0) {
-    Tensor small = at::empty({1, 1, 128, static_cast<int64_t>(head) * 8}, like.options());
+    const c10::AutoGradMode with_gradients(true);
+    const Tensor small = at::empty({1, 1, 128, static_cast<int64_t>(head) * 8}, like.options())
+                             .set_requires_grad(true);
     answer = 1 + static_cast<int>(at::_fused_sdp_choice(small, small, small));
     if (device < kDevices) known[device][head] = answer;
   }
@@ -400,8 +409,10 @@ const AttentionOperators* attention_operators(const Tensor& query) {
                  : &cudnn;
     case at::SDPBackend::flash_attention:
       return &flash;
-    default:
+    case at::SDPBackend::efficient_attention:
       return &efficient;
+    default:
+      return nullptr;
   }
 }
 

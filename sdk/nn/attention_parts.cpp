@@ -193,7 +193,7 @@ std::pair<Tensor, Tensor> attend_own(const AttentionOptions& options, const Tens
     if (std::optional<AttentionCall> call =
             whole_call(options, documents, runs, query, key, value)) {
       AttentionResult result = operators->forward(*call);
-      return {result.out, result.lse};
+      return {result.out.contiguous(), result.lse};  // padded heads are cut, for one
     }
   Tensor out = at::empty(query.sizes(), query.options());
   Tensor lse = at::empty({query.size(0), query.size(2), query.size(1)},

@@ -5,6 +5,8 @@
 #include <torch/library.h>
 
 #include <cmath>
+#include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <tuple>
@@ -83,12 +85,18 @@ Grads backward_one(const Tensor& grad, const Tensor& query, const Tensor& key, c
 }
 
 // The kernels read 16 bytes at a time.
-void check_aligned(const Tensor& x, const char* message) {
-  const int64_t several = 16 / x.element_size();
-  TORCH_CHECK(x.stride(-1) == 1 && x.size(-1) % several == 0 && x.stride(-2) % several == 0 &&
-                  x.stride(-3) % several == 0,
-              message);
+void check_aligned(std::initializer_list<Tensor> all, const char* message) {
+  for (const Tensor& x : all) {
+    const int64_t several = 16 / x.element_size();
+    bool aligned = x.stride(-1) == 1 && x.size(-1) % several == 0 &&
+                   reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+    for (int64_t d = 0; d + 1 < x.dim(); ++d) aligned = aligned && x.stride(d) % several == 0;
+    TORCH_CHECK(aligned, message);
+  }
 }
+constexpr auto kNoKernel = "cutlassF: no kernel found to launch!";
+constexpr auto kFlashHeads =
+    "flash attention takes heads of a multiple of 8, at multiples of 16 bytes";
 
 // The memory-efficient operators: mask 0 is none, 1 and 2 are causal.
 Scores efficient(const MaybeTensor& bias, int64_t sample, int64_t mask, double scale,
@@ -108,7 +116,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt> efficient_forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& bias,
     const MaybeTensor&, const MaybeTensor&, MaybeSymInt, MaybeSymInt, double, int64_t mask, bool,
     std::optional<double> scale, const MaybeTensor&, MaybeInt window) {
-  check_aligned(query, "cutlassF: no kernel found to launch!");
+  check_aligned({query, key, value}, kNoKernel);
   const int64_t samples = query.size(0), rows = query.size(1), padded = (rows + 31) / 32 * 32;
   Tensor out = at::empty({samples, rows, query.size(2), value.size(3)}, query.options());
   Tensor sums =
@@ -127,6 +135,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
     const MaybeTensor& bias, const Tensor& out, const MaybeTensor&, const MaybeTensor&, SymInt,
     SymInt, const Tensor& sums, double, const Tensor&, const Tensor&, int64_t mask, bool,
     std::optional<double> scale, MaybeInt, MaybeInt window, bool) {
+  check_aligned({query, key, value, grad, out}, kNoKernel);
   Tensor dq = at::empty_like(query), dk = at::empty_like(key), dv = at::empty_like(value);
   for (int64_t b = 0; b < query.size(0); ++b) {
     const Grads grads = backward_one(grad[b], query[b], key[b], value[b], out[b],
@@ -181,7 +190,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward(
     const MaybeTensor& sums_k, SymInt, SymInt, double, bool causal, bool,
     std::optional<double> scale, MaybeSymInt left, MaybeSymInt right, const MaybeTensor&,
     const MaybeTensor&) {
-  check_aligned(query, "flash attention takes heads of a multiple of 8");
+  check_aligned({query, key, value}, kFlashHeads);
   const bool dense = query.dim() == 4;
   Tensor out = at::empty(query.sizes(), query.options());
   const auto options = query.options().dtype(at::kFloat);
@@ -204,6 +213,7 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
     const Tensor& out, const Tensor& sums, const Tensor& sums_q, const Tensor& sums_k, SymInt,
     SymInt, double, bool causal, const Tensor&, const Tensor&, std::optional<double> scale,
     MaybeSymInt left, MaybeSymInt right) {
+  check_aligned({query, key, value, grad, out}, kFlashHeads);
   Tensor dq = at::empty_like(query), dk = at::empty_like(key), dv = at::empty_like(value);
   const Scores how = flash(causal, scale_of(scale, query), left, right);
   for (const Sample& sample : samples_of(query, sums_q, sums_k)) {
@@ -238,6 +248,9 @@ std::tuple<Tensor, Tensor, Tensor> cudnn_backward(const Tensor& grad, const Tens
                                                   SymInt keys, double, bool causal,
                                                   std::optional<double> scale) {
   TORCH_CHECK(sums.dim() == 4, "cuDNN's sums are [batch, heads, rows, 1]");
+  // Its plans are found without the strides of these two.
+  TORCH_CHECK(grad.transpose(1, 2).is_contiguous() && out.transpose(1, 2).is_contiguous(),
+              "cuDNN's attention is given other strides than its plan was made for");
   auto [dq, dk, dv] =
       flash_backward(grad.transpose(1, 2), query.transpose(1, 2), key.transpose(1, 2),
                      value.transpose(1, 2), out.transpose(1, 2), sums.squeeze(3), {}, {}, rows,

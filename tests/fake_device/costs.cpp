@@ -42,6 +42,7 @@ const std::unordered_map<std::string, long> kKernels{
     {"aten::masked_select", 3},
     {"aten::_index_put_impl_", 6},
     {"aten::_flash_attention_backward", 3},
+    {"aten::_cudnn_attention_backward", 3},
     {"aten::_efficient_attention_backward", 2},
 };
 

@@ -373,10 +373,11 @@ Tensor histc(c10::DispatchKeySet, const Tensor& input, int64_t bins, const at::S
   return out;
 }
 
-// LibTorch's own choice on devices that have a new cuDNN.
-int64_t prefers_cudnn(c10::DispatchKeySet, const Tensor&, const Tensor&, const Tensor&,
-                      const std::optional<Tensor>&, double, bool, std::optional<double>, bool) {
-  return static_cast<int64_t>(at::SDPBackend::cudnn_attention);
+// LibTorch's own choice on devices that have a new cuDNN, and on those without flash attention.
+template <at::SDPBackend choice>
+int64_t prefers(c10::DispatchKeySet, const Tensor&, const Tensor&, const Tensor&,
+                const std::optional<Tensor>&, double, bool, std::optional<double>, bool) {
+  return static_cast<int64_t>(choice);
 }
 
 bool gives_a_view(const c10::FunctionSchema& schema) {
@@ -412,10 +413,15 @@ struct Load {
     // the CPU's numbers to the bit.
     if (getenv("FAKE_DEVICE_CUDNN_ATTENTION") != nullptr)
       library->impl("_fused_sdp_choice",
-                    torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(prefers_cudnn)));
+                    torch::dispatch(c10::DispatchKey::CUDA,
+                                    TORCH_FN(prefers<at::SDPBackend::cudnn_attention>)));
+    if (getenv("FAKE_DEVICE_EFFICIENT_ATTENTION") != nullptr)
+      library->impl("_fused_sdp_choice",
+                    torch::dispatch(c10::DispatchKey::CUDA,
+                                    TORCH_FN(prefers<at::SDPBackend::efficient_attention>)));
     auto& context = at::globalContext();
     context.setSDPUseMemEfficient(getenv("FAKE_DEVICE_FUSED_ATTENTION") != nullptr);
-    context.setSDPUseCuDNN(false);
+    context.setSDPUseCuDNN(false);  // nobody asks LibTorch's own choice for it
     if (getenv("FAKE_DEVICE_VERBOSE") != nullptr)
       fake_device_note("fake device: %zu operators run on the host\n", kept->size());
   }
