@@ -78,9 +78,10 @@ uint64_t stream_of(std::string_view module) {
 
 }  // namespace
 
-Tensor AdapterDropout::apply(const Tensor& x, std::string_view module, int64_t columns,
-                             bool part) const {
-  if (x.numel() == 0) return x;
+Tensor AdapterDropout::dropped(const Tensor& x, std::string_view module, int64_t columns,
+                               bool part) const {
+  Tensor dropped = at::empty(x.sizes(), at::kBool);
+  if (x.numel() == 0) return dropped.to(x.device());
   const std::vector<Tensor> kept = once_under_recompute([this]() -> std::vector<Tensor> {
     return {at::tensor({place_.step, place_.first_row, place_.rows}, at::kLong)};
   });
@@ -92,7 +93,6 @@ Tensor AdapterDropout::apply(const Tensor& x, std::string_view module, int64_t c
       positions(length, part ? tensor_ranks_ : 1, part ? tensor_rank_ : 0);
   const auto below = static_cast<uint32_t>(rate_ * 0x1p32);
   const uint64_t key = seed_ ^ stream_of(module);
-  Tensor dropped = at::empty(x.sizes(), at::kBool);
   bool* out = dropped.mutable_data_ptr<bool>();
   at::parallel_for(
       0, tokens, std::max<int64_t>(1, kGrain / here), [&](int64_t first, int64_t last) {
@@ -102,7 +102,7 @@ Tensor AdapterDropout::apply(const Tensor& x, std::string_view module, int64_t c
                static_cast<uint32_t>(place[1] + i / length), static_cast<uint32_t>(place[0]), key},
               below, begin, here, out + i * here);
       });
-  return x.masked_fill(dropped.to(x.device()), 0);
+  return dropped.to(x.device());
 }
 
 }  // namespace meshwright::train

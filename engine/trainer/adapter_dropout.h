@@ -26,12 +26,11 @@ class AdapterDropout {
   // Of the forwards from now on. What recomputes under activation checkpointing keeps the place of
   // its first run.
   void begin(const MicroBatchPlace& place) { place_ = place; }
-  // x, the input of a Linear of so many columns in all, with zeros for what is dropped; the rest is
-  // not scaled up. `part`: of each sample it is this rank's part of the positions, of equal ones of
-  // the tensor-parallel group. Drawn on the host, whatever x's device. Backward keeps one byte an
-  // element.
-  at::Tensor apply(const at::Tensor& x, std::string_view module, int64_t columns,
-                   bool part = false) const;
+  // What is dropped of x, the input of a Linear of so many columns in all: bool of its shape, on
+  // its device. `part`: of each sample it is this rank's part of the positions, of equal ones of
+  // the tensor-parallel group. Drawn on the host, whatever x's device.
+  at::Tensor dropped(const at::Tensor& x, std::string_view module, int64_t columns,
+                     bool part = false) const;
 
  private:
   double rate_;

@@ -171,7 +171,7 @@ struct Reader {
 };
 
 // y + scale B (A x), in two hooks around the Linear. The output of one of our own is nobody else's
-// yet, so that the sum may take its memory. With dropout each Linear reads an x of its own.
+// yet, so that the sum may take its memory. With dropout each Linear drops elements of its own.
 void run(HookHost& host, Linear in, Linear out, double scale, Drop drop, Reader reader) {
   auto input = std::make_shared<Tensor>();  // between the two hooks of a call
   host.before_forward.emplace_back(
@@ -181,24 +181,25 @@ void run(HookHost& host, Linear in, Linear out, double scale, Drop drop, Reader 
       [input, in = std::move(in), out = std::move(out), scale, drop = std::move(drop),
        reader = std::move(reader)](torch::nn::Module& linear, TensorRefs& outputs) mutable {
         const Tensor given = std::exchange(*input, Tensor());
-        Tensor x = given;
+        Tensor x = given, dropped;
         Tensor& y = *outputs.at(0);
         double times = scale;
         if (drop.at_work(linear)) {
           // Where the factor gathers its input by itself, x is this rank's part of the positions.
           const HookHost& reads = *in;
-          x = drop.dropout->apply(x, drop.module, drop.columns,
-                                  /*part=*/static_cast<bool>(reads.around));
+          dropped = drop.dropout->dropped(x, drop.module, drop.columns,
+                                          /*part=*/static_cast<bool>(reads.around));
           times /= 1 - drop.dropout->rate();
         }
         x = as_type_of(x, in->weight);
         const bool ours = typeid(linear) == typeid(Linear::ContainedType);
         if (!ours || !bare(in) || !bare(out) || !fits_low_rank(y, x, in->weight, out->weight))
-          y = y + as_type_of(out(in(x).mul(times)), y);
-        else if (x.is_same(given))
+          y = y +
+              as_type_of(out(in(dropped.defined() ? x.masked_fill(dropped, 0) : x).mul(times)), y);
+        else if (x.is_same(given) && !dropped.defined())
           y = widen_low_rank(y, reader.together->narrowed(x, reader.which), out->weight);
         else
-          y = add_low_rank(y, x, in->weight, out->weight, times);
+          y = add_low_rank(y, x, in->weight, out->weight, times, dropped);
       });
 }
 

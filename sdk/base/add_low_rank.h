@@ -11,9 +11,11 @@ namespace meshwright {
 
 // y + scale B (A x), in: A [r, in], out: B [out, r]. y is what a Linear gave for x, and nobody else
 // has it: the result takes its memory. Backward keeps x and A x; gradients of A and B may be put
-// off (zero bubble pipelines), and those of x from several adapters add up in one tensor.
+// off (zero bubble pipelines), and those of x from several adapters add up in one tensor. With
+// `dropped`, bool of x's shape, A reads zeros where that is true; backward keeps it beside x.
 MESHWRIGHT_API at::Tensor add_low_rank(const at::Tensor& y, const at::Tensor& x,
-                                       const at::Tensor& in, const at::Tensor& out, double scale);
+                                       const at::Tensor& in, const at::Tensor& out, double scale,
+                                       const at::Tensor& dropped = {});
 // Whether these can be added so: some of one dtype, without autocast.
 MESHWRIGHT_API bool fits_low_rank(const at::Tensor& y, const at::Tensor& x, const at::Tensor& in,
                                   const at::Tensor& out);

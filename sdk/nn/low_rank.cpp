@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -34,17 +35,25 @@ Tensor stacked(at::TensorList factors) {
   return factors.size() == 1 ? factors[0] : at::cat(factors, 0);
 }
 
-// scale A x of each adapter that reads x. Whatever is scaled has r columns.
+// x without what is dropped.
+Tensor rest_of(const Tensor& x, const Tensor& dropped) {
+  return dropped.defined() ? x.masked_fill(dropped, 0) : x;
+}
+
+// scale A x of each adapter that reads x, or what of it is not dropped. Whatever is scaled has r
+// columns.
 struct Narrowed : torch::autograd::Function<Narrowed> {
   static variable_list forward(AutogradContext* context, const Tensor& x, at::TensorList in,
-                               double scale) {
+                               double scale, const std::optional<Tensor>& given) {
     context->set_materialize_grads(false);
-    variable_list saved{x};
+    const Tensor dropped = given.value_or(Tensor());
+    variable_list saved{x, dropped};
     saved.insert(saved.end(), in.begin(), in.end());
     context->save_for_backward(std::move(saved));
     context->saved_data["scale"] = scale;
     detail::keep_queue(*context);
-    const Tensor all = product(x.reshape({-1, x.size(-1)}), stacked(in)).mul_(scale);
+    const Tensor all =
+        product(rest_of(x, dropped).reshape({-1, x.size(-1)}), stacked(in)).mul_(scale);
     context->saved_data["columns"] = all.size(1);
     // For autograd no views: nothing changes them in place.
     at::AutoDispatchBelowADInplaceOrView not_views;
@@ -59,21 +68,24 @@ struct Narrowed : torch::autograd::Function<Narrowed> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    const Tensor& x = saved[0];
-    variable_list out(saved.size() + 1), came, in;
+    const Tensor &x = saved[0], &dropped = saved[1];
+    variable_list out(saved.size() + 1), came, in;  // of x, each factor, the scale and `dropped`
     std::vector<size_t> whose;
     std::vector<bool> wanted;
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) continue;  // nobody used it
       came.push_back(grads[i]);
-      in.push_back(saved[i + 1]);
+      in.push_back(saved[i + 2]);
       whose.push_back(i + 1);
       wanted.push_back(context->needs_input_grad(i + 1));
     }
     if (came.empty()) return out;
     const Tensor u = beside(*context, came, context->saved_data["scale"].toDouble());
-    if (context->needs_input_grad(0)) out[0] = detail::SharedInput::gradient(x, u, stacked(in));
-    variable_list to_in = detail::gradients_of_weights(*context, in, wanted, u, x);
+    if (context->needs_input_grad(0))
+      out[0] = dropped.defined() ? rest_of(product(u, stacked(in).t()).view(x.sizes()), dropped)
+                                 : detail::SharedInput::gradient(x, u, stacked(in));
+    variable_list to_in =
+        detail::gradients_of_weights(*context, in, wanted, u, rest_of(x, dropped));
     for (size_t i = 0; i < whose.size(); ++i) out[whose[i]] = std::move(to_in[i]);
     return out;
   }
@@ -169,7 +181,7 @@ bool reads_low_rank(const Tensor& x, const Tensor& in) {
 }
 
 std::vector<Tensor> narrow_low_rank(const Tensor& x, at::TensorList in, double scale) {
-  return Narrowed::apply(detail::SharedInput::read(x), in, scale);
+  return Narrowed::apply(detail::SharedInput::read(x), in, scale, std::nullopt);
 }
 
 Tensor widen_low_rank(const Tensor& y, const Tensor& narrow, const Tensor& out) {
@@ -177,8 +189,12 @@ Tensor widen_low_rank(const Tensor& y, const Tensor& narrow, const Tensor& out) 
 }
 
 Tensor add_low_rank(const Tensor& y, const Tensor& x, const Tensor& in, const Tensor& out,
-                    double scale) {
-  return widen_low_rank(y, narrow_low_rank(x, in, scale)[0], out);
+                    double scale, const Tensor& dropped) {
+  // What is dropped differs from reader to reader, so that their gradients of x are no one product.
+  const Tensor narrow = dropped.defined() ? Narrowed::apply(x, at::TensorList(in), scale,
+                                                            std::optional<Tensor>(dropped))[0]
+                                          : narrow_low_rank(x, {in}, scale)[0];
+  return widen_low_rank(y, narrow, out);
 }
 
 }  // namespace meshwright

@@ -113,7 +113,7 @@ struct Net {
       Tensor read = read_by(i, apart), y = at::linear(read, linears[i]->weight);
       double scale = 1.5;
       if (dropout != nullptr) {
-        read = dropout->apply(read, names[i], kIn);
+        read = read.masked_fill(dropout->dropped(read, names[i], kIn), 0);
         scale /= 1 - dropout->rate();
       }
       if (in[i].defined()) y = y + scale * at::linear(at::linear(read, in[i]), out[i]);
