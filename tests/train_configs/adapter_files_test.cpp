@@ -92,7 +92,8 @@ TEST_CASE("files of adapters that do not fit are refused, and leave no run") {
       {"foreign",
        [](const Adapters& a) {
          a.rewrite([](json::object& t) {
-           t["base_model.model.model.vision.proj.lora_A.weight"] = t.at(kOfQ + "lora_A.weight");
+           const json::value like = t.at(kOfQ + "lora_A.weight");
+           t["base_model.model.model.vision.proj.lora_A.weight"] = like;
          });
        },
        "E0704",
@@ -113,7 +114,10 @@ TEST_CASE("files of adapters that do not fit are refused, and leave no run") {
                               adapters.path.string() + "\"' ";
     const bool fits = row.code.empty();
     int status = -1;
-    const std::string validated = said("validate " + begin, &status);
+    fs::remove_all(kRuns + "/adapter_files_begun");
+    const std::string validated = said(
+        "validate " + begin + "--set run.dir='" + kRuns + "' --set run.name=adapter_files_begun",
+        &status);
     CHECK((status == 0) == fits);
     for (const char* ranks : {"", "--nproc 2 "}) {
       const Trained run = train(begin + ranks, "adapter_files_begun");
