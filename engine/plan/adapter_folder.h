@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/base/module_numbers.h"
+#include "engine/plan/adapter_targets.h"
 #include "engine/plan/plan.h"
 
 namespace meshwright::plan {
@@ -34,6 +35,7 @@ struct AdapterFolder {
   meshwright::base::ModuleNumbers ranks, alphas;  // of all modules
   bool rank_stabilized = false;
   std::string base;  // the model that it names; "": none
+  AdapterTargets targets;
 };
 // `model`: that of the adapters. Throws Error(file_unreadable | weights_mismatch), without a key.
 AdapterFolder read_adapter_folder(const std::filesystem::path& folder, const ModelOutline& model);
