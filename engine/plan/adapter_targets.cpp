@@ -30,7 +30,7 @@ std::optional<std::regex> expression_in(const boost::json::value* value) try {
   return std::nullopt;
 }
 
-bool fits(const std::optional<std::regex>& expression, std::string_view module) {
+bool expression_fits(const std::optional<std::regex>& expression, std::string_view module) {
   return expression && std::regex_match(module.begin(), module.end(), *expression);
 }
 
@@ -92,10 +92,10 @@ bool AdapterTargets::is_in_layers(std::string_view module) const {
 }
 
 bool AdapterTargets::hold(std::string_view module) const {
-  if (names_one(excluded_, module) || fits(excluded_expression_, module)) return false;
+  if (names_one(excluded_, module) || expression_fits(excluded_expression_, module)) return false;
   if (names_) return names_one(*names_, module) && is_in_layers(module);
   if (all_linear_) return !names_module("lm_head", module);
-  return !expression_ || fits(expression_, module);
+  return !expression_ || expression_fits(expression_, module);
 }
 
 }  // namespace meshwright::plan
