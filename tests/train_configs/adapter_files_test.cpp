@@ -134,6 +134,31 @@ TEST_CASE("files of adapters that do not fit are refused, and leave no run") {
   }
 }
 
+TEST_CASE("names with a dot choose modules, and tensors of others are told as such") {
+  const std::string chosen = kJob +
+                             "--set step_scheduler.max_steps=0 --set "
+                             "'lora.target_modules=[\"self_attn.q_proj\", \"mlp.down_proj\"]' ";
+  const fs::path whole = exported_adapters();
+  const Trained some = train(chosen + "--set checkpoint.export=final", "adapter_files_some");
+  INFO(some.out);
+  REQUIRE(some.status == 0);
+  const std::string tensors = contents(kRuns + "/adapter_files_some/hf/adapter_model.safetensors");
+  const std::string header = tensors.substr(8, Adapters::header_size(tensors));
+  CHECK(header.find(kOfQ + "lora_A.weight") != std::string::npos);
+  CHECK(header.find("mlp.down_proj.lora_B.weight") != std::string::npos);
+  CHECK(header.find("k_proj") == std::string::npos);
+  CHECK(header.find("up_proj") == std::string::npos);
+
+  const Trained fewer =
+      train(chosen + "--set 'lora.adapter=\"" + whole.string() + "\"' ", "adapter_files_fewer");
+  INFO(fewer.out);
+  CHECK(fewer.status == 7);
+  CHECK_FALSE(fs::exists(kRuns + "/adapter_files_fewer"));
+  CHECK(fewer.out.find("which no adapter of this job takes") != std::string::npos);
+  CHECK(fewer.out.find("set lora.target_modules to those of its adapter_config.json") !=
+        std::string::npos);
+}
+
 TEST_CASE("adapters that are not finite are said to be the adapters") {
   const Adapters adapters(exported_adapters(), "adapter_files_nan");
   std::string bytes = contents(adapters.file());
