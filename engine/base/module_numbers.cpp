@@ -13,24 +13,6 @@ namespace {
 // time in proportion to its size.
 constexpr size_t kLongest = 512;
 
-std::regex expression_of(const std::string& name) {
-  auto refuse = [&](const std::string& why) {
-    return Error(ErrorCode::conflict, to_toml(name) + " cannot be read: " + why)
-        .help("name modules in full, or by their last part");
-  };
-  if (name.size() > kLongest) throw refuse("it is longer than 512 characters");
-  if (name.find('{') != std::string::npos) throw refuse("counts in braces are not read here");
-  auto how = std::regex_constants::ECMAScript;
-#ifdef __GLIBCXX__
-  how = how | std::regex_constants::__polynomial;  // no expression takes exponential time
-#endif
-  try {
-    return std::regex("(?:.*\\.)?(?:" + name + ")", how);
-  } catch (const std::regex_error& error) {
-    throw refuse(error.what());
-  }
-}
-
 double number_of(const std::string& name, const std::string& text, bool whole) {
   double out = 0;
   const char* end = text.data() + text.size();
@@ -46,10 +28,28 @@ double number_of(const std::string& name, const std::string& text, bool whole) {
 
 }  // namespace
 
+std::regex module_expression(const std::string& name, const std::string& before) {
+  auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::conflict, to_toml(name) + " cannot be read: " + why)
+        .help("name modules in full, or by their last part");
+  };
+  if (name.size() > kLongest) throw refuse("it is longer than 512 characters");
+  if (name.find('{') != std::string::npos) throw refuse("counts in braces are not read here");
+  auto how = std::regex_constants::ECMAScript;
+#ifdef __GLIBCXX__
+  how = how | std::regex_constants::__polynomial;  // no expression takes exponential time
+#endif
+  try {
+    return std::regex(before + "(?:" + name + ")", how);
+  } catch (const std::regex_error& error) {
+    throw refuse(error.what());
+  }
+}
+
 ModuleNumbers::ModuleNumbers(double others, const StringMap& pattern, bool whole)
     : others_(others) {
   for (const auto& [name, text] : pattern)
-    entries_.push_back({name, expression_of(name), number_of(name, text, whole)});
+    entries_.push_back({name, module_expression(name, "(?:.*\\.)?"), number_of(name, text, whole)});
 }
 
 bool ModuleNumbers::Entry::fits(std::string_view module) const {

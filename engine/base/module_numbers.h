@@ -11,6 +11,11 @@
 
 namespace meshwright::base {
 
+// A stranger's regular expression for the whole of a module's name, `before` in front of it, read
+// so that no search takes exponential time. Throws Error(conflict), without a key, for one that
+// cannot be read, is longer than 512 characters or counts in braces.
+std::regex module_expression(const std::string& name, const std::string& before = {});
+
 class ModuleNumbers {
  public:
   ModuleNumbers() = default;  // 0 for all

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/checkpoint/source.h"
+#include "engine/weights/adapter_tensors.h"
 #include "engine/weights/export.h"
 #include "meshwright/options.h"
 
@@ -17,9 +18,8 @@ namespace meshwright::checkpoint {
 
 // What a checkpoint of a run with adapters carries; peft's, word for word.
 inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
-// What peft writes beside it, and puts before a module's name there.
-inline constexpr std::string_view kAdapterWeights = "adapter_model.safetensors",
-                                  kPeftPrefix = "base_model.model.";
+using weights::kAdapterWeights;
+using weights::kPeftPrefix;
 
 // What kAdapterConfig says of how often adapters count.
 struct PeftScale {

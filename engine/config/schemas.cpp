@@ -147,7 +147,8 @@ constexpr std::array kLora = {
     number("alpha", "32", 0, "Adapters count alpha / r times.", true),
     with_aliases(
         option("target_modules", MESHWRIGHT_STRING | MESHWRIGHT_STRING_LIST, "\"all-linear\"",
-               "Linears that get an adapter: a last name (\"q_proj\"), or a pattern of full names "
+               "Linears that get an adapter: last parts of a name (\"q_proj\", "
+               "\"self_attn.q_proj\"), or a pattern of full names "
                "(\"model.layers.0.*.q_proj\", * within a part). \"all-linear\": all but heads."),
         "match_all_linear{true=all-linear,false=}"),
     option("exclude_modules", MESHWRIGHT_STRING_LIST, "[]", "Linears that get none, named alike."),

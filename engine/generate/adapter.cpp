@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "engine/report/report.h"
 #include "engine/weights/convert.h"
@@ -76,18 +77,52 @@ Adapter::Adapter(fs::path folder, const ModelOutline& model, bool merged)
   pair_up(model, read);
 }
 
+// The two files do not belong together, whatever the model.
+Error Adapter::inconsistent(const std::string& what) const {
+  return Error(ErrorCode::weights_mismatch, file_->path().string() + ": " + what)
+      .help("take adapter_config.json and adapter_model.safetensors from one save")
+      .help(kExport);
+}
+
+void Adapter::check_targets(const ModelOutline& model, const plan::AdapterTargets& targets) const {
+  std::set<const ParameterOutline*> wanted;
+  for (const auto& [in_file, weight] : linears(model))
+    if (targets.hold(in_file.substr(checkpoint::kPeftPrefix.size())) ||
+        targets.hold(module_of(weight->name)))
+      wanted.insert(weight);
+  std::set<std::string, std::less<>> names;
+  for (const ParameterOutline* weight : wanted) names.insert(weight->name);
+  for (const Weight& weight : weights_)
+    if (!names.contains(weight.name))
+      throw inconsistent(in_quotes(file_->tensors()[weight.factors.in].name) +
+                         " is of no module of " + targets.text() + " in its adapter_config.json");
+  for (const std::string& name : names)
+    if (targets.are_names() && find(name) == nullptr)
+      throw inconsistent("it has no tensors for " + std::string(module_of(name)) +
+                         ", which is of " + targets.text() + " in its adapter_config.json");
+}
+
 Error Adapter::mismatch(const std::string& what) const {
   Error error(ErrorCode::weights_mismatch, file_->path().string() + ": " + what);
   if (!base_.empty()) error.help("its adapter_config.json names the model " + base_);
   return error.help("name the model that the adapters were trained beside");
 }
 
+Error Adapter::other_shape(const checkpoint::SourceTensor& tensor, const std::string& name,
+                           const std::vector<int64_t>& wanted) const {
+  const std::string what = in_quotes(tensor.name) + " has the shape " +
+                           report::shape_text(tensor.shape) + ", the adapter of " + name + " has " +
+                           report::shape_text(wanted);
+  const size_t rank = low_rank_factor(tensor.name)->out ? 1 : 0;
+  if (tensor.shape.size() != 2 || tensor.shape[1 - rank] != wanted[1 - rank]) return mismatch(what);
+  return inconsistent(what + ": its r is " + std::to_string(tensor.shape[rank]) + ", not the " +
+                      std::to_string(wanted[rank]) + " of its adapter_config.json");
+}
+
 void Adapter::check_tensor(const std::string& name, const std::vector<int64_t>& shape,
                            size_t at) const {
   const checkpoint::SourceTensor& tensor = file_->tensors()[at];
-  if (tensor.shape != shape)
-    throw mismatch(in_quotes(tensor.name) + " has the shape " + report::shape_text(tensor.shape) +
-                   ", the adapter of " + name + " has " + report::shape_text(shape));
+  if (tensor.shape != shape) throw other_shape(tensor, name, shape);
   if (!weights::is_floating(tensor.dtype))
     throw mismatch(in_quotes(tensor.name) + " is " + std::string(dtype_name(tensor.dtype)) +
                    ", not of a floating type");
@@ -114,8 +149,8 @@ void Adapter::pair_up(const ModelOutline& model, const plan::AdapterFolder& read
   }
   for (const auto& [name, one] : found) {
     if (!one.in || !one.out)
-      throw mismatch(in_quotes(file_->tensors()[one.in ? *one.in : *one.out].name) +
-                     " has no other factor beside it, lora_" + (one.in ? "B" : "A"));
+      throw inconsistent(in_quotes(file_->tensors()[one.in ? *one.in : *one.out].name) +
+                         " has no other factor beside it, lora_" + (one.in ? "B" : "A"));
     const std::string module(module_of(name));
     const plan::AdapterSize size{static_cast<int64_t>(read.ranks.of(one.in_file, module)),
                                  read.alphas.of(one.in_file, module)};
@@ -125,6 +160,7 @@ void Adapter::pair_up(const ModelOutline& model, const plan::AdapterFolder& read
     weights_.push_back({name, {*one.in, *one.out, counts_.scale(module)}});
   }
   if (weights_.empty()) throw mismatch("it holds no adapters");
+  check_targets(model, read.targets);
 }
 
 const Adapter::Weight* Adapter::find(std::string_view parameter) const {

@@ -41,7 +41,12 @@ class Adapter {
   void check_tensor(const std::string& name, const std::vector<int64_t>& shape, size_t at) const;
   void pair_up(const ModelOutline& model, const plan::AdapterFolder& read);
   StringMap differing(double (*number)(const plan::AdapterSize&), double all) const;
+  // Every tensor is of a module that the folder's configuration names, and these have theirs.
+  void check_targets(const ModelOutline& model, const plan::AdapterTargets& targets) const;
   Error mismatch(const std::string& what) const;
+  Error inconsistent(const std::string& what) const;
+  Error other_shape(const checkpoint::SourceTensor& tensor, const std::string& name,
+                    const std::vector<int64_t>& wanted) const;
   std::filesystem::path folder_;
   bool merged_;
   plan::Adapters counts_;  // r, alpha and what differs from them alone

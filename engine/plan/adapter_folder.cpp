@@ -158,7 +158,8 @@ class AdapterConfig {
             .ranks = base::ModuleNumbers(ranks.value, ranks.some, /*whole=*/true),
             .alphas = base::ModuleNumbers(alphas.value, alphas.some, /*whole=*/false),
             .rank_stabilized = rank_stabilized(),
-            .base = text_of("base_model_name_or_path")};
+            .base = text_of("base_model_name_or_path"),
+            .targets = AdapterTargets(config_.as_object())};
   }
 
   void tell_dropout(Diagnostics& diagnostics) const {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/base/module_numbers.h"
+#include "engine/plan/adapter_targets.h"
 #include "engine/plan/plan.h"
 
 namespace meshwright::plan {
@@ -19,6 +20,10 @@ void take_from_adapter_folder(config::Config& config, Diagnostics& diagnostics);
 // Error(weights_mismatch) for what is not read here. Nothing where lora.adapter is not set.
 void check_adapter_folder(const Job& job, Diagnostics& diagnostics);
 
+// Holds adapter_model.safetensors against the job's model as well, where all of that fits and the
+// job names its model: adds Error(bad_safetensors | weights_mismatch). Reads its header alone.
+void check_adapter_files(const Job& job, Diagnostics& diagnostics);
+
 // Whether nothing is there yet that the run could go on with. Where something is, the run itself
 // finds out whether it does (checkpoint::choose_start): then the folder is not read again.
 bool begins_afresh(const config::Config& config);
@@ -30,6 +35,7 @@ struct AdapterFolder {
   meshwright::base::ModuleNumbers ranks, alphas;  // of all modules
   bool rank_stabilized = false;
   std::string base;  // the model that it names; "": none
+  AdapterTargets targets;
 };
 // `model`: that of the adapters. Throws Error(file_unreadable | weights_mismatch), without a key.
 AdapterFolder read_adapter_folder(const std::filesystem::path& folder, const ModelOutline& model);

@@ -1,15 +1,12 @@
 #include "engine/plan/adapters.h"
 
 #include <algorithm>
-#include <boost/json/array.hpp>
-#include <boost/json/object.hpp>
 #include <cmath>
 #include <map>
 #include <variant>
 
 #include "engine/base/module_numbers.h"
 #include "engine/plan/base_dtype.h"
-#include "engine/report/report.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/low_rank.h"
 
@@ -20,10 +17,13 @@ constexpr const char* kAllLinear = "all-linear";
 
 std::string_view last_part(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 
-// A last name, or a pattern of full names.
+bool is_pattern(std::string_view wanted) {
+  return wanted.find_first_of("*?[") != std::string_view::npos;
+}
+
+// Last parts of a name, or a pattern of full names.
 bool selects(std::string_view wanted, std::string_view module) {
-  return wanted.find_first_of(".*?[") == std::string_view::npos ? wanted == last_part(module)
-                                                                : pattern_matches(wanted, module);
+  return is_pattern(wanted) ? pattern_matches(wanted, module) : names_module(wanted, module);
 }
 
 std::vector<std::string> names_of(const Options& table, const char* key) {
@@ -56,6 +56,7 @@ class Choice {
           name == kAllLinear ? all_linear() : find(name, "target_modules");
       wanted.insert(wanted.end(), found.begin(), found.end());
     }
+    for (const std::string& name : excluded) check_takes_away(name, wanted);
     std::vector<const ParameterOutline*> out;
     for (const ModuleOutline& module : outline_.modules) {
       const bool left_out = std::any_of(excluded.begin(), excluded.end(), [&](const auto& name) {
@@ -75,6 +76,22 @@ class Choice {
  private:
   bool is_linear(const ModuleOutline& module) const {
     return module.kind == ModuleKind::linear && weights_.contains(module.name);
+  }
+
+  // A name may be a model's whose head or other part gets none anyway; a pattern was written to
+  // take something away.
+  void check_takes_away(const std::string& name,
+                        const std::vector<const ModuleOutline*>& wanted) const {
+    if (!is_pattern(name) ||
+        std::any_of(wanted.begin(), wanted.end(),
+                    [&](const ModuleOutline* module) { return selects(name, module->name); }))
+      return;
+    throw refuse(table_, "exclude_modules", ErrorCode::conflict,
+                 "lora.exclude_modules: \"" + name +
+                     "\" takes nothing away from what lora.target_modules selects")
+        .help("a pattern is of full names, * within a part: \"" +
+              (wanted.empty() ? std::string("model.layers.*.*.*") : wanted[0]->name) + "\" is one")
+        .help("take \"" + name + "\" out of lora.exclude_modules");
   }
 
   std::vector<const ModuleOutline*> all_linear() const {
@@ -127,11 +144,6 @@ class Choice {
   const ModelOutline& outline_;
   std::map<std::string_view, const ParameterOutline*> weights_;  // by module
 };
-
-// What files call the module of a parameter.
-std::string file_module(const ParameterOutline& p) {
-  return std::string(module_of(p.stored.names.empty() ? p.name : p.stored.names[0]));
-}
 
 // `otherwise`, but for modules that the pattern names (lora.rank_pattern, lora.alpha_pattern).
 base::ModuleNumbers numbers_of(const Options& table, const char* pattern, double otherwise,
@@ -220,54 +232,11 @@ std::vector<ParameterOutline> parameters_of(const ModelOutline& outline,
   return {std::move(in), std::move(out)};
 }
 
-const ParameterOutline& weight_of(const ModelOutline& outline, const std::string& module) {
-  return *outline.find_parameter(module + ".weight");
-}
-
-// What peft finds these modules by: their last names where these mean no other module, else their
-// full names. Experts are one module here and may be many there.
-std::vector<std::string> peft_targets(const Adapters& adapters, const ModelOutline& outline) {
-  const std::set<std::string_view> modules(adapters.modules.begin(), adapters.modules.end());
-  std::set<std::string, std::less<>> last, full;
-  for (const std::string& module : adapters.modules)
-    full.insert(file_module(weight_of(outline, module)));
-  for (const std::string& name : full) last.emplace(last_part(name));
-  const bool others =
-      outline.moe ||
-      std::any_of(outline.modules.begin(), outline.modules.end(), [&](const ModuleOutline& module) {
-        return last.contains(last_part(module.name)) && !modules.contains(module.name);
-      });
-  const std::set<std::string, std::less<>>& out = others ? full : last;
-  return {out.begin(), out.end()};
-}
-
-// A whole number without a point, as peft has it.
-boost::json::value json_number(double number) {
-  if (number == std::floor(number) && number < 1e15) return static_cast<int64_t>(number);
-  return number;
-}
-
-// Numbers of modules that differ from `all`, by last names where all of that name have the one
-// number, else by full names.
-boost::json::object pattern_of(const Adapters& adapters, const ModelOutline& outline, double all,
-                               double (*number)(const AdapterSize&)) {
-  std::map<std::string, double> by_module;
-  std::map<std::string, std::set<double>> by_last;
-  for (const std::string& module : adapters.modules) {
-    const std::string name = file_module(weight_of(outline, module));
-    by_module[name] = number(adapters.size(module));
-    by_last[std::string(last_part(name))].insert(by_module[name]);
-  }
-  boost::json::object out;
-  for (const auto& [last, numbers] : by_last)
-    if (numbers.size() == 1 && *numbers.begin() != all) out[last] = json_number(*numbers.begin());
-  for (const auto& [name, one] : by_module)
-    if (one != all && by_last.at(std::string(last_part(name))).size() > 1)
-      out[name] = json_number(one);
-  return out;
-}
-
 }  // namespace
+
+std::string file_module(const ParameterOutline& p) {
+  return std::string(module_of(p.stored.names.empty() ? p.name : p.stored.names[0]));
+}
 
 AdapterSize Adapters::size(std::string_view module) const {
   const auto other = others.find(module);
@@ -349,39 +318,6 @@ Adapters adapters_in(const config::Config& config, const ModelOutline& outline) 
     out.modules.push_back(module);
   }
   return out;
-}
-
-std::string peft_config(const Adapters& adapters, const ModelOutline& outline,
-                        const std::string& base) {
-  namespace json = boost::json;
-  const std::vector<std::string> targets = peft_targets(adapters, outline);
-  const bool transposed = std::any_of(
-      adapters.modules.begin(), adapters.modules.end(),
-      [&](const std::string& module) { return weight_of(outline, module).stored.transposed; });
-  json::object out;
-  out["alpha_pattern"] = pattern_of(adapters, outline, adapters.alpha,
-                                    [](const AdapterSize& size) { return size.alpha; });
-  out["base_model_name_or_path"] = base.empty() ? json::value(nullptr) : json::value(base);
-  out["bias"] = "none";
-  // Of Conv1D, whose weight lies [in, out]: peft sets it there by itself, with a warning where a
-  // file says otherwise, and needs it to merge. A and B lie alike either way, so lora.adapter takes
-  // it back for such a model, and for no other.
-  out["fan_in_fan_out"] = transposed;
-  out["inference_mode"] = true;
-  out["init_lora_weights"] = true;
-  out["lora_alpha"] = json_number(adapters.alpha);
-  out["lora_dropout"] = adapters.dropout;
-  out["modules_to_save"] = nullptr;
-  out["peft_type"] = "LORA";
-  out["r"] = adapters.r;
-  out["rank_pattern"] =
-      pattern_of(adapters, outline, static_cast<double>(adapters.r),
-                 [](const AdapterSize& size) { return static_cast<double>(size.r); });
-  out["target_modules"] = json::array(targets.begin(), targets.end());
-  out["task_type"] = "CAUSAL_LM";
-  out["use_dora"] = false;
-  out["use_rslora"] = adapters.rank_stabilized;
-  return report::pretty_json(out);
 }
 
 std::string adapter_settings(const config::Config& config) {

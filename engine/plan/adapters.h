@@ -45,6 +45,16 @@ Adapters add_adapters(const config::Config& config, ModelOutline& outline);
 // Those of an outline that has them already.
 Adapters adapters_in(const config::Config& config, const ModelOutline& outline);
 
+// What files call the module of a parameter.
+std::string file_module(const ParameterOutline& parameter);
+
+// Whether `name` is the module's, or its last parts: what peft's names mean. "self_attn.q_proj" is
+// "model.layers.0.self_attn.q_proj", and "q_proj" is both.
+inline bool names_module(std::string_view name, std::string_view module) {
+  return module.ends_with(name) &&
+         (module.size() == name.size() || module[module.size() - name.size() - 1] == '.');
+}
+
 // The text of peft's adapter_config.json. `base`: the folder of the base model; "": none is known.
 std::string peft_config(const Adapters& adapters, const ModelOutline& outline,
                         const std::string& base);

@@ -91,7 +91,7 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
             .at(model.origin("float8_linear"))
             .help("set distributed.enable_async_tensor_parallel = false")
             .help("set model.float8_linear = false"));
-  if (begins_afresh(config)) check_adapter_folder(job, diagnostics);
+  if (begins_afresh(config)) check_adapter_files(job, diagnostics);
   check_model_runs(job, diagnostics);
 }
 

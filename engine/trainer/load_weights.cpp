@@ -13,14 +13,15 @@
 #include <optional>
 #include <set>
 #include <thread>
+#include <utility>
 
-#include "engine/checkpoint/adapters.h"
 #include "engine/launch/ranks.h"
 #include "engine/modules/initialize.h"
 #include "engine/report/report.h"
 #include "engine/trainer/local_state.h"
 #include "engine/trainer/rank_agreement.h"
 #include "engine/trainer/stages.h"
+#include "engine/weights/adapter_tensors.h"
 #include "engine/weights/experts.h"
 #include "engine/weights/read_region.h"
 #include "engine/weights/safetensors.h"
@@ -60,14 +61,14 @@ namespace {
 
 // Files to read parameters from, and what to say of them.
 struct Files {
-  Files(std::string folder, const char* named_by, const std::string& file, const char* wanted_by,
-        const char* of, const char* way_out)
+  Files(std::string folder, const char* named_by, weights::WeightFolder files,
+        const char* wanted_by, const char* of, const char* way_out)
       : path(std::move(folder)),
         key(named_by),
         needs(wanted_by),
         wants(of),
         help(way_out),
-        opened(file) {}
+        opened(std::move(files)) {}
   std::string path;
   const char *key, *needs, *wants, *help;
   weights::WeightFolder opened;
@@ -96,10 +97,8 @@ const weights::TensorEntry& find(const Files& files, const std::vector<std::stri
 // transformers' own names are read as well as those of its files.
 std::vector<std::string> names_of(const ModelOutline& outline, const ParameterOutline& parameter,
                                   bool adapter) {
-  std::vector<std::string> out = weights::names_in_files(outline.architecture, parameter);
-  if (adapter)
-    for (std::string& name : out) name.insert(0, checkpoint::kPeftPrefix);
-  return out;
+  return adapter ? weights::adapter_names_in_files(outline.architecture, parameter)
+                 : weights::names_in_files(outline.architecture, parameter);
 }
 
 // This rank's part of a parameter, to memory on the host.
@@ -118,25 +117,13 @@ void read_part(const Files& files, const ModelOutline& outline, const ParameterO
                        parameter.stored.transposed, region, dtype, memory);
 }
 
-// What peft trained beyond these adapters would be lost.
-void check_all_used(const Files& files, const ModelOutline& outline) {
-  std::set<std::string> used;
-  for (const ParameterOutline& p : outline.parameters)
-    if (low_rank_factor(p.name))
-      for (const std::string& stored : names_of(outline, p, /*adapter=*/true)) used.insert(stored);
-  for (const std::string& name : files.opened.names())
-    if (!used.contains(name))
-      throw mismatch(files, files.path + " has the tensor \"" + name +
-                                "\", which no adapter of this job takes");
-}
-
 Files adapter_files(const std::string& folder, const ModelOutline& outline) {
-  Files files(folder, "lora.adapter",
-              (std::filesystem::path(folder) / checkpoint::kAdapterWeights).string(),
-              "an adapter of this job", "the adapter of this job",
-              "set lora.target_modules to those of its adapter_config.json");
-  check_all_used(files, outline);
-  return files;
+  return {folder,
+          "lora.adapter",
+          weights::open_adapter_tensors(folder, outline),
+          "an adapter of this job",
+          "the adapter of this job",
+          "take adapter_config.json and adapter_model.safetensors from one save"};
 }
 
 // Over the host where the parameter lies on a device.
@@ -172,8 +159,8 @@ void fill(Trainer& trainer, const std::string& pretrained, const InitialValueOf&
   const ModelOutline& outline = trainer.outline();
   std::optional<Files> base, tuned;
   if (!pretrained.empty())
-    base.emplace(pretrained, "model.pretrained", pretrained, "the model of its config.json",
-                 "the model of config.json",
+    base.emplace(pretrained, "model.pretrained", weights::WeightFolder(pretrained),
+                 "the model of its config.json", "the model of config.json",
                  "check that config.json and the safetensors files belong together");
   if (!adapter.empty()) tuned.emplace(adapter_files(adapter, outline));
   if (const std::string rounds = base ? rounding_of(*base, outline) : ""; !rounds.empty())

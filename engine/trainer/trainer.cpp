@@ -39,6 +39,7 @@
 #include "meshwright/parallel/trace_span.h"
 #include "meshwright/parallel/transport.h"
 #include "sdk/base/late_clipping.h"
+#include "sdk/base/low_rank.h"
 #include "sdk/base/plugin_at_work.h"
 
 namespace meshwright {
@@ -144,7 +145,10 @@ std::string first_nonfinite(ParallelModel& model, const ModelOutline& outline, b
     error.note("the weight " + named(weight) + " already holds values that are not finite");
   if (weight.empty() && !gradient.empty())
     error.note("the gradient of " + named(gradient) + " is not finite; all weights are");
-  if (result.step == 0 && !weight.empty())
+  // New adapters are finite.
+  if (result.step == 0 && low_rank_factor(weight))
+    error.help("the adapters were so before the first step: look at the files of lora.adapter");
+  else if (result.step == 0 && !weight.empty())
     error.help("the weights were so before the first step: look at the files of model.pretrained");
   else
     error.help(

@@ -182,6 +182,27 @@ TEST_CASE("adapters of two ranks train on, go out as they came, and write alike 
   CHECK(run("generate " + kNet + kHow + " --adapter " + quoted(other)).out != expected.out);
 }
 
+TEST_CASE("adapters of some layers and of names with a dot are taken where the folder says so") {
+  Folder folder;
+  std::vector<Tensor> second;
+  for (const Tensor& tensor : kPhi3)
+    if (tensor.name.find("layers.1.self_attn.qkv_proj") != std::string::npos)
+      second.push_back(tensor);
+  for (const std::string targets :
+       {R"(["self_attn.qkv_proj"], "layers_to_transform": [1])",
+        R"(["qkv_proj"], "layers_to_transform": 1, "layers_pattern": "layers")",
+        R"(["1.self_attn.qkv_proj"])", R"(".*\\.1\\..*qkv_proj")"}) {
+    const Ran ran = run("generate " + kNet + kHow + " --adapter " +
+                            quoted(put_adapter(folder.path / "some", second,
+                                               R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, )"
+                                               R"("target_modules": )" +
+                                                   targets + "}")),
+                        true);
+    INFO(targets, "\n", ran.out);
+    CHECK(ran.status == 0);
+  }
+}
+
 TEST_CASE("adapters that do not fit the model are refused before a rank starts") {
   Folder folder;
   auto adapter = [&](const std::string& name, const std::vector<Tensor>& tensors,
@@ -194,6 +215,9 @@ TEST_CASE("adapters that do not fit the model are refused before a rank starts")
   whole[0].dtype = "I32";
   more.push_back({"base_model.model.lm_head.modules_to_save.weight", {61, 24}});
   const std::string first = "\"base_model.model.model.layers.0.self_attn.qkv_proj.lora_A.weight\"";
+  auto with_targets = [](const std::string& targets) {
+    return R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": )" + targets + "}";
+  };
   fs::create_directories(folder.path / "empty");
   for (const auto& [arguments, status, part] :
        std::vector<std::tuple<std::string, int, std::string>>{
@@ -212,6 +236,20 @@ TEST_CASE("adapters that do not fit the model are refused before a rank starts")
            {kNet + adapter("more", more), 7, "lm_head.modules_to_save.weight"},
            {kNet + adapter("other_r", factors({{"mlp.down_proj", 24, 40}}, 3)), 7,
             "has the shape [3, 40]"},
+           {kNet + adapter("other_r_alone",
+                           factors({{"self_attn.qkv_proj", 48, 24}, {"mlp.down_proj", 24, 40}}, 3)),
+            7, "its r is 3, not the 2 of its adapter_config.json"},
+           {kNet + adapter("no_target", kPhi3, with_targets(R"(["qkv_proj"])")), 7,
+            "down_proj.lora_A.weight\" is of no module of target_modules = [\"qkv_proj\"] in its "
+            "adapter_config.json"},
+           {kNet + adapter("an_expression", kPhi3, with_targets(R"(".*\\.qkv_proj")")), 7,
+            "down_proj.lora_A.weight\" is of no module of target_modules = "},
+           {kNet + adapter("one_layer", kPhi3,
+                           with_targets(
+                               R"(["qkv_proj", "mlp.down_proj"], "layers_to_transform": [0])")),
+            7, "layers.1.mlp.down_proj.lora_A.weight\" is of no module of "},
+           {kNet + adapter("no_tensors_of_a_target", factors({{"self_attn.qkv_proj", 48, 24}})), 7,
+            "it has no tensors for model.layers.0.mlp.down_proj, which is of target_modules = "},
            {kNet + adapter("dora", kPhi3,
                            R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "use_dora": true})"),
             7, "use_dora = true is not read here"},

@@ -92,6 +92,13 @@ TEST_CASE("last names, patterns, and all Linears but heads, routers and experts"
   CHECK(chosen("target_modules = [\"model.layers.1.attn.*\", \"up_proj\"]") ==
         Names{all[2], all[3], all[4], all[5]});
   CHECK(chosen("exclude_modules = [\"q_proj\", \"model.layers.0.*.*\"]") == Names{all[4], all[5]});
+  // Last parts, whole ones alone, as peft has them.
+  CHECK(chosen("target_modules = [\"attn.q_proj\"]") == Names{all[0], all[3]});
+  CHECK(chosen("target_modules = [\"1.attn.q_proj\", \"mlp.up_proj\"]") ==
+        Names{all[2], all[3], all[5]});
+  CHECK(chosen("target_modules = \"model.layers.1.attn.q_proj\"") == Names{all[3]});
+  CHECK(chosen("exclude_modules = [\"attn.q_proj\", \"layers.0.attn.o_proj\", \"lm_head\"]") ==
+        Names{all[2], all[4], all[5]});
 }
 
 TEST_CASE("the outline lists adapters behind the parameters of their Linear") {
@@ -133,6 +140,18 @@ TEST_CASE("what selects nothing, or what has no adapter, is refused by name") {
     CHECK(refusal("r = 2\ntarget_modules = \"" + std::string(name) + "\"")
               .find(std::string(" is ") + what + ", which can have no adapter") !=
           std::string::npos);
+  for (const char* name : {"ttn.q_proj", "layers.*.attn.q_proj", "attn.q_prj"}) {
+    CAPTURE(std::string(name));
+    CHECK(refusal("r = 2\ntarget_modules = [\"" + std::string(name) + "\"]")
+              .find("\" is no Linear of Small") != std::string::npos);
+  }
+  CHECK(refusal("r = 2\nexclude_modules = [\"*\"]") ==
+        "E0208 lora.exclude_modules: lora.exclude_modules: \"*\" takes nothing away from what "
+        "lora.target_modules selects; a pattern is of full names, * within a part: "
+        "\"model.layers.0.attn.q_proj\" is one; take \"*\" out of lora.exclude_modules");
+  CHECK(refusal("r = 2\ntarget_modules = \"q_proj\"\nexclude_modules = [\"*.*.*.mlp.*\"]")
+            .starts_with("E0208 lora.exclude_modules: "));
+  CHECK(refusal("r = 2\nexclude_modules = [\"lm_head\"]").empty());
   CHECK(refusal("r = 2\nexclude_modules = [\"model.layers.*.*.*\"]")
             .starts_with("E0208 lora.target_modules: no Linear of Small gets an adapter"));
   CHECK(refusal("r = 7") ==
