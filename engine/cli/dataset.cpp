@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
+#include <cstdio>
 #include <map>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "engine/data/dataset.h"
 #include "engine/data/plugin_data.h"
 #include "engine/data/sample_buffer.h"
+#include "engine/plan/epochs.h"
 #include "meshwright/data/dataset_inspector.h"
 
 namespace meshwright::cli {
@@ -118,12 +120,17 @@ int show_row(Call& call, const data::DatasetConfig& config, int64_t number) {
   return 0;
 }
 
-// One sample as a strip: a letter a document, large where there are targets, . for what is neither.
-std::string strip(const SampleView& view, size_t width) {
+// One sample as a strip: a letter a document, large where there are targets, . for what pads, from
+// position `padding` on.
+std::string strip(const SampleView& view, size_t padding, size_t width) {
   const size_t positions = view.tokens.size(), cells = std::min(width, positions);
   std::string out;
   for (size_t cell = 0; cell < cells; ++cell) {
     const size_t begin = cell * positions / cells, end = (cell + 1) * positions / cells;
+    if (begin >= padding) {
+      out += '.';
+      continue;
+    }
     const int32_t document = view.documents.empty() ? 0 : view.documents[begin];
     const bool target = std::any_of(view.targets.begin() + static_cast<std::ptrdiff_t>(begin),
                                     view.targets.begin() + static_cast<std::ptrdiff_t>(end),
@@ -149,7 +156,8 @@ int show_sample(Call& call, const data::DatasetConfig& config, int64_t number) {
     int64_t positions = 0, targets = 0;
   };
   std::map<int32_t, Part> parts;
-  for (size_t i = 0; i < view.tokens.size(); ++i) {
+  const size_t padding = data::padding_begin(view.targets, view.documents);
+  for (size_t i = 0; i < padding; ++i) {
     Part& part = parts[view.documents.empty() ? 0 : view.documents[i]];
     ++part.positions;
     part.targets += view.targets[i] != kNoTarget ? 1 : 0;
@@ -169,13 +177,15 @@ int show_sample(Call& call, const data::DatasetConfig& config, int64_t number) {
   for (const auto& [document, part] : parts)
     rows.push_back({std::string(1, static_cast<char>('a' + document % 26)),
                     report::human_count(part.positions), report::human_count(part.targets)});
+  if (const size_t pads = view.tokens.size() - padding; pads > 0)
+    rows.push_back({".", report::human_count(static_cast<int64_t>(pads)), "0"});
   const std::vector<size_t> right{1, 2};
   call.out.write(report::paint(call.out_style, Tone::bold,
                                "sample " + report::human_count(number) + " of " +
                                    report::human_count(source->samples())) +
                  ", " + report::printable(source->describe()) + "\n\n" +
-                 strip(view, static_cast<size_t>(std::max(call.out_style.width, 20))) +
-                 "a letter a document, a capital where something is learnt\n\n" +
+                 strip(view, padding, static_cast<size_t>(std::max(call.out_style.width, 20))) +
+                 "a letter a document, a capital where something is learnt, . for what pads\n\n" +
                  report::table(call.out_style, rows, right));
   return 0;
 }
@@ -197,6 +207,28 @@ int run_show_dataset(Call& call) {
   } catch (const Error& error) {
     throw config::placed(error, job->config);
   }
+}
+
+// How far a step goes into [dataset]: "an epoch is 3.1 steps of 8 samples, 20.8 documents each".
+// The same goes into `one`. Empty for tokens without an end.
+std::string tell_steps(const plan::Job& job, const data::DatasetConfig& config, int64_t samples,
+                       json::object& one) {
+  if (!config.plugin && config.kind == "mock") return {};
+  const int64_t batch = job.config.table("step_scheduler").get_int("global_batch_size");
+  const auto share = static_cast<double>(batch) / static_cast<double>(samples);
+  one["samples_a_step"] = batch;
+  one["steps_an_epoch"] = 1 / share;
+  std::string out =
+      "an epoch is " + plan::steps_an_epoch(samples, batch) + (batch == 1 ? " sample" : " samples");
+  // Of kinds that count rows: those that are left in samples.
+  if (const json::value* used = one.if_contains("used"); used != nullptr && used->is_int64()) {
+    const double documents = static_cast<double>(used->as_int64()) * share;
+    one["documents_a_step"] = documents;
+    char text[48];
+    std::snprintf(text, sizeof text, ", %.1f documents each", documents);
+    out += text;
+  }
+  return out;
 }
 
 int run_stats(Call& call) {
@@ -221,6 +253,8 @@ int run_stats(Call& call) {
                        {"seq_len", config.seq_len},
                        {"report", json::array(lines.begin(), lines.end())}};
       for (const auto& [name, value] : numbers) one[name] = value;
+      std::string steps;
+      if (config.table == "dataset") steps = tell_steps(*job, config, source->samples(), one);
       all[table] = std::move(one);
       if (call.json) continue;
       call.out.write((first ? "" : "\n") +
@@ -229,6 +263,7 @@ int run_stats(Call& call) {
                      report::counted(source->samples(), "sample", "samples") + " of " +
                      report::human_count(config.seq_len) + "\n");
       for (const std::string& line : lines) call.out.write("  " + report::printable(line) + "\n");
+      if (!steps.empty()) call.out.write("  " + steps + "\n");
       first = false;
     } catch (const Error& error) {
       throw config::placed(error, job->config);
@@ -266,7 +301,7 @@ learnt.
 Verb dataset_stats_verb() {
   return declare(run_stats, R"(
 dataset stats FILE
-Count what a run would read: rows, tokens, targets, what is cut or left out
+Count what a run would read: rows, tokens, targets, what is cut or left out, steps an epoch
 
   meshwright dataset stats configs/chat_tuning_cpu.toml
 

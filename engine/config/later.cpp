@@ -22,6 +22,15 @@ constexpr Later kLater[] = {
     {"lora.base_dtype", "int8", kQuantised, "bfloat16"},
 };
 
+struct LaterKey {
+  std::string_view key;
+  const char* what;
+};
+constexpr LaterKey kLaterKeys[] = {
+    {"optimizer.layer_decay", "a learning rate that falls from layer to layer"},
+    {"optimizer.state_dtype", "a dtype of the optimizer's state of its own"},
+};
+
 }  // namespace
 
 std::optional<Error> later_than_this(const std::string& key, const Value& value) {
@@ -32,6 +41,15 @@ std::optional<Error> later_than_this(const std::string& key, const Value& value)
                    key + " = \"" + value.text + "\": " + one.what + " is not in this version")
           .key(key)
           .help("set " + key + " = \"" + std::string(one.instead) + "\"");
+  return std::nullopt;
+}
+
+std::optional<Error> later_key(const std::string& key, bool from_set) {
+  for (const LaterKey& one : kLaterKeys)
+    if (key == one.key)
+      return Error(ErrorCode::not_in_release, key + ": " + one.what + " is not in this version")
+          .key(key)
+          .help(from_set ? "remove --set " + key : std::string("remove the line"));
   return std::nullopt;
 }
 

@@ -1,8 +1,10 @@
 #include "engine/config/unknown_key.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "engine/config/foreign.h"
+#include "engine/config/later.h"
 
 namespace meshwright::config {
 namespace {
@@ -70,6 +72,8 @@ bool is_foreign(const std::string& key, const Entry& entry) {
 
 Error unknown_key(const KnownKeys& known, const std::string& table, const std::string& key,
                   const Entry& entry, const Origin& origin) {
+  const bool from_set = entry.place.source == Origin::Source::command_line;
+  if (std::optional<Error> later = later_key(key, from_set)) return later->at(origin);
   Error error(ErrorCode::unknown_key,
               (entry.value.is_table() ? "unknown table [" + key + "]" : "unknown key " + key));
   error.key(key).at(origin);
@@ -84,7 +88,6 @@ Error unknown_key(const KnownKeys& known, const std::string& table, const std::s
   if (!home.empty() || !near.empty()) return error;
   if (const ForeignName* foreign = find_foreign_elsewhere(entry.key))
     return error.help(foreign_text(*foreign, entry.key));
-  const bool from_set = entry.place.source == Origin::Source::command_line;
   const bool of_component =
       std::any_of(known.plugins.components.begin(), known.plugins.components.end(),
                   [&](const auto& c) { return c.schema.table == table; });

@@ -16,8 +16,8 @@ struct KnownKeys {
   const StrategySchema* active;  // the strategy that will run; nullptr: not found
 };
 
-// The error for `key` = `table`.entry.key: what a name of another program is here, the table it
-// belongs to, the nearest name.
+// The error for `key` = `table`.entry.key: not there yet, or what a name of another program is
+// here, the table it belongs to, the nearest name.
 Error unknown_key(const KnownKeys& known, const std::string& table, const std::string& key,
                   const Entry& entry, const Origin& origin);
 

@@ -5,15 +5,12 @@
 #include "engine/report/report.h"
 
 namespace meshwright::plan {
-namespace {
 
-// 3, 3.1: how many times `part` goes into `whole`, down to a tenth.
-std::string times(int64_t whole, int64_t part) {
-  const int64_t tenth = whole % part * 10 / part;
-  return report::human_count(whole / part) + (tenth > 0 ? "." + std::to_string(tenth) : "");
+std::string steps_an_epoch(int64_t samples, int64_t batch) {
+  const int64_t tenth = samples % batch * 10 / batch;
+  return report::human_count(samples / batch) + (tenth > 0 ? "." + std::to_string(tenth) : "") +
+         " steps of " + std::to_string(batch);
 }
-
-}  // namespace
 
 int64_t steps_of_epochs(int64_t epochs, int64_t samples, int64_t batch) {
   int64_t all = 0;
@@ -38,7 +35,7 @@ void count_steps(const Job& job, bool assumed_world, JobPlan& plan) {
   plan.notices.push_back("step_scheduler.epochs = " + std::to_string(epochs) + " is " +
                          report::counted(*plan.max_steps, "step", "steps") + ": an epoch is " +
                          report::counted(*job.samples, "sample", "samples") + ", " +
-                         times(*job.samples, batch) + " steps of " + std::to_string(batch));
+                         steps_an_epoch(*job.samples, batch));
 }
 
 }  // namespace meshwright::plan

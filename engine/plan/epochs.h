@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "engine/plan/plan.h"
 
@@ -11,6 +12,9 @@ namespace meshwright::plan {
 // goes on into the next epoch where the last one is not full. Throws Error(out_of_range) for more
 // than there are numbers.
 int64_t steps_of_epochs(int64_t epochs, int64_t samples, int64_t batch);
+
+// "3.1 steps of 8": how many steps of `batch` samples read `samples` once, down to a tenth.
+std::string steps_an_epoch(int64_t samples, int64_t batch);
 
 // Sets plan.max_steps, for which the workload must be planned, and says what epochs come to.
 // `assumed_world`: that of PlanRequest.

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
 #include <utility>
 
+#include "engine/data/sample_buffer.h"
 #include "meshwright/error.h"
 #include "sdk/files/clock.h"
 
@@ -30,15 +32,6 @@ void fill_positions(const Tensor& documents, const Tensor& positions) {
   const int64_t length = documents.size(1);
   for (int64_t i = 0; i < documents.numel(); ++i)
     out[i] = i % length == 0 || document[i] != document[i - 1] ? 0 : out[i - 1] + 1;
-}
-
-int64_t end_of_row(const int64_t* targets, const int32_t* documents, int64_t length) {
-  int64_t learnt = length;  // up to the last target
-  while (learnt > 0 && targets[learnt - 1] == kNoTarget) --learnt;
-  if (documents == nullptr) return learnt;
-  int64_t last = length - 1;  // where the last document begins
-  while (last > 0 && documents[last - 1] == documents[last]) --last;
-  return last >= learnt ? last : length;
 }
 
 // Each row's first `length` values, one row behind the other, in the same memory.
@@ -108,8 +101,10 @@ int64_t Batches::find_padding(Memory& memory) const {
   int64_t longest = 1;
   for (int64_t row = 0; row < settings_.rows; ++row) {
     const int64_t first = row * settings_.seq_len;
-    memory.ends.push_back(
-        end_of_row(targets + first, documents ? document + first : nullptr, settings_.seq_len));
+    const auto length = static_cast<size_t>(settings_.seq_len);
+    memory.ends.push_back(static_cast<int64_t>(data::padding_begin(
+        {targets + first, length}, documents ? std::span<const int32_t>(document + first, length)
+                                             : std::span<const int32_t>())));
     longest = std::max(longest, memory.ends.back());
   }
   const int64_t multiple = settings_.padding.multiple;

@@ -9,6 +9,7 @@
 #include "engine/launch/run_folder.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
+#include "engine/train/run_records.h"
 #include "engine/trainer/rank_agreement.h"
 #include "engine/weights/auxiliary_files.h"
 #include "engine/weights/read_region.h"
@@ -106,26 +107,64 @@ std::string finished_text(const fs::path& checkpoint, int64_t steps, int64_t max
          "   to let it write\n";
 }
 
+namespace {
+
+// Of other samples: which settings are others than those of the checkpoint's run.
+Error other_data(const checkpoint::Checkpoint& from, const Job& job) {
+  const Options& dataset = job.table("dataset");
+  const std::string named = dataset.is_set("plugin") ? "dataset.plugin" : "dataset.path";
+  std::string what =
+      from.folder().string() + ": it was trained on other data than " + named + " now names";
+  // A checkpoint's run is the folder around the checkpoints.
+  std::optional<std::vector<config::Difference>> changed =
+      settings_changed(fs::absolute(from.folder()).parent_path().parent_path(), job);
+  if (!changed) {
+    return Error(ErrorCode::checkpoint_mismatch, what)
+        .key(named)
+        .help(std::string("compare [dataset]") +
+              (dataset.is_set("plugin") ? " and its plugin's table" : "") +
+              " with what the run had: what decides about a token or its place must be the same");
+  }
+  std::erase_if(*changed, [](const config::Difference& one) {
+    return (!one.key.starts_with("dataset.") && one.key != "model.pretrained") ||
+           one.key == "dataset.workers" || one.key == "dataset.verify";
+  });
+  if (changed->empty())
+    return Error(ErrorCode::checkpoint_mismatch, what)
+        .key(named)
+        .help("the settings of [dataset] are those of the run: the files behind them have changed");
+  for (size_t i = 0; i < changed->size(); ++i)
+    what += (i == 0 ? ": " : ", ") + change_text((*changed)[i]);
+  Error error(ErrorCode::checkpoint_mismatch, what);
+  error.key(changed->front().key);
+  for (const config::Difference& one : *changed)
+    if (!one.values.front().empty()) error.help("set " + one.key + " = " + one.values.front());
+  return error;
+}
+
+}  // namespace
+
 void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint,
                 int64_t seq_len) {
   const checkpoint::Meta& meta = from.meta();
   if (meta.data_fingerprint.empty())
     return;  // saved by a program of its own, which feeds its own data
-  auto refuse = [&](const std::string& what, const std::string& key, const std::string& value) {
-    Error error(ErrorCode::checkpoint_mismatch, from.folder().string() + ": " + what);
-    error.key(key);
-    if (!value.empty()) error.help("set " + key + " = " + value);
+  auto refuse_as = [&](Error error) {
     throw error.help("to train its weights on other data: " + way_by_export(from))
         .help(
             "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another "
             "name");
+  };
+  auto refuse = [&](const std::string& what, const std::string& key, const std::string& value) {
+    refuse_as(Error(ErrorCode::checkpoint_mismatch, from.folder().string() + ": " + what)
+                  .key(key)
+                  .help("set " + key + " = " + value));
   };
   auto was = [](int64_t then, int64_t now) {
     return std::to_string(then) + ", this job's is " + std::to_string(now);
   };
   int64_t seed = job.table("run").get_int("seed");
   bool shuffle = job.table("dataset").get_bool("shuffle");
-  const std::string named = job.table("dataset").is_set("plugin") ? "plugin" : "path";
   if (meta.seq_len != seq_len)
     refuse("its seq_len is " + was(meta.seq_len, seq_len), "dataset.seq_len",
            std::to_string(meta.seq_len));
@@ -137,9 +176,7 @@ void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::s
     refuse(
         "its run.seed, which orders the samples, is " + was(static_cast<int64_t>(meta.seed), seed),
         "run.seed", std::to_string(static_cast<int64_t>(meta.seed)));
-  if (meta.data_fingerprint != fingerprint)
-    refuse("it was trained on other data than dataset." + named + " now names", "dataset." + named,
-           "");
+  if (meta.data_fingerprint != fingerprint) refuse_as(other_data(from, job));
 }
 
 void check_base(checkpoint::Checkpoint& from, const std::string& pretrained) {

@@ -54,7 +54,8 @@ std::string make_way(const ResumePoint& beginning, World& world,
 std::string finished_text(const std::filesystem::path& checkpoint, int64_t steps, int64_t max_steps,
                           const std::string& command, std::optional<int64_t> epochs = {});
 // Throws Error(checkpoint_mismatch) when the samples or their order are others than the
-// checkpoint's: data, seq_len, shuffle, seed.
+// checkpoint's: data, seq_len, shuffle, seed. Of other data the settings that differ are named, as
+// far as the run's folder has its configuration.
 void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint,
                 int64_t seq_len);
 // The base model of a checkpoint with adapters is the one that the job names, wherever that lies

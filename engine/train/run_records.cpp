@@ -60,28 +60,35 @@ std::string resolved_toml(const Job& job) {
 
 }  // namespace
 
-std::string changed_settings(const std::filesystem::path& folder, const Job& job,
-                             const std::vector<std::string>& without) {
-  constexpr size_t kMost = 8;
+std::optional<std::vector<config::Difference>> settings_changed(const std::filesystem::path& folder,
+                                                                const Job& job) {
   Diagnostics ignored;  // of a file that somebody has edited, or that is not there
   const std::string file = (folder / "config.resolved.toml").string();
   const std::vector<config::Setting> before =
       config::settings_of(base::read_file(file), file, ignored);
-  if (before.empty()) return {};
+  if (before.empty()) return std::nullopt;
+  return config::differences({before, config::settings_of(resolved_toml(job), file, ignored)});
+}
+
+std::string change_text(const config::Difference& change) {
+  auto text = [&](size_t which) {
+    const std::string& value = change.values[which];
+    return value.empty() ? std::string("not set") : value;
+  };
+  return change.key + " = " + text(1) + " (was " + text(0) + ")";
+}
+
+std::string changed_settings(const std::filesystem::path& folder, const Job& job,
+                             const std::vector<std::string>& without) {
+  constexpr size_t kMost = 8;
   std::vector<config::Difference> found =
-      config::differences({before, config::settings_of(resolved_toml(job), file, ignored)});
+      settings_changed(folder, job).value_or(std::vector<config::Difference>());
   std::erase_if(found, [&](const config::Difference& one) {
     return std::find(without.begin(), without.end(), one.key) != without.end();
   });
   std::string out;
-  for (size_t i = 0; i < std::min(found.size(), kMost); ++i) {
-    auto text = [&](size_t which) {
-      const std::string& value = found[i].values[which];
-      return value.empty() ? std::string("not set") : value;
-    };
-    out += (out.empty() ? "continues with " : ", ") + found[i].key + " = " + text(1) + " (was " +
-           text(0) + ")";
-  }
+  for (size_t i = 0; i < std::min(found.size(), kMost); ++i)
+    out += (out.empty() ? "continues with " : ", ") + change_text(found[i]);
   if (found.size() > kMost) out += " and " + std::to_string(found.size() - kMost) + " more";
   return out;
 }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -21,29 +22,50 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// An exclusive lock of the kernel's on a file, which ends with the process however it ends.
+// An exclusive lock of the kernel's on a file, which ends with the process however it ends. Whoever
+// holds it removes the file when it is done; who waited for that file then takes a new one.
 class FileLock {
  public:
-  explicit FileLock(const std::string& path)
-      : path_(path), fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
-    if (fd_ < 0) throw base::unwritable(path, errno, "make");
-  }
+  explicit FileLock(std::string path) : path_(std::move(path)) { open(); }
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
-  ~FileLock() { ::close(fd_); }
+  ~FileLock() {
+    if (held_ && is_there()) ::unlink(path_.c_str());
+    if (fd_ >= 0) ::close(fd_);
+  }
   bool try_take() { return take(LOCK_EX | LOCK_NB); }
   void wait() { take(LOCK_EX); }
 
  private:
+  void open() {
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd_ < 0) throw base::unwritable(path_, errno, "make");
+  }
+  // The path still names this file, and not the one of a process that came later, or none.
+  bool is_there() const {
+    struct stat mine = {}, there = {};
+    return ::fstat(fd_, &mine) == 0 && ::stat(path_.c_str(), &there) == 0 &&
+           mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
+  }
   bool take(int how) {
-    while (::flock(fd_, how) != 0) {
-      if (errno == EWOULDBLOCK) return false;
-      if (errno != EINTR) throw base::unwritable(path_, errno, "lock");
+    // File systems whose numbers of files change from call to call must not keep it here: the lock
+    // counts without its name then, and the file stays.
+    constexpr int kMostTries = 1000;
+    for (int i = 0; i < kMostTries; ++i) {
+      while (::flock(fd_, how) != 0) {
+        if (errno == EWOULDBLOCK) return false;
+        if (errno != EINTR) throw base::unwritable(path_, errno, "lock");
+      }
+      held_ = is_there();
+      if (held_ || i + 1 == kMostTries) break;
+      ::close(fd_);
+      open();
     }
     return true;
   }
   std::string path_;
-  int fd_;
+  int fd_ = -1;
+  bool held_ = false;
 };
 
 // What stands there, if it is whole and of this key; what is wrong with it is told.

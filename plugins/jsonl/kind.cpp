@@ -244,6 +244,7 @@ std::vector<std::pair<std::string, int64_t>> JsonlKind::numbers(
   const SampleCounts& counts = source.counts();
   const StoreCounts& met = source.store().origin().counts;
   return {{"rows", met.rows},
+          {"tokens", static_cast<int64_t>(source.store().tokens())},
           {"used", counts.used},
           {"truncated", counts.truncated},
           {"too_long", counts.too_long},

@@ -153,7 +153,8 @@ std::vector<std::string> PackedSource::report() const {
   if (counts_.too_long > 0)
     rows += ", " + text::grouped(counts_.too_long) + " left out as longer than " +
             text::grouped(settings_.seq_len + 1) + " tokens";
-  out.push_back(rows + "; the longest has " + text::counted(counts_.longest, "token"));
+  out.push_back(rows + "; " + text::counted(static_cast<int64_t>(store_->tokens()), "token") +
+                ", the longest row has " + text::grouped(counts_.longest));
   const int64_t room = samples() * settings_.seq_len;
   std::string packs =
       text::grouped(counts_.positions) + " positions, " +

@@ -1,9 +1,12 @@
 #include "row.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <utility>
 
 #include "meshwright/error.h"
+#include "sdk/files/utf8.h"
 
 namespace meshwright::jsonl {
 
@@ -200,10 +203,29 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where, const s
   return out;
 }
 
+namespace {
+
+// The byte at `at` of a row is of no character.
+Error not_utf8(std::string_view text, size_t at, const std::string& file, int64_t line) {
+  const std::string_view before = text.substr(0, at);
+  const size_t column = at - (before.rfind('\n') + 1) + 1;
+  char byte[8];
+  std::snprintf(byte, sizeof byte, "0x%02x", static_cast<unsigned>(text[at]) & 0xffU);
+  return Error(ErrorCode::bad_dataset,
+               file + ":" + std::to_string(line + std::count(before.begin(), before.end(), '\n')) +
+                   ":" + std::to_string(column) + ": the text is not UTF-8 (byte " + byte + ")")
+      .help("save the file as UTF-8: iconv -f CP1252 -t UTF-8 makes it of Windows' Western code");
+}
+
+}  // namespace
+
 Value parse_row(std::string_view text, const std::string& file, int64_t line) {
   try {
     return chat::parse_json(text);
   } catch (const Error& error) {
+    // JSON's own words for it are "syntax error".
+    if (const size_t at = base::first_invalid(text); at < text.size())
+      throw not_utf8(text, at, file, line);
     // Its messages begin with LINE:COLUMN within the row.
     const std::string& message = error.message();
     const size_t colon = message.find(':');

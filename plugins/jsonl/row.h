@@ -35,7 +35,8 @@ std::optional<RowKind> kind_of(const chat::Value& row);
 Row read_row(const chat::Value& row, RowKind wanted, const std::string& where,
              const std::string& table = "dataset.jsonl");
 
-// parse_json() of a row that begins on a line, its errors with that place.
+// parse_json() of a row that begins on a line, its errors with that place. What is not UTF-8 is
+// told as that.
 chat::Value parse_row(std::string_view text, const std::string& file, int64_t line);
 
 }  // namespace meshwright::jsonl

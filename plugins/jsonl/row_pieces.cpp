@@ -19,10 +19,28 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
 }
 
+// What a file is by its first bytes that is no text in UTF-8, and how it becomes that.
+void refuse_other_files(std::string_view text, const std::string& name) {
+  using namespace std::string_view_literals;
+  struct Kind {
+    std::string_view begins;
+    const char *what, *makes_text;
+  };
+  for (const Kind& kind :
+       {Kind{"\x1F\x8B"sv, "compressed by gzip", "unpack it: gunzip <"},
+        Kind{"\xFF\xFE\0\0"sv, "UTF-32, not UTF-8", "convert it: iconv -f UTF-32 -t UTF-8"},
+        Kind{"\xFF\xFE"sv, "UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"},
+        Kind{"\xFE\xFF"sv, "UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"}})
+    if (text.starts_with(kind.begins))
+      throw Error(ErrorCode::bad_dataset, name + ": the file is " + kind.what)
+          .help(std::string(kind.makes_text) + " '" + name + "' > rows.jsonl");
+}
+
 }  // namespace
 
 RowFile::RowFile(std::string_view text, std::string name)
     : text_(text), name_(std::move(name)), end_(text.size()) {
+  refuse_other_files(text_, name_);
   if (text_.starts_with("\xEF\xBB\xBF")) begin_ = 3;
   const size_t first = text_.find_first_not_of(kBlank, begin_);
   if (first == std::string_view::npos || text_[first] != '[') return;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <boost/json.hpp>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -74,9 +75,46 @@ TEST_CASE("a sample: which documents it holds") {
   CHECK(parsed("dataset show " + kText + "--sample 1").at("tokens").as_array().size() == 128);
 }
 
+TEST_CASE("what pads a sample is no document") {
+  const std::string path =
+      (std::filesystem::temp_directory_path() / ("pads_" + std::to_string(::getpid()) + ".jsonl"))
+          .string();
+  std::ofstream(path) << R"({"prompt": "abc", "completion": "de"})" << "\n"
+                      << R"({"prompt": "fg", "completion": "h"})" << "\n";
+  for (const char* packing : {"bfd", "none"}) {
+    CAPTURE(packing);
+    const std::string job = kJob + "--set dataset.path=" + path +
+                            " --set dataset.jsonl.packing=" + packing + " --sample 0";
+    const json::object sample = parsed("dataset show " + job);
+    const json::array &targets = sample.at("targets").as_array(),
+                      &documents = sample.at("documents").as_array();
+    // Both end with a target here.
+    size_t pads = 0;
+    while (targets.at(targets.size() - 1 - pads).to_number<int64_t>() == -100) ++pads;
+    CHECK(pads > 490);
+    CHECK(documents.empty() == (std::string(packing) == "none"));
+    const std::string count = std::to_string(pads);
+    const Ran ran = run("dataset show " + job);
+    INFO(ran.out);
+    CHECK(ran.out.find("..\n") != std::string::npos);
+    CHECK(ran.out.find(".         " + std::string(9 - count.size(), ' ') + count + "        0") !=
+          std::string::npos);
+    CHECK(ran.out.find("\nc ") == std::string::npos);
+    CHECK((ran.out.find("\nb ") != std::string::npos) == (std::string(packing) == "bfd"));
+  }
+  std::filesystem::remove(path);
+}
+
 TEST_CASE("numbers") {
   const json::object all = parsed("dataset stats " + kJob);
   const json::object& stats = all.at("dataset").as_object();
+  // No row is cut or left out: each has a position less than tokens.
+  CHECK(stats.at("tokens").to_number<int64_t>() ==
+        stats.at("positions").to_number<int64_t>() + stats.at("used").to_number<int64_t>());
+  const auto samples = stats.at("samples").to_number<double>();
+  CHECK(stats.at("samples_a_step").to_number<int>() == 8);
+  CHECK(stats.at("steps_an_epoch").to_number<double>() == doctest::Approx(samples / 8));
+  CHECK(stats.at("documents_a_step").to_number<double>() == doctest::Approx(200 * 8 / samples));
   CHECK(stats.at("rows").to_number<int>() == 200);
   CHECK(stats.at("used").to_number<int>() == 200);
   CHECK(stats.at("positions").to_number<int>() > stats.at("targets").to_number<int>());
@@ -85,6 +123,17 @@ TEST_CASE("numbers") {
   const Ran ran = run("dataset stats " + kJob);
   CHECK(ran.out.starts_with("[dataset] configs/chats/chats.jsonl, 200 rows, "));
   CHECK(ran.out.find("200 used") != std::string::npos);
+  char documents[48];
+  std::snprintf(documents, sizeof documents, " steps of 8 samples, %.1f documents each\n",
+                200 * 8 / samples);
+  CHECK(ran.out.find("\n  an epoch is ") != std::string::npos);
+  CHECK(ran.out.find(documents) != std::string::npos);
+  // Of another batch, and of data without rows.
+  const json::object whole =
+      parsed("dataset stats " + kJob + "--set step_scheduler.global_batch_size=1000");
+  CHECK(whole.at("dataset").as_object().at("steps_an_epoch").to_number<double>() ==
+        doctest::Approx(samples / 1000));
+  CHECK(run("dataset stats " + kText).out.find(" steps of 32 samples\n") != std::string::npos);
   CHECK(parsed("dataset stats " + kText).at("dataset").as_object().at("samples").to_number<int>() >
         3);
 }

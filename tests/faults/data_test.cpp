@@ -170,7 +170,9 @@ TEST_CASE("samples of other processes and a later run differ: they are told, not
   CAPTURE(ended.err);
   CHECK(ended.code == 7);
   CHECK(ended.says("error[E0713]: "));
-  CHECK(ended.says("it was trained on other data than dataset.plugin now names"));
+  CHECK(ended.says("it was trained on other data than dataset.plugin now names: "));
+  CHECK(ended.says("dataset.fixture_numbers.step = 4 (was "));
+  CHECK_FALSE(ended.says("max_steps = 8 (was "));
   ended = resumed.run(arguments(1, {"step_scheduler.max_steps=8"}));
   CHECK(ended.code == 0);
   CHECK(losses(resumed).size() == 8);

@@ -302,17 +302,56 @@ TEST_CASE("a run goes on with the same documents only") {
     REQUIRE(more.status == 0);
     check_equal(more.losses, whole.losses);
   }
-  for (const char* other : {"--set dataset.seq_len=128", "--set dataset.jsonl.packing=sequential",
-                            "--set dataset.jsonl.train_on=last", "--set run.seed=77"}) {
+  auto refused = [&](const std::string& other, const std::string& says, const std::string& from) {
     CAPTURE(other);
-    const Trained refused = train(job +
-                                      "--set step_scheduler.max_steps=6 --set "
-                                      "checkpoint.resume=auto " +
-                                      other,
-                                  "chats_refused", "chats_4");
-    CHECK(refused.status == 7);
-    CHECK(refused.out.find("E0713") != std::string::npos);
-  }
+    const Trained run = train(job +
+                                  "--set step_scheduler.max_steps=6 --set "
+                                  "checkpoint.resume=auto " +
+                                  other,
+                              "chats_refused", from);
+    INFO(run.out);
+    CHECK(run.status == 7);
+    CHECK(run.out.find("E0713") != std::string::npos);
+    CHECK(run.out.find(says) != std::string::npos);
+  };
+  // The setting that is another one is named, with what it was.
+  refused("--set dataset.seq_len=128", "its seq_len is 256", "chats_4");
+  refused("--set run.seed=77", "its run.seed, which orders the samples, is ", "chats_4");
+  refused("--set dataset.jsonl.packing=sequential",
+          "now names: dataset.jsonl.packing = \"sequential\" (was \"bfd\")", "chats_4");
+  refused("--set dataset.jsonl.train_on=last", "set dataset.jsonl.train_on = \"assistant\"",
+          "chats_4");
+  refused("--set dataset.jsonl.truncate=left",
+          "now names: dataset.jsonl.truncate = \"left\" (was \"right\")", "chats_4");
+  // Where its configuration is not there any more, what there is to compare.
+  fs::remove_all(kRuns + "/chats_bare");
+  fs::copy(kRuns + "/chats_4", kRuns + "/chats_bare",
+           fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  fs::remove(kRuns + "/chats_bare/config.resolved.toml");
+  refused("--set dataset.jsonl.truncate=left", "compare [dataset] and its plugin's table",
+          "chats_bare");
+}
+
+TEST_CASE("a run whose rows have changed says that its settings have not") {
+  const std::string
+      path = kRuns + "/edited.jsonl",
+      job = "configs/chat_tuning_cpu.toml --set dataset.path='" + path +
+            "' --set step_scheduler.global_batch_size=1 --set "
+            "step_scheduler.local_batch_size=1 --set lr_scheduler.lr_warmup_steps=1 --set "
+            "lr_scheduler.lr_decay_style=constant --set checkpoint.every_steps=2" +
+            kNoCache;
+  fs::create_directories(kRuns);
+  std::ofstream(path) << "{\"text\": \"abc\"}\n";
+  const Trained first = train(job + "--set step_scheduler.max_steps=2", "edited");
+  INFO(first.out);
+  REQUIRE(first.status == 0);
+  std::ofstream(path) << "{\"text\": \"abd\"}\n";
+  const Trained more = train(job + "--set step_scheduler.max_steps=4 --set checkpoint.resume=auto",
+                             "edited_more", "edited");
+  INFO(more.out);
+  CHECK(more.status == 7);
+  CHECK(more.out.find("E0713") != std::string::npos);
+  CHECK(more.out.find("the files behind them have changed") != std::string::npos);
 }
 
 }  // namespace chats_test

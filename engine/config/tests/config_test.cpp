@@ -365,6 +365,26 @@ TEST_CASE("what a later version may know is told apart from what is wrong") {
   CHECK(code_string(only_error(load("", {"optimizer.name=adafactor"})).code()) == "E0205");
 }
 
+TEST_CASE("a key that a later version may have is told apart from one that is wrong") {
+  for (const std::string name : {"layer_decay = 0.9", "state_dtype = \"bfloat16\""}) {
+    CAPTURE(name);
+    const std::string key = "optimizer." + name.substr(0, name.find(' '));
+    const Error error = only_error(load("[optimizer]\nlr = 1e-3\n" + name + "\n"));
+    CHECK(code_string(error.code()) == "E0390");
+    CHECK(error.key() == key);
+    CHECK(error.origin().line == 3);
+    CHECK(error.message().starts_with(key + ": "));
+    CHECK(error.message().ends_with(" is not in this version"));
+    CHECK(error.helps() == std::vector<std::string>{"remove the line"});
+  }
+  const Error set = only_error(load("", {"optimizer.layer_decay=0.9"}));
+  CHECK(code_string(set.code()) == "E0390");
+  CHECK(set.helps() == std::vector<std::string>{"remove --set optimizer.layer_decay"});
+  // Its own name in another table is nothing, nor is one like it.
+  CHECK(code_string(only_error(load("[run]\nlayer_decay = 0.9\n")).code()) != "E0390");
+  CHECK(code_string(only_error(load("", {"optimizer.layer_decays=0.9"})).code()) != "E0390");
+}
+
 TEST_CASE("adapters are asked for by other names too") {
   Loaded all = load("[lora]\ndim = 4\nmatch_all_linear = true\n");
   REQUIRE(all.diagnostics.ok());

@@ -64,6 +64,22 @@ std::string error_of(const std::function<void()>& body) {
 
 }  // namespace
 
+TEST_CASE("where what pads a sample begins") {
+  using Targets = std::vector<int64_t>;
+  using Documents = std::vector<int32_t>;
+  const int64_t none = kNoTarget;
+  // Without documents: behind the last target.
+  CHECK(padding_begin(Targets{none, 5, none, 6}, {}) == 4);
+  CHECK(padding_begin(Targets{none, 5, none, none}, {}) == 2);
+  CHECK(padding_begin(Targets{none, none}, {}) == 0);
+  // With documents: the last one, if it has none.
+  CHECK(padding_begin(Targets{none, 5, none, none}, Documents{0, 0, 1, 1}) == 2);
+  CHECK(padding_begin(Targets{none, 5, none, none}, Documents{0, 0, 0, 1}) == 3);
+  CHECK(padding_begin(Targets{none, 5, 6, none}, Documents{0, 0, 1, 1}) == 4);
+  CHECK(padding_begin(Targets{none, none, none, none}, Documents{0, 0, 1, 1}) == 2);
+  CHECK(padding_begin(Targets{none, none}, Documents{0, 0}) == 0);
+}
+
 TEST_CASE("what a plugin's sample holds is told with plugin, sample and position") {
   struct Case {
     const char* expected;

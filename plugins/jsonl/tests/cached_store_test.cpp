@@ -49,6 +49,7 @@ TEST_CASE("the first one makes it, the next one maps it") {
   CHECK(built == 1);
   CHECK(told.lines.empty());
   CHECK(fs::exists(cache + "/k.mwtokens"));
+  CHECK_FALSE(fs::exists(cache + "/k.lock"));
   // Without a folder everybody makes its own.
   CHECK(cached_store({""}, "k", build, std::ref(told))->tokens() == 3);
   CHECK(built == 2);
@@ -84,7 +85,7 @@ TEST_CASE("an error while it is made leaves nothing") {
           {folder.string()}, "k",
           []() -> std::vector<std::byte> { throw std::runtime_error("row 3"); }, std::ref(told)),
       std::runtime_error);
-  CHECK_FALSE(fs::exists(folder / "k.mwtokens"));
+  CHECK(fs::is_empty(folder.string()));
   CHECK(cached_store(
             {folder.string()}, "k", [] { return store_bytes("k"); }, std::ref(told))
             ->tokens() == 3);
@@ -121,6 +122,41 @@ TEST_CASE("several processes at once: one makes it, and all have it") {
     CHECK(status == 0);
   }
   CHECK(fs::file_size(folder / "built") == 1);
+  CHECK_FALSE(fs::exists(folder / "k.lock"));
+}
+
+TEST_CASE("who waits for a lock whose file is removed takes the one that stands there now") {
+  // All fail, one behind the other: each takes the lock, and no two at once.
+  const jsonl_test::TemporaryFolder folder;
+  std::vector<pid_t> children;
+  for (int i = 0; i < 6; ++i) {
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      int status = 1;
+      try {
+        auto build = [&]() -> std::vector<std::byte> {
+          if (!fs::create_directory(folder / "at_it")) ::_exit(2);
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          fs::remove(folder / "at_it");
+          throw std::runtime_error("row 3");
+        };
+        cached_store({folder.string()}, "k", build, [](const std::string&) {});
+      } catch (const std::exception& error) {
+        status = std::string(error.what()) == "row 3" ? 0 : 4;
+      } catch (...) {
+        status = 3;
+      }
+      ::_exit(status);
+    }
+    children.push_back(child);
+  }
+  for (pid_t child : children) {
+    int status = -1;
+    CHECK(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+  }
+  CHECK(fs::is_empty(folder.string()));
 }
 
 TEST_CASE("a process that is killed while it makes the store keeps nobody from it") {

@@ -70,6 +70,22 @@ TEST_CASE("answers and the token that ends them are learnt") {
   CHECK(encoded.document.ids[last.end - 1] == kEnd);
 }
 
+TEST_CASE("an empty answer teaches nothing, not even the token that ends it") {
+  const std::string chat =
+      R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "c?"}, {"role": "assistant", "content": "d"}]})";
+  const std::string text =
+      "<|im_start|>user\na?<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+      "<|im_start|>user\nc?<|im_end|>\n<|im_start|>assistant\n";
+  CHECK(marked(encode(chat)) == text + "[d<|im_end|>]\n");
+  EncodeSettings settings;
+  settings.train_on = TrainOn::all;
+  CHECK(marked(encode(chat, settings)).starts_with("["));
+  CHECK(
+      encode(
+          R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": ""}]})")
+          .document.targets.empty());
+}
+
 TEST_CASE("train_on") {
   EncodeSettings settings;
   settings.train_on = TrainOn::last;

@@ -226,17 +226,18 @@ TEST_CASE("what is told when a run starts") {
       store_of({{{1, 2, 3}, {{1, 2}}, 0}, {{1, 2, 3, 4, 5, 6, 7}, {{1, 7}}, 0}, {{1, 2}, {}, 0}},
                counts),
       settings(4));
-  CHECK(
-      source.report() ==
-      std::vector<std::string>{
-          "3 rows, 2 used, 1 cut to 5 tokens, 1 left out without targets; the longest has 7 tokens",
-          "6 positions, 83.3% with targets, in 2 packs of 4, 75.0% filled, 1.0 documents each",
-          "1 special token in contents read as plain text; "
-          "dataset.jsonl.special_tokens_in_content = \"parse\" reads them as tokens",
-          "no special token ends 2 answers: the model will not learn to stop there",
-          "no end token is put behind 3 texts, since the tokenizer's folder names no eos_token "
-          "that it has: the model will not learn to stop there",
-          "1 document begin with two beginning-of-text tokens"});
+  CHECK(source.report() ==
+        std::vector<std::string>{
+            "3 rows, 2 used, 1 cut to 5 tokens, 1 left out without targets; 12 tokens, the longest "
+            "row "
+            "has 7",
+            "6 positions, 83.3% with targets, in 2 packs of 4, 75.0% filled, 1.0 documents each",
+            "1 special token in contents read as plain text; "
+            "dataset.jsonl.special_tokens_in_content = \"parse\" reads them as tokens",
+            "no special token ends 2 answers: the model will not learn to stop there",
+            "no end token is put behind 3 texts, since the tokenizer's folder names no eos_token "
+            "that it has: the model will not learn to stop there",
+            "1 document begin with two beginning-of-text tokens"});
   CHECK(source.describe() == "data.jsonl, 3 rows, 2 packs");
 }
 

@@ -55,6 +55,31 @@ TEST_CASE("one list") {
   CHECK_THROWS_AS(all("["), Error);
 }
 
+TEST_CASE("files that are no text in UTF-8 say what they are, and how they become that") {
+  auto refused = [](std::string_view text) -> std::string {
+    try {
+      const RowFile file(text, "rows/a b.jsonl");
+    } catch (const Error& error) {
+      CHECK(error.code() == meshwright::ErrorCode::bad_dataset);
+      REQUIRE(error.helps().size() == 1);
+      return error.message() + "; " + error.helps()[0];
+    }
+    return "";
+  };
+  using namespace std::string_view_literals;
+  const std::string file = "rows/a b.jsonl: the file is ",
+                    utf16 = file +
+                            "UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8 "
+                            "'rows/a b.jsonl' > rows.jsonl";
+  CHECK(refused("\xFF\xFE{\0}\0"sv) == utf16);
+  CHECK(refused("\xFE\xFF\0{\0}"sv) == utf16);
+  CHECK(refused("\xFF\xFE\0\0{\0\0\0"sv).starts_with(file + "UTF-32, not UTF-8; "));
+  CHECK(refused("\x1F\x8B\b"sv) ==
+        file + "compressed by gzip; unpack it: gunzip < 'rows/a b.jsonl' > rows.jsonl");
+  CHECK(refused("\xEF\xBB\xBF{}"sv).empty());
+  CHECK(refused("{}").empty());
+}
+
 TEST_CASE("rows are the same for any size of chunk") {
   std::string lines, list = "[";
   for (int i = 0; i < 200; ++i) {

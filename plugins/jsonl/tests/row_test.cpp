@@ -177,4 +177,26 @@ TEST_CASE("what is no JSON has its line and column") {
   CHECK(parse("{\"a\": 1}").empty());
 }
 
+TEST_CASE("what is not UTF-8 is told as that, with its line, column and byte") {
+  auto parse = [](const std::string& text) {
+    std::string message;
+    size_t helps = 0;
+    try {
+      meshwright::jsonl::parse_row(text, "f", 7);
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::bad_dataset);
+      message = error.message();
+      helps = error.helps().size();
+    }
+    CHECK(helps == 1);
+    return message;
+  };
+  CHECK(parse("{\"a\": \"caf\xE9\"}") == "f:7:11: the text is not UTF-8 (byte 0xe9)");
+  CHECK(parse("{\"a\": 1,\n\"\x93\": 1}") == "f:8:2: the text is not UTF-8 (byte 0x93)");
+  CHECK(parse("{\"a\": \"\xC3\"}") == "f:7:8: the text is not UTF-8 (byte 0xc3)");
+  // Characters of several bytes are none of it.
+  CHECK(meshwright::jsonl::parse_row("{\"a\": \"caf\xC3\xA9\"}", "f", 7).get("a")->as_string() ==
+        "caf\xC3\xA9");
+}
+
 }  // namespace row_test
