@@ -5,7 +5,8 @@
 // Each input is either rendered, and then its origins, generation blocks and spans lie within the
 // text in order, or refused with an Error of exit status 7. Anything else ends the run with the
 // seed, which makes the input again: a crash (run it under the address and undefined-behaviour
-// sanitizers), another exception, or more than a minute of the processor. SECONDS ends the run early.
+// sanitizers), another exception, or more than a minute of the processor. SECONDS ends the run
+// early.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
