@@ -93,6 +93,8 @@ bool AdapterTargets::is_in_layers(std::string_view module) const {
 
 bool AdapterTargets::hold(std::string_view module) const {
   if (names_one(excluded_, module) || expression_fits(excluded_expression_, module)) return false;
+  // peft asks for the layer of those alone that a last part of a name selects.
+  if (names_ && std::find(names_->begin(), names_->end(), module) != names_->end()) return true;
   if (names_) return names_one(*names_, module) && is_in_layers(module);
   if (all_linear_) return !names_module("lm_head", module);
   return !expression_ || expression_fits(expression_, module);

@@ -125,9 +125,11 @@ Error other_data(const checkpoint::Checkpoint& from, const Job& job) {
               (dataset.is_set("plugin") ? " and its plugin's table" : "") +
               " with what the run had: what decides about a token or its place must be the same");
   }
+  // How data is read and kept changes no token.
   std::erase_if(*changed, [](const config::Difference& one) {
     return (!one.key.starts_with("dataset.") && one.key != "model.pretrained") ||
-           one.key == "dataset.workers" || one.key == "dataset.verify";
+           one.key == "dataset.workers" || one.key == "dataset.verify" ||
+           one.key.ends_with(".cache") || one.key.ends_with(".threads");
   });
   if (changed->empty())
     return Error(ErrorCode::checkpoint_mismatch, what)
@@ -139,7 +141,7 @@ Error other_data(const checkpoint::Checkpoint& from, const Job& job) {
   error.key(changed->front().key);
   for (const config::Difference& one : *changed)
     if (!one.values.front().empty()) error.help("set " + one.key + " = " + one.values.front());
-  return error;
+  return error.help("if that is not all of it, the files behind them have changed");
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ bool Run::open(rendezvous::Ending& together) {
   if (from() == nullptr && !adapter_folder(table("lora")).empty())
     agree_or_throw(*world_, outcome_of([&] {
       Diagnostics found;
-      plan::check_adapter_folder(job_.impl(), found);
+      plan::check_adapter_files(job_.impl(), found);
       found.throw_if_any();
       return std::string();
     }));

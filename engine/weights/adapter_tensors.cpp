@@ -20,7 +20,8 @@ constexpr const char* kAdapterKey = "lora.adapter";
 constexpr const char* kOneSave =
     "take adapter_config.json and adapter_model.safetensors from one save";
 constexpr const char* kOtherModel = "name adapters that were trained beside this model";
-constexpr const char* kTheirTargets = "set lora.target_modules to those of its adapter_config.json";
+constexpr const char* kTheirTargets =
+    "set lora.target_modules and lora.exclude_modules to those of its adapter_config.json";
 
 Error no_fit(const std::string& what) {
   return Error(ErrorCode::weights_mismatch, what).key(kAdapterKey);
@@ -101,7 +102,11 @@ std::vector<std::string> adapter_names_in_files(std::string_view architecture,
 }
 
 WeightFolder open_adapter_tensors(const std::string& folder, const ModelOutline& outline) try {
-  WeightFolder file(std::filesystem::path(folder) / kAdapterWeights);
+  const std::filesystem::path path = std::filesystem::path(folder) / kAdapterWeights;
+  if (std::error_code failed; !std::filesystem::is_regular_file(path, failed))
+    throw Error(ErrorCode::bad_safetensors, "there is no " + path.string())
+        .help("save the adapters as safetensors: peft's save_pretrained() does");
+  WeightFolder file(path);
   check_all_taken(file, folder, outline);
   for (const ParameterOutline& p : outline.parameters) {
     if (!low_rank_factor(p.name)) continue;

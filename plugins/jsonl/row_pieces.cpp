@@ -29,6 +29,7 @@ void refuse_other_files(std::string_view text, const std::string& name) {
   for (const Kind& kind :
        {Kind{"\x1F\x8B"sv, "compressed by gzip", "unpack it: gunzip <"},
         Kind{"\xFF\xFE\0\0"sv, "UTF-32, not UTF-8", "convert it: iconv -f UTF-32 -t UTF-8"},
+        Kind{"\0\0\xFE\xFF"sv, "UTF-32, not UTF-8", "convert it: iconv -f UTF-32 -t UTF-8"},
         Kind{"\xFF\xFE"sv, "UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"},
         Kind{"\xFE\xFF"sv, "UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"}})
     if (text.starts_with(kind.begins))

@@ -82,8 +82,9 @@ struct Narrowed : torch::autograd::Function<Narrowed> {
     if (came.empty()) return out;
     const Tensor u = beside(*context, came, context->saved_data["scale"].toDouble());
     if (context->needs_input_grad(0))
-      out[0] = dropped.defined() ? rest_of(product(u, stacked(in).t()).view(x.sizes()), dropped)
-                                 : detail::SharedInput::gradient(x, u, stacked(in));
+      out[0] = dropped.defined()
+                   ? product(u, stacked(in).t()).view(x.sizes()).masked_fill_(dropped, 0)
+                   : detail::SharedInput::gradient(x, u, stacked(in));
     variable_list to_in =
         detail::gradients_of_weights(*context, in, wanted, u, rest_of(x, dropped));
     for (size_t i = 0; i < whose.size(); ++i) out[whose[i]] = std::move(to_in[i]);

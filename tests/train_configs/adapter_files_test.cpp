@@ -69,6 +69,8 @@ TEST_CASE("files of adapters that do not fit are refused, and leave no run") {
       {"truncated",
        [](const Adapters& a) { fs::resize_file(a.file(), fs::file_size(a.file()) - 8); }, "E0703",
        "adapter_model.safetensors", "set lora.adapter = \"none\""},
+      {"without a file", [](const Adapters& a) { fs::remove(a.file()); }, "E0703", "there is no ",
+       "save the adapters as safetensors"},
       {"half",
        [](const Adapters& a) {
          a.rewrite([](json::object& t) { t.erase(kOfQ + "lora_B.weight"); });
@@ -155,7 +157,7 @@ TEST_CASE("names with a dot choose modules, and tensors of others are told as su
   CHECK(fewer.status == 7);
   CHECK_FALSE(fs::exists(kRuns + "/adapter_files_fewer"));
   CHECK(fewer.out.find("which no adapter of this job takes") != std::string::npos);
-  CHECK(fewer.out.find("set lora.target_modules to those of its adapter_config.json") !=
+  CHECK(fewer.out.find("set lora.target_modules and lora.exclude_modules to those of its") !=
         std::string::npos);
 }
 

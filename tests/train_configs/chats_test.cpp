@@ -346,12 +346,15 @@ TEST_CASE("a run whose rows have changed says that its settings have not") {
   INFO(first.out);
   REQUIRE(first.status == 0);
   std::ofstream(path) << "{\"text\": \"abd\"}\n";
-  const Trained more = train(job + "--set step_scheduler.max_steps=4 --set checkpoint.resume=auto",
+  const Trained more = train(job +
+                                 "--set step_scheduler.max_steps=4 --set checkpoint.resume=auto "
+                                 "--set dataset.jsonl.threads=2 ",
                              "edited_more", "edited");
   INFO(more.out);
   CHECK(more.status == 7);
   CHECK(more.out.find("E0713") != std::string::npos);
-  CHECK(more.out.find("the files behind them have changed") != std::string::npos);
+  CHECK(more.out.find("those of the run: the files behind them have changed") != std::string::npos);
+  CHECK(more.out.find("jsonl.threads = ") == std::string::npos);
 }
 
 }  // namespace chats_test

@@ -42,7 +42,7 @@ TEST_CASE("targets are names, last parts of names, expressions and layers, as in
   CHECK(held(R"("target_modules": "model\\.layers\\.[0-9]{1,}.*")") == "0 1 2 3 4");
   CHECK(held(R"("target_modules": ["q_proj"], "exclude_modules": ["mlp.q_proj"])") == "0 2 3");
   CHECK(held(R"("target_modules": ["q_proj"], "exclude_modules": ".*self_attn.*")") == "1");
-  CHECK(held(R"("target_modules": ["q_proj", "lm_head"], "layers_to_transform": [1])") == "2");
+  CHECK(held(R"("target_modules": ["q_proj", "lm_head"], "layers_to_transform": [1])") == "2 4");
   CHECK(held(R"("target_modules": ["q_proj"], "layers_to_transform": 0)") == "0 1");
   CHECK(held(R"("target_modules": ["q_proj"], "layers_to_transform": [0, 11],
                 "layers_pattern": ["h", "layers"])") == "0 1 3");

@@ -74,6 +74,7 @@ TEST_CASE("files that are no text in UTF-8 say what they are, and how they becom
   CHECK(refused("\xFF\xFE{\0}\0"sv) == utf16);
   CHECK(refused("\xFE\xFF\0{\0}"sv) == utf16);
   CHECK(refused("\xFF\xFE\0\0{\0\0\0"sv).starts_with(file + "UTF-32, not UTF-8; "));
+  CHECK(refused("\0\0\xFE\xFF\0\0\0{"sv).starts_with(file + "UTF-32, not UTF-8; "));
   CHECK(refused("\x1F\x8B\b"sv) ==
         file + "compressed by gzip; unpack it: gunzip < 'rows/a b.jsonl' > rows.jsonl");
   CHECK(refused("\xEF\xBB\xBF{}"sv).empty());
