@@ -31,8 +31,8 @@ std::vector<std::string> modules_in_files(const ModelOutline& model,
 }
 
 // Every weight that can have an adapter, by the names that files have for its module.
-std::map<std::string, const ParameterOutline*, std::less<>> linears(const ModelOutline& model) {
-  std::map<std::string, const ParameterOutline*, std::less<>> out;
+LinearsInFile linears(const ModelOutline& model) {
+  LinearsInFile out;
   for (const ModuleOutline& module : model.modules) {
     const ParameterOutline* weight =
         module.kind == ModuleKind::linear ? model.find_parameter(module.name + ".weight") : nullptr;
@@ -84,14 +84,13 @@ Error Adapter::inconsistent(const std::string& what) const {
       .help(kExport);
 }
 
-void Adapter::check_targets(const ModelOutline& model, const plan::AdapterTargets& targets) const {
-  std::set<const ParameterOutline*> wanted;
-  for (const auto& [in_file, weight] : linears(model))
+void Adapter::check_targets(const LinearsInFile& linears,
+                            const plan::AdapterTargets& targets) const {
+  std::set<std::string, std::less<>> names;  // of weights that they select
+  for (const auto& [in_file, weight] : linears)
     if (targets.hold(in_file.substr(checkpoint::kPeftPrefix.size())) ||
         targets.hold(module_of(weight->name)))
-      wanted.insert(weight);
-  std::set<std::string, std::less<>> names;
-  for (const ParameterOutline* weight : wanted) names.insert(weight->name);
+      names.insert(weight->name);
   for (const Weight& weight : weights_)
     if (!names.contains(weight.name))
       throw inconsistent(in_quotes(file_->tensors()[weight.factors.in].name) +
@@ -160,7 +159,7 @@ void Adapter::pair_up(const ModelOutline& model, const plan::AdapterFolder& read
     weights_.push_back({name, {*one.in, *one.out, counts_.scale(module)}});
   }
   if (weights_.empty()) throw mismatch("it holds no adapters");
-  check_targets(model, read.targets);
+  check_targets(modules, read.targets);
 }
 
 const Adapter::Weight* Adapter::find(std::string_view parameter) const {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +18,9 @@
 #include "meshwright/outline.h"
 
 namespace meshwright::generate {
+
+// Weights of Linears by the names that files have for their modules.
+using LinearsInFile = std::map<std::string, const ParameterOutline*, std::less<>>;
 
 class Adapter {
  public:
@@ -42,7 +47,7 @@ class Adapter {
   void pair_up(const ModelOutline& model, const plan::AdapterFolder& read);
   StringMap differing(double (*number)(const plan::AdapterSize&), double all) const;
   // Every tensor is of a module that the folder's configuration names, and these have theirs.
-  void check_targets(const ModelOutline& model, const plan::AdapterTargets& targets) const;
+  void check_targets(const LinearsInFile& linears, const plan::AdapterTargets& targets) const;
   Error mismatch(const std::string& what) const;
   Error inconsistent(const std::string& what) const;
   Error other_shape(const checkpoint::SourceTensor& tensor, const std::string& name,

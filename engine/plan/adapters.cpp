@@ -15,8 +15,6 @@ namespace {
 
 constexpr const char* kAllLinear = "all-linear";
 
-std::string_view last_part(std::string_view name) { return name.substr(name.rfind('.') + 1); }
-
 bool is_pattern(std::string_view wanted) {
   return wanted.find_first_of("*?[") != std::string_view::npos;
 }

@@ -48,6 +48,11 @@ Adapters adapters_in(const config::Config& config, const ModelOutline& outline);
 // What files call the module of a parameter.
 std::string file_module(const ParameterOutline& parameter);
 
+// "q_proj" of "model.layers.0.self_attn.q_proj"
+inline std::string_view last_part(std::string_view name) {
+  return name.substr(name.rfind('.') + 1);
+}
+
 // Whether `name` is the module's, or its last parts: what peft's names mean. "self_attn.q_proj" is
 // "model.layers.0.self_attn.q_proj", and "q_proj" is both.
 inline bool names_module(std::string_view name, std::string_view module) {

@@ -12,8 +12,6 @@
 namespace meshwright::plan {
 namespace {
 
-std::string_view last_name(std::string_view name) { return name.substr(name.rfind('.') + 1); }
-
 const ParameterOutline& adapted_weight(const ModelOutline& outline, const std::string& module) {
   return *outline.find_parameter(module + ".weight");
 }
@@ -25,11 +23,11 @@ std::vector<std::string> peft_targets(const Adapters& adapters, const ModelOutli
   std::set<std::string, std::less<>> last, full;
   for (const std::string& module : adapters.modules)
     full.insert(file_module(adapted_weight(outline, module)));
-  for (const std::string& name : full) last.emplace(last_name(name));
+  for (const std::string& name : full) last.emplace(last_part(name));
   const bool others =
       outline.moe ||
       std::any_of(outline.modules.begin(), outline.modules.end(), [&](const ModuleOutline& module) {
-        return last.contains(last_name(module.name)) && !modules.contains(module.name);
+        return last.contains(last_part(module.name)) && !modules.contains(module.name);
       });
   const std::set<std::string, std::less<>>& out = others ? full : last;
   return {out.begin(), out.end()};
@@ -50,13 +48,13 @@ boost::json::object pattern_of(const Adapters& adapters, const ModelOutline& out
   for (const std::string& module : adapters.modules) {
     const std::string name = file_module(adapted_weight(outline, module));
     by_module[name] = number(adapters.size(module));
-    by_last[std::string(last_name(name))].insert(by_module[name]);
+    by_last[std::string(last_part(name))].insert(by_module[name]);
   }
   boost::json::object out;
   for (const auto& [last, numbers] : by_last)
     if (numbers.size() == 1 && *numbers.begin() != all) out[last] = json_number(*numbers.begin());
   for (const auto& [name, one] : by_module)
-    if (one != all && by_last.at(std::string(last_name(name))).size() > 1)
+    if (one != all && by_last.at(std::string(last_part(name))).size() > 1)
       out[name] = json_number(one);
   return out;
 }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -34,6 +35,30 @@ struct Told {
   std::vector<std::string> lines;
   void operator()(const std::string& line) { lines.push_back(line); }
 };
+
+// `body` says in each of `count` processes at once whether all is well.
+void check_in_processes(int count, const std::function<bool()>& body) {
+  std::vector<pid_t> children;
+  for (int i = 0; i < count; ++i) {
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      int status = 1;
+      try {
+        status = body() ? 0 : 2;
+      } catch (...) {
+        status = 3;
+      }
+      ::_exit(status);
+    }
+    children.push_back(child);
+  }
+  for (pid_t child : children) {
+    int status = -1;
+    CHECK(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+  }
+}
 
 TEST_CASE("the first one makes it, the next one maps it") {
   const jsonl_test::TemporaryFolder folder;
@@ -93,34 +118,14 @@ TEST_CASE("an error while it is made leaves nothing") {
 
 TEST_CASE("several processes at once: one makes it, and all have it") {
   const jsonl_test::TemporaryFolder folder;
-  std::vector<pid_t> children;
-  for (int i = 0; i < 4; ++i) {
-    const pid_t child = ::fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-      int status = 1;
-      try {
-        auto build = [&] {
-          std::ofstream(folder / "built", std::ios::app) << 'x';
-          std::this_thread::sleep_for(std::chrono::milliseconds(300));
-          return store_bytes("k");
-        };
-        status =
-            cached_store({folder.string()}, "k", build, [](const std::string&) {})->tokens() == 3
-                ? 0
-                : 2;
-      } catch (...) {
-        status = 3;
-      }
-      ::_exit(status);
-    }
-    children.push_back(child);
-  }
-  for (pid_t child : children) {
-    int status = -1;
-    CHECK(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
-  }
+  check_in_processes(4, [&] {
+    auto build = [&] {
+      std::ofstream(folder / "built", std::ios::app) << 'x';
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      return store_bytes("k");
+    };
+    return cached_store({folder.string()}, "k", build, [](const std::string&) {})->tokens() == 3;
+  });
   CHECK(fs::file_size(folder / "built") == 1);
   CHECK_FALSE(fs::exists(folder / "k.lock"));
 }
@@ -128,34 +133,20 @@ TEST_CASE("several processes at once: one makes it, and all have it") {
 TEST_CASE("who waits for a lock whose file is removed takes the one that stands there now") {
   // All fail, one behind the other: each takes the lock, and no two at once.
   const jsonl_test::TemporaryFolder folder;
-  std::vector<pid_t> children;
-  for (int i = 0; i < 6; ++i) {
-    const pid_t child = ::fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-      int status = 1;
-      try {
-        auto build = [&]() -> std::vector<std::byte> {
-          if (!fs::create_directory(folder / "at_it")) ::_exit(2);
-          std::this_thread::sleep_for(std::chrono::milliseconds(50));
-          fs::remove(folder / "at_it");
-          throw std::runtime_error("row 3");
-        };
-        cached_store({folder.string()}, "k", build, [](const std::string&) {});
-      } catch (const std::exception& error) {
-        status = std::string(error.what()) == "row 3" ? 0 : 4;
-      } catch (...) {
-        status = 3;
-      }
-      ::_exit(status);
+  check_in_processes(6, [&] {
+    auto build = [&]() -> std::vector<std::byte> {
+      if (!fs::create_directory(folder / "at_it")) ::_exit(2);
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      fs::remove(folder / "at_it");
+      throw std::runtime_error("row 3");
+    };
+    try {
+      cached_store({folder.string()}, "k", build, [](const std::string&) {});
+    } catch (const std::exception& error) {
+      return std::string(error.what()) == "row 3";
     }
-    children.push_back(child);
-  }
-  for (pid_t child : children) {
-    int status = -1;
-    CHECK(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
-  }
+    return false;
+  });
   CHECK(fs::is_empty(folder.string()));
 }
 
