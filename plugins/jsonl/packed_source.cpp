@@ -73,6 +73,8 @@ PackedSource::PackedSource(std::shared_ptr<const TokenStore> store, SampleSettin
             "above " +
             std::to_string(store_->largest_id()));
   std::vector<uint32_t> lengths;
+  lengths.reserve(store_->documents());
+  parts_.reserve(store_->documents());
   for (uint32_t document = 0; document < store_->documents(); ++document)
     if (const Part part = part_of(document); part.end > part.begin) {
       parts_.push_back(part);

@@ -1,6 +1,7 @@
 #include "packing.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <numeric>
 #include <utility>
@@ -100,18 +101,23 @@ Packs gather(std::span<const uint32_t> order, std::span<const uint32_t> pack_of,
 }
 
 Packs best_fit(std::span<const uint32_t> lengths, uint32_t room, std::span<const uint32_t> given) {
-  // By length, longest first, and in the given order within a length.
+  // By length, longest first, and in the given order within a length. Lengths lie far from each
+  // other in that order: each is read once.
+  std::vector<uint32_t> in_order(given.size());
   std::vector<uint64_t> begins(size_t{room} + 2, 0);
-  for (uint32_t document : given) ++begins[size_t{room} - lengths[document] + 1];
+  for (size_t i = 0; i < given.size(); ++i) {
+    in_order[i] = lengths[given[i]];
+    ++begins[size_t{room} - in_order[i] + 1];
+  }
   std::partial_sum(begins.begin(), begins.end(), begins.begin());
   std::vector<uint32_t> order(given.size());
-  for (uint32_t document : given) order[begins[room - lengths[document]]++] = document;
+  for (size_t i = 0; i < given.size(); ++i) order[begins[room - in_order[i]]++] = given[i];
 
   Rooms rooms(room);
   std::vector<uint32_t> pack_of(order.size());
-  uint32_t packs = 0;
+  uint32_t packs = 0, length = room;
   for (size_t i = 0; i < order.size(); ++i) {
-    const uint32_t length = lengths[order[i]];
+    while (i == begins[room - length]) --length;  // begins has become the ends
     auto [pack, left] = rooms.take(length);
     if (pack == kNone) {
       pack = packs++;
@@ -140,6 +146,30 @@ Packs sequential(std::span<const uint32_t> lengths, uint32_t room,
   return out;
 }
 
+using Keyed = std::pair<uint64_t, uint32_t>;
+constexpr int kBucketBits = 10;
+using Ends = std::array<uint32_t, 1U << kBucketBits>;
+
+// A copy of `from` in `to`, ordered by kBucketBits of its keys from bit `shift` on; where each
+// bucket ends.
+Ends into_buckets(std::span<const Keyed> from, std::span<Keyed> to, int shift) {
+  auto bucket = [shift](const Keyed& one) { return (one.first >> shift) % Ends().size(); };
+  Ends at{};
+  for (const Keyed& one : from) ++at[bucket(one)];
+  std::exclusive_scan(at.begin(), at.end(), at.begin(), 0U);
+  for (const Keyed& one : from) to[at[bucket(one)]++] = one;
+  return at;
+}
+
+template <class F>
+void for_buckets(const Ends& ends, const F& f) {
+  size_t begin = 0;
+  for (size_t end : ends) {
+    f(begin, end - begin);
+    begin = end;
+  }
+}
+
 // SplitMix64's finaliser (Steele, Lea and Flood 2014): a bijection that looks random.
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -166,11 +196,22 @@ Packs pack(std::span<const uint32_t> lengths, uint32_t room, Packing packing,
 }
 
 std::vector<uint32_t> seeded_order(uint32_t documents, uint64_t seed) {
-  std::vector<std::pair<uint64_t, uint32_t>> keyed(documents);
+  // By a key of each that looks random. No two keys are equal.
   const uint64_t start = mix(seed + 0x9e3779b97f4a7c15u);
+  std::vector<Keyed> keyed(documents), halfway(documents);
   for (uint32_t i = 0; i < documents; ++i)
     keyed[i] = {mix(start + (uint64_t{i} + 1) * 0x9e3779b97f4a7c15u), i};
-  std::sort(keyed.begin(), keyed.end());
+  // By their first bits into buckets, and each of these by the next bits: what is a few megabytes
+  // apart is slow to write to, and few are left to sort.
+  constexpr int kFirst = 64 - kBucketBits, kNext = kFirst - kBucketBits;
+  for_buckets(into_buckets(keyed, halfway, kFirst), [&](size_t begin, size_t count) {
+    const std::span<Keyed> out = std::span(keyed).subspan(begin, count);
+    for_buckets(into_buckets(std::span(halfway).subspan(begin, count), out, kNext),
+                [&](size_t at, size_t few) {
+                  const std::span<Keyed> bucket = out.subspan(at, few);
+                  if (few > 1) std::sort(bucket.begin(), bucket.end());
+                });
+  });
   std::vector<uint32_t> out(documents);
   std::transform(keyed.begin(), keyed.end(), out.begin(),
                  [](const auto& one) { return one.second; });

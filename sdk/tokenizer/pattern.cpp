@@ -36,23 +36,46 @@ std::string message_of(int code) {
 
 }  // namespace
 
-struct PatternScratch::Parts {
-  // One place in the vector: the whole match.
-  std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>> data{
-      pcre2_match_data_create(1, nullptr)};
+namespace {
+
+// What a match runs in. Its stack is mapped by the kernel, which a short text would wait for longer
+// than it is matched: a thread keeps one for its next text.
+struct Room {
   std::unique_ptr<pcre2_match_context, Free<pcre2_match_context_free>> context{
       pcre2_match_context_create(nullptr)};
   std::unique_ptr<pcre2_jit_stack, Free<pcre2_jit_stack_free>> stack{
       pcre2_jit_stack_create(32 << 10, 8 << 20, nullptr)};
+
+  Room() {
+    if (!context) throw std::bad_alloc();
+    if (stack) pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
+    pcre2_set_heap_limit(context.get(), 64 << 10);  // KiB
+  }
+};
+
+thread_local std::unique_ptr<Room> spare_room;
+
+std::unique_ptr<Room> take_room() {
+  return spare_room ? std::move(spare_room) : std::make_unique<Room>();
+}
+
+}  // namespace
+
+struct PatternScratch::Parts {
+  // One place in the vector: the whole match.
+  std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>> data{
+      pcre2_match_data_create(1, nullptr)};
+  std::unique_ptr<Room> room = take_room();
   Clock::time_point started = Clock::now();
   size_t bytes = 0;  // of all texts searched
   uint32_t attempts = 0;
 
   Parts() {
-    if (!data || !context) throw std::bad_alloc();
-    if (stack) pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
-    pcre2_set_heap_limit(context.get(), 64 << 10);  // KiB
+    if (!data) throw std::bad_alloc();
   }
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
+  ~Parts() { spare_room = std::move(room); }
 };
 
 PatternScratch::PatternScratch() : parts_(std::make_unique<Parts>()) {}
@@ -120,12 +143,12 @@ std::optional<Matches::Range> Matches::at(size_t place) {
       for (end = place + window;
            end < text_.size() && (static_cast<uint8_t>(text_[end]) & 0xC0) == 0x80;)
         ++end;
-    pcre2_set_match_limit(scratch.context.get(), static_cast<uint32_t>(std::min<size_t>(
-                                                     20000 + 16 * (end - place), 1U << 31)));
+    pcre2_set_match_limit(scratch.room->context.get(), static_cast<uint32_t>(std::min<size_t>(
+                                                           20000 + 16 * (end - place), 1U << 31)));
     uint32_t options = PCRE2_NO_UTF_CHECK | (end < text_.size() ? PCRE2_PARTIAL_HARD : 0);
     auto attempt = [&](uint32_t more) {
       return pcre2_match(pattern_.code_->code.get(), bytes_of(text_), end, place, options | more,
-                         scratch.data.get(), scratch.context.get());
+                         scratch.data.get(), scratch.room->context.get());
     };
     int found = attempt(0);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) found = attempt(PCRE2_NO_JIT);
