@@ -1,5 +1,5 @@
 // What `calibrate` measured: sizes of kernels, messages and layers, and the seconds that they took.
-// The same list on every rank, so that the slowest of all can be taken.
+// The same list on every rank, so that the times of all can be joined.
 #pragma once
 
 #include <cstdint>
@@ -54,6 +54,7 @@ struct Measured {
   double ranks = 1, hosts = 1, ranks_per_host = 1;  // ranks_per_host: of the fullest host
   double memory = 0;                                // bytes that a rank has
   double units = 1;                                 // streaming multiprocessors, or threads
+  bool cores_shared = false;  // the ranks of a host have more threads than it has cores
   std::vector<ProductTime> products;
   std::vector<MovedTime> moved;
   std::vector<AttentionTime> attention;
@@ -64,10 +65,12 @@ struct Measured {
   double alone = 0;
   std::vector<GroupTime> groups;
 
-  // The seconds of all kernels and layers, and the memory below 0, so that more is always worse.
+  // The memory, and the seconds of all kernels, layers and messages.
   std::vector<double> times() const;
-  // Takes what another rank's times() has that is worse.
-  void take_worse(const std::vector<double>& theirs);
+  // Takes the times() of all ranks for one: the least memory and the slowest rank's seconds. Where
+  // ranks share cores, the mean of what ranks do in a second instead of the slowest's: one that
+  // shares a core with two at a time is three times as slow, and has it alone at another time.
+  void take_all(const std::vector<std::vector<double>>& of_ranks);
 };
 
 }  // namespace meshwright::calibrate

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "engine/base/run_lock.h"
@@ -67,6 +68,7 @@ void look_at_device(World& world, double local_ranks, Measured& to) {
     to.device = processor_name();
     to.memory = static_cast<double>(plan::host_memory().bytes) / local_ranks;
     to.units = at::get_num_threads();
+    to.cores_shared = local_ranks * to.units > std::thread::hardware_concurrency();
   }
 }
 
@@ -123,16 +125,17 @@ void measure_alone(Stopwatch& watch, World& world, Measured& to) {
   world.everyone()->barrier();
 }
 
-// Collective. Every time becomes that of the slowest rank.
-void take_slowest(World& world, Measured& measured) {
+// Collective. The times of all ranks become one rank's.
+void join_times(World& world, Measured& measured) {
   json::array mine;
   for (const double seconds : measured.times()) mine.push_back(seconds);
+  std::vector<std::vector<double>> all;
   for (const std::string& text : train::gather_texts(world, json::serialize(mine))) {
-    std::vector<double> theirs;
+    all.emplace_back();
     const json::value parsed = json::parse(text);
-    for (const json::value& one : parsed.as_array()) theirs.push_back(one.to_number<double>());
-    measured.take_worse(theirs);
+    for (const json::value& one : parsed.as_array()) all.back().push_back(one.to_number<double>());
   }
+  measured.take_all(all);
 }
 
 // The file beside its place, synced and renamed, once its reader takes it.
@@ -188,7 +191,8 @@ int calibrate_rank(const Request& request, rendezvous::Ending& ending) {
     report::CountProgress progress({request.colour, request.unicode, request.width}, request.live,
                                    first, static_cast<int64_t>(kernels + messages));
     progress.begin("calibrate");
-    Stopwatch watch(world, request.seconds * kKernels / static_cast<double>(kernels));
+    Stopwatch watch(world, request.seconds * kKernels / static_cast<double>(kernels),
+                    measured.cores_shared);
     auto all = [&](auto& points, int steps) {
       for (auto& point : points) {
         measure(watch, point);
@@ -203,7 +207,7 @@ int calibrate_rank(const Request& request, rendezvous::Ending& ending) {
     if (!measured.cuda && measured.ranks_per_host > 1) measure_alone(watch, world, measured);
     measure_groups(world, host, request.seconds * (1 - kKernels), measured, progress);
   }
-  take_slowest(world, measured);
+  join_times(world, measured);
 
   Report report;
   train::agree_or_throw(world, train::outcome_of([&] {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -72,6 +73,8 @@ double Stopwatch::of(const std::function<void()>& work) {
   const int calls = std::clamp(static_cast<int>(kBatch / std::max(times[0], 1e-6)), 1, kMostCalls);
   while (seconds_since(begin) < seconds_) times.push_back(several(calls));
   if (times.size() > 1) times.erase(times.begin());
+  if (mean_)
+    return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
   const auto middle = times.begin() + std::ssize(times) / 2;
   std::nth_element(times.begin(), middle, times.end());
   return *middle;

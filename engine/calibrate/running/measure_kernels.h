@@ -8,19 +8,23 @@
 
 namespace meshwright::calibrate {
 
-// Times work of this rank's device. `seconds`: for each, about; at least two calls.
+// Times work of this rank's device. `seconds`: for each, about; at least two calls. `mean`: the
+// mean of calls instead of their median. Where ranks share cores a call has one or waits for it,
+// and what is between lies in the mean alone.
 class Stopwatch {
  public:
-  Stopwatch(World& world, double seconds) : world_(world), seconds_(seconds) {}
+  Stopwatch(World& world, double seconds, bool mean = false)
+      : world_(world), seconds_(seconds), mean_(mean) {}
   at::Device device() const { return world_.device(); }
   // Collective: all ranks begin together, since those of a host share its memory. Seconds of one
-  // call, the median.
+  // call.
   double of(const std::function<void()>& work);
 
  private:
   void wait_for_device() const;
   World& world_;
   double seconds_;
+  bool mean_;
 };
 
 // Collective. Fill in the seconds (and the bytes) of one point.

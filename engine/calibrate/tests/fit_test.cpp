@@ -203,10 +203,18 @@ TEST_CASE("of several ranks the slowest counts, and the least memory") {
   Measured mine = measured_on(cpu_of(2e11), false, Widths::full, 2, 1);
   Measured theirs = measured_on(cpu_of(1e11), false, Widths::full, 2, 1);
   theirs.memory = 1e9;
-  const double slow = theirs.products[0].seconds, host = mine.groups[0].collectives[0].seconds;
+  const double fast = mine.products[0].seconds, slow = theirs.products[0].seconds,
+               host = mine.groups[0].collectives[0].seconds;
   theirs.groups[0].collectives[0].seconds = host / 2;
-  mine.take_worse(theirs.times());
-  CHECK(mine.products[0].seconds == slow);
+  SUBCASE("each with cores of its own") {
+    mine.take_all({mine.times(), theirs.times()});
+    CHECK(mine.products[0].seconds == slow);
+  }
+  SUBCASE("where they share cores, what they do in a second is the mean") {
+    mine.cores_shared = true;
+    mine.take_all({mine.times(), theirs.times()});
+    CHECK(mine.products[0].seconds == Approx(2 / (1 / fast + 1 / slow)).epsilon(1e-12));
+  }
   CHECK(mine.groups[0].collectives[0].seconds == host);
   CHECK(mine.memory == 1e9);
 }
