@@ -182,6 +182,8 @@ void TokenActivations::add(const ParameterOutline& parameter) {
     add_experts(parameter);
   } else if (found->kind == ModuleKind::linear && weight && parameter.shape.size() == 2) {
     add_linear(parameter, attention);
+  } else if (found->kind == ModuleKind::router && weight) {
+    if (blocks_.insert(module_of(module)).second) layer_.inputs += outline_.hidden_size;
   } else if (const auto factor = low_rank_factor(parameter.name);
              factor && !factor->out && is_added_factor(*found)) {
     add_factor(parameter, factor->linear, attention);

@@ -116,14 +116,14 @@ TEST_CASE("a root larger than all other units takes the host's sockets, and thei
 TEST_CASE("experts keep their rows and their first product; on the host in steps, and scratch") {
   Job job = small_job({.layers = 4, .experts = 4, .active = 2}, 2);
   job.plan_ddp();
-  // Norms 16, attention's input 8 and inside 24; two rows of 8 and of 2 x 20.
-  const int64_t layer = 16 + 8 + 24 + 2 * (8 + 40);
+  // Norms 16, inputs of attention and router 16, inside attention 24; two rows of 8 and of 2 x 20.
+  const int64_t layer = 16 + 16 + 24 + 2 * (8 + 40);
   // In backward, of two rows each: gradients of what they gave and got, of the first product and of
   // the second one's input, and that input made again; and the gradient of the layer's output.
   CHECK(of_copies(job, {}).activations == kToken * (4 * layer + 2 * (8 + 8 + 40 + 20 + 20) + 8));
   // 64 rows, 16 of each expert: in the mean 4 more of each, and 4 more of all of them.
   constexpr int64_t rows = 64 + 4 * 4 + 4;
-  const int64_t padded = 16 + 8 + 24 + rows * 8 / 32 + rows * 40 / 32;
+  const int64_t padded = 16 + 16 + 24 + rows * 8 / 32 + rows * 40 / 32;
   CHECK(of_copies(job, {.where = Place::host}).activations ==
         kToken * (4 * padded + 16 + 2 * 32) + (rows / 4 * 20 + rows * (40 + 20)) * 5);
 }
