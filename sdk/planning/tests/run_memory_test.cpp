@@ -11,8 +11,6 @@ using namespace meshwright::testing;
 
 namespace {
 
-using Place = MemoryFacts::Where;
-
 constexpr int64_t kToken = 32 * 4;
 
 Job small_job(const LlamaSizes& sizes, int64_t world) {
@@ -21,17 +19,18 @@ Job small_job(const LlamaSizes& sizes, int64_t world) {
   return job;
 }
 
-Bytes counted(const ShardingRequest& request, const ShardingPlan& plan, const MemoryFacts& facts) {
+Bytes run_bytes(const ShardingRequest& request, const ShardingPlan& plan,
+                const MemoryFacts& facts) {
   Bytes out = footprint_of(request, plan).bytes;
   count_run_memory(request, plan, facts, out);
   return out;
 }
 
 Bytes of_rows(const Job& job, const MemoryFacts& facts, const ShardingPolicy& policy = {}) {
-  return counted(job.request(), fully_sharded_plan(job.request(), policy), facts);
+  return run_bytes(job.request(), fully_sharded_plan(job.request(), policy), facts);
 }
 Bytes of_copies(const Job& job, const MemoryFacts& facts) {
-  return counted(job.request(), replicated_plan(job.request(), {}), facts);
+  return run_bytes(job.request(), replicated_plan(job.request(), {}), facts);
 }
 
 }  // namespace
@@ -41,13 +40,14 @@ TEST_CASE("on a device the gradient of the logits takes their place") {
   Job job = small_job({.layers = 4}, 2);
   job.plan_ddp();
   CHECK(of_copies(job, {}).activations == kToken * (4 * 116 + 16 + 2 * 32));
-  CHECK(of_copies(job, {.where = Place::host}).activations == kToken * (4 * 116 + 16 + 2 * 32));
+  CHECK(of_copies(job, {.where = MemoryFacts::Where::host}).activations ==
+        kToken * (4 * 116 + 16 + 2 * 32));
   // As the head goes back, the gradient of its input: 8.
-  const Bytes device = of_copies(job, {.where = Place::device});
+  const Bytes device = of_copies(job, {.where = MemoryFacts::Where::device});
   CHECK(device.activations == kToken * (4 * 116 + 16 + 32 + 8));
   CHECK(device.transient == 0);
   job.config.shared.mp.param = DType::bfloat16;  // the logits are cast: 32 of two bytes beside 32
-  CHECK(of_copies(job, {.where = Place::device}).activations ==
+  CHECK(of_copies(job, {.where = MemoryFacts::Where::device}).activations ==
         32 * (2 * (4 * 116 + 16) + 4 * 32 + 2 * 32));
 }
 
@@ -62,8 +62,8 @@ TEST_CASE("with few words the last mlp's backward is the fullest moment") {
 TEST_CASE("on a device the gradients of shards come with the backward of their units") {
   Job job = small_job({.layers = 4}, 2);
   job.plan();
-  const Bytes host = of_rows(job, {.where = Place::host}),
-              device = of_rows(job, {.where = Place::device});
+  const Bytes host = of_rows(job, {.where = MemoryFacts::Where::host}),
+              device = of_rows(job, {.where = MemoryFacts::Where::device});
   // 4 layers of 688 elements and 520 outside, halved.
   const int64_t all = (4 * 688 + 520) * 4 / 2, come = (688 + 520) * 4 / 2;
   CHECK(host.gradients == all);
@@ -72,10 +72,10 @@ TEST_CASE("on a device the gradients of shards come with the backward of their u
   // The last layer's backward, with its own and the root's gradients and no others.
   CHECK(device.activations + all == kToken * (4 * 116 + 48) + come);
   job.work.accumulation = 2;
-  CHECK(of_rows(job, {.where = Place::device}).activations == device.activations);
+  CHECK(of_rows(job, {.where = MemoryFacts::Where::device}).activations == device.activations);
   // From the first micro-batch on.
   const ShardingPolicy each{.reduction = {.every_micro_batch = true}};
-  CHECK(of_rows(job, {.where = Place::device}, each).activations ==
+  CHECK(of_rows(job, {.where = MemoryFacts::Where::device}, each).activations ==
         kToken * (4 * 116 + 16 + 32 + 8));
 }
 
@@ -102,15 +102,16 @@ TEST_CASE("a root larger than all other units takes the host's sockets, and thei
   const int64_t root = (2 * 256 * 8 + 8) * 4, layer = 688 * 4;
   const int64_t before = of_rows(job, {}).transient;
   // Gathered once more; half of its gradient goes out, and as much comes.
-  CHECK(of_rows(job, {.where = Place::host}).transient == before + root + root);
-  CHECK(of_rows(job, {.where = Place::device}).transient == before);
+  CHECK(of_rows(job, {.where = MemoryFacts::Where::host}).transient == before + root + root);
+  CHECK(of_rows(job, {.where = MemoryFacts::Where::device}).transient == before);
   // With one micro-batch no gradient is there yet at the fullest moment, which were counted.
   job.work.accumulation = 1;
-  CHECK(of_rows(job, {.where = Place::host}).transient ==
+  CHECK(of_rows(job, {.where = MemoryFacts::Where::host}).transient ==
         of_rows(job, {}).transient + 2 * root - (root + 2 * layer));
   Job small = small_job({.layers = 4}, 2);  // 520 elements beside layers of 688
   small.plan();
-  CHECK(of_rows(small, {.where = Place::host}).transient == of_rows(small, {}).transient);
+  CHECK(of_rows(small, {.where = MemoryFacts::Where::host}).transient ==
+        of_rows(small, {}).transient);
 }
 
 TEST_CASE("experts keep their rows and their first product; on the host in steps, and scratch") {
@@ -124,7 +125,7 @@ TEST_CASE("experts keep their rows and their first product; on the host in steps
   // 64 rows, 16 of each expert: in the mean 4 more of each, and 4 more of all of them.
   constexpr int64_t rows = 64 + 4 * 4 + 4;
   const int64_t padded = 16 + 16 + 24 + rows * 8 / 32 + rows * 40 / 32;
-  CHECK(of_copies(job, {.where = Place::host}).activations ==
+  CHECK(of_copies(job, {.where = MemoryFacts::Where::host}).activations ==
         kToken * (4 * padded + 16 + 2 * 32) + (rows / 4 * 20 + rows * (40 + 20)) * 5);
 }
 
