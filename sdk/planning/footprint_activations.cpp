@@ -281,9 +281,10 @@ int64_t activation_bytes(const ShardingRequest& request, const ActivationQuestio
     const int64_t ranks = token.vocabulary_ranks(),
                   words = (outline.vocab_size + ranks - 1) / ranks;
     sizes.logits = sizes.loss = times(words, dtype_size(mp.output));
-    // On a device the loss writes the gradient over them (sdk/nn/loss.cpp); where they were cast,
-    // the one of what was cast comes beside that.
-    if (asked.facts.where == MemoryFacts::Where::device)
+    // On a device the loss writes the gradient over them, in rows of whole 16 bytes
+    // (sdk/nn/loss.cpp); where they were cast, the one of what was cast comes beside that.
+    constexpr int64_t kPack = 16;
+    if (asked.facts.where == MemoryFacts::Where::device && sizes.logits % kPack == 0)
       sizes.loss = mp.output == mp.param ? 0 : times(words, dtype_size(mp.param));
   }
   const std::optional<ContextAttentionPlan> attention = context_attention_of(request);

@@ -46,6 +46,10 @@ TEST_CASE("on a device the gradient of the logits takes their place") {
   const Bytes device = of_copies(job, {.where = MemoryFacts::Where::device});
   CHECK(device.activations == kToken * (4 * 116 + 16 + 32 + 8));
   CHECK(device.transient == 0);
+  Job odd = small_job({.layers = 4, .vocab = 31}, 2);  // no row of them has whole 16 bytes
+  odd.plan_ddp();
+  CHECK(of_copies(odd, {.where = MemoryFacts::Where::device}).activations ==
+        kToken * (4 * 116 + 16 + 2 * 31));
   job.config.shared.mp.param = DType::bfloat16;  // the logits are cast: 32 of two bytes beside 32
   CHECK(of_copies(job, {.where = MemoryFacts::Where::device}).activations ==
         32 * (2 * (4 * 116 + 16) + 4 * 32 + 2 * 32));
