@@ -249,6 +249,13 @@ std::optional<WireRow> tied_wire(const JobPlan& plan, const ModelOutline& part) 
   return {};
 }
 
+MemoryFacts::Where where_of(const config::Config& config, const PlanRequest& wanted) {
+  using Where = MemoryFacts::Where;
+  if (wanted.where != Where::unknown) return wanted.where;
+  const std::string device = config.table("dist_env").get_string("device");
+  return device == "cpu" ? Where::host : device == "cuda" ? Where::device : Where::unknown;
+}
+
 JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   JobPlan plan;
   plan.requested_strategy = job.config.requested_strategy;
@@ -305,7 +312,9 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
     part = stage_outline(outline, *plan.pipeline, stage_rank);
   }
   ShardingRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
-  plan.footprint = plan.strategy.strategy->footprint(cost);
+  plan.memory = {.where = where_of(job.config, wanted),
+                 .drops = job.config.table("lora").get_number("dropout") > 0};
+  plan.footprint = footprint_here(plan, cost);
   plan.notices.insert(plan.notices.end(), plan.footprint->notices.begin(),
                       plan.footprint->notices.end());
   plan.context_costs = context_costs(cost);
@@ -321,6 +330,14 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
 }
 
 }  // namespace
+
+Footprint footprint_here(const JobPlan& plan, const ShardingRequest& cost) {
+  const Strategy& strategy = *plan.strategy.strategy;
+  Footprint out = strategy.footprint(cost);
+  if (plan.memory.where != MemoryFacts::Where::unknown || plan.memory.drops)
+    count_run_memory(cost, strategy.plan_sharding(cost), plan.memory, out.bytes);
+  return out;
+}
 
 JobPlan make_plan(Job& job, const PlanRequest& wanted) {
   try {

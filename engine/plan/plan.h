@@ -16,6 +16,7 @@
 #include "meshwright/strategy.h"
 #include "sdk/base/context_plan.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/run_memory.h"
 
 namespace meshwright::plan {
 
@@ -75,6 +76,8 @@ struct PlanRequest {
   bool assumed_world = false;
   // The host of each rank, by any number; empty: not known, and taken for one host.
   std::vector<int64_t> hosts = {};
+  // Where the ranks compute; unknown: where dist_env.device says.
+  MemoryFacts::Where where = MemoryFacts::Where::unknown;
 };
 
 struct JobPlan {
@@ -93,6 +96,7 @@ struct JobPlan {
   // Activations of the rank were sequence_parallel the other way; nullopt where that makes no
   // difference or cannot be.
   std::optional<int64_t> other_activations;
+  MemoryFacts memory;  // which the footprint goes by
   Workload workload;
   std::optional<int64_t> max_steps;  // nullopt: epochs of data that nobody has opened
   std::vector<std::string> notices, warnings;
@@ -108,6 +112,8 @@ using meshwright::cuts_sequence;
 // Throws Error(model_does_not_fit) when the samples of a data set in use do not divide by tp under
 // such a plan.
 void check_sequence(const Job& job, const TpPlan& tp);
+// What the plan's strategy costs a rank, by plan.memory too.
+Footprint footprint_here(const JobPlan& plan, const ShardingRequest& cost);
 // `part`: the outline of this rank's stages; the rest of the plan is complete.
 std::optional<int64_t> other_activations(const JobPlan& plan, const StrategyConfig& config,
                                          const ModelOutline& part);

@@ -13,13 +13,13 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <bit>
 #include <cstring>
 #include <numeric>
 #include <tuple>
 #include <utility>
 
 #include "sdk/base/own_kernels.h"
+#include "sdk/base/row_steps.h"
 #include "sdk/base/vectorised.h"
 #include "sdk/nn/linear_product.h"
 
@@ -39,11 +39,7 @@ MESHWRIGHT_VECTORISED void add_row(float* __restrict to, const float* __restrict
 }
 
 // n rounded up to one of `steps` sizes between two powers of two, at least by 8.
-int64_t in_steps(int64_t n, int64_t steps) {
-  return detail::rounded_up(
-      n,
-      std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n))) / steps));
-}
+int64_t in_steps(int64_t n, int64_t steps) { return detail::rounded_up(n, row_step(n, steps)); }
 
 int64_t rows_at_once(int64_t width) {
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1));
@@ -216,7 +212,7 @@ bool plain_rows(const Tensor& t) {
 
 Tensor empty_rows(int64_t n, int64_t width, const at::TensorOptions& options) {
   at::AutoDispatchBelowADInplaceOrView not_a_view;
-  return at::empty({in_steps(n, 8), width}, options).narrow(0, 0, n);
+  return at::empty({in_steps(n, kStepsOfMemory), width}, options).narrow(0, 0, n);
 }
 
 void take_rows_into(const Tensor& out, int64_t at, const Tensor& x, const Tensor& rows,
@@ -276,7 +272,7 @@ Tensor sum_plain_rows(std::span<const float* const> rows, const Tensor& place, i
 
 ExpertDispatcher::~ExpertDispatcher() = default;
 
-int64_t padded_rows(int64_t n) { return in_steps(n, 16); }
+int64_t padded_rows(int64_t n) { return in_steps(n, kStepsOfProducts); }
 bool pads_rows(const Tensor& x) {
   return !at::autocast::is_autocast_enabled(x.device().type()) && detail::product_is_compiled(x);
 }

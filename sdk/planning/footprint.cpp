@@ -22,7 +22,15 @@ namespace {
 // Sums for the peak of gathered parameters and unreduced gradients.
 struct Peak {
   int64_t kept = 0, all_gradients = 0, root_gradients = 0;
+  int64_t last = 0;                          // kept from their forward to their backward
   std::vector<int64_t> gathered, gradients;  // of units that come and go
+
+  // What comes last is there before `ahead` others are fetched for backward, and is not yet in
+  // forward, which has one in use beside those.
+  int64_t parameters(int64_t ahead) const {
+    return plus(kept, std::max(plus(last, sum_of_largest(gathered, ahead)),
+                               sum_of_largest(gathered, plus(ahead, 1))));
+  }
 };
 
 // Elements on this rank in shards, and of them trainable; bytes beside them, of frozen parameters
@@ -62,6 +70,8 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
   const DType gradient = policy.precision.main_gradients.value_or(work.storage);
   const ModuleIndex index(request.outline);
   RowSums sums;
+  const bool copies = alone_as_copies(request, plan), stages = pipeline_size(request) > 1;
+  int64_t cast = 0;                                 // bytes of all that computes in another dtype
   std::vector<int64_t> held(layout.shares.size());  // elements of each gradient on this rank
   DType widest_reduce = policy.precision.mp.reduce;
   for (const PlannedUnit& planned : plan.units) {
@@ -77,6 +87,8 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
           request.outline.parameters[planned.parameters[unit.given(i)]];
       const int64_t elements = unit.part_elements(i, axis.index);
       casts = casts || stored_as(parameter, work) != mp.param;
+      if (stored_as(parameter, work) != mp.param)
+        cast = plus(cast, times(elements, dtype_size(mp.param)));
       if (stored_apart(parameter, work)) {
         sums.beside = plus(sums.beside, times(elements, dtype_size(parameter.dtype)));
         continue;
@@ -106,11 +118,15 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
     if (axis.size > 1 || casts) {
       if (reshards)
         peak.gathered.push_back(gathered);
-      else
+      else if (planned.root || planned.once_a_step || stages)
         peak.kept = plus(peak.kept, gathered);
+      else
+        peak.last = plus(peak.last, gathered);
     }
-    // A pipeline adds up beside the shard even where that is all of it.
-    if (axis.size > 1 || (pipeline_size(request) > 1 && passes > 1) || mp.reduce != gradient ||
+    // A pipeline adds up beside the shard even where that is all of it, and so do experts that ep
+    // alone cuts, whose products are written into the shard in the micro-batch that reduces.
+    if (axis.size > 1 || ((stages || (planned.experts && !every)) && passes > 1) ||
+        mp.reduce != gradient ||
         (!planned.experts && layout.replicate.size > 1 && !policy.independent_replicas)) {
       peak.all_gradients = plus(peak.all_gradients, reduced);
       if (planned.root)
@@ -124,14 +140,18 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
         plus(sums.beside, times(layout.shares[p].elements,
                                 dtype_size(stored_as(request.outline.parameters[p], work))));
   out.bytes = rows_bytes(work, policy.precision, sums);
-  out.bytes.transient = plus(
-      plus(peak.kept,
-           sum_of_largest(peak.gathered, plus(std::max<int64_t>(policy.prefetch.ahead(), 0), 1))),
-      !every && passes > 1 ? peak.all_gradients
+  // Copies keep what is cast.
+  const int64_t parameters =
+      copies ? cast : peak.parameters(std::max<int64_t>(policy.prefetch.ahead(), 0));
+  out.bytes.transient =
+      plus(parameters, !every && passes > 1
+                           ? peak.all_gradients
                            : plus(peak.root_gradients, sum_of_largest(peak.gradients, 2)));
-  out.bytes.activations =
-      activation_bytes(request, plan.recompute_whole_layers,
-                       pipeline_size(request) > 1 && !every && passes > 1 ? peak.all_gradients : 0);
+  out.bytes.activations = activation_bytes(
+      request, {.whole_layers = plan.recompute_whole_layers,
+                .gradients = stages && !every && passes > 1 ? peak.all_gradients : 0,
+                .coming = coming_gradients(request, plan, MemoryFacts::Where::unknown,
+                                           out.bytes.gradients)});
   add_common_rows(request, held, widest_reduce, wire);
   out.wire = wire.rows();
   return out;

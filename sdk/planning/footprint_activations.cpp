@@ -1,59 +1,20 @@
+// Bytes that passes keep for backward, at the fullest moment of a step.
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
-#include <string>
 #include <utility>
 
-#include "checkpoint_scope.h"
 #include "footprint_parts.h"
 #include "pipeline_lists.h"
-#include "sdk/base/low_rank.h"
 #include "sdk/base/pipeline.h"
+#include "token_activations.h"
 
-namespace meshwright::footprint {
+namespace meshwright {
+
 namespace {
 
-// Linears that write back to the residual stream: their output is an addend and is not kept.
-bool closes_block(std::string_view module) {
-  std::string_view name = module.substr(module.rfind('.') + 1);
-  return name == "o_proj" || name == "dense" || name == "out_proj" || name == "down_proj" ||
-         name == "fc2";
-}
-
-// Elements of a token in one layer, or in several.
-struct Saved {
-  int64_t stream = 0;     // the layer's input
-  int64_t norms = 0;      // inputs of norms: the residual stream
-  int64_t inputs = 0;     // inputs of attention and mlp
-  int64_t attention = 0;  // inside attention
-  int64_t mlp = 0;        // inside mlp and experts
-  int64_t outputs = 0;    // of Linears, whose gradients wait where backward is split
-  int64_t closing_attention = 0,
-          closing_mlp = 0;  // inputs of the Linears that write back to the stream
-  int64_t norm_count = 0;
-  int64_t all() const { return plus(norms + inputs + attention, mlp); }
-  int64_t kept(const Recomputed& again) const {
-    if (again.layer) return stream;
-    return plus(norms + inputs + (again.attention ? 0 : attention), again.mlp ? 0 : mlp);
-  }
-  // While the gradients of weights wait: inputs of the Linears and gradients of their outputs.
-  int64_t waiting() const {
-    return plus(plus(inputs, outputs), plus(closing_attention, closing_mlp));
-  }
-  // What exists at once while it is computed again.
-  int64_t together(const Recomputed& again) const {
-    if (again.layer) return all();
-    return std::max(again.attention ? attention : 0, again.mlp ? mlp : 0);
-  }
-};
-
-bool has_one_of(const ModuleIndex& index, std::string_view layer,
-                std::initializer_list<const char*> names) {
-  return std::any_of(names.begin(), names.end(), [&](const char* name) {
-    return index.find(std::string(layer) + "." + name) != nullptr;
-  });
-}
+using namespace footprint;
 
 // A run of the schedule; nullopt: one that does not run as it stands.
 std::optional<PipelineRun> run_of(const ShardingRequest& request) {
@@ -70,152 +31,12 @@ std::optional<PipelineRun> run_of(const ShardingRequest& request) {
   return simulate_pipeline(make_actions(schedule, size, local, micro_batches));
 }
 
-}  // namespace
-
-Recomputed recomputed_of(const ShardingRequest& request, const ModuleIndex& index,
-                         std::string_view layer, bool whole_layers) {
-  const SharedOptions& shared = request.config.shared;
-  const std::vector<std::string>& scope = shared.activation_checkpointing_scope;
-  bool full = shared.activation_checkpointing == ActivationCheckpointing::full;
-  if (shared.activation_checkpointing == ActivationCheckpointing::none ||
-      !checkpoint_scope::holds(scope, layer))
-    return {};
-  if (full && checkpoint_scope::whole_layers(whole_layers, scope)) return {.layer = true};
-  using namespace checkpoint_scope;
-  Recomputed again{.attention = full && has_one_of(index, layer, kAttentions),
-                   .mlp = has_one_of(index, layer, kMlps)};
-  // A layer with none of the modules that are known is recomputed whole.
-  again.layer = !again.attention && !again.mlp && !has_one_of(index, layer, kFirstNorms) &&
-                !has_one_of(index, layer, kSecondNorms);
-  return again;
-}
-
-}  // namespace meshwright::footprint
-
-namespace meshwright {
-
-namespace {
-
-using namespace footprint;
-
-// Elements that one token keeps, layer by layer.
-class TokenActivations {
- public:
-  TokenActivations(const ShardingRequest& request, bool whole_layers)
-      : request_(request),
-        outline_(request.outline),
-        index_(request.outline),
-        cuts_(request.tp, request.outline),
-        tp_(request.mesh.device_mesh ? request.mesh.device_mesh->size("tp") : 1),
-        active_(outline_.moe ? outline_.moe->active_experts : 1),
-        whole_layers_(whole_layers) {
-    if (tp_ == 1) return;
-    for (const TpModule& module : resolve_tp_modules(request.tp, outline_)) {
-      if (module.style.kind == TpStyleKind::sequence ||
-          module.style.kind == TpStyleKind::sequence_all_gather)
-        sequence_.insert(module.name);
-      cut_logits_ =
-          cut_logits_ || (module.name == "lm_head" && module.style.output == TpLayout::shard_last);
-    }
-  }
-
-  void add_all() {
-    for (const ParameterOutline& parameter : outline_.parameters) add(parameter);
-    close();
-  }
-
-  struct Layer {
-    int64_t stage = -1;
-    int64_t kept = 0;     // by its forward
-    int64_t waiting = 0;  // while gradients of weights wait
-    int64_t again = 0;    // of what is computed again at once: the layer, or one block
-    int64_t turn = 0;     // of the gradients of its mlp and its output, as its backward begins
-  };
-  std::vector<Layer> layers;
-  int64_t outside = 0;  // of layers
-  int64_t vocabulary_ranks() const { return cut_logits_ ? tp_ : 1; }
-
- private:
-  int64_t stream(std::string_view norm) const {
-    return outline_.hidden_size / (sequence_.contains(std::string(norm)) ? tp_ : 1);
-  }
-
-  void close() {
-    if (current_.empty()) return;
-    if (layer_.stream == 0) layer_.stream = outline_.hidden_size;
-    // Blocks side by side behind one norm (Phi) have one input.
-    if (layer_.norm_count > 0)
-      layer_.inputs = std::min(layer_.inputs, layer_.norm_count * outline_.hidden_size);
-    Recomputed again = recomputed_of(request_, index_, current_, whole_layers_);
-    if (index_.has_backward(current_))
-      layers.push_back({stage_, layer_.kept(again), layer_.waiting(), layer_.together(again),
-                        plus(layer_.mlp, outline_.hidden_size)});
-    layer_ = {};
-  }
-
-  void add(const ParameterOutline& parameter) {
-    std::string_view module = module_of(parameter.name), within = index_.layer_of(module);
-    if (within != current_) {
-      close();
-      current_ = within;
-    }
-    stage_ = parameter.stage;
-    const ModuleOutline* found = index_.find(module);
-    if (found == nullptr || parameter.shape.empty()) return;
-    bool weight = parameter.name.ends_with(".weight");
-    if (within.empty()) {
-      if (weight && index_.has_backward(module) && found->kind == ModuleKind::norm)
-        outside += stream(module);
-      return;
-    }
-    if (found->kind == ModuleKind::norm && weight && module_of(module) == within) {
-      layer_.norms += stream(module);
-      ++layer_.norm_count;
-      if (layer_.stream == 0) layer_.stream = stream(module);
-    } else if (found->kind == ModuleKind::experts && parameter.shape.size() == 3) {
-      // Balanced routing brings as many tokens as leave; both widths of an expert's matrices pass
-      // by once.
-      bool up = parameter.name.find("up") != std::string::npos;
-      int64_t width = element_count(parameter.shape) / (std::max<int64_t>(parameter.shape[0], 1) *
-                                                        std::max<int64_t>(outline_.hidden_size, 1));
-      layer_.mlp = plus(layer_.mlp, times(active_, width + (up ? outline_.hidden_size : 0)));
-    } else if (found->kind == ModuleKind::linear && weight && parameter.shape.size() == 2) {
-      bool cut = tp_ > 1 && cuts_.find(parameter.name).has_value();
-      int64_t width =
-          (closes_block(module) ? parameter.shape[1] : parameter.shape[0]) / (cut ? tp_ : 1);
-      (in_attention(module.substr(within.size())) ? layer_.attention : layer_.mlp) += width;
-      if (closes_block(module))
-        (in_attention(module.substr(within.size())) ? layer_.closing_attention
-                                                    : layer_.closing_mlp) += width;
-      layer_.outputs =
-          plus(layer_.outputs, parameter.shape[0] / (cut && !closes_block(module) ? tp_ : 1));
-      if (blocks_.insert(module_of(module)).second) layer_.inputs += outline_.hidden_size;
-    } else if (const auto factor = low_rank_factor(parameter.name);
-               factor && !factor->out && is_added_factor(*found)) {
-      // Between the factors of an adapter lie r elements.
-      (in_attention(module.substr(within.size())) ? layer_.attention : layer_.mlp) +=
-          parameter.shape[0];
-    }
-  }
-
-  const ShardingRequest& request_;
-  const ModelOutline& outline_;
-  ModuleIndex index_;
-  CutDims cuts_;
-  int64_t tp_, active_;
-  bool whole_layers_, cut_logits_ = false;
-  std::set<std::string> sequence_;  // norms that see a part of the sequence
-  Saved layer_;
-  std::string_view current_;
-  int64_t stage_ = -1;
-  std::set<std::string_view> blocks_;
-};
-
 // Bytes that one pass of a stage holds, and what its backward needs beside.
 struct PassBytes {
   int64_t layers = 0;     // kept by its forward
   int64_t head = 0;       // beside them, on the last stage; without logits
-  int64_t logits = 0;     // until its backward, which begins with as many of their gradient
+  int64_t logits = 0;     // until its backward
+  int64_t loss = 0;       // beside all of it as that begins: the gradient of the logits
   int64_t waiting = 0;    // instead of all, while gradients of weights wait
   int64_t turn = 0;       // beside the rest, while its layers' backwards run one after the other
   int64_t halved = 0;     // the same of a backward whose weights wait
@@ -224,9 +45,17 @@ struct PassBytes {
 
 using StagePasses = std::map<int64_t, PassBytes>;
 
+// Of a pass: its tokens, bytes of an element, and of a token's logits and their gradient.
+struct PassSizes {
+  int64_t tokens = 0, element = 0, logits = 0, loss = 0;
+  int64_t of(int64_t elements, int64_t dropped = 0) const {
+    return times(tokens, plus(times(elements, element), dropped));
+  }
+};
+
 // Layers in the order of the model; backward takes them from the end.
 StagePasses passes_of_stages(const ModelOutline& outline, const TokenActivations& token,
-                             int64_t tokens, int64_t element, int64_t logits, int64_t gradients) {
+                             const PassSizes& sizes, int64_t gradients) {
   StagePasses out;
   int64_t trainable = 0;
   for (const ParameterOutline& p : outline.parameters)
@@ -242,9 +71,9 @@ StagePasses passes_of_stages(const ModelOutline& outline, const TokenActivations
   for (auto layer = token.layers.rbegin(); layer != token.layers.rend(); ++layer) {
     PassBytes& pass = out[std::max<int64_t>(layer->stage, 0)];
     int64_t& done = more[std::max<int64_t>(layer->stage, 0)];
-    const int64_t again = times(tokens, plus(layer->again, layer->turn), element),
-                  kept = times(tokens, layer->kept, element),
-                  waiting = times(tokens, layer->waiting, element);
+    const int64_t again = sizes.of(plus(layer->again, layer->turn), layer->dropped_again),
+                  kept = sizes.of(layer->kept, layer->dropped),
+                  waiting = sizes.of(layer->waiting, layer->dropped);
     pass.layers = plus(pass.layers, kept);
     pass.waiting = plus(pass.waiting, waiting);
     pass.turn = std::max(pass.turn, again);
@@ -253,8 +82,9 @@ StagePasses passes_of_stages(const ModelOutline& outline, const TokenActivations
   }
   if (auto last = out.find(outline.stages - 1); last != out.end()) {
     PassBytes& pass = last->second;
-    pass.logits = times(tokens, logits);
-    pass.head = times(tokens, token.outside, element);
+    pass.logits = times(sizes.tokens, sizes.logits);
+    pass.loss = times(sizes.tokens, sizes.loss);
+    pass.head = sizes.of(token.outside);
     // The head's weights wait with its input and the gradient of the logits.
     pass.waiting = plus(pass.waiting, plus(pass.head, pass.logits));
   }
@@ -274,8 +104,8 @@ class RunWalk {
     const int64_t most = INT64_MAX / (16 * (static_cast<int64_t>(most_steps) + 1));
     for (auto& [stage, pass] : passes_)
       for (int64_t PassBytes::* bytes :
-           {&PassBytes::layers, &PassBytes::head, &PassBytes::logits, &PassBytes::waiting,
-            &PassBytes::turn, &PassBytes::halved, &PassBytes::gradients})
+           {&PassBytes::layers, &PassBytes::head, &PassBytes::logits, &PassBytes::loss,
+            &PassBytes::waiting, &PassBytes::turn, &PassBytes::halved, &PassBytes::gradients})
         pass.*bytes = std::min(pass.*bytes, most);
     message_ = std::min(message, most);
   }
@@ -337,7 +167,7 @@ class RunWalk {
         break;
       case Kind::backward:
       case Kind::input:
-        peak_ = std::max(peak_, now_ + pass.logits);
+        peak_ = std::max(peak_, now_ + pass.loss);
         // The head is done, and layers follow.
         if (!halved) now_ -= pass.logits + pass.head;
         peak_ = std::max(peak_, now_ + (halved ? pass.halved : pass.turn));
@@ -360,9 +190,9 @@ class RunWalk {
 
 // In stages, with what is on its way between them.
 int64_t held_in_stages(const ShardingRequest& request, const TokenActivations& token,
-                       int64_t tokens, int64_t element, int64_t logits, int64_t gradients) {
+                       const PassSizes& sizes, int64_t gradients) {
   const ModelOutline& outline = request.outline;
-  const StagePasses passes = passes_of_stages(outline, token, tokens, element, logits, gradients);
+  const StagePasses passes = passes_of_stages(outline, token, sizes, gradients);
   const int64_t message = message_bytes(request);
   if (const std::optional<PipelineRun> run = run_of(request)) {
     const auto rank = static_cast<size_t>(request.mesh.device_mesh->coordinate(request.rank, "pp"));
@@ -374,7 +204,7 @@ int64_t held_in_stages(const ShardingRequest& request, const TokenActivations& t
   int64_t held = 0, turn = 0;
   for (const auto& [stage, pass] : passes) {
     held = plus(held, plus(pass.layers, plus(pass.head, pass.logits)));
-    turn = std::max(turn, std::max(pass.logits, pass.turn));
+    turn = std::max(turn, std::max(pass.loss, pass.turn));
   }
   const int64_t micro_batches = micro_batches_of(request),
                 each = times(std::max<int64_t>(outline.stages / pipeline_size(request), 1),
@@ -383,38 +213,92 @@ int64_t held_in_stages(const ShardingRequest& request, const TokenActivations& t
   return plus(plus(times(held, micro_batches), turn), times(message, plus(each, 1)));
 }
 
+// Gradients that come with the backward of what they are of, `coming` bytes in all, shared out by
+// the elements that train.
+class ComingGradients {
+ public:
+  ComingGradients(const ModelOutline& outline, int64_t coming) : coming_(coming) {
+    for (const ParameterOutline& p : outline.parameters)
+      if (p.trainable) all_ = plus(all_, element_count(p.shape));
+  }
+  int64_t of(int64_t trainable) const {
+    return all_ == 0
+               ? 0
+               : static_cast<int64_t>(static_cast<double>(coming_) *
+                                      static_cast<double>(trainable) / static_cast<double>(all_));
+  }
+  int64_t outside(const std::vector<LayerActivations>& layers) const {
+    int64_t inside = 0;
+    for (const LayerActivations& layer : layers) inside = plus(inside, layer.trainable);
+    return of(std::max<int64_t>(all_ - inside, 0));
+  }
+
+ private:
+  int64_t coming_, all_ = 0;
+};
+
+// Of one pass without stages, `exchange` bytes a token while attention has its gradients; with the
+// gradients that have come by then.
+int64_t fullest_of_pass(const ShardingRequest& request, const TokenActivations& token,
+                        const PassSizes& sizes, int64_t exchange, int64_t coming) {
+  const std::vector<LayerActivations>& layers = token.layers;
+  std::vector<int64_t> held;  // by the layers up to each
+  int64_t all = 0;
+  for (const LayerActivations& layer : layers)
+    held.push_back(all = plus(all, sizes.of(layer.kept, layer.dropped)));
+  const int64_t hidden = sizes.of(request.outline.hidden_size);
+  // The gradient of the logits comes to them, and then takes their place beside the one of the
+  // head's input.
+  int64_t peak = plus(plus(all, sizes.of(token.outside)), times(sizes.tokens, sizes.logits));
+  if (sizes.logits > 0) peak = plus(peak, std::max(times(sizes.tokens, sizes.loss), hidden));
+  // Backward, from the last layer on.
+  const ComingGradients gradients(request.outline, coming);
+  int64_t come = gradients.outside(layers);
+  for (size_t i = layers.size(); i-- > 0;) {
+    const LayerActivations& layer = layers[i];
+    come = plus(come, gradients.of(layer.trainable));
+    const int64_t turn = std::max(sizes.of(layer.mlp_turn), plus(sizes.of(layer.attention_turn),
+                                                                 times(sizes.tokens, exchange)));
+    peak = std::max(
+        peak, plus(plus(held[i], sizes.of(layer.again, layer.dropped_again)), plus(turn, come)));
+  }
+  return std::max(peak, plus(coming, hidden));
+}
+
 }  // namespace
 
-int64_t activation_bytes(const ShardingRequest& request, bool whole_layers, int64_t gradients) {
+int64_t activation_bytes(const ShardingRequest& request, const ActivationQuestion& asked) {
   const int64_t tokens = tokens_of(request);
   if (tokens == 0) return 0;
   const ModelOutline& outline = request.outline;
-  TokenActivations token(request, whole_layers);
+  TokenActivations token(request, asked.whole_layers, asked.facts);
   token.add_all();
-
-  // The head's input, which is whole; its logits, and at the turn to backward their gradient beside
-  // them.
-  int64_t logits = 0;
+  const MixedPrecision mp = precision_of(request);
+  PassSizes sizes{.tokens = tokens, .element = dtype_size(mp.param)};
+  // The head's input, which is whole, and its logits.
   if (outline.find_module("lm_head") != nullptr) {
     token.outside += outline.hidden_size;
-    const int64_t ranks = token.vocabulary_ranks();
-    logits =
-        times((outline.vocab_size + ranks - 1) / ranks, dtype_size(precision_of(request).output));
+    const int64_t ranks = token.vocabulary_ranks(),
+                  words = (outline.vocab_size + ranks - 1) / ranks;
+    sizes.logits = sizes.loss = times(words, dtype_size(mp.output));
+    // On a device the loss writes the gradient over them, in rows of whole 16 bytes
+    // (sdk/nn/loss.cpp); where they were cast, the one of what was cast comes beside that.
+    constexpr int64_t kPack = 16;
+    if (asked.facts.where == MemoryFacts::Where::device && sizes.logits % kPack == 0)
+      sizes.loss = mp.output == mp.param ? 0 : times(words, dtype_size(mp.param));
   }
   const std::optional<ContextAttentionPlan> attention = context_attention_of(request);
-  const int64_t exchanged = attention ? context_transient(request, *attention) : 0;
-  const int64_t element = dtype_size(precision_of(request).param);
+  const ContextHeld exchanged = attention ? context_transient(request, *attention) : ContextHeld{};
   if (pipeline_size(request) > 1)
-    return plus(held_in_stages(request, token, tokens, element, logits, gradients),
-                times(tokens, exchanged));
-  int64_t held = 0, again = 0;
-  for (const TokenActivations::Layer& layer : token.layers) {
-    held = plus(held, layer.kept);
-    again = std::max(again, layer.again);
-  }
-  // At the turn to backward all of the pass is held, and the gradient of the logits comes.
-  held = plus(times(plus(plus(held, again), token.outside), element), times(logits, 2));
-  return times(tokens, plus(held, exchanged));
+    return plus(held_in_stages(request, token, sizes, asked.gradients),
+                times(tokens, exchanged.all()));
+  const int64_t fullest = fullest_of_pass(request, token, sizes, exchanged.backward, asked.coming);
+  const int64_t held = fullest == INT64_MAX ? fullest : fullest - asked.coming;
+  return plus(held, plus(times(tokens, exchanged.room), token.scratch));
+}
+
+int64_t activation_bytes(const ShardingRequest& request, bool whole_layers, int64_t gradients) {
+  return activation_bytes(request, {.whole_layers = whole_layers, .gradients = gradients});
 }
 
 }  // namespace meshwright

@@ -183,7 +183,8 @@ void add_context_rows(const ShardingRequest& request, const ModuleIndex& index, 
     add_rows(request, *attention, index, wire);
 }
 
-int64_t context_transient(const ShardingRequest& request, const ContextAttentionPlan& attention) {
+ContextHeld context_transient(const ShardingRequest& request,
+                              const ContextAttentionPlan& attention) {
   const ContextPlan& plan = attention.plan;
   const int64_t element = dtype_size(attention_dtype(request)),
                 wide = std::max<int64_t>(element, 4), size = request.outline.head_dim;
@@ -192,7 +193,7 @@ int64_t context_transient(const ShardingRequest& request, const ContextAttention
   // Heads on their way to tokens and back, queries or keys and values.
   const int64_t heads =
       plan.ulysses > 1 ? times(element, std::max(times(attention.heads, size), keys)) : 0;
-  if (plan.ring == 1) return heads;
+  if (plan.ring == 1) return {.backward = heads};
   const ContextSplit split(std::max<int64_t>(request.workload.seq_len, 1), attention.ranks,
                            plan.balance);
   int64_t most = 0, room = 0;
@@ -224,7 +225,7 @@ int64_t context_transient(const ShardingRequest& request, const ContextAttention
   if (!layers) add(0);
   // A ring has let its buffers go when heads go back.
   most = plan.method == ContextMethod::ring ? std::max(most, heads) : plus(most, heads);
-  return plus(most, room);
+  return {.backward = most, .room = room};
 }
 
 }  // namespace meshwright::footprint
@@ -247,7 +248,7 @@ std::vector<ContextCost> context_costs(const ShardingRequest& request) {
     ContextAttentionPlan attention = *chosen;
     attention.plan = plan;
     out.push_back({context_method_name(plan), sent_over_cp(request, attention, index),
-                   times(tokens_of(request), context_transient(request, attention)),
+                   times(tokens_of(request), context_transient(request, attention).all()),
                    plan.method == chosen->plan.method && plan.ring == chosen->plan.ring});
   };
   for (ContextMethod method :

@@ -14,14 +14,23 @@
 
 #include "meshwright/footprint.h"
 #include "sdk/base/context_plan.h"
+#include "sdk/base/run_memory.h"
 #include "unit_layout.h"
 
 namespace meshwright {
 
+struct ActivationQuestion {
+  bool whole_layers = true;  // as the strategy tells apply_activation_checkpointing()
+  // Bytes that are counted elsewhere and add up from a stage's first backward on, so that they are
+  // not there yet at the fullest moment of some schedules.
+  int64_t gradients = 0;
+  // The same without stages: bytes whose memory comes with the backward of each layer.
+  int64_t coming = 0;
+  MemoryFacts facts = {};
+};
 // Bytes that the passes in flight on a rank keep for backward; 0 when seq_len is not known.
-// `whole_layers`: as the strategy tells apply_activation_checkpointing().
-// `gradients`: bytes that are counted elsewhere and add up from a stage's first backward on, so
-// that they are not there yet at the fullest moment of some schedules.
+MESHWRIGHT_API int64_t activation_bytes(const ShardingRequest& request,
+                                        const ActivationQuestion& asked);
 MESHWRIGHT_API int64_t activation_bytes(const ShardingRequest& request, bool whole_layers,
                                         int64_t gradients = 0);
 // Traffic of the plan's styles over tp.
@@ -97,6 +106,12 @@ std::shared_ptr<const UnitLayout> unit_layout_of(const ShardingRequest& request,
 // mesh that shards, replicas and shards alike hold copies. Throws Error(no_such_axis) when no axis
 // holds so many ranks.
 Axis replicated_axis(const ShardingRequest& request, const Layout& layout);
+// Whether a plan of rows runs as copies, which one rank is that shares with none but those of tp
+// (data_parallel/parallelize.cpp).
+bool alone_as_copies(const ShardingRequest& request, const ShardingPlan& plan);
+// How many of the bytes of gradients have no memory while all activations are there.
+int64_t coming_gradients(const ShardingRequest& request, const ShardingPlan& plan,
+                         MemoryFacts::Where where, int64_t gradients);
 // What each layout costs.
 Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& plan);
 Footprint flat_footprint(const ShardingRequest& request, const ShardingPlan& plan);
@@ -213,9 +228,14 @@ struct ContextAttentionPlan {
 };
 std::optional<ContextAttentionPlan> context_attention_of(const ShardingRequest& request);
 void add_context_rows(const ShardingRequest& request, const ModuleIndex& index, Traffic& wire);
-// Bytes a token of a rank beyond what is saved: keys and values of others in the backward of one
-// layer, with their gradients as they are added up.
-int64_t context_transient(const ShardingRequest& request, const ContextAttentionPlan& attention);
+// Bytes a token of a rank beyond what is saved: in the backward of one layer, keys and values of
+// others with their gradients as they are added up; and room that stays.
+struct ContextHeld {
+  int64_t backward = 0, room = 0;
+  int64_t all() const { return plus(backward, room); }
+};
+ContextHeld context_transient(const ShardingRequest& request,
+                              const ContextAttentionPlan& attention);
 // Tokens of one forward-backward pass on this rank; 0 when seq_len is not known.
 int64_t tokens_of(const ShardingRequest& request);
 // Bytes of what a stage hands to the next one for a pass; 0 when seq_len is not known.

@@ -68,7 +68,10 @@ Footprint replicated_footprint(const ShardingRequest& request, const ShardingPla
   out.bytes.transient = times(cast, dtype_size(mp.param));
   if (axis.size > 1 && (!policy.gradient_as_bucket_view || mp.reduce != work.storage))
     out.bytes.transient = plus(out.bytes.transient, times(trainable, reduce_size));
-  out.bytes.activations = activation_bytes(request, plan.recompute_whole_layers);
+  out.bytes.activations = activation_bytes(
+      request, {.whole_layers = plan.recompute_whole_layers,
+                .coming = coming_gradients(request, plan, MemoryFacts::Where::unknown,
+                                           out.bytes.gradients)});
   Traffic wire;
   for (const GradientBucket& bucket : plan.buckets)
     wire.add(axis, "all_reduce", 1, times(bucket.end - bucket.begin, reduce_size));

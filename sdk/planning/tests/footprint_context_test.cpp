@@ -58,12 +58,25 @@ TEST_CASE("attention over cp holds buffers, gradients of others' keys, and room 
   }
 }
 
-TEST_CASE("activations grow by what the exchange holds") {
+TEST_CASE(
+    "activations grow by the room that stays, and by attention's backward where that is fullest") {
+  auto bytes = [](const Job& job) {
+    return fully_sharded_footprint(job.request(), {}).bytes.activations;
+  };
+  Job alone = context_job(1, 16, ContextMethod::ring);
+  alone.work.accumulation = 2;  // whose gradients are there, as theirs
   Job gather = context_job(2, 32, ContextMethod::all_gather),
       ring = context_job(2, 32, ContextMethod::ring);
-  CHECK(fully_sharded_footprint(gather.request(), {}).bytes.activations -
-            fully_sharded_footprint(ring.request(), {}).bytes.activations ==
-        16 * (held(gather) - held(ring)));
+  // 16 tokens each; the logits are more than what attention's backward holds.
+  CHECK(bytes(ring) == bytes(alone));
+  CHECK(bytes(gather) == bytes(alone) + 16 * (2 * 32 + 2 * 32));
+  // A layer keeps 32 of norms and inputs, 24 of attention and 12 of a small mlp. Of that the mlp
+  // has nothing any more when attention has its 24 gradients and what is exchanged.
+  for (Job* job : {&gather, &ring}) job->outline = llama_outline({.ffn = 4, .vocab = 2});
+  const int64_t layers = 2 * (32 + 24 + 12);
+  CHECK(bytes(ring) == 16 * 4 * (layers + 24 - 12 + 8 + 2 * 8));
+  // The head's: 16 of norm and input, 2 logits and the gradient of its input; room for 4 x 8.
+  CHECK(bytes(gather) == 16 * 4 * (layers + 16 + 2 + 8 + 4 * 8));
 }
 
 TEST_CASE("layers with windows hold the chunks that their windows reach, and need no room") {
