@@ -25,6 +25,7 @@
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/loss.h"
+#include "sdk/base/residual.h"
 
 using namespace meshwright;
 using at::Tensor;
@@ -106,6 +107,20 @@ void measure(const cuda::CudaPart& part, const Sizes& s) {
   norm->to(options.device(), at::kBFloat16);
   table.rows("RMSNorm", both(part, {x, norm->weight}, grad, [&] { return norm(x); }), 2 * bytes(x),
              3 * bytes(x));
+
+  // What a layer has between its blocks: the stream and what comes to it, their sum and its norm.
+  const Tensor more = at::randn(x.sizes(), options), of_sum = at::randn(x.sizes(), options);
+  Times summed;
+  summed.forward = milliseconds(part, [&] { add_and_norm(x, more, norm); });
+  summed.backward = milliseconds(part,
+                                 [&] {
+                                   auto [sum, y] = add_and_norm(x, more, norm);
+                                   torch::autograd::backward({sum, y}, {of_sum, grad});
+                                   for (const Tensor& t : {x, norm->weight})
+                                     t.mutable_grad() = Tensor();
+                                 }) -
+                    summed.forward;
+  table.rows("sum and RMSNorm", summed, 4 * bytes(x), 4 * bytes(x));
 
   const int64_t heads = s.hidden / kHeadDim, kv = std::max<int64_t>(heads / kQueryPerKey, 1);
   const Tensor query = leaf({1, s.tokens, heads, kHeadDim}),

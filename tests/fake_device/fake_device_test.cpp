@@ -4,7 +4,6 @@
 
 #include <boost/json.hpp>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <string>
 #include <utility>
@@ -288,114 +287,5 @@ TEST_CASE("without arithmetic a step launches, moves and waits for what it does 
     }
     for (const std::string& log : without.logs)
       for (const std::string& line : wrong_lines(log)) CHECK_MESSAGE(false, line);
-  }
-}
-
-// A model of so many layers, and a step of it on rank 0 of two: of fsdp2 in bfloat16, or with
-// `sets`.
-namespace fake_device_test {
-
-boost::json::object step_of(int layers, const Strings& sets = {}) {
-  const Folder folder;
-  const fs::path model = folder.path / "model.json";
-  std::ofstream(model) << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
-    "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "max_position_embeddings": 512, "rms_norm_eps": 1e-05,
-    "num_hidden_layers": )"
-                       << layers << "}";
-  Row row = kRows[1];
-  REQUIRE(row.name == "bfloat16");
-  if (!sets.empty()) row.sets.clear();
-  for (const char* set :
-       {"step_scheduler.global_batch_size=4", "step_scheduler.local_batch_size=2"})
-    row.sets.emplace_back(set);
-  row.sets.push_back("model.config=" + model.string());
-  row.sets.insert(row.sets.end(), sets.begin(), sets.end());
-  const Ended ended = train(row, On::device);
-  REQUIRE_MESSAGE(ended.code == 0, ended.said);
-  return ended.counters.at(0).at("steps").as_array()[1].as_object();
-}
-
-}  // namespace fake_device_test
-
-TEST_CASE("a dense layer in bfloat16 launches few kernels, and the host waits for none") {
-  const boost::json::object deep = step_of(8), shallow = step_of(4);
-  auto kernels = [](const boost::json::object& step) {
-    return step.at("kernels").to_number<int64_t>();
-  };
-  // Of a layer: 21 products, 4 of attention, 10 of our own, the sum at its end, 3 collectives, and
-  // 3 copies of units: two casts, and what of its gradients (those of norms) does not come in
-  // float32. Gradients of what projections read together are added up by their products.
-  CHECK(kernels(deep) - kernels(shallow) <= 4 * 42);
-  CHECK(kernels(deep) <= 42 * 8 + 40);
-  CHECK(deep.at("host_waits").to_number<int64_t>() <= 2);
-  // A rank's half of a layer's 737,792 parameters and two averages in float32, and 2.4 MB for what
-  // its backward needs: gradients come when activations go.
-  auto peak = [](const boost::json::object& step) {
-    return step.at("peak_bytes").to_number<double>();
-  };
-  CHECK(peak(deep) - peak(shallow) <= 4 * (737792.0 * 12 / 2 + 2.4e6));
-  const boost::json::object& operators = deep.at("operators").as_object();
-  const std::vector<std::pair<std::string, int64_t>> ours{
-      {"rms_norm_bfloat16_packs", 17},
-      {"rms_norm_backward_bfloat16_packs", 17},
-      {"silu_times_bfloat16_packs", 8},
-      {"silu_times_backward_bfloat16_packs", 8},
-      {"rotate_bfloat16_packs", 16},
-      {"cross_entropy_bfloat16_packs", 1},
-      {"cross_entropy_backward_bfloat16_packs", 1}};
-  for (const auto& [name, launches] : ours) {
-    CAPTURE(name);
-    REQUIRE(operators.contains(name));
-    CHECK(operators.at(name).as_object().at("kernels").to_number<int64_t>() == launches);
-  }
-  // Gradients of weights are products in float32, and go out from where they were written.
-  auto copied = [](const boost::json::object& step) {
-    return step.at("operators")
-        .as_object()
-        .at("aten::_foreach_copy_")
-        .as_object()
-        .at("written")
-        .to_number<int64_t>();
-  };
-  CHECK(copied(deep) - copied(shallow) == 4 * (2 * 737792 / 2 * 2 + 2 * 256 * 4));
-  // The logits, 2 x 128 x 1024 of bfloat16, are read once forward and once backward, and the
-  // gradient is written.
-  auto moved = [&](const char* name, const char* way) {
-    return operators.at(name).as_object().at(way).to_number<int64_t>();
-  };
-  const int64_t logits = 2 * 128 * 1024 * 2, rows = 2 * 128;
-  CHECK(moved("cross_entropy_bfloat16_packs", "read") == logits + 8 * rows);
-  CHECK(moved("cross_entropy_bfloat16_packs", "written") == (3 * 4 + 8) * rows);
-  CHECK(moved("cross_entropy_backward_bfloat16_packs", "written") == logits);
-}
-
-TEST_CASE("under autocast weights are cast a layer at once, and their gradients never") {
-  struct Case {
-    std::string strategy, samples;
-    int64_t collectives;  // a layer
-  };
-  for (const auto& [strategy, samples, collectives] :
-       {Case{"strategy=ddp", "4", 0}, Case{"tp_size=2", "2", 4}}) {
-    CAPTURE(strategy);
-    const Strings sets{"distributed." + strategy, "distributed.autocast_dtype=bfloat16",
-                       "step_scheduler.global_batch_size=" + samples};
-    const boost::json::object deep = step_of(4, sets), shallow = step_of(2, sets);
-    auto of_layer = [&](const char* phase, const std::string& name) {
-      auto all = [&](const boost::json::object& step) {
-        int64_t out = 0;
-        for (const auto& [found, one] : step.at("phases").at(phase).as_object())
-          if (name.empty() ? !found.starts_with("nccl ") : found == name)
-            out += one.at("kernels").to_number<int64_t>();
-        return out;
-      };
-      return (all(deep) - all(shallow)) / 2;
-    };
-    CHECK(of_layer("forward", "") <= 20);
-    CHECK(of_layer("backward", "") <= 30);
-    CHECK(of_layer("forward", "aten::_foreach_copy_") == 1);
-    CHECK(of_layer("backward", "aten::addmm") == 7);
-    CHECK(of_layer("forward", "nccl all_reduce") + of_layer("backward", "nccl all_reduce") ==
-          collectives);
   }
 }

@@ -97,6 +97,17 @@ void check_modules(at::ScalarType type, double tolerance) {
             return Tensors{norm(in[0])};
           },
           tolerance);
+  for (const int64_t size : {64, 33, 1032})
+    check_alike(
+        "RMSNorm of a sum",
+        {random({2, 9, size}, type, 1), random({2, 9, size}, type, 2), random({size}, type, 3)},
+        [&](const Tensors& in) {
+          RMSNorm norm(size, 1e-5, NormScale::weight);
+          norm->weight = in[2];
+          auto [sum, y] = add_and_norm(in[0], in[1], norm);
+          return Tensors{sum, y};
+        },
+        tolerance);
   if (type != at::kFloat)
     for (const int64_t size : {64, 33, 1032})
       check_alike(
