@@ -4,8 +4,8 @@
 #include "engine/train/tests/megatron_fsdp.h"
 #include "engine/train/tests/pair_model.h"
 #include "engine/train/tests/pipeline_layouts.h"
-#include "engine/train/tests/sampled.h"
 #include "engine/train/tests/saved.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/stack.h>

@@ -3,7 +3,7 @@
 // CHECK of its own.
 #include "engine/train/tests/context_layouts.h"
 #include "engine/train/tests/packed.h"
-#include "engine/train/tests/sampled.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 

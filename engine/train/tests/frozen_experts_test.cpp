@@ -1,9 +1,9 @@
 // Frozen experts under expert parallelism: each rank holds experts of its own, wherever
 // frozen_sharding puts what is frozen. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/curves.h"
-#include "engine/train/tests/sampled.h"
 #include "engine/train/tests/saved.h"
 #include "engine/trainer/tests/causal_loss.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 

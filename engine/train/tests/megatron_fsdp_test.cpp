@@ -1,7 +1,7 @@
 // megatron_fsdp takes the steps of one process at every level, and all levels take the same ones.
 // Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/megatron_fsdp.h"
-#include "engine/train/tests/sampled.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 

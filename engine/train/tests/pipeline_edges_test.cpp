@@ -3,8 +3,8 @@
 #include <stdexcept>
 
 #include "engine/train/tests/pipeline_layouts.h"
-#include "engine/train/tests/sampled.h"
 #include "engine/train/tests/trace_bars.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,7 @@
 // What each rank of a pipeline holds at its fullest, beside what its plan says. Before doctest:
 // LibTorch has a CHECK of its own.
 #include "engine/train/tests/context_layouts.h"
-#include "engine/train/tests/sampled.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,7 @@
 // Stages of a model on the ranks of pp: every schedule takes the steps of one process, alone to the
 // bit, and with the other axes but for rounding. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/pipeline_layouts.h"
-#include "engine/train/tests/sampled.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 

@@ -10,9 +10,9 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/verify.h"
-#include "engine/train/tests/sampled.h"
 #include "engine/train/tests/small_run.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/comm/tests/sampled.h"
 
 namespace meshwright {
 

@@ -1,7 +1,7 @@
 // Tensor parallelism beside the other options of training: none of them changes what the optimizer
 // gets. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/curves.h"
-#include "engine/train/tests/sampled.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <ATen/ops/full.h>
 #include <doctest/doctest.h>

@@ -1,7 +1,7 @@
 // Tensor and sequence parallel training takes the steps of one process, for every model and on
 // every mesh. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/curves.h"
-#include "engine/train/tests/sampled.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 

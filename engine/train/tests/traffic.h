@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "engine/plan/plan.h"
-#include "engine/train/tests/sampled.h"
 #include "meshwright/trainer.h"
+#include "sdk/comm/tests/sampled.h"
 
 namespace meshwright {
 
