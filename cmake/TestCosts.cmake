@@ -8,7 +8,7 @@ set(MESHWRIGHT_TEST_COSTS
   faults_hang 31 readme 25 engine_launch 25 engine_rendezvous 22 hosts_openmpi 21 conformance 20 thread_sanitizer_async_save 20
   conformance_fsdp2 17 conformance_diloco 15 hosts_kubernetes 15 plugin_jsonl 15 conformance_megatron_fsdp 14 conformance_moe_ep 13
   hosts_mpich 12 frozen_submodules 11 package_c_abi 9 tokenizer 9)
-set(MESHWRIGHT_WAITING_TESTS hosts_slurm hosts_kubernetes faults_hang engine_launch)
+set(MESHWRIGHT_WAITING_TESTS hosts_faults hosts_slurm hosts_kubernetes faults_hang engine_launch)
 function(meshwright_test_cost name)
   set(places 2)
   if(name IN_LIST MESHWRIGHT_WAITING_TESTS)
