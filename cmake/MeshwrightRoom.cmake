@@ -2,7 +2,8 @@
 # meshwright_engine_library(NAME DEPENDS ...): one of the engine, its test engine_<name>, or engine_<TEST>; JOIN where they include LibTorch; all
 # are joined (meshwright_join). meshwright_room(NAME DEPENDS ...): one of the SDK that plugins may link into their library, its test <name>. Each library has
 # its own copy of such a room, so there is nothing in one that changes once it is made; it depends on the SDK and such rooms alone.
-# meshwright_test(NAME SOURCES ... DEPENDS ...): a doctest program run by ctest.
+# meshwright_test(NAME SOURCES ... DEPENDS ...): a doctest program run by ctest. Where MESHWRIGHT_TEST_PARTS is set, a list of PART:PATTERN,PATTERN
+# of source files, ctest runs these cases as NAME_PART and the others as NAME, so that one long test is several that run beside each other.
 function(meshwright_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPENDS;DEFINITIONS" ${ARGN})
   if(NOT MESHWRIGHT_TESTS)
@@ -17,12 +18,29 @@ function(meshwright_test name)
   # A test's own lines run once: optimising their macros takes longer than they do.
   target_compile_options(test_${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   target_compile_definitions(test_${name} PRIVATE MESHWRIGHT_SOURCE_DIR="${PROJECT_SOURCE_DIR}" MESHWRIGHT_BUILD_DIR="${CMAKE_BINARY_DIR}" ${arg_DEFINITIONS})
-  add_test(NAME ${name} COMMAND test_${name} --no-version WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 1800)  # for a machine that is busy with other things
-  if(arg_TIMEOUT)
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT})
+  set(tests ${name})
+  set(apart "")
+  foreach(part ${MESHWRIGHT_TEST_PARTS})
+    string(REPLACE ":" ";" part ${part})
+    list(GET part 0 part_name)
+    list(GET part 1 files)
+    list(APPEND tests ${name}_${part_name})
+    list(APPEND apart ${files})
+    add_test(NAME ${name}_${part_name} COMMAND test_${name} --no-version "--source-file=${files}" WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+    set_tests_properties(${name}_${part_name} PROPERTIES FAIL_REGULAR_EXPRESSION "test cases: +0 ")
+  endforeach()
+  if(apart)
+    list(JOIN apart "," apart)
+    set(apart "--source-file-exclude=${apart}")
   endif()
-  meshwright_test_cost(${name})
+  add_test(NAME ${name} COMMAND test_${name} --no-version ${apart} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 1800)  # for a machine that is busy with other things
+  endif()
+  foreach(test ${tests})
+    set_tests_properties(${test} PROPERTIES TIMEOUT ${arg_TIMEOUT})
+    meshwright_test_cost(${test})
+  endforeach()
 endfunction()
 
 function(meshwright_static_room name test)

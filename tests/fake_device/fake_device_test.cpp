@@ -5,11 +5,13 @@
 #include <boost/json.hpp>
 #include <cmath>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "jobs.h"
+#include "sdk/comm/tests/sampled.h"
 
 using namespace fake_device_jobs;
 
@@ -88,6 +90,9 @@ const std::vector<Row> kRows{
     {"ulysses", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ulysses_size=2"}},
 };
 
+// What these do, others do beside more.
+const std::set<std::string> kWithin{"recomputation", "tensor parallel", "sequence parallel"};
+
 // How often a host waits in a step beside once for its sums and once for its norm. Both jobs have
 // two micro-batches, of experts two layers. Bounds of experts stay on the device, in float32 as
 // well, and all ranks are known to bring equally many tokens.
@@ -112,6 +117,7 @@ using namespace fake_device_test;
 
 TEST_CASE("what runs on the fake device gives what the CPU gives, and in order") {
   for (const Row& row : kRows) {
+    if (kWithin.contains(row.name) && !meshwright::all_layouts()) continue;
     DOCTEST_SUBCASE(row.name.c_str()) {
       CAPTURE(row.name);
       // What is written late must not show either.

@@ -4,11 +4,14 @@ Replicas one after the other in one process: AdamW within them, torch.optim.SGD 
 end within 1e-5, for 2 replicas of one and of two ranks. Then a run that is taken up again from the middle of a round: equal to the bit. What is sent between the
 replicas: of the bytes that fsdp2's replicas send, the part that the length of a round says.
 """
+import forks  # noqa: F401  (one thread, as for the others)
+
 import argparse, copy, json, os, subprocess, sys, tempfile
 
 import numpy as np
 import torch
 
+import make_fixture
 from job_text import job_text, rows, tokens
 
 here = os.path.dirname(os.path.abspath(__file__))
@@ -79,8 +82,7 @@ def main():
     torch.set_num_threads(1)
     failed = False
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, os.path.join(here, "make_fixture.py"), "--out", folder, "--only", "llama", "--size", "small"], check=True,
-                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        make_fixture.main(["--out", folder, "--only", "llama", "--size", "little"])
         for ranks in (2, 4):
             losses, expected = by_hand(folder, 2, ranks)
             ours = train(a, folder, f"d{ranks}", ranks, "diloco", 'resume = "none"\nexport = "final"\nevery_steps = 1\nkeep = 20')

@@ -6,10 +6,15 @@ within 1e-5. So do gradient norms but where training itself blows rounding up: w
 there PyTorch's own float32 curve leaves its float64 curve by up to 1e-5. Norms are therefore held to 1e-5 plus twice that distance, and both are printed.
 Mixtral and Qwen3-MoE are also held to transformers' loop over experts in every parameter after 20 steps, exported from one rank and from four, experts divided or not; AdamW's
 epsilon is 1e-5 there, for it would blow up the rounding of gradients that are nearly zero.
+`check` trains folders of --size little, `check --all` small ones.
 Norms are summed in float64 on both sides: PyTorch's own float32 sum of squares is off by 4e-5 at this size.
 """
+import forks  # before torch
+
 import argparse, os, subprocess, sys, tempfile
 
+import make_fixture
+import peer_train
 from job_text import job_text, rows, tokens
 
 here = os.path.dirname(os.path.abspath(__file__))
@@ -26,20 +31,16 @@ def distance(x, y, key):
     return max(abs(a[key] / b[key] - 1) for a, b in zip(x, y))
 
 
-def peer(folder, family, out, strategy, ranks, environment, *more):
-    launch = [sys.executable] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(10000 + os.getpid() % 10000)]
-    done = subprocess.run(launch + [os.path.join(here, "peer_train.py"), "--model", f"{folder}/{family}", "--tokens", f"{folder}/train.bin", "--strategy", strategy,
-                                    "--exact-norm", "--seq-len", "64", "--micro-batch", str(12 if strategy == "tp" else 12 // ranks), "--steps", "20", "--out", out, *more],
-                          env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        sys.exit(done.stderr[-3000:])
+def peer(folder, family, out, strategy, ranks, *more):
+    forks.run_ranks(peer_train.main, ["--model", f"{folder}/{family}", "--tokens", f"{folder}/train.bin", "--strategy", strategy, "--exact-norm", "--seq-len", "64",
+                                      "--micro-batch", str(12 if strategy == "tp" else 12 // ranks), "--steps", "20", "--out", out, *more], ranks)
     return rows(out)
 
 
-def check_parameters(folder, family, build, environment):
+def check_parameters(folder, family, build):
     """The largest difference of an element after 20 steps, for each layout; True when one is too far."""
     from safetensors.torch import load_file
-    peer(folder, family, f"{folder}/eps.jsonl", "none", 1, environment, "--eps", "1e-5", "--save", f"{folder}/trained")
+    peer(folder, family, f"{folder}/eps.jsonl", "none", 1, "--eps", "1e-5", "--save", f"{folder}/trained")
     theirs = load_file(f"{folder}/trained/model.safetensors")
     failed = False
     for ranks, sets in [(1, []), (4, []), (2, ["distributed.ep_size=2"]), (4, ["distributed.ep_size=2", "distributed.moe.dispatcher=all_gather"]), (4, ["distributed.ep_size=4"])]:
@@ -70,18 +71,16 @@ def main():
     p.add_argument("--size", default="small")
     p.add_argument("--only", nargs="*", default=["llama", "qwen3"])
     a = p.parse_args()
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
     failed = False
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, os.path.join(here, "make_fixture.py"), "--out", folder, "--only", *a.only, "--size", a.size], check=True, env=environment,
-                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        make_fixture.main(["--out", folder, "--only", *a.only, "--size", a.size])
         for family in a.only:
-            exact = peer(folder, family, f"{folder}/float64.jsonl", "none", 1, environment, "--storage-dtype", "float64")
-            curves = {"none": peer(folder, family, f"{folder}/none.jsonl", "none", 1, environment)}
+            exact = peer(folder, family, f"{folder}/float64.jsonl", "none", 1, "--storage-dtype", "float64")
+            curves = {"none": peer(folder, family, f"{folder}/none.jsonl", "none", 1)}
             if family == a.only[0]:
-                curves["fsdp2"] = peer(folder, family, f"{folder}/fsdp2.jsonl", "fsdp2", 2, environment)
+                curves["fsdp2"] = peer(folder, family, f"{folder}/fsdp2.jsonl", "fsdp2", 2)
             if family == "llama":  # PyTorch's own is off by 2e-4 where heads have norms, whose gradients it does not sum
-                curves["tp"] = peer(folder, family, f"{folder}/tp.jsonl", "tp", 2, environment)
+                curves["tp"] = peer(folder, family, f"{folder}/tp.jsonl", "tp", 2)
             reference = None
             for strategy, ranks, replicas, local, tp, sequence in [("ddp", 1, 1, 12, 1, False), ("fsdp2", 2, 1, 6, 1, False), ("ddp", 2, 1, 2, 1, False), ("fsdp2", 3, 1, 1, 1, False),
                                                                    ("fsdp2", 4, 2, 3, 1, False), ("fsdp2", 2, 1, 12, 2, False), ("fsdp2", 2, 1, 4, 2, True), ("fsdp2", 4, 1, 6, 2, True),
@@ -110,7 +109,7 @@ def main():
                     print(f"{family} {a.size}: {strategy} on {ranks} ({replicas} replicas, tp {tp}{' with sequences cut' if sequence else ''}, {12 * tp // ranks // local} micro-batches) beside PyTorch {name}: loss {loss:.1e}, norm {norm:.1e}"
                           f" (to float64: ours {distance(ours[:alike], exact, 'grad_norm'):.1e}, PyTorch's {own:.1e}; {alike} steps{leap}){'' if good else '   TOO FAR'}", flush=True)
             if family in ("mixtral", "qwen3_moe"):
-                failed |= check_parameters(folder, family, a.build, environment)
+                failed |= check_parameters(folder, family, a.build)
     sys.exit(failed)
 
 

@@ -1,7 +1,7 @@
 // Every family under context parallelism alone and beside every other axis: twenty steps are those
 // of one process. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/context_layouts.h"
-#include "engine/train/tests/sampled.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 

@@ -59,7 +59,7 @@ TEST_CASE(
       for (size_t b = 0; b < kinds.size(); ++b) {
         // The first two and the peers' strategies to all, all to them.
         if (a > 3 && b > 3) continue;
-        if (m.name != kBiases.name && a > 1 && b > 1) continue;
+        if (m.name != kBiases.name && ((a > 1 && b > 1) || !sampled(a + b, 2))) continue;
         Layout to = layout_of(kinds[b], model);
         INFO("to " << to.text());
         fs::path again = saved / ("to " + std::to_string(b));

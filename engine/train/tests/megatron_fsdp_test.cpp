@@ -1,6 +1,7 @@
 // megatron_fsdp takes the steps of one process at every level, and all levels take the same ones.
 // Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/megatron_fsdp.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 
@@ -32,9 +33,11 @@ TEST_CASE("ten steps at every level, with one and four micro-batches, on two to 
   Layout alone = flat_layout(model, 1, 1, 1, {});
   alone.strategy = "ddp";
   Curve truth = curve_of(alone, 10, 10);
+  // Every pair of ranks and level once, with the one or the other number of micro-batches.
   for (int64_t ranks : {1, 2, 3, 4})
     for (int64_t accumulation : {1, 4})
       for (int n = 0; n <= 3; ++n) {
+        if (!sampled(static_cast<size_t>(ranks + accumulation / 4 + n), 2)) continue;
         Layout layout = flat_layout(model, ranks, 1, accumulation, {flat_level(n)});
         INFO(layout.text());
         check_close(curve_of(layout, 10, 10), truth, 1e-6, 5e-6);
@@ -47,7 +50,10 @@ TEST_CASE("ten steps at every level under tensor parallelism") {
                        "qwen3", 48,
                        6,       2,
                        257,     R"(, "tie_word_embeddings": true, "intermediate_size": 41)"};
+  // Half: of model, mesh, number of micro-batches and level every pair.
+  size_t number = 0;
   for (const SmallModel& m : {kLlama, kQwen3, kPhi3, odd}) {
+    const size_t of_model = number++;
     std::string model = write_model(folder.path, m);
     Layout alone = flat_layout(model, 1, 1, 1, {});
     alone.strategy = "ddp";
@@ -56,6 +62,8 @@ TEST_CASE("ten steps at every level under tensor parallelism") {
       for (int64_t accumulation : {1, 4})
         for (int n = 0; n <= 3; ++n) {
           if (m.name != kLlama.name && (accumulation == 1 || ranks == 6)) continue;
+          if (!sampled(of_model + static_cast<size_t>(ranks / 2 + accumulation / 4 + n), 2))
+            continue;
           Layout layout = flat_layout(model, ranks, tp, accumulation, {flat_level(n)});
           INFO(m.name << ": " << layout.text());
           check_close(curve_of(layout, 10, 10), truth, 1e-6, 5e-6);
@@ -73,6 +81,9 @@ TEST_CASE(
                                 "distributed.mp_policy.param_dtype=\"bfloat16\"",
                                 "distributed.mp_policy.output_dtype=\"float32\"",
                                 "model.torch_dtype=\"bfloat16\""};
+  // A quarter: every mesh at every level once, and with both dtypes of gradients and both numbers
+  // of micro-batches, as every level.
+  size_t of_wide = 0;
   for (const char* wide : {"true", "false"}) {
     std::vector<std::string> sets = half;
     sets.push_back(flat_option("grad_reduce_in_fp32", wide));
@@ -84,10 +95,13 @@ TEST_CASE(
       return layout;
     };
     for (int64_t accumulation : {1, 4}) {
+      size_t turn = of_wide++;
       Curve truth = curve_of(layout_at(1, 1, accumulation, 0), 10, 10);
       for (auto [ranks, tp] :
-           std::vector<std::pair<int64_t, int64_t>>{{2, 1}, {3, 1}, {4, 1}, {2, 2}, {4, 2}})
+           std::vector<std::pair<int64_t, int64_t>>{{2, 1}, {3, 1}, {4, 1}, {2, 2}, {4, 2}}) {
+        const size_t of_mesh = turn++;
         for (int n = 0; n <= 3; ++n) {
+          if (!sampled(of_mesh + static_cast<size_t>(n), 4)) continue;
           Layout layout = layout_at(ranks, tp, accumulation, n);
           INFO(layout.text());
           Curve curve = curve_of(layout, 10, 10);
@@ -97,6 +111,7 @@ TEST_CASE(
           CHECK(farthest(curve.norms, truth.norms) < 5e-3);
           check_parameters(curve, truth, 4e-3);
         }
+      }
     }
   }
 }

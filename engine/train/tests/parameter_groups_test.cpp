@@ -2,8 +2,8 @@
 // on every layout. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/megatron_fsdp.h"
 #include "engine/train/tests/pipeline_layouts.h"
-#include "engine/train/tests/sampled.h"
 #include "engine/train/tests/saved.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/stack.h>

@@ -4,6 +4,7 @@
 
 #include "engine/train/tests/pipeline_layouts.h"
 #include "engine/train/tests/trace_bars.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 
@@ -129,11 +130,15 @@ TEST_CASE("pipeline edges: validation has the losses of one process, however man
 
 TEST_CASE("pipeline edges: logits are those of one process on every rank, before and after steps") {
   TestFolder folder("pipeline_logits");
+  size_t number = 0;  // half: of depth, steps and mesh every pair
   for (const SmallModel& m : {kStaged, kDeep}) {
+    size_t of_mesh = number++;
     const std::string model = write_model(folder.path, m);
     for (int steps : {0, 2}) {
+      size_t turn = of_mesh++;
       const std::vector<Tensor> truth = logits_on(staged_layout(model, kAlone), steps).at(0);
       for (const auto& [mesh, more] : all_meshes()) {
+        if (!sampled(turn++, 2)) continue;
         const Layout layout = staged_layout(model, mesh, more);
         INFO(layout.text() << " after " << steps);
         // Two shards add up other micro-batches.
@@ -177,9 +182,12 @@ TEST_CASE("pipeline edges: text is that of one process on every rank") {
 TEST_CASE("pipeline edges: a vote of any rank is heard once, in the same step, by all") {
   TestFolder folder("pipeline_votes");
   const std::string model = write_model(folder.path, kStaged);
+  size_t number = 0;  // half: on each mesh the first rank or the last
   for (const auto& [mesh, more] : all_meshes()) {
+    size_t turn = number++;
     const Layout layout = staged_layout(model, mesh, more);
     for (int64_t voter : {int64_t{0}, layout.ranks - 1}) {
+      if (!sampled(turn++, 2)) continue;
       INFO(layout.text() << ", vote of rank " << voter);
       std::vector<std::vector<int64_t>> heard(static_cast<size_t>(layout.ranks));
       run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {

@@ -2,7 +2,7 @@
 // the bits of the same mesh without stages, and one process but for rounding. Before doctest:
 // LibTorch has a CHECK of its own.
 #include "engine/train/tests/pipeline_layouts.h"
-#include "engine/train/tests/sampled.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 

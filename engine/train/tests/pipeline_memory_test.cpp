@@ -1,6 +1,7 @@
 // What each rank of a pipeline holds at its fullest, beside what its plan says. Before doctest:
 // LibTorch has a CHECK of its own.
 #include "engine/train/tests/context_layouts.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 
@@ -50,7 +51,8 @@ std::vector<Use> measure(const std::string& model, int64_t pp, const std::string
     Trainer trainer(job, world, net.ptr(), net->outline(), beside.tokens);
     for (const ParallelParameter& p : trainer.model().parameters()) modules::initialize(*net, p, 1);
     trainer.model().after_optimizer_step();
-    for (int step = 0; step < 3; ++step) {
+    // The last one counts: the optimizer's state comes in the first.
+    for (int step = 0; step < steps_of(2, 3); ++step) {
       meter.reset_peak();
       trainer.step([&](int64_t, const at::Tensor& hidden) {
         at::Tensor ids = at::empty({1, beside.tokens + 1}, at::kLong).fill_(3);
@@ -126,10 +128,12 @@ TEST_CASE("pipeline memory: over shared memory no rank holds more than its plan 
   const meshwright::testing::SharedMemory shared(true);
   TestFolder folder("pipeline_memory_shared");
   const std::string model = model_of(folder);
+  size_t turn = 0;  // half: each schedule on two ranks or on four
   for (const int64_t pp : {2, 4})
     for (const std::string& schedule :
          std::vector<std::string>{"GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B",
-                                  "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
+                                  "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}) {
+      if (!sampled(turn++, 2)) continue;
       for (const Use& use : measure(model, pp, schedule, 2 * pp)) {
         const Bytes& b = use.planned;
         const double far = static_cast<double>(use.peak) /
@@ -140,26 +144,30 @@ TEST_CASE("pipeline memory: over shared memory no rank holds more than its plan 
         CHECK(far < 1.05);
         CHECK(far > 0.85);  // what was sent: 10% where a stage is one layer
       }
+    }
 }
 
 TEST_CASE("pipeline memory: recomputation, and stages that are not alike") {
   const meshwright::testing::SharedMemory sockets(false);
   TestFolder folder("pipeline_memory_uneven");
   const std::string model = model_of(folder);
+  size_t turn = 0;  // half: each schedule with one or two of these, each of these with two or three
   for (const char* schedule :
        {"GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"}) {
     const std::string name = schedule;
     for (const char* how : {"full", "selective"})
+      if (sampled(turn++, 2))
+        check(measure(model, 2, name, 4,
+                      {1,
+                       {std::string("distributed.activation_checkpointing=\"") + how + "\""},
+                       1024}),  // a layer's 5 kB of generator state are less beside it
+              name + ", recomputation " + how);
+    if (sampled(turn++, 2))
       check(measure(model, 2, name, 4,
                     {1,
-                     {std::string("distributed.activation_checkpointing=\"") + how + "\""},
-                     1024}),  // a layer's 5 kB of generator state are less beside it
-            name + ", recomputation " + how);
-    check(measure(model, 2, name, 4,
-                  {1,
-                   {"distributed.pipeline.first_stage_less_layers=2",
-                    "distributed.pipeline.last_stage_less_layers=1"}}),
-          name + ", uneven stages");
+                     {"distributed.pipeline.first_stage_less_layers=2",
+                      "distributed.pipeline.last_stage_less_layers=1"}}),
+            name + ", uneven stages");
   }
 }
 
@@ -167,17 +175,27 @@ TEST_CASE("pipeline memory: beside shards, cut weights and parts of samples") {
   const meshwright::testing::SharedMemory sockets(false);
   TestFolder folder("pipeline_memory_beside");
   const std::string model = model_of(folder);
+  size_t number = 0;
   for (const char* schedule :
        {"1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"}) {
     const std::string name = schedule;
-    check(measure(model, 2, name, 8, {2, {}}), name + ", two shards");
-    check(measure(model, 2, name, 8, {2, {"distributed.fsdp2.reshard_after_forward=true"}}),
-          name + ", gathered for each pass");
-    check(measure(model, 2, name, 4, {2, {"distributed.cp_size=2"}}), name + ", cp 2");
-    check(measure(model, 2, name, 4, {2, {"distributed.tp_size=2"}}), name + ", tp 2");
-    check(measure(model, 2, name, 4,
-                  {2, {"distributed.tp_size=2", "distributed.sequence_parallel=true"}}),
-          name + ", tp 2 with parts of sequences");
+    struct Row {
+      const char* name;
+      int64_t micro_batches;
+      std::vector<std::string> sets;
+    };
+    // Half: each schedule beside two or three of these, each of these beside two schedules.
+    size_t turn = number++;
+    for (const Row& row : std::vector<Row>{
+             {"two shards", 8, {}},
+             {"gathered for each pass", 8, {"distributed.fsdp2.reshard_after_forward=true"}},
+             {"cp 2", 4, {"distributed.cp_size=2"}},
+             {"tp 2", 4, {"distributed.tp_size=2"}},
+             {"tp 2 with parts of sequences",
+              4,
+              {"distributed.tp_size=2", "distributed.sequence_parallel=true"}}})
+      if (sampled(turn++, 2))
+        check(measure(model, 2, name, row.micro_batches, {2, row.sets}), name + ", " + row.name);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace preemption_test {
 
@@ -18,17 +19,22 @@ using meshwright::train::Preemption;
 
 namespace {
 
-// The wait status of a child that runs `body` and exits with what it returns.
-int status_of(const std::function<int()>& body) {
+// A child that runs `body` and exits with what it returns.
+pid_t start(const std::function<int()>& body) {
   pid_t pid = ::fork();
   if (pid == 0) {
     for (int signal : kWishes) std::signal(signal, SIG_DFL);
     ::_exit(body());
   }
+  return pid;
+}
+// Its wait status.
+int status_of(pid_t pid) {
   int status = 0;
   ::waitpid(pid, &status, 0);
   return status;
 }
+int status_of(const std::function<int()>& body) { return status_of(start(body)); }
 
 bool exited(int status, int code) { return WIFEXITED(status) && WEXITSTATUS(status) == code; }
 bool ended_by(int status, int signal) { return WIFSIGNALED(status) && WTERMSIG(status) == signal; }
@@ -38,31 +44,39 @@ bool ended_by(int status, int signal) { return WIFSIGNALED(status) && WTERMSIG(s
 TEST_CASE(
     "the first signal is noted by name, the same wish told twice is one, a later one ends the "
     "process by itself") {
+  struct Pair {
+    int first, second;
+    pid_t at_once, later;  // later: 0 where it is not asked
+  };
+  std::vector<Pair> pairs;  // all wait beside each other
   for (int first : kWishes)
     for (int second : kWishes) {
-      CAPTURE(first);
-      CAPTURE(second);
       std::string name = std::string("SIG") + ::sigabbrev_np(first);
-      CHECK(exited(status_of([&] {
-                     Preemption preemption;
-                     if (preemption.asked() || !preemption.signal().empty()) return 1;
-                     ::raise(first);
-                     if (!preemption.asked() || preemption.signal() != name) return 2;
-                     ::raise(second);
-                     return preemption.signal() == name ? 42 : 3;
-                   }),
-                   42));
+      pairs.push_back({first, second, start([&] {
+                         Preemption preemption;
+                         if (preemption.asked() || !preemption.signal().empty()) return 1;
+                         ::raise(first);
+                         if (!preemption.asked() || preemption.signal() != name) return 2;
+                         ::raise(second);
+                         return preemption.signal() == name ? 42 : 3;
+                       }),
+                       0});
       if (second == SIGHUP) continue;  // below
-      CHECK(ended_by(status_of([&] {
-                       Preemption preemption;
-                       ::raise(first);
-                       ::usleep(250000);
-                       ::raise(second);
-                       ::pause();
-                       return 0;
-                     }),
-                     second));
+      pairs.back().later = start([&] {
+        Preemption preemption;
+        ::raise(first);
+        ::usleep(250000);
+        ::raise(second);
+        ::pause();
+        return 0;
+      });
     }
+  for (const Pair& pair : pairs) {
+    CAPTURE(pair.first);
+    CAPTURE(pair.second);
+    CHECK(exited(status_of(pair.at_once), 42));
+    if (pair.later != 0) CHECK(ended_by(status_of(pair.later), pair.second));
+  }
 }
 
 TEST_CASE(

@@ -1,6 +1,7 @@
 // Tensor parallelism beside the other options of training: none of them changes what the optimizer
 // gets. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/curves.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <ATen/ops/full.h>
 #include <doctest/doctest.h>
@@ -57,11 +58,15 @@ TEST_CASE(
   TestFolder folder("tensor_parallel_options");
   constexpr double kLimit = 0.25;
   const std::vector<std::string> clip{"optimizer.max_grad_norm=0.25"};
+  size_t number = 0;  // half: of model, mesh and cut sequences every pair
   for (const SmallModel& m : {kBiases, kQwen3, kGemma3, kPhi3}) {
+    size_t of_mesh = number++;
     std::string model = write_model(folder.path, m);
     Gradients truth = gradients_of(calm_layout(model, kAlone, clip));
-    for (const OnMesh& mesh : kTpMeshes)
+    for (const OnMesh& mesh : kTpMeshes) {
+      size_t turn = of_mesh++;
       for (bool sequence : {false, true}) {
+        if (!sampled(turn++, 2)) continue;
         Layout layout = calm_layout(model, mesh, clip);
         if (sequence) layout.sets.push_back(kSequence);
         INFO(m.name << ": " << layout.text());
@@ -79,6 +84,7 @@ TEST_CASE(
         }
         CHECK(std::abs(std::sqrt(squares) / (kLimit * got.norm / (got.norm + 1e-6)) - 1) < 1e-6);
       }
+    }
   }
 }
 
@@ -91,6 +97,7 @@ TEST_CASE(
     bool same_bits;  // as the run without it
   };
   const SmallModel models[] = {kBiases, kGemma3};
+  size_t number = 0;  // half: with cut sequences each row once, without every second row
   for (const SmallModel& m : models) {
     std::string model = write_model(folder.path, m);
     Curve truth = curve_of(calm_layout(model, kAlone), 5);
@@ -99,6 +106,7 @@ TEST_CASE(
       OnMesh mesh{4, {kTp2, "step_scheduler.local_batch_size=3"}};  // x shard 2, two micro-batches
       if (sequence) mesh.sets.push_back(kSequence);
       Curve plain = curve_of(calm_layout(model, mesh), 5);
+      size_t turn = ++number / 2;
       for (const Row& row : {Row{"distributed.activation_checkpointing=full", true},
                              {"distributed.activation_checkpointing=selective", true},
                              {"distributed.enable_async_tensor_parallel=true", false},
@@ -109,7 +117,7 @@ TEST_CASE(
                              {"distributed.fsdp2.enable_fsdp2_prefetch=true", true},
                              {"distributed.fsdp2.reshard_after_forward=false", true},
                              {"distributed.fsdp2.reshard_after_forward=true", true}}) {
-        if (row.set == kAsync && !sequence) continue;
+        if (!sampled(turn++, 2) || (row.set == kAsync && !sequence)) continue;
         Layout layout = calm_layout(model, mesh, {row.set});
         INFO(m.name << ": " << layout.text());
         Curve curve = curve_of(layout, 5);
