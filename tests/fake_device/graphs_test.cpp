@@ -19,6 +19,9 @@
 #include <vector>
 
 #include "engine/device/device.h"
+#include "engine/modules/causal_lm.h"
+#include "engine/modules/decoder.h"
+#include "engine/modules/initialize.h"
 #include "meshwright/nn/layers.h"
 
 namespace fake_device_graphs_test {
@@ -177,6 +180,59 @@ TEST_CASE("kernels of our own are captured with their arguments") {
     graph.replay();
     CHECK(same(y, (norm(x) * 2).cpu()));
     CHECK_FALSE(same(y, (eager * 2).cpu()));
+  }
+}
+
+TEST_CASE("a decoder layer's forward and backward are two graphs with the layer's numbers") {
+  namespace modules = meshwright::modules;
+  REQUIRE(meshwright::device::cuda_part() != nullptr);
+  for (const meshwright::DType type : {meshwright::DType::float32, meshwright::DType::bfloat16}) {
+    CAPTURE(static_cast<int>(type));
+    const OnStream on;
+    modules::CausalLM model = modules::build_model(
+        MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json", type, at::kCPU);
+    modules::initialize(*model, 1);
+    model->to(at::Device(at::kCUDA, 0));
+    auto all = model->named_modules();
+    auto* layer = all["model.layers.0"]->as<modules::DecoderLayer>();
+    const at::TensorOptions options = layer->parameters()[0].options();
+    const Tensor half = at::linspace(0, 3, 9 * 8, on_device()).view({9, 8}),
+                 angles = at::cat({half, half}, 1);
+    const modules::RotaryTable table{angles.cos().to(options), angles.sin().to(options)};
+    const Tensor x = at::ones({2, 9, 64}, options).set_requires_grad(true),
+                 grad = at::ones({2, 9, 64}, options);
+    auto leaves_of = [&](const Tensor& input) {
+      std::vector<Tensor> out{input};
+      for (const Tensor& parameter : layer->parameters()) out.push_back(parameter);
+      return out;
+    };
+    torch::autograd::grad({layer->forward(x, table)}, leaves_of(x), {grad});  // the first use
+    CUDAGraph forward, backward;
+    Tensor y;
+    torch::autograd::variable_list grads;
+    capture(forward, [&] { y = layer->forward(x, table); });
+    capture(
+        backward, [&] { grads = torch::autograd::grad({y}, leaves_of(x), {grad}); },
+        forward.pool());
+    for (int step = 1; step <= 2; ++step) {
+      CAPTURE(step);
+      {
+        const c10::NoGradGuard no_grad;
+        x.copy_(at::linspace(-step, 1, 2 * 9 * 64, on_device()).view({2, 9, 64}));
+        grad.copy_(at::linspace(1, step, 2 * 9 * 64, on_device()).view({2, 9, 64}).sin());
+      }
+      forward.replay();
+      backward.replay();
+      const Tensor again = x.detach().clone().set_requires_grad(true),
+                   expected = layer->forward(again, table);
+      const auto wanted = torch::autograd::grad({expected}, leaves_of(again), {grad});
+      CHECK(same(y.detach(), expected.detach().cpu()));
+      REQUIRE(grads.size() == wanted.size());
+      for (size_t i = 0; i < grads.size(); ++i) {
+        CAPTURE(i);
+        CHECK(same(grads[i], wanted[i].cpu()));
+      }
+    }
   }
 }
 
@@ -372,6 +428,16 @@ TEST_CASE("memory may be had during a capture that says so") {
   CHECK(nodes == 0);
   CHECK(cudaGraphDestroy(graph) == cudaSuccess);
   CHECK(cudaFree(p) == cudaSuccess);
+}
+
+// graph_counts_test.cpp reads what this costs.
+TEST_CASE("counted: three launches of a graph" * doctest::skip()) {
+  const OnStream on;
+  Tensor x = at::ones({1000}, on_device());
+  CUDAGraph graph;
+  capture(graph, [&] { x.add_(1).mul_(2); });
+  for (int i = 0; i < 3; ++i) graph.replay();
+  CHECK(same(x, at::full({1000}, 22, at::kFloat)));
 }
 
 // The log of each of these tells of the race.
