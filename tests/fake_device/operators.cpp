@@ -272,8 +272,7 @@ void record(const c10::OperatorHandle& op, const std::vector<IValue>& given, Cal
   if (kSync.contains(schema.name()))
     refuse_capture(call.device(), call.what(), "the size of what it gives depends on numbers");
   for (const c10::Argument& argument : arguments)
-    if (is_generator(argument))
-      refuse_capture(call.device(), call.what(), "it is random, which is not there");
+    if (is_generator(argument)) refuse_capture(call.device(), call.what(), "it is random");
   at::AutoDispatchBelowADInplaceOrView below;
   fake_device::give_results(op, given, *stack, call.device());
   Operation operation{call.what(), call.device(), {}, {}};
