@@ -52,7 +52,7 @@ class OnStream {
 };
 
 template <class Calls>
-void capture(CUDAGraph& graph, const Calls& calls, at::cuda::MempoolId_t pool = {0, 0}) {
+void capture(CUDAGraph& graph, const Calls& calls, c10::MempoolId_t pool = {0, 0}) {
   graph.capture_begin(pool);
   calls();
   graph.capture_end();
