@@ -83,6 +83,9 @@ constexpr std::array kDistEnv = {
     choice_option("backend", "\"auto\"", "auto|nccl|gloo",
                   "Communication back end; gloo also carries CUDA tensors."),
     number("timeout_minutes", "10", 0, "Limit of every collective; may be a fraction.", true),
+    bool_option("cuda_graphs", false,
+                "The work of each layer's forward and of its backward is launched as one (CUDA "
+                "graphs), where shapes stay."),
     with_flags(text("interface", "\"auto\"",
                     "Network interface between hosts (\"eth0\"). \"auto\": the route to "
                     "MASTER_ADDR. GLOO_SOCKET_IFNAME comes before it."),

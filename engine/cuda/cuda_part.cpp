@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
 
+#include "engine/cuda/device_graphs.h"
 #include "engine/cuda/own_kernels.h"
 #include "meshwright/export.h"
 
@@ -167,6 +168,7 @@ std::string memory_snapshot(int64_t device) {
 extern "C" MESHWRIGHT_API const meshwright::cuda::CudaPart* meshwright_cuda_part() {
   using namespace meshwright::cuda;
   offer_own_kernels();
+  offer_device_graphs();
   static const CudaPart part{
       device_count,   device_name,  use_device,       make_nccl,     synchronize,     live_bytes,
       peak_bytes,     reset_peak,   on_out_of_memory, on_memory,     memory_snapshot, device_uuid,

@@ -160,6 +160,13 @@ DecoderLayerImpl::DecoderLayerImpl(const NetConfig& config, int64_t window, bool
 }
 
 Tensor DecoderLayerImpl::forward(const Tensor& x, const RotaryTable& rotary) {
+  if (!graphs) return compute(x, rotary);
+  return graphs->forward(x, rotary, *this, [this](const Tensor& in, const RotaryTable& angles) {
+    return compute(in, angles);
+  });
+}
+
+Tensor DecoderLayerImpl::compute(const Tensor& x, const RotaryTable& rotary) {
   const CastAhead ahead(x, *this);
   auto [stream, read] = add_and_norm(x, {}, input_layernorm_);
   Tensor attended = self_attn_(read, rotary);

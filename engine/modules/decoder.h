@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "engine/modules/activation.h"
+#include "engine/modules/layer_graphs.h"
 #include "engine/modules/layer_norm.h"
 #include "engine/modules/rotary.h"
 #include "engine/outlines/net_config.h"
@@ -81,7 +82,10 @@ class DecoderLayerImpl : public torch::nn::Module {
                    const at::TensorOptions& options);
   at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary);
 
+  std::shared_ptr<LayerGraphs> graphs;  // null: none
+
  private:
+  at::Tensor compute(const at::Tensor& x, const RotaryTable& rotary);
   at::Tensor feed(const at::Tensor& x) { return moe_.is_empty() ? mlp_(x) : moe_(x); }
   Attention self_attn_{nullptr};
   Mlp mlp_{nullptr};

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <boost/json/array.hpp>
 
 #include "engine/plan/adapter_folder.h"
@@ -25,6 +26,53 @@ void check_model_runs(const Job& job, Diagnostics& diagnostics) {
     diagnostics.add(
         error.key("model." + model->key).at(job.config.table("model").origin(model->key)));
   }
+}
+
+// dist_env.cuda_graphs: a graph holds neither what moves nor what differs from step to step.
+void check_graphs(const JobPlan& plan, const Job& job) {
+  const config::Config& config = job.config;
+  const Options& table = config.table("dist_env");
+  if (!table.get_bool("cuda_graphs")) return;
+  const SharedOptions& shared = plan.shared;
+  const std::vector<int64_t>& windows = plan.outline->windows;
+  struct Row {
+    bool found;
+    const char *what, *help;
+  };
+  const std::array rows{
+      Row{plan.footprint && !plan.footprint->units.empty(),
+          "the strategy gathers parameters, whose memory may be another one each time",
+          "choose a distributed.strategy that keeps whole parameters on every rank"},
+      Row{shared.sizes.tp > 1, "layers talk to other ranks under tensor parallelism",
+          "set distributed.tp_size = 1"},
+      Row{shared.sizes.cp > 1, "attention talks to other ranks under context parallelism",
+          "set distributed.cp_size = 1"},
+      Row{shared.sizes.pp > 1, "several micro-batches are in a pipeline's stage at a time",
+          "set distributed.pp_size = 1"},
+      Row{plan.outline->moe.has_value(), "experts take another number of tokens in each forward",
+          "choose a model without experts"},
+      Row{std::any_of(windows.begin(), windows.end(), [](int64_t size) { return size > 0; }),
+          "windows of attention have masks, which are not kept for graphs",
+          "choose a model without sliding windows"},
+      Row{shared.activation_checkpointing != ActivationCheckpointing::none,
+          "layers that are recomputed run twice between a step's ends",
+          "set distributed.activation_checkpointing = \"none\""},
+      Row{shared.autocast_dtype.has_value(), "casts of autocast are shared by layers",
+          "set distributed.mp_policy.param_dtype in place of distributed.autocast_dtype"},
+      Row{config.table("lora").get_int("r") > 0, "adapters are not captured yet", "set lora.r = 0"},
+      Row{config.table("model").get_bool("float8_linear"),
+          "products of 8-bit floats are not captured yet", "set model.float8_linear = false"},
+      Row{config.table("dataset").get_bool("packing"),
+          "documents of a sample lie elsewhere in each forward", "set dataset.packing = false"},
+  };
+  for (const Row& row : rows)
+    if (row.found)
+      throw Error(ErrorCode::not_in_release,
+                  std::string("dist_env.cuda_graphs = true cannot run here: ") + row.what)
+          .key("dist_env.cuda_graphs")
+          .at(table.origin("cuda_graphs"))
+          .help(row.help)
+          .help("set dist_env.cuda_graphs = false");
 }
 
 }  // namespace
@@ -112,6 +160,7 @@ void check_runs(const JobPlan& plan, const Job& job) {
   if ((plan.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0)
     throw plans_only(plan.strategy, job);
   if (!plan.outline) return;
+  check_graphs(plan, job);
   try {
     check_tp_blocks(plan.tp, *plan.outline);
   } catch (const Error& error) {

@@ -15,6 +15,7 @@
 
 #include "engine/base/run_lock.h"
 #include "engine/loader/running/guarded_model.h"
+#include "engine/modules/layer_graphs.h"
 #include "engine/plan/adapter_folder.h"
 #include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
@@ -298,6 +299,8 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
         parts_->config.shared.sizes.tp > 1 ? mesh->coordinate(world_->rank(), "tp") : 0,
         parts_->config.shared.sizes.tp);
   train::run_adapters(adapters, *outline_, *module_, parts_->dropout);
+  if (config.table("dist_env").get_bool("cuda_graphs"))
+    modules::graph_layers(*module_, world_->device());
   if (stages_) stages_->check_tied(*model_);
   if (!plan_->outline && model_->context_parallel())
     world_->notice("the plan does not count what attention of " + outline_->architecture +

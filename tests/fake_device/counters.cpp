@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "graphs.h"
 #include "runtime.h"
 
 namespace fake_device {
@@ -135,6 +136,11 @@ extern "C" {
 int fake_device_counts() { return counts_steps() ? 1 : 0; }
 void fake_device_launched(const char* what, long kernels, size_t read, size_t written) {
   if (!counts_steps()) return;
+  if (Costs* graph = costs_of_graph()) {
+    graph->read += read;
+    graph->written += written;
+    return;
+  }
   Lock lock;
   Step& step = now();
   const size_t phase = gettid() != getpid() ? 1 : step.phases[1].empty() ? 0 : 2;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 extern "C" {
 // The host's view of device or pinned memory; other memory is its own view. Device addresses
@@ -17,6 +18,13 @@ void fake_device_access(void* stream, int device, const void* p, size_t bytes, i
                         const char* what);
 // The operation of this thread has done its work.
 void fake_device_end();
+// How a stream stands to captures of graphs: 0, what is called on it runs now; -1, it is captured,
+// so that fake_device_record() keeps `run` for each launch of the graph, and what
+// fake_device_launched() is told until fake_device_recorded() is the graph's; otherwise CUDA's
+// error, by its number.
+int fake_device_capture(void* stream, int device);
+void fake_device_record(void* stream, int device, std::function<void(void* stream)> run);
+void fake_device_recorded();
 void fake_device_hang(void* stream, int device);  // what follows on the stream never ends, until
 void fake_device_release();
 // 0: FAKE_DEVICE_ARITHMETIC=0, so operators, kernels and collectives are told but not computed, but

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "graphs.h"
 #include "own_kernels.h"
 #include "runtime.h"
 
@@ -63,6 +64,46 @@ cudaError_t stray(const void* kernel) {
   fprintf(log_file(), "fake device: STRAY KERNEL %s\n", name.c_str());
   log_stack();
   return cudaSuccess;
+}
+
+// The name of an error, and what CUDA says of it.
+std::pair<const char*, const char*> words_of(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return {"cudaSuccess", "no error"};
+    case cudaErrorMemoryAllocation:
+      return {"cudaErrorMemoryAllocation", "out of memory"};
+    case cudaErrorNotReady:
+      return {"cudaErrorNotReady", "device not ready"};
+    case cudaErrorStreamCaptureUnsupported:
+      return {"cudaErrorStreamCaptureUnsupported",
+              "operation not permitted when stream is capturing"};
+    case cudaErrorStreamCaptureInvalidated:
+      return {"cudaErrorStreamCaptureInvalidated",
+              "operation failed due to a previous error during capture"};
+    case cudaErrorStreamCaptureMerge:
+      return {"cudaErrorStreamCaptureMerge",
+              "operation would result in a merge of separate capture sequences"};
+    case cudaErrorStreamCaptureUnmatched:
+      return {"cudaErrorStreamCaptureUnmatched",
+              "capture was not ended in the same stream as it began"};
+    case cudaErrorStreamCaptureUnjoined:
+      return {"cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"};
+    case cudaErrorStreamCaptureIsolation:
+      return {"cudaErrorStreamCaptureIsolation",
+              "dependency created on uncaptured work in another stream"};
+    case cudaErrorStreamCaptureImplicit:
+      return {"cudaErrorStreamCaptureImplicit",
+              "operation would make the legacy stream depend on a capturing blocking stream"};
+    case cudaErrorCapturedEvent:
+      return {"cudaErrorCapturedEvent",
+              "operation not permitted on an event last recorded in a capturing stream"};
+    case cudaErrorStreamCaptureWrongThread:
+      return {"cudaErrorStreamCaptureWrongThread",
+              "attempt to terminate a thread-local capture sequence from another thread"};
+    default:
+      return {"an error of the fake device", "error of the fake device"};
+  }
 }
 
 bool is_a_device(int device) { return device >= 0 && device < settings().count; }
@@ -172,15 +213,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** out, unsig
   return cudaSuccess;
 }
 
-const char* cudaGetErrorName(cudaError_t error) {
-  if (error == cudaSuccess) return "cudaSuccess";
-  if (error == cudaErrorMemoryAllocation) return "cudaErrorMemoryAllocation";
-  return error == cudaErrorNotReady ? "cudaErrorNotReady" : "error of the fake device";
-}
-const char* cudaGetErrorString(cudaError_t error) {
-  if (error == cudaErrorMemoryAllocation) return "out of memory";
-  return error == cudaSuccess ? "no error" : "error of the fake device";
-}
+const char* cudaGetErrorName(cudaError_t error) { return words_of(error).first; }
+const char* cudaGetErrorString(cudaError_t error) { return words_of(error).second; }
 cudaError_t cudaGetLastError() {
   const cudaError_t out = last_error;
   last_error = cudaSuccess;
@@ -191,6 +225,8 @@ cudaError_t cudaPeekAtLastError() { return last_error; }
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3, void** arguments, size_t shared,
                              cudaStream_t stream) {
   if (!is_own_kernel(kernel)) return stray(kernel);
+  if (const int state = fake_device_capture(stream, -1); state > 0)
+    return static_cast<cudaError_t>(state);
   return run_own_kernel(kernel, grid.x, shared, *arguments, stream) ? cudaSuccess
                                                                     : fail(cudaErrorInvalidValue);
 }

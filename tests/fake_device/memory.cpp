@@ -10,6 +10,7 @@
 #include <map>
 
 #include "delays.h"
+#include "graphs.h"
 #include "runtime.h"
 
 namespace fake_device {
@@ -161,6 +162,7 @@ int fake_device_of(const void* p) {
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   set_up();
   Lock lock;
+  if (const cudaError_t error = refuse_unsafe(); error != cudaSuccess) return error;
   State& all = state();
   const int device = current_device();
   const size_t whole = whole_pages(bytes);
@@ -182,6 +184,10 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
 cudaError_t cudaFree(void* p) {
   set_up();
   if (p == nullptr) return cudaSuccess;
+  {
+    Lock lock;
+    if (const cudaError_t error = refuse_unsafe(); error != cudaSuccess) return error;
+  }
   wait_for_device();
   Lock lock;
   State& all = state();
@@ -208,6 +214,7 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 // Pinned memory is mapped twice, too: a copy writes through the view while its pages are closed.
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   Lock lock;
+  if (const cudaError_t error = refuse_unsafe(); error != cudaSuccess) return error;
   Pinned made;
   made.bytes = whole_pages(bytes);
   const int file = memfd_create("pinned", MFD_CLOEXEC);
@@ -225,6 +232,7 @@ cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
 }
 cudaError_t cudaFreeHost(void* p) {
   Lock lock;
+  if (const cudaError_t error = refuse_unsafe(); error != cudaSuccess) return error;
   auto it = state().pinned.find(number(p));
   if (it == state().pinned.end()) return fail(cudaErrorInvalidValue);
   drop_writes(number(p), it->second.bytes);

@@ -6,7 +6,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/SDPBackend.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_native.h>
@@ -14,7 +13,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
-#include <array>
 #include <cstring>
 #include <set>
 #include <string>
@@ -22,12 +20,20 @@
 
 #include "costs.h"
 #include "device.h"
+#include "operation.h"
 #include "shapes.h"
 
 namespace {
 
 using at::Tensor;
 using c10::IValue;
+using fake_device::Ending;
+using fake_device::Extent;
+using fake_device::extent_of;
+using fake_device::is_captured;
+using fake_device::Operation;
+using fake_device::refuse_capture;
+using fake_device::stream_of;
 using torch::jit::Stack;
 using Names = std::unordered_set<std::string>;
 
@@ -62,28 +68,7 @@ const Names kKept{"aten::empty",
                   "aten::pin_memory",
                   "aten::lift_fresh"};
 
-// However the operation ends.
-struct Ending {
-  ~Ending() { fake_device_end(); }
-};
-
 c10::impl::VirtualGuardImpl cuda() { return c10::impl::VirtualGuardImpl(c10::kCUDA); }
-void* stream_of(c10::Device device) { return cuda().getStream(device).native_handle(); }
-
-// The bytes from the first to the last element.
-struct Extent {
-  const char* begin = nullptr;
-  size_t bytes = 0;
-};
-Extent extent_of(const Tensor& t) {
-  if (t.numel() == 0) return {};
-  int64_t low = 0, high = 0;
-  for (int64_t d = 0; d < t.dim(); ++d)
-    (t.stride(d) < 0 ? low : high) += (t.size(d) - 1) * t.stride(d);
-  const auto width = static_cast<int64_t>(t.element_size());
-  return {static_cast<const char*>(t.const_data_ptr()) + low * width,
-          static_cast<size_t>((high - low + 1) * width)};
-}
 
 void access(const Tensor& t, c10::Device device, bool write, const std::string& what) {
   const Extent extent = extent_of(t);
@@ -144,6 +129,9 @@ class Call {
     }
   }
 
+  // From now on turn() gives views for this operation, which runs later.
+  void turn_for(Operation& operation) { later_ = &operation; }
+
   IValue turn(const IValue& value, bool write) const {
     if (value.isTensor()) return turn(value.toTensor(), write);
     if (value.isTensorList()) {
@@ -178,8 +166,12 @@ class Call {
       TORCH_CHECK(t.dim() == 0 || mixes_,
                   "Expected all tensors to be on the same device, but found at least two devices, ",
                   device(), " and cpu! (", what_, ")");
-      return t;
+      // Its number is the kernel's argument, whatever becomes of it.
+      if (later_ == nullptr) return t;
+      if (t.dim() > 0) refuse_capture(device(), what_, "a tensor of the host would be copied");
+      return t.unsafeGetTensorImpl()->is_wrapped_number() ? t : t.clone();
     }
+    if (later_ != nullptr) return later_->touch(t, write);
     if (const Extent extent = extent_of(t); extent.bytes > 0) {
       if (fake_device_of(extent.begin) != t.device().index())
         fake_device_note("fake device: %s: data of a %s tensor lies at %p\n", what_.c_str(),
@@ -191,6 +183,7 @@ class Call {
 
   std::string what_;
   bool mixes_ = false, found_ = false;
+  Operation* later_ = nullptr;
   c10::Device device_ = c10::kCPU;
 };
 
@@ -260,6 +253,57 @@ void compute(const c10::OperatorHandle& op, const std::vector<IValue>& given, co
   }
 }
 
+// The tensors of values, one after the other.
+std::vector<Tensor> tensors_among(const IValue* values, size_t count) {
+  std::vector<Tensor> out;
+  for (size_t i = 0; i < count; ++i) {
+    if (values[i].isTensor()) out.push_back(values[i].toTensor());
+    if (values[i].isTensorList())
+      for (const Tensor& t : values[i].toTensorVector()) out.push_back(t);
+  }
+  return out;
+}
+
+// Results have their memory now, and their numbers when the graph runs.
+void record(const c10::OperatorHandle& op, const std::vector<IValue>& given, Call& call,
+            Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  const std::vector<c10::Argument>& arguments = schema.arguments();
+  if (kSync.contains(schema.name()))
+    refuse_capture(call.device(), call.what(), "the size of what it gives depends on numbers");
+  for (const c10::Argument& argument : arguments)
+    if (is_generator(argument)) refuse_capture(call.device(), call.what(), "it is random");
+  at::AutoDispatchBelowADInplaceOrView below;
+  fake_device::give_results(op, given, *stack, call.device());
+  Operation operation{call.what(), call.device(), {}, {}};
+  call.turn_for(operation);
+  Stack host;
+  for (size_t i = 0; i < given.size(); ++i) {
+    const bool write = arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite();
+    host.push_back(arguments[i].name() == "pin_memory" ? IValue() : call.turn(given[i], write));
+  }
+  const size_t count = schema.returns().size();
+  const IValue* returns = stack->data() + (stack->size() - count);
+  std::vector<Tensor> fresh;
+  for (size_t i = 0; i < count; ++i) {
+    const bool is_new = fake_device::given_back(schema.returns()[i], schema, given) == nullptr;
+    for (const Tensor& t : tensors_among(returns + i, 1))
+      fresh.push_back(is_new && t.defined() && t.is_cuda() ? operation.touch(t, true) : Tensor());
+  }
+  if (fake_device_computes() != 0 || fake_device::is_small(given))
+    operation.compute = [op, host, fresh, count] {
+      Stack values = host;
+      op.callBoxed(values);
+      const std::vector<Tensor> made =
+          tensors_among(values.data() + (values.size() - count), count);
+      for (size_t i = 0; i < fresh.size(); ++i)
+        if (fresh[i].defined()) fresh[i].copy_(made.at(i));
+    };
+  fake_device::run_or_record(std::move(operation), [&] {
+    fake_device::count_costs(schema, given, returns, call.device());
+  });
+}
+
 void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   const size_t base = stack->size() - schema.arguments().size();
@@ -268,6 +312,7 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
   for (const IValue& value : given) call.look(value);
   const c10::Device device = call.device();
   c10::OptionalDeviceGuard guard(device);
+  if (is_captured(device, call.what())) return record(op, given, call, stack);
   fake_device_begin(stream_of(device), device.index(), call.what().c_str());
   std::optional<Ending> ending(std::in_place);
   const bool waits = kSync.contains(schema.name());
@@ -289,88 +334,6 @@ Tensor& copy_(c10::DispatchKeySet, Tensor& self, const Tensor& from, bool non_bl
   Stack stack{self, from, non_blocking};
   run_on_host(op, c10::DispatchKeySet(), &stack);
   return self;
-}
-
-// The CPU has no such operator.
-std::tuple<Tensor, Tensor> rms_norm_backward(c10::DispatchKeySet, const Tensor& grad,
-                                             const Tensor& input, c10::IntArrayRef shape,
-                                             const Tensor& rstd,
-                                             const std::optional<Tensor>& weight,
-                                             std::array<bool, 2> mask) {
-  const c10::Device device = input.device();
-  const std::string what = "aten::_fused_rms_norm_backward";
-  fake_device_begin(stream_of(device), device.index(), what.c_str());
-  const Ending ending;
-  for (const Tensor& t : {grad, input, rstd, weight ? *weight : Tensor()})
-    if (t.defined()) access(t, device, false, what);
-  at::AutoDispatchBelowADInplaceOrView below;
-  Tensor dx, dw;
-  auto tell = [&] {
-    fake_device::count_costs(what.c_str(), 2, {grad, input, rstd, weight.value_or(Tensor())},
-                             {dx, dw}, device);
-  };
-  if (fake_device_computes() == 0) {
-    if (mask[0]) dx = at::empty_like(input);
-    if (mask[1] && weight && weight->defined()) dw = at::empty_like(*weight);
-    tell();
-    return {dx, dw};
-  }
-  auto whole = [](const Tensor& t) { return on_host(t).to(at::kFloat); };
-  const Tensor x = whole(input), r = whole(rstd), g = whole(grad);
-  const Tensor w = weight && weight->defined() ? whole(*weight) : Tensor();
-  std::vector<int64_t> inner, outer;
-  for (int64_t d = 0; d < x.dim(); ++d)
-    (d >= x.dim() - static_cast<int64_t>(shape.size()) ? inner : outer).push_back(d);
-  const Tensor h = x * r, gw = w.defined() ? g * w : g;
-  if (mask[0])
-    dx = to_device((r * (gw - h * (gw * h).mean(inner, true))).to(input.scalar_type()), device,
-                   what);
-  if (mask[1] && w.defined())
-    dw = to_device((outer.empty() ? g * h : (g * h).sum(outer)).to(weight->scalar_type()), device,
-                   what);
-  tell();
-  return {dx, dw};
-}
-
-// Nor a product of 16 bits that is not rounded to them.
-Tensor& product_in_float(c10::DispatchKeySet, const Tensor& self, const Tensor& a, const Tensor& b,
-                         at::ScalarType, const at::Scalar& beta, const at::Scalar& alpha,
-                         Tensor& out) {
-  TORCH_CHECK(
-      self.is_same(out) && out.scalar_type() == at::kFloat && a.scalar_type() == b.scalar_type(),
-      "the fake device adds to a float32 product in place alone");
-  const c10::Device device = out.device();
-  const std::string what = "aten::addmm";
-  fake_device_begin(stream_of(device), device.index(), what.c_str());
-  const Ending ending;
-  const bool adds = beta.toDouble() != 0;
-  access(a, device, false, what);
-  access(b, device, false, what);
-  access(out, device, true, what);
-  at::AutoDispatchBelowADInplaceOrView below;
-  if (fake_device_computes() != 0) {
-    Tensor into = on_host(out);
-    at::addmm_out(into, into, on_host(a).to(at::kFloat), on_host(b).to(at::kFloat), beta, alpha);
-  }
-  fake_device::count_costs(what.c_str(), 1, {a, b, adds ? out : Tensor()}, {out}, device);
-  return out;
-}
-
-// The CPU's takes no integers.
-Tensor histc(c10::DispatchKeySet, const Tensor& input, int64_t bins, const at::Scalar& min,
-             const at::Scalar& max) {
-  const c10::Device device = input.device();
-  const std::string what = "aten::histc";
-  fake_device_begin(stream_of(device), device.index(), what.c_str());
-  const Ending ending;
-  access(input, device, false, what);
-  at::AutoDispatchBelowADInplaceOrView below;
-  auto counts = [&] { return at::histc(on_host(input).to(at::kDouble), bins, min, max); };
-  const Tensor out = fake_device_computes() != 0
-                         ? to_device(counts().to(input.scalar_type()), device, what)
-                         : fake_device::make_result({bins}, {1}, input.scalar_type(), device);
-  fake_device::count_costs(what.c_str(), 1, {input}, {out}, device);
-  return out;
 }
 
 // LibTorch's own choice on devices that have a new cuDNN, and on those without flash attention.
@@ -403,11 +366,7 @@ struct Load {
     static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA,
                                               __FILE__, __LINE__);
     library->impl("copy_", torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(copy_)));
-    library->impl("_fused_rms_norm_backward",
-                  torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(rms_norm_backward)));
-    library->impl("addmm.dtype_out",
-                  torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(product_in_float)));
-    library->impl("histc", torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(histc)));
+    fake_device::add_written_out(*library);
     fake_device::watch_steps();
     // Flash attention and cuDNN's are made of operators that have a stand-in. The plain path has
     // the CPU's numbers to the bit.

@@ -111,7 +111,10 @@ Stream* stream_of(cudaStream_t handle, int device) {
   if (handle != nullptr && handle != cudaStreamLegacy && handle != cudaStreamPerThread)
     return reinterpret_cast<Stream*>(handle);
   Stream*& made = state().defaults[device < 0 ? current_device() : device];
-  if (made == nullptr) made = make_stream(device < 0 ? current_device() : device);
+  if (made == nullptr) {
+    made = make_stream(device < 0 ? current_device() : device);
+    made->legacy = true;
+  }
   return made;
 }
 

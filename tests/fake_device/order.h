@@ -15,9 +15,16 @@ namespace fake_device {
 // Of each stream, by its number: how many of its operations are known to be over.
 using Clock = std::vector<uint64_t>;
 
+struct Capture;  // of a graph (graphs.h)
+
 struct Stream {
   int device = 0;
   size_t number = 0;
+  bool legacy = false;  // the device's own
+  bool blocks =
+      false;  // it and the device's own wait for each other (cudaStreamNonBlocking not set)
+  Capture* capture = nullptr;
+  size_t lane = 0;  // of the graph
   Clock clock;
   bool stuck = false;  // behind a collective that never ends
   double time = 0;     // microseconds of the host's clock at which all of it is over
@@ -26,6 +33,8 @@ struct Event {
   Clock clock;
   bool recorded = false, stuck = false;
   double time = 0;
+  unsigned long long capture = 0;  // in which it was recorded; 0: none
+  size_t mark = 0;                 // of the graph
 };
 
 void join(Clock& into, const Clock& from);

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "runtime.h"
 #include "sdk/base/kernels/host_team.h"
@@ -198,6 +199,7 @@ void touch(Launch& launch, kernels::CrossEntropyBackward& a) {
 
 struct Known {
   std::string_view prefix;
+  size_t size;  // of the arguments
   void (*run)(const std::string& name, long long blocks, size_t shared, const void* given,
               Launch& launch);
 };
@@ -209,26 +211,40 @@ void run(const std::string& name, long long blocks, size_t shared, const void* g
   touch(launch, arguments);
   if (settings().arithmetic) kernels::run_on_host(name, blocks, shared, &arguments);
 }
+template <class Arguments>
+constexpr Known known_as(std::string_view prefix) {
+  return {prefix, sizeof(Arguments), run<Arguments>};
+}
 // The longest prefix first.
 constexpr Known kKnown[] = {
-    {"rms_norm_backward_", run<kernels::RmsNormBackward>},
-    {"rms_norm_wide_backward_", run<kernels::RmsNormBackward>},
-    {"rms_norm_", run<kernels::RmsNorm>},
-    {"sum_rows_", run<kernels::SumRows>},
-    {"sum_wide_", run<kernels::SumWide>},
-    {"take_rows_", run<kernels::TakeRows>},
-    {"combine_rows_", run<kernels::CombineRows>},
-    {"silu_times_backward_", run<kernels::SiluTimesBackward>},
-    {"silu_times_", run<kernels::SiluTimes>},
-    {"weighted_swiglu_backward_", run<kernels::WeightedSwigluBackward>},
-    {"weighted_swiglu_", run<kernels::WeightedSwiglu>},
-    {"grouped_product_", run<kernels::GroupedProduct>},
-    {"rotate_", run<kernels::Rotate>},
-    {"cross_entropy_backward_", run<kernels::CrossEntropyBackward>},
-    {"cross_entropy_", run<kernels::CrossEntropy>},
+    known_as<kernels::RmsNormBackward>("rms_norm_backward_"),
+    known_as<kernels::RmsNormBackward>("rms_norm_wide_backward_"),
+    known_as<kernels::RmsNorm>("rms_norm_"),
+    known_as<kernels::SumRows>("sum_rows_"),
+    known_as<kernels::SumWide>("sum_wide_"),
+    known_as<kernels::TakeRows>("take_rows_"),
+    known_as<kernels::CombineRows>("combine_rows_"),
+    known_as<kernels::SiluTimesBackward>("silu_times_backward_"),
+    known_as<kernels::SiluTimes>("silu_times_"),
+    known_as<kernels::WeightedSwigluBackward>("weighted_swiglu_backward_"),
+    known_as<kernels::WeightedSwiglu>("weighted_swiglu_"),
+    known_as<kernels::GroupedProduct>("grouped_product_"),
+    known_as<kernels::Rotate>("rotate_"),
+    known_as<kernels::CrossEntropyBackward>("cross_entropy_backward_"),
+    known_as<kernels::CrossEntropy>("cross_entropy_"),
 };
 
 using Entry = std::pair<const std::string, kernels::HostKernel>;
+
+void launch_now(const Known& known, const Entry& entry, long long blocks, size_t shared_bytes,
+                const void* arguments, cudaStream_t stream) {
+  const auto& [name, host] = entry;
+  Launch launch(name, stream, blocks * host.teams);
+  fake_device_begin(stream, current_device(), name.c_str());
+  known.run(name, blocks, shared_bytes, arguments, launch);
+  fake_device_end();
+  fake_device_launched(name.c_str(), 1, launch.bytes_read, launch.bytes_written);
+}
 
 }  // namespace
 
@@ -246,17 +262,22 @@ bool is_own_kernel(const void* kernel) {
 }
 bool run_own_kernel(const void* kernel, long long blocks, size_t shared_bytes,
                     const void* arguments, cudaStream_t stream) {
-  const auto& [name, host] = *static_cast<const Entry*>(kernel);
+  const auto& entry = *static_cast<const Entry*>(kernel);
   for (const Known& known : kKnown) {
-    if (!name.starts_with(known.prefix)) continue;
+    if (!entry.first.starts_with(known.prefix)) continue;
     // Of 48 KiB, with what the kernels of wide rows have of their own.
     constexpr size_t kOwn = 256, kMost = size_t{48} << 10;
     if (shared_bytes + kOwn > kMost) return false;
-    Launch launch(name, stream, blocks * host.teams);
-    fake_device_begin(stream, current_device(), name.c_str());
-    known.run(name, blocks, shared_bytes, arguments, launch);
-    fake_device_end();
-    fake_device_launched(name.c_str(), 1, launch.bytes_read, launch.bytes_written);
+    if (fake_device_capture(stream, current_device()) == 0) {
+      launch_now(known, entry, blocks, shared_bytes, arguments, stream);
+      return true;
+    }
+    const auto* first = static_cast<const char*>(arguments);
+    std::vector<char> copy(first, first + known.size);
+    fake_device_record(stream, current_device(), [=, &known, &entry](void* on) {
+      launch_now(known, entry, blocks, shared_bytes, copy.data(), static_cast<cudaStream_t>(on));
+    });
+    fake_device_recorded();
     return true;
   }
   return false;

@@ -17,6 +17,7 @@
 
 #include "counters.h"
 #include "delays.h"
+#include "graphs.h"
 #include "waits.h"
 
 namespace fake_device {
@@ -169,6 +170,7 @@ void fake_device_begin(void* stream, int device, const char* what) {
   launched = true;
   if (what != nullptr) ++counts().operations;  // a copy or an event has its own count, or none
   Stream& on = *stream_of(static_cast<cudaStream_t>(stream), device);
+  if (on.capture != nullptr) spoil(on, what);
   start(on);
   if (what != nullptr) on.time = time_on(on) + settings().microseconds;
   count_stream(on.number);

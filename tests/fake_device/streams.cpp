@@ -5,6 +5,7 @@
 
 #include "counters.h"
 #include "delays.h"
+#include "graphs.h"
 #include "runtime.h"
 #include "waits.h"
 
@@ -21,10 +22,8 @@ const char* direction(const void* to, const void* from) {
 
 bool is_unpageable(const void* p) { return is_device(p) || is_pinned(p); }
 
-cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, bool returns_early,
-                 const char* what) {
-  if (bytes == 0) return cudaSuccess;
-  set_up();
+cudaError_t copy_now(void* to, const void* from, size_t bytes, cudaStream_t handle,
+                     bool returns_early, const char* what) {
   if (!is_device(to)) wait_while_stuck(stream_of(handle)->stuck);
   Lock lock;
   ++counts().copies;
@@ -58,6 +57,40 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, 
   }
   if (is_over) learn(stream.clock);
   return cudaSuccess;
+}
+
+cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, bool returns_early,
+                 const char* what) {
+  if (bytes == 0) return cudaSuccess;
+  set_up();
+  {
+    Lock lock;
+    if (const cudaError_t error = returns_early ? cudaSuccess : refuse_unsafe();
+        error != cudaSuccess)
+      return error;
+    Stream& stream = *stream_of(handle);
+    const int state = capture_state(stream);
+    if (state > 0) return static_cast<cudaError_t>(state);
+    if (state == kRecords) {
+      // Of pageable memory it would copy now.
+      if (!is_unpageable(to) || !is_unpageable(from)) return refuse_on(stream);
+      record(stream, [=](void* on) {
+        copy_now(to, from, bytes, static_cast<cudaStream_t>(on), returns_early, what);
+      });
+      return cudaSuccess;
+    }
+  }
+  return copy_now(to, from, bytes, handle, returns_early, what);
+}
+
+void set_now(void* p, int value, size_t bytes, void* stream) {
+  Lock lock;
+  fake_device_begin(stream, -1, nullptr);
+  fake_device_access(stream, -1, p, bytes, 1, "memset");
+  fake_device_launched("memset", 1, 0, bytes);
+  if (settings().arithmetic || bytes <= kFakeDeviceZeroed)
+    memset(fake_device_view(p), value, bytes);
+  end_operation();
 }
 
 // Whether so much is over.
@@ -109,26 +142,37 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
   Lock lock;
-  fake_device_begin(stream, -1, nullptr);
-  fake_device_access(stream, -1, p, bytes, 1, "memset");
-  fake_device_launched("memset", 1, 0, bytes);
-  if (settings().arithmetic || bytes <= kFakeDeviceZeroed)
-    memset(fake_device_view(p), value, bytes);
-  end_operation();
+  const int state = capture_state(*stream_of(stream));
+  if (state > 0) return static_cast<cudaError_t>(state);
+  if (state == kRecords)
+    record(*stream_of(stream), [=](void* on) { set_now(p, value, bytes, on); });
+  else
+    set_now(p, value, bytes, stream);
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+  {
+    Lock lock;
+    if (const cudaError_t error = refuse_unsafe(); error != cudaSuccess) return error;
+  }
   return cudaMemsetAsync(p, value, bytes, nullptr);
 }
 
 cudaError_t cudaDeviceSynchronize() {
+  {
+    Lock lock;
+    if (const cudaError_t error = refuse_device(current_device()); error != cudaSuccess)
+      return error;
+  }
   if (!drops_wait("cudaDeviceSynchronize")) wait_for_device();
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned, int) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned flags, int) {
   Lock lock;
-  *out = reinterpret_cast<cudaStream_t>(make_stream(current_device()));
+  Stream* stream = make_stream(current_device());
+  stream->blocks = (flags & cudaStreamNonBlocking) == 0;
+  *out = reinterpret_cast<cudaStream_t>(stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t* out) { return cudaStreamCreateWithPriority(out, 0, 0); }
@@ -137,6 +181,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  {
+    Lock lock;
+    if (const cudaError_t error = refuse_on(*stream_of(stream)); error != cudaSuccess) return error;
+  }
   if (drops_wait("cudaStreamSynchronize")) return cudaSuccess;
   wait_while_stuck(stream_of(stream)->stuck);
   Lock lock;
@@ -146,9 +194,15 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   Lock lock;
+  if (const cudaError_t error = refuse_on(*stream_of(stream)); error != cudaSuccess) return error;
   return ask(stream_of(stream)->clock);
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
+  {
+    Lock lock;
+    cudaError_t result = cudaSuccess;
+    if (wait_in_capture(*stream_of(handle), *event_of(event), result)) return result;
+  }
   if (settings().ignore_waits || drops_wait("cudaStreamWaitEvent")) return cudaSuccess;
   Lock lock;
   if (!event_of(event)->recorded) return cudaSuccess;
@@ -160,22 +214,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
 }
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, void* data,
                                   unsigned) {
+  {
+    Lock lock;
+    if (const cudaError_t error = refuse_on(*stream_of(stream)); error != cudaSuccess) return error;
+  }
   call(stream, cudaSuccess, data);
   return cudaSuccess;
 }
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id, cudaGraph_t*, const cudaGraphNode_t**,
-                                     const cudaGraphEdgeData**, size_t* count) {
-  *status = cudaStreamCaptureStatusNone;
-  if (id != nullptr) *id = 0;
-  if (count != nullptr) *count = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned) {
   *out = reinterpret_cast<cudaEvent_t>(new Event);
@@ -188,8 +233,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, unsigned) {
   Lock lock;
-  fake_device_begin(stream, -1, nullptr);
   Event& event = *event_of(handle);
+  if (record_event(*stream_of(stream), event)) return cudaSuccess;
+  fake_device_begin(stream, -1, nullptr);
   event.clock = stream_of(stream)->clock;
   event.stuck = stream_of(stream)->stuck;
   event.recorded = true;
@@ -202,11 +248,18 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
   Lock lock;
   const Event& event = *event_of(handle);
+  if (const cudaError_t error = refuse_event(event); error != cudaSuccess) return error;
+  if (const cudaError_t error = refuse_unsafe(); error != cudaSuccess) return error;
   if (!event.recorded) return cudaSuccess;
   if (event.stuck && is_hung()) return cudaErrorNotReady;
   return ask(event.clock);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  {
+    Lock lock;
+    if (const cudaError_t error = refuse_event(*event_of(event)); error != cudaSuccess)
+      return error;
+  }
   if (drops_wait("cudaEventSynchronize")) return cudaSuccess;
   wait_while_stuck(event_of(event)->stuck);
   Lock lock;
@@ -216,6 +269,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
   Lock lock;
+  for (const cudaEvent_t event : {from, to})
+    if (const cudaError_t error = refuse_event(*event_of(event)); error != cudaSuccess)
+      return error;
   *milliseconds = static_cast<float>((event_of(to)->time - event_of(from)->time) / 1000);
   return cudaSuccess;
 }

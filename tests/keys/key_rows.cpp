@@ -93,6 +93,7 @@ const std::vector<Row>& rows() {
        {},
        "engine/device/tests/device_test.cpp: device and back end follow from what is asked for and "
        "what is there"},
+      {"dist_env.cuda_graphs", "true", trained},
       {"dist_env.timeout_minutes",
        "1",
        test,

@@ -257,3 +257,39 @@ TEST_CASE(
       CHECK_MESSAGE(spoken[key].contains(strategy),
                     key << " under " << strategy << " has no row in tests/keys/key_rows.cpp");
 }
+
+TEST_CASE("layers are launched as graphs where nothing in them moves; all else is refused") {
+  auto refused = [](const std::string& strategy, Names sets) -> std::string {
+    config::LoadOptions options;
+    options.sets = {"distributed.strategy=" + strategy, "dist_env.cuda_graphs=true"};
+    options.sets.insert(options.sets.end(), sets.begin(), sets.end());
+    Diagnostics found;
+    std::optional<plan::Job> job =
+        plan::load_job(config::Source::parse(kJob, options, found), found);
+    REQUIRE(job);
+    found.throw_if_any();
+    try {
+      plan::check_runs(plan::make_plan(*job, {.world_size = 4, .rank = 1}), *job);
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::not_in_release);
+      return error.message();
+    }
+    return "";
+  };
+  CHECK(refused("ddp", {}).empty());
+  struct Row {
+    std::string strategy, set, words;
+  };
+  for (const Row& row : {
+           Row{"fsdp2", "dist_env.device=auto", "gathers parameters"},
+           Row{"megatron_fsdp", "dist_env.device=auto", "gathers parameters"},
+           Row{"ddp", "distributed.activation_checkpointing=full", "recomputed"},
+           Row{"ddp", "lora.r=4", "adapters"},
+           Row{"ddp", "model.float8_linear=true", "8-bit floats"},
+           Row{"ddp", "model.config=" MESHWRIGHT_SOURCE_DIR "/configs/models/mixtral-tiny.json",
+               "experts"},
+       }) {
+    CAPTURE(row.strategy + " " + row.set);
+    CHECK(refused(row.strategy, {row.set}).find(row.words) != std::string::npos);
+  }
+}

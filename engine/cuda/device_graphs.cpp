@@ -1,0 +1,88 @@
+#include "engine/cuda/device_graphs.h"
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <map>
+#include <mutex>
+
+#include "sdk/base/device_graphs.h"
+
+namespace meshwright::cuda {
+
+namespace {
+
+// All captures of a device are made on one stream: cuBLAS has memory for each.
+c10::cuda::CUDAStream capture_stream(int device) {
+  static std::mutex mutex;
+  static auto* streams = new std::map<int, c10::cuda::CUDAStream>;  // it may end late
+  const std::lock_guard lock(mutex);
+  auto found = streams->find(device);
+  if (found == streams->end())
+    found =
+        streams
+            ->emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false,
+                                                           static_cast<c10::DeviceIndex>(device)))
+            .first;
+  return found->second;
+}
+
+void wait_for(const c10::cuda::CUDAStream& stream, const c10::cuda::CUDAStream& other) {
+  c10::cuda::CUDAEvent event;
+  event.record(other);
+  event.block(stream);
+}
+
+class Graph final : public DeviceGraph {
+ public:
+  Graph(int device, const Graph* beside)
+      : device_(device),
+        memory_(beside != nullptr ? beside->memory_ : at::cuda::graph_pool_handle()) {}
+
+  void capture(const std::function<void()>& work) override {
+    const c10::cuda::CUDAStream mine = capture_stream(device_),
+                                outer = c10::cuda::getCurrentCUDAStream(
+                                    static_cast<c10::DeviceIndex>(device_));
+    // LibTorch's class sets numbers of generators, before a capture and at launches.
+    wait_for(mine, outer);
+    capture_on(mine, work);
+    wait_for(outer, mine);
+  }
+  void launch() override { graph_.replay(); }
+
+ private:
+  void capture_on(const c10::cuda::CUDAStream& stream, const std::function<void()>& work) {
+    const c10::cuda::CUDAStreamGuard guard(stream);
+    // Other threads may ask for events meanwhile: those that watch collectives.
+    graph_.capture_begin(memory_, cudaStreamCaptureModeThreadLocal);
+    try {
+      work();
+    } catch (...) {
+      try {
+        graph_.capture_end();
+      } catch (const c10::Error&) {  // the first error tells more
+      }
+      throw;
+    }
+    graph_.capture_end();
+  }
+
+  int device_;
+  c10::MempoolId_t memory_;
+  at::cuda::CUDAGraph graph_;
+};
+
+std::unique_ptr<DeviceGraph> make(int device, const DeviceGraph* beside) {
+  return std::make_unique<Graph>(device, static_cast<const Graph*>(beside));
+}
+
+}  // namespace
+
+void offer_device_graphs() {
+  static const DeviceGraphs offered{make};
+  set_device_graphs(&offered);
+}
+
+}  // namespace meshwright::cuda

@@ -1,0 +1,219 @@
+#include "engine/modules/layer_graphs.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "engine/modules/decoder.h"
+#include "meshwright/error.h"
+#include "meshwright/nn/attention.h"
+#include "meshwright/nn/moe.h"
+#include "sdk/base/device_graphs.h"
+
+namespace meshwright::modules {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+
+constexpr const char* kGraphsKey = "dist_env.cuda_graphs";
+
+}  // namespace
+
+// What the graphs read and write lies at the same places for as long as they are launched.
+struct LayerGraphs::Captured {
+  Tensor x, y, grad;     // grad: of y
+  RotaryTable rotary;    // read
+  RotaryTable copied;    // whose numbers these are
+  variable_list leaves;  // parameters that train
+  variable_list grads;   // of x, and of them; undefined: none is wanted
+  std::vector<Tensor> parameters;
+  std::vector<const void*> places;
+  std::unique_ptr<DeviceGraph> forward, backward;
+  std::atomic<bool> waits = false;  // for its backward
+
+  void check_places() const {
+    for (size_t i = 0; i < parameters.size(); ++i)
+      if (parameters[i].const_data_ptr() != places[i])
+        throw Error(ErrorCode::bad_module,
+                    "a layer's parameters moved, which its CUDA graph reads where they were")
+            .key(kGraphsKey)
+            .help("set dist_env.cuda_graphs = false");
+  }
+};
+
+namespace {
+
+using Captured = LayerGraphs::Captured;
+
+struct LayerBackward : torch::autograd::Node {
+  std::shared_ptr<Captured> captured;
+
+  ~LayerBackward() override { let_go(); }
+  std::string name() const override { return "MeshwrightLayerGraph"; }
+  void release_variables() override { let_go(); }
+  variable_list apply(variable_list&& grads) override {
+    if (!captured)
+      throw Error(ErrorCode::bad_module, "backward ran twice through a layer of CUDA graphs")
+          .key(kGraphsKey)
+          .help("run the forward again before the second backward");
+    if (c10::GradMode::is_enabled())
+      throw Error(ErrorCode::bad_module, "a layer of CUDA graphs has no second derivatives")
+          .key(kGraphsKey)
+          .help("set dist_env.cuda_graphs = false");
+    captured->check_places();
+    Tensor into = captured->grad;
+    if (grads[0].defined())
+      into.copy_(grads[0]);
+    else
+      into.zero_();
+    captured->backward->launch();
+    // Copies of the handles: who adds up gradients must not take them for its own.
+    variable_list out = captured->grads;
+    let_go();
+    return out;
+  }
+
+ private:
+  void let_go() {
+    if (captured) captured->waits = false;
+    captured.reset();
+  }
+};
+
+// Empty: not such a forward.
+std::vector<int64_t> shape_of(const Tensor& x, const RotaryTable& rotary) {
+  std::vector<int64_t> out;
+  for (const Tensor& t : {x, rotary.cos, rotary.sin}) {
+    out.push_back(static_cast<int64_t>(t.scalar_type()));
+    out.insert(out.end(), t.sizes().begin(), t.sizes().end());
+    out.insert(out.end(), t.strides().begin(), t.strides().end());
+  }
+  out.push_back(x.requires_grad() ? 1 : 0);
+  return out;
+}
+
+bool may_launch(const Tensor& x) {
+  if (!x.is_cuda() || !c10::GradMode::is_enabled() || device_graphs() == nullptr ||
+      at::autocast::is_autocast_enabled(at::kCUDA))
+    return false;
+  const std::shared_ptr<const Sequence> sequence = current_sequence();
+  return sequence == nullptr || (!sequence->documents.defined() && !sequence->positions.defined());
+}
+
+std::shared_ptr<Captured> capture(const Tensor& x, const RotaryTable& rotary,
+                                  const torch::nn::Module& module,
+                                  const LayerGraphs::Layer& layer) {
+  auto out = std::make_shared<Captured>();
+  out->parameters = module.parameters();
+  for (const Tensor& parameter : out->parameters) {
+    out->places.push_back(parameter.const_data_ptr());
+    if (parameter.requires_grad()) out->leaves.push_back(parameter);
+  }
+  {
+    const c10::NoGradGuard no_grad;
+    out->x = at::empty_like(x);
+    out->rotary = {at::empty_like(rotary.cos), at::empty_like(rotary.sin)};
+  }
+  out->x.set_requires_grad(x.requires_grad());
+  variable_list inputs;
+  if (x.requires_grad()) inputs.push_back(out->x);
+  inputs.insert(inputs.end(), out->leaves.begin(), out->leaves.end());
+  const auto device = static_cast<int>(x.device().index());
+  out->forward = device_graphs()->make(device, nullptr);
+  out->backward = device_graphs()->make(device, out->forward.get());
+  Tensor y;
+  out->forward->capture([&] { y = layer(out->x, out->rotary); });
+  out->y = y.detach();
+  out->grad = at::empty_like(out->y);
+  out->backward->capture([&] {
+    out->grads = torch::autograd::grad({y}, inputs, {out->grad}, /*retain_graph=*/std::nullopt,
+                                       /*create_graph=*/false, /*allow_unused=*/true);
+  });
+  if (!x.requires_grad()) out->grads.insert(out->grads.begin(), Tensor());
+  return out;
+}
+
+Tensor launch(const std::shared_ptr<Captured>& captured, const Tensor& x,
+              const RotaryTable& rotary) {
+  captured->check_places();
+  {
+    const c10::NoGradGuard no_grad;
+    captured->x.copy_(x);
+    // The same tables serve many forwards, and are held: no others can have their place.
+    RotaryTable& copied = captured->copied;
+    if (!copied.cos.defined() || copied.cos.const_data_ptr() != rotary.cos.const_data_ptr() ||
+        copied.sin.const_data_ptr() != rotary.sin.const_data_ptr()) {
+      captured->rotary.cos.copy_(rotary.cos);
+      captured->rotary.sin.copy_(rotary.sin);
+      copied = rotary;
+    }
+  }
+  captured->forward->launch();
+  auto node = std::shared_ptr<LayerBackward>(new LayerBackward(), torch::autograd::deleteNode);
+  variable_list inputs{x};
+  inputs.insert(inputs.end(), captured->leaves.begin(), captured->leaves.end());
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  node->captured = captured;
+  captured->waits = true;
+  Tensor out = captured->y.detach();
+  torch::autograd::set_history(out, node);
+  return out;
+}
+
+}  // namespace
+
+Tensor LayerGraphs::forward(const Tensor& x, const RotaryTable& rotary,
+                            const torch::nn::Module& module, const Layer& layer) {
+  if (!may_launch(x)) return layer(x, rotary);
+  std::vector<int64_t> shape = shape_of(x, rotary);
+  if (!captured_) {
+    if (std::exchange(seen_, shape) != shape) return layer(x, rotary);  // what is made at first
+    captured_ = capture(x, rotary, module, layer);
+  } else if (shape != seen_ || captured_->waits) {
+    return layer(x, rotary);
+  }
+  return launch(captured_, x, rotary);
+}
+
+void graph_layers(torch::nn::Module& model, c10::Device device) {
+  if (!device.is_cuda() || device_graphs() == nullptr)
+    throw Error(ErrorCode::device_unavailable,
+                std::string(kGraphsKey) +
+                    " = true needs a CUDA device, and this rank computes on " + device.str())
+        .key(kGraphsKey)
+        .help("set dist_env.cuda_graphs = false")
+        .help("set dist_env.device = \"cuda\" on a machine with a device");
+  auto refuse = [](const std::string& what) {
+    return Error(ErrorCode::not_in_release, std::string(kGraphsKey) + ": " + what)
+        .key(kGraphsKey)
+        .help("set dist_env.cuda_graphs = false");
+  };
+  int64_t layers = 0;
+  for (const auto& module : model.modules()) {
+    auto* layer = dynamic_cast<DecoderLayerImpl*>(module.get());
+    if (layer == nullptr) continue;
+    for (const auto& part : layer->modules()) {
+      if (dynamic_cast<MoeImpl*>(part.get()) != nullptr)
+        throw refuse("experts take another number of tokens in each forward");
+      const auto* core = dynamic_cast<AttentionCoreImpl*>(part.get());
+      if (core != nullptr && core->options().window > 0)
+        throw refuse("windows of attention have masks, which are not kept for graphs");
+      if (core != nullptr && core->options().dropout > 0)
+        throw refuse("dropout has other random numbers in each forward");
+    }
+    layer->graphs = std::make_shared<LayerGraphs>();
+    ++layers;
+  }
+  if (layers == 0) throw refuse("this model has no layers whose work can be captured");
+}
+
+}  // namespace meshwright::modules

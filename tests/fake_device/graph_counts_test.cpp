@@ -1,0 +1,76 @@
+// What the counters say of CUDA graphs: a launch each time, with the bytes of all that is in it;
+// and jobs with dist_env.cuda_graphs, beside the same without.
+#include <doctest/doctest.h>
+
+#include <boost/json.hpp>
+#include <string>
+#include <vector>
+
+#include "jobs.h"
+
+using namespace fake_device_jobs;
+
+TEST_CASE("layers launched as graphs train as ever, in order, with fewer launches") {
+  const std::string ddp = "distributed.strategy=ddp", first = "first_fsdp2_cpu";
+  const std::vector<Row> rows{
+      {"one rank", first, 1, {ddp}, 1e-5, 4},
+      {"two ranks", first, 2, {ddp}, 1e-5, 4},
+      // Autograd's gradients of weights are rounded, which go to their place in float32 otherwise.
+      {"bfloat16",
+       first,
+       2,
+       {ddp, "distributed.mp_policy.param_dtype=bfloat16",
+        "distributed.mp_policy.output_dtype=bfloat16"},
+       1e-3,
+       4}};
+  for (const Row& row : rows) {
+    CAPTURE(row.name);
+    Row with = row;
+    with.sets.emplace_back("dist_env.cuda_graphs=true");
+    const Ended plain = train(row, On::device),
+                graphs = train(with, On::device, {"FAKE_DEVICE_DELAYS=1"});
+    REQUIRE_MESSAGE(plain.code == 0, plain.said);
+    REQUIRE_MESSAGE(graphs.code == 0, graphs.said);
+    check_close("loss", graphs.losses, plain.losses, row);
+    check_close("norm", graphs.norms, plain.norms, row);
+    for (const std::string& log : graphs.logs)
+      for (const std::string& line : wrong_lines(log)) CHECK_MESSAGE(false, line);
+    REQUIRE(static_cast<int>(graphs.counters.size()) == row.ranks);
+    auto third = [](const Ended& ended, size_t rank) -> const boost::json::object& {
+      return ended.counters[rank].at("steps").as_array().at(2).as_object();
+    };
+    for (size_t rank = 0; rank < graphs.counters.size(); ++rank) {
+      const boost::json::object& step = third(graphs, rank);
+      // Two layers, forward and backward, for 16 samples by 4 on each rank.
+      CHECK(step.at("operators")
+                .as_object()
+                .at("cudaGraphLaunch")
+                .as_object()
+                .at("calls")
+                .to_number<int>() == 2 * 2 * 4 / row.ranks);
+      CHECK(step.at("kernels").to_number<int64_t>() <
+            third(plain, rank).at("kernels").to_number<int64_t>());
+    }
+  }
+}
+
+TEST_CASE("a launch of a graph counts once, and what is in it only by its bytes") {
+  const Folder folder;
+  const Ended ended = run_ranks(
+      folder.path,
+      {MESHWRIGHT_BUILD_DIR "/bin/fake_device_graphs", "--no-skip", "--test-case=counted: *"}, 1,
+      On::device);
+  REQUIRE_MESSAGE(ended.code == 0, ended.said);
+  REQUIRE(ended.counters.size() == 1);
+  const boost::json::object& operators =
+      ended.counters[0].at("steps").as_array().at(0).as_object().at("operators").as_object();
+  CHECK_FALSE(operators.contains("aten::add_.Tensor"));
+  CHECK_FALSE(operators.contains("aten::mul_.Tensor"));
+  const boost::json::object& launched = operators.at("cudaGraphLaunch").as_object();
+  auto of = [&](const char* key) { return launched.at(key).to_number<int64_t>(); };
+  CHECK(of("calls") == 3);
+  CHECK(of("kernels") == 3);
+  // Two operators on 1,000 numbers of float32, in place.
+  CHECK(of("read") == 3 * 2 * 4000);
+  CHECK(of("written") == 3 * 2 * 4000);
+}
