@@ -60,18 +60,51 @@ std::map<std::string, int64_t> fixed_sizes(const Call& call) {
         std::stoll(value) < 1)
       throw Error(ErrorCode::usage, "--fix " + text + " is no size of a layout")
           .help("--fix KEY=N with KEY one of " + text::join(kKeys, ", "));
-    out[key] = std::stoll(value);
+    if (!out.emplace(key, std::stoll(value)).second)
+      throw Error(ErrorCode::usage, "--fix " + key + " stands twice")
+          .help("give one size: --fix " + key + "=" + value);
   }
   return out;
 }
 
 // Empty: nobody names one.
 std::string machine_named(const Call& call, const plan::Job& job) {
-  return call.has("machine") ? call.value("machine")
-                             : job.config.table("report").get_string("machine");
+  if (!call.has("machine")) return job.config.table("report").get_string("machine");
+  std::string out = call.value("machine");
+  if (out.empty())
+    throw Error(ErrorCode::usage, "--machine is empty")
+        .help("--machine h100x8, or leave --machine out");
+  return out;
+}
+
+// Where no layout keeps to --max-memory, the flag is what to change, not the machine.
+Error beyond_max_memory(const Error& error, const steptime::Machine& machine) {
+  Error out(error.code(), error.message());
+  out.key("--max-memory")
+      .help("give --max-memory as much as that: a rank of " + machine.name + " has " +
+            report::human_bytes(std::llround(machine.memory - machine.outside)));
+  for (const std::string& help : error.helps())
+    if (help.find("--world-size") != std::string::npos) out.help(help);
+  return out;
+}
+
+forecast::Found found_on(const steptime::Machine& machine, plan::Job& job,
+                         const forecast::Wanted& wanted) {
+  try {
+    return forecast::search(job, machine, wanted);
+  } catch (const Error& error) {
+    const bool own = wanted.max_memory && *wanted.max_memory < machine.memory - machine.outside;
+    if (!own || error.code() != ErrorCode::memory_exceeded) throw;
+    throw beyond_max_memory(error, machine);
+  }
 }
 
 int run_search(Call& call, plan::Job& job) {
+  for (const char* flag : {"rank", "groups"})
+    if (call.has(flag))
+      throw Error(ErrorCode::usage, "--" + std::string(flag) + " shows one layout, --search many")
+          .help("leave --" + std::string(flag) +
+                " out, and give it to plan with the --set line of a layout that is found");
   forecast::Wanted wanted;
   wanted.world_size = world_size(call);
   plan::check_rank_limits(job, wanted.world_size);
@@ -87,7 +120,7 @@ int run_search(Call& call, plan::Job& job) {
   wanted.fixed = fixed_sizes(call);
   const steptime::Machine machine =
       steptime::find_machine(machine_named(call, job), forecast::machines_folder());
-  const forecast::Found found = forecast::search(job, machine, wanted);
+  const forecast::Found found = found_on(machine, job, wanted);
   if (call.json)
     call.print_json(forecast::to_json(found));
   else
