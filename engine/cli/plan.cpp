@@ -77,28 +77,6 @@ std::string machine_named(const Call& call, const plan::Job& job) {
   return out;
 }
 
-// Where no layout keeps to --max-memory, the flag is what to change, not the machine.
-Error beyond_max_memory(const Error& error, const steptime::Machine& machine) {
-  Error out(error.code(), error.message());
-  out.key("--max-memory")
-      .help("give --max-memory as much as that: a rank of " + machine.name + " has " +
-            report::human_bytes(std::llround(machine.memory - machine.outside)));
-  for (const std::string& help : error.helps())
-    if (help.find("--world-size") != std::string::npos) out.help(help);
-  return out;
-}
-
-forecast::Found found_on(const steptime::Machine& machine, plan::Job& job,
-                         const forecast::Wanted& wanted) {
-  try {
-    return forecast::search(job, machine, wanted);
-  } catch (const Error& error) {
-    const bool own = wanted.max_memory && *wanted.max_memory < machine.memory - machine.outside;
-    if (!own || error.code() != ErrorCode::memory_exceeded) throw;
-    throw beyond_max_memory(error, machine);
-  }
-}
-
 int run_search(Call& call, plan::Job& job) {
   for (const char* flag : {"rank", "groups"})
     if (call.has(flag))
@@ -120,7 +98,7 @@ int run_search(Call& call, plan::Job& job) {
   wanted.fixed = fixed_sizes(call);
   const steptime::Machine machine =
       steptime::find_machine(machine_named(call, job), forecast::machines_folder());
-  const forecast::Found found = found_on(machine, job, wanted);
+  const forecast::Found found = forecast::search(job, machine, wanted);
   if (call.json)
     call.print_json(forecast::to_json(found));
   else

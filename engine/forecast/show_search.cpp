@@ -216,8 +216,8 @@ std::string settings_text(const report::Style& style, size_t number, const std::
 std::string draw(const report::Style& style, const Found& found) {
   std::string out = table_of(style, found) + "\n";
   out += wrapped(style,
-                 "tokens/s are of one device; memory is what the model counts, of " +
-                     report::human_bytes(std::llround(found.memory)) + " a rank",
+                 "tokens/s are of one device, memory of one rank, which may take " +
+                     report::human_bytes(std::llround(found.memory)),
                  0);
   out += wrapped(style, second_text(found), 0);
   out += rough_text(style, found) + "\n";

@@ -52,7 +52,6 @@ TEST_CASE("where no layout keeps to --max-memory, that is the key, and no machin
   CHECK(error.at("key").as_string() == "--max-memory");
   const std::string first(error.at("help").at(0).as_string());
   CHECK(first.find("--max-memory") != std::string::npos);
-  CHECK(first.find("77.5 GiB") != std::string::npos);  // of an H100, less what no job can have
   CHECK(ran.out.find("a device with") == std::string::npos);
 }
 
