@@ -44,7 +44,7 @@ TEST_CASE("flags of a search that cannot be kept are refused, with what can be d
 }
 
 TEST_CASE("where no layout keeps to --max-memory, that is the key, and no machine the help") {
-  const Ran ran = run(kJob + "--machine h100x8 --search --max-memory 1 --json");
+  const Ran ran = run(kJob + "--machine h100x8 --search --max-memory 8 --json");
   INFO(ran.out);
   CHECK(ran.status == 3);
   const json::object error = json::parse(ran.out).at("error").as_object();
