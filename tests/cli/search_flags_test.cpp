@@ -9,7 +9,7 @@
 
 #include "tests/cli/ran.h"
 
-namespace search_test {
+namespace search_flags_test {
 
 namespace json = boost::json;
 
@@ -92,4 +92,4 @@ TEST_CASE("answers fit narrow terminals: no line is longer, but for a setting th
     }
 }
 
-}  // namespace search_test
+}  // namespace search_flags_test
