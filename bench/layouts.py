@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Predicted against measured step time and memory of 20 layouts of 2 and 4 CPU ranks, in turns, and what `plan --search` picks beside the best of them.
 
-    bench/layouts.py --machine FILE [--machine4 FILE] [--build build] [--rounds 3] [--steps 12] [--only zero3 ...] [--no-search]
+    bench/layouts.py --calibrate [--seconds 30] [--build build] [--rounds 3] [--steps 12] [--only zero3 ...] [--no-search]
                      [--hidden 256 --layers 8 --heads 8 --kv 4 --ffn 688 --vocab 4096 --length 256 --batch 16]
+    bench/layouts.py --machine FILE [--machine4 FILE] ...
 
-`--machine`: a machine file of this machine, as `meshwright calibrate` writes it; `--machine4`: another one for 4 ranks, where these share cores that 2 ranks have for
-themselves. A Llama and a Mixtral of random weights on random tokens, float32, one thread a rank, the same samples a step in every layout. A round runs all layouts
-one after the other; a layout's time is the median over the rounds of what its run says in plan.json: the median step without the first three. Memory is the peak
-of rank 0's tensors. The pick is the first layout of the search for the dense model on as many ranks, run with the settings that it prints, in the same rounds.
+`--calibrate` measures this machine first, by `meshwright calibrate` with 2 and with 4 ranks of a thread each. `--machine`: a machine file that it has written;
+`--machine4`: another one for 4 ranks, where these share cores that 2 ranks have for themselves. A Llama and a Mixtral of random weights on random tokens, float32,
+one thread a rank, the same samples a step in every layout. A round runs all layouts one after the other; a layout's time is the median over the rounds of what its
+run says in plan.json: the median step without the first three. Memory is the peak of rank 0's tensors. The pick is the first layout of the search for the dense
+model on as many ranks, run with the settings that it prints, in the same rounds.
 """
 import argparse, json, os, shlex, statistics, subprocess, sys, tempfile
 
@@ -44,6 +46,21 @@ LAYOUTS = {
     "pp4": (4, 1, 'strategy = "fsdp2"\npp_size = 4\n' + PP),
     "experts on 4": (4, 4, 'strategy = "fsdp2"\nep_size = 2\n'),
 }
+
+
+def calibrated(a, folder, ranks):
+    """A machine file of this machine with as many ranks on it."""
+    path = os.path.join(folder, f"{ranks}_ranks.toml")
+    done = subprocess.run([os.path.join(a.build, "bin/meshwright"), "calibrate", "--nproc", str(ranks), "--out", path, "--seconds", str(a.seconds), "--json", "--set",
+                           "dist_env.device=cpu"], capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
+    if done.returncode:
+        sys.exit(done.stderr + done.stdout)
+    found = json.loads(done.stdout)
+    figure = {key: value["value"] for key, value in found["figures"].items()}
+    off = [abs(point["predicted"] / point["seconds"] - 1) for point in found["points"]]
+    print(f"calibrated with {ranks} ranks in {found['seconds']:.0f} s: float32 {figure['peak.fp32'] / 1e9:.1f} GFLOP/s, memory {figure['device.bandwidth'] / 1e9:.1f} GB/s, "
+          f"ring {figure['network.bus'] / 1e9:.2f} GB/s; {len(off)} points, median {100 * statistics.median(off):.0f}% off the model with these figures")
+    return path
 
 
 def write_models(a, folder):
@@ -115,8 +132,11 @@ def report_picks(seconds, picks):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--machine", required=True)
+    machine = p.add_mutually_exclusive_group(required=True)
+    machine.add_argument("--machine")
+    machine.add_argument("--calibrate", action="store_true")
     p.add_argument("--machine4")
+    p.add_argument("--seconds", type=int, default=30, help="of each calibration, about")
     p.add_argument("--build", default=os.path.join(jobs.ROOT, "build"))
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--steps", type=int, default=12)
@@ -125,7 +145,11 @@ def main():
     for name, default in (("hidden", 256), ("layers", 8), ("heads", 8), ("kv", 4), ("ffn", 688), ("vocab", 4096), ("length", 256), ("batch", 16)):
         p.add_argument(f"--{name}", type=int, default=default)
     a = p.parse_args()
+    if a.calibrate and a.machine4:
+        p.error("--calibrate measures for 4 ranks too: leave --machine4 out")
     with tempfile.TemporaryDirectory() as folder:
+        if a.calibrate:
+            a.machine, a.machine4 = calibrated(a, folder, 2), calibrated(a, folder, 4)
         write_models(a, folder)
         picks = {} if a.no_search else {ranks: pick_of(a, folder, ranks) for ranks in sorted({LAYOUTS[name][0] for name in a.only})}
         seconds, memory, predicted = {}, {}, {}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Whole-process wall time and peak memory of `meshwright plan` for 131,072 ranks. bench/plan.sh [BUILD_FOLDER [RUNS]]
+# Whole-process wall time and peak memory of `meshwright plan` for 131,072 ranks, and of `plan --search` for 1,024. bench/plan.sh [BUILD_FOLDER [RUNS]]
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 build=$(cd "${1:-$root/build}" && pwd)
@@ -21,6 +21,19 @@ cat >"$work/model.json" <<'JSON'
  "num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
  "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "tie_word_embeddings": false}
 JSON
+# What a search is asked of: it chooses the sizes.
+cat >"$work/search.toml" <<'TOML'
+schema = 1
+[model]
+config = "model.json"
+[distributed]
+strategy = "fsdp2"
+[step_scheduler]
+global_batch_size = 2048
+local_batch_size = 1
+[dataset]
+seq_len = 8192
+TOML
 cd "$work"
 
 measure() {
@@ -40,3 +53,8 @@ measure 'plan --json, 131,072 ranks, Llama 405B' plan job.toml --world-size 1310
   --set dataset.seq_len=8192 --json
 measure 'plan, 1,048,576 ranks, Llama 405B' plan job.toml --world-size 1048576 --set model.config=model.json --set dataset.seq_len=8192
 measure 'plan --groups tp, 131,072 ranks (16,384 groups)' plan job.toml --world-size 131072 --groups tp
+measure 'plan --machine, 131,072 ranks, Llama 405B' plan job.toml --world-size 131072 --set model.config=model.json \
+  --set dataset.seq_len=8192 --machine h100x8
+# At most 1 s and 200 MiB are asked for.
+measure 'plan --search, 1,024 ranks, Llama 405B' plan search.toml --world-size 1024 --machine h100x8 --search
+measure 'plan --search --fix tp_size=8, the same' plan search.toml --world-size 1024 --machine h100x8 --search --fix tp_size=8

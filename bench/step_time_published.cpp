@@ -2,6 +2,7 @@
 // with --picture FILE, its picture as SVG. The rows and their classes are those of
 // engine/steptime/tests/published_test.cpp, which holds them to bars.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -109,6 +110,27 @@ void print_table(const std::vector<Class>& classes, const std::vector<Point>& sm
   std::printf("peak memory within 10%%: %td of %zu\n", close, memory.size());
 }
 
+// What the prediction of a layout takes; pipelines, which are simulated, most.
+void print_time_of_one(const std::vector<Class>& classes, const published::Machines& machines) {
+  constexpr int kTimes = 21;
+  std::vector<double> all;
+  for (const Class& c : classes)
+    for (const Point& point : c.points) {
+      const Machine machine = published::machine_of(point.row, machines);
+      std::vector<double> times;
+      for (int i = 0; i < kTimes; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        const Prediction p = predict(machine, point.row.shape, point.row.job);
+        const std::chrono::duration<double, std::micro> took =
+            std::chrono::steady_clock::now() - start;
+        if (p.seconds > 0) times.push_back(took.count());
+      }
+      all.push_back(quantile(times, 0.5));
+    }
+  std::printf("a prediction takes %.0f us at the median, %.0f us at 90%%, %.0f us at most\n",
+              quantile(all, 0.5), quantile(all, 0.9), quantile(all, 1));
+}
+
 // A square with logarithmic axes; whole pixels, so that a repository sees what moves.
 class Picture {
  public:
@@ -193,6 +215,7 @@ int main(int count, char** arguments) {
   const published::Machines machines = published::machines("configs/machines");
   const std::vector<Class> classes = classes_of(data, machines);
   print_table(classes, points_of(published::single(data), machines));
+  print_time_of_one(classes, machines);
   if (count == 1) return 0;
   if (count != 3 || std::string(arguments[1]) != "--picture") {
     std::fprintf(stderr, "bench_step_time_published [--picture FILE.svg]\n");

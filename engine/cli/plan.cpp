@@ -60,18 +60,29 @@ std::map<std::string, int64_t> fixed_sizes(const Call& call) {
         std::stoll(value) < 1)
       throw Error(ErrorCode::usage, "--fix " + text + " is no size of a layout")
           .help("--fix KEY=N with KEY one of " + text::join(kKeys, ", "));
-    out[key] = std::stoll(value);
+    if (!out.emplace(key, std::stoll(value)).second)
+      throw Error(ErrorCode::usage, "--fix " + key + " stands twice")
+          .help("give one size: --fix " + key + "=" + value);
   }
   return out;
 }
 
 // Empty: nobody names one.
 std::string machine_named(const Call& call, const plan::Job& job) {
-  return call.has("machine") ? call.value("machine")
-                             : job.config.table("report").get_string("machine");
+  if (!call.has("machine")) return job.config.table("report").get_string("machine");
+  std::string out = call.value("machine");
+  if (out.empty())
+    throw Error(ErrorCode::usage, "--machine is empty")
+        .help("--machine h100x8, or leave --machine out");
+  return out;
 }
 
 int run_search(Call& call, plan::Job& job) {
+  for (const char* flag : {"rank", "groups"})
+    if (call.has(flag))
+      throw Error(ErrorCode::usage, "--" + std::string(flag) + " shows one layout, --search many")
+          .help("leave --" + std::string(flag) +
+                " out, and give it to plan with the --set line of a layout that is found");
   forecast::Wanted wanted;
   wanted.world_size = world_size(call);
   plan::check_rank_limits(job, wanted.world_size);

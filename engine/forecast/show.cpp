@@ -22,7 +22,7 @@ std::string memory_text(const Forecast& f) {
   if (f.room() < 0)
     return "does not fit: " + used + " of " + usable + ", " +
            report::human_bytes(std::llround(f.memory - f.usable)) + " too much";
-  const char* how = f.room() < 0.03 ? "over" : f.room() < 0.15 ? "tight" : "comfortable";
+  const char* how = f.room() < 0.03 ? "very tight" : f.room() < 0.15 ? "tight" : "comfortable";
   return used + " of " + usable + ", " + percent(f.room()) + " to spare (" + how + ")";
 }
 
@@ -50,9 +50,15 @@ std::vector<std::pair<std::string, double>> parts_of(const steptime::Parts& p) {
 }
 
 std::string draw(const report::Style& style, const Forecast& f) {
+  report::Style narrow = style;
+  narrow.width = std::max(20, style.width - 2);
   std::string out = "\n" + report::paint(style, report::Tone::bold, "Predicted") + "\n";
-  out += "  on " + f.machine.name + ", " + number(f.job.ranks_per_host, 0) + " a host" +
-         (f.rough.empty() ? "" : " (rough)") + "\n";
+  auto add = [&](const std::string& text) {
+    for (const std::string& line : report::wrap(text, static_cast<size_t>(narrow.width)))
+      out += "  " + line + "\n";
+  };
+  add("on " + f.machine.name + ", " + number(f.job.ranks_per_host, 0) + " a host" +
+      (f.rough.empty() ? "" : " (rough)"));
   std::vector<std::vector<std::string>> rows = {
       {"step", seconds_text(f.time.seconds)},
       {"tokens a second and device", report::human_count(std::llround(f.tokens_a_second))},
@@ -64,19 +70,14 @@ std::string draw(const report::Style& style, const Forecast& f) {
   for (const auto& [name, seconds] : parts_of(f.time.parts))
     if (seconds / f.time.seconds >= 0.005)
       parts += (parts.empty() ? "" : ", ") + name + " " + percent(seconds / f.time.seconds);
-  report::Style narrow = style;
-  narrow.width = std::max(40, style.width - 2);
   const std::string table = report::table(narrow, rows);
   for (size_t at = 0; at < table.size();) {
     const size_t end = std::min(table.find('\n', at), table.size());
     out += "  " + table.substr(at, end - at) + "\n";
     at = end + 1;
   }
-  for (const std::string& line : report::wrap(parts, static_cast<size_t>(narrow.width)))
-    out += "  " + line + "\n";
-  for (const std::string& why : f.rough)
-    for (const std::string& line : report::wrap("rough: " + why, static_cast<size_t>(narrow.width)))
-      out += "  " + line + "\n";
+  add(parts);
+  for (const std::string& why : f.rough) add("rough: " + why);
   return out;
 }
 
@@ -87,7 +88,7 @@ json::object to_json(const Forecast& f) {
   for (const std::string& why : f.rough) rough.emplace_back(why);
   for (const std::string& key : f.machine.guessed) guessed.emplace_back(key);
   return {{"machine", json::object{{"name", f.machine.name},
-                                   {"ranks_per_host", f.job.ranks_per_host},
+                                   {"ranks_per_host", std::llround(f.job.ranks_per_host)},
                                    {"guessed", guessed}}},
           {"seconds", f.time.seconds},
           {"parts", parts},

@@ -1,7 +1,8 @@
-#include <array>
+#include <algorithm>
 #include <boost/json/array.hpp>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 
 #include "engine/forecast/search.h"
 #include "sdk/base/pipeline.h"
@@ -47,41 +48,188 @@ std::string second_text(const Found& found) {
   if (found.result.best.size() < 2) return "";
   const double first = found.result.best[0].predicted.seconds,
                second = found.result.best[1].predicted.seconds, off = second / first - 1;
-  if (std::abs(off) <= 0.03) return "The first two are equal: within 3% of each other.\n";
+  if (std::abs(off) <= 0.03) return "The first two are equal: within 3% of each other.";
   char text[64];
-  std::snprintf(text, sizeof text, "The second is %.0f%% %s.\n", 100 * std::abs(off),
+  std::snprintf(text, sizeof text, "The second is %.0f%% %s.", 100 * std::abs(off),
                 off > 0 ? "slower" : "faster, but tight");
   return text;
+}
+
+// What is predicted of a layout, held against what a rank may take here, which --max-memory may
+// make less than the machine has.
+Forecast limited(const Found& found, size_t i) {
+  Forecast out = found.forecasts[i];
+  out.usable = found.memory;
+  return out;
+}
+
+// A column of the table. `give`: the higher, the sooner it gives its place to what is narrow, and
+// stands in words under the figures; 0: never.
+struct Column {
+  const char* name;
+  int give = 0;
+  bool right = false;
+  std::vector<std::string> cells = {};  // one a layout
+};
+
+std::vector<Column> columns_of(const Found& found) {
+  std::vector<Column> out = {{"#"},
+                             {"layout", 4},
+                             {"micro", 1},
+                             {"recompute", 2},
+                             {"tokens/s", 0, true},
+                             {"MFU", 0, true},
+                             {"memory"},
+                             {"room", 0, true},
+                             {"bound by", 3}};
+  for (size_t i = 0; i < found.result.best.size(); ++i) {
+    const Layout& layout = found.result.best[i];
+    const Forecast f = limited(found, i);
+    const std::string cells[] = {
+        std::to_string(i + 1),
+        layout_text(layout),
+        whole(layout.job.micro_batch) + "x" + whole(layout.job.micro_batches),
+        recompute_text(layout.job.recompute),
+        (f.rough.empty() ? "" : "~") + report::human_count(std::llround(f.tokens_a_second)),
+        whole_percent(f.mfu),
+        report::human_bytes(std::llround(f.memory)),
+        whole_percent(f.room()),
+        f.bound + " " + whole_percent(f.bound_share)};
+    for (size_t c = 0; c < out.size(); ++c) out[c].cells.push_back(cells[c]);
+  }
+  return out;
+}
+
+// The columns that give no place for `given`, a layout a line.
+std::string table_of(const report::Style& style, const std::vector<Column>& columns, int given) {
+  std::vector<std::vector<std::string>> rows(columns.front().cells.size() + 1);
+  std::vector<size_t> right;
+  for (const Column& column : columns) {
+    if (column.give > given) continue;
+    if (column.right) right.push_back(rows.front().size());
+    rows.front().emplace_back(column.name);
+    for (size_t i = 0; i < column.cells.size(); ++i) rows[i + 1].push_back(column.cells[i]);
+  }
+  constexpr int kWidest = 10000;  // no cell is broken
+  report::Style wide = style;
+  wide.width = kWidest;
+  return report::table(wide, rows, right);
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    out.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return out;
+}
+
+// Broken at spaces; further lines stand `indent` in, and so does the first with `from_start`.
+std::string wrapped(const report::Style& style, const std::string& text, size_t indent,
+                    bool from_start = false) {
+  if (text.empty()) return "";
+  const size_t width = static_cast<size_t>(std::max(style.width, 1));
+  std::string out;
+  for (const std::string& line : report::wrap(text, width - std::min(indent, width - 1))) {
+    if (from_start || !out.empty()) out.append(indent, ' ');
+    out += line + "\n";
+  }
+  return out;
+}
+
+// A layout a line where the terminal is wide enough. Else its sizes, and what more has no room,
+// stand under its figures, so that no word is broken.
+std::string table_of(const report::Style& style, const Found& found) {
+  const std::vector<Column> columns = columns_of(found);
+  int given = 4;
+  std::vector<std::string> lines;
+  for (;; --given) {
+    lines = lines_of(table_of(style, columns, given));
+    const bool fits = std::all_of(lines.begin(), lines.end(), [&](const std::string& line) {
+      return report::display_width(line) <= static_cast<size_t>(std::max(style.width, 1));
+    });
+    if (fits || given == 0) break;
+  }
+  std::string out = lines.front() + "\n";
+  for (size_t i = 0; i + 1 < lines.size(); ++i) {
+    out += lines[i + 1] + "\n";
+    std::string words;
+    for (const Column& column : columns) {
+      if (column.give <= given) continue;
+      if (!words.empty()) words += ", " + std::string(column.name) + " ";
+      words += column.cells[i];
+    }
+    if (!words.empty()) out += wrapped(style, words, 3, /*from_start=*/true);
+  }
+  return out;
+}
+
+// Why figures are rough, and whose: a reason that several layouts have stands once.
+std::string rough_text(const report::Style& style, const Found& found) {
+  std::vector<std::pair<std::string, std::vector<size_t>>> reasons;
+  for (size_t i = 0; i < found.forecasts.size(); ++i)
+    for (const std::string& why : found.forecasts[i].rough) {
+      auto at = std::find_if(reasons.begin(), reasons.end(),
+                             [&](const auto& reason) { return reason.first == why; });
+      if (at == reasons.end()) {
+        reasons.push_back({why, {}});
+        at = std::prev(reasons.end());
+      }
+      at->second.push_back(i + 1);
+    }
+  std::string out;
+  for (const auto& [why, whose] : reasons) {
+    std::string numbers;
+    if (whose.size() < found.forecasts.size())
+      for (const size_t number : whose)
+        numbers += (numbers.empty() ? " in " : ", ") + std::to_string(number);
+    out += wrapped(style, "~ rough" + numbers + ": " + why, 2);
+  }
+  return out;
+}
+
+// Settings that a shell takes as they stand: where a line ends before they do, it says so to it.
+std::string settings_text(const report::Style& style, size_t number, const std::string& sets) {
+  const std::string first = std::to_string(number) + ": ";
+  const size_t width = static_cast<size_t>(std::max(style.width, 1));
+  std::string out, line = first;
+  for (size_t at = 0; at < sets.size();) {
+    const size_t end = std::min(sets.find(" --", at), sets.size());
+    const std::string piece = sets.substr(at, end - at);
+    const bool begins = line.size() == first.size();
+    const bool last = end == sets.size();
+    if (!begins && line.size() + 1 + piece.size() + (last ? 0 : 2) > width) {
+      out += line + " \\\n";
+      line = std::string(first.size(), ' ') + piece;
+    } else {
+      line += (begins ? "" : " ") + piece;
+    }
+    at = end + 1;
+  }
+  return out + line + "\n";
 }
 
 }  // namespace
 
 std::string draw(const report::Style& style, const Found& found) {
-  std::vector<std::vector<std::string>> rows = {
-      {"#", "layout", "micro", "recompute", "tokens/s", "MFU", "memory", "room", "bound by"}};
-  for (size_t i = 0; i < found.result.best.size(); ++i) {
-    const Layout& layout = found.result.best[i];
-    const Forecast& f = found.forecasts[i];
-    rows.push_back({std::to_string(i + 1), layout_text(layout),
-                    whole(layout.job.micro_batch) + "x" + whole(layout.job.micro_batches),
-                    recompute_text(layout.job.recompute),
-                    report::human_count(std::llround(f.tokens_a_second)), whole_percent(f.mfu),
-                    report::human_bytes(std::llround(f.memory)), whole_percent(1 - layout.use),
-                    f.bound + " " + whole_percent(f.bound_share)});
-  }
-  constexpr std::array<size_t, 3> right = {4, 5, 7};
-  std::string out = report::table(style, rows, right);
-  out += "\ntokens/s are of one device; memory is what the model counts, of " +
-         report::human_bytes(std::llround(found.memory)) + " a rank\n" + second_text(found);
-  for (const std::string& why : found.forecasts.front().rough) out += "rough: " + why + "\n";
-  out += "\n";
-  for (size_t i = 0; i < found.sets.size(); ++i)
-    out += std::to_string(i + 1) + ": " + found.sets[i] + "\n";
-  out += "\n" + report::human_count(found.result.enumerated) + " layouts looked at, " +
-         report::human_count(found.result.fitting) + " fit, " +
-         report::human_count(found.result.predicted) + " of them may be the fastest\n";
+  std::string out = table_of(style, found) + "\n";
+  out += wrapped(style,
+                 "tokens/s are of one device, memory of one rank, which may take " +
+                     report::human_bytes(std::llround(found.memory)),
+                 0);
+  out += wrapped(style, second_text(found), 0);
+  out += rough_text(style, found) + "\n";
+  for (size_t i = 0; i < found.sets.size(); ++i) out += settings_text(style, i + 1, found.sets[i]);
+  out += "\n" +
+         wrapped(style,
+                 report::human_count(found.result.enumerated) + " layouts looked at, " +
+                     report::human_count(found.result.fitting) + " fit, " +
+                     report::human_count(found.result.predicted) + " of them may be the fastest",
+                 0);
   for (const auto& [reason, count] : found.result.rejected)
-    out += "  not taken: " + report::human_count(count) + " times " + reason + "\n";
+    out += wrapped(style, "  not taken: " + report::human_count(count) + " times " + reason, 4);
   return out;
 }
 
@@ -94,22 +242,22 @@ json::object to_json(const Found& found) {
     for (const std::string& option : layout.options) options.emplace_back(option);
     layouts.push_back(
         json::object{{"strategy", layout.strategy},
-                     {"tp", job.tp},
-                     {"cp", job.cp},
-                     {"pp", job.pp},
-                     {"stages_per_rank", job.stages},
+                     {"tp", std::llround(job.tp)},
+                     {"cp", std::llround(job.cp)},
+                     {"pp", std::llround(job.pp)},
+                     {"stages_per_rank", std::llround(job.stages)},
                      {"schedule", job.pp > 1 ? json::value(std::string(schedule_name(job.schedule)))
                                              : json::value(nullptr)},
                      {"options", options},
-                     {"ep", job.ep},
-                     {"dp", job.dp()},
-                     {"dp_replicate", job.replicas()},
+                     {"ep", std::llround(job.ep)},
+                     {"dp", std::llround(job.dp())},
+                     {"dp_replicate", std::llround(job.replicas())},
                      {"sequence_parallel", job.tp > 1 && job.sequence_parallel},
-                     {"micro_batch", job.micro_batch},
-                     {"micro_batches", job.micro_batches},
+                     {"micro_batch", std::llround(job.micro_batch)},
+                     {"micro_batches", std::llround(job.micro_batches)},
                      {"recompute", recompute_text(job.recompute)},
                      {"use", found.sets[i]},
-                     {"time", to_json(found.forecasts[i])}});
+                     {"time", to_json(limited(found, i))}});
   }
   json::object rejected;
   for (const auto& [reason, count] : found.result.rejected) rejected[reason] = count;

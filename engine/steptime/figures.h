@@ -16,6 +16,7 @@ struct Figure {
   double least, most;
   const char* means;
   bool needed = true;
+  bool whole = false;  // a count: 7.5 of it is none
 
   std::string key() const { return std::string(table) + "." + name; }
 };

@@ -10,6 +10,9 @@
 #include "sdk/files/read_file.h"
 
 namespace meshwright::steptime {
+namespace {
+constexpr int kMostRanksOfAHost = 1024;
+}  // namespace
 
 std::vector<Figure> figures_of(Machine& m) {
   const char* const share = "a share of the peak";
@@ -29,7 +32,8 @@ std::vector<Figure> figures_of(Machine& m) {
       {"rate", "attention_triton", &m.rate.attention_triton, 0.001, 1, share, false},
       {"rate", "unfused", &m.rate.unfused, 0.001, 1, "a share of rate.product"},
       {"rate", "short_inner", &m.rate.short_inner, 0, 1e5, "elements of an inner dimension", false},
-      {"network", "ranks_per_host", &m.network.ranks_per_host, 1, 1024, "ranks"},
+      {"network", "ranks_per_host", &m.network.ranks_per_host, 1, kMostRanksOfAHost, "ranks", true,
+       true},
       {"network", "bus", &m.network.bus, 1e6, 1e14, "bytes a second, a ring inside a host"},
       {"network", "nic", &m.network.nic, 1e6, 1e13, "bytes a second of a rank to other hosts"},
       {"network", "nic_attained", &m.network.nic_attained, 0.01, 1, "a share of network.nic"},
@@ -171,6 +175,12 @@ class File {
           .key(key)
           .at(origin(value->place))
           .help("give " + key + " in plain units: bytes, seconds, operations, shares below 1");
+    if (figure.whole && number != std::floor(number))
+      throw Error(ErrorCode::out_of_range,
+                  key + " = " + shown(number) + " is no number of " + figure.means)
+          .key(key)
+          .at(origin(value->place))
+          .help("set " + key + " = " + std::to_string(std::llround(std::floor(number))));
     *figure.to = number;
   }
 
@@ -243,7 +253,14 @@ Machine find_machine(const std::string& name, const std::string& folder) {
     device = name.substr(0, x);
     const bool digits =
         std::all_of(count.begin(), count.end(), [](char c) { return c >= '0' && c <= '9'; });
-    if (digits && count.size() <= 4 && std::stoi(count) > 0 && shipped(device)) {
+    if (digits && shipped(device)) {
+      // What a file may say.
+      if (count.size() > 9 || std::stoi(count) < 1 || std::stoi(count) > kMostRanksOfAHost)
+        throw Error(ErrorCode::out_of_range, name + ": a host has 1 to " +
+                                                 std::to_string(kMostRanksOfAHost) +
+                                                 " ranks, not " + count)
+            .key("--machine")
+            .help("--machine " + device + "x8");
       Machine machine = read_machine(folder + "/" + device + ".toml");
       machine.network.ranks_per_host = std::stoi(count);
       return machine;

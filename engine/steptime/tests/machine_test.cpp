@@ -92,6 +92,22 @@ TEST_CASE("a name that no machine has is answered with the names there are") {
   }
 }
 
+TEST_CASE("a host has 1 to 1024 ranks, in a name as in a file") {
+  CHECK(find_machine("h100x1", kMachines).network.ranks_per_host == 1);
+  CHECK(find_machine("h100x1024", kMachines).network.ranks_per_host == 1024);
+  for (const char* name : {"h100x0", "h100x1025", "h100x9999", "h100x99999999999"}) {
+    CAPTURE(name);
+    try {
+      find_machine(name, kMachines);
+      FAIL("no error");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::out_of_range);
+      CHECK(error.message().find("1 to 1024 ranks") != std::string::npos);
+      CHECK(error.helps() == std::vector<std::string>{"--machine h100x8"});
+    }
+  }
+}
+
 TEST_CASE("what is missing or absurd in a machine file is said with its key and place") {
   struct Row {
     const char *from, *to;
@@ -109,6 +125,10 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
        ErrorCode::wrong_type, "device.reported"},
       {"bus = 362e9\n", "bus = \"fast\"\n", ErrorCode::wrong_type, "network.bus"},
       {"bus = 362e9\n", "bus = 362e9\nbuss = 1.0\n", ErrorCode::unknown_key, "network.buss"},
+      {"ranks_per_host = 8", "ranks_per_host = 7.5", ErrorCode::out_of_range,
+       "network.ranks_per_host"},
+      {"ranks_per_host = 8", "ranks_per_host = 1025", ErrorCode::out_of_range,
+       "network.ranks_per_host"},
       {"outside = 2.7e9", "outside = 99e9", ErrorCode::out_of_range, "device.outside"},
       {"schema = 1", "schema = 2", ErrorCode::schema_version, ""},
       {"peak = \"", "peak_ = \"", ErrorCode::missing_key, "source.\"peak.bf16\""},
@@ -121,6 +141,11 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
     CHECK(error.key() == row.key);
     CHECK(!error.helps().empty());
   }
+  // The next smaller one is what is offered.
+  CHECK(error_of(scratch.with("ranks_per_host = 8", "ranks_per_host = 7.5")).helps() ==
+        std::vector<std::string>{"set network.ranks_per_host = 7"});
+  CHECK(read_machine(scratch.with("ranks_per_host = 8", "ranks_per_host = 4.0"))
+            .network.ranks_per_host == 4);
   CHECK(error_of("/nowhere/x.toml").code() == ErrorCode::file_unreadable);
 }
 

@@ -1,0 +1,95 @@
+// The flags of plan --search and --machine, and its answer on narrow terminals.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <boost/json.hpp>
+#include <cmath>
+#include <sstream>
+#include <string>
+
+#include "tests/cli/ran.h"
+
+namespace search_flags_test {
+
+namespace json = boost::json;
+
+namespace {
+
+const std::string kJob = "plan configs/pipeline_64.toml --world-size 64 ";
+
+}  // namespace
+
+TEST_CASE("flags of a search that cannot be kept are refused, with what can be done") {
+  struct Row {
+    const char *arguments, *says, *help;
+  };
+  for (const Row& row : {Row{"--machine h100 --search --rank 3",
+                             "--rank shows one layout, --search many", "leave --rank out"},
+                         Row{"--machine h100 --search --groups tp",
+                             "--groups shows one layout, --search many", "leave --groups out"},
+                         Row{"--machine h100 --search --fix tp_size=2 --fix tp_size=4",
+                             "--fix tp_size stands twice", "--fix tp_size=4"},
+                         Row{"--machine ''", "--machine is empty", "--machine h100x8"},
+                         Row{"--machine '' --search", "--machine is empty", "--machine h100x8"},
+                         Row{"--machine h100x9999", "1 to 1024 ranks", "--machine h100x8"}}) {
+    CAPTURE(row.arguments);
+    const Ran ran = run(kJob + row.arguments, "2>&1");
+    INFO(ran.out);
+    CHECK(ran.status == 2);
+    CHECK(ran.out.find(row.says) != std::string::npos);
+    CHECK(ran.out.find(row.help) != std::string::npos);
+  }
+  // Several keys are what --fix is for.
+  CHECK(run(kJob + "--machine h100 --search --fix tp_size=2 --fix pp_size=8 --top 1").status == 0);
+}
+
+TEST_CASE("where no layout keeps to --max-memory, that is the key, and no machine the help") {
+  const Ran ran = run(kJob + "--machine h100x8 --search --max-memory 8 --json");
+  INFO(ran.out);
+  CHECK(ran.status == 3);
+  const json::object error = json::parse(ran.out).at("error").as_object();
+  CHECK(error.at("code").as_string() == "E0319");
+  CHECK(error.at("key").as_string() == "--max-memory");
+  const std::string first(error.at("help").at(0).as_string());
+  CHECK(first.find("--max-memory") != std::string::npos);
+  CHECK(ran.out.find("a device with") == std::string::npos);
+}
+
+TEST_CASE("JSON of a search holds whole sizes, and room of --max-memory as the table shows it") {
+  const std::string search = kJob + "--machine h100x8 --search --max-memory 50 --top 1 ";
+  const Ran ran = run(search + "--json");
+  INFO(ran.out);
+  REQUIRE(ran.status == 0);
+  const json::value layout = json::parse(ran.out).at("layouts").at(0);
+  for (const char* size : {"tp", "cp", "pp", "ep", "dp", "micro_batch", "micro_batches"}) {
+    CAPTURE(size);
+    CHECK(layout.at(size).is_int64());
+  }
+  const json::value& memory = layout.at("time").at("memory");
+  CHECK(memory.at("usable").to_number<double>() == 50 * std::exp2(30));
+  const double room = memory.at("room").to_number<double>();
+  CHECK(room == doctest::Approx(1 - memory.at("bytes").to_number<double>() / (50 * std::exp2(30))));
+  const Ran text = run(search, "2>/dev/null", "COLUMNS=200");
+  CHECK(text.out.find(" " + std::to_string(std::llround(100 * room)) + "% ") != std::string::npos);
+}
+
+TEST_CASE("answers fit narrow terminals: no line is longer, but for a setting that is") {
+  for (const int width : {40, 60, 80, 100})
+    for (const char* what : {"--machine b200x8 --search", "--machine b200x8"}) {
+      CAPTURE(width);
+      CAPTURE(what);
+      const Ran ran = run(kJob + what, "2>/dev/null", "COLUMNS=" + std::to_string(width));
+      REQUIRE(ran.status == 0);
+      const size_t begin = std::string(what).ends_with("--search") ? 0 : ran.out.find("Predicted");
+      REQUIRE(begin != std::string::npos);
+      std::istringstream lines(ran.out.substr(begin));
+      for (std::string line; std::getline(lines, line);) {
+        CAPTURE(line);
+        const bool setting =
+            line.find("--set ") != std::string::npos && line.find("--set ") == line.rfind("--set ");
+        CHECK((setting || line.size() <= static_cast<size_t>(width)));
+      }
+    }
+}
+
+}  // namespace search_flags_test
