@@ -14,8 +14,10 @@ bool shares(const WireRow& row) { return row.op == "all_gather" || row.op == "re
 double whole(double sent, double ranks) { return ranks > 1 ? sent * ranks / (ranks - 1) : 0; }
 
 double ranks_of(const plan::JobPlan& plan, const std::string& axis) {
-  for (const plan::AxisView& view : plan::axes_of(plan))
-    if (view.name == axis) return static_cast<double>(view.size);
+  for (const std::optional<Mesh>* mesh : {&plan.mesh.device_mesh, &plan.mesh.moe_mesh})
+    if (*mesh)
+      if (const std::optional<int64_t> size = (*mesh)->find_size(axis))
+        return static_cast<double>(*size);
   return static_cast<double>(plan.world_size);
 }
 

@@ -213,24 +213,57 @@ Place place_of(const plan::JobPlan& plan) {
   return out;
 }
 
-// The step waits for the slowest rank, and the fullest one decides what fits.
-void take_rank(const plan::JobPlan& plan, const Ways& ways, Forecast& out) {
-  const Job sizes = job_of_rank(plan, ways, out.machine, out.shape);
-  const steptime::Prediction time = steptime::predict(out.machine, out.shape, sizes);
-  if (!out.slowest || time.seconds > out.time.seconds) {
-    out.slowest = place_of(plan);
-    out.job = sizes;
-    out.time = time;
+// Seconds of a micro-batch in the rank's own stages; 0: the job has none.
+double work_of(const plan::JobPlan& plan, const Forecast& f, const Job& job) {
+  if (!plan.pipeline) return 0;
+  const steptime::LayerTime layer = steptime::layer_time(f.machine, f.shape, job);
+  const steptime::EndTime ends = steptime::end_time(f.machine, f.shape, job);
+  double out = 0;
+  for (const PipelineStage& stage : plan.pipeline->stages) {
+    if (stage.rank != plan.mesh.device_mesh->coordinate(plan.rank, "pp")) continue;
+    const auto layers = static_cast<double>(stage.layer_count);
+    const double frozen =
+        std::clamp(f.shape.frozen.layers - static_cast<double>(stage.first_layer), 0.0, layers);
+    out += layers * layer.forward.sum() + (layers - frozen) * layer.backward.sum();
+    if (stage.index == 0) out += ends.embedding_forward.sum() + ends.embedding_backward.sum();
+    if (stage.index + 1 == static_cast<int64_t>(plan.pipeline->stages.size()))
+      out += ends.head_forward.sum() + ends.head_backward.sum();
   }
-  const Bytes& b = plan.footprint->bytes;
-  const auto states = static_cast<double>(b.weights + b.gradients + b.optimizer),
-             rest = static_cast<double>(b.transient + b.activations);
-  const double memory = rest + (sizes.offload.on ? 0 : states);
-  if (out.fullest && memory <= out.memory) return;
-  out.fullest = place_of(plan);
-  out.memory = memory;
-  out.host_memory = sizes.offload.on ? states : 0;
+  return out;
 }
+
+// Goes through ranks, and keeps the longest step that the rows of one of them make, whose stages
+// take longest, and who needs most memory.
+class Judge {
+ public:
+  Judge(const Ways& ways, Forecast& out) : ways_(ways), out_(out) {}
+
+  void take(const plan::JobPlan& plan) {
+    const Job sizes = job_of_rank(plan, ways_, out_.machine, out_.shape);
+    const steptime::Prediction time = steptime::predict(out_.machine, out_.shape, sizes);
+    if (!out_.slowest || time.seconds > out_.time.seconds) {
+      out_.job = sizes;
+      out_.time = time;
+    }
+    if (const double work = work_of(plan, out_, sizes); !out_.slowest || work > longest_) {
+      out_.slowest = place_of(plan);
+      longest_ = work;
+    }
+    const Bytes& b = plan.footprint->bytes;
+    const auto states = static_cast<double>(b.weights + b.gradients + b.optimizer),
+               rest = static_cast<double>(b.transient + b.activations);
+    const double memory = rest + (sizes.offload.on ? 0 : states);
+    if (out_.fullest && memory <= out_.memory) return;
+    out_.fullest = place_of(plan);
+    out_.memory = memory;
+    out_.host_memory = sizes.offload.on ? states : 0;
+  }
+
+ private:
+  const Ways& ways_;
+  Forecast& out_;
+  double longest_ = 0;
+};
 
 }  // namespace
 
@@ -280,11 +313,12 @@ Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine
   out.machine = machine;
   out.shape = shape_of(*plan.outline);
   const Ways ways = ways_of(job, plan);
-  for (const int64_t rank : ranks_to_judge(plan)) {
-    std::optional<plan::JobPlan> other;
-    if (rank != plan.rank) other = plan::plan_of_rank(job, plan, rank);
-    take_rank(other ? *other : plan, ways, out);
-  }
+  Judge judge(ways, out);
+  for (const int64_t rank : ranks_to_judge(plan))
+    if (rank == plan.rank)
+      judge.take(plan);
+    else
+      judge.take(plan::plan_of_rank(job, plan, rank));
   finish(out);
   return out;
 }

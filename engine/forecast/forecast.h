@@ -31,8 +31,9 @@ struct Forecast {
   steptime::Prediction time;
   double tokens_a_second = 0;  // of a device
   double mfu = 0;              // share of the peak; nothing counts for recomputation
-  // Of one rank for each place in the pipeline, and of the one asked about: the slowest, whose
-  // `job` and `time` these are, and the fullest. nullopt: of sizes alone.
+  // Of one rank for each place in the pipeline, and of the one asked about: whose stages take
+  // longest, and the fullest; `job` and `time` are by the rows that make the longest step. nullopt:
+  // of sizes alone.
   std::optional<Place> slowest, fullest;
   double memory = 0;  // bytes of the fullest rank's device at its peak, as the plan counts them
   double host_memory = 0;  // and of the host, where an offloaded job has its states

@@ -106,7 +106,7 @@ json::object to_json(const Forecast& f) {
   for (const std::string& why : f.rough) rough.emplace_back(why);
   for (const std::string& key : f.machine.guessed) guessed.emplace_back(key);
   return {{"machine", json::object{{"name", f.machine.name},
-                                   {"ranks_per_host", f.job.ranks_per_host},
+                                   {"ranks_per_host", std::llround(f.job.ranks_per_host)},
                                    {"guessed", guessed}}},
           {"seconds", f.time.seconds},
           {"parts", parts},
