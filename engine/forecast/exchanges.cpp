@@ -8,7 +8,8 @@ namespace meshwright::forecast {
 namespace {
 
 bool is_data_axis(std::string_view axis) { return axis.starts_with("dp") || axis == "ep_shard"; }
-bool shares(const WireRow& row) { return row.op == "all_gather" || row.op == "reduce_scatter"; }
+bool gathers(const WireRow& row) { return row.op == "all_gather" || row.op == "broadcast"; }
+bool shares(const WireRow& row) { return gathers(row) || row.op == "reduce_scatter"; }
 
 // Payloads from the bytes that one rank sends.
 double whole(double sent, double ranks) { return ranks > 1 ? sent * ranks / (ranks - 1) : 0; }
@@ -52,7 +53,7 @@ DataMoved data_moved(const plan::JobPlan& plan) {
                  payload = whole(static_cast<double>(row.bytes), ranks);
     if (row.every > 1)
       out.seldom += payload / 2 / static_cast<double>(row.every);
-    else if (row.op == "all_gather" || row.op == "broadcast")
+    else if (gathers(row))
       out.gathered += payload;
     else if (row.op == "reduce_scatter")
       out.reduced += payload;

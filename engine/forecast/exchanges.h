@@ -18,8 +18,8 @@ struct DataMoved {
   double seldom = 0;                 // of all-reduces that not every step has, a step
 };
 
-// How many ranks share a shard of what the plan's rank holds: those that its rows gather or scatter
-// over. 1: it holds copies, whatever axes the mesh has for shards.
+// How many ranks share a shard of what the plan's rank holds: those that its rows gather, send what
+// each has updated, or scatter over. 1: it holds copies, whatever axes the mesh has for shards.
 double shard_ranks(const plan::JobPlan& plan);
 DataMoved data_moved(const plan::JobPlan& plan);
 

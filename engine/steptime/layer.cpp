@@ -30,8 +30,7 @@ Both linear(const Machine& machine, const Job& job, const Product& p, const Froz
     out.backward += elementwise(machine, bytes * p.rows * p.columns);
   }
   if (const double adapted = job.lora ? 1 : frozen.adapted; adapted > 0) {
-    const double extra =
-        elementwise(machine, adapted * 5 * job.width * p.rows * (p.inner + p.columns));
+    const double extra = elementwise(machine, adapted * 10 * p.rows * (p.inner + p.columns));
     out.forward += extra;
     out.backward += extra;
   }
