@@ -41,6 +41,9 @@ inline Planned planned_8b(int64_t world, std::vector<std::string> sets, int64_t 
     return std::none_of(sets.begin(), sets.end(),
                         [&](const std::string& set) { return set.starts_with(key + "="); });
   };
+  // Two micro-batches of two samples on 64 ranks.
+  if (unset("step_scheduler.global_batch_size"))
+    all.push_back("step_scheduler.global_batch_size=256");
   if (unset("distributed.tp_size")) all.push_back("distributed.tp_size=1");
   if (unset("distributed.sequence_parallel")) all.push_back("distributed.sequence_parallel=false");
   all.insert(all.end(), sets.begin(), sets.end());
