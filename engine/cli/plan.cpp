@@ -139,8 +139,9 @@ int run_plan(Call& call) {
     const steptime::Machine machine = steptime::find_machine(named, forecast::machines_folder());
     forecast = forecast::forecast(*job, plan, machine);
     if (forecast->room() < 0)
-      said.warning("the job does not fit on " + machine.name + ": a rank needs " +
-                   report::human_bytes(std::llround(forecast->memory)) + " of " +
+      said.warning("the job does not fit on " + machine.name + ": " +
+                   (forecast->fullest->stage_rank ? forecast->fullest->text() : "a rank") +
+                   " needs " + report::human_bytes(std::llround(forecast->memory)) + " of " +
                    report::human_bytes(std::llround(forecast->usable)));
   }
   call.say(said);

@@ -1,12 +1,9 @@
 #include "engine/forecast/forecast.h"
 
 #include <algorithm>
-#include <cctype>
-#include <cmath>
 #include <filesystem>
-#include <string_view>
 
-#include "engine/steptime/network.h"
+#include "engine/forecast/exchanges.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/base/pipeline_actions.h"
 
@@ -19,88 +16,34 @@ using steptime::Machine;
 using steptime::Shape;
 using steptime::When;
 
-// The exchanges of one step that one kind of parallelism makes.
-struct Moved {
-  double gathered = 0, reduced = 0, summed = 0;  // payloads, whole
-  double seldom = 0;                             // of all-reduces that not every step has, a step
-  double seconds = 0;
-};
-
-bool is_data_axis(std::string_view axis) { return axis.starts_with("dp") || axis == "ep_shard"; }
-
-// Payloads from the bytes that one rank sends.
-double whole(double sent, double ranks) { return ranks > 1 ? sent * ranks / (ranks - 1) : 0; }
-
-double ranks_of(const plan::JobPlan& plan, const std::string& axis) {
-  for (const plan::AxisView& view : plan::axes_of(plan))
-    if (view.name == axis) return static_cast<double>(view.size);
-  return static_cast<double>(plan.world_size);
-}
-
-// The plan's rows of tp, cp or ep, in seconds.
-double exposed_seconds(const Machine& machine, const plan::JobPlan& plan, const std::string& axis,
-                       const Group& group) {
-  double out = 0;
-  if (group.size <= 1) return 0;
-  const steptime::Ring ring = steptime::ring_of(machine, group);
-  for (const WireRow& row : plan.footprint->wire) {
-    if (row.axis != axis) continue;
-    const double calls = row.op == "all_reduce" ? 2.0 * static_cast<double>(row.count)
-                                                : static_cast<double>(row.count);
-    out += calls * (group.size - 1) * ring.step + static_cast<double>(row.bytes) / ring.rate;
-  }
-  return out;
-}
-
-Moved data_moved(const plan::JobPlan& plan) {
-  Moved out;
-  for (const WireRow& row : plan.footprint->wire) {
-    if (!is_data_axis(row.axis)) continue;
-    const double ranks = ranks_of(plan, row.axis);
-    const double payload = whole(static_cast<double>(row.bytes), ranks);
-    if (row.every > 1)
-      out.seldom += payload / 2 / static_cast<double>(row.every);
-    else if (row.op == "all_gather" || row.op == "broadcast")
-      out.gathered += payload;
-    else if (row.op == "reduce_scatter")
-      out.reduced += payload;
-    else if (row.op == "all_reduce")
-      out.summed += payload / 2;
-  }
-  return out;
-}
-
 // What the strategy's plan says beyond its bytes.
 struct Ways {
-  bool rows = true, hidden = true, whole_layers = true;
+  bool rows = true, hidden = true;
+  double ahead = 1;
   double width = 2, reduced = 4;
   bool every_micro_batch = false;
+  OffloadPolicy offload;
 };
 
 Ways ways_of(const plan::Job& job, const plan::JobPlan& plan) {
-  config::StrategySchema schema{plan.strategy.info->name, plan.strategy.info->aliases,
-                                plan.strategy.info->schema};
-  StrategyConfig config = job.config.strategy_config(schema);
-  config.shared = plan.shared;
-  const ModelOutline part = plan.pipeline
-                                ? stage_outline(*plan.outline, *plan.pipeline,
-                                                plan.mesh.device_mesh->coordinate(plan.rank, "pp"))
-                                : *plan.outline;
+  const StrategyConfig config = plan::config_of_plan(job, plan);
+  const ModelOutline part = plan::outline_of_rank(plan);
   const ShardingPlan said = plan.strategy.strategy->plan_sharding(
       {part, plan.mesh, plan.tp, config, plan.workload, plan.rank});
   const MixedPrecision& mp = said.replicated ? said.replication.mp : said.sharding.precision.mp;
   Ways out;
   out.rows = !said.replicated && said.sharding.layout == ShardLayout::rows;
-  out.hidden = said.replicated || (said.sharding.reduction.overlap && said.sharding.overlap_gather);
-  out.whole_layers = said.recompute_whole_layers;
+  out.hidden = hides_reductions(said);
+  out.ahead = gathers_ahead(said);
   out.width = static_cast<double>(dtype_size(config.shared.autocast_dtype.value_or(mp.param)));
   out.reduced = static_cast<double>(dtype_size(mp.reduce));
   out.every_micro_batch = reduces_each(said);
+  if (!said.replicated) out.offload = said.sharding.offload;
   return out;
 }
 
 void set_data_traffic(const plan::JobPlan& plan, const Shape& shape, const Ways& ways, Job& job) {
-  const Moved moved = data_moved(plan);
+  const DataMoved moved = data_moved(plan);
   const double stages = job.pp, layers = shape.layers / stages;
   const double layer = shape.layer_parameters(),
                root = shape.root_parameters() / (job.pp > 1 && !shape.tied ? 2 : 1);
@@ -112,6 +55,7 @@ void set_data_traffic(const plan::JobPlan& plan, const Shape& shape, const Ways&
   const double passes = job.micro_batches * job.runs;
   steptime::DataTraffic& data = job.data;
   data.hidden = ways.hidden;
+  data.ahead = ways.ahead;
   if (moved.gathered > 0 && units > 0) {
     // How often a step gathers all there is tells when: in both ways of each pass, in one, or once.
     const double often = moved.gathered / units;
@@ -149,14 +93,7 @@ void set_sizes(const plan::JobPlan& plan, Job& job) {
   job.cp = static_cast<double>(sizes.cp);
   job.pp = static_cast<double>(sizes.pp);
   job.ep = static_cast<double>(sizes.ep);
-  double shard = 1;
-  for (const std::string& axis : plan.mesh.fsdp_axes)
-    if (axis != "dp_replicate") shard *= ranks_of(plan, axis);
-  if (shard == 1)  // a strategy without named axes shares over what it gathers over
-    for (const WireRow& row : plan.footprint->wire)
-      if (is_data_axis(row.axis) && (row.op == "all_gather" || row.op == "reduce_scatter"))
-        shard = std::max(shard, ranks_of(plan, row.axis));
-  job.shard = shard;
+  job.shard = shard_ranks(plan);
   job.length = static_cast<double>(plan.workload.seq_len);
   job.micro_batch = static_cast<double>(plan.workload.local_batch);
   job.micro_batches = static_cast<double>(plan.workload.accumulation);
@@ -169,10 +106,26 @@ void set_sizes(const plan::JobPlan& plan, Job& job) {
   job.runs = static_cast<double>(std::max<int64_t>(1, pipeline_runs(options, plan.workload)));
 }
 
+// Copies of an offloaded job over the host's link: each rank's part of what is gathered, and its
+// gradients once they are reduced.
+void set_offload(const plan::JobPlan& plan, const Ways& ways, Job& job) {
+  job.offload.on = true;
+  job.offload.pinned = ways.offload.pin_memory;
+  const double passes = job.micro_batches * job.runs, kept = job.pp > 1 ? job.runs : passes;
+  for (const UnitCost& unit : plan.footprint->units) {
+    const double times = unit.once_a_step ? 1 : unit.reshards ? 2 * passes : kept;
+    job.offload.copied += times * static_cast<double>(unit.padded_bytes) / job.shard;
+  }
+  job.offload.copied +=
+      (ways.every_micro_batch ? passes : 1) * static_cast<double>(plan.footprint->bytes.gradients);
+}
+
 void say_rough(Forecast& out) {
   const steptime::LayerTime layer = steptime::layer_time(out.machine, out.shape, out.job);
   if (out.shape.experts > 0) out.rough.push_back("experts: within a fifth");
   if (out.job.cp > 4) out.rough.push_back("cp over 4: within 12%");
+  if (out.job.offload.on)
+    out.rough.push_back("states on the host: the rates of its link and memory are guessed");
   const double device =
       layer.forward.sum() + layer.backward.sum() - layer.forward.host - layer.backward.host;
   if (device < 1.5e-3 && out.machine.peak_bf16 > 1e13)
@@ -199,80 +152,129 @@ void finish(Forecast& out) {
   say_rough(out);
 }
 
-// The weight that makes the logits; nullptr: none is known.
-const ParameterOutline* head_of(const ModelOutline& outline) {
-  if (!outline.tied_embeddings) return outline.find_parameter("lm_head.weight");
-  for (const ParameterOutline& p : outline.parameters)
-    if (const ModuleOutline* module = outline.find_module(p.name.substr(0, p.name.rfind('.')));
-        module != nullptr && module->kind == ModuleKind::embedding)
-      return &p;
-  return nullptr;
-}
+// What a rank's stages, rows and bytes come to.
+Job job_of_rank(const plan::JobPlan& plan, const Ways& ways, const Machine& machine,
+                const Shape& shape) {
+  Job out;
+  set_sizes(plan, out);
+  out.ranks_per_host = std::min(machine.network.ranks_per_host, out.ranks);
+  out.width = ways.width;
+  out.sequence_parallel = cuts_sequence(plan.tp);
+  switch (plan.shared.activation_checkpointing) {
+    case ActivationCheckpointing::none:
+      break;
+    case ActivationCheckpointing::full:
+      out.recompute = steptime::Recompute::full;
+      break;
+    case ActivationCheckpointing::selective:
+      out.recompute = steptime::Recompute::selective;
+      break;
+  }
+  // The engine's own norm, rotary and SwiGLU kernels, and its loss without copies.
+  out.fusion = steptime::Fusion::fused;
+  out.loss = steptime::Loss::fused;
+  out.optimizer_bytes = 44;
+  // It cuts the exchanges of sequence parallelism into pieces, and no others.
+  if (plan.shared.enable_async_tensor_parallel && out.sequence_parallel)
+    out.async_tp = steptime::AsyncTp::torch;
+  set_data_traffic(plan, shape, ways, out);
 
-// Parameters come in the order of the forward: layers before anything that trains have no backward.
-steptime::Frozen frozen_of(const ModelOutline& outline) {
-  struct Layer {
-    bool backward = true;
-    double products = 0, frozen = 0;  // elements that a token meets
-  };
-  std::vector<Layer> layers(static_cast<size_t>(outline.layers));
-  const ParameterOutline* head = head_of(outline);
-  double all = 0, frozen = 0;
-  bool reached = false, before_head = false;
-  for (const ParameterOutline& p : outline.parameters) {
-    const auto elements = static_cast<double>(element_count(p.shape));
-    all += elements;
-    frozen += p.trainable ? 0 : elements;
-    reached = reached || p.trainable;
-    before_head = before_head || (p.trainable && (&p != head || outline.tied_embeddings));
-    const int64_t number = layer_of(p.name);
-    if (number < 0 || number >= outline.layers) continue;
-    Layer& layer = layers[static_cast<size_t>(number)];
-    layer.backward = reached;
-    if (p.shape.size() < 2) continue;
-    const double met = p.shape.size() == 3 && outline.moe
-                           ? elements * static_cast<double>(outline.moe->active_experts) /
-                                 static_cast<double>(outline.moe->experts)
-                           : elements;
-    layer.products += met;
-    layer.frozen += p.trainable ? 0 : met;
-  }
-  steptime::Frozen out;
-  double products = 0;
-  for (const Layer& layer : layers) {
-    out.layers += layer.backward ? 0 : 1;
-    products += layer.backward ? layer.products : 0;
-    out.products += layer.backward ? layer.frozen : 0;
-  }
-  if (products > 0) out.products /= products;
-  if (all > 0) out.parameters = frozen / all;
-  out.head = head != nullptr && !head->trainable;
-  out.head_input = head != nullptr && !before_head;
+  const double passes = out.micro_batches * out.runs * shape.layers / out.pp;
+  const std::vector<WireRow>& wire = plan.footprint->wire;
+  const Group tp{out.tp, 1, out.ranks_per_host},
+      replicas{out.replicas(), out.tp * out.shard, out.ranks_per_host};
+  double left = 1;
+  if (out.async_tp == steptime::AsyncTp::torch) left = machine.overlap.async_tp;
+  const bool ring = plan.context && plan.context->method == ContextMethod::ring;
+  if (out.tp > 1) out.tp_seconds = left * seconds_of_rows(machine, wire, "tp", tp) / passes;
+  if (out.cp > 1) out.cp_seconds = context_seconds(machine, wire, shape, out, ring) / passes;
+  if (out.ep > 1) out.ep_seconds = expert_seconds(machine, wire, shape, out) / passes;
+  out.beside_seconds = steptime::all_reduce(machine, replicas, data_moved(plan).seldom);
+  // Where the ranks compute on the host, all there is lies there anyhow.
+  if (ways.offload.cpu && !machine.overlap.adds && plan.memory.where != MemoryFacts::Where::host)
+    set_offload(plan, ways, out);
   return out;
 }
 
-double beside_attention(const ModelOutline& outline, const Shape& shape) {
-  double all = 0;
-  for (const ParameterOutline& p : outline.parameters)
-    if (const int64_t layer = layer_of(p.name);
-        layer >= 0 && layer < outline.layers && p.shape.size() >= 2)
-      all += static_cast<double>(element_count(p.shape));
-  return std::max(0.0, all - shape.layers * shape.attention_parameters());
+// One rank for each place in a pipeline: those of a place do the same work. And the one asked
+// about, whose rows of a matrix may be fewer.
+std::vector<int64_t> ranks_to_judge(const plan::JobPlan& plan) {
+  const std::optional<Mesh>& mesh = plan.mesh.device_mesh;
+  const int64_t first = mesh ? mesh->rank_at(0) : 0;
+  std::vector<int64_t> out = {first};
+  if (plan.pipeline) out = mesh->group(first, "pp");
+  if (std::find(out.begin(), out.end(), plan.rank) == out.end()) out.push_back(plan.rank);
+  return out;
 }
+
+Place place_of(const plan::JobPlan& plan) {
+  Place out{plan.rank, std::nullopt};
+  if (plan.pipeline) out.stage_rank = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
+  return out;
+}
+
+// Seconds of a micro-batch in the rank's own stages; 0: the job has none.
+double work_of(const plan::JobPlan& plan, const Forecast& f, const Job& job) {
+  if (!plan.pipeline) return 0;
+  const steptime::LayerTime layer = steptime::layer_time(f.machine, f.shape, job);
+  const steptime::EndTime ends = steptime::end_time(f.machine, f.shape, job);
+  double out = 0;
+  for (const PipelineStage& stage : plan.pipeline->stages) {
+    if (stage.rank != plan.mesh.device_mesh->coordinate(plan.rank, "pp")) continue;
+    const auto layers = static_cast<double>(stage.layer_count);
+    const double frozen =
+        std::clamp(f.shape.frozen.layers - static_cast<double>(stage.first_layer), 0.0, layers);
+    out += layers * layer.forward.sum() + (layers - frozen) * layer.backward.sum();
+    if (stage.index == 0) out += ends.embedding_forward.sum() + ends.embedding_backward.sum();
+    if (stage.index + 1 == static_cast<int64_t>(plan.pipeline->stages.size()))
+      out += ends.head_forward.sum() + ends.head_backward.sum();
+  }
+  return out;
+}
+
+// Goes through ranks, and keeps the longest step that the rows of one of them make, whose stages
+// take longest, and who needs most memory.
+class Judge {
+ public:
+  Judge(const Ways& ways, Forecast& out) : ways_(ways), out_(out) {}
+
+  void take(const plan::JobPlan& plan) {
+    const Job sizes = job_of_rank(plan, ways_, out_.machine, out_.shape);
+    const steptime::Prediction time = steptime::predict(out_.machine, out_.shape, sizes);
+    if (!out_.slowest || time.seconds > out_.time.seconds) {
+      out_.job = sizes;
+      out_.time = time;
+    }
+    if (const double work = work_of(plan, out_, sizes); !out_.slowest || work > longest_) {
+      out_.slowest = place_of(plan);
+      longest_ = work;
+    }
+    const Bytes& b = plan.footprint->bytes;
+    const auto states = static_cast<double>(b.weights + b.gradients + b.optimizer),
+               rest = static_cast<double>(b.transient + b.activations);
+    const double memory = rest + (sizes.offload.on ? 0 : states);
+    if (out_.fullest && memory <= out_.memory) return;
+    out_.fullest = place_of(plan);
+    out_.memory = memory;
+    out_.host_memory = sizes.offload.on ? states : 0;
+  }
+
+ private:
+  const Ways& ways_;
+  Forecast& out_;
+  double longest_ = 0;
+};
 
 }  // namespace
 
-int64_t layer_of(const std::string& name) {
-  for (size_t begin = 0; begin < name.size();) {
-    const size_t end = std::min(name.find('.', begin), name.size());
-    const std::string part = name.substr(begin, end - begin);
-    if (!part.empty() && part.size() <= 9 && std::all_of(part.begin(), part.end(), [](char c) {
-          return std::isdigit(static_cast<unsigned char>(c)) != 0;
-        }))
-      return std::stoll(part);
-    begin = end + 1;
-  }
-  return -1;
+bool hides_reductions(const ShardingPlan& plan) {
+  return plan.replicated || !plan.sharding.keeps_gradients() || plan.sharding.reduction.overlap;
+}
+
+double gathers_ahead(const ShardingPlan& plan) {
+  if (plan.replicated) return 1;
+  if (plan.sharding.keeps_parameters()) return plan.sharding.overlap_gather ? 1 : 0;
+  return static_cast<double>(plan.sharding.prefetch.ahead());
 }
 
 bool reduces_each(const ShardingPlan& plan) {
@@ -288,47 +290,6 @@ std::string machines_folder() {
   const fs::path installed = program / "../share/meshwright/configs/machines";
   return fs::is_directory(installed, failed) ? installed.lexically_normal().string()
                                              : std::string(MESHWRIGHT_MACHINES_SOURCE);
-}
-
-Shape shape_of(const ModelOutline& outline) {
-  Shape out;
-  out.hidden = static_cast<double>(outline.hidden_size);
-  out.layers = static_cast<double>(outline.layers);
-  out.heads = static_cast<double>(outline.attention_heads);
-  out.kv_heads = static_cast<double>(outline.key_value_heads);
-  out.head_dim = static_cast<double>(outline.head_dim);
-  out.vocabulary = static_cast<double>(outline.vocab_size);
-  out.tied = outline.tied_embeddings;
-  out.gated = false;
-  double dense = 0;  // elements of mlps that are no experts
-  std::vector<bool> sparse(static_cast<size_t>(outline.layers));
-  for (const ParameterOutline& p : outline.parameters) {
-    const int64_t layer = layer_of(p.name);
-    if (p.name.find("gate_proj") != std::string::npos ||
-        p.name.find("gate_up_proj") != std::string::npos)
-      out.gated = true;
-    if (layer < 0 || layer >= outline.layers) continue;
-    if (p.name.find(".experts.") != std::string::npos) sparse[static_cast<size_t>(layer)] = true;
-    if (p.name.find(".mlp.") != std::string::npos && p.shape.size() == 2 &&
-        p.name.find("expert") == std::string::npos && p.name.find(".gate.") == std::string::npos)
-      dense += static_cast<double>(element_count(p.shape));
-  }
-  const double dense_layers = static_cast<double>(std::count(sparse.begin(), sparse.end(), false));
-  if (outline.moe) {
-    out.gated = true;
-    out.experts = static_cast<double>(outline.moe->experts);
-    out.experts_a_token = static_cast<double>(outline.moe->active_experts);
-    out.expert_ffn = static_cast<double>(outline.moe->intermediate_size);
-    out.shared_ffn =
-        static_cast<double>(outline.moe->shared_experts * outline.moe->intermediate_size);
-    out.dense_layers = dense_layers;
-  }
-  out.frozen = frozen_of(outline);
-  const double with_mlp = outline.moe ? dense_layers : out.layers;
-  // A model of other names than Hugging Face's: what its layers' matrices have beside attention.
-  if (dense == 0 && !outline.moe) dense = beside_attention(outline, out);
-  if (with_mlp > 0) out.ffn = dense / with_mlp / ((out.gated ? 3 : 2) * out.hidden);
-  return out;
 }
 
 double compute_width(const plan::Job& job, const plan::JobPlan& plan) {
@@ -351,44 +312,13 @@ Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine
   Forecast out;
   out.machine = machine;
   out.shape = shape_of(*plan.outline);
-  Job& sizes = out.job;
-  set_sizes(plan, sizes);
-  sizes.ranks_per_host = std::min(machine.network.ranks_per_host, sizes.ranks);
   const Ways ways = ways_of(job, plan);
-  sizes.width = ways.width;
-  sizes.sequence_parallel = cuts_sequence(plan.tp);
-  switch (plan.shared.activation_checkpointing) {
-    case ActivationCheckpointing::none:
-      break;
-    case ActivationCheckpointing::full:
-      sizes.recompute = steptime::Recompute::full;
-      break;
-    case ActivationCheckpointing::selective:
-      sizes.recompute = steptime::Recompute::selective;
-      break;
-  }
-  // The engine's own norm, rotary and SwiGLU kernels, and its loss without copies.
-  sizes.fusion = steptime::Fusion::fused;
-  sizes.loss = steptime::Loss::fused;
-  sizes.optimizer_bytes = 44;
-  if (plan.shared.enable_async_tensor_parallel) sizes.async_tp = steptime::AsyncTp::torch;
-  set_data_traffic(plan, out.shape, ways, sizes);
-
-  const double passes = sizes.micro_batches * sizes.runs * out.shape.layers / sizes.pp;
-  const Group tp{sizes.tp, 1, sizes.ranks_per_host}, cp{sizes.cp, sizes.tp, sizes.ranks_per_host},
-      ep{sizes.ep, 1, sizes.ranks_per_host},
-      replicas{sizes.replicas(), sizes.tp * sizes.shard, sizes.ranks_per_host};
-  double left = 1;
-  if (sizes.async_tp == steptime::AsyncTp::torch) left = machine.overlap.async_tp;
-  if (sizes.tp > 1) sizes.tp_seconds = left * exposed_seconds(machine, plan, "tp", tp) / passes;
-  if (sizes.cp > 1) sizes.cp_seconds = exposed_seconds(machine, plan, "cp", cp) / passes;
-  if (sizes.ep > 1) sizes.ep_seconds = exposed_seconds(machine, plan, "ep", ep) / passes;
-  sizes.beside_seconds = steptime::all_reduce(machine, replicas, data_moved(plan).seldom);
-
-  out.time = steptime::predict(machine, out.shape, sizes);
-  const Bytes& b = plan.footprint->bytes;
-  out.memory =
-      static_cast<double>(b.weights + b.gradients + b.optimizer + b.transient + b.activations);
+  Judge judge(ways, out);
+  for (const int64_t rank : ranks_to_judge(plan))
+    if (rank == plan.rank)
+      judge.take(plan);
+    else
+      judge.take(plan::plan_of_rank(job, plan, rank));
   finish(out);
   return out;
 }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <boost/json/object.hpp>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,14 @@
 
 namespace meshwright::forecast {
 
+// Of what rank a figure is, and the rank's coordinate on pp where the job is a pipeline.
+struct Place {
+  int64_t rank = 0;
+  std::optional<int64_t> stage_rank;
+
+  std::string text() const;  // "rank 48 (pp 3)"
+};
+
 struct Forecast {
   steptime::Machine machine;
   steptime::Shape shape;
@@ -21,9 +31,14 @@ struct Forecast {
   steptime::Prediction time;
   double tokens_a_second = 0;  // of a device
   double mfu = 0;              // share of the peak; nothing counts for recomputation
-  double memory = 0;           // bytes of the rank at its peak, as the plan counts them
-  double usable = 0;           // bytes of the device that a job can have
-  std::string bound;           // the largest part: "products"
+  // Of one rank for each place in the pipeline, and of the one asked about: whose stages take
+  // longest, and the fullest; `job` and `time` are by the rows that make the longest step. nullopt:
+  // of sizes alone.
+  std::optional<Place> slowest, fullest;
+  double memory = 0;  // bytes of the fullest rank's device at its peak, as the plan counts them
+  double host_memory = 0;  // and of the host, where an offloaded job has its states
+  double usable = 0;       // bytes of the device that a job can have
+  std::string bound;       // the largest part: "products"
   double bound_share = 0;
   std::vector<std::string> rough;  // why the figure is rougher than docs/step_time.md promises
 
@@ -35,13 +50,19 @@ steptime::Shape shape_of(const ModelOutline& outline);
 // Whether gradients are reduced in every micro-batch: where the plan says so, and on flat buffers
 // that keep none whole.
 bool reduces_each(const ShardingPlan& plan);
+// Whether reductions lie beside the backward: an option to turn that off counts only where
+// gradients are kept whole.
+bool hides_reductions(const ShardingPlan& plan);
+// Units gathered ahead; 0: none, so that nothing hides a gather.
+double gathers_ahead(const ShardingPlan& plan);
 // Of "model.layers.3.mlp.up_proj.weight", 3: the first part of a name that is a number, whatever
 // the list is called; -1: none is.
 int64_t layer_of(const std::string& name);
 // Bytes of an element in the job's products, which say whose peak counts.
 double compute_width(const plan::Job& job, const plan::JobPlan& plan);
 double peak_of(const steptime::Machine& machine, double width);
-// Throws Error(missing_key) when the plan has no model or no length of a sample.
+// Which rank the plan is of changes nothing but for rows that do not divide evenly. Throws
+// Error(missing_key) when the plan has no model or no length of a sample.
 Forecast forecast(const plan::Job& job, const plan::JobPlan& plan,
                   const steptime::Machine& machine);
 // The same of sizes alone, with the memory that the model counts.

@@ -26,7 +26,19 @@ std::string memory_text(const Forecast& f) {
   return used + " of " + usable + ", " + percent(f.room()) + " to spare (" + how + ")";
 }
 
+json::value json_of(const std::optional<Place>& place) {
+  if (!place) return nullptr;
+  return json::object{
+      {"rank", place->rank},
+      {"pp", place->stage_rank ? json::value(*place->stage_rank) : json::value(nullptr)}};
+}
+
 }  // namespace
+
+std::string Place::text() const {
+  return "rank " + std::to_string(rank) +
+         (stage_rank ? " (pp " + std::to_string(*stage_rank) + ")" : "");
+}
 
 std::string seconds_text(double seconds) {
   if (seconds >= 1) return number(seconds, 2) + " s";
@@ -63,8 +75,15 @@ std::string draw(const report::Style& style, const Forecast& f) {
       {"step", seconds_text(f.time.seconds)},
       {"tokens a second and device", report::human_count(std::llround(f.tokens_a_second))},
       {"MFU", percent(f.mfu)},
-      {"memory", memory_text(f)},
-      {"bound by", f.bound + " " + percent(f.bound_share)}};
+      {"memory", memory_text(f)}};
+  if (f.host_memory > 0)
+    rows.push_back({"memory of the host",
+                    report::human_bytes(std::llround(f.host_memory)) + " a rank, for its states"});
+  if (f.fullest && f.fullest->stage_rank) {
+    rows.push_back({"fullest", f.fullest->text()});
+    rows.push_back({"slowest", f.slowest->text()});
+  }
+  rows.push_back({"bound by", f.bound + " " + percent(f.bound_share)});
   rows.insert(rows.begin(), {"", "predicted"});
   std::string parts;
   for (const auto& [name, seconds] : parts_of(f.time.parts))
@@ -94,7 +113,10 @@ json::object to_json(const Forecast& f) {
           {"parts", parts},
           {"tokens_per_second_per_device", f.tokens_a_second},
           {"mfu", f.mfu},
+          {"slowest", json_of(f.slowest)},
           {"memory", json::object{{"bytes", std::llround(f.memory)},
+                                  {"host", std::llround(f.host_memory)},
+                                  {"fullest", json_of(f.fullest)},
                                   {"usable", std::llround(f.usable)},
                                   {"room", f.room()},
                                   {"fits", f.room() >= 0}}},

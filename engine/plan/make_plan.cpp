@@ -249,6 +249,14 @@ std::optional<WireRow> tied_wire(const JobPlan& plan, const ModelOutline& part) 
   return {};
 }
 
+// `part`: the outline of the rank's stages.
+void add_pipeline_rows(const ShardingRequest& cost, const ModelOutline& part, JobPlan& plan) {
+  if (!plan.pipeline) return;
+  std::vector<WireRow> rows = pipeline_wire(cost, *plan.pipeline);
+  if (std::optional<WireRow> tied = tied_wire(plan, part)) rows.push_back(*tied);
+  plan.footprint->wire.insert(plan.footprint->wire.end(), rows.begin(), rows.end());
+}
+
 MemoryFacts::Where where_of(const config::Config& config, const PlanRequest& wanted) {
   using Where = MemoryFacts::Where;
   if (wanted.where != Where::unknown) return wanted.where;
@@ -321,11 +329,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   tell_idle_moe(job, cost, config, plan);
   count_main_weights(plan, job.config, cost);
   plan.other_activations = other_activations(plan, config, part);
-  if (plan.pipeline) {
-    std::vector<WireRow> rows = pipeline_wire(cost, *plan.pipeline);
-    if (std::optional<WireRow> tied = tied_wire(plan, part)) rows.push_back(*tied);
-    plan.footprint->wire.insert(plan.footprint->wire.end(), rows.begin(), rows.end());
-  }
+  add_pipeline_rows(cost, part, plan);
   return plan;
 }
 
@@ -336,6 +340,26 @@ Footprint footprint_here(const JobPlan& plan, const ShardingRequest& cost) {
   Footprint out = strategy.footprint(cost);
   if (plan.memory.where != MemoryFacts::Where::unknown || plan.memory.drops)
     count_run_memory(cost, strategy.plan_sharding(cost), plan.memory, out.bytes);
+  return out;
+}
+
+StrategyConfig config_of_plan(const Job& job, const JobPlan& plan) {
+  const loader::StrategyInfo& info = *plan.strategy.info;
+  StrategyConfig out = job.config.strategy_config({info.name, info.aliases, info.schema});
+  out.shared = plan.shared;
+  out.job.max_steps = plan.max_steps.value_or(0);
+  return out;
+}
+
+JobPlan plan_of_rank(const Job& job, const JobPlan& plan, int64_t rank) {
+  JobPlan out = plan;
+  out.rank = rank;
+  const StrategyConfig config = config_of_plan(job, out);
+  const ModelOutline part = outline_of_rank(out);
+  const ShardingRequest cost{part, out.mesh, out.tp, config, out.workload, rank};
+  out.footprint = footprint_here(out, cost);
+  count_main_weights(out, job.config, cost);
+  add_pipeline_rows(cost, part, out);
   return out;
 }
 

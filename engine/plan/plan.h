@@ -123,6 +123,11 @@ JobPlan make_plan(Job& job, const PlanRequest& request);
 
 // The outline of what the plan's rank has of the model: of a pipeline's rank, its stages.
 ModelOutline outline_of_rank(const JobPlan& plan);
+// What the plan's strategy was asked with, sizes that came of "auto" included.
+StrategyConfig config_of_plan(const Job& job, const JobPlan& plan);
+// The plan with the footprint of another rank of it. What else it says of a rank (costs of methods,
+// activations the other way, notices) stays that of the plan's own.
+JobPlan plan_of_rank(const Job& job, const JobPlan& plan, int64_t rank);
 
 // Every axis of the plan with the rank's coordinate and group: real axes, flattened ones, expert
 // axes; ddp: dp.

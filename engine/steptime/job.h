@@ -15,6 +15,7 @@ struct Frozen {
   bool head = false;    // its weight has none
   bool head_input = false;  // nor has its input: nothing before it trains
   double parameters = 0;    // share of all that is not reduced and not updated
+  double adapted = 0;  // share of the layers' Linears, by their ends, with an adapter beside them
 };
 
 struct Shape {
@@ -52,7 +53,7 @@ struct DataTraffic {
   double layer_gathered = 0, root_gathered = 0;  // bytes, whole
   double layer_reduced = 0, root_reduced = 0;    // bytes, whole, scattered over the shard
   double layer_summed = 0, root_summed = 0;      // bytes, all-reduced over the replicas
-  bool hidden = true;                            // behind compute
+  bool hidden = true;                            // reductions lie beside compute
   double ahead = 1;                              // units gathered ahead; 0: none, nothing hides it
   // Bytes of a rank beside its states, where a strategy keeps the parameters whole: copies in
   // another dtype, gradients that are not reduced yet; below 0: from the figures above.
@@ -65,6 +66,12 @@ struct DataTraffic {
 inline bool folds(PipelineSchedule schedule) {
   return schedule == PipelineSchedule::zbv_zero_bubble || schedule == PipelineSchedule::dual_pipe_v;
 }
+
+// States that lie on the host, where they are updated, too.
+struct Offload {
+  bool on = false, pinned = true;
+  double copied = 0;  // bytes of a step over the host's link, both ways
+};
 
 struct Job {
   double ranks = 1, ranks_per_host = 8;
@@ -94,8 +101,9 @@ struct Job {
   // Seconds of the exchanges of one layer and micro-batch, both ways together, where the plan of
   // the job says how many bytes they are; below 0: from the sizes above.
   double tp_seconds = -1, cp_seconds = -1, ep_seconds = -1;
-  double beside_seconds = 0;                   // of a step, hidden by nothing
-  double optimizer_bytes = 60;                 // read and written, a local parameter
+  double beside_seconds = 0;    // of a step, hidden by nothing
+  double optimizer_bytes = 60;  // read and written, a local parameter
+  Offload offload;
   double host_forward = 0, host_backward = 0;  // in place of the machine's, where not 0
 
   // Memory: bytes a parameter, whole and cut over the ranks of a shard.

@@ -16,20 +16,21 @@ struct Both {
   double forward = 0, backward = 0;
 };
 
-// A Linear of a rank with its gradients, those of weights as often as `trained` says; fp8 casts its
-// inputs.
-Both linear(const Machine& machine, const Job& job, const Product& p, double trained = 1) {
+// A Linear of a rank with its gradients, those of weights as often as `frozen` says; fp8 casts its
+// inputs, and adapters read and write both ends once more.
+Both linear(const Machine& machine, const Job& job, const Product& p, const Frozen& frozen = {}) {
   const Precision precision = precision_of(job);
   const double input = seconds_of(machine, {p.rows, p.inner, p.columns}, precision);
   const double weight = seconds_of(machine, {p.columns, p.inner, p.rows}, precision);
-  Both out{seconds_of(machine, p, precision), input + (job.lora ? 0 : trained * weight)};
+  Both out{seconds_of(machine, p, precision),
+           input + (job.lora ? 0 : (1 - frozen.products) * weight)};
   if (job.fp8) {
     const double bytes = job.fusion == Fusion::fused ? 2 : 4;
     out.forward += elementwise(machine, bytes * p.rows * p.inner);
     out.backward += elementwise(machine, bytes * p.rows * p.columns);
   }
-  if (job.lora) {
-    const double extra = elementwise(machine, 10 * p.rows * (p.inner + p.columns));
+  if (const double adapted = job.lora ? 1 : frozen.adapted; adapted > 0) {
+    const double extra = elementwise(machine, adapted * 10 * p.rows * (p.inner + p.columns));
     out.forward += extra;
     out.backward += extra;
   }
@@ -93,9 +94,7 @@ Exchanges context_exchanges(const Machine& machine, const Job& job, double kv, c
   const double gathered = all_gather(machine, group, keys);
   if (job.context == ContextWay::gather)
     return {gathered, 2 * gathered + reduce_scatter(machine, group, keys), gathered, 0};
-  auto exposed = [](double moved, double hides) {
-    return std::max(0.0, moved - hides) + 0.15 * moved;
-  };
+  auto exposed = [&](double moved, double hides) { return exposed_ring(machine, moved, hides); };
   Exchanges out{exposed(gathered, core.forward), exposed(2 * gathered, core.backward),
                 exposed(gathered, core.forward), 0};
   if (job.context == ContextWay::torch_ring) {
@@ -121,18 +120,18 @@ Mlp experts(const Machine& machine, const Shape& shape, const Job& job) {
   const double held = shape.experts / job.ep, copies = job.tokens() * shape.experts_a_token;
   const double rows = copies * job.ep / shape.experts;
   // Grouped: all experts of a rank in one launch, so waves fill over all of them.
-  const double trained = 1 - shape.frozen.products;
-  const Both up = linear(machine, job, {held * rows, 2 * shape.expert_ffn, shape.hidden}, trained);
-  const Both down = linear(machine, job, {held * rows, shape.hidden, shape.expert_ffn}, trained);
+  const Frozen& frozen = shape.frozen;
+  const Both up = linear(machine, job, {held * rows, 2 * shape.expert_ffn, shape.hidden}, frozen);
+  const Both down = linear(machine, job, {held * rows, shape.hidden, shape.expert_ffn}, frozen);
   constexpr double kGrouped = 0.90;
   Mlp out{{up.forward / kGrouped, up.backward / kGrouped},
           {down.forward / kGrouped, down.backward / kGrouped},
           copies * (8 * shape.hidden + 6 * shape.expert_ffn)};
   if (shape.shared_ffn > 0) {
     out.up = add(out.up,
-                 linear(machine, job, {job.tokens(), 2 * shape.shared_ffn, shape.hidden}, trained));
-    out.down = add(out.down,
-                   linear(machine, job, {job.tokens(), shape.hidden, shape.shared_ffn}, trained));
+                 linear(machine, job, {job.tokens(), 2 * shape.shared_ffn, shape.hidden}, frozen));
+    out.down =
+        add(out.down, linear(machine, job, {job.tokens(), shape.hidden, shape.shared_ffn}, frozen));
   }
   return out;
 }
@@ -141,9 +140,9 @@ Mlp mlp_of(const Machine& machine, const Shape& shape, const Job& job, double f)
   const double sparse = shape.experts > 0 ? (shape.layers - shape.dense_layers) / shape.layers : 0;
   Mlp out;
   if (sparse < 1) {
-    const double trained = 1 - shape.frozen.products;
-    out.up = linear(machine, job, {job.tokens(), (shape.gated ? 2 : 1) * f, shape.hidden}, trained);
-    out.down = linear(machine, job, {job.tokens(), shape.hidden, f}, trained);
+    const Frozen& frozen = shape.frozen;
+    out.up = linear(machine, job, {job.tokens(), (shape.gated ? 2 : 1) * f, shape.hidden}, frozen);
+    out.down = linear(machine, job, {job.tokens(), shape.hidden, f}, frozen);
   }
   if (sparse > 0) {
     const Mlp moe = experts(machine, shape, job);
@@ -176,9 +175,9 @@ double Parts::sum() const {
 LayerTime layer_time(const Machine& machine, const Shape& shape, const Job& job) {
   const double T = job.tokens(), h = shape.hidden;
   const Widths w = widths_of(shape, job);
-  const double trained = 1 - shape.frozen.products;
-  const Both qkv = linear(machine, job, {T, w.q + 2 * w.kv, h}, trained);
-  const Both o = linear(machine, job, {T, h, w.q}, trained);
+  const Frozen& frozen = shape.frozen;
+  const Both qkv = linear(machine, job, {T, w.q + 2 * w.kv, h}, frozen);
+  const Both o = linear(machine, job, {T, h, w.q}, frozen);
   const Mlp mlp = mlp_of(machine, shape, job, w.f);
   const Core core = attention_core(machine, job, w.q / shape.head_dim, shape.head_dim);
   const double between = elementwise(

@@ -7,7 +7,8 @@ namespace meshwright::steptime {
 namespace {
 
 constexpr double kSendLatency = 15e-6, kDispatchLatency = 40e-6, kDispatchAttained = 0.85;
-constexpr double kTreeFrom = 6;  // ranks from which a switch that reduces pays
+constexpr double kRingBeside = 0.15;  // of a ring of messages, lost beside the kernels
+constexpr double kTreeFrom = 6;       // ranks from which a switch that reduces pays
 
 double ring(const Machine& machine, const Group& group, double bytes) {
   if (group.size <= 1 || bytes <= 0) return 0;
@@ -57,6 +58,11 @@ double send(const Machine& machine, const Group& group, double bytes) {
   const Machine::Network& net = machine.network;
   const double rate = group.hosts() > 1 ? net.nic : net.bus;
   return bytes / rate + kSendLatency;
+}
+
+double exposed_ring(const Machine& machine, double moved, double compute) {
+  if (machine.overlap.adds) return moved;
+  return std::max(0.0, moved - compute) + kRingBeside * moved;
 }
 
 double dispatch(const Machine& machine, const Group& group, double tokens, double choices,

@@ -24,6 +24,9 @@ double all_gather(const Machine& machine, const Group& group, double bytes);
 double reduce_scatter(const Machine& machine, const Group& group, double bytes);
 double all_reduce(const Machine& machine, const Group& group, double bytes);
 double send(const Machine& machine, const Group& group, double bytes);
+// Messages of `moved` seconds that travel beside kernels of `compute` seconds, as keys and values
+// around a ring do: what exceeds the kernels, and 15% of all. All of it where both share the cores.
+double exposed_ring(const Machine& machine, double moved, double compute);
 // Tokens to those of the group's ranks that have one of the `choices` experts of each.
 double dispatch(const Machine& machine, const Group& group, double tokens, double choices,
                 double bytes_a_token);

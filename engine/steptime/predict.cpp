@@ -11,6 +11,10 @@
 namespace meshwright::steptime {
 namespace {
 
+// Bytes a second of a rank, where states lie on the host: its link (16 lanes of PCIe 4, as copies
+// attain them), and its part of the memory of a host of eight. Guessed: machine files do not say.
+constexpr double kHostLink = 25e9, kHostLinkUnpinned = 8e9, kHostMemory = 20e9;
+
 void scale(Parts& parts, double by) {
   for (double* part : {&parts.products, &parts.attention, &parts.elementwise, &parts.recompute,
                        &parts.tp, &parts.cp, &parts.ep, &parts.shard, &parts.host})
@@ -180,7 +184,7 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
   const bool gathers = data.gather_forward == When::once, reduces = data.reduce == When::once;
   const double gathered = gathers ? s.root_gather / 2 + local * s.gather : 0,
                reduced = reduces ? s.root_reduce / 2 + local * s.reduce : 0;
-  const double room_forward = data.hidden ? job.stages * forward : 0,
+  const double room_forward = data.hidden && data.ahead > 0 ? job.stages * forward : 0,
                room_backward = data.hidden ? job.stages * share * backward : 0;
   parts.shard = m * job.stages * (shard_forward + share * shard_backward) +
                 std::max(0.0, gathered - room_forward) + std::max(0.0, reduced - room_backward) +
@@ -202,11 +206,12 @@ Prediction predict(const Machine& machine, const Shape& shape, const Job& job, B
   const double held = (shape.layers * shape.layer_parameters() / job.pp +
                        shape.root_parameters() / (job.pp > 1 && !shape.tied ? 2 : 1)) /
                       (job.tp * job.shard);
-  if (!job.lora)
-    out.parts.optimizer =
-        elementwise(machine, job.optimizer_bytes * (1 - shape.frozen.parameters) * held);
+  const double updated = job.lora ? 0 : job.optimizer_bytes * (1 - shape.frozen.parameters) * held;
+  out.parts.optimizer = job.offload.on ? updated / kHostMemory : elementwise(machine, updated);
   out.parts.host += machine.host.fixed;
   out.parts.shard += job.beside_seconds;
+  if (job.offload.on)
+    out.parts.shard += job.offload.copied / (job.offload.pinned ? kHostLink : kHostLinkUnpinned);
   const double doublings = std::max(0.0, std::log2(job.ranks / 8));
   out.parts.stragglers = machine.overlap.jitter * doublings * out.parts.sum();
   out.seconds = out.parts.sum();

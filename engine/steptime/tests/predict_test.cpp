@@ -130,6 +130,56 @@ TEST_CASE("what is frozen takes less time, the more of it the less, and nothing 
   }
 }
 
+TEST_CASE("adapters move 10 bytes an element of the Linears beside which they are, both ways") {
+  const Machine machine = find_machine("h100", kMachines);
+  Shape shape;
+  shape.hidden = 4096;
+  shape.layers = 32;
+  shape.heads = 32;
+  shape.kv_heads = 8;
+  shape.head_dim = 128;
+  shape.ffn = 14336;
+  shape.vocabulary = 128256;
+  Job job;
+  job.length = 4096;
+  auto products = [&](double adapted) {
+    shape.frozen.adapted = adapted;
+    return predict(machine, shape, job).parts.products;
+  };
+  // Ends of q, k and v together, o, gate and up together, down.
+  const double ends = 4096 + 6144 + 2 * 4096 + 4096 + 28672 + 14336 + 4096;
+  const double all = 32 * 2 * 10 * 4096 * ends / (0.8 * 3.35e12);
+  CHECK(products(1) - products(0) == doctest::Approx(all));
+  CHECK(products(0.25) - products(0) == doctest::Approx(all / 4));
+  job.width = 4;  // the bytes are those that runs showed, whatever the width
+  CHECK(products(1) - products(0) == doctest::Approx(all));
+}
+
+TEST_CASE("states on the host are copied over its link and updated in its memory") {
+  const published::Machines machines = published::machines(kMachines);
+  for (const published::Row& row : published::runs(kData)) {
+    CAPTURE(row.id);
+    const Machine machine = published::machine_of(row, machines);
+    Job job = row.job;
+    job.offload = {.on = true, .pinned = true, .copied = 50e9};
+    const Parts here = predict(machine, row.shape, row.job).parts,
+                there = predict(machine, row.shape, job).parts;
+    CHECK(there.shard - here.shard == doctest::Approx(50e9 / 25e9));
+    CHECK(there.optimizer * 20e9 ==
+          doctest::Approx(here.optimizer * machine.rate.elementwise * machine.bandwidth));
+    job.offload.pinned = false;
+    CHECK(predict(machine, row.shape, job).parts.shard - here.shard == doctest::Approx(50e9 / 8e9));
+  }
+}
+
+TEST_CASE("messages of a ring count where they exceed the kernels beside them, and 15% always") {
+  Machine machine = find_machine("h100", kMachines);
+  CHECK(exposed_ring(machine, 2, 5) == doctest::Approx(0.3));
+  CHECK(exposed_ring(machine, 5, 2) == doctest::Approx(3.75));
+  machine.overlap.adds = true;
+  CHECK(exposed_ring(machine, 2, 5) == 2);
+}
+
 TEST_CASE("a group over whole hosts has the sum of their NICs, one of a rank a host a single NIC") {
   const Machine machine = find_machine("h100", kMachines);
   const double nic = machine.network.nic * machine.network.nic_attained;
