@@ -16,8 +16,9 @@ using steptime::Layout;
 
 // Plans of a round that can be made, and all; a round starts anew where too many were left out.
 constexpr size_t kMostPlans = 24, kMostTries = 64, kRounds = 3, kKept = 64;
-// Layouts that are planned for one that is shown: plan and model differ by some percent.
-constexpr size_t kPlansEach = 3;
+// Layouts that are planned at least: plan and model differ by some percent, which may change the
+// order.
+constexpr size_t kPlansEach = 2, kLeastPlans = 8;
 
 // What the job itself would be refused for is no reason against a layout of it.
 std::optional<Error> obstacle_of(const plan::Job& job, const plan::Job& planned,
@@ -65,7 +66,8 @@ class Planned {
 
  private:
   bool enough() const {
-    return layouts_.size() >= wanted_.most && planned_ >= kPlansEach * wanted_.most;
+    return layouts_.size() >= wanted_.most &&
+           planned_ >= std::max(kLeastPlans, kPlansEach * wanted_.most);
   }
   bool spent() const {
     return made_ >= std::max(kMostPlans, 2 * wanted_.most) ||

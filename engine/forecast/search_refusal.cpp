@@ -79,9 +79,8 @@ std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine&
   for (const auto& [reason, count] : found.result.rejected)
     why += (why.empty() ? ": " : "; ") + reason;
   const std::string ranks = std::to_string(wanted.world_size);
-  const bool batch_alone = found.result.rejected.size() == 1 &&
-                           std::fmod(request.global_batch, request.ranks) != 0 && asked.empty();
-  Error error(batch_alone ? ErrorCode::batch_not_divisible : ErrorCode::model_does_not_fit,
+  const bool batch = asked.empty() && std::fmod(request.global_batch, request.ranks) != 0;
+  Error error(batch ? ErrorCode::batch_not_divisible : ErrorCode::model_does_not_fit,
               "no layout of this model has " + ranks + " ranks, a batch of " +
                   whole_number(request.global_batch) + (asked.empty() ? "" : " and" + asked) + why);
   error.key(asked.empty() ? "--world-size" : "--fix");
@@ -141,9 +140,10 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
   error.key(limited ? "--max-memory" : "--machine");
   if (limited && least <= usable)
     error.help("--max-memory " + whole_number(std::ceil(least / kGib)));
-  error.help(
-      (limited && least <= usable ? "" : "a device with " + bytes_text(least) + " for a rank: ") +
-      ("that is " + smallest_text(job, smallest, request)));
+  error.help((limited && least <= usable
+                  ? std::string("the smallest is ")
+                  : "a device with " + bytes_text(least) + " for a rank takes ") +
+             smallest_text(job, smallest, request));
   if (const std::optional<int64_t> world = larger_world(job, machine, wanted, request))
     error.help("take more ranks: --world-size " + std::to_string(*world));
   else

@@ -87,13 +87,14 @@ void set_moves(const Strategy& strategy, const StrategyConfig& config, const Tra
   out.whole = plan.replicated;
   out.level = sharding.level;
   out.rows = !plan.replicated && sharding.layout == ShardLayout::rows;
-  // What is not kept whole is always gathered and reduced beside compute.
-  out.hidden = plan.replicated || ((sharding.reduction.overlap || !sharding.keeps_gradients()) &&
-                                   (sharding.overlap_gather || !sharding.keeps_parameters()));
+  // Options that turn it off count only where gradients, or parameters, are kept whole.
+  out.hidden = plan.replicated || !sharding.keeps_gradients() || sharding.reduction.overlap;
+  out.ahead = plan.replicated               ? 1
+              : sharding.keeps_parameters() ? (sharding.overlap_gather ? 1 : 0)
+                                            : static_cast<double>(sharding.prefetch.ahead());
   out.reshards = gathers_again(plan);
   out.reshards_in_pipeline = out.pp && gathers_in_pipeline(strategy, config, model);
   out.reduces_each = reduces_each(plan);
-  out.ahead = static_cast<double>(sharding.prefetch.ahead());
   out.width = static_cast<double>(dtype_size(config.shared.autocast_dtype.value_or(mp.param)));
   out.reduced = static_cast<double>(dtype_size(mp.reduce));
   out.buckets =
