@@ -19,6 +19,9 @@ constexpr size_t kMostPlans = 24, kMostTries = 64, kRounds = 3, kKept = 64;
 // Layouts that are planned at least: plan and model differ by some percent, which may change the
 // order.
 constexpr size_t kPlansEach = 2, kLeastPlans = 8;
+// The model takes every pass in flight for a whole one: of pipelines it counts up to a quarter more
+// than their plans.
+constexpr double kPipelineMargin = 1.15;
 
 // What the job itself would be refused for is no reason against a layout of it.
 std::optional<Error> obstacle_of(const plan::Job& job, const plan::Job& planned,
@@ -46,6 +49,7 @@ class Planned {
       : job_(job), machine_(machine), wanted_(wanted), request_(std::move(request)) {
     request_.ranks = static_cast<double>(wanted.world_size);
     request_.base.ranks_per_host = std::min(machine.network.ranks_per_host, request_.ranks);
+    request_.pipeline_margin = kPipelineMargin;
     out_.memory = request_.memory;
   }
 
@@ -80,9 +84,12 @@ class Planned {
       const auto found = made_by_.find(way.strategy);
       return found != made_by_.end() && found->second.first == 0 && found->second.second >= 3;
     });
+    if (too_large_ <= 0) return request_.ways.size() < before;
     // The model counts too little for this job: what it may take is less by that.
-    if (too_large_ > 0) request_.memory *= std::clamp(counted_ / too_large_, 0.3, 0.95);
-    return too_large_ > 0 || request_.ways.size() < before;
+    const double counts = std::clamp(counted_ / too_large_, 0.3, 1.0);
+    request_.memory *= counts;
+    const bool wide = std::exchange(request_.pipeline_margin, 1) > 1;
+    return counts < 1 || wide || request_.ways.size() < before;
   }
   void count(const std::string& reason) { ++out_.result.rejected[reason]; }
 

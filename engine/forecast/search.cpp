@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/config/config.h"
 #include "engine/forecast/layouts.h"
 
 namespace meshwright::forecast {
@@ -9,7 +10,13 @@ namespace {
 
 steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& machine,
                                    const Wanted& wanted) {
-  const Trained model = trained_model(job);
+  const Trained model = [&] {
+    try {
+      return trained_model(job);
+    } catch (const Error& error) {  // of adapters and groups
+      throw config::placed(error, job.config);
+    }
+  }();
   const Options& data = job.config.table("dataset");
   const int64_t length = data.is_set("seq_len") ? data.get_int("seq_len") : 0;
   if (length <= 0)

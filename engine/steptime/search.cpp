@@ -301,7 +301,7 @@ class Search {
     layout.predicted.memory = memory_of(request_.shape, layout.job);
     layout.use = layout.predicted.memory.peak() / request_.memory;
     if (!out_.smallest || layout.use < out_.smallest->use) out_.smallest = layout;
-    if (layout.use > 1) {
+    if (layout.use > (layout.job.pp > 1 ? request_.pipeline_margin : 1)) {
       count("more memory than a rank has");
       return false;
     }

@@ -51,6 +51,8 @@ struct SearchRequest {
   Exchange exchange = Exchange::never;
   double ranks = 1, global_batch = 1;
   double memory = 0;  // bytes that a rank may take
+  // Pipelines that count up to so many times as much stay: their plans may say less.
+  double pipeline_margin = 1;
   // Sizes that stay: "tp_size", "cp_size", "pp_size", "ep_size", "dp_replicate_size",
   // "local_batch_size".
   std::map<std::string, int64_t> fixed;
@@ -78,8 +80,8 @@ struct Layout {
 
 struct SearchResult {
   std::vector<Layout> best;  // fastest first; tight ones after comfortable ones within 5%
-  int64_t enumerated = 0, fitting = 0;
-  int64_t predicted = 0;  // of those that fit; a lower bound ruled out the rest
+  int64_t enumerated = 0, fitting = 0;  // fitting: within pipeline_margin
+  int64_t predicted = 0;                // of those that fit; a lower bound ruled out the rest
   // By reason: sizes with all that would lie below them, and layouts.
   std::map<std::string, int64_t> rejected;
   std::optional<Layout> smallest;  // in memory, whether it fits or not

@@ -381,6 +381,21 @@ TEST_CASE(
   CHECK(search(request, 1).best.front().job.async_tp == AsyncTp::no);
 }
 
+TEST_CASE(
+    "pipelines that count a little too much stay where that is asked for, and nothing else does") {
+  const published::Row row = published::layouts(kData)[1];
+  SearchRequest request = request_of(row, {sharded()});
+  auto of = [&](int64_t pp, double margin) {
+    request.fixed = {{"pp_size", pp}};
+    request.pipeline_margin = margin;
+    return search(request, 64);
+  };
+  CHECK(of(1, 1.15).fitting == of(1, 1).fitting);
+  CHECK(of(4, 1.15).fitting > of(4, 1).fitting);
+  for (const Layout& layout : of(4, 1.15).best) CHECK(layout.use <= 1.15);
+  for (const Layout& layout : of(4, 1).best) CHECK(layout.use <= 1);
+}
+
 TEST_CASE("where nothing fits, the search says what the smallest layout needs") {
   const published::Row row = published::layouts(kData)[2];  // 405B
   SearchRequest request = request_of(row, {sharded_optimizer()});
