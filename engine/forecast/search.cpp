@@ -40,6 +40,8 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
   else if (!context.method && !context.ring_size && !context.ulysses_size)
     out.exchange = steptime::Exchange::where_it_sends_less;
   out.ways = strategy_ways(job, model);
+  if (machine.overlap.adds)  // the ranks compute on the host
+    for (steptime::Way& way : out.ways) way.on_host = false;
   out.global_batch = static_cast<double>(wanted.global_batch.value_or(
       job.config.table("step_scheduler").get_int("global_batch_size")));
   const double usable = machine.memory - machine.outside;

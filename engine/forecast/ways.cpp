@@ -110,6 +110,7 @@ void set_moves(const Strategy& strategy, const StrategyConfig& config, const Tra
   out.gradients = static_cast<double>(dtype_size(sums.value_or(storage)));
   out.optimizer = static_cast<double>(model.work.optimizer_states) * state +
                   (kept && *kept != storage ? state : 0);
+  out.on_host = !plan.replicated && sharding.offload.cpu;
   out.frozen = model.frozen;
   out.frozen_whole = model.frozen > 0 && config.job.frozen_whole;
 }
@@ -155,8 +156,8 @@ std::vector<OptionValue> values_of(const meshwright_option& option) {
 bool worth(const Way& base, const Way& way) {
   return way.width == base.width && way.reduced == base.reduced && way.weights == base.weights &&
          way.gradients == base.gradients && way.optimizer == base.optimizer &&
-         way.whole == base.whole && (way.hidden || !base.hidden) && way.ahead <= base.ahead &&
-         (!way.buckets || base.buckets);
+         way.on_host == base.on_host && way.whole == base.whole && (way.hidden || !base.hidden) &&
+         way.ahead <= base.ahead && (!way.buckets || base.buckets);
 }
 
 // A strategy as the job has it, and as options of its own table that the file leaves open would

@@ -410,13 +410,15 @@ void lay_out(const Shape& shape, const Way& way, Job& job) {
     job.state_whole = way.weights + way.gradients;
     job.state_cut = way.optimizer;
   }
-  job.stored = way.frozen > 0 ? way.frozen : way.weights;
+  const double frozen = way.frozen > 0 ? way.frozen : way.weights;
+  job.stored = frozen;
   job.frozen_whole = way.frozen_whole;
+  if (way.on_host) job.state_whole = job.state_cut = job.stored = 0;
   const bool alone = job.shard <= 1 && job.replicas() <= 1;
   // What is whole has a copy in the dtype that it computes in.
   const double cast =
       all * way.width *
-      ((way.weights != way.width ? trained : 0) + (job.stored != way.width ? 1 - trained : 0));
+      ((way.weights != way.width ? trained : 0) + (frozen != way.width ? 1 - trained : 0));
   if (way.whole && job.engine_memory)
     data.transient = cast + (way.buckets && !alone ? trained * all * way.reduced : 0);
   if (alone) {

@@ -35,6 +35,7 @@ struct Way {
   double weights = 4, gradients = 4, optimizer = 8;
   double frozen = 0;          // of a stored weight that does not train; 0: as the others
   bool frozen_whole = false;  // every rank has these whole
+  bool on_host = false;       // weights, gradients and states are on the host, not the device
   bool buckets = false;       // where `whole`: gradients lie in buckets for their reduction as well
 
   bool operator==(const Way&) const = default;

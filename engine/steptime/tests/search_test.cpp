@@ -335,6 +335,8 @@ TEST_CASE("what is frozen has neither gradients nor states, and may be whole on 
   way.frozen_whole = true;
   CHECK(memory_of(shape, of(way)).states == doctest::Approx(held * (0.25 * 16 / 8 + 0.75 * 2)));
   CHECK(of(way).data.layer_gathered == doctest::Approx(0.25 * 2 * shape.layer_parameters()));
+  way.on_host = true;  // nothing of it on the device
+  CHECK(memory_of(shape, of(way)).states == 0);
 }
 
 TEST_CASE("copies of everything hold what is cast, and buckets of another dtype") {
