@@ -96,6 +96,10 @@ int run_search(Call& call, plan::Job& job) {
   }
   wanted.most = static_cast<size_t>(call.number("top", 1).value_or(5));
   wanted.fixed = fixed_sizes(call);
+  wanted.reload = reload_of(call);
+  Diagnostics said;
+  if (const std::string why = before::count_samples(job); !why.empty()) said.notice(why);
+  call.say(said);
   const steptime::Machine machine =
       steptime::find_machine(machine_named(call, job), forecast::machines_folder());
   const forecast::Found found = forecast::search(job, machine, wanted);

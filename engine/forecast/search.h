@@ -1,7 +1,9 @@
 // The best layouts of a job on a machine: what strategies there are is asked of their own plans.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,23 +12,35 @@
 
 namespace meshwright::forecast {
 
+// The job once more, with settings beside its own as --set takes them; nullopt: there is no such
+// job, and `problems` say why.
+using Reload = std::function<std::optional<plan::Job>(const std::vector<std::string>& settings,
+                                                      Diagnostics& problems)>;
+
 struct Wanted {
   int64_t world_size = 1;
   std::optional<int64_t> global_batch;   // else the job's
   std::optional<double> max_memory;      // bytes of a rank; else what the machine has
   std::map<std::string, int64_t> fixed;  // see steptime::SearchRequest
   size_t most = 5;                       // layouts in the answer
+  Reload reload = {};                    // must be given: layouts are planned before they are shown
 };
 
 struct Found {
-  std::vector<Forecast> forecasts;  // of the layouts below, in their order
+  std::vector<Forecast> forecasts;  // of the layouts below, in their order, as their plans say
+  // `best` are those of the model that can be planned and fit, ranked by their plans' seconds and
+  // memory; `smallest` is by its plan where it has one.
   steptime::SearchResult result;
   std::vector<std::string> sets;  // the --set line of each
   double memory = 0;              // bytes that a rank may take
+  std::optional<double> least;    // bytes of the smallest layout that was planned
+  std::optional<Error> refused;   // the first plan that could not be made
 };
 
-// Throws Error(missing_key) for a job without model or length, Error(memory_exceeded) when no
-// layout fits, Error(conflict) when the fixed sizes leave none.
+// The model ranks all layouts (steptime::search); the first of them are planned as `plan` with
+// their line would, and what is told is what these plans say. Throws Error(missing_key) for a job
+// without model or length, Error(memory_exceeded) when no layout fits, another one of 3xx when
+// sizes, model and batch leave none, and what their plans throw when none can be made.
 Found search(plan::Job& job, const steptime::Machine& machine, const Wanted& wanted);
 
 std::string draw(const report::Style& style, const Found& found);

@@ -28,8 +28,11 @@ struct Shape {
   double attention_parameters() const;  // of a layer
   double dense_parameters() const;      // its mlp, where it has no experts
   double expert_parameters() const;     // all experts of a layer, 0 without
+  double routed_parameters() const;     // experts that a router chooses from, on average of a layer
   double layer_parameters() const;      // on average, experts and norms included
-  double root_parameters() const;       // embedding and head
+  // Of a layer, what a rank computes with: cut by tp, experts by ep where that has ranks.
+  double layer_of_rank(double tp, double ep) const;
+  double root_parameters() const;  // embedding and head
   double parameters() const;
   // Of a token in forward and backward, by the convention of published figures: 6 an active
   // parameter but the embedding, 12 L h s for attention, nothing for recomputation. Without the
@@ -60,6 +63,8 @@ struct DataTraffic {
   double transient = -1;
   double copied_out = 0, copied_in = 0;  // bytes of copies a layer, out of a gather, into
                                          // a reduction
+
+  bool operator==(const DataTraffic&) const = default;
 };
 
 // Whether the stages turn back at the last rank, so that the first has both ends of the model.
@@ -109,7 +114,8 @@ struct Job {
   // Memory: bytes a parameter, whole and cut over the ranks of a shard.
   double state_whole = 0, state_cut = 16;
   double whole_gradients = 0;  // bytes a parameter, unsharded until the last micro-batch
-  double stored = 4;           // bytes of a stored weight
+  double stored = 4;           // bytes of a stored weight; where some do not train, of these
+  bool frozen_whole = false;   // every rank has these whole
   double logits = 14;          // bytes an entry
   // As this engine keeps memory (docs/cost_model.md), not as the published runs' programs do.
   bool engine_memory = false;

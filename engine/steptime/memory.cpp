@@ -50,11 +50,15 @@ Memory memory_of(const Shape& shape, const Job& job) {
   Memory out;
   const double trained = 1 - shape.frozen.parameters;
   const double states = job.state_whole + job.state_cut / job.shard;
-  const double stored = std::min(states, job.stored / (job.state_whole > 0 ? 1 : job.shard));
+  const double stored = job.frozen_whole
+                            ? job.stored
+                            : std::min(states, job.stored / (job.state_whole > 0 ? 1 : job.shard));
   out.states = held * (trained * states + (1 - trained) * stored);
-  if (job.whole_gradients > 0)
+  if (job.whole_gradients > 0) {
+    const double whole = layers * shape.layer_of_rank(t, job.ep) + own_root;
     out.transient +=
-        trained * held * (job.whole_gradients - (job.engine_memory ? 0 : job.stored / job.shard));
+        trained * whole * (job.whole_gradients - (job.engine_memory ? 0 : job.stored / job.shard));
+  }
   if (job.data.transient >= 0) {
     out.transient += job.data.transient;
   } else if (job.data.gather_forward != When::never && job.shard > 1) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "engine/steptime/network.h"
 #include "sdk/base/pipeline_actions.h"
 
 namespace meshwright::steptime {
@@ -22,6 +23,13 @@ std::vector<double> divisors(double of, double most) {
   return out;
 }
 
+// And what is asked for, where it is none of them: what is wrong with it is told.
+std::vector<double> with_asked(std::vector<double> sizes, std::optional<double> asked) {
+  if (asked && std::find(sizes.begin(), sizes.end(), *asked) == sizes.end())
+    sizes.push_back(*asked);
+  return sizes;
+}
+
 class Search {
  public:
   Search(const SearchRequest& request, size_t most) : request_(request), most_(most) {}
@@ -29,30 +37,39 @@ class Search {
   SearchResult run() {
     find_repeated();
     const double host = std::min(request_.machine.network.ranks_per_host, request_.ranks);
-    for (const double tp : divisors(host, host)) {
-      if (!stays("tp_size", tp, &Way::tp) || !divides(tp, request_.ranks)) continue;
-      if (!divides(tp, request_.shape.heads) || !divides(tp, request_.shape.kv_heads)) {
+    for (const double tp : with_asked(divisors(host, host), asked("tp_size"))) {
+      if (!stays("tp_size", tp) || !some_way("no strategy here has tp", tp, &Way::tp)) continue;
+      if (!divides(tp, request_.ranks))
+        count("tp does not divide the ranks");
+      else if (!divides(tp, request_.shape.heads) || !divides(tp, request_.shape.kv_heads))
         count("tp does not divide the heads");
-        continue;
-      }
-      pipelines(tp);
+      else
+        pipelines(tp);
     }
     rank();
+    for (const auto& [reason, times] : counts_) out_.rejected[reason] += times;
     return std::move(out_);
   }
 
  private:
-  bool stays(const char* key, double value) const {
+  std::optional<double> asked(const char* key) const {
     const auto found = request_.fixed.find(key);
-    return found == request_.fixed.end() || static_cast<double>(found->second) == value;
+    if (found == request_.fixed.end()) return std::nullopt;
+    return static_cast<double>(found->second);
   }
-  // And some way has that kind of parallelism, where it is asked for.
-  bool stays(const char* key, double value, bool Way::* has) const {
-    return stays(key, value) &&
-           (value == 1 || std::any_of(request_.ways.begin(), request_.ways.end(),
-                                      [&](const Way& way) { return way.*has; }));
+  bool stays(const char* key, double value) const {
+    const std::optional<double> wanted = asked(key);
+    return !wanted || *wanted == value;
   }
-  void count(const char* reason) { ++out_.rejected[reason]; }
+  // Whether some way has that kind of parallelism, where it takes some.
+  bool some_way(const char* else_reason, double size, bool Way::* has) {
+    if (size == 1 || std::any_of(request_.ways.begin(), request_.ways.end(),
+                                 [&](const Way& way) { return way.*has; }))
+      return true;
+    count(else_reason);
+    return false;
+  }
+  void count(const char* reason) { ++counts_[reason]; }
 
   // Ways of one strategy that come to the same: with and without stages, and where a step is one
   // micro-batch.
@@ -84,12 +101,26 @@ class Search {
 
   void pipelines(double tp) {
     const double rest = request_.ranks / tp;
-    for (const double pp : divisors(rest, request_.shape.layers)) {
-      if (!stays("pp_size", pp, &Way::pp)) continue;
-      for (double cp = 1; cp <= rest / pp; cp *= 2) {
-        if (!stays("cp_size", cp, &Way::cp) || !divides(cp, rest / pp)) continue;
-        if (cp > 1 && request_.base.length < cp * kLeastPiece) break;
-        sizes(tp, pp, cp);
+    for (const double pp : with_asked(divisors(rest, request_.shape.layers), asked("pp_size"))) {
+      if (!stays("pp_size", pp) || !some_way("no strategy here has pp", pp, &Way::pp)) continue;
+      if (!divides(pp, rest)) {
+        count("pp does not divide the ranks");
+        continue;
+      }
+      if (stage_counts(pp).empty()) {
+        count("the layers do not divide into the stages of pp");
+        continue;
+      }
+      std::vector<double> sizes_of_cp;
+      for (double cp = 1; cp <= rest / pp; cp *= 2) sizes_of_cp.push_back(cp);
+      for (const double cp : with_asked(sizes_of_cp, asked("cp_size"))) {
+        if (!stays("cp_size", cp) || !some_way("no strategy here has cp", cp, &Way::cp)) continue;
+        if (!divides(cp, rest / pp))
+          count("cp does not divide the ranks");
+        else if (cp > 1 && request_.base.length < cp * kLeastPiece)
+          count("samples are too short for cp: under 512 tokens a rank");
+        else
+          sizes(tp, pp, cp);
       }
     }
   }
@@ -106,9 +137,14 @@ class Search {
       return;
     }
     const double samples = request_.global_batch / dp;
+    const std::optional<double> micro_asked = asked("local_batch_size");
+    if (micro_asked && !divides(*micro_asked, samples)) {
+      count("the micro-batch does not divide the samples of a rank");
+      return;
+    }
     for (const double stages : stage_counts(pp))
-      for (double micro = 1; micro <= std::min(16.0, samples); ++micro) {
-        if (!stays("local_batch_size", micro) || !divides(micro, samples)) continue;
+      for (const double micro : with_asked(divisors(samples, 16), micro_asked)) {
+        if (!stays("local_batch_size", micro)) continue;
         job.stages = stages;
         job.schedule =
             stages > 1 ? PipelineSchedule::interleaved_1f1b : PipelineSchedule::one_f_one_b;
@@ -134,9 +170,23 @@ class Search {
 
   void experts(Job job) {
     const double experts = request_.shape.experts;
-    for (const double ep : experts > 0 ? divisors(experts, experts) : std::vector<double>{1}) {
-      if (!stays("ep_size", ep, &Way::ep)) continue;
-      if (!divides(ep, job.dp() * job.cp * job.tp)) continue;
+    const std::vector<double> all =
+        experts > 0 ? divisors(experts, experts) : std::vector<double>{1};
+    for (const double ep : with_asked(all, asked("ep_size"))) {
+      if (!stays("ep_size", ep)) continue;
+      if (ep > 1 && experts <= 0) {
+        count("the model has no experts for ep");
+        continue;
+      }
+      if (!some_way("no strategy here has ep", ep, &Way::ep)) continue;
+      if (ep > 1 && !divides(ep, experts)) {
+        count("ep does not divide the experts");
+        continue;
+      }
+      if (!divides(ep, job.dp() * job.cp * job.tp)) {
+        count("ep does not divide dp * cp * tp");
+        continue;
+      }
       job.ep = ep;
       // Less of it first: these are the fast ones, and rule others out.
       for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
@@ -149,41 +199,52 @@ class Search {
 
   void ways(Job job) {
     bounds_.clear();
+    seen_.clear();
     for (size_t at = 0; at < request_.ways.size(); ++at) {
       const Way& way = request_.ways[at];
+      if (repeated(at, job)) continue;
       if ((job.tp > 1 && !way.tp) || (job.cp > 1 && !way.cp) || (job.pp > 1 && !way.pp) ||
-          (job.ep > 1 && !way.ep) || repeated(at, job))
+          (job.ep > 1 && !way.ep)) {
+        count("the strategy has not all of these sizes");
         continue;
+      }
       job.sequence_parallel = job.tp > 1 && way.sequence && divides(job.tp * job.cp, job.length);
+      if (job.sequence_parallel && way.async)
+        job.async_tp = AsyncTp::torch;
+      else
+        job.async_tp = request_.base.async_tp;
       shards(way, job);
     }
   }
 
   // All ranks of dp and cp share the shards, or those of one host do, or what is asked for.
   void shards(const Way& way, Job job) {
-    const double all = job.dp() * job.cp;
-    const double host = std::min(request_.machine.network.ranks_per_host, request_.ranks) / job.tp;
+    const double dp = job.dp(), all = dp * job.cp;
     const bool whole = way.whole || way.level == 0;
-    std::vector<double> sizes{whole ? 1 : all};
-    const bool some = !whole && way.replicas && way.level == 3;
-    if (const auto asked = request_.fixed.find("dp_replicate_size");
-        some && asked != request_.fixed.end()) {
-      const auto replicas = static_cast<double>(asked->second);
-      if (replicas > 1 && divides(replicas, all) && all / replicas >= job.cp)
-        sizes.push_back(all / replicas);
-    } else if (some && host > 1 && host < all && divides(host, all) && host > job.cp &&
-               divides(job.cp, host)) {
-      sizes.push_back(host);
+    if (const double replicas = asked("dp_replicate_size").value_or(1); replicas > 1) {
+      if (whole || !way.replicas) {
+        count("the strategy has no copies of shards");
+      } else if (!divides(replicas, dp) || replicas >= dp) {
+        count("dp_replicate does not divide dp, or is all of it");
+      } else {
+        job.shard = all / replicas;
+        add(way, job);
+      }
+      return;
     }
-    for (const double shard : sizes) {
-      if (!whole && !stays("dp_replicate_size", all / shard)) continue;
-      job.shard = shard;
-      add(way, job);
-    }
+    job.shard = whole ? 1 : all;
+    add(way, job);
+    const double host = std::min(request_.machine.network.ranks_per_host, request_.ranks) / job.tp;
+    if (asked("dp_replicate_size") || whole || !way.replicas || way.level != 3) return;
+    if (host <= job.cp || host >= all || !divides(host, all) || !divides(job.cp, host)) return;
+    job.shard = host;
+    add(way, job);
   }
 
   void add(const Way& way, Job job) {
     lay_out(request_.shape, way, job);
+    set_exchange(job);
+    if (is_seen(job)) return;
     Layout layout;
     layout.strategy = way.strategy;
     layout.options = way.options;
@@ -202,7 +263,36 @@ class Search {
     out_.best.push_back(std::move(layout));
     if (out_.best.size() < 4 * kSimulated) return;
     keep(kSimulated);
-    limit_ = score(out_.best.back());
+    limit_ = out_.best.back().score();
+  }
+
+  // Whether another way moves and keeps the same at these sizes, as all do where there is nobody to
+  // share with.
+  bool is_seen(const Job& job) {
+    const bool known = std::any_of(seen_.begin(), seen_.end(), [&](const Job& other) {
+      return other.shard == job.shard && other.data == job.data && other.width == job.width &&
+             other.sequence_parallel == job.sequence_parallel && other.async_tp == job.async_tp &&
+             other.state_whole == job.state_whole && other.state_cut == job.state_cut &&
+             other.whole_gradients == job.whole_gradients && other.stored == job.stored &&
+             other.frozen_whole == job.frozen_whole;
+    });
+    if (!known) seen_.push_back(job);
+    return known;
+  }
+
+  // Where the ranks of cp change heads for tokens (semantics 14.4): q, k and v in, the result out,
+  // and the gradients of these.
+  void set_exchange(Job& job) const {
+    if (job.cp <= 1 || request_.exchange == Exchange::never) return;
+    const double c = job.cp, heads = request_.shape.heads / job.tp,
+                 kv = request_.shape.kv_heads / job.tp;
+    if (!divides(c, heads) || !(divides(c, kv) || divides(kv, c))) return;
+    const double sent = 4 * (c - 1) / c * (heads + std::max(kv, c));
+    if (request_.exchange == Exchange::where_it_sends_less && sent >= 6 * (c - 1) * kv) return;
+    const double times = job.recompute == Recompute::full ? 1.5 : 1;  // forward again
+    const Ring ring = ring_of(request_.machine, {c, job.tp, job.ranks_per_host});
+    job.cp_seconds = times * (8 * (c - 1) * ring.step + sent * request_.shape.head_dim *
+                                                            job.tokens() * job.width / ring.rate);
   }
 
   // Counts the layout, and its memory.
@@ -211,7 +301,7 @@ class Search {
     layout.predicted.memory = memory_of(request_.shape, layout.job);
     layout.use = layout.predicted.memory.peak() / request_.memory;
     if (!out_.smallest || layout.use < out_.smallest->use) out_.smallest = layout;
-    if (layout.use > 1) {
+    if (layout.use > (layout.job.pp > 1 ? request_.pipeline_margin : 1)) {
       count("more memory than a rank has");
       return false;
     }
@@ -223,27 +313,25 @@ class Search {
   // of tp, cp and ep. They depend on two things that ways differ in.
   double least(const Job& job) {
     for (const Bound& known : bounds_)
-      if (known.sequence_parallel == job.sequence_parallel && known.width == job.width)
+      if (known.sequence_parallel == job.sequence_parallel && known.async_tp == job.async_tp &&
+          known.width == job.width)
         return known.seconds;
     Job bare = job;
     bare.data = {};
     const Prediction p = predict(request_.machine, request_.shape, bare, Bubble::closed_form);
     const double seconds =
         p.seconds - p.parts.stragglers - p.parts.bubble - p.parts.optimizer - p.parts.shard;
-    bounds_.push_back({job.sequence_parallel, job.width, seconds});
+    bounds_.push_back({job.sequence_parallel, job.async_tp, job.width, seconds});
     return seconds;
   }
 
-  static double score(const Layout& layout) {
-    return layout.predicted.seconds * (layout.use > kComfortable ? 1.05 : 1);
-  }
   // Halved backwards fill most of what a pipeline idles.
   static double other_score(const Layout& layout) {
     return layout.predicted.seconds - 2.0 / 3 * layout.predicted.parts.bubble;
   }
   void keep(size_t most) {
     std::stable_sort(out_.best.begin(), out_.best.end(),
-                     [](const Layout& a, const Layout& b) { return score(a) < score(b); });
+                     [](const Layout& a, const Layout& b) { return a.score() < b.score(); });
     if (out_.best.size() > most) out_.best.resize(most);
   }
   void keep_others() {
@@ -278,14 +366,17 @@ class Search {
 
   struct Bound {
     bool sequence_parallel;
+    AsyncTp async_tp;
     double width, seconds;
   };
   const SearchRequest& request_;
   size_t most_;
   SearchResult out_;
-  std::vector<Layout> others_;  // that may be better under another schedule
-  std::vector<bool> repeated_;  // [way][pipeline][one micro-batch]
-  std::vector<Bound> bounds_;   // of the sizes at hand
+  std::vector<Layout> others_;             // that may be better under another schedule
+  std::vector<bool> repeated_;             // [way][pipeline][one micro-batch]
+  std::vector<Bound> bounds_;              // of the sizes at hand
+  std::vector<Job> seen_;                  // of these, too
+  std::map<const char*, int64_t> counts_;  // by the text, as it stands in this file
   double limit_ = std::numeric_limits<double>::infinity(), other_limit_ = limit_;
 };
 
@@ -293,62 +384,6 @@ class Search {
 
 SearchResult search(const SearchRequest& request, size_t most) {
   return Search(request, most).run();
-}
-
-void lay_out(const Shape& shape, const Way& way, Job& job) {
-  const double experts = job.ep > 1 ? shape.expert_parameters() : 0;
-  const double layer = (shape.layer_parameters() - experts) / job.tp,
-               root = shape.root_parameters() / job.tp;
-  job.width = way.width;
-  DataTraffic& data = job.data;
-  data = {};
-  data.hidden = way.hidden;
-  job.state_whole = job.state_cut = job.whole_gradients = 0;
-  const double states = way.weights + way.gradients + way.optimizer;
-  if (way.whole || way.level == 0)
-    job.state_whole = states;
-  else if (way.level == 3)
-    job.state_cut = states;
-  else if (way.level == 2) {
-    job.state_whole = way.weights;
-    job.state_cut = way.gradients + way.optimizer;
-  } else {
-    job.state_whole = way.weights + way.gradients;
-    job.state_cut = way.optimizer;
-  }
-  job.stored = way.weights;
-  if (job.shard <= 1 && job.replicas() <= 1) return;
-  const double trained = 1 - shape.frozen.parameters;
-  data.layer_reduced = trained * layer * way.reduced;
-  data.root_reduced = trained * root * way.reduced;
-  data.layer_summed = data.layer_reduced / job.shard;
-  data.root_summed = data.root_reduced / job.shard;
-  const bool each = way.reduces_each && job.micro_batches > 1;
-  data.reduce = each ? When::each : When::once;
-  if (way.whole) return;
-  data.ahead = way.ahead;
-  if (way.level < 3 && job.engine_memory) {
-    const double all = shape.layers / job.pp * layer + root;
-    data.transient = way.weights != way.width ? all * way.width : 0;
-    if (way.level == 2)
-      data.transient += data.root_reduced + 2 * data.layer_reduced;
-    else if (way.reduced != way.gradients)
-      data.transient += 2 * data.layer_reduced;
-  }
-  if (way.level == 0) return;
-  // Parameters that are whole are gathered as they are stored.
-  const double gathered = way.level < 3 && job.engine_memory ? way.weights : way.width;
-  data.layer_gathered = layer * gathered;
-  data.root_gathered = root * gathered;
-  const bool again = job.pp > 1 ? way.reshards_in_pipeline : way.reshards,
-             once = way.level < 3 || (job.pp > 1 && !again);
-  data.gather_forward = once ? When::once : When::each;
-  if (!once && again) data.gather_backward = When::each;
-  if (way.level == 3 && job.micro_batches > 1 && !each) job.whole_gradients = way.reduced;
-  if (way.rows) {
-    data.copied_out = 2 * way.width * layer;
-    data.copied_in = (way.width + way.reduced) * layer;
-  }
 }
 
 }  // namespace meshwright::steptime

@@ -2,6 +2,7 @@
 // step-time model. Pure; the strategies are told, not known.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -19,6 +20,7 @@ struct Way {
   std::vector<std::string> options;
   bool tp = false, cp = false, pp = false, ep = false, replicas = false;
   bool sequence = true;  // tensor parallelism that cuts activations along the sequence
+  bool async = false;    // whose exchanges then lie beside the products, as the job asks
   bool whole = false;    // every rank holds the model
   int level = 3;         // of what is sharded: 3 parameters too, 2 gradients, 1 the optimizer
   bool rows = true;      // copies out of gathers and into reductions
@@ -31,17 +33,27 @@ struct Way {
   double reduced = 4;                 // of a reduced one
   // Of stored weights, gradients and optimizer state, a parameter.
   double weights = 4, gradients = 4, optimizer = 8;
+  double frozen = 0;          // of a stored weight that does not train; 0: as the others
+  bool frozen_whole = false;  // every rank has these whole
+  bool on_host = false;       // weights, gradients and states are on the host, not the device
+  bool buckets = false;       // where `whole`: gradients lie in buckets for their reduction as well
 
   bool operator==(const Way&) const = default;
 };
 
+// Where the ranks of cp change heads for tokens instead of gathering keys (ulysses).
+enum class Exchange : uint8_t { never, where_it_sends_less, always };
+
 struct SearchRequest {
   Machine machine;
   Shape shape;
-  Job base;  // length, fusion, loss; sizes are the search's
-  std::vector<Way> ways;
+  Job base;               // length, fusion, loss; sizes are the search's
+  std::vector<Way> ways;  // of several that come to the same, the first is taken
+  Exchange exchange = Exchange::never;
   double ranks = 1, global_batch = 1;
   double memory = 0;  // bytes that a rank may take
+  // Pipelines that count up to so many times as much stay: their plans may say less.
+  double pipeline_margin = 1;
   // Sizes that stay: "tp_size", "cp_size", "pp_size", "ep_size", "dp_replicate_size",
   // "local_batch_size".
   std::map<std::string, int64_t> fixed;
@@ -52,6 +64,8 @@ struct SearchRequest {
   bool bounded = true;  // layouts that a lower bound rules out are not predicted; for tests
 };
 
+inline constexpr double kComfortable = 0.85;  // of what a rank may take
+
 struct Layout {
   std::string strategy;
   std::vector<std::string> options;  // of the way
@@ -61,17 +75,18 @@ struct Layout {
   double use = 0;  // memory over what a rank may take
 
   double replicas() const { return job.replicas(); }
+  // What layouts are ranked by: tight ones after comfortable ones that are within 5%.
+  double score() const { return predicted.seconds * (use > kComfortable ? 1.05 : 1); }
 };
 
 struct SearchResult {
   std::vector<Layout> best;  // fastest first; tight ones after comfortable ones within 5%
-  int64_t enumerated = 0, fitting = 0;
-  int64_t predicted = 0;                    // of those that fit; a lower bound ruled out the rest
-  std::map<std::string, int64_t> rejected;  // by reason
-  std::optional<Layout> smallest;           // in memory, whether it fits or not
+  int64_t enumerated = 0, fitting = 0;  // fitting: within pipeline_margin
+  int64_t predicted = 0;                // of those that fit; a lower bound ruled out the rest
+  // By reason: sizes with all that would lie below them, and layouts.
+  std::map<std::string, int64_t> rejected;
+  std::optional<Layout> smallest;  // in memory, whether it fits or not
 };
-
-inline constexpr double kComfortable = 0.85;
 
 SearchResult search(const SearchRequest& request, size_t most);
 

@@ -14,6 +14,13 @@ double Shape::layer_parameters() const {
   return attention_parameters() + 2 * hidden + sparse * expert_parameters() +
          (1 - sparse) * dense_parameters();
 }
+double Shape::routed_parameters() const {
+  return experts > 0 ? (layers - dense_layers) / layers * 3 * hidden * experts * expert_ffn : 0;
+}
+double Shape::layer_of_rank(double tp, double ep) const {
+  const double routed = routed_parameters();
+  return (layer_parameters() - routed) / tp + routed / (ep > 1 ? ep : tp);
+}
 double Shape::root_parameters() const { return hidden * vocabulary * (tied ? 1 : 2); }
 double Shape::parameters() const { return layers * layer_parameters() + root_parameters(); }
 

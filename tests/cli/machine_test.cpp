@@ -146,7 +146,7 @@ TEST_CASE("mistakes around machines and the search are answered with what works"
            Row{kJob + "--machine h100 --search --max-memory 0", 2, "E0101", "--max-memory 70"},
            Row{"configs/pipeline_64.toml --world-size 8 --machine a100-40 --search", 3, "E0319",
                "the smallest needs"},
-           Row{kJob + "--machine h100 --search --fix tp_size=3", 2, "E0208", "leave out --fix"},
+           Row{kJob + "--machine h100 --search --fix tp_size=3", 3, "E0301", "--fix tp_size=2"},
        }) {
     CAPTURE(row.arguments);
     const Ran ran = run("plan " + row.arguments, "2>&1");

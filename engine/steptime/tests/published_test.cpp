@@ -70,6 +70,8 @@ TEST_CASE("dense bf16 runs it never saw, memory not tight: 4% at the median, 9% 
   CHECK(held.size() >= 150);
   CHECK(quantile(held, 0.5) <= 0.04);
   CHECK(quantile(held, 0.9) <= 0.09);
+  // 161 rows when the model was designed: by this count of memory 11 of them have 85% or more, and
+  // are among the tight ones. The bar is the same share of what is left.
   CHECK(within(held, 0.10) >= 150.0 / 161);
 }
 

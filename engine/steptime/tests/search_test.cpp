@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <ctime>
+#include <map>
+#include <string>
 
 #include "published.h"
 
@@ -209,6 +211,111 @@ TEST_CASE("schedules of halved backwards are taken where they idle less, for wha
   CHECK(memory_of(row.shape, folded).states > memory_of(row.shape, dealt).states);
 }
 
+TEST_CASE("copies that are asked for are what layouts have") {
+  const published::Row row = published::layouts(kData)[1];
+  SearchRequest request = request_of(row, {sharded(), sharded_optimizer()});
+  request.memory = 1e12;
+  request.fixed = {{"dp_replicate_size", 4}};
+  const SearchResult found = search(request, 20);
+  REQUIRE(!found.best.empty());
+  for (const Layout& layout : found.best) {
+    CHECK(layout.strategy == "level 3");  // the other has no copies of shards
+    CHECK(layout.job.replicas() == 4);
+    CHECK(layout.job.dp() / 4 >= 2);  // and each is shared
+  }
+  CHECK(found.rejected.contains("the strategy has no copies of shards"));
+  request.fixed = {{"dp_replicate_size", 3}};
+  CHECK(search(request, 20).enumerated == 0);
+}
+
+TEST_CASE("sizes that cannot be are counted with their reason") {
+  const published::Row row = published::layouts(kData)[1];  // 64 ranks, 64 and 8 heads, 80 layers
+  struct Sizes {
+    std::map<std::string, int64_t> fixed;
+    const char* reason;
+  };
+  for (const Sizes& sizes : {
+           Sizes{{{"tp_size", 3}}, "tp does not divide the ranks"},
+           Sizes{{{"tp_size", 16}}, "tp does not divide the heads"},
+           Sizes{{{"pp_size", 3}}, "pp does not divide the ranks"},
+           Sizes{{{"pp_size", 32}}, "the layers do not divide into the stages of pp"},
+           Sizes{{{"cp_size", 3}}, "cp does not divide the ranks"},
+           Sizes{{{"cp_size", 32}, {"tp_size", 1}},
+                 "samples are too short for cp: under 512 tokens a rank"},
+           Sizes{{{"ep_size", 2}}, "the model has no experts for ep"},
+           Sizes{{{"local_batch_size", 3}},
+                 "the micro-batch does not divide the samples of a rank"},
+       }) {
+    CAPTURE(sizes.reason);
+    SearchRequest request = request_of(row, {sharded()});
+    request.fixed = sizes.fixed;
+    const SearchResult found = search(request, 5);
+    CHECK(found.enumerated == 0);
+    CHECK(found.rejected.contains(sizes.reason));
+  }
+  Way short_of_axes = sharded();
+  short_of_axes.tp = short_of_axes.cp = short_of_axes.pp = false;
+  SearchRequest request = request_of(row, {sharded(), short_of_axes});
+  CHECK(search(request, 5).rejected.contains("the strategy has not all of these sizes"));
+  request.ways = {short_of_axes};
+  CHECK(search(request, 5).rejected.contains("no strategy here has tp"));
+}
+
+TEST_CASE("one rank alone has one layout, whatever strategies make of it") {
+  const published::Row row = published::layouts(kData)[0];
+  SearchRequest request = request_of(row, {sharded()});
+  request.ranks = 1;
+  const int64_t one = search(request, 5).enumerated;
+  CHECK(one > 0);
+  request.ways = variants();
+  Way other = sharded();
+  other.strategy = "level 2";
+  other.level = 2;
+  request.ways.push_back(other);
+  CHECK(search(request, 5).enumerated == one);
+  request.ranks = 8;
+  CHECK(search(request, 5).enumerated > one);
+}
+
+TEST_CASE(
+    "heads change for tokens where that sends less, and async tp leaves less of its exchanges") {
+  const published::Row row = published::layouts(kData)[1];  // 64 and 8 heads
+  SearchRequest request = request_of(row, {sharded()});
+  request.base.context = ContextWay::gather;
+  request.base.async_tp = AsyncTp::no;
+  request.fixed = {{"cp_size", 8}, {"tp_size", 1}, {"pp_size", 1}};
+  request.memory = 1e12;
+  const double keys = search(request, 1).best.front().predicted.parts.cp;
+  request.exchange = Exchange::where_it_sends_less;
+  const double heads = search(request, 1).best.front().predicted.parts.cp;
+  CHECK(heads < keys);
+  CHECK(heads > 0);
+  request.exchange = Exchange::never;
+  request.fixed = {{"cp_size", 1}, {"tp_size", 8}, {"pp_size", 1}};
+  const Layout bare = search(request, 1).best.front();
+  request.ways.front().async = true;
+  const Layout async = search(request, 1).best.front();
+  CHECK(async.job.async_tp == AsyncTp::torch);
+  CHECK(async.predicted.parts.tp < bare.predicted.parts.tp);
+  request.ways.front().sequence = false;  // nothing to lie beside
+  CHECK(search(request, 1).best.front().job.async_tp == AsyncTp::no);
+}
+
+TEST_CASE(
+    "pipelines that count a little too much stay where that is asked for, and nothing else does") {
+  const published::Row row = published::layouts(kData)[1];
+  SearchRequest request = request_of(row, {sharded()});
+  auto of = [&](int64_t pp, double margin) {
+    request.fixed = {{"pp_size", pp}};
+    request.pipeline_margin = margin;
+    return search(request, 64);
+  };
+  CHECK(of(1, 1.15).fitting == of(1, 1).fitting);
+  CHECK(of(4, 1.15).fitting > of(4, 1).fitting);
+  for (const Layout& layout : of(4, 1.15).best) CHECK(layout.use <= 1.15);
+  for (const Layout& layout : of(4, 1).best) CHECK(layout.use <= 1);
+}
+
 TEST_CASE("where nothing fits, the search says what the smallest layout needs") {
   const published::Row row = published::layouts(kData)[2];  // 405B
   SearchRequest request = request_of(row, {sharded_optimizer()});
@@ -228,6 +335,28 @@ TEST_CASE("the search for 405B on 1,024 ranks looks at thousands of layouts") {
 }
 
 #ifdef NDEBUG
+TEST_CASE("a layout is predicted in 100 us") {
+  const published::Row row = published::layouts(kData)[2];
+  const SearchRequest request = request_of(row, {sharded()});
+  Job job = request.base;
+  job.ranks = 1024;
+  job.tp = 8;
+  job.pp = 8;
+  job.micro_batches = 32;
+  job.shard = job.dp();
+  lay_out(row.shape, request.ways.front(), job);
+  constexpr int kTimes = 1000;
+  double seconds = 0;
+  const std::clock_t begin = std::clock();
+  for (int i = 0; i < kTimes; ++i) {
+    job.micro_batch = 1 + i % 2;
+    seconds += predict(request.machine, row.shape, job, Bubble::closed_form).seconds;
+  }
+  const double each = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC / kTimes;
+  CHECK(seconds > 0);
+  CHECK(each < 100e-6);
+}
+
 TEST_CASE("with all ways and schedules that takes less than a second of one core") {
   std::vector<Way> ways = variants();
   ways.push_back(sharded_optimizer());

@@ -1,0 +1,206 @@
+// The layouts that the model ranks first, planned one by one as `plan` would: what is shown of them
+// is what their line says.
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "engine/forecast/layouts.h"
+#include "engine/plan/training.h"
+
+namespace meshwright::forecast {
+namespace {
+
+using steptime::Layout;
+
+// Plans of a round that can be made, and all; a round starts anew where too many were left out.
+constexpr size_t kMostPlans = 24, kMostTries = 64, kRounds = 3, kKept = 64;
+// Layouts that are planned at least: plan and model differ by some percent, which may change the
+// order.
+constexpr size_t kPlansEach = 2, kLeastPlans = 8;
+// The model takes every pass in flight for a whole one: of pipelines it counts up to a quarter more
+// than their plans.
+constexpr double kPipelineMargin = 1.15;
+
+// What the job itself would be refused for is no reason against a layout of it.
+std::optional<Error> obstacle_of(const plan::Job& job, const plan::Job& planned,
+                                 const plan::JobPlan& plan) {
+  const std::vector<Error> known = plan::errors_of_training(job, nullptr);
+  for (const Error& error : plan::errors_of_training(planned, &plan))
+    if (error.code() != ErrorCode::missing_key &&
+        std::none_of(known.begin(), known.end(), [&](const Error& other) {
+          return other.code() == error.code() && other.message() == error.message();
+        }))
+      return error;
+  return std::nullopt;
+}
+
+bool same_sizes(const steptime::Job& a, const steptime::Job& b) {
+  return a.tp == b.tp && a.cp == b.cp && a.pp == b.pp && a.ep == b.ep && a.stages == b.stages &&
+         (a.pp == 1 || a.schedule == b.schedule) && a.micro_batch == b.micro_batch &&
+         a.micro_batches == b.micro_batches && a.recompute == b.recompute;
+}
+
+class Planned {
+ public:
+  Planned(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
+          steptime::SearchRequest request)
+      : job_(job), machine_(machine), wanted_(wanted), request_(std::move(request)) {
+    request_.ranks = static_cast<double>(wanted.world_size);
+    request_.base.ranks_per_host = std::min(machine.network.ranks_per_host, request_.ranks);
+    request_.pipeline_margin = kPipelineMargin;
+    out_.memory = request_.memory;
+  }
+
+  Found run() {
+    for (size_t round = 0; round < kRounds && !enough(); ++round) {
+      steptime::SearchResult found = steptime::search(request_, std::max(kKept, 2 * wanted_.most));
+      const std::vector<Layout> layouts = std::exchange(found.best, {});
+      if (round == 0) out_.result = std::move(found);
+      made_ = tried_ = 0;
+      too_large_ = counted_ = 0;
+      for (size_t i = 0; i < layouts.size() && !enough() && !spent(); ++i) take(layouts[i]);
+      if (!narrow()) break;
+    }
+    // By the model nothing may fit, or what does is too large by its plan.
+    if (layouts_.empty() && out_.result.smallest) take(*out_.result.smallest);
+    return ranked();
+  }
+
+ private:
+  bool enough() const {
+    return layouts_.size() >= wanted_.most &&
+           planned_ >= std::max(kLeastPlans, kPlansEach * wanted_.most);
+  }
+  bool spent() const {
+    return made_ >= std::max(kMostPlans, 2 * wanted_.most) ||
+           tried_ >= std::max(kMostTries, 4 * wanted_.most);
+  }
+  // Leaves out of the next round what this one has found in vain. False: nothing.
+  bool narrow() {
+    const size_t before = request_.ways.size();
+    std::erase_if(request_.ways, [&](const steptime::Way& way) {
+      const auto found = made_by_.find(way.strategy);
+      return found != made_by_.end() && found->second.first == 0 && found->second.second >= 3;
+    });
+    if (too_large_ <= 0) return request_.ways.size() < before;
+    // The model counts too little for this job: what it may take is less by that.
+    const double counts = std::clamp(counted_ / too_large_, 0.3, 1.0);
+    request_.memory *= counts;
+    const bool wide = std::exchange(request_.pipeline_margin, 1) > 1;
+    return counts < 1 || wide || request_.ways.size() < before;
+  }
+  void count(const std::string& reason) { ++out_.result.rejected[reason]; }
+
+  void take(const Layout& layout) {
+    std::vector<std::string> settings =
+        settings_of(job_, layout, request_.shape.layers, request_.global_batch);
+    std::string line = set_line(settings);
+    if (!lines_.insert(line).second) return;
+    ++tried_;
+    auto& [made, refused] = made_by_[layout.strategy];
+    PlannedLayout planned =
+        plan_layout(job_, machine_, wanted_.reload, wanted_.world_size, settings);
+    if (planned.refused) {
+      count("refused by its plan, " + code_string(planned.refused->code()) + ": " +
+            error_info(planned.refused->code()).title);
+      if (!out_.refused) out_.refused = std::move(planned.refused);
+      ++refused;
+      return;
+    }
+    ++made;
+    ++made_;
+    ++planned_;
+    const Forecast& forecast = *planned.forecast;
+    if (!out_.least || forecast.memory < *out_.least) {
+      out_.least = forecast.memory;
+      least_ = layout;
+    }
+    if (forecast.memory > out_.memory) {
+      count("more memory than a rank has, by its plan");
+      too_large_ += forecast.memory;
+      counted_ += layout.predicted.memory.peak();
+      return;
+    }
+    if (is_known(layout, forecast)) {
+      count("the same as one before it");
+      return;
+    }
+    layouts_.push_back(layout);
+    layouts_.back().predicted = forecast.time;
+    layouts_.back().use = forecast.memory / out_.memory;
+    out_.forecasts.push_back(forecast);
+    out_.sets.push_back(std::move(line));
+  }
+
+  // Options without an effect make the same plan.
+  bool is_known(const Layout& layout, const Forecast& forecast) const {
+    for (size_t i = 0; i < layouts_.size(); ++i)
+      if (out_.forecasts[i].time.seconds == forecast.time.seconds &&
+          out_.forecasts[i].memory == forecast.memory && same_sizes(layouts_[i].job, layout.job))
+        return true;
+    return false;
+  }
+
+  Found ranked() {
+    std::vector<size_t> order(layouts_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return layouts_[a].score() < layouts_[b].score(); });
+    if (order.size() > wanted_.most) order.resize(wanted_.most);
+    Found out = out_;
+    out.forecasts.clear();
+    out.sets.clear();
+    if (least_) out.result.smallest = least_;
+    for (const size_t at : order) {
+      out.result.best.push_back(layouts_[at]);
+      out.forecasts.push_back(out_.forecasts[at]);
+      out.sets.push_back(out_.sets[at]);
+    }
+    return out;
+  }
+
+  const plan::Job& job_;
+  const steptime::Machine& machine_;
+  const Wanted& wanted_;
+  steptime::SearchRequest request_;
+  Found out_;
+  std::vector<Layout> layouts_;  // those that are taken
+  std::optional<Layout> least_;
+  std::set<std::string> lines_;
+  std::map<std::string, std::pair<size_t, size_t>> made_by_;  // of a strategy: plans, refusals
+  size_t planned_ = 0;                                        // plans that could be made
+  size_t made_ = 0, tried_ = 0;                               // of this round
+  double too_large_ = 0, counted_ = 0;  // bytes of those too large, by their plans and by the model
+};
+
+}  // namespace
+
+PlannedLayout plan_layout(const plan::Job& job, const steptime::Machine& machine,
+                          const Reload& reload, int64_t world_size,
+                          const std::vector<std::string>& settings) {
+  PlannedLayout out;
+  try {
+    Diagnostics problems;
+    std::optional<plan::Job> other = reload(settings, problems);
+    problems.throw_if_any();
+    if (!other) throw Error(ErrorCode::internal, "the job cannot be loaded once more");
+    other->samples = job.samples;
+    plan::PlanRequest request;
+    request.world_size = world_size;
+    const plan::JobPlan plan = plan::make_plan(*other, request);
+    out.refused = obstacle_of(job, *other, plan);
+    if (!out.refused) out.forecast = forecast(*other, plan, machine);
+  } catch (const Error& error) {
+    out.refused = error;
+  }
+  return out;
+}
+
+Found planned_layouts(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
+                      const steptime::SearchRequest& request) {
+  return Planned(job, machine, wanted, request).run();
+}
+
+}  // namespace meshwright::forecast

@@ -1,0 +1,229 @@
+// plan --search held to plan: what it shows of a layout is what plan says with the layout's line.
+#include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <boost/json.hpp>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ran.h"
+
+namespace search_test {
+
+namespace json = boost::json;
+
+namespace {
+
+double number_of(const json::value& value) { return value.to_number<double>(); }
+
+json::object object_of(const Ran& ran) {
+  INFO(ran.out);
+  REQUIRE(ran.status == 0);
+  return json::parse(ran.out).as_object();
+}
+
+json::array layouts_of(const std::string& arguments) {
+  return object_of(run("plan " + arguments + " --search --json")).at("layouts").as_array();
+}
+
+std::string line_of(const json::value& layout) {
+  return std::string(layout.as_object().at("use").as_string());
+}
+const json::object& time_of(const json::value& layout) {
+  return layout.as_object().at("time").as_object();
+}
+double seconds_of(const json::object& time) { return number_of(time.at("seconds")); }
+double bytes_of(const json::object& time) {
+  return number_of(time.at("memory").as_object().at("bytes"));
+}
+
+// What one call of the program takes, of a core and of memory.
+struct Cost {
+  int status = 0;
+  double seconds = 0;
+  int64_t kibibytes = 0;
+};
+Cost cost_of(const std::vector<std::string>& arguments) {
+  std::string program = MESHWRIGHT_BUILD_DIR "/bin/meshwright";
+  std::vector<std::string> words = arguments;
+  std::vector<char*> argv = {program.data()};
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    if (chdir(MESHWRIGHT_SOURCE_DIR) == 0 && std::freopen("/dev/null", "w", stdout) != nullptr)
+      execv(program.c_str(), argv.data());
+    _exit(127);
+  }
+  int raw = 0;
+  rusage usage{};
+  REQUIRE(wait4(child, &raw, 0, &usage) == child);
+  return {WIFEXITED(raw) ? WEXITSTATUS(raw) : 128,
+          static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+              1e-6 * static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec),
+          static_cast<int64_t>(usage.ru_maxrss)};
+}
+
+}  // namespace
+
+TEST_CASE("plan with a layout's line says what the search said, whatever the file sets") {
+  struct Row {
+    std::string job, only_searched;
+  };
+  const std::string pipeline = "configs/pipeline_interleaved.toml --world-size 32 --machine h100";
+  for (const Row& row : {
+           Row{"configs/hsdp_tp.toml --world-size 64 --machine h100", ""},
+           Row{"configs/hsdp_cpu.toml --world-size 8 --machine cpu", ""},
+           Row{"configs/tp_cpu.toml --world-size 8 --machine cpu", ""},
+           Row{"configs/tp_cpu.toml --world-size 8 --machine cpu", " --fix tp_size=2"},
+           Row{"configs/moe_ep.toml --world-size 32 --machine h100", ""},
+           Row{"configs/moe_ep.toml --world-size 32 --machine h100", " --fix ep_size=1"},
+           Row{"configs/megatron_fsdp_zero1.toml --world-size 16 --machine h100", ""},
+           Row{"configs/lora_cpu.toml --world-size 8 --machine cpu", ""},
+           Row{pipeline, " --fix pp_size=4"},
+           Row{pipeline + " --set distributed.dp_size=2 --set distributed.pipeline.pp_batch_size=4"
+                          " --set distributed.pipeline.first_stage_less_layers=1"
+                          " --set distributed.pipeline.last_stage_less_layers=1",
+               " --fix pp_size=2"},
+       }) {
+    CAPTURE(row.job);
+    CAPTURE(row.only_searched);
+    const json::array layouts = layouts_of(row.job + row.only_searched + " --top 3");
+    CHECK(!layouts.empty());
+    for (const json::value& layout : layouts) {
+      CAPTURE(line_of(layout));
+      const json::object& here = time_of(layout);
+      CHECK(here.at("memory").as_object().at("fits").as_bool());
+      const Ran planned = run("plan " + row.job + " --json " + line_of(layout));
+      CHECK(planned.status == 0);
+      if (planned.status != 0) continue;
+      const json::object plan = json::parse(planned.out).as_object();
+      const json::object& there = plan.at("time").as_object();
+      CHECK(seconds_of(there) == doctest::Approx(seconds_of(here)).epsilon(1e-9));
+      CHECK(bytes_of(there) == bytes_of(here));
+    }
+  }
+}
+
+TEST_CASE("copies that are asked for are what layouts have, and not where they cannot be") {
+  const std::string job = "configs/hsdp_tp.toml --machine h100 --search --json --world-size ";
+  const json::array layouts = layouts_of(
+      "configs/hsdp_tp.toml --machine h100 --world-size 64 --fix dp_replicate_size=4"
+      " --top 12");
+  CHECK(!layouts.empty());
+  for (const json::value& layout : layouts) {
+    CAPTURE(line_of(layout));
+    CHECK(number_of(layout.as_object().at("dp_replicate")) == 4);
+    CHECK(line_of(layout).find("distributed.dp_replicate_size=4") != std::string::npos);
+  }
+  const Ran refused = run("plan " + job + "8 --fix dp_replicate_size=3");
+  CHECK(refused.status == 3);
+  CHECK(refused.out.find("E0303") != std::string::npos);
+}
+
+TEST_CASE("adapters are searched as adapters: the frozen base has no gradients and no states") {
+  const std::string job =
+      "configs/hsdp_tp.toml --world-size 1 --machine h100 --set distributed.dp_replicate_size=1"
+      " --set distributed.tp_size=1 --set distributed.sequence_parallel=false";
+  const json::array layouts = layouts_of(job + " --set lora.r=16 --top 1");
+  REQUIRE(layouts.size() == 1);
+  CHECK(layouts.front().as_object().at("recompute").as_string() != "full");
+  CHECK(time_of(layouts.front()).at("memory").as_object().at("fits").as_bool());
+  // All of it trained does not fit one device: 8 billion parameters of 16 bytes.
+  CHECK(run("plan " + job + " --search").status == 3);
+}
+
+TEST_CASE("layouts that come to the same are shown once, and experts need a model that has some") {
+  for (const char* world : {"1", "8"}) {
+    CAPTURE(world);
+    std::set<std::tuple<double, double, double, std::string, std::string>> known;
+    const json::array layouts = layouts_of(
+        std::string("configs/first_fsdp2_cpu.toml --machine cpu --top 24 --world-size ") + world);
+    CHECK(layouts.size() > 2);
+    for (const json::value& layout : layouts) {
+      const json::object& said = layout.as_object();
+      CAPTURE(line_of(layout));
+      std::string sizes;
+      for (const char* size : {"tp", "cp", "pp", "ep", "micro_batch", "stages_per_rank"})
+        sizes += json::serialize(said.at(size)) + " ";
+      CHECK(known
+                .insert({seconds_of(time_of(layout)), bytes_of(time_of(layout)),
+                         number_of(said.at("micro_batches")), sizes,
+                         std::string(said.at("recompute").as_string())})
+                .second);
+      CHECK(said.at("strategy").as_string() != "moe_ep");
+    }
+  }
+}
+
+TEST_CASE("sizes that cannot be are refused as plan refuses them, with sizes that can") {
+  struct Row {
+    const char *sizes, *code, *part;
+  };
+  for (const Row& row : {
+           Row{"--world-size 64 --fix tp_size=3", "E0301", "--fix tp_size=2"},
+           Row{"--world-size 64 --fix tp_size=16", "E0308", "16"},
+           Row{"--world-size 64 --fix pp_size=3", "E0301", "--fix pp_size=2"},
+           Row{"--world-size 64 --fix cp_size=3", "E0301", "--fix cp_size=2"},
+           Row{"--world-size 64 --fix ep_size=2", "E0316", "no experts"},
+           Row{"--world-size 8 --fix local_batch_size=3", "E0310", "local_batch_size"},
+           Row{"--world-size 7", "E0310", "--global-batch 63"},
+           Row{"--world-size 32 --global-batch 16 --fix pp_size=32", "E03", "--fix pp_size=32"},
+       }) {
+    CAPTURE(row.sizes);
+    const Ran ran =
+        run(std::string("plan configs/hsdp_tp.toml --machine h100 --search ") + row.sizes, "2>&1");
+    CAPTURE(ran.out);
+    CHECK(ran.status == 3);
+    CHECK(ran.out.find(row.code) != std::string::npos);
+    CHECK(ran.out.find(row.part) != std::string::npos);
+  }
+}
+
+TEST_CASE(
+    "where nothing fits, the smallest world that is named has a layout, and half of it none") {
+  const std::string job = "plan configs/pipeline_64.toml --machine a100-40 --search --world-size ";
+  const Ran refused = run(job + "8", "2>&1");
+  CAPTURE(refused.out);
+  REQUIRE(refused.status == 3);
+  CHECK(refused.out.find("recomputation") != std::string::npos);
+  CHECK(refused.out.find("--set distributed.strategy=") != std::string::npos);
+  const std::string before = "take more ranks: --world-size ";
+  const size_t at = refused.out.find(before);
+  REQUIRE(at != std::string::npos);
+  const int world = std::stoi(refused.out.substr(at + before.size()));
+  CHECK(world > 8);
+  CHECK(run(job + std::to_string(world)).status == 0);
+  CHECK(run(job + std::to_string(world / 2)).status == 3);
+  const Ran limited = run(
+      "plan configs/hsdp_tp.toml --machine h100 --search --world-size 8 --max-memory 5", "2>&1");
+  CAPTURE(limited.out);
+  CHECK(limited.status == 3);
+  CHECK(limited.out.find("--max-memory ") != std::string::npos);
+}
+
+#ifdef NDEBUG
+TEST_CASE("405B on 1,024 devices is searched in a second of one core and 200 MiB") {
+  const std::string model = MESHWRIGHT_BUILD_DIR "/search_405b.json";
+  std::ofstream(model)
+      << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256,
+ "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
+ "num_attention_heads": 128, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+ "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": false})";
+  const Cost cost =
+      cost_of({"plan", "configs/pipeline_64.toml", "--set", "model.config=" + model, "--world-size",
+               "1024", "--machine", "h100", "--global-batch", "512", "--search"});
+  CHECK(cost.status == 0);
+  CHECK(cost.seconds < 1);
+  CHECK(cost.kibibytes < 200 * 1024);
+}
+#endif
+
+}  // namespace search_test
