@@ -1,6 +1,9 @@
 #include "engine/cuda/device_graphs.h"
 
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -35,10 +38,27 @@ void wait_for(const c10::cuda::CUDAStream& stream, const c10::cuda::CUDAStream& 
   event.block(stream);
 }
 
+struct LibTorchGraph : at::cuda::CUDAGraph {
+  // LibTorch ends a capture that CUDA refused neither for its allocators nor for its generators,
+  // which would go on as if it were under way.
+  void give_up(int device, c10::MempoolId_t memory) {
+    for (const auto& counted : captured_generator_states_) counted.first->capturing_ = false;
+    const auto index = static_cast<c10::DeviceIndex>(device);
+    try {
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(index, memory);
+      c10::cuda::CUDACachingAllocator::releasePool(index, memory);
+      at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(memory);
+      at::getHostAllocator(at::kCUDA)->release_pool(memory);
+    } catch (const c10::Error&) {  // ended already, or never begun
+    }
+  }
+};
+
 class Graph final : public DeviceGraph {
  public:
   Graph(int device, const Graph* beside)
       : device_(device),
+        first_(beside == nullptr),
         memory_(beside != nullptr ? beside->memory_ : at::cuda::graph_pool_handle()) {}
 
   void capture(const std::function<void()>& work) override {
@@ -47,6 +67,8 @@ class Graph final : public DeviceGraph {
                                     static_cast<c10::DeviceIndex>(device_));
     // LibTorch's class sets numbers of generators, before a capture and at launches.
     wait_for(mine, outer);
+    // What is cached for others is no memory of a graph's, and is not given back during a capture.
+    if (first_) c10::cuda::CUDACachingAllocator::emptyCache();
     capture_on(mine, work);
     wait_for(outer, mine);
   }
@@ -55,23 +77,30 @@ class Graph final : public DeviceGraph {
  private:
   void capture_on(const c10::cuda::CUDAStream& stream, const std::function<void()>& work) {
     const c10::cuda::CUDAStreamGuard guard(stream);
-    // Other threads may ask for events meanwhile: those that watch collectives.
-    graph_.capture_begin(memory_, cudaStreamCaptureModeThreadLocal);
     try {
+      // Other threads may ask for events meanwhile: those that watch collectives.
+      graph_.capture_begin(memory_, cudaStreamCaptureModeThreadLocal);
       work();
     } catch (...) {
       try {
         graph_.capture_end();
       } catch (const c10::Error&) {  // the first error tells more
+        graph_.give_up(device_, memory_);
       }
       throw;
     }
-    graph_.capture_end();
+    try {
+      graph_.capture_end();
+    } catch (...) {
+      graph_.give_up(device_, memory_);
+      throw;
+    }
   }
 
   int device_;
+  bool first_;  // of its memory
   c10::MempoolId_t memory_;
-  at::cuda::CUDAGraph graph_;
+  LibTorchGraph graph_;
 };
 
 std::unique_ptr<DeviceGraph> make(int device, const DeviceGraph* beside) {

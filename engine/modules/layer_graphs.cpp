@@ -6,7 +6,9 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <utility>
@@ -89,8 +91,9 @@ struct LayerBackward : torch::autograd::Node {
   }
 };
 
-// Empty: not such a forward.
-std::vector<int64_t> shape_of(const Tensor& x, const RotaryTable& rotary) {
+// What a layer's graphs are made for, in numbers.
+std::vector<int64_t> shape_of(const Tensor& x, const RotaryTable& rotary,
+                              const std::vector<Tensor>& parameters) {
   std::vector<int64_t> out;
   for (const Tensor& t : {x, rotary.cos, rotary.sin}) {
     out.push_back(static_cast<int64_t>(t.scalar_type()));
@@ -98,7 +101,22 @@ std::vector<int64_t> shape_of(const Tensor& x, const RotaryTable& rotary) {
     out.insert(out.end(), t.strides().begin(), t.strides().end());
   }
   out.push_back(x.requires_grad() ? 1 : 0);
+  for (const Tensor& parameter : parameters) out.push_back(parameter.requires_grad() ? 1 : 0);
   return out;
+}
+
+// Whether a backward comes through the layer.
+bool trains(const Tensor& x, const std::vector<Tensor>& parameters) {
+  return x.requires_grad() || std::any_of(parameters.begin(), parameters.end(),
+                                          [](const Tensor& one) { return one.requires_grad(); });
+}
+
+// Whether a graph of autograd is there that has one of them. What adds up its gradients belongs to
+// the stream of that forward, for which no captured backward can wait.
+bool in_use(const std::vector<Tensor>& parameters) {
+  return std::any_of(parameters.begin(), parameters.end(), [](const Tensor& one) {
+    return one.requires_grad() && torch::autograd::impl::try_get_grad_accumulator(one) != nullptr;
+  });
 }
 
 bool may_launch(const Tensor& x) {
@@ -110,10 +128,10 @@ bool may_launch(const Tensor& x) {
 }
 
 std::shared_ptr<Captured> capture(const Tensor& x, const RotaryTable& rotary,
-                                  const torch::nn::Module& module,
+                                  const std::vector<Tensor>& parameters,
                                   const LayerGraphs::Layer& layer) {
   auto out = std::make_shared<Captured>();
-  out->parameters = module.parameters();
+  out->parameters = parameters;
   for (const Tensor& parameter : out->parameters) {
     out->places.push_back(parameter.const_data_ptr());
     if (parameter.requires_grad()) out->leaves.push_back(parameter);
@@ -174,10 +192,13 @@ Tensor launch(const std::shared_ptr<Captured>& captured, const Tensor& x,
 Tensor LayerGraphs::forward(const Tensor& x, const RotaryTable& rotary,
                             const torch::nn::Module& module, const Layer& layer) {
   if (!may_launch(x)) return layer(x, rotary);
-  std::vector<int64_t> shape = shape_of(x, rotary);
+  const std::vector<Tensor> parameters = captured_ ? captured_->parameters : module.parameters();
+  if (!trains(x, parameters)) return layer(x, rotary);
+  std::vector<int64_t> shape = shape_of(x, rotary, parameters);
   if (!captured_) {
-    if (std::exchange(seen_, shape) != shape) return layer(x, rotary);  // what is made at first
-    captured_ = capture(x, rotary, module, layer);
+    // The first forward makes what is made at first.
+    if (std::exchange(seen_, shape) != shape || in_use(parameters)) return layer(x, rotary);
+    captured_ = capture(x, rotary, parameters, layer);
   } else if (shape != seen_ || captured_->waits) {
     return layer(x, rotary);
   }
