@@ -8,8 +8,11 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <set>
 
 #include "sdk/base/device_graphs.h"
 
@@ -54,12 +57,60 @@ struct LibTorchGraph : at::cuda::CUDAGraph {
   }
 };
 
+// Memory of graphs, and what of it no tensor has between captures: launches use it all the same.
+// LibTorch's counters know tensors alone.
+class Pool {
+ public:
+  explicit Pool(int of) : device(of) {
+    const std::lock_guard lock(mutex());
+    all().insert(this);
+  }
+  ~Pool() {
+    const std::lock_guard lock(mutex());
+    all().erase(this);
+  }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // After a capture.
+  void count() {
+    int64_t found = 0;
+    for (const auto& segment :
+         c10::cuda::CUDACachingAllocator::snapshot(id, /*include_traces=*/false).segments)
+      found += static_cast<int64_t>(segment.total_size - segment.allocated_size);
+    const std::lock_guard lock(mutex());
+    beside_tensors_ = found;
+  }
+  static int64_t beside_tensors(int device) {
+    const std::lock_guard lock(mutex());
+    int64_t out = 0;
+    for (const Pool* pool : all())
+      if (pool->device == device) out += pool->beside_tensors_;
+    return out;
+  }
+
+  const int device;
+  const c10::MempoolId_t id = at::cuda::graph_pool_handle();
+
+ private:
+  // They may end late.
+  static std::mutex& mutex() {
+    static auto* one = new std::mutex;
+    return *one;
+  }
+  static std::set<const Pool*>& all() {
+    static auto* pools = new std::set<const Pool*>;
+    return *pools;
+  }
+  int64_t beside_tensors_ = 0;
+};
+
 class Graph final : public DeviceGraph {
  public:
   Graph(int device, const Graph* beside)
       : device_(device),
         first_(beside == nullptr),
-        memory_(beside != nullptr ? beside->memory_ : at::cuda::graph_pool_handle()) {}
+        pool_(beside != nullptr ? beside->pool_ : std::make_shared<Pool>(device)) {}
 
   void capture(const std::function<void()>& work) override {
     const c10::cuda::CUDAStream mine = capture_stream(device_),
@@ -71,6 +122,7 @@ class Graph final : public DeviceGraph {
     if (first_) c10::cuda::CUDACachingAllocator::emptyCache();
     capture_on(mine, work);
     wait_for(outer, mine);
+    pool_->count();
   }
   void launch() override { graph_.replay(); }
 
@@ -79,27 +131,27 @@ class Graph final : public DeviceGraph {
     const c10::cuda::CUDAStreamGuard guard(stream);
     try {
       // Other threads may ask for events meanwhile: those that watch collectives.
-      graph_.capture_begin(memory_, cudaStreamCaptureModeThreadLocal);
+      graph_.capture_begin(pool_->id, cudaStreamCaptureModeThreadLocal);
       work();
     } catch (...) {
       try {
         graph_.capture_end();
       } catch (const c10::Error&) {  // the first error tells more
-        graph_.give_up(device_, memory_);
+        graph_.give_up(device_, pool_->id);
       }
       throw;
     }
     try {
       graph_.capture_end();
     } catch (...) {
-      graph_.give_up(device_, memory_);
+      graph_.give_up(device_, pool_->id);
       throw;
     }
   }
 
   int device_;
   bool first_;  // of its memory
-  c10::MempoolId_t memory_;
+  std::shared_ptr<Pool> pool_;
   LibTorchGraph graph_;
 };
 
@@ -108,6 +160,8 @@ std::unique_ptr<DeviceGraph> make(int device, const DeviceGraph* beside) {
 }
 
 }  // namespace
+
+int64_t graph_bytes(int device) { return Pool::beside_tensors(device); }
 
 void offer_device_graphs() {
   static const DeviceGraphs offered{make};
