@@ -43,29 +43,27 @@ void check_graphs(const JobPlan& plan, const Job& job) {
   const Options& table = config.table("dist_env");
   if (!table.get_bool("cuda_graphs")) return;
   const SharedOptions& shared = plan.shared;
-  const std::vector<int64_t> windows =
-      plan.outline ? plan.outline->windows : std::vector<int64_t>();
+  const std::vector<int64_t>& windows = plan.outline->windows;
   const std::optional<outlines::NetConfig> net = net_of(job);
   struct Row {
     bool found;
     const char *what, *help;
   };
   const std::array rows{
-      Row{plan.footprint && !plan.footprint->units.empty(),
-          "the strategy gathers parameters, whose memory may be another one each time",
-          "choose a distributed.strategy that keeps whole parameters on every rank"},
       Row{shared.sizes.tp > 1, "layers talk to other ranks under tensor parallelism",
           "set distributed.tp_size = 1"},
       Row{shared.sizes.cp > 1, "attention talks to other ranks under context parallelism",
           "set distributed.cp_size = 1"},
       Row{shared.sizes.pp > 1, "several micro-batches are in a pipeline's stage at a time",
           "set distributed.pp_size = 1"},
+      Row{plan.footprint && !plan.footprint->units.empty(),
+          "the strategy gathers parameters, whose memory may be another one each time",
+          "choose a distributed.strategy that keeps whole parameters on every rank"},
       Row{!net || net->family.beside, "this model has no layers whose work can be captured",
           "choose a model of the Llama kind"},
       Row{net && net->attention_dropout > 0, "dropout has other random numbers in each forward",
           "set attention_dropout to 0 in the model's config.json"},
-      Row{plan.outline && plan.outline->moe,
-          "experts take another number of tokens in each forward",
+      Row{plan.outline->moe.has_value(), "experts take another number of tokens in each forward",
           "choose a model without experts"},
       Row{std::any_of(windows.begin(), windows.end(), [](int64_t size) { return size > 0; }),
           "windows of attention have masks, which are not kept for graphs",
