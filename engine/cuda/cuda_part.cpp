@@ -89,11 +89,14 @@ const c10::CachingDeviceAllocator::Stat& bytes(
   return stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
 }
 
+// What graphs have is theirs for good, from their capture on.
 int64_t live_bytes(int64_t device) {
-  return bytes(c10::cuda::CUDACachingAllocator::getDeviceStats(index_of(device))).current;
+  return bytes(c10::cuda::CUDACachingAllocator::getDeviceStats(index_of(device))).current +
+         graph_bytes(static_cast<int>(device));
 }
 int64_t peak_bytes(int64_t device) {
-  return bytes(c10::cuda::CUDACachingAllocator::getDeviceStats(index_of(device))).peak;
+  return bytes(c10::cuda::CUDACachingAllocator::getDeviceStats(index_of(device))).peak +
+         graph_bytes(static_cast<int>(device));
 }
 void reset_peak(int64_t device) {
   c10::cuda::CUDACachingAllocator::resetPeakStats(index_of(device));

@@ -31,7 +31,8 @@ struct CudaPart {
                                                  std::chrono::milliseconds timeout);
   // Waits for all work of the current device.
   void (*synchronize)();
-  // Bytes of live tensors on a device, now and at most since reset_peak().
+  // Bytes of live tensors on a device, now and at most since reset_peak(), and beside them of what
+  // graphs have for their launches.
   int64_t (*live_bytes)(int64_t device);
   int64_t (*peak_bytes)(int64_t device);
   void (*reset_peak)(int64_t device);

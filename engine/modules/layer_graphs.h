@@ -14,14 +14,17 @@
 
 namespace meshwright::modules {
 
-// Of one layer. The first forward with gradients runs as ever; the second of the same shapes is
-// captured, and those after it launch what was captured. Others run as ever: without gradients, of
-// other shapes, of packed documents, under autocast, and while a forward waits for its backward.
+// Of one layer. The first forward with gradients is run; the second of the same shapes is captured,
+// and those after it launch what was captured. Others are run: without gradients, of other shapes
+// or with other parameters that train, of packed documents, under autocast, while a forward waits
+// for its backward, and, before there is a capture, while another forward's result is kept.
+// Gradients are those of autograd::grad, whether launched or run; a backward comes once.
 class LayerGraphs {
  public:
   using Layer = std::function<at::Tensor(const at::Tensor& x, const RotaryTable& rotary)>;
   // What layer(x, rotary) gives, which has no other arguments than the parameters of `module`.
-  // Throws Error(bad_module) where these are no longer where they were, or a backward runs twice.
+  // Throws Error(bad_module) where these are no longer where they were, or are others, where a
+  // backward runs twice or with gradients of its own, and where the layer cannot be captured.
   at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary,
                      const torch::nn::Module& module, const Layer& layer);
 

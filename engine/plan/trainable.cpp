@@ -2,6 +2,8 @@
 #include <array>
 #include <boost/json/array.hpp>
 
+#include "engine/outlines/models.h"
+#include "engine/outlines/net_config.h"
 #include "engine/plan/adapter_folder.h"
 #include "engine/plan/training.h"
 
@@ -28,6 +30,13 @@ void check_model_runs(const Job& job, Diagnostics& diagnostics) {
   }
 }
 
+// Of a model that is made here of its config.json; nullopt: of a plugin's.
+std::optional<outlines::NetConfig> net_of(const Job& job) {
+  const std::optional<JobModel> model = model_of(job);
+  if (!model || model->plugin != nullptr) return std::nullopt;
+  return outlines::read_net_config(outlines::load_config(model->request.config));
+}
+
 // dist_env.cuda_graphs: a graph holds neither what moves nor what differs from step to step.
 void check_graphs(const JobPlan& plan, const Job& job) {
   const config::Config& config = job.config;
@@ -35,20 +44,25 @@ void check_graphs(const JobPlan& plan, const Job& job) {
   if (!table.get_bool("cuda_graphs")) return;
   const SharedOptions& shared = plan.shared;
   const std::vector<int64_t>& windows = plan.outline->windows;
+  const std::optional<outlines::NetConfig> net = net_of(job);
   struct Row {
     bool found;
     const char *what, *help;
   };
   const std::array rows{
-      Row{plan.footprint && !plan.footprint->units.empty(),
-          "the strategy gathers parameters, whose memory may be another one each time",
-          "choose a distributed.strategy that keeps whole parameters on every rank"},
       Row{shared.sizes.tp > 1, "layers talk to other ranks under tensor parallelism",
           "set distributed.tp_size = 1"},
       Row{shared.sizes.cp > 1, "attention talks to other ranks under context parallelism",
           "set distributed.cp_size = 1"},
       Row{shared.sizes.pp > 1, "several micro-batches are in a pipeline's stage at a time",
           "set distributed.pp_size = 1"},
+      Row{plan.footprint && !plan.footprint->units.empty(),
+          "the strategy gathers parameters, whose memory may be another one each time",
+          "choose a distributed.strategy that keeps whole parameters on every rank"},
+      Row{!net || net->family.beside, "this model has no layers whose work can be captured",
+          "choose a model of the Llama kind"},
+      Row{net && net->attention_dropout > 0, "dropout has other random numbers in each forward",
+          "set attention_dropout to 0 in the model's config.json"},
       Row{plan.outline->moe.has_value(), "experts take another number of tokens in each forward",
           "choose a model without experts"},
       Row{std::any_of(windows.begin(), windows.end(), [](int64_t size) { return size > 0; }),

@@ -54,6 +54,48 @@ TEST_CASE("layers launched as graphs train as ever, in order, with fewer launche
   }
 }
 
+TEST_CASE("layers that are frozen run as ever beside those that are launched") {
+  Row row{"frozen",
+          "first_fsdp2_cpu",
+          1,
+          {"distributed.strategy=ddp",
+           R"(optimizer.group=[{pattern="model.embed_tokens.*", frozen=true}, )"
+           R"({pattern="model.layers.0.*", frozen=true}])"},
+          1e-5,
+          4};
+  Row with = row;
+  with.sets.emplace_back("dist_env.cuda_graphs=true");
+  const Ended plain = train(row, On::device), graphs = train(with, On::device);
+  REQUIRE_MESSAGE(plain.code == 0, plain.said);
+  REQUIRE_MESSAGE(graphs.code == 0, graphs.said);
+  check_close("loss", graphs.losses, plain.losses, row);
+  check_close("norm", graphs.norms, plain.norms, row);
+  REQUIRE(graphs.counters.size() == 1);
+  const boost::json::object& third =
+      graphs.counters[0].at("steps").as_array().at(2).as_object().at("operators").as_object();
+  // One layer of two, forward and backward, for 16 samples by 4.
+  CHECK(third.at("cudaGraphLaunch").as_object().at("calls").to_number<int>() == 2 * 4);
+}
+
+TEST_CASE("a run with graphs goes on as if it had not ended, to the bit") {
+  Row row{
+      "bfloat16",
+      "first_fsdp2_cpu",
+      2,
+      {"distributed.strategy=ddp", "dist_env.cuda_graphs=true",
+       "distributed.mp_policy.param_dtype=bfloat16", "distributed.mp_policy.output_dtype=bfloat16"},
+      0,
+      4};
+  const Ended unbroken = train(row, On::device);
+  row.resume_after = 2;
+  const Ended continued = train(row, On::device);
+  REQUIRE_MESSAGE(unbroken.code == 0, unbroken.said);
+  REQUIRE_MESSAGE(continued.code == 0, continued.said);
+  REQUIRE(unbroken.losses.size() == 4);
+  CHECK(continued.losses == unbroken.losses);
+  CHECK(continued.norms == unbroken.norms);
+}
+
 TEST_CASE("a launch of a graph counts once, and what is in it only by its bytes") {
   const Folder folder;
   const Ended ended = run_ranks(

@@ -24,6 +24,11 @@ struct Ending {
   ~Ending() { fake_device_end(); }
 };
 
+// The costs of what a graph keeps are told, or telling them failed.
+struct Told {
+  ~Told() { fake_device_recorded(); }
+};
+
 // Of the device's current one.
 void* stream_of(c10::Device device);
 
@@ -66,10 +71,10 @@ void run_or_record(Operation operation, const Tell& tell) {
     operation.run(stream_of(device));
     return tell();
   }
+  const Told told;
   fake_device_record(stream_of(device), device.index(),
                      [kept = std::move(operation)](void* stream) { kept.run(stream); });
   tell();
-  fake_device_recorded();
 }
 
 // The operators of CUDA that the CPU has not (written_out.cpp).

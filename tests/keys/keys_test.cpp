@@ -277,19 +277,42 @@ TEST_CASE("layers are launched as graphs where nothing in them moves; all else i
     return "";
   };
   CHECK(refused("ddp", {}).empty());
+  const Folder folder;
+  const std::string dropout = (folder.path / "config.json").string();
+  std::ofstream(dropout) << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "vocab_size": 256, "rms_norm_eps": 1e-06, "num_key_value_heads": 2,
+    "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 2048, "attention_dropout": 0.1})";
   struct Row {
     std::string strategy, set, words;
+    Names with = {};
   };
   for (const Row& row : {
            Row{"fsdp2", "dist_env.device=auto", "gathers parameters"},
            Row{"megatron_fsdp", "dist_env.device=auto", "gathers parameters"},
+           Row{"fsdp2", "distributed.tp_size=2", "tensor parallelism"},
+           Row{"fsdp2", "distributed.cp_size=2", "context parallelism"},
+           Row{"fsdp2", "distributed.pp_size=2", "pipeline"},
            Row{"ddp", "distributed.activation_checkpointing=full", "recomputed"},
+           Row{"ddp", "distributed.autocast_dtype=bfloat16", "autocast"},
            Row{"ddp", "lora.r=4", "adapters"},
            Row{"ddp", "model.float8_linear=true", "8-bit floats"},
+           Row{"ddp",
+               "dataset.packing=true",
+               "documents",
+               {"dataset.kind=text", "dataset.path=" MESHWRIGHT_SOURCE_DIR "/LICENSE",
+                "dataset.document_end=32"}},
            Row{"ddp", "model.config=" MESHWRIGHT_SOURCE_DIR "/configs/models/mixtral-tiny.json",
                "experts"},
+           Row{"ddp", "model.config=" MESHWRIGHT_SOURCE_DIR "/configs/models/gemma3-tiny.json",
+               "windows"},
+           Row{"ddp", "model.config=" MESHWRIGHT_SOURCE_DIR "/tests/data/nets/phi/config.json",
+               "no layers"},
+           Row{"ddp", "model.config=" + dropout, "dropout"},
        }) {
     CAPTURE(row.strategy + " " + row.set);
-    CHECK(refused(row.strategy, {row.set}).find(row.words) != std::string::npos);
+    Names sets = row.with;
+    sets.push_back(row.set);
+    CHECK(refused(row.strategy, sets).find(row.words) != std::string::npos);
   }
 }
