@@ -61,13 +61,14 @@ int check(Call& call, const evaluate::Request& request, int64_t world_size) {
   call.say(diagnostics);
   if (!diagnostics.ok()) return call.fail(diagnostics.errors());
   plan::check_runs(plan::make_plan(*job, {.world_size = world_size, .rank = 0}), *job);
-  const data::DatasetConfig data = evaluate::data_of(*job, subject);
+  const data::DatasetConfig data = evaluate::data_of(*job, subject, request);
   try {
     data::look_at_data(data, "");
-  } catch (Error& error) {
+  } catch (const Error& error) {
+    Error told = evaluate::told_here(error);
     if (error.key().starts_with("validation_dataset."))
-      error.help("evaluate has flags for these keys: --data, --kind and --seq-len");
-    throw;
+      told.help("evaluate has flags for these keys: --data, --kind and --seq-len");
+    throw told;
   }
   return 0;
 }
@@ -116,10 +117,11 @@ Weights are computed with in float32 unless --set distributed.mp_policy.param_dt
 --data PATH    Files to read, or a pattern like 'held_out/*.txt'.
 --kind KIND=text|tokens|megatron|mock
                text: bytes; tokens: .bin; megatron: .bin with .idx; mock: synthetic. Default: as the
-               run read its own, else by the files' name.
+               run read its own, with the plugin and its options where one did, else by the files'
+               name. What a plugin reads of other folders: --set validation_dataset.plugin=jsonl.
 --seq-len N    Tokens a sample. Default: as the run was trained, else 512.
 --samples N    The first N samples only. A run's own validation reads the first num_batches *
-               global_batch_size.
+               global_batch_size, or all where there are fewer.
 --batch N      Samples of a rank at a time. Default: 4.
 --all          Every checkpoint of the run, one line each.
 --csv          One line of comma-separated values for each checkpoint.

@@ -222,7 +222,8 @@ constexpr std::array kDataset = {
 constexpr std::array kValidation = {
     MESHWRIGHT_DATASET_OPTIONS, bool_option("shuffle", false, "Draw samples in random order."),
     int_option("every_steps", "100", 1, "Validate every so many steps."),
-    int_option("num_batches", "8", 1, "Global batches a validation.")};
+    int_option("num_batches", "8", 1,
+               "Global batches a validation; of fewer samples each counts once.")};
 #undef MESHWRIGHT_DATASET_OPTIONS
 
 constexpr std::array kCheckpoint = {

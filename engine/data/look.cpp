@@ -31,12 +31,18 @@ void check_text_model(const DatasetConfig& config, const std::string& pretrained
   if (config.plugin || config.kind != "text" || pretrained.empty() ||
       !std::filesystem::exists(std::filesystem::path(pretrained) / "tokenizer.json", failed))
     return;
-  throw Error(ErrorCode::bad_dataset, config.table + ".kind = \"text\" feeds bytes, but " +
+  // Rows of JSON are no text: tokenized as they are, the model would learn their braces.
+  const bool rows = config.path.ends_with(".jsonl") || config.path.ends_with(".json");
+  Error error(ErrorCode::bad_dataset, config.table + ".kind = \"text\" feeds bytes, but " +
                                           pretrained +
-                                          " has a tokenizer, whose ids its model knows")
-      .key(config.table + ".kind")
-      .help("tokenize the text first: meshwright tokenize '" + config.path + "' --tokenizer " +
-            pretrained + " --out data/train.bin")
+                                          " has a tokenizer, whose ids its model knows");
+  error.key(config.table + ".kind");
+  if (rows) error.help("set " + config.table + ".plugin = \"jsonl\"");
+  throw error
+      .help((rows ? "or tokenize the \"text\" of each row: meshwright tokenize '"
+                  : "tokenize the text first: meshwright tokenize '") +
+            config.path + "'" + (rows ? " --documents json" : "") + " --tokenizer " + pretrained +
+            " --out data/train.bin")
       .help("then set " + config.table + ".kind = \"tokens\" and " + config.table +
             ".path = \"data/train.bin\"");
 }

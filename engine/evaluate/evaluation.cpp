@@ -1,8 +1,11 @@
 #include "engine/evaluate/evaluation.h"
 
+#include <algorithm>
+#include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <boost/json/string.hpp>
 #include <boost/json/value.hpp>
+#include <boost/system/error_code.hpp>
 #include <charconv>
 #include <map>
 #include <utility>
@@ -30,19 +33,52 @@ std::string quoted(const std::string& text) {
   return boost::json::serialize(boost::json::value(text));  // JSON's escapes are TOML's too
 }
 
+// Of the text of a setting; "" where it is none.
+std::string unquoted(const std::string& toml) {
+  boost::system::error_code failed;
+  const boost::json::value value = boost::json::parse(toml, failed);
+  return failed || !value.is_string() ? "" : std::string(value.get_string());
+}
+
+using Values = std::map<std::string, std::string>;  // TOML by key
+
+// Whether it is of the table of a plugin that reads data: [dataset.NAME].
+bool is_option_of_plugin(const std::string& key) {
+  return (key.starts_with("dataset.") || key.starts_with(kTable)) &&
+         std::count(key.begin(), key.end(), '.') > 1;
+}
+
 // What the run's configuration sets, by key; empty where it cannot be read.
-std::map<std::string, std::string> settings_of(const fs::path& file) {
-  std::map<std::string, std::string> out;
+Values settings_of(const fs::path& file) {
+  Values out;
   Diagnostics ignored;  // of a file that somebody has edited
   for (config::Setting& setting :
        config::settings_of(base::read_file(file), file.string(), ignored))
-    if (setting.value != "\"none\"") out[setting.key] = std::move(setting.value);
+    // A plugin may have a choice of that name.
+    if (setting.value != "\"none\"" || is_option_of_plugin(setting.key))
+      out[setting.key] = std::move(setting.value);
   return out;
 }
 
-std::string value_of(const std::map<std::string, std::string>& settings, const std::string& key) {
+Values settings_of_run(const Subject& subject) {
+  return subject.run_config ? settings_of(*subject.run_config) : Values();
+}
+
+std::string value_of(const Values& settings, const std::string& key) {
   const auto found = settings.find(key);
   return found == settings.end() ? "" : found->second;
+}
+
+bool sets_here(const Request& request, std::string_view key) {
+  return std::any_of(request.sets.begin(), request.sets.end(), [&](const std::string& set) {
+    return set.starts_with(std::string(kTable) + std::string(key) + "=");
+  });
+}
+
+// Whether data are named that the run may not have been validated with.
+bool names_other_data(const Request& request) {
+  return request.data || sets_here(request, "path") || sets_here(request, "plugin") ||
+         sets_here(request, "kind");
 }
 
 // Of a file of this name, or files of this pattern.
@@ -51,18 +87,55 @@ std::string kind_of(const std::string& path) {
   return is_there(path.substr(0, path.size() - 4) + ".idx") ? "megatron" : "tokens";
 }
 
-// How the run's own training data are read, for other data of the same form.
-void like_training(const std::map<std::string, std::string>& run,
-                   std::map<std::string, std::string>& out) {
-  if (!value_of(run, "dataset.plugin").empty()) return;
-  if (const std::string kind = value_of(run, "dataset.kind"); kind != "\"mock\"" && !kind.empty())
+// Whether the name of a file, a pattern, or those of all files in a folder say that it is JSON.
+bool is_rows(const fs::path& path) {
+  std::error_code failed;
+  if (!fs::is_directory(path, failed))
+    return path.native().ends_with(".jsonl") || path.native().ends_with(".json");
+  bool any = false;
+  for (fs::recursive_directory_iterator file(path, failed), end; !failed && file != end;
+       file.increment(failed)) {
+    if (!file->is_regular_file(failed)) continue;
+    if (!is_rows(file->path())) return false;
+    any = true;
+  }
+  return any;
+}
+
+bool has_plugin(const Values& run, const std::string& table) {
+  return !value_of(run, table + ".plugin").empty();
+}
+
+// How the data of this table are read, for other data of the same form: by their kind, or by a
+// plugin with its options.
+void read_like(const Values& run, const std::string& table, Values& out) {
+  if (has_plugin(run, table)) {
+    for (const auto& [key, value] : run)
+      if (key == table + ".plugin" || key == table + ".seq_len" ||
+          (key.starts_with(table + ".") && is_option_of_plugin(key)))
+        out[key.substr(table.size() + 1)] = value;
+    return;
+  }
+  if (const std::string kind = value_of(run, table + ".kind"); kind != "\"mock\"" && !kind.empty())
     out["kind"] = kind;
   for (const char* key : {"dtype", "seq_len", "packing", "document_end"})
-    if (const std::string value = value_of(run, std::string("dataset.") + key); !value.empty())
+    if (const std::string value = value_of(run, table + "." + key); !value.empty())
       out[key] = value;
 }
 
-bool names_data(const std::map<std::string, std::string>& run) {
+// As the run read what it learned from. Rows are read as those that it was validated with where it
+// learned from others than rows.
+void read_like_run(const Values& run, const Request& request, Values& out) {
+  const bool rows = request.data && is_rows(*request.data);
+  const std::string table =
+      rows && !has_plugin(run, "dataset") && has_plugin(run, "validation_dataset")
+          ? "validation_dataset"
+          : "dataset";
+  const bool asks_for_kind = request.kind || sets_here(request, "kind");
+  if (!asks_for_kind || !has_plugin(run, table)) read_like(run, table, out);
+}
+
+bool names_data(const Values& run) {
   return !value_of(run, "validation_dataset.path").empty() ||
          !value_of(run, "validation_dataset.plugin").empty() ||
          value_of(run, "validation_dataset.kind") == "\"mock\"";
@@ -72,6 +145,38 @@ bool names_data(const std::map<std::string, std::string>& run) {
 std::optional<fs::path> run_config_of(const fs::path& checkpoint) {
   const fs::path file = checkpoint.parent_path().parent_path() / "config.resolved.toml";
   return is_there(file) ? std::optional(file) : std::nullopt;
+}
+
+// The folder whose tokenizer and chat template the data are read with: of a run that of
+// model.pretrained, as the run itself did, or what its checkpoints carry along where that is no
+// longer there; of a Hugging Face folder itself. "": there is none.
+std::string language_folder(const Subject& subject, const Values& run) {
+  const fs::path own = subject.source.folder();
+  if (!subject.source.is_checkpoint()) return own.string();
+  std::vector<fs::path> places = {unquoted(value_of(run, "model.pretrained"))};
+  if (const auto base = checkpoint::read_meta(own).base) places.emplace_back(base->path);
+  places.push_back(own / "source");
+  for (const fs::path& place : places)
+    if (!place.empty() && is_there(place / "tokenizer.json")) return place.string();
+  return "";
+}
+
+// Rows that nobody asked to be read as they are written, braces and all.
+void check_rows(const data::DatasetConfig& data, const Request& request, const Subject& subject,
+                const Values& run) {
+  if (data.kind == "mock" || request.kind || sets_here(request, "kind") ||
+      !names_other_data(request) || !is_rows(data.path) ||
+      is_rows(unquoted(value_of(run, "dataset.path"))))
+    return;
+  throw Error(ErrorCode::bad_dataset, data.path + " holds rows of JSON by its name, and kind = \"" +
+                                          data.kind + "\" would read them with braces and quotes")
+      .key(std::string(kTable) + "plugin")
+      .help(std::string("--set validation_dataset.plugin=jsonl") +
+            (language_folder(subject, run).empty()
+                 ? " --set validation_dataset.jsonl.tokenizer=FOLDER"
+                 : "") +
+            " reads chats, prompts or texts in them")
+      .help("--kind " + data.kind + " reads the file as it is");
 }
 
 std::vector<fs::path> all_checkpoints(const std::string& path) {
@@ -115,25 +220,26 @@ generate::Settings settings(const Subject& subject, const Request& request, int6
                                             " says how a run is validated, not how this is read")
             .key(std::string(kTable) + key)
             .help("--samples N reads the first N samples only");
-  std::map<std::string, std::string> run, data;
-  if (subject.run_config) run = settings_of(*subject.run_config);
-  auto set_here = [&](std::string_view key) {
-    for (const std::string& set : request.sets)
-      if (set.starts_with(std::string(kTable) + std::string(key) + "=")) return true;
-    return false;
-  };
-  const bool named = request.data || set_here("path") || set_here("plugin") || set_here("kind");
+  const Values run = settings_of_run(subject);
+  Values data;
+  const bool named = names_other_data(request);
   if (!named && names_data(run)) {
     for (const auto& [key, value] : run)
       if (key.starts_with(kTable)) data[key.substr(kTable.size())] = value;
   } else {
-    like_training(run, data);
+    read_like_run(run, request, data);
   }
   if (request.data) {
     data["path"] = quoted(*request.data);
-    if (data.count("kind") == 0) data["kind"] = quoted(kind_of(*request.data));
+    if (data.count("kind") == 0 && data.count("plugin") == 0 && !sets_here(request, "plugin"))
+      data["kind"] = quoted(kind_of(*request.data));
   }
-  if (request.kind) data["kind"] = quoted(*request.kind);
+  if (request.kind) {
+    std::erase_if(data, [](const auto& one) {
+      return one.first == "plugin" || one.first.find('.') != std::string::npos;
+    });
+    data["kind"] = quoted(*request.kind);
+  }
   if (request.seq_len) data["seq_len"] = std::to_string(*request.seq_len);
   if (data.count("seq_len") == 0 && subject.source.is_checkpoint())
     if (const int64_t length = checkpoint::read_meta(subject.source.folder()).seq_len; length > 0)
@@ -159,14 +265,34 @@ generate::Settings settings(const Subject& subject, const Request& request, int6
   return out;
 }
 
-data::DatasetConfig data_of(const plan::Job& job, const Subject& subject) {
+data::DatasetConfig data_of(const plan::Job& job, const Subject& subject, const Request& request) {
   data::DatasetConfig out =
       data::dataset_config(job, "validation_dataset", subject.source.vocab(), subject.seed + 1);
-  if (!out.plugin && subject.source.tokenizer() != nullptr) {
-    // Of a checkpoint what it carries along says nothing of what the run read.
-    if (!subject.source.is_checkpoint())
-      data::check_text_model(out, subject.source.folder().string());
+  const Values run = settings_of_run(subject);
+  if (out.plugin) {
+    out.plugin->pretrained = language_folder(subject, run);
+    return out;
   }
+  check_rows(out, request, subject, run);
+  // Of a checkpoint what it carries along says nothing of what the run read.
+  if (subject.source.tokenizer() != nullptr && !subject.source.is_checkpoint())
+    data::check_text_model(out, subject.source.folder().string());
+  return out;
+}
+
+Error told_here(const Error& error) {
+  Error out(error.code(), error.message());
+  for (const std::string& key : error.keys())
+    if (key == error.key())
+      out.key(key);
+    else
+      out.about(key);
+  out.at(error.origin());
+  for (const std::string& help : error.helps())
+    if (help.find("model.pretrained") == std::string::npos &&
+        help.find("model.config") == std::string::npos)
+      out.help(help);
+  for (const std::string& note : error.notes()) out.note(note);
   return out;
 }
 

@@ -11,6 +11,7 @@
 #include "engine/data/dataset.h"
 #include "engine/generate/source.h"
 #include "engine/plan/plan.h"
+#include "meshwright/error.h"
 
 namespace meshwright::evaluate {
 
@@ -41,13 +42,18 @@ struct Subject {
 Subject subject_of(const Request& request);
 
 // The configuration that evaluating amounts to: the model, float32 and whole on each rank unless
-// --set says otherwise, and the data in [validation_dataset]: what the request names, else what the
-// run was validated with. Throws Error(usage) where neither names any, Error(bad_set) for keys that
-// have no part in it.
+// --set says otherwise, and the data in [validation_dataset]: what the request names, read as the
+// run read its own, else what it was validated with. Throws Error(usage) where neither names any,
+// Error(bad_set) for keys that have no part in it.
 generate::Settings settings(const Subject& subject, const Request& request, int64_t world_size);
 
-// That configuration, checked; `job` is of settings(). Throws Error(bad_dataset) where the tokens
-// are not those of the model.
-data::DatasetConfig data_of(const plan::Job& job, const Subject& subject);
+// That configuration, checked; `job` is of settings(). A plugin finds the tokenizer and the chat
+// template where the run found them, or with the model. Throws Error(bad_dataset) where the tokens
+// are not those of the model, and where files that are JSON by their names would be read as they
+// are written without anybody asking for it.
+data::DatasetConfig data_of(const plan::Job& job, const Subject& subject, const Request& request);
+
+// The same error without helps that name keys which have no part in evaluating.
+Error told_here(const Error& error);
 
 }  // namespace meshwright::evaluate

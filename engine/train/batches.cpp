@@ -48,6 +48,12 @@ Tensor shortened(const Tensor& rows, int64_t length) {
 
 }  // namespace
 
+void leave_out_from(int64_t samples, HostBatch& batch) {
+  for (int64_t row = std::max<int64_t>(samples - batch.sample, 0); row < batch.targets.size(0);
+       ++row)
+    batch.targets.select(0, row).fill_(kNoTarget);
+}
+
 Batches::Batches(std::shared_ptr<const SampleSource> source, data::Sampler sampler,
                  BatchOrder order, Settings settings)
     : source_(source),

@@ -33,6 +33,10 @@ struct Padding {
   int64_t together = 1;
 };
 
+// Takes the targets from rows at positions from `samples` on, where the data set begins anew, so
+// that each of that many samples counts once.
+void leave_out_from(int64_t samples, HostBatch& batch);
+
 class Batches {
  public:
   struct Settings {

@@ -88,6 +88,12 @@ class Run {
   StepResult train_step(int64_t step);
   void report_step(const StepResult& result);
   bool validate(int64_t step);
+  // Of a validation, each once: as many as num_batches steps would read, or all where they are
+  // fewer; and this rank's micro-batches that hold them, the last of which may have rows without
+  // targets.
+  int64_t validation_samples() const;
+  int64_t validation_micro_batches() const;
+  std::string validation_text() const;
   Wishes wishes_of_all(Wishes mine);
   void grant_save_wish();
   void write_traces();

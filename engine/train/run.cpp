@@ -222,6 +222,21 @@ std::vector<std::string> Run::told_here() const {
   return out;
 }
 
+// "validation: 3 files, 1,280 bytes, 16 of 19 samples"
+std::string Run::validation_text() const {
+  const int64_t used = validation_samples(), all = data_.validation.source->samples();
+  std::string out = "validation: " + data_.validation.source->describe() + ", " +
+                    (used < all ? report::human_count(used) + " of " : "") +
+                    report::counted(all, "sample", "samples");
+  const int64_t asked = table("validation_dataset").get_int("num_batches"),
+                batch = trainer_->local_batch() * trainer_->accumulation() *
+                        trainer_->data_parallel_size();
+  if (asked > (all + batch - 1) / batch)
+    out += ", each once: fewer than the " + report::human_count(asked) +
+           " batches of validation_dataset.num_batches";
+  return out;
+}
+
 void Run::report_job() {
   int64_t parameters = 0, trained = 0;
   for (const ParameterOutline& p : trainer_->outline().parameters) {
@@ -246,7 +261,7 @@ void Run::report_job() {
   if (const Stages* stages = trainer_->stages()) reporter_.say("pipeline: " + stages->describe());
   reporter_.say("data: " + data_.train.source->describe() + ", " +
                 report::human_count(data_.train.source->samples()) + " samples");
-  if (data_.validation.source) reporter_.say("validation: " + data_.validation.source->describe());
+  if (data_.validation.source) reporter_.say(validation_text());
   for (const OpenData* data : {&data_.train, &data_.validation})
     if (data->source)
       for (const std::string& line : data->source->report())

@@ -29,12 +29,23 @@ MicroBatchLoss Run::loss(Batches& batches, int64_t first, int64_t micro, const a
   return loss_of(*trainer_, *model_->running, *batch, hidden);
 }
 
-// As many samples as num_batches training steps would read: the same on every layout, split over
-// the data-parallel ranks.
+int64_t Run::validation_samples() const {
+  const int64_t batch = trainer_->local_batch() * trainer_->accumulation() *
+                        trainer_->data_parallel_size(),
+                batches = table("validation_dataset").get_int("num_batches"),
+                all = data_.validation.source->samples();
+  return batches <= all / batch ? batches * batch : all;
+}
+
+int64_t Run::validation_micro_batches() const {
+  const int64_t together = trainer_->local_batch() * trainer_->data_parallel_size();
+  return (validation_samples() + together - 1) / together;
+}
+
+// The same samples on every layout, split over the data-parallel ranks.
 double Run::evaluate() {
   disturbed_ = true;
-  const int64_t count =
-      table("validation_dataset").get_int("num_batches") * trainer_->accumulation();
+  const int64_t count = validation_micro_batches();
   const double out = trainer_->evaluate(count, [&](int64_t micro, const at::Tensor& hidden) {
     return loss(*validation_batches_, validated_, micro, hidden);
   });
@@ -42,16 +53,19 @@ double Run::evaluate() {
   return out;
 }
 
-// What the model makes of a micro-batch before its forward.
+// What the model makes of a micro-batch before its forward, and what is left out of a validation.
 std::function<void(HostBatch&)> Run::change_of(bool training) const {
-  if (!model_->running->changes_batches()) return {};
+  const bool changes = model_->running->changes_batches();
+  if (training && !changes) return {};
   const int64_t batch =
       trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
-  return [this, training, batch, first = samples_before(first_step_)](HostBatch& host) {
+  return [this, training, changes, batch, first = samples_before(first_step_),
+          samples = training ? 0 : validation_samples()](HostBatch& host) {
     host.seed = seed_;
     host.training = training;
     host.step = training ? first_step_ + (host.sample - first) / batch : trainer_->next_step();
-    model_->running->change_batch(host);
+    if (changes) model_->running->change_batch(host);
+    if (!training) leave_out_from(samples, host);
   };
 }
 
@@ -80,8 +94,8 @@ void Run::open_batches() {
                         steps * each, /*again=*/false);
   if (data_.validation.source) {
     const Options& own = table("validation_dataset");
-    validation_batches_ = batches_of(data_.validation, own, seed_ + 1, 0,
-                                     own.get_int("num_batches") * each, /*again=*/true);
+    validation_batches_ =
+        batches_of(data_.validation, own, seed_ + 1, 0, validation_micro_batches(), /*again=*/true);
   }
   if (table("checkpoint").get_bool("best") && beginning_.own)
     best_ = saved_best_ = from()->meta().best;

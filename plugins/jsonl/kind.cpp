@@ -200,8 +200,8 @@ void JsonlKind::validate(const DatasetRequest& request, Diagnostics& found) cons
   if (request.pretrained.empty() && !request.options.is_set("tokenizer"))
     found.add(about(request, "tokenizer", ErrorCode::bad_tokenizer,
                     "there is no tokenizer, since the model has no folder")
-                  .help("set model.pretrained to a folder with tokenizer.json")
-                  .help("or set " + request.table + ".jsonl.tokenizer to one"));
+                  .help("set " + request.table + ".jsonl.tokenizer to a folder with tokenizer.json")
+                  .help("or set model.pretrained to one"));
 }
 void JsonlKind::prepare(const DatasetRequest& request) const {
   store_of(JsonlOptions::read(request));

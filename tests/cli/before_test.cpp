@@ -56,7 +56,16 @@ TEST_CASE(
         Row{"dataset.kind=text --set dataset.path=README.md --set model.config=none --set "
             "model.pretrained=" +
                 (folder.path / "pretrained").string(),
-            "E0701", "has a tokenizer"}}) {
+            "E0701", "has a tokenizer"},
+        // What tokenize is told to make of rows is not their JSON.
+        Row{"dataset.kind=text --set dataset.path=configs/chats/chats.jsonl --set "
+            "model.config=none --set model.pretrained=" +
+                (folder.path / "pretrained").string(),
+            "E0701", "set dataset.plugin = \"jsonl\""},
+        Row{"dataset.kind=text --set dataset.path=configs/chats/chats.jsonl --set "
+            "model.config=none --set model.pretrained=" +
+                (folder.path / "pretrained").string(),
+            "E0701", "meshwright tokenize 'configs/chats/chats.jsonl' --documents json"}}) {
     CAPTURE(row.part);
     for (const std::string& verb : {std::string("validate "), "train --nproc 2 --set run.dir=" +
                                                                   folder.path.string() + " "}) {

@@ -144,11 +144,20 @@ TEST_CASE("evaluate measures any checkpoint of a run, on any layout") {
              {run + "--json --csv", "E0101", 2},
              {run + "--set optimizer.lr=1", "E0217", 2},
              {run + "--set validation_dataset.num_batches=3", "E0217", 2},
-             {run + "--set distributed.tp_size=3 --nproc 2", "E0306", 3}}) {
+             {run + "--set distributed.tp_size=3 --nproc 2", "E0306", 3},
+             {run + "--data configs/chats/chats.jsonl",
+              "--set validation_dataset.plugin=jsonl --set validation_dataset.jsonl.tokenizer=", 7},
+             {run + "--data configs/chats/chats.jsonl --set validation_dataset.plugin=jsonl",
+              "set validation_dataset.jsonl.tokenizer to a folder with tokenizer.json", 7}}) {
       CAPTURE(wrong.arguments);
       const Ran ran = ::run("evaluate " + wrong.arguments, "2>&1");
       CHECK(ran.status == wrong.status);
       CHECK(ran.out.find(wrong.says) != std::string::npos);
+      CHECK(ran.out.find("set model.pretrained") == std::string::npos);  // it would be refused
     }
+    // The bytes of rows are read where they are asked for.
+    CHECK(trained.evaluate("--data configs/chats/chats.jsonl --kind text --samples 2")[0]
+              .at("targets")
+              .as_int64() == 2 * 64);
   }
 }

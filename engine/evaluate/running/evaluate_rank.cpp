@@ -136,9 +136,7 @@ class Measure {
     batch.training = false;
     if (model_.running->changes_batches()) model_.running->change_batch(batch);
     // Each sample counts once, on any number of ranks: beyond the last one are the first again.
-    for (int64_t row = std::max<int64_t>(samples_ - batch.sample, 0); row < batch.targets.size(0);
-         ++row)
-      batch.targets.select(0, row).fill_(kNoTarget);
+    train::leave_out_from(samples_, batch);
   }
 
   Trainer& trainer_;
@@ -198,7 +196,7 @@ int evaluate_rank(const Request& request, rendezvous::Ending& ending) {
   Job job = job_of(subject, request);
   train::set_threads(job);
   train::keep_freed_memory();
-  const data::DatasetConfig config = data_of(job.impl(), subject);
+  const data::DatasetConfig config = data_of(job.impl(), subject, request);
   data::prepare_data(config);
   std::shared_ptr<World> world = train::join_world(job, facts_of(request, subject), &ending);
   const train::Model model = train::make_model(job);
