@@ -46,6 +46,22 @@ std::regex module_expression(const std::string& name, const std::string& before)
   }
 }
 
+bool is_broken_expression(const std::string& name) {
+  if (name.size() > kLongest || name.find('{') != std::string::npos) return false;
+  // std::regex takes "(?i)" and "(?P<x>q)" for groups that do not end.
+  for (size_t at = name.find("(?"); at != std::string::npos; at = name.find("(?", at + 2))
+    if (at + 2 < name.size() && std::string_view(":=!").find(name[at + 2]) == std::string::npos)
+      return false;
+  try {
+    const std::regex read("(?:" + name + ")");
+  } catch (const std::regex_error& error) {
+    using namespace std::regex_constants;
+    return error.code() == error_paren || error.code() == error_brack ||
+           error.code() == error_range || error.code() == error_badrepeat;
+  }
+  return false;
+}
+
 ModuleNumbers::ModuleNumbers(double others, const StringMap& pattern, bool whole)
     : others_(others) {
   for (const auto& [name, text] : pattern)

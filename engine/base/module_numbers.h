@@ -16,6 +16,10 @@ namespace meshwright::base {
 // cannot be read, is longer than 512 characters or counts in braces.
 std::regex module_expression(const std::string& name, const std::string& before = {});
 
+// Whether no program could read it: a group or a set that does not end, nothing to repeat. False
+// for what peft's own language may have although it is not read here.
+bool is_broken_expression(const std::string& name);
+
 class ModuleNumbers {
  public:
   ModuleNumbers() = default;  // 0 for all

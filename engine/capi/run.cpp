@@ -10,6 +10,7 @@
 #include "engine/generate/generate_here.h"
 #include "engine/launch/engine_library.h"
 #include "engine/launch/ranks.h"
+#include "engine/plan/export_folders.h"
 #include "engine/report/report.h"
 #include "engine/train/session.h"
 
@@ -56,6 +57,7 @@ void check(const meshwright_job& given, const Ranks& ranks, const Tell& tell) {
   Diagnostics problems;
   std::optional<plan::Job> job = given.reload()({}, problems);
   if (job) plan::check_trainable(*job, problems);
+  if (job) plan::check_exports(job->config, problems);
   if (!problems.ok()) throw Mistakes{problems.errors()};
   meshwright::before::count_samples(*job);  // what is wrong with the data is said below
   const plan::JobPlan plan =

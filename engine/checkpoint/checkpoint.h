@@ -29,6 +29,7 @@ class Checkpoint {
   const std::filesystem::path& folder() const { return folder_; }
   // Where the model now is that Meta::base names, in place of the path there.
   void base_is_in(std::filesystem::path folder) { base_folder_ = std::move(folder); }
+  const std::filesystem::path& base_folder() const { return base_folder_; }  // empty: that path
   // Opens it, if there is one. Throws what BaseModel() throws; read() opens it when it has to.
   void open_base();
   int64_t bytes() const;          // of all files

@@ -161,8 +161,20 @@ weights::ExportTensor tensor_as_it_is(Source& source, size_t i, const std::strin
 
 }  // namespace
 
+void check_keeps_base(Source& source, const fs::path& target) {
+  const Checkpoint* checkpoint = source.checkpoint();
+  if (checkpoint == nullptr || !checkpoint->meta().base) return;
+  for (const fs::path& base : {checkpoint->base_folder(), fs::path(checkpoint->meta().base->path)})
+    if (!base.empty() && weights::would_replace(target, base))
+      throw Error(ErrorCode::output_unwritable,
+                  "an export to " + target.string() + " would take away the model in " +
+                      base.string() + ", which the adapters of " + source.path().string() + " need")
+          .help("name a folder that does not exist yet");
+}
+
 weights::Exported export_folder(Source& source, const fs::path& target, const ExportChoice& choice,
                                 MergeCount* merged) {
+  check_keeps_base(source, target);
   const Content content(source, choice);
   MergeCount count;
   std::vector<weights::ExportTensor> tensors;

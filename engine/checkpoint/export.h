@@ -26,10 +26,14 @@ struct ExportChoice {
   ExportForm form = ExportForm::adapter;  // without adapters there is one form
 };
 
+// Throws Error(output_unwritable) where an export to `target` would take away the model that the
+// source's adapters lie beside, where it is now or where it was then.
+void check_keeps_base(Source& source, const std::filesystem::path& target);
+
 // Merges the shards of any layout, tensor by tensor in bounded memory, each byte checked before it
 // is used. config.json stays as it is, but for the dtype it names when another one is chosen.
-// `merged`: gets what a merge comes to. Throws what Source, adapters_of() and weights::write_folder
-// throw.
+// `merged`: gets what a merge comes to. Throws what Source, adapters_of(),
+// check_keeps_base() and weights::write_folder throw, the last two before anything is written.
 weights::Exported export_folder(Source& source, const std::filesystem::path& target,
                                 const ExportChoice& choice, MergeCount* merged = nullptr);
 // Bytes that export_folder will write, but for the headers.

@@ -4,16 +4,20 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
+#include <boost/json/parse.hpp>
 #include <cmath>
 #include <optional>
 
 #include "engine/checkpoint/diff.h"
 #include "engine/checkpoint/export.h"
 #include "engine/cli/verb.h"
+#include "engine/config/differences.h"
 #include "engine/report/progress.h"
 #include "engine/report/report.h"
 #include "engine/weights/auxiliary_files.h"
 #include "engine/weights/convert.h"
+#include "engine/weights/export.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::cli {
 namespace {
@@ -55,6 +59,36 @@ std::string merge_line(const checkpoint::MergeCount& merged) {
                                                : "\n");
 }
 
+// The model that the checkpoint's run began with, as its folder says; empty: that is not known.
+fs::path begun_with(const fs::path& checkpoint) {
+  std::error_code failed;
+  const fs::path file =
+      fs::weakly_canonical(checkpoint, failed).parent_path().parent_path() / "config.resolved.toml";
+  if (failed || !fs::is_regular_file(file, failed)) return {};
+  Diagnostics ignored;  // of a file that somebody has edited
+  for (const config::Setting& setting :
+       config::settings_of(base::read_file(file), file.string(), ignored)) {
+    if (setting.key != "model.pretrained") continue;
+    boost::system::error_code wrong;
+    const json::value text = json::parse(setting.value, wrong);  // TOML's escapes are JSON's
+    if (!wrong && text.is_string() && text.as_string() != "none")
+      return std::string(text.as_string());
+  }
+  return {};
+}
+
+// Nothing is written before.
+void check_keeps_models(checkpoint::Source& source, const fs::path& target) {
+  checkpoint::check_keeps_base(source, target);
+  if (source.checkpoint() == nullptr) return;
+  if (const fs::path begun = begun_with(source.path());
+      !begun.empty() && weights::would_replace(target, begun))
+    throw Error(ErrorCode::output_unwritable,
+                "an export to " + target.string() + " would take away " + begun.string() +
+                    ", the model that the run of " + source.path().string() + " began with")
+        .help("name a folder that does not exist yet");
+}
+
 int run_export(Call& call) {
   if (!call.has("out") || call.value("out").empty())
     throw Error(ErrorCode::usage,
@@ -74,6 +108,7 @@ int run_export(Call& call) {
   fs::path target = call.value("out");
   weights::check_target(target);
   checkpoint::Source source(call.positional(0), call.has("base") ? call.value("base") : "");
+  check_keeps_models(source, target);
   if (call.has("base") && (source.checkpoint() == nullptr || !source.checkpoint()->meta().base))
     throw Error(ErrorCode::usage, source.path().string() +
                                       " holds all of its model, which --base would be another of")
@@ -267,7 +302,7 @@ dtypes as in the folder the run started from. config.json stays as it was (with 
 it names follows), and so do the tokenizer and the other files of that folder. Of a run with
 adapters these are written alone, as peft reads them; with --merged the whole model is, its weights
 and the adapters' added up. DIR is put in place in one go; one that is there already must be an
-earlier export.
+earlier export, and not the model that the run began with.
   meshwright checkpoint export runs/first --out first-hf
   meshwright checkpoint export runs/first/checkpoints/step_00000050 --out half --dtype bfloat16
 

@@ -61,6 +61,7 @@ int check(Call& call, const generate::Request& request, int64_t world_size) {
   std::optional<plan::Job> job =
       plan::load_job(config::Source::parse(settings.toml, options, diagnostics), diagnostics);
   if (job) plan::check_trainable(*job, diagnostics);
+  if (adapter && !adapter->notice().empty()) diagnostics.notice(adapter->notice());
   call.say(diagnostics);
   if (!diagnostics.ok()) return call.fail(diagnostics.errors());
   plan::check_runs(plan::make_plan(*job, {.world_size = world_size, .rank = 0}), *job);

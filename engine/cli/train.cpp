@@ -13,6 +13,7 @@
 #include "engine/launch/exit_status.h"
 #include "engine/launch/run_folder.h"
 #include "engine/loader/guard.h"
+#include "engine/plan/export_folders.h"
 #include "engine/postmortem/verdict.h"
 #include "engine/train/run.h"
 #include "sdk/files/durable.h"
@@ -77,6 +78,7 @@ int check(Call& call, plan::Job& job, const train::RunOptions& options, const Ra
           int64_t wanted) {
   Diagnostics missing;
   plan::check_trainable(job, missing);
+  plan::check_exports(job.config, missing);
   if (!missing.ok()) return call.fail(missing.errors());
   before::count_samples(job);  // what is wrong with the data is said below
   plan::JobPlan plan =

@@ -333,6 +333,7 @@ constexpr Row kRows[] = {
     {"tokenizer_path|tokenizer_name", "", kTokenizer},
     {"trust_remote_code", "", kRemote},
     {"use_lora|lora_r|lora_rank|lora_dim", "lora.r", kAdapters},
+    {"lora.rank", "lora.r", kAdapters, Carry::as_is},
     {"lora_alpha", "lora.alpha", "", Carry::as_is},
     {"lora_target_modules", "lora.target_modules", "", Carry::as_is},
 };
@@ -365,6 +366,7 @@ const ForeignName* find_foreign_elsewhere(std::string_view last) {
   const ForeignName* only = nullptr;
   for (const ForeignName& known : foreign_names()) {
     const std::string_view name = known.name;
+    if (name == "lora.rank") continue;  // elsewhere a rank is a process
     if (name.size() <= last.size() || !name.ends_with(last) ||
         name[name.size() - last.size() - 1] != '.')
       continue;

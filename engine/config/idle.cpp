@@ -1,5 +1,9 @@
 #include "engine/config/idle.h"
 
+#include <algorithm>
+#include <string>
+#include <string_view>
+
 namespace meshwright::config {
 namespace {
 
@@ -8,8 +12,18 @@ struct Rule {
   const char* table;
   const char* key;
   bool (*works)(const Config&);
-  const char* because;  // "... has no effect " + this
+  const char* because;  // "... has no effect " + this, the other key being its second word
 };
+
+// Whether the other key was given a value that cannot be: then its default says nothing.
+bool in_doubt(const Rule& rule, const Diagnostics& diagnostics) {
+  const std::string_view because = rule.because;
+  const std::string_view other = because.substr(because.find(' ') + 1);
+  return std::any_of(
+      diagnostics.errors().begin(), diagnostics.errors().end(), [&](const Error& error) {
+        return !error.key().empty() && other.substr(0, other.find(' ')) == error.key();
+      });
+}
 
 std::string choice(const Config& config, const char* table, const char* key) {
   return config.table(table).get_string(key);
@@ -101,7 +115,7 @@ constexpr Rule kRules[] = {
 
 void tell_idle(const Config& config, Diagnostics& diagnostics) {
   for (const Rule& rule : kRules) {
-    if (rule.works(config)) continue;
+    if (rule.works(config) || in_doubt(rule, diagnostics)) continue;
     const Options& table = config.table(rule.table);
     for (const meshwright_option* option : table.schema().options) {
       if (std::string_view(rule.key) != "*" && std::string_view(rule.key) != option->name) continue;

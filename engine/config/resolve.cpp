@@ -425,13 +425,19 @@ class Resolver {
                                "little"));
   }
 
+  // Whether a value was given that cannot be: then nothing follows from the default in its place.
+  bool refused(const std::string& key) const {
+    return std::any_of(diagnostics_.errors().begin(), diagnostics_.errors().end(),
+                       [&](const Error& error) { return error.key() == key; });
+  }
+
   // Steps or epochs. What epochs come to is known where the data is: until then max_steps is
   // "none", also in what the run keeps of its configuration.
   void check_steps() {
     Options& steps = config_.tables.at("step_scheduler");
     const bool given = steps.is_given("max_steps");
     if (!steps.is_set("epochs")) {
-      if (!steps.is_set("max_steps"))
+      if (!steps.is_set("max_steps") && !refused("step_scheduler.epochs"))
         diagnostics_.add(
             option_error(steps, "max_steps", ErrorCode::missing_key,
                          "step_scheduler.max_steps and step_scheduler.epochs are both \"none\": "

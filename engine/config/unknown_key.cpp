@@ -49,6 +49,12 @@ std::string home_of(const KnownKeys& known, const std::string& name, const std::
   return homes.size() == 1 ? homes[0] : std::string();
 }
 
+bool is_list(const std::string& table) {
+  const std::vector<OptionSchema> lists = list_schemas();
+  return std::any_of(lists.begin(), lists.end(),
+                     [&](const OptionSchema& list) { return list.table == table; });
+}
+
 // Of the keys and tables that may stand there.
 std::vector<std::string> names_in(const KnownKeys& known, const std::string& table) {
   std::vector<std::string> names;
@@ -60,6 +66,9 @@ std::vector<std::string> names_in(const KnownKeys& known, const std::string& tab
     if (name.starts_with(prefix) && name.size() > prefix.size() &&
         name.find('.', prefix.size()) == std::string::npos)
       names.push_back(name.substr(prefix.size()));
+  for (const OptionSchema& list : list_schemas())
+    if (list.table.starts_with(prefix) && list.table.find('.', prefix.size()) == std::string::npos)
+      names.push_back(list.table.substr(prefix.size()));
   return names;
 }
 
@@ -83,8 +92,10 @@ Error unknown_key(const KnownKeys& known, const std::string& table, const std::s
   if (!home.empty() && (near.empty() || near != entry.key))
     error.help(entry.key + " belongs to [" + home + "]: move it there");
   // What was meant is in doubt as much as what was written.
-  if (!near.empty())
-    error.about(join_key(table, near)).help("did you mean " + join_key(table, near) + "?");
+  if (!near.empty()) {
+    const std::string meant = join_key(table, near);
+    error.about(meant).help("did you mean " + (is_list(meant) ? "[[" + meant + "]]" : meant) + "?");
+  }
   if (!home.empty() || !near.empty()) return error;
   if (const ForeignName* foreign = find_foreign_elsewhere(entry.key))
     return error.help(foreign_text(*foreign, entry.key));

@@ -46,7 +46,7 @@ std::string in_quotes(std::string_view name) { return '"' + std::string(name) + 
 
 }  // namespace
 
-Adapter::Adapter(fs::path folder, const ModelOutline& model, bool merged)
+Adapter::Adapter(fs::path folder, const ModelOutline& model, bool merged, const fs::path& of)
     : folder_(std::move(folder)), merged_(merged) {
   std::error_code failed;
   if (!fs::is_directory(folder_, failed))
@@ -58,15 +58,14 @@ Adapter::Adapter(fs::path folder, const ModelOutline& model, bool merged)
   const fs::path file = folder_ / checkpoint::kAdapterWeights;
   plan::AdapterFolder read;
   try {
-    read = plan::read_adapter_folder(folder_, model);
+    read = plan::read_adapter_folder(folder_, model, of);
     counts_.r = read.r;
     counts_.alpha = read.alpha;
     counts_.rank_stabilized = read.rank_stabilized;
     base_ = read.base;
+    notice_ = read.other_base;
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::weights_mismatch)
-      throw Error(error).help(
-          "peft makes a whole model of such adapters: merge_and_unload(), save_pretrained(DIR)");
+    if (error.code() == ErrorCode::weights_mismatch) throw;
     throw Error(error).help(kExport);
   }
   if (!fs::is_regular_file(file, failed))
@@ -209,7 +208,8 @@ std::optional<Adapter> adapter_of(const Source& source, const Request& request) 
         .help("leave out --adapter")
         .help("make it a whole model first: meshwright checkpoint export " +
               source.folder().string() + " --merged --out DIR");
-  return Adapter(*request.adapter, source.outline(request.sets), request.merge);
+  return Adapter(*request.adapter, source.outline(request.sets), request.merge,
+                 source.is_checkpoint() ? fs::path() : source.folder());
 }
 
 }  // namespace meshwright::generate

@@ -32,11 +32,15 @@ class Adapter {
   // says and the headers of its tensors. `merged`: they join the weights. Throws
   // Error(file_unreadable | weights_mismatch | bad_safetensors) where there is no such folder, or
   // one that does not fit the model.
-  Adapter(std::filesystem::path folder, const ModelOutline& model, bool merged);
+  // `of`: the folder of the model, empty where it is a checkpoint.
+  Adapter(std::filesystem::path folder, const ModelOutline& model, bool merged,
+          const std::filesystem::path& of = {});
 
   const std::filesystem::path& folder() const { return folder_; }
   bool merged() const { return merged_; }
   checkpoint::Source& file() { return *file_; }
+  // That the folder names another model, which is here too; empty: it does not.
+  const std::string& notice() const { return notice_; }
   // nullptr: no adapter lies beside it.
   const Weight* find(std::string_view parameter) const;
   // Of a job that runs them beside the model, as --set takes them; nothing where they are merged.
@@ -56,6 +60,7 @@ class Adapter {
   bool merged_;
   plan::Adapters counts_;  // r, alpha and what differs from them alone
   std::string base_;       // the model that the folder names
+  std::string notice_;
   std::unique_ptr<checkpoint::Source> file_;
   std::vector<Weight> weights_;  // sorted by name
 };

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <fstream>
 
+#include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/outlines/config_json.h"
@@ -88,6 +89,25 @@ ModelOutline outline_of_plugin(const Source& source, const std::vector<std::stri
   }
 }
 
+// The model that the folder of adapters names, where it is here.
+std::string model_of_adapters(const fs::path& folder) try {
+  const fs::path file = folder / checkpoint::kAdapterConfig;
+  const std::string base = outlines::ConfigJson::parse(contents(file), file.string())
+                               .string("base_model_name_or_path", "");
+  std::error_code failed;
+  return !base.empty() && fs::is_directory(base, failed) ? base : "MODEL";
+} catch (const Error&) {
+  return "MODEL";
+}
+
+// Adapters are no model. A checkpoint of them has meta.json, and a run's folder no such file.
+void check_no_adapters(const fs::path& path) {
+  if (!is_there(path / checkpoint::kAdapterWeights) || is_there(path / "meta.json")) return;
+  throw Error(ErrorCode::no_checkpoint, path.string() + " holds adapters without their model")
+      .help("meshwright generate " + model_of_adapters(path) + " --adapter " + path.string())
+      .help("a run with both can be named as it is: meshwright generate runs/first");
+}
+
 }  // namespace
 
 bool Source::of_plugin(const std::vector<std::string>& sets) const {
@@ -126,7 +146,10 @@ Source::Source(const fs::path& path, const std::vector<std::string>& sets)
   if (weights && !is_there(config()))
     throw Error(ErrorCode::file_unreadable, path.string() + " has weights but no config.json")
         .help("copy the model's config.json into the folder");
-  if (!weights) open_checkpoint();
+  if (!weights) {
+    check_no_adapters(path);
+    open_checkpoint();
+  }
   vocab_ = outline(sets).vocab_size;
   if (is_there(extra("tokenizer.json")))
     tokenizer_ = tokenizer::Tokenizer::load(extra("tokenizer.json"));

@@ -18,7 +18,8 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr const char* kAdapterKey = "lora.adapter";
+constexpr const char *kAdapterKey = "lora.adapter",
+                     *kNewAdapters = "set lora.adapter = \"none\" to begin with new adapters";
 
 // What would make other adapters of these tensors, or adapters of something else. Unset, false,
 // empty and these values are what is read here.
@@ -86,17 +87,21 @@ class AdapterConfig {
                         .help("name a folder with adapter_config.json and "
                               "adapter_model.safetensors"));
     try {
-      config_ = base::parse_strictly(base::read_file(file_), {});
+      text_ = base::read_file(file_);
+      config_ = base::parse_strictly(text_, {});
     } catch (const base::JsonProblem& problem) {
-      throw unread("byte " + std::to_string(problem.offset) + ": " + problem.what);
+      throw damaged("byte " + std::to_string(problem.offset) + ": " + problem.what);
     }
-    if (!config_.is_object()) throw unread("is not a JSON object");
+    if (!config_.is_object()) throw damaged("is not a JSON object");
     if (text_of("peft_type") != "LORA")
       throw unread("peft_type is " + shown("peft_type") + ", not \"LORA\"");
   }
 
   // `transposed`: the model has weights that lie [in, out].
   void check_read(bool transposed, Diagnostics& diagnostics) const {
+    for (const char* name : {"target_modules", "exclude_modules"})
+      if (is_broken(name) && (table_ == nullptr || !table_->is_given(name)))
+        diagnostics.add(broken(name));
     for (const char* name : kUnread)
       if (const json::value* value = find(name); value != nullptr && !is_unset(*value))
         diagnostics.add(unread(std::string(name) + " = " + shown(name) + " is not read here"));
@@ -150,16 +155,29 @@ class AdapterConfig {
       set("exclude_modules", names_of("exclude_modules"));
   }
 
-  AdapterFolder contents() const {
+  // `model`: the folder of the model beside which they are read; empty: it is none.
+  AdapterFolder contents(const std::string& model) const {
     const Numbers ranks = r(), alphas = alpha();
-    if (!is_rank(ranks.value)) throw unread("r is " + shown("r") + ", not an integer above 0");
+    if (!is_rank(ranks.value)) throw damaged("r is " + shown("r") + ", not an integer above 0");
     return {.r = static_cast<int64_t>(ranks.value),
             .alpha = alphas.value,
             .ranks = base::ModuleNumbers(ranks.value, ranks.some, /*whole=*/true),
             .alphas = base::ModuleNumbers(alphas.value, alphas.some, /*whole=*/false),
             .rank_stabilized = rank_stabilized(),
             .base = text_of("base_model_name_or_path"),
+            .other_base = other_base(model),
             .targets = AdapterTargets(config_.as_object())};
+  }
+
+  // Of the model that the folder names, where that is here: a copy has another place.
+  std::string other_base(const std::string& model) const {
+    const std::string base = text_of("base_model_name_or_path");
+    std::error_code failed;
+    if (base.empty() || model.empty() || !std::filesystem::is_directory(base, failed) ||
+        std::filesystem::equivalent(base, model, failed) || failed)
+      return "";
+    return file_.string() + ": its adapters were trained beside " + base + ", and this is " +
+           model + ": beside other weights they are another model";
   }
 
   void tell_dropout(Diagnostics& diagnostics) const {
@@ -194,8 +212,35 @@ class AdapterConfig {
   }
   Error unread(const std::string& what) const {
     Error error(ErrorCode::weights_mismatch, file_.string() + ": " + what);
-    if (table_ != nullptr) error.help("set lora.adapter = \"none\" to begin with new adapters");
+    error.help(table_ != nullptr ? kNewAdapters
+                                 : "peft makes a whole model of such adapters: "
+                                   "merge_and_unload(), save_pretrained(DIR)");
     return located(std::move(error));
+  }
+  // What peft could not read either.
+  Error damaged(const std::string& what) const {
+    Error error(ErrorCode::weights_mismatch, file_.string() + ": " + what);
+    error.help("write the folder again: peft's save_pretrained(), or meshwright checkpoint export");
+    if (table_ != nullptr) error.help(kNewAdapters);
+    return located(std::move(error));
+  }
+
+  bool is_broken(const char* name) const {
+    const std::string text = text_of(name);
+    return text != "all-linear" && base::is_broken_expression(text);
+  }
+  // At its place in the file, which is the same whoever reads it.
+  Error broken(const char* name) const {
+    const std::string_view text = text_;
+    const size_t at = text.find('"' + std::string(name) + '"');
+    Origin place{.source = Origin::Source::file, .file = file_.string()};
+    if (at != std::string_view::npos) {
+      const std::string_view before = text.substr(0, at);
+      place.line = static_cast<int>(std::count(before.begin(), before.end(), '\n')) + 1;
+      place.column = static_cast<int>(at - (before.rfind('\n') + 1)) + 1;
+    }
+    return damaged(std::string(name) + " = " + shown(name) + " is no regular expression")
+        .at(std::move(place));
   }
   Error differs(const char* theirs, const char* ours, const std::string& value) const {
     return Error(ErrorCode::conflict, file_.string() + ": " + theirs + " is " + shown(theirs) +
@@ -217,12 +262,12 @@ class AdapterConfig {
   Numbers numbers(const char* name, const char* pattern, bool whole) const {
     const json::value* value = find(name);
     if (value == nullptr || !value->is_number() || !(value->to_number<double>() > 0))
-      throw unread(std::string(name) + " is " + shown(name) + ", not a number above 0");
+      throw damaged(std::string(name) + " is " + shown(name) + ", not a number above 0");
     Numbers all{value->to_number<double>(), name, {}};
     const json::value* some = find(pattern);
     if (some == nullptr || is_unset(*some)) return all;
     auto refuse = [&](const std::string& why) {
-      return unread(std::string(pattern) + " = " + shown(pattern) + ": " + why);
+      return damaged(std::string(pattern) + " = " + shown(pattern) + ": " + why);
     };
     if (!some->is_object()) throw refuse("is not an object of modules and numbers");
     std::set<double> different;
@@ -254,6 +299,7 @@ class AdapterConfig {
 
   // Modules as [lora] takes them. peft's expressions, and its choice of layers, are none.
   OptionValue names_of(const char* name) const {
+    if (is_broken(name)) throw broken(name);
     const json::value* value = find(name);
     if (text_of(name) == "all-linear") return std::string("all-linear");
     std::vector<std::string> out;
@@ -276,6 +322,7 @@ class AdapterConfig {
 
   const Options* table_;
   std::filesystem::path file_;
+  std::string text_;
   json::value config_;
 };
 
@@ -290,7 +337,11 @@ void take_from_adapter_folder(config::Config& config, Diagnostics& diagnostics) 
     Options filled = table;
     folder.fill(filled);
     table = std::move(filled);
-    if (begins_afresh(config)) folder.tell_dropout(diagnostics);
+    if (!begins_afresh(config)) return;
+    folder.tell_dropout(diagnostics);
+    if (const std::string other = folder.other_base(config.table("model").get_string("pretrained"));
+        !other.empty())
+      diagnostics.notice(other);
   } catch (Error& error) {
     // Where r is set, a run may go on from a checkpoint without the folder; where none does,
     // check_adapter_folder() tells.
@@ -313,12 +364,13 @@ void check_adapter_folder(const Job& job, Diagnostics& diagnostics) {
   }
 }
 
-AdapterFolder read_adapter_folder(const std::filesystem::path& folder, const ModelOutline& model) {
+AdapterFolder read_adapter_folder(const std::filesystem::path& folder, const ModelOutline& model,
+                                  const std::filesystem::path& of) {
   const AdapterConfig config(folder);
   Diagnostics problems;
   config.check_read(has_transposed(model), problems);
   problems.throw_if_any();
-  return config.contents();
+  return config.contents(of.string());
 }
 
 bool begins_afresh(const config::Config& config) {

@@ -21,7 +21,8 @@ void take_from_adapter_folder(config::Config& config, Diagnostics& diagnostics);
 void check_adapter_folder(const Job& job, Diagnostics& diagnostics);
 
 // Holds adapter_model.safetensors against the job's model as well, where all of that fits and the
-// job names its model: adds Error(bad_safetensors | weights_mismatch). Reads its header alone.
+// job names its model: adds Error(file_unreadable | bad_safetensors | weights_mismatch). Reads its
+// header alone.
 void check_adapter_files(const Job& job, Diagnostics& diagnostics);
 
 // Whether nothing is there yet that the run could go on with. Where something is, the run itself
@@ -34,10 +35,13 @@ struct AdapterFolder {
   double alpha = 0;
   meshwright::base::ModuleNumbers ranks, alphas;  // of all modules
   bool rank_stabilized = false;
-  std::string base;  // the model that it names; "": none
+  std::string base;        // the model that it names; "": none
+  std::string other_base;  // a notice where that is another folder than the model's
   AdapterTargets targets;
 };
-// `model`: that of the adapters. Throws Error(file_unreadable | weights_mismatch), without a key.
-AdapterFolder read_adapter_folder(const std::filesystem::path& folder, const ModelOutline& model);
+// `model`: that of the adapters, in the folder `of` (empty: in none). Throws Error(file_unreadable
+// | weights_mismatch), without a key.
+AdapterFolder read_adapter_folder(const std::filesystem::path& folder, const ModelOutline& model,
+                                  const std::filesystem::path& of = {});
 
 }  // namespace meshwright::plan

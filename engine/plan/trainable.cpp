@@ -5,6 +5,7 @@
 #include "engine/outlines/models.h"
 #include "engine/outlines/net_config.h"
 #include "engine/plan/adapter_folder.h"
+#include "engine/plan/export_folders.h"
 #include "engine/plan/training.h"
 
 namespace meshwright::plan {
@@ -185,6 +186,7 @@ void check_runs(const JobPlan& plan, const Job& job) {
 std::vector<Error> errors_of_training(const Job& job, const JobPlan* plan) {
   Diagnostics found;
   check_trainable(job, found);
+  check_exports(job.config, found);
   std::vector<Error> out(found.errors().begin(), found.errors().end());
   if (plan != nullptr) try {
       check_runs(*plan, job);

@@ -8,9 +8,9 @@
 
 namespace meshwright::plan {
 
-// All that `train` would refuse of a job before it starts a rank: what check_trainable() adds and
-// check_runs() throws. An error of ErrorCode::missing_key is something that the file does not say
-// yet. `plan` is nullptr where none could be made.
+// All that `train` would refuse of a job before it starts a rank: what check_trainable() and
+// check_exports() add and check_runs() throws. An error of ErrorCode::missing_key is something that
+// the file does not say yet. `plan` is nullptr where none could be made.
 std::vector<Error> errors_of_training(const Job& job, const JobPlan* plan);
 // Whether somebody who wrote this file means to train with it: it has keys that a plan has no use
 // for.

@@ -2,6 +2,7 @@
 
 #include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/source.h"
+#include "engine/plan/export_folders.h"
 #include "engine/weights/export.h"
 
 namespace meshwright::train {
@@ -9,12 +10,13 @@ namespace meshwright::train {
 namespace fs = std::filesystem;
 
 // The adapters lie beside hf/ where both forms are wanted.
-Exports::Exports(const Job& job, const fs::path& run) : adapter_folder_(run / "hf_adapter") {
+Exports::Exports(const Job& job, const fs::path& run)
+    : adapter_folder_(run / plan::kAdapterExportFolder) {
   using enum checkpoint::ExportForm;
   const Options& lora = job.table("lora");
   const std::string wanted = lora.get_int("r") > 0 ? lora.get_string("export") : "merged";
   if (job.table("checkpoint").get_string("export") == "none" || wanted == "none") return;
-  wanted_ = {{run / "hf", wanted == "adapter" ? adapter : merged}};
+  wanted_ = {{run / plan::kExportFolder, wanted == "adapter" ? adapter : merged}};
   if (wanted == "both") wanted_.emplace_back(adapter_folder_, adapter);
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/plan/adapter_folder.h"
+#include "engine/plan/export_folders.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/train/lines_of_ranks.h"
@@ -39,6 +40,7 @@ Run::Run(const RunOptions& options, fs::path& log)
   if (options.tell) lost_ = std::make_shared<LostFolder>();
   Diagnostics missing;
   plan::check_trainable(job_.impl(), missing);
+  plan::check_exports(job_.impl().config, missing);
   missing.throw_if_any();
   set_threads(job_);
   keep_freed_memory();

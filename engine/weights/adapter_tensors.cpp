@@ -104,7 +104,7 @@ std::vector<std::string> adapter_names_in_files(std::string_view architecture,
 WeightFolder open_adapter_tensors(const std::string& folder, const ModelOutline& outline) try {
   const std::filesystem::path path = std::filesystem::path(folder) / kAdapterWeights;
   if (std::error_code failed; !std::filesystem::is_regular_file(path, failed))
-    throw Error(ErrorCode::bad_safetensors, "there is no " + path.string())
+    throw Error(ErrorCode::file_unreadable, "there is no " + path.string())
         .help("save the adapters as safetensors: peft's save_pretrained() does");
   WeightFolder file(path);
   check_all_taken(file, folder, outline);

@@ -20,8 +20,8 @@ std::vector<std::string> adapter_names_in_files(std::string_view architecture,
                                                 const ParameterOutline& factor);
 
 // The file of `folder`, as lora.adapter names it. `outline` has its factors, each of which the file
-// must have, and nothing else. Reads the header alone. Throws Error(bad_safetensors |
-// weights_mismatch) with the key lora.adapter.
+// must have, and nothing else. Reads the header alone. Throws Error(file_unreadable |
+// bad_safetensors | weights_mismatch) with the key lora.adapter.
 WeightFolder open_adapter_tensors(const std::string& folder, const ModelOutline& outline);
 
 }  // namespace meshwright::weights

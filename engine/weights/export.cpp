@@ -240,7 +240,28 @@ void put_in_place(Temporary& temporary, const fs::path& target) {
   remove_export(aside);
 }
 
+bool is_within(const fs::path& path, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first ==
+         folder.end();
+}
+
 }  // namespace
+
+bool would_replace(const fs::path& target, const fs::path& kept) {
+  std::error_code failed;
+  if (!fs::exists(kept, failed)) return false;
+  const fs::path folder = real_target(target);
+  if (fs::equivalent(folder, kept, failed)) return true;
+  auto leads_in = [&](const fs::path& path) {
+    std::error_code lost;
+    const fs::path real = fs::canonical(path, lost);
+    return !lost && is_within(real, folder);
+  };
+  if (leads_in(kept)) return true;
+  for (fs::directory_iterator at(kept, failed), end; !failed && at != end; at.increment(failed))
+    if (std::error_code lost; at->is_regular_file(lost) && leads_in(at->path())) return true;
+  return false;
+}
 
 void check_target(const fs::path& target) { check_replaceable(real_target(target)); }
 

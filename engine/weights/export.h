@@ -53,6 +53,10 @@ void check_target(const std::filesystem::path& target);
 // Takes an earlier export away, whole: half of one never bears its name. Nothing where none is.
 // Throws as check_target.
 void remove_folder(const std::filesystem::path& target);
+// Whether an export to `target` would take away `kept`, a folder of weights or a file: it is that
+// folder by whatever name, lies in it, or has links that lead into it. False where `kept` is not
+// there.
+bool would_replace(const std::filesystem::path& target, const std::filesystem::path& kept);
 
 // Contents of a file that is there. Throws Error(file_unreadable) when it is read.
 ExportFile copy_of(std::string name, std::filesystem::path path);

@@ -182,6 +182,33 @@ TEST_CASE("adapters of two ranks train on, go out as they came, and write alike 
   CHECK(run("generate " + kNet + kHow + " --adapter " + quoted(other)).out != expected.out);
 }
 
+TEST_CASE("adapters that name another model which is here are told so, and write all the same") {
+  Folder folder;
+  for (const auto& [base, told] :
+       {std::pair(fs::path(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/llama"), true),
+        std::pair(fs::path(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/phi3"), false)}) {
+    std::string config = kConfig;
+    config.replace(config.find("models/phi"), std::string("models/phi").size(), base.string());
+    const Ran ran = run("generate " + kNet + kHow + " --adapter " +
+                            quoted(put_adapter(folder.path / "named", kPhi3, config)),
+                        true);
+    INFO(ran.out);
+    CHECK(ran.status == 0);
+    CHECK((ran.out.find("its adapters were trained beside " + base.string()) !=
+           std::string::npos) == told);
+  }
+  // Without a model they are none, and theirs is named.
+  std::string config = kConfig;
+  config.replace(config.find("models/phi"), std::string("models/phi").size(), kNet);
+  const fs::path alone = put_adapter(folder.path / "alone", kPhi3, config);
+  const Ran ran = run("generate " + quoted(alone) + kHow, true);
+  INFO(ran.out);
+  CHECK(ran.status == 7);
+  CHECK(ran.out.find("help: meshwright generate " + kNet + " --adapter " + alone.string()) !=
+        std::string::npos);
+  CHECK(run("generate " + kNet + " --adapter " + quoted(alone) + kHow).status == 0);
+}
+
 TEST_CASE("adapters of some layers and of names with a dot are taken where the folder says so") {
   Folder folder;
   std::vector<Tensor> second;
@@ -225,7 +252,13 @@ TEST_CASE("adapters that do not fit the model are refused before a rank starts")
            {kNet + " --adapter /nowhere", 2, "there is no folder /nowhere"},
            {kNet + " --adapter README.md", 2, "README.md is not a folder"},
            {kNet + " --adapter " + quoted(folder.path / "empty"), 2, "adapter_config.json"},
-           {kNet + adapter("no_tensors", {}), 2, "adapter_model.safetensors"},
+           {kNet + adapter("no_tensors", {}), 2, "E0209]: there is no "},
+           {quoted(put_adapter(folder.path / "alone")), 7,
+            "help: meshwright generate MODEL --adapter " + (folder.path / "alone").string()},
+           {kNet + adapter("no_expression", kPhi3, with_targets(R"(".*(qkv_proj")")), 7,
+            "adapter_config.json: target_modules = \".*(qkv_proj\" is no regular expression\n "
+            "--> " +
+                (folder.path / "no_expression/adapter_config.json").string() + ":1:"},
            {"tests/data/nets/llama" + adapter("other_model", kPhi3), 7,
             "no Linear of LlamaForCausalLM takes the tensor " + first},
            {"tests/data/nets/llama" + adapter("named", kPhi3) + " --merge --nproc 2", 7,
@@ -254,7 +287,7 @@ TEST_CASE("adapters that do not fit the model are refused before a rank starts")
                            R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "use_dora": true})"),
             7, "use_dora = true is not read here"},
            {kNet + adapter("no_alpha", kPhi3, R"({"peft_type": "LORA", "r": 2})"), 7,
-            "lora_alpha is not set"},
+            "lora_alpha is not set, not a number above 0\n  = help: write the folder again: "},
            {kNet + adapter(
                        "turned", kPhi3,
                        R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "fan_in_fan_out": true})"),

@@ -215,6 +215,70 @@ TEST_CASE("a checkpoint beside a folder of weights holds what trains, and goes o
   CHECK(full.out.find("set run.name to another name") != std::string::npos);
 }
 
+TEST_CASE("the model that adapters need is never taken away by an export") {
+  const std::string ddp =
+      "--set distributed.strategy=ddp --set checkpoint.export=final --set "
+      "step_scheduler.max_steps=1 ";
+  const Trained first = train(kJob + ddp + "--set lora.r=0", "lora_chain");
+  INFO(first.out);
+  REQUIRE(first.status == 0);
+  const fs::path hf = kRuns + "/lora_chain/hf", link = kRuns + "/lora_chain_link";
+  const std::string before = contents(hf / "model.safetensors");
+  REQUIRE(!before.empty());
+  // A run of that name begins with its own export: told before anything is there.
+  const std::string chain = kJob + ddp + "--set model.config=none --set 'model.pretrained=\"" +
+                            hf.string() + "\"' --set checkpoint.resume=none ",
+                    named = "--set run.dir='" + kRuns + "' --set run.name=lora_chain";
+  for (const std::string& command :
+       {"validate " + chain + named, "train " + chain + named,
+        "train " + chain + named + " --nproc 2", "train " + chain + named + " --set lora.r=0"}) {
+    int status = 0;
+    const std::string out = said(command, &status);
+    INFO(command, "\n", out);
+    CHECK(status == 7);
+    CHECK(out.find("error[E0705]: checkpoint.export = \"final\" would take away ") !=
+          std::string::npos);
+    CHECK(out.find("help: set run.name to another name") != std::string::npos);
+    CHECK(out.find("step 1/1") == std::string::npos);
+    CHECK(contents(hf / "model.safetensors") == before);
+  }
+  const Trained second = train(chain, "lora_chain_2");
+  INFO(second.out);
+  REQUIRE(second.status == 0);
+  CHECK(contents(hf / "model.safetensors") == before);
+
+  // Neither does an export by hand, whatever its target is called.
+  fs::remove(link);
+  fs::create_directory_symlink(hf, link);
+  for (const std::string run : {"lora_chain_2", "lora_chain_full"}) {
+    if (run == "lora_chain_full")  // all of it is in its checkpoint
+      REQUIRE(train(chain + "--set lora.r=0", run).status == 0);
+    for (const fs::path& target : {hf, link, hf / "../hf"})
+      for (const char* how : {"", "--merged"}) {
+        if (run == "lora_chain_full" && *how != '\0') continue;
+        int status = 0;
+        const std::string out = said(
+            "checkpoint export '" + kRuns + "/" + run + "' --out '" + target.string() + "' " + how,
+            &status);
+        INFO(run, " ", how, "\n", out);
+        CHECK(status == 7);
+        CHECK(out.find("error[E0705]: an export to " + target.string() + " would take away ") !=
+              std::string::npos);
+        CHECK(contents(hf / "model.safetensors") == before);
+      }
+  }
+  const fs::path copy = kRuns + "/lora_chain_copy";
+  fs::remove_all(copy);
+  fs::copy(hf, copy, fs::copy_options::recursive);
+  int status = 0;
+  said("checkpoint export '" + kRuns + "/lora_chain_2' --merged --base '" + copy.string() +
+           "' --out '" + copy.string() + "'",
+       &status);
+  CHECK(status == 7);
+  CHECK(contents(copy / "model.safetensors") == before);
+  exported("lora_chain_2", "lora_chain_out", "--merged --base '" + copy.string() + "'");
+}
+
 TEST_CASE("a run with adapters takes the memory of its plan, whatever it computes in") {
   for (const char* dtype : {"float32", "bfloat16", "float32 with dropout"})
     for (const char* strategy : {"ddp", "fsdp2"}) {

@@ -35,6 +35,19 @@ TEST_CASE("the first name or expression that a module's last parts match counts"
   CHECK(ModuleNumbers(2.5, {}, false).of("anything") == 2.5);
 }
 
+TEST_CASE("an expression is broken where no program could read it") {
+  for (const char* broken : {".*(q_proj", "q_proj)", "[q", "(?:q", "*q", "a|*", "[z-a]", "q\\"}) {
+    CAPTURE(std::string(broken));
+    CHECK(base::is_broken_expression(broken));
+  }
+  // Python has what is not read here.
+  for (const char* fine : {"q_proj", ".*\\.(q|v)_proj", "(?:q|v)", "(?!q).*", "(?i)q", "(?P<x>q)",
+                           "(?<=a)q", "a{2}", ".*\\Z", ""}) {
+    CAPTURE(std::string(fine));
+    CHECK_FALSE(base::is_broken_expression(fine));
+  }
+}
+
 TEST_CASE("numbers and expressions that cannot be are refused by name") {
   auto refusal = [](const std::string& name, const std::string& number, bool whole) {
     try {

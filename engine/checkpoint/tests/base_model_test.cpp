@@ -171,6 +171,42 @@ TEST_CASE("a checkpoint of adapters exports, merges and compares as one of the w
   CHECK(heard == diff_bytes(apart, again));
 }
 
+TEST_CASE("no export takes away the model that its adapters need") {
+  const Made made;
+  const fs::path moved = made.path / "moved", link = made.path / "link";
+  const std::map<std::string, std::string> before = all_of(made.base);
+  fs::copy(made.base, moved);
+  fs::create_directory_symlink(made.base, link);
+  auto refusal = [&](const fs::path& target, const fs::path& base, ExportForm form) {
+    Source source(made.apart, base);
+    try {
+      export_folder(source, target, {.form = form});
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::output_unwritable);
+      CHECK(error.helps() == std::vector<std::string>{"name a folder that does not exist yet"});
+      return error.message();
+    }
+    return std::string();
+  };
+  const std::string needs = ", which the adapters of " + made.apart.string() + " need";
+  for (const ExportForm form : {ExportForm::merged, ExportForm::adapter}) {
+    for (const fs::path& target : {made.base, made.base / "", link, fs::relative(made.base)})
+      CHECK(refusal(target, "", form) == "an export to " + target.string() +
+                                             " would take away the model in " + made.base.string() +
+                                             needs);
+    CHECK(refusal(moved, moved, form).ends_with("the model in " + moved.string() + needs));
+    CHECK(refusal(made.base, moved, form).ends_with("the model in " + made.base.string() + needs));
+    CHECK(all_of(made.base) == before);
+    CHECK(all_of(moved) == before);
+    CHECK(refusal(made.path / "out", moved, form) == "");
+    fs::remove_all(made.path / "out");
+  }
+  // A checkpoint of the whole model needs none.
+  Source whole(made.whole);
+  export_folder(whole, made.base, {.form = ExportForm::merged});
+  CHECK(all_of(made.base) != before);
+}
+
 TEST_CASE("a base model that is gone or another one is told, and may lie elsewhere") {
   const Made made;
   auto verified = [&] { return verify_checkpoint(made.apart, [](int64_t) {}); };

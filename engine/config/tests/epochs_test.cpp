@@ -33,6 +33,10 @@ TEST_CASE("steps and epochs of a run are one of the two, and epochs need data th
            {{"step_scheduler.epochs=2", "step_scheduler.max_steps=9"}, "leave out one of them"},
            {{"step_scheduler.max_steps=none"}, "are both \"none\""},
            {{"step_scheduler.epochs=0"}, "step_scheduler.epochs"},
+           {{"step_scheduler.max_steps=none", "step_scheduler.epochs=0"},
+            "step_scheduler.epochs = 0"},
+           {{"step_scheduler.max_steps=none", "step_scheduler.epochs=1.5"},
+            "step_scheduler.epochs wants"},
            {{"step_scheduler.epochs=2", "dataset.kind=mock"}, "without an end"}}) {
     INFO((row.sets.empty() ? "defaults" : row.sets.back()));
     Diagnostics diagnostics;

@@ -90,6 +90,7 @@ TEST_CASE("an unknown key that another program uses is answered with the key her
         {"[lr_scheduler]\nwarmup_steps = 4\n", "lr_scheduler.warmup_steps",
          "is lr_scheduler.lr_warmup_steps here"},
         {"[checkpoint]\ninterval = 4\n", "checkpoint.interval", "is checkpoint.every_steps here"},
+        {"[lora]\nrank = 4\n", "lora.rank", "lora.rank is lora.r here: adapters of that rank"},
         {"[model]\nname = \"llama3\"\n", "model.name",
          "is model.config here: the path of a Hugging Face config.json"},
         {"[training]\nsteps = 4\nseq_len = 8\nbogus = 1\n", "training",
@@ -120,7 +121,20 @@ TEST_CASE(
             "\n");
   CHECK(helps(errors[0]).find("distributed.tp_size") != std::string::npos);
   CHECK(find_foreign_elsewhere("enable") == nullptr);
+  CHECK(find_foreign_elsewhere("rank") == nullptr);  // of a process, where it is not [lora]'s
   CHECK(find_foreign_elsewhere("nobody_has_this") == nullptr);
+}
+
+TEST_CASE("a list of tables is told with its brackets") {
+  for (const char* text :
+       {"[[optimizer.groups]]\npattern = \"*\"\n", "[optimizer]\ngroups = 1\n"}) {
+    INFO(text);
+    const std::vector<Error> errors = errors_of(text);
+    REQUIRE(errors.size() == 1);
+    CHECK(errors[0].code() == ErrorCode::unknown_key);
+    CHECK(errors[0].key() == "optimizer.groups");
+    CHECK(helps(errors[0]) == "did you mean [[optimizer.group]]?\n");
+  }
 }
 
 TEST_CASE("a name that several tables know says nothing about where it belongs") {

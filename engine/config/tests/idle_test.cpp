@@ -61,6 +61,21 @@ TEST_CASE("a setting that another one leaves without effect is told once") {
   }
 }
 
+TEST_CASE("what a refused value would have left without effect is not told") {
+  for (const char* wrong : {"lora.r=-1", "lora.r=1.5"}) {
+    INFO(wrong);
+    Diagnostics diagnostics;
+    Source source = Source::load(
+        {.file = {}, .sets = {"lora.alpha=8", "lora.dropout=0.1", wrong}, .environment = {}},
+        diagnostics);
+    resolve(source, {}, "", diagnostics);
+    REQUIRE(diagnostics.errors().size() == 1);
+    CHECK(diagnostics.errors()[0].key() == "lora.r");
+    CHECK(diagnostics.notices().empty());
+  }
+  CHECK(notices({"lora.alpha=8", "lora.r=0"}).size() == 1);
+}
+
 TEST_CASE("defaults that are written down, and settings that do something, are not told") {
   for (const std::vector<std::string>& sets : std::vector<std::vector<std::string>>{
            {},

@@ -187,4 +187,100 @@ TEST_CASE("settings that differ from the folder's are refused with those that wo
   CHECK(folder.refusal("").starts_with("E0208 lora.target_modules: "));
 }
 
+TEST_CASE("what peft could not read either is told at its place, alike to whoever reads it") {
+  Folder folder;
+  const fs::path file = folder.path / "adapter_config.json";
+  for (const char* name : {"target_modules", "exclude_modules"}) {
+    const std::string valid =
+        std::string(name) == "target_modules" ? R"("r": 8, "lora_alpha": 16)" : kPlain;
+    folder.put(valid + ",\n \"" + name + "\": \".*(q_proj\"");
+    const std::string what =
+        file.string() + ": " + name + " = \".*(q_proj\" is no regular expression";
+    auto check = [&](const Error& error) {
+      CHECK(error.code() == ErrorCode::weights_mismatch);
+      CHECK(error.message() == what);
+      CHECK(error.origin().source == Origin::Source::file);
+      CHECK(error.origin().file == file.string());
+      CHECK(error.origin().line == 2);
+      CHECK(error.origin().column == 2);
+      CHECK(error.helps().at(0).starts_with("write the folder again: "));
+    };
+    // Where r comes from the folder, and where it does not.
+    for (const char* keys : {"", "r = 8\nalpha = 16"}) {
+      CAPTURE(keys);
+      Diagnostics diagnostics;
+      const plan::Job read = folder.job(keys, diagnostics);
+      if (diagnostics.ok()) plan::check_adapter_folder(read, diagnostics);
+      REQUIRE(diagnostics.errors().size() == 1);
+      check(diagnostics.errors()[0]);
+      CHECK(diagnostics.errors()[0].key() == "lora.adapter");
+    }
+    try {
+      plan::read_adapter_folder(folder.path, ModelOutline());
+      FAIL("the folder was read");
+    } catch (const Error& error) {
+      check(error);
+    }
+  }
+  // What the job says itself is not read there.
+  folder.put(R"("r": 8, "lora_alpha": 16, "target_modules": "(q_proj")");
+  CHECK(folder.refusal("target_modules = \"q_proj\"") == "");
+}
+
+TEST_CASE("the help for a broken file and for one of another kind are not the same") {
+  Folder folder;
+  for (const auto& [members, help] : std::vector<std::pair<std::string, std::string>>{
+           {R"("r": "8", "lora_alpha": 16)", "write the folder again: "},
+           {R"("lora_alpha": 16)", "write the folder again: "},
+           {R"("r": 8, "lora_alpha": -1)", "write the folder again: "},
+           {R"("r": 1.5, "lora_alpha": 1)", "write the folder again: "},
+           {R"("r": 8, "lora_alpha": 16, "rank_pattern": [4])", "write the folder again: "},
+           {R"("r": 8,)", "write the folder again: "},
+           {kPlain + R"(, "use_dora": true)", "peft makes a whole model of such adapters: "},
+           {kPlain + R"(, "bias": "all")", "peft makes a whole model of such adapters: "}}) {
+    CAPTURE(members);
+    folder.put(members);
+    try {
+      plan::read_adapter_folder(folder.path, ModelOutline());
+      FAIL("the folder was read");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::weights_mismatch);
+      REQUIRE(error.helps().size() == 1);
+      CHECK(error.helps()[0].starts_with(help));
+    }
+  }
+}
+
+TEST_CASE("adapters of another model that is here are told, and of one that is not are not") {
+  Folder folder;
+  const fs::path base = folder.path / "base", other = folder.path / "other";
+  fs::create_directories(base);
+  fs::create_directories(other);
+  fs::create_directory_symlink(base, folder.path / "link");
+  auto told = [&](const fs::path& names, const fs::path& model) {
+    folder.put(kPlain + ", \"base_model_name_or_path\": \"" + names.string() + "\"");
+    return plan::read_adapter_folder(folder.path, ModelOutline(), model).other_base;
+  };
+  CHECK(told(base, other) == (folder.path / "adapter_config.json").string() +
+                                 ": its adapters were trained beside " + base.string() +
+                                 ", and this is " + other.string() +
+                                 ": beside other weights they are another model");
+  CHECK(told(base, base) == "");
+  CHECK(told(base, folder.path / "link") == "");
+  CHECK(told("meta-llama/none", other) == "");
+  CHECK(told(base, "") == "");
+  folder.put(kPlain + ", \"base_model_name_or_path\": \"" + base.string() + "\"");
+  for (const fs::path& model : {base, other}) {
+    Diagnostics diagnostics;
+    const config::Source source = config::Source::parse(
+        "[run]\ndir = \"" + folder.path.string() + "\"\n[model]\npretrained = \"" + model.string() +
+            "\"\n[lora]\nadapter = \"" + folder.path.string() + "\"\n",
+        {.file = "job.toml", .sets = {}, .environment = {}}, diagnostics);
+    config::Config config = config::resolve(source, {}, "", diagnostics);
+    plan::take_from_adapter_folder(config, diagnostics);
+    CHECK(diagnostics.ok());
+    CHECK(diagnostics.notices().size() == (model == other ? 1 : 0));
+  }
+}
+
 }  // namespace adapter_folder_test
