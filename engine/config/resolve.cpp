@@ -243,7 +243,7 @@ class Resolver {
                              .help("set " + full_key(table.schema().table, "plugin") + " = \"" +
                                    value.text + "\" in its place: that is a plugin's"));
       else if (std::string_view(option.name) == "path" &&
-               std::holds_alternative<StringList>(*converted))
+               std::holds_alternative<std::vector<std::string>>(*converted))
         diagnostics_.add(Error(error.code(), error.message())
                              .key(key)
                              .at(origin)
