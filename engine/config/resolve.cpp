@@ -242,6 +242,13 @@ class Resolver {
                              .at(origin)
                              .help("set " + full_key(table.schema().table, "plugin") + " = \"" +
                                    value.text + "\" in its place: that is a plugin's"));
+      else if (std::string_view(option.name) == "path" &&
+               std::holds_alternative<std::vector<std::string>>(*converted))
+        diagnostics_.add(Error(error.code(), error.message())
+                             .key(key)
+                             .at(origin)
+                             .help("several files are a folder or a pattern: set " + key +
+                                   " = \"data/*.jsonl\""));
       else
         diagnostics_.add(error);
       return;

@@ -151,10 +151,14 @@ json::object error_json(const Error& error) {
 std::string format_error(const Style& style, const Error& error) {
   std::string out = paint(style, Tone::red, "error[" + code_string(error.code()) + "]") + ": " +
                     paint(style, Tone::bold, printable(error.message())) + '\n';
-  std::string margin(error.origin().line > 0 ? std::to_string(error.origin().line).size() : 1, ' ');
-  if (std::string where = place(error); !where.empty())
-    out += margin + gutter(style, "--> ") + printable(where) + '\n';
-  std::string source = quote_source(style, error.origin(), margin);
+  // A message that begins with its place (a row of data) has said it, and a row may be of any
+  // length.
+  const std::string where = place(error);
+  const bool said = !where.empty() && error.message().starts_with(where + ":");
+  const Origin origin = said ? Origin{} : error.origin();
+  std::string margin(origin.line > 0 ? std::to_string(origin.line).size() : 1, ' ');
+  if (!where.empty() && !said) out += margin + gutter(style, "--> ") + printable(where) + '\n';
+  std::string source = quote_source(style, origin, margin);
   out += source;
   if (!source.empty() && !(error.notes().empty() && error.helps().empty()))
     out += gutter(style, margin + " |") + '\n';

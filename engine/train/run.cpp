@@ -262,7 +262,8 @@ void Run::report_job() {
       std::to_string(data_.train.config.seq_len) + " tokens");
   if (const Stages* stages = trainer_->stages()) reporter_.say("pipeline: " + stages->describe());
   reporter_.say("data: " + data_.train.source->describe() + ", " +
-                report::human_count(data_.train.source->samples()) + " samples");
+                report::human_count(data_.train.source->samples()) +
+                (data_.train.source->samples() == 1 ? " sample" : " samples"));
   if (data_.validation.source) reporter_.say(validation_text());
   for (const OpenData* data : {&data_.train, &data_.validation})
     if (data->source)

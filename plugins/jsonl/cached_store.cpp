@@ -9,6 +9,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -35,6 +37,8 @@ class FileLock {
   }
   bool try_take() { return take(LOCK_EX | LOCK_NB); }
   void wait() { take(LOCK_EX); }
+  // Nobody else of this host has it.
+  bool held() const { return held_; }
 
  private:
   void open() {
@@ -84,9 +88,23 @@ std::shared_ptr<const TokenStore> existing(const std::string& path, const std::s
   return nullptr;
 }
 
-// What processes left that died while they wrote a store. Not what was written to lately: of hosts
-// that share the folder without a lock another one may be at it.
-void remove_leftovers(const fs::path& folder) {
+// How the names of files begin that this host writes for a key. A host that has started again is
+// another one.
+std::string temporary_beginning(const std::string& key) {
+  std::string host;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> host;
+  if (host.empty()) {
+    char name[256] = {};
+    ::gethostname(name, sizeof name - 1);
+    host = name;
+  }
+  return "." + key + ".mwtokens." + host + ".";
+}
+
+// What processes left that died while they wrote a store: all that begins with `ours`, if that is
+// not empty, whose writers had the lock that this process has now. Of others not what was written
+// to lately: of hosts that share the folder without a lock another one may be at it.
+void remove_leftovers(const fs::path& folder, const std::string& ours) {
   const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
   std::error_code failed;
   for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
@@ -95,8 +113,23 @@ void remove_leftovers(const fs::path& folder) {
         !name.ends_with(".tmp"))
       continue;
     std::error_code gone;
-    if (const auto written = fs::last_write_time(at->path(), gone); !gone && written < old)
+    const auto written = fs::last_write_time(at->path(), gone);
+    if ((!ours.empty() && name.starts_with(ours)) || (!gone && written < old))
       fs::remove(at->path(), gone);
+  }
+}
+
+// A whole file at `path`, from one beside it.
+void write_store(const fs::path& path, const fs::path& temporary,
+                 std::span<const std::byte> bytes) {
+  base::NewFile file(temporary);
+  file.append(bytes);
+  file.finish();
+  try {
+    base::rename_durably(temporary, path);
+  } catch (const Error&) {
+    ::unlink(temporary.c_str());
+    throw;
   }
 }
 
@@ -118,15 +151,18 @@ std::shared_ptr<const TokenStore> kept_store(const std::string& folder, const st
     lock.wait();
   }
   if (auto store = existing(path, key, tell)) return store;
-  remove_leftovers(folder);
+  remove_leftovers(folder, lock.held() ? temporary_beginning(key) : "");
   bytes = build();
-  base::write_durably(path,
-                      std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  write_store(path, fs::path(folder) / temporary_name(key), bytes);
   bytes = {};
   return TokenStore::open(path);
 }
 
 }  // namespace
+
+std::string temporary_name(const std::string& key) {
+  return temporary_beginning(key) + std::to_string(::getpid()) + ".tmp";
+}
 
 std::shared_ptr<const TokenStore> cached_store(const CachePlace& place, const std::string& key,
                                                const Build& build, const Tell& tell) {

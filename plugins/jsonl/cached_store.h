@@ -26,6 +26,11 @@ std::shared_ptr<const TokenStore> cached_store(const CachePlace& place, const st
                                                const std::function<std::vector<std::byte>()>& build,
                                                const std::function<void(const std::string&)>& tell);
 
+// What the store of a key is called in its folder while this process writes it. The name tells the
+// host, until it starts again, so that whoever holds the key's lock there knows what a dead one
+// left.
+std::string temporary_name(const std::string& key);
+
 // $XDG_CACHE_HOME/meshwright, else ~/.cache/meshwright; nowhere if neither variable is set. Not
 // needed.
 CachePlace default_cache();

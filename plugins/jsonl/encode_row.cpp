@@ -4,8 +4,11 @@
 #include <filesystem>
 #include <utility>
 
+#include "left_out.h"
 #include "meshwright/error.h"
+#include "roles.h"
 #include "sdk/chat/spans.h"
+#include "template_help.h"
 
 namespace meshwright::jsonl {
 
@@ -189,8 +192,10 @@ Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const 
   Rendered rendered;
   Learning learning;
   const bool all = settings_.train_on == TrainOn::all;
+  const chat::ChatTemplate* chosen = nullptr;
   try {
-    const chat::ChatTemplate& chat = language_->templates.choose(request.tools != nullptr);
+    chosen = &language_->templates.choose(request.tools != nullptr);
+    const chat::ChatTemplate& chat = *chosen;
     rendered = chat.render(request);
     const std::vector<std::string>& special = language_->special_tokens;
     learning = all ? all_learnt(chat, request, rendered, row, special)
@@ -200,9 +205,19 @@ Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const 
     Error placed(error.code(), where + ": " + error.message());
     placed.key(error.key());
     for (const std::string& help : error.helps()) placed.help(help);
-    throw placed;
+    if (error.helps().empty() && error.code() == ErrorCode::bad_template)
+      for (std::string& help :
+           template_help(error.message(), chosen, request, row, settings_.table))
+        placed.help(std::move(help));
+    throw at_row(std::move(placed), where);
   }
+  out.counts.chats = 1;
   out.counts.open_ends = learning.open_ends;
+  count_left_out(*chosen, request, rendered, out.counts);
+  for (const chat::Value& message : row.messages.as_list())
+    if (const std::string& role = message.get("role")->as_string();
+        !is_known_role(role, chosen->text()))
+      out.counts.add_role(role);
 
   // The template writes what stands around a text.
   tokenizer::Encoded tokens = encode_row(rendered.text, false, written_by_row(rendered), where);
@@ -223,11 +238,13 @@ tokenizer::Encoded RowEncoder::encode_row(std::string_view text, bool special,
   tokenizer::Encoded out =
       language_->tokenizer.encode_ranges(text, {.special = special, .plain = written});
   if (settings_.special == SpecialInContent::error && out.kept_as_text > 0)
-    throw Error(ErrorCode::bad_dataset, where + ": the row contains the text of a special token")
-        .key(settings_.table + ".special_tokens_in_content")
-        .help("set " + settings_.table +
-              ".special_tokens_in_content = \"text\": it is read as plain text")
-        .help("or \"parse\": it is read as that token");
+    throw at_row(
+        Error(ErrorCode::bad_dataset, where + ": the row contains the text of a special token")
+            .key(settings_.table + ".special_tokens_in_content")
+            .help("set " + settings_.table +
+                  ".special_tokens_in_content = \"text\": it is read as plain text")
+            .help("or \"parse\": it is read as that token"),
+        where);
   return out;
 }
 

@@ -78,7 +78,6 @@ Value variables_of(const DatasetRequest& request) {
   return out;
 }
 
-// Of a folder those files that are of JSON by their names.
 // What editors and systems keep beside files: .ipynb_checkpoints/chats-checkpoint.jsonl, ._x.jsonl.
 bool is_hidden(const std::string& file, const std::string& folder) {
   const std::filesystem::path below = std::filesystem::path(file).lexically_relative(folder);
@@ -87,16 +86,43 @@ bool is_hidden(const std::string& file, const std::string& folder) {
   });
 }
 
+// Of a folder those files of rows that have none: of no bytes, and links that lead nowhere.
+std::vector<std::string> empty_files(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> out;
+  std::error_code failed;
+  for (fs::recursive_directory_iterator at(folder, failed), end; !failed && at != end;
+       at.increment(failed)) {
+    const std::string file = at->path().string();
+    if (!(file.ends_with(".jsonl") || file.ends_with(".json")) || is_hidden(file, folder)) continue;
+    std::error_code unseen;
+    const fs::file_status status = fs::status(at->path(), unseen);
+    if (!fs::exists(status) || (fs::is_regular_file(status) && fs::file_size(file, unseen) == 0))
+      out.push_back(file);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 void read_files(const DatasetRequest& request, JsonlOptions& out) {
   const std::string key = request.table + ".path";
-  out.files = base::list_files(request.path, key, "");
+  std::error_code failed;
+  try {
+    out.files = base::list_files(request.path, key, "");
+  } catch (const Error& error) {
+    Error told(error);
+    if (!std::filesystem::exists(request.path, failed))
+      told.help("set " + key +
+                " to a file, a folder (its *.jsonl and *.json), or a pattern: \"data/*.jsonl\"");
+    throw told;
+  }
   for (const std::string& file : out.files)
     if (file.ends_with(".parquet"))
       throw Error(ErrorCode::bad_dataset, file + ": Parquet is not read")
           .key(key)
           .help("convert it to JSON lines: an object on every line");
-  std::error_code failed;
   if (!std::filesystem::is_directory(request.path, failed)) return;
+  out.empty = empty_files(request.path);
   const auto rest =
       std::stable_partition(out.files.begin(), out.files.end(), [&](const std::string& file) {
         return (file.ends_with(".jsonl") || file.ends_with(".json")) &&
@@ -144,7 +170,8 @@ SampleSettings settings_of(const DatasetRequest& request, const JsonlOptions& op
           request.table,
           request.path,
           options.all_files(),
-          options.left_out};
+          options.left_out,
+          options.empty};
 }
 
 }  // namespace
@@ -243,6 +270,8 @@ std::vector<std::pair<std::string, int64_t>> JsonlKind::numbers(
   const PackedSource source(store_of(options), settings_of(request, options));
   const SampleCounts& counts = source.counts();
   const StoreCounts& met = source.store().origin().counts;
+  int64_t unknown_roles = met.other_roles;
+  for (const auto& [role, messages] : met.roles) unknown_roles += messages;
   return {{"rows", met.rows},
           {"tokens", static_cast<int64_t>(source.store().tokens())},
           {"used", counts.used},
@@ -255,7 +284,10 @@ std::vector<std::pair<std::string, int64_t>> JsonlKind::numbers(
           {"special_tokens_kept_as_text", met.kept_as_text},
           {"answers_without_end", met.open_ends},
           {"texts_without_end", met.endless_texts},
-          {"double_begins", met.double_begins}};
+          {"double_begins", met.double_begins},
+          {"messages_of_unknown_roles", unknown_roles},
+          {"calls_left_out", met.calls_left_out},
+          {"rows_with_tools_left_out", met.tools_left_out}};
 }
 
 std::shared_ptr<const TokenStore> JsonlKind::store_of(const JsonlOptions& options) const {

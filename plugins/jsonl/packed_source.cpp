@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "meshwright/error.h"
+#include "roles.h"
 #include "sdk/base/counts.h"
 #include "sdk/files/hash.h"
 
@@ -29,6 +30,14 @@ int64_t targets_in(std::span<const Run> runs, uint32_t begin, uint32_t end) {
         from < to)
       out += to - from;
   return out;
+}
+
+// "a, b, c, ...": the first three.
+std::string first_names(const std::vector<std::string>& files) {
+  std::string out;
+  for (const std::string& file : std::span(files).first(std::min<size_t>(files.size(), 3)))
+    out += (out.empty() ? "" : ", ") + file;
+  return out + (files.size() > 3 ? ", ..." : "");
 }
 
 }  // namespace
@@ -95,6 +104,12 @@ PackedSource::PackedSource(std::shared_ptr<const TokenStore> store, SampleSettin
       error.help("answers lie behind the cut: set " + settings_.table +
                  ".seq_len = " + std::to_string(counts_.longest - 1) + ", or " + settings_.table +
                  ".jsonl.truncate = \"left\"");
+    if (const std::string roles = tell_roles(store_->origin().counts); !roles.empty())
+      error.help(roles + "; an answer is a message whose role is \"assistant\"");
+    else if (error.helps().empty())
+      error.help(
+          "what is learnt are messages whose role is \"assistant\", with a content and without "
+          "\"weight\": 0: meshwright dataset show FILE --row 0");
     throw error;
   }
   packs_ = pack(lengths, static_cast<uint32_t>(settings_.seq_len), settings_.packing,
@@ -159,7 +174,7 @@ std::vector<std::string> PackedSource::report() const {
                 ", the longest row has " + text::grouped(counts_.longest));
   const int64_t room = samples() * settings_.seq_len;
   std::string packs =
-      text::grouped(counts_.positions) + " positions, " +
+      text::counted(counts_.positions, "position") + ", " +
       percent(counts_.targets, counts_.positions) + " with targets, in " +
       text::counted(samples(), settings_.packing == Packing::none ? "sample" : "pack") + " of " +
       text::grouped(settings_.seq_len) + ", " + percent(counts_.positions, room) + " filled";
@@ -171,14 +186,21 @@ std::vector<std::string> PackedSource::report() const {
   }
   out.push_back(packs);
   if (!settings_.left_out.empty()) {
-    const size_t all = settings_.left_out.size();
-    std::string names;
-    for (const std::string& file : std::span(settings_.left_out).first(std::min<size_t>(all, 3)))
-      names += (names.empty() ? "" : ", ") + file;
-    out.push_back(text::counted(static_cast<int64_t>(all), "file") +
-                  " left out, hidden or of other names than *.jsonl and *.json: " + names +
-                  (all > 3 ? ", ..." : ""));
+    out.push_back(text::counted(std::ssize(settings_.left_out), "file") +
+                  " left out, hidden or of other names than *.jsonl and *.json: " +
+                  first_names(settings_.left_out));
   }
+  if (!settings_.empty.empty())
+    out.push_back(
+        text::counted(std::ssize(settings_.empty), "file") +
+        " without contents, empty or a link that leads nowhere: " + first_names(settings_.empty));
+  if (const std::string roles = tell_roles(met); !roles.empty()) out.push_back(roles);
+  if (met.calls_left_out > 0)
+    out.push_back("the chat template does not write " + text::counted(met.calls_left_out, "call") +
+                  " of tools: no such call is learnt");
+  if (met.tools_left_out > 0)
+    out.push_back("the chat template does not write the tools of " +
+                  text::counted(met.tools_left_out, "row"));
   if (met.kept_as_text > 0)
     out.push_back(text::counted(met.kept_as_text, "special token") +
                   " in contents read as plain text; " + settings_.table +
@@ -192,7 +214,8 @@ std::vector<std::string> PackedSource::report() const {
                   "not learn to stop there");
   if (met.double_begins > 0)
     out.push_back(text::counted(met.double_begins, "document") +
-                  " begin with two beginning-of-text tokens");
+                  (met.double_begins == 1 ? " begins" : " begin") +
+                  " with two beginning-of-text tokens");
   if (!store_->origin().template_hash.empty())
     out.push_back("chat template " + store_->origin().template_hash);
   return out;

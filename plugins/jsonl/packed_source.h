@@ -28,6 +28,7 @@ struct SampleSettings {
   std::string path;                   // as it was given, for messages
   std::vector<std::string> files;     // that all ranks must have alike
   std::vector<std::string> left_out;  // files beside the rows, for the report
+  std::vector<std::string> empty;     // files of rows that hold none, likewise
 };
 
 // What became of the documents.

@@ -26,6 +26,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Of what the key is made. Not the format of the file: one of an older format is made anew under
+// its name, and a run that began with it goes on.
+constexpr int kKeyVersion = 3;
+
 class Hash128 {
  public:
   Hash128() { XXH3_128bits_reset(&state_); }
@@ -195,7 +199,7 @@ std::vector<std::string> JsonlOptions::all_files() const {
 
 std::string cache_key(const JsonlOptions& options) {
   Hash128 hash;
-  hash.add("meshwright tokens " + std::to_string(kStoreVersion));
+  hash.add("meshwright tokens " + std::to_string(kKeyVersion));
   for (const DataFile& file : open_files(options.files)) hash.add(file.text());
   hash.add("language");
   for (const std::string& file : options.language_files()) {
@@ -236,7 +240,7 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
     one.writer.reset();
     origin.counts += one.counts;
   }
-  if (kind != RowKind::text && !language->templates.empty()) {
+  if (origin.counts.chats > 0) {
     Hash128 hash;
     add_templates(hash, language->templates);
     origin.template_hash = hash.text().substr(0, 12);

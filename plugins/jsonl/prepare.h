@@ -19,6 +19,7 @@ struct JsonlOptions {
   std::string table = "dataset.jsonl";  // of the options, for messages
   std::vector<std::string> files;
   std::vector<std::string> left_out;  // files of the folder that `path` names, of another kind
+  std::vector<std::string> empty;     // files of rows in that folder that hold none
   std::string folder;                 // of the tokenizer
   std::string chat_template;
   std::optional<RowKind> format;  // none: that of the first row

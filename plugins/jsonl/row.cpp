@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <limits>
 #include <utility>
 
 #include "meshwright/error.h"
@@ -15,7 +16,7 @@ namespace {
 using chat::Value;
 
 Error refusal(const std::string& where, const std::string& what) {
-  return {ErrorCode::bad_dataset, where + ": " + what};
+  return at_row(Error(ErrorCode::bad_dataset, where + ": " + what), where);
 }
 
 // A member that is there, and not null.
@@ -39,9 +40,15 @@ void check_content(const Value& content, const std::string& where, const std::st
   for (const Value& part : content.as_list()) {
     const Value* type = part.get("type");
     const Value* text = part.get("text");
-    if (type != nullptr && type->is_string() && type->as_string() == "text" && text != nullptr &&
-        text->is_string())
-      continue;
+    if (type != nullptr && type->is_string() && type->as_string() == "text") {
+      if (text != nullptr && text->is_string()) continue;
+      throw refusal(where,
+                    place + ".content has a part of type \"text\" " +
+                        (text == nullptr ? std::string("without \"text\"")
+                                         : "whose \"text\" is " + std::string(text->kind_name())) +
+                        "; only {\"type\": \"text\", \"text\": \"...\"} is read")
+          .help("give the part its text as a string, or leave it out");
+    }
     const std::string kind =
         type != nullptr && type->is_string() ? "\"" + type->as_string() + "\"" : "of no type";
     throw refusal(where, place + ".content has a part that is " + kind +
@@ -52,21 +59,29 @@ void check_content(const Value& content, const std::string& where, const std::st
 
 // Whether the turn has a part in the loss.
 bool weight_of(const Value& message, const std::string& where, const std::string& place) {
-  bool out = true;
+  std::optional<bool> out;
   for (const char* key : {"weight", "train"}) {
     const Value* value = message.get(key);
     if (value == nullptr || value->is_none()) continue;
+    bool learnt = false;
     if (value->is_boolean())
-      out = value->as_boolean();
+      learnt = value->as_boolean();
     else if (value->is_integer() && (value->as_integer() == 0 || value->as_integer() == 1))
-      out = value->as_integer() == 1;
+      learnt = value->as_integer() == 1;
     else if (value->is_real() && (value->as_real() == 0 || value->as_real() == 1))
-      out = value->as_real() == 1;
+      learnt = value->as_real() == 1;
     else
-      throw Error(ErrorCode::out_of_range, where + ": " + place + "." + key + " must be 0 or 1")
-          .help("1: the turn is learnt; 0: it is context only");
+      throw at_row(
+          Error(ErrorCode::out_of_range, where + ": " + place + "." + key + " must be 0 or 1")
+              .help("1: the turn is learnt; 0: it is context only"),
+          where);
+    if (out && *out != learnt)
+      throw refusal(where, place + " has \"weight\": " + (*out ? "1" : "0") + " and \"train\": " +
+                               (learnt ? "1" : "0") + ", which contradict each other")
+          .help("keep one of the two: with 1 the turn is learnt, with 0 it is context only");
+    out = learnt;
   }
-  return out;
+  return out.value_or(true);
 }
 
 void add_message(Row& row, const Value& given, const std::string& where, const std::string& place) {
@@ -137,6 +152,22 @@ std::string_view name_of(RowKind kind) {
   return "text";
 }
 
+std::string name_of_message(const Row& row, size_t number) {
+  const bool completion = row.completion_at && number >= *row.completion_at;
+  return (completion ? "completion" : row.key) + "[" +
+         std::to_string(number - (completion ? *row.completion_at : 0)) + "]";
+}
+
+Error at_row(Error error, std::string_view where, int64_t column) {
+  const size_t colon = where.rfind(':');
+  int line = 0;
+  if (colon != std::string_view::npos)
+    std::from_chars(where.data() + colon + 1, where.data() + where.size(), line);
+  error.at({Origin::Source::file, std::string(where.substr(0, colon)), line,
+            static_cast<int>(std::min<int64_t>(column, std::numeric_limits<int>::max()))});
+  return error;
+}
+
 std::optional<RowKind> kind_of(const Value& row) {
   if (member(row, "messages") != nullptr || member(row, "conversations") != nullptr)
     return RowKind::messages;
@@ -152,7 +183,8 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where, const s
   const std::optional<RowKind> kind = kind_of(row);
   if (!kind) {
     std::string keys;
-    for (const auto& [key, value] : row.as_dict()) keys += (keys.empty() ? "" : ", ") + key;
+    for (const auto& [key, value] : row.as_dict())
+      keys += (keys.empty() ? "" : ", ") + key + (value.is_none() ? " (null)" : "");
     throw refusal(where,
                   "the row has neither \"messages\", nor \"prompt\" and \"completion\", nor "
                   "\"text\"; its keys: " +
@@ -172,6 +204,7 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where, const s
   if (*kind == RowKind::messages) {
     const bool conversations = member(row, "messages") == nullptr;
     const std::string key = conversations ? "conversations" : "messages";
+    out.key = key;
     add_messages(out, *row.get(key), where, key);
     if (out.messages.as_list().empty()) throw refusal(where, "\"" + key + "\" is empty");
     read_tools(out, row, where);
@@ -194,6 +227,7 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where, const s
     throw refusal(where, "\"prompt\" is " + std::string(prompt.kind_name()) +
                              " and \"completion\" is " + std::string(completion.kind_name()) +
                              "; they are two strings or two lists of messages");
+  out.key = "prompt";
   add_messages(out, prompt, where, "prompt");
   out.completion_at = out.messages.as_list().size();
   add_messages(out, completion, where, "completion");
@@ -211,10 +245,14 @@ Error not_utf8(std::string_view text, size_t at, const std::string& file, int64_
   const size_t column = at - (before.rfind('\n') + 1) + 1;
   char byte[8];
   std::snprintf(byte, sizeof byte, "0x%02x", static_cast<unsigned>(text[at]) & 0xffU);
-  return Error(ErrorCode::bad_dataset,
-               file + ":" + std::to_string(line + std::count(before.begin(), before.end(), '\n')) +
-                   ":" + std::to_string(column) + ": the text is not UTF-8 (byte " + byte + ")")
-      .help("save the file as UTF-8: iconv -f CP1252 -t UTF-8 makes it of Windows' Western code");
+  const std::string where =
+      file + ":" + std::to_string(line + std::count(before.begin(), before.end(), '\n'));
+  return at_row(
+      Error(ErrorCode::bad_dataset,
+            where + ":" + std::to_string(column) + ": the text is not UTF-8 (byte " + byte + ")")
+          .help(
+              "save the file as UTF-8: iconv -f CP1252 -t UTF-8 makes it of Windows' Western code"),
+      where, static_cast<int64_t>(column));
 }
 
 }  // namespace
@@ -229,12 +267,18 @@ Value parse_row(std::string_view text, const std::string& file, int64_t line) {
     // Its messages begin with LINE:COLUMN within the row.
     const std::string& message = error.message();
     const size_t colon = message.find(':');
-    int64_t within = 0;
+    int64_t within = 0, column = 0;
     const char* const end = message.data() + (colon == std::string::npos ? 0 : colon);
     if (std::from_chars(message.data(), end, within).ptr != end || within < 1)
       throw refusal(file + ":" + std::to_string(line), message);
-    throw Error(ErrorCode::bad_dataset,
-                file + ":" + std::to_string(line + within - 1) + message.substr(colon));
+    std::from_chars(end + 1, message.data() + message.size(), column);
+    const std::string where = file + ":" + std::to_string(line + within - 1);
+    Error placed(ErrorCode::bad_dataset, where + message.substr(colon));
+    // A line of an object that was written over several, or that was cut off.
+    if (message.ends_with("incomplete JSON"))
+      placed.help("a row is an object on one line, and this one does not end there: jq -c . '" +
+                  file + "' > rows.jsonl writes each on a line");
+    throw at_row(std::move(placed), where, column);
   }
 }
 

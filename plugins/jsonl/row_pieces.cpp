@@ -26,15 +26,34 @@ void refuse_other_files(std::string_view text, const std::string& name) {
     std::string_view begins;
     const char *what, *makes_text;
   };
+  auto refused = [&](const char* what) {
+    return Error(ErrorCode::bad_dataset, name + ": the file is " + what)
+        .at({Origin::Source::file, name, 0, 0});
+  };
+  if (text.starts_with("PAR1"))
+    throw refused("Parquet, which is not read")
+        .help("convert it to JSON lines: an object on every line");
   for (const Kind& kind :
        {Kind{"\x1F\x8B"sv, "compressed by gzip", "unpack it: gunzip <"},
+        Kind{"\xFD\x37zXZ\0"sv, "compressed by xz", "unpack it: xz -dc <"},
+        Kind{"\x28\xB5\x2F\xFD"sv, "compressed by zstd", "unpack it: zstd -dc <"},
+        Kind{"BZh"sv, "compressed by bzip2", "unpack it: bunzip2 <"},
+        Kind{"PK\x03\x04"sv, "a zip archive", "unpack it: unzip -p"},
         Kind{"\xFF\xFE\0\0"sv, "UTF-32, not UTF-8", "convert it: iconv -f UTF-32 -t UTF-8"},
         Kind{"\0\0\xFE\xFF"sv, "UTF-32, not UTF-8", "convert it: iconv -f UTF-32 -t UTF-8"},
         Kind{"\xFF\xFE"sv, "UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"},
-        Kind{"\xFE\xFF"sv, "UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"}})
+        Kind{"\xFE\xFF"sv, "UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"},
+        // Without a byte order mark: rows begin so.
+        Kind{"{\0\0\0"sv, "UTF-32, not UTF-8", "convert it: iconv -f UTF-32LE -t UTF-8"},
+        Kind{"[\0\0\0"sv, "UTF-32, not UTF-8", "convert it: iconv -f UTF-32LE -t UTF-8"},
+        Kind{"\0\0\0{"sv, "UTF-32, not UTF-8", "convert it: iconv -f UTF-32BE -t UTF-8"},
+        Kind{"\0\0\0["sv, "UTF-32, not UTF-8", "convert it: iconv -f UTF-32BE -t UTF-8"},
+        Kind{"{\0"sv, "UTF-16, not UTF-8", "convert it: iconv -f UTF-16LE -t UTF-8"},
+        Kind{"[\0"sv, "UTF-16, not UTF-8", "convert it: iconv -f UTF-16LE -t UTF-8"},
+        Kind{"\0{"sv, "UTF-16, not UTF-8", "convert it: iconv -f UTF-16BE -t UTF-8"},
+        Kind{"\0["sv, "UTF-16, not UTF-8", "convert it: iconv -f UTF-16BE -t UTF-8"}})
     if (text.starts_with(kind.begins))
-      throw Error(ErrorCode::bad_dataset, name + ": the file is " + kind.what)
-          .help(std::string(kind.makes_text) + " '" + name + "' > rows.jsonl");
+      throw refused(kind.what).help(std::string(kind.makes_text) + " '" + name + "' > rows.jsonl");
 }
 
 }  // namespace
@@ -49,11 +68,13 @@ RowFile::RowFile(std::string_view text, std::string name)
   begin_ = first + 1;
   line_ = 1 + lines_in(text_.substr(0, begin_));
   const size_t last = text_.find_last_not_of(kBlank);
-  if (text_[last] != ']' || last < begin_)
-    throw Error(ErrorCode::bad_dataset, name_ + ":" +
-                                            std::to_string(1 + lines_in(text_.substr(0, last))) +
+  if (text_[last] != ']' || last < begin_) {
+    const int64_t line = 1 + lines_in(text_.substr(0, last));
+    throw Error(ErrorCode::bad_dataset, name_ + ":" + std::to_string(line) +
                                             ": the file begins with [ and does not end with ]")
+        .at({Origin::Source::file, name_, static_cast<int>(line), 0})
         .help("a file is either one list of objects, or an object on every line");
+  }
   end_ = last;
 }
 

@@ -10,7 +10,9 @@
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 #include <cstring>
+#include <iterator>
 #include <string_view>
+#include <utility>
 
 #include "meshwright/error.h"
 
@@ -43,11 +45,18 @@ struct Section {
 };
 
 boost::json::object counts_json(const StoreCounts& counts) {
+  boost::json::object roles;
+  for (const auto& [role, messages] : counts.roles) roles[role] = messages;
   return {{"rows", counts.rows},
           {"kept_as_text", counts.kept_as_text},
           {"open_ends", counts.open_ends},
           {"endless_texts", counts.endless_texts},
-          {"double_begins", counts.double_begins}};
+          {"double_begins", counts.double_begins},
+          {"chats", counts.chats},
+          {"calls_left_out", counts.calls_left_out},
+          {"tools_left_out", counts.tools_left_out},
+          {"roles", std::move(roles)},
+          {"other_roles", counts.other_roles}};
 }
 
 // Fields of an object that came from a file: each throws a string that says what is wrong.
@@ -71,6 +80,23 @@ const boost::json::object& object(const boost::json::object& parent, std::string
   const boost::json::value& value = field(parent, key);
   if (!value.is_object()) throw "\"" + std::string(key) + "\" of its header is no object";
   return value.get_object();
+}
+
+StoreCounts counts_of(const boost::json::object& counts) {
+  StoreCounts out;
+  out.rows = number(counts, "rows");
+  out.kept_as_text = number(counts, "kept_as_text");
+  out.open_ends = number(counts, "open_ends");
+  out.endless_texts = number(counts, "endless_texts");
+  out.double_begins = number(counts, "double_begins");
+  out.chats = number(counts, "chats");
+  out.calls_left_out = number(counts, "calls_left_out");
+  out.tools_left_out = number(counts, "tools_left_out");
+  const boost::json::object& roles = object(counts, "roles");
+  for (const auto& [role, messages] : roles)
+    out.roles[std::string(role)] = number(roles, std::string_view(role));
+  out.other_roles = number(counts, "other_roles");
+  return out;
 }
 
 // A section of the file as an array of `count` elements, its checksum compared.
@@ -103,6 +129,19 @@ void StoreCounts::operator+=(const StoreCounts& other) {
   open_ends += other.open_ends;
   endless_texts += other.endless_texts;
   double_begins += other.double_begins;
+  chats += other.chats;
+  calls_left_out += other.calls_left_out;
+  tools_left_out += other.tools_left_out;
+  other_roles += other.other_roles;
+  for (const auto& [role, messages] : other.roles) add_role(role, messages);
+}
+
+void StoreCounts::add_role(const std::string& role, int64_t messages) {
+  roles[role.size() > kLongestRole ? role.substr(0, kLongestRole - 3) + "..." : role] += messages;
+  if (roles.size() <= kMostRoles) return;
+  const auto last = std::prev(roles.end());
+  other_roles += last->second;
+  roles.erase(last);
 }
 
 void StoreWriter::add(const Document& document) {
@@ -194,10 +233,7 @@ void TokenStore::read(std::span<const std::byte> bytes) {
     throw "it is of version " + std::to_string(number(header, "version"));
   origin_.key = string(header, "key");
   origin_.template_hash = string(header, "template");
-  const boost::json::object& counts = object(header, "counts");
-  origin_.counts = {number(counts, "rows"), number(counts, "kept_as_text"),
-                    number(counts, "open_ends"), number(counts, "endless_texts"),
-                    number(counts, "double_begins")};
+  origin_.counts = counts_of(object(header, "counts"));
   documents_ = static_cast<uint64_t>(number(header, "documents"));
   if (documents_ >= UINT32_MAX) throw std::string("it has too many documents");
   const boost::json::object& sections = object(header, "sections");

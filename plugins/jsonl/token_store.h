@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -23,7 +24,7 @@
 
 namespace meshwright::jsonl {
 
-inline constexpr int kStoreVersion = 3;
+inline constexpr int kStoreVersion = 4;
 
 // Tokens [begin, end) of a document.
 struct Run {
@@ -40,10 +41,20 @@ struct Document {
 // What was met while documents were made; told when a run starts.
 struct StoreCounts {
   int64_t rows = 0;
-  int64_t kept_as_text = 0;   // special tokens in contents that stayed text
-  int64_t open_ends = 0;      // answers that are learnt, and that no special token ends
-  int64_t endless_texts = 0;  // strings without an end token, since the tokenizer has none
-  int64_t double_begins = 0;  // documents that begin with two beginning-of-text tokens
+  int64_t kept_as_text = 0;    // special tokens in contents that stayed text
+  int64_t open_ends = 0;       // answers that are learnt, and that no special token ends
+  int64_t endless_texts = 0;   // strings without an end token, since the tokenizer has none
+  int64_t double_begins = 0;   // documents that begin with two beginning-of-text tokens
+  int64_t chats = 0;           // rows whose text a chat template made
+  int64_t calls_left_out = 0;  // calls of tools that the template did not write
+  int64_t tools_left_out = 0;  // rows whose tools the template did not write
+  // Messages of roles that are not known: of the kMostRoles roles that come first by name, and of
+  // the others. Longer names are cut.
+  static constexpr size_t kMostRoles = 16, kLongestRole = 40;
+  std::map<std::string, int64_t> roles = {};
+  int64_t other_roles = 0;
+  void add_role(const std::string& role, int64_t messages = 1);
+  // Counts do not depend on the order or the groups in which they are added.
   void operator+=(const StoreCounts& other);
   bool operator==(const StoreCounts&) const = default;
 };

@@ -116,6 +116,45 @@ struct Builder {
   std::string text_;
 };
 
+// Where the first half of a surrogate pair stands that has no other; text.size(): nowhere.
+size_t lone_surrogate(std::string_view text) {
+  auto escaped = [&](size_t at) {
+    unsigned code = 0;
+    if (at + 6 > text.size() || text[at] != '\\' || text[at + 1] != 'u') return code;
+    const char* const end = text.data() + at + 6;
+    return std::from_chars(text.data() + at + 2, end, code, 16).ptr == end ? code : 0;
+  };
+  auto is_first = [](unsigned code) { return code >= 0xD800 && code < 0xDC00; };
+  auto is_second = [](unsigned code) { return code >= 0xDC00 && code < 0xE000; };
+  for (size_t at = text.find('\\'); at < text.size(); at = text.find('\\', at)) {
+    const unsigned code = escaped(at);
+    if (is_second(code) || (is_first(code) && !is_second(escaped(at + 6)))) return at;
+    at += is_first(code) ? 12 : 2;
+  }
+  return text.size();
+}
+
+// What people and other languages write that is not JSON, where the parser stopped; else its words.
+std::string wrong_at(std::string_view text, size_t at, const std::string& otherwise) {
+  at = std::min(at, text.size());
+  const std::string_view rest = text.substr(at);
+  for (std::string_view word : {"NaN", "Infinity", "-Infinity"})
+    if (rest.starts_with(word))
+      return std::string(word) + " is no number of JSON; write null, or a string, in its place";
+  for (std::string_view word : {"True", "False", "None"})
+    if (rest.starts_with(word))
+      return std::string(word) + " is Python's; JSON has true, false and null";
+  if (rest.starts_with('\'')) return "strings and keys stand in double quotes, and not in '";
+  if (rest.starts_with('}') || rest.starts_with(']'))
+    if (const size_t before = text.substr(0, at).find_last_not_of(" \t\r\n");
+        before != std::string_view::npos && text[before] == ',')
+      return std::string("a comma stands before ") + rest[0] + ", with nothing behind it";
+  // The parser stops at most behind what should have been the other half.
+  if (const size_t lone = lone_surrogate(text); lone < text.size() && lone <= at && at <= lone + 12)
+    return "half of a surrogate pair: " + std::string(text.substr(lone, 6));
+  return otherwise;
+}
+
 }  // namespace
 
 Value parse_json(std::string_view text) {
@@ -132,8 +171,9 @@ Value parse_json(std::string_view text) {
     std::string_view before = text.substr(0, std::min(read, text.size()));
     size_t line = 1 + static_cast<size_t>(std::count(before.begin(), before.end(), '\n'));
     size_t column = before.size() - (before.rfind('\n') + 1) + 1;
-    throw Error(ErrorCode::bad_dataset, std::to_string(line) + ":" + std::to_string(column) +
-                                            ": not valid JSON: " + failed.message());
+    throw Error(ErrorCode::bad_dataset,
+                std::to_string(line) + ":" + std::to_string(column) +
+                    ": not valid JSON: " + wrong_at(text, read, failed.message()));
   }
   return std::move(parser.handler().done);
 }

@@ -287,6 +287,12 @@ TEST_CASE(
   CHECK(only_error(load("", {"dataset.kind=7"})).message().find("found an integer 7") !=
         std::string::npos);
   CHECK(only_error(load("", {"run.name=[1, 2]"})).code() == ErrorCode::wrong_type);
+  const auto several = load("", {"dataset.path=[\"a.txt\", \"b.txt\"]"});
+  REQUIRE_FALSE(several.diagnostics.errors().empty());
+  CHECK(several.diagnostics.errors()[0].code() == ErrorCode::wrong_type);
+  CHECK(several.diagnostics.errors()[0].helps() ==
+        std::vector<std::string>{
+            "several files are a folder or a pattern: set dataset.path = \"data/*.jsonl\""});
   // A file is strict: there a string has quotes.
   CHECK(only_error(load("[run]\nname = 2026-11-22\n")).message().find("found a date 2026-11-22") !=
         std::string::npos);

@@ -122,6 +122,24 @@ TEST_CASE("an error without a place has its help right below the message") {
         "error[E0101]: no such verb: pln\n  = help: did you mean plan?\n          or planet\n");
 }
 
+TEST_CASE("a message that begins with its place does not say it twice; the machine form has it") {
+  File file("{}\n{\"text\": 3}\n");
+  const std::string path = file.path.string();
+  Error error(ErrorCode::bad_dataset, path + ":2:7: not so");
+  error.at({Origin::Source::file, path, 2, 7}).help("so");
+  CHECK(report::format_error(kPlain, error) ==
+        "error[E0701]: " + path + ":2:7: not so\n  = help: so\n");
+  const auto form = report::errors_json(std::span(&error, 1)).at("error").as_object();
+  CHECK(std::string(form.at("file").as_string()) == path);
+  CHECK(form.at("line").to_number<int>() == 2);
+  CHECK(form.at("column").to_number<int>() == 7);
+  error.at({Origin::Source::file, path, 2, 0});
+  CHECK(report::format_error(kPlain, error).find("-->") == std::string::npos);
+  // Another place is said.
+  error.at({Origin::Source::file, path, 1, 0});
+  CHECK(report::format_error(kPlain, error).find("--> " + path + ":1\n") != std::string::npos);
+}
+
 TEST_CASE("a value from --set names the flag") {
   Error error(ErrorCode::wrong_type, "bad");
   error.key("distributed.tp_size").at({Origin::Source::command_line, "", 0, 0});

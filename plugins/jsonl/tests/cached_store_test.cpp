@@ -198,6 +198,38 @@ TEST_CASE("what a process left that died while it wrote goes, once it is old") {
   CHECK(fs::exists(other));
 }
 
+TEST_CASE("what a process of this host left of the same store goes at once") {
+  using meshwright::jsonl::temporary_name;
+  const jsonl_test::TemporaryFolder folder;
+  auto make = [&](const std::string& key) {
+    return cached_store(
+               {folder.string()}, key, [&] { return store_bytes(key); }, [](const std::string&) {})
+        ->tokens();
+  };
+  // Of another process: the number at the end is the process's.
+  auto left_by = [&](const std::string& key, const std::string& process) {
+    std::string name = temporary_name(key);
+    name.replace(name.rfind(std::to_string(::getpid())), std::string::npos, process + ".tmp");
+    return folder / name;
+  };
+  const std::string mine = left_by("k", "1"), same = folder / temporary_name("k"),
+                    other = left_by("other", "1"), longer = left_by("kk", "1");
+  CHECK(mine.starts_with(folder / ".k.mwtokens."));
+  for (const std::string& file : {mine, same, other, longer}) jsonl_test::write(file, "half");
+  CHECK(make("k") == 3);
+  CHECK_FALSE(fs::exists(mine));
+  CHECK_FALSE(fs::exists(same));
+  // Their writers may be at it: they have other locks.
+  CHECK(fs::exists(other));
+  CHECK(fs::exists(longer));
+  CHECK(make("other") == 3);
+  CHECK_FALSE(fs::exists(other));
+  // The store is written under that name: what cannot be replaced there is in the way.
+  fs::create_directories((folder / temporary_name("k2")) + "/x");
+  CHECK_THROWS_AS(make("k2"), Error);
+  CHECK_FALSE(fs::exists(folder / "k2.mwtokens"));
+}
+
 TEST_CASE("a folder that cannot be written to: an error, or none where it is not needed") {
   const jsonl_test::TemporaryFolder folder;
   jsonl_test::write(folder / "file", "x");

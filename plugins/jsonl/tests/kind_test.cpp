@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "given.h"
 #include "meshwright/error.h"
 #include "plugins/jsonl/options.h"
 #include "temporary_folder.h"
@@ -15,32 +16,14 @@
 namespace kind_test {
 
 namespace fs = std::filesystem;
+using jsonl_test::Given;
 using meshwright::DatasetRequest;
 using meshwright::Diagnostics;
 using meshwright::Error;
 using meshwright::ErrorCode;
-using meshwright::OptionValue;
 using meshwright::jsonl::JsonlKind;
 using meshwright::jsonl::JsonlOptions;
 using meshwright::jsonl::kOptions;
-
-struct Given {
-  DatasetRequest request;
-  explicit Given(const std::string& path, const std::string& cache = "none") {
-    request.options =
-        meshwright::Options(meshwright::make_schema("dataset.jsonl", "jsonl", kOptions));
-    request.path = path;
-    request.seq_len = 128;
-    request.vocab_size = 320;
-    request.seed = 1;
-    request.options.set("cache", cache);
-    request.options.set("tokenizer", std::string(jsonl_test::kTokenizer));
-  }
-  Given& set(const char* name, const OptionValue& value) {
-    request.options.set(name, value);
-    return *this;
-  }
-};
 
 const std::string kChats = MESHWRIGHT_SOURCE_DIR "/configs/chats/chats.jsonl";
 

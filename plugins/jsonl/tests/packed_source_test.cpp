@@ -134,6 +134,23 @@ TEST_CASE("nothing left says what would have to change") {
       "answers lie behind the cut: set dataset.seq_len = 5, or dataset.jsonl.truncate = \"left\"");
   error = thrown({{1, 2, 3, 4, 5, 6}, {{5, 6}}, 0}, settings(3, Packing::best_fit, Truncate::drop));
   CHECK(error.helps().at(0) == "set dataset.jsonl.truncate = \"right\", or dataset.seq_len = 5");
+  // No answer is learnt, since none has the role.
+  StoreCounts counts;
+  counts.add_role("asistant", 2);
+  counts.add_role("Bot");
+  try {
+    PackedSource(store_of({{{1, 2}, {}, 0}}, counts), settings(3));
+    FAIL("no error");
+  } catch (const Error& mistyped) {
+    CHECK(mistyped.helps() ==
+          std::vector<std::string>{
+              "3 messages of roles that are not known: \"asistant\" 2 (did you mean "
+              "\"assistant\"?), \"Bot\" 1 (did you mean \"assistant\"?); an answer is a message "
+              "whose role is \"assistant\""});
+  }
+  error = thrown({{1, 2}, {}, 0}, settings(3));
+  REQUIRE(error.helps().size() == 1);
+  CHECK(error.helps()[0].starts_with("what is learnt are messages whose role is \"assistant\""));
   // What the help says works.
   CHECK(PackedSource(store_of({{{1, 2, 3, 4, 5, 6}, {{5, 6}}, 0}}), settings(5)).samples() == 1);
   CHECK(PackedSource(store_of({{{1, 2, 3, 4, 5, 6}, {{5, 6}}, 0}}),
@@ -222,6 +239,9 @@ TEST_CASE("what is told when a run starts") {
   counts.open_ends = 2;
   counts.endless_texts = 3;
   counts.double_begins = 1;
+  counts.calls_left_out = 1;
+  counts.tools_left_out = 2;
+  counts.add_role("observer", 1200);
   const PackedSource source(
       store_of({{{1, 2, 3}, {{1, 2}}, 0}, {{1, 2, 3, 4, 5, 6, 7}, {{1, 7}}, 0}, {{1, 2}, {}, 0}},
                counts),
@@ -232,13 +252,20 @@ TEST_CASE("what is told when a run starts") {
             "row "
             "has 7",
             "6 positions, 83.3% with targets, in 2 packs of 4, 75.0% filled, 1.0 documents each",
+            "1,200 messages of roles that are not known: \"observer\" 1,200",
+            "the chat template does not write 1 call of tools: no such call is learnt",
+            "the chat template does not write the tools of 2 rows",
             "1 special token in contents read as plain text; "
             "dataset.jsonl.special_tokens_in_content = \"parse\" reads them as tokens",
             "no special token ends 2 answers: the model will not learn to stop there",
             "no end token is put behind 3 texts, since the tokenizer's folder names no eos_token "
             "that it has: the model will not learn to stop there",
-            "1 document begin with two beginning-of-text tokens"});
+            "1 document begins with two beginning-of-text tokens"});
   CHECK(source.describe() == "data.jsonl, 3 rows, 2 packs");
+  const PackedSource one(store_of({{{1, 2}, {{1, 2}}, 0}}), settings(4, Packing::none));
+  CHECK(one.report() == std::vector<std::string>{
+                            "1 row, 1 used; 2 tokens, the longest row has 2",
+                            "1 position, 100.0% with targets, in 1 sample of 4, 25.0% filled"});
 }
 
 }  // namespace packed_source_test

@@ -53,6 +53,12 @@ TEST_CASE("one list") {
   CHECK_THROWS_WITH_AS(all("[1,\n2\n"),
                        "error[E0701]: f:2: the file begins with [ and does not end with ]", Error);
   CHECK_THROWS_AS(all("["), Error);
+  try {
+    all("\n[1,\n2\n");
+  } catch (const Error& error) {
+    CHECK(error.origin().file == "f");
+    CHECK(error.origin().line == 3);
+  }
 }
 
 TEST_CASE("files that are no text in UTF-8 say what they are, and how they become that") {
@@ -62,6 +68,7 @@ TEST_CASE("files that are no text in UTF-8 say what they are, and how they becom
     } catch (const Error& error) {
       CHECK(error.code() == meshwright::ErrorCode::bad_dataset);
       REQUIRE(error.helps().size() == 1);
+      CHECK(error.origin().file == "rows/a b.jsonl");
       return error.message() + "; " + error.helps()[0];
     }
     return "";
@@ -77,6 +84,23 @@ TEST_CASE("files that are no text in UTF-8 say what they are, and how they becom
   CHECK(refused("\0\0\xFE\xFF\0\0\0{"sv).starts_with(file + "UTF-32, not UTF-8; "));
   CHECK(refused("\x1F\x8B\b"sv) ==
         file + "compressed by gzip; unpack it: gunzip < 'rows/a b.jsonl' > rows.jsonl");
+  const std::string rows = " 'rows/a b.jsonl' > rows.jsonl";
+  CHECK(refused("\xFD\x37zXZ\0\0"sv) == file + "compressed by xz; unpack it: xz -dc <" + rows);
+  CHECK(refused("\x28\xB5\x2F\xFD\x04"sv) ==
+        file + "compressed by zstd; unpack it: zstd -dc <" + rows);
+  CHECK(refused("BZh91AY&SY") == file + "compressed by bzip2; unpack it: bunzip2 <" + rows);
+  CHECK(refused("PK\x03\x04\x14"sv) == file + "a zip archive; unpack it: unzip -p" + rows);
+  CHECK(refused("PAR1\x15"sv) ==
+        file + "Parquet, which is not read; convert it to JSON lines: an object on every line");
+  // No mark says it, but nothing else begins so.
+  CHECK(refused("{\0\"\0"sv) ==
+        file + "UTF-16, not UTF-8; convert it: iconv -f UTF-16LE -t UTF-8" + rows);
+  CHECK(refused("\0[\0{"sv) ==
+        file + "UTF-16, not UTF-8; convert it: iconv -f UTF-16BE -t UTF-8" + rows);
+  CHECK(refused("{\0\0\0\"\0\0\0"sv) ==
+        file + "UTF-32, not UTF-8; convert it: iconv -f UTF-32LE -t UTF-8" + rows);
+  CHECK(refused("\0\0\0{"sv) ==
+        file + "UTF-32, not UTF-8; convert it: iconv -f UTF-32BE -t UTF-8" + rows);
   CHECK(refused("\xEF\xBB\xBF{}"sv).empty());
   CHECK(refused("{}").empty());
 }

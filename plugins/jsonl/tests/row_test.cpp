@@ -73,7 +73,7 @@ TEST_CASE("a key that is null is absent") {
             .size() == 1);
   CHECK(meshwright::jsonl::kind_of(
             parse_json(R"({"prompt": "p", "completion": null, "text": "t"})")) == RowKind::text);
-  CHECK(said(R"({"messages": null})").ends_with("its keys: messages"));
+  CHECK(said(R"({"messages": null, "id": 1})").ends_with("its keys: messages (null), id"));
 }
 
 TEST_CASE("turns have a weight of 0 or 1") {
@@ -81,6 +81,17 @@ TEST_CASE("turns have a weight of 0 or 1") {
       read(
           R"({"messages": [{"role": "u", "weight": 0}, {"role": "u", "train": false}, {"role": "u", "train": 1.0}]})")
           .trained == std::vector<bool>{false, false, true});
+  // Both may be there, and then they are one.
+  CHECK(
+      read(
+          R"({"messages": [{"role": "u", "weight": 0, "train": false}, {"role": "u", "weight": 1, "train": null}]})")
+          .trained == std::vector<bool>{false, true});
+  CHECK(said(R"({"messages": [{"role": "u"}, {"role": "u", "weight": 0, "train": 1}]})") ==
+        "error[E0701]: f:7: messages[1] has \"weight\": 0 and \"train\": 1, which contradict each "
+        "other");
+  CHECK(said(R"({"messages": [{"role": "u", "train": false, "weight": 1.0}]})") ==
+        "error[E0701]: f:7: messages[0] has \"weight\": 1 and \"train\": 0, which contradict each "
+        "other");
   CHECK(said(R"({"messages": [{"role": "u", "weight": 0.5}]})") ==
         "error[E0204]: f:7: messages[0].weight must be 0 or 1");
   CHECK(said(R"({"messages": [{"role": "u"}, {"role": "u", "train": "yes"}]})") ==
@@ -143,6 +154,12 @@ TEST_CASE("rows that are refused") {
            {R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
             "messages[0].content has a part that is \"image_url\"; only {\"type\": \"text\", "
             "\"text\": \"...\"} is read"},
+           {R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})",
+            "messages[0].content has a part of type \"text\" without \"text\"; only {\"type\": "
+            "\"text\", \"text\": \"...\"} is read"},
+           {R"({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]})",
+            "messages[0].content has a part of type \"text\" whose \"text\" is a number; only "
+            "{\"type\": \"text\", \"text\": \"...\"} is read"},
        }) {
     CAPTURE(row);
     CHECK(said(row) == "error[E0701]: f:7: " + std::string(expected));
@@ -197,6 +214,62 @@ TEST_CASE("what is not UTF-8 is told as that, with its line, column and byte") {
   // Characters of several bytes are none of it.
   CHECK(meshwright::jsonl::parse_row("{\"a\": \"caf\xC3\xA9\"}", "f", 7).get("a")->as_string() ==
         "caf\xC3\xA9");
+}
+
+// Where an error stands: what --json has as file, line and column.
+std::string place_of(const Error& error) {
+  const meshwright::Origin& at = error.origin();
+  return at.file + " " + std::to_string(at.line) + " " + std::to_string(at.column);
+}
+
+TEST_CASE("errors of rows have their place, beside the message that says it") {
+  auto place = [](auto&& what) -> std::string {
+    try {
+      what();
+    } catch (const Error& error) {
+      CHECK(error.origin().source == meshwright::Origin::Source::file);
+      return place_of(error);
+    }
+    return "no error";
+  };
+  using meshwright::jsonl::parse_row;
+  CHECK(place([] { parse_row("{\"a\": 1,\n x}", "a:1.jsonl", 7); }) == "a:1.jsonl 8 2");
+  CHECK(place([] { parse_row("{\"a\": \"caf\xE9\"}", "f", 7); }) == "f 7 11");
+  CHECK(place([] { read(R"({"messages": [{"role": "u", "weight": 2}]})"); }) == "f 7 0");
+  CHECK(place([] { read(R"({"messages": []})"); }) == "f 7 0");
+  CHECK(place([] { read(R"({"text": "t"})"); }) == "f 7 0");
+  CHECK(place([] { read_row(parse_json("3"), RowKind::text, "a:1.jsonl:12"); }) ==
+        "a:1.jsonl 12 0");
+}
+
+TEST_CASE("a row that does not end on its line is told how rows are written") {
+  auto help = [](const std::string& text) -> std::string {
+    try {
+      meshwright::jsonl::parse_row(text, "a b", 1);
+    } catch (const Error& error) {
+      return error.helps().empty() ? "" : error.helps()[0];
+    }
+    return "no error";
+  };
+  const std::string one_a_line =
+      "a row is an object on one line, and this one does not end there: jq -c . 'a b' > rows.jsonl "
+      "writes each on a line";
+  CHECK(help("{") == one_a_line);
+  CHECK(help(R"({"messages": [{"role": "us)") == one_a_line);
+  CHECK(help(R"({"a" 1})").empty());
+  CHECK(help("{} {}").empty());
+}
+
+TEST_CASE("messages have the names that the row gives them") {
+  using meshwright::jsonl::name_of_message;
+  CHECK(name_of_message(read(R"({"messages": [{"role": "u"}, {"role": "u"}]})"), 1) ==
+        "messages[1]");
+  CHECK(name_of_message(read(R"({"conversations": [{"role": "u"}]})"), 0) == "conversations[0]");
+  const Row pair =
+      read(R"({"prompt": [{"role": "u"}], "completion": [{"role": "a"}, {"role": "b"}]})",
+           RowKind::prompt_completion);
+  CHECK(name_of_message(pair, 0) == "prompt[0]");
+  CHECK(name_of_message(pair, 2) == "completion[1]");
 }
 
 }  // namespace row_test

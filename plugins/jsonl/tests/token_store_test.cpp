@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -14,11 +16,15 @@ namespace token_store_test {
 using meshwright::Error;
 using meshwright::jsonl::Document;
 using meshwright::jsonl::Run;
+using meshwright::jsonl::StoreCounts;
 using meshwright::jsonl::StoreOrigin;
 using meshwright::jsonl::StoreWriter;
 using meshwright::jsonl::TokenStore;
 
-const StoreOrigin kOrigin{"0123456789abcdef0123456789abcdef", "feed", {3, 1, 2, 4, 1}};
+const StoreOrigin kOrigin{
+    "0123456789abcdef0123456789abcdef",
+    "feed",
+    {3, 1, 2, 4, 1, 5, 6, 7, {{"asistant", 8}, {std::string(40, 'x'), 9}}, 10}};
 
 std::vector<Document> documents(bool wide) {
   return {{{1, 2, wide ? 70000 : 65535, 4}, {{1, 2}, {3, 4}}, 0},
@@ -118,6 +124,32 @@ TEST_CASE("targets outside of their document are refused though their checksum i
     writer.add({{1, 2, 3}, runs, 0});
     CHECK_THROWS_AS(TokenStore::in_memory(writer.bytes(kOrigin)), Error);
   }
+}
+
+TEST_CASE("counts of roles are the same in any order, and few however many roles there are") {
+  StoreCounts forward, backward, halves, half;
+  for (int i = 0; i < 40; ++i) {
+    forward.add_role("r" + std::to_string(100 + i));
+    backward.add_role("r" + std::to_string(139 - i));
+    (i < 30 ? halves : half).add_role("r" + std::to_string(100 + i * 7 % 40));
+  }
+  halves += half;
+  CHECK(forward.roles.size() == StoreCounts::kMostRoles);
+  CHECK(forward.roles.begin()->first == "r100");
+  CHECK(forward.roles.rbegin()->first == "r115");
+  CHECK(forward.other_roles == 24);
+  CHECK(forward == backward);
+  CHECK(forward == halves);
+  StoreCounts longer;
+  longer.add_role(std::string(1000, 'a'), 3);
+  CHECK(longer.roles == std::map<std::string, int64_t>{{std::string(37, 'a') + "...", 3}});
+  // The most that a header holds.
+  StoreCounts most;
+  for (char c = 'a'; c < 'a' + 20; ++c) most.add_role(std::string(50, c), INT64_MAX / 32);
+  StoreWriter writer(false);
+  writer.add({{1, 2}, {{1, 2}}, 0});
+  const auto store = TokenStore::in_memory(writer.bytes({std::string(32, 'k'), "feed", most}));
+  CHECK(store->origin().counts == most);
 }
 
 }  // namespace token_store_test

@@ -146,6 +146,22 @@ TEST_CASE("what is not JSON is refused with its place") {
   CHECK(message("\"\xff\"").starts_with("1:"));
   CHECK(message(R"("\ud800")").starts_with("1:"));
   CHECK(!message("").empty());
+  // What people and Python write.
+  CHECK(message("{\"a\": NaN}") ==
+        "1:7: not valid JSON: NaN is no number of JSON; write null, or a string, in its place");
+  CHECK(message("{\"a\": -Infinity}").find("Infinity is no number of JSON") != std::string::npos);
+  CHECK(message("{\"a\": None}") ==
+        "1:7: not valid JSON: None is Python's; JSON has true, false and null");
+  CHECK(message("{'a': 1}") ==
+        "1:2: not valid JSON: strings and keys stand in double quotes, and not in '");
+  CHECK(message("{\"a\": [1, ]}").ends_with("a comma stands before ], with nothing behind it"));
+  CHECK(message("{\"a\": 1,\n}") ==
+        "2:1: not valid JSON: a comma stands before }, with nothing behind it");
+  for (const char* lone : {R"("\ud800")", R"("\ud800x")", R"("\ud800\n")", R"("\ud800\u0041")"})
+    CHECK(message(lone).ends_with("half of a surrogate pair: \\ud800"));
+  CHECK(message(R"(["\ud83d\ude00", "\udc00"])").ends_with("half of a surrogate pair: \\udc00"));
+  CHECK(message(R"(["\ud83d\ude00" x])").ends_with("syntax error"));
+  CHECK(message(R"({"a": 1)").ends_with("incomplete JSON"));
   CHECK(message(" [1, 2.5, \"\\u00e9\"] ").empty());
 }
 
