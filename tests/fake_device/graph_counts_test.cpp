@@ -55,14 +55,14 @@ TEST_CASE("layers launched as graphs train as ever, in order, with fewer launche
 }
 
 TEST_CASE("layers that are frozen run as ever beside those that are launched") {
-  Row row{"frozen",
-          "first_fsdp2_cpu",
-          1,
-          {"distributed.strategy=ddp",
-           R"(optimizer.group=[{pattern="model.embed_tokens.*", frozen=true}, )"
-           R"({pattern="model.layers.0.*", frozen=true}])"},
-          1e-5,
-          4};
+  const Row row{"frozen",
+                "first_fsdp2_cpu",
+                1,
+                {"distributed.strategy=ddp",
+                 R"(optimizer.group=[{pattern="model.embed_tokens.*", frozen=true}, )"
+                 R"({pattern="model.layers.0.*", frozen=true}])"},
+                1e-5,
+                4};
   Row with = row;
   with.sets.emplace_back("dist_env.cuda_graphs=true");
   const Ended plain = train(row, On::device), graphs = train(with, On::device);
