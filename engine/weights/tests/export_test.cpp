@@ -195,39 +195,6 @@ TEST_CASE("weights are converted on the way, in pieces") {
             .find("int64") != std::string::npos);
 }
 
-TEST_CASE("an export would replace a folder by whatever name, and what lies or leads in it") {
-  Folder folder;
-  const fs::path base = folder.path / "models/base", out = folder.path / "out";
-  folder.put("models/base/model.safetensors", "x");
-  fs::create_directories(base / "adapter");
-  folder.put("linked/config.json", "{}");
-  fs::create_directory_symlink(base, folder.path / "link");
-  fs::create_symlink(base / "model.safetensors", folder.path / "linked/model.safetensors");
-  const std::vector<fs::path> same{base,
-                                   base / "",
-                                   base / "adapter" / "..",
-                                   folder.path / "link",
-                                   folder.path / "link" / "",
-                                   folder.path / "nowhere/../models/base",
-                                   fs::relative(base)};
-  for (const fs::path& target : same)
-    for (const fs::path& kept : same) {
-      CAPTURE(target.string());
-      CAPTURE(kept.string());
-      // A name through a folder that is not there names nothing yet.
-      CHECK(would_replace(target, kept) == fs::exists(kept));
-    }
-  CHECK(would_replace(folder.path / "models", base));
-  CHECK(would_replace(folder.path / "models", folder.path / "link"));
-  CHECK(would_replace(base, base / "model.safetensors"));
-  CHECK(would_replace(base, folder.path / "linked"));  // its weights are there
-  CHECK_FALSE(would_replace(base / "adapter", base));  // below it nothing of it goes
-  CHECK_FALSE(would_replace(folder.path / "models/bas", base));
-  CHECK_FALSE(would_replace(folder.path / "linked", base));
-  CHECK_FALSE(would_replace(out, base));
-  CHECK_FALSE(would_replace(out, out));  // nothing is there
-}
-
 TEST_CASE("an earlier export is taken away as a whole, and nothing else") {
   Folder folder;
   const fs::path out = folder.path / "out";
