@@ -227,9 +227,12 @@ std::vector<std::string> Run::told_here() const {
 // "validation: 3 files, 1,280 bytes, 16 of 19 samples"
 std::string Run::validation_text() const {
   const int64_t used = validation_samples(), all = data_.validation.source->samples();
-  std::string out = "validation: " + data_.validation.source->describe() + ", " +
-                    (used < all ? report::human_count(used) + " of " : "") +
-                    report::counted(all, "sample", "samples");
+  std::string out = "validation: " + data_.validation.source->describe();
+  const std::string many = report::counted(all, "sample", "samples");
+  if (used < all)
+    out += ", " + report::human_count(used) + " of " + many;
+  else if (!out.ends_with(", " + many))
+    out += ", " + many;
   const int64_t asked = table("validation_dataset").get_int("num_batches"),
                 batch = trainer_->local_batch() * trainer_->accumulation() *
                         trainer_->data_parallel_size();
