@@ -59,6 +59,14 @@ TEST_CASE("a row is shown although others are wrong, and training on them is ref
   CHECK(run("dataset show " + job + " --row 1").out.starts_with("row 1 of 2, " + path + ":2: "));
   CHECK(run("dataset show " + job + " --row 0").status == 7);
   CHECK(run("dataset stats " + job).status == 7);
+  // The place is in the message, and where programs look for it.
+  const Ran ran = run("dataset stats " + job + " --json");
+  INFO(ran.out);
+  const json::object error = json::parse(ran.out).as_object().at("error").as_object();
+  CHECK(std::string(error.at("file").as_string()) == path);
+  CHECK(error.at("line").to_number<int>() == 1);
+  CHECK(error.at("column").is_null());
+  CHECK(run("dataset stats " + job, "2>&1").out.find("-->") == std::string::npos);
   std::filesystem::remove(path);
 }
 
