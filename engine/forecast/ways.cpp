@@ -100,12 +100,12 @@ void set_moves(const Strategy& strategy, const StrategyConfig& config, const Tra
   const auto stored = static_cast<double>(dtype_size(storage));
   const std::optional<DType> main =
       plan.replicated ? std::nullopt : sharding.precision.main_weights;
-  const std::optional<DType> sums =
-      plan.replicated ? std::nullopt : sharding.precision.main_gradients;
+  const bool apart = !plan.replicated && sharding.precision.main_gradients.has_value();
+  const DType sums = apart ? *sharding.precision.main_gradients : storage;
   const std::optional<DType> kept = config.job.main_dtype ? config.job.main_dtype : main;
   const double state = kept ? static_cast<double>(dtype_size(*kept)) : stored;
   out.weights = stored;
-  out.gradients = static_cast<double>(dtype_size(sums.value_or(storage)));
+  out.gradients = static_cast<double>(dtype_size(sums));
   out.optimizer = static_cast<double>(model.work.optimizer_states) * state +
                   (kept && *kept != storage ? state : 0);
   out.on_host = !plan.replicated && sharding.offload.cpu;
