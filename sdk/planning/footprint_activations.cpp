@@ -1,8 +1,10 @@
 // Bytes that passes keep for backward, at the fullest moment of a step.
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "footprint_parts.h"
@@ -16,19 +18,29 @@ namespace {
 
 using namespace footprint;
 
-// A run of the schedule; nullopt: one that does not run as it stands.
-std::optional<PipelineRun> run_of(const ShardingRequest& request) {
+using Run = std::shared_ptr<const PipelineRun>;
+
+// A run of the schedule; none: one that does not run as it stands.
+Run run_of(const ShardingRequest& request) {
   const PipelineOptions& options = request.config.shared.pipeline;
   const int64_t size = pipeline_size(request), micro_batches = micro_batches_of(request);
   if (!options.schedule_csv.empty())
-    return simulate_pipeline(read_actions(options.schedule_csv, size, micro_batches));
-  if (options.schedule.empty()) return std::nullopt;
+    return std::make_shared<PipelineRun>(
+        simulate_pipeline(read_actions(options.schedule_csv, size, micro_batches)));
+  if (options.schedule.empty()) return nullptr;
   const PipelineSchedule schedule = parse_schedule(options.schedule);
   const int64_t local = request.outline.stages / size;
   if (local < 1 || !pipeline::can_be_listed(size, local, micro_batches) ||
       !runs_micro_batches(schedule, size, micro_batches))
-    return std::nullopt;
-  return simulate_pipeline(make_actions(schedule, size, local, micro_batches));
+    return nullptr;
+  // The last one is kept: plans of all ranks of a pipeline ask for the same, each several times.
+  using Key = std::tuple<PipelineSchedule, int64_t, int64_t, int64_t>;
+  thread_local std::pair<Key, Run> last;
+  const Key key{schedule, size, local, micro_batches};
+  if (!last.second || last.first != key)
+    last = {key, std::make_shared<PipelineRun>(
+                     simulate_pipeline(make_actions(schedule, size, local, micro_batches)))};
+  return last.second;
 }
 
 // Bytes that one pass of a stage holds, and what its backward needs beside.
@@ -194,7 +206,7 @@ int64_t held_in_stages(const ShardingRequest& request, const TokenActivations& t
   const ModelOutline& outline = request.outline;
   const StagePasses passes = passes_of_stages(outline, token, sizes, gradients);
   const int64_t message = message_bytes(request);
-  if (const std::optional<PipelineRun> run = run_of(request)) {
+  if (const Run run = run_of(request)) {
     const auto rank = static_cast<size_t>(request.mesh.device_mesh->coordinate(request.rank, "pp"));
     // The gradients are counted elsewhere.
     return std::max<int64_t>(

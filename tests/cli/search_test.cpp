@@ -46,7 +46,6 @@ double bytes_of(const json::object& time) {
 // What one call of the program takes, of a core and of memory.
 struct Cost {
   int status = 0;
-  double seconds = 0;
   int64_t kibibytes = 0;
 };
 Cost cost_of(const std::vector<std::string>& arguments) {
@@ -65,10 +64,7 @@ Cost cost_of(const std::vector<std::string>& arguments) {
   int raw = 0;
   rusage usage{};
   REQUIRE(wait4(child, &raw, 0, &usage) == child);
-  return {WIFEXITED(raw) ? WEXITSTATUS(raw) : 128,
-          static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-              1e-6 * static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec),
-          static_cast<int64_t>(usage.ru_maxrss)};
+  return {WIFEXITED(raw) ? WEXITSTATUS(raw) : 128, usage.ru_maxrss};
 }
 
 }  // namespace
@@ -210,7 +206,8 @@ TEST_CASE(
 }
 
 #ifdef NDEBUG
-TEST_CASE("405B on 1,024 devices is searched in a second of one core and 200 MiB") {
+// Its time is measured by bench/plan.sh.
+TEST_CASE("405B on 1,024 devices is searched within 200 MiB") {
   const std::string model = MESHWRIGHT_BUILD_DIR "/search_405b.json";
   std::ofstream(model)
       << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256,
@@ -221,7 +218,6 @@ TEST_CASE("405B on 1,024 devices is searched in a second of one core and 200 MiB
       cost_of({"plan", "configs/pipeline_64.toml", "--set", "model.config=" + model, "--world-size",
                "1024", "--machine", "h100", "--global-batch", "512", "--search"});
   CHECK(cost.status == 0);
-  CHECK(cost.seconds < 1);
   CHECK(cost.kibibytes < 200 * 1024);
 }
 #endif

@@ -109,7 +109,7 @@ def peer_losses(folder):
     return [row["loss"] for row in rows(out)]
 
 
-def exported(a, folder, theirs, checks):
+def exported(a, folder, peer, checks):
     tokens = np.fromfile(f"{folder}/train.bin", dtype=np.uint16)
     train(a, folder, name="four", model=f"{folder}/llama", strategy="fsdp2", ranks=4, steps=8)
     unbroken = train(a, folder, name="unbroken", model=f"{folder}/llama", strategy="fsdp2", ranks=4, steps=19)
@@ -127,7 +127,7 @@ def exported(a, folder, theirs, checks):
         ours = train(a, folder, name=f"to_{strategy}_{ranks}_{tp}", model=f"{folder}/llama", strategy=strategy, ranks=ranks, tp=tp, steps=18)
         ten = list(range(8, 18))
         own = max(abs(ours[s]["loss"] / unbroken[s]["loss"] - 1) for s in ten)
-        far = max(abs(ours[s]["loss"] / theirs[s] - 1) for s in ten)
+        far = max(abs(ours[s]["loss"] / peer[s] - 1) for s in ten)
         checks.check(len(ours) == 18 and own < 1e-6 and far < 1e-5,
                      f"fsdp2 on 4, then {strategy} on {ranks}, tp {tp}: the next ten losses within {own:.1e} of the unbroken run and {far:.1e} of PyTorch")
 
