@@ -43,6 +43,7 @@
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/transport.h"
 #include "meshwright/trainer.h"
+#include "tests/fixtures/free_port.h"
 
 // How often the host waited for a device: this program's functions come before the fake's.
 static std::atomic<int64_t> host_waits = 0;
@@ -76,19 +77,6 @@ std::string read_file(const fs::path& path) {
 std::string told(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
-}
-
-int free_port() {
-  const int door = ::socket(AF_INET, SOCK_STREAM, 0);
-  if (door < 0) return 0;
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  if (::bind(door, reinterpret_cast<sockaddr*>(&address), size) == 0)
-    ::getsockname(door, reinterpret_cast<sockaddr*>(&address), &size);
-  ::close(door);
-  return ntohs(address.sin_port);
 }
 
 // A folder for the files of a case.

@@ -147,7 +147,7 @@ TEST_CASE("a rank on a device that is left alone names the other one, exit code 
         Row{1, SIGSTOP, "0.05", "no word from rank 1"}}) {
     CAPTURE(row.victim);
     CAPTURE(row.signal);
-    const int port = faults::free_port();
+    const int port = free_port();
     Job jobs[2];
     jobs[1].program.share(jobs[0].program);
     for (int rank : {0, 1}) {
@@ -173,7 +173,7 @@ TEST_CASE("a rank on a device that is left alone names the other one, exit code 
 }
 
 TEST_CASE("without a launcher all ranks on devices end at once with the error of one") {
-  const int port = faults::free_port();
+  const int port = free_port();
   Job zero, one;
   one.program.share(zero.program);
   zero.program.mark();

@@ -124,7 +124,7 @@ Ended run_ranks(const fs::path& folder, const Strings& words, int ranks, On on,
   for (const char* size : {"WORLD_SIZE=", "LOCAL_WORLD_SIZE="})
     own.push_back(size + std::to_string(ranks));
   own.push_back("MASTER_ADDR=127.0.0.1");
-  own.push_back("MASTER_PORT=" + std::to_string(faults::free_port()));
+  own.push_back("MASTER_PORT=" + std::to_string(free_port()));
   return run_words(folder, all, on, own);
 }
 

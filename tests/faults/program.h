@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/fixtures/free_port.h"
+
 namespace faults {
 
 // How a process ended and what it said.
@@ -78,7 +80,5 @@ class Program {
 
 // The environment of one of several processes that a launcher would start on this host.
 Environment rank_environment(int64_t rank, int64_t world, int port);
-// A port of the loopback interface that nobody has.
-int free_port();
 
 }  // namespace faults

@@ -2,16 +2,20 @@
 
 Import this before torch: a process with threads must not be forked, so torch gets one.
 """
-import multiprocessing, os, socket, sys
+import multiprocessing, os, random, socket, sys
 from multiprocessing.connection import wait
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """One below the kernel's own range, whose ports it may give to any connection before rank 0 listens."""
+    while True:
+        port = random.randrange(10000, 20000)
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if s.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 def run_ranks(main, words, ranks=1):
