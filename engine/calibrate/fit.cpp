@@ -19,6 +19,7 @@ using steptime::Product;
 
 constexpr double kLaunch = 2e-6;            // of a product, as the model has it
 constexpr double kLongestInner = 5e3;       // rate.short_inner beyond this fits noise
+constexpr double kLongestSequence = 1e4;    // rate.short_sequence beyond this fits noise
 constexpr double kLeastElementwise = 0.05;  // of a layer; less is noise of the products
 
 std::vector<Product> products_of(const ProductTime& time) {
@@ -188,16 +189,33 @@ class Fit {
 
   void attention() {
     Machine unit = machine();
-    unit.rate.attention = 1;
-    std::vector<Sample> samples;
+    unit.rate.attention = unit.rate.attention_backward = 1;
+    if (!measured_.cuda) {  // devices' lengths are long
+      unit.rate.short_sequence = 0;
+      std::vector<Sample> samples;
+      for (const AttentionTime& time : measured_.attention) {
+        const double core = core_of(unit, time).forward;
+        samples.push_back({core, core / time.length, time.forward});
+      }
+      const Line line = fit_line(samples);
+      if (line.x <= 0) return;
+      unit.rate.short_sequence = machine().rate.short_sequence =
+          std::min(line.y / line.x, kLongestSequence);
+      take("rate.short_sequence");
+    }
+    std::vector<Sample> there, back;
     for (const AttentionTime& time : measured_.attention) {
       const steptime::Core core = core_of(unit, time);
-      samples.push_back({core.forward + core.backward, 0, time.forward + time.backward});
+      there.push_back({core.forward, 0, time.forward});
+      back.push_back({core.backward, 0, time.backward});
     }
-    const double slower = fit_line(samples).x;
-    if (slower <= 0) return;
-    machine().rate.attention = std::clamp(1 / slower, 0.001, 1.0);
+    const double forward = fit_line(there).x, backward = fit_line(back).x;
+    if (forward <= 0 || backward <= 0) return;
+    machine().rate.attention = std::clamp(1 / forward, 0.001, 1.0);
     take("rate.attention");
+    machine().rate.attention_backward =
+        std::clamp(1 / backward / machine().rate.attention, 0.05, 5.0);
+    take("rate.attention_backward");
   }
 
   // What a layer takes beyond its products and attention is for the kernels that move bytes.
@@ -259,7 +277,8 @@ class Fit {
       const std::string key = figure.key();
       const bool fp8 = key == "peak.fp8" || key == "rate.product_fp8";
       // Without them older kernels are as fast as the one that was measured.
-      if (!shipped_.same_device && key.starts_with("rate.attention_")) continue;
+      if (!shipped_.same_device && (key == "rate.attention_fa2" || key == "rate.attention_triton"))
+        continue;
       if (key == "overlap.alone" && !out_.sources.contains(key)) continue;  // 1: nothing is gained
       if (out_.sources.contains(key) || (fp8 && *figure.to == 0)) continue;
       const std::string of = "as shipped for " + shipped_.machine.name;

@@ -82,8 +82,9 @@ Core attention_core(const Machine& machine, const Job& job, double heads, double
             4 * causal / rate + elementwise(machine, 22 * scores)};
   }
   const double narrow = head_dim <= 64 && job.attention != Attention::triton ? 0.85 : 1;
-  const double rate = peak * attained(machine, job.attention) * narrow * part / (part + 350);
-  return {causal / rate, 2.5 * causal / (0.8 * rate)};
+  const double rate = peak * attained(machine, job.attention) * narrow * part /
+                      (part + machine.rate.short_sequence);
+  return {causal / rate, 2.5 * causal / (machine.rate.attention_backward * rate)};
 }
 
 }  // namespace meshwright::steptime

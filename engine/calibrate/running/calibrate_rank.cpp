@@ -99,9 +99,14 @@ void measure_groups(World& world, const std::vector<int64_t>& host, double secon
     allowed += seconds / static_cast<double>(groups.size());
     GroupTime group{ranks.kind, ranks.group, {}};
     const std::vector<doctor::AxisGroup> axes = {{ranks.name, ranks.ranks}};
+    const bool inside = ranks.kind == GroupTime::Kind::host || ranks.kind == GroupTime::Kind::pair;
+    const double ranks_a_core = to.cores_shared && inside
+                                    ? to.ranks_per_host / std::thread::hardware_concurrency()
+                                    : 0;
     for (const int64_t floats : sizes) {
-      for (doctor::Collective& found :
-           doctor::measure_collectives(world, axes, over, {.floats = floats, .seconds = 0.1}))
+      for (doctor::Collective& found : doctor::measure_collectives(
+               world, axes, over,
+               {.floats = floats, .seconds = 0.1, .ranks_a_core = ranks_a_core}))
         group.collectives.push_back(std::move(found));
       progress.step();
       if (over()) break;

@@ -43,6 +43,9 @@ void check_cpu(const steptime::Machine& found, const steptime::Machine& truth, d
   CHECK(same(found.rate.short_inner, truth.rate.short_inner));
   CHECK(same(found.bandwidth * found.rate.elementwise, truth.bandwidth * truth.rate.elementwise));
   CHECK(same(found.peak_fp32 * found.rate.attention, truth.peak_fp32 * truth.rate.attention));
+  CHECK(same(found.rate.attention_backward, truth.rate.attention_backward));
+  // A short sequence takes as long, whatever the noise of how much each figure says.
+  CHECK(same(256 / (256 + found.rate.short_sequence), 256 / (256 + truth.rate.short_sequence)));
   CHECK(same(found.network.bus, truth.network.bus));
   CHECK(same(found.network.step_inside, truth.network.step_inside));
   CHECK(same(found.network.nic * found.network.nic_attained,
@@ -135,6 +138,7 @@ TEST_CASE("a device that is shipped keeps its maker's peaks; shares of them are 
   steptime::Machine truth = h100();
   truth.rate.product = 0.55;
   truth.rate.attention = 0.4;
+  truth.rate.attention_backward = 0.7;
   truth.rate.elementwise = 0.7;
   truth.network.bus = 300e9;
   truth.network.in_switch = 1.2;
@@ -146,6 +150,8 @@ TEST_CASE("a device that is shipped keeps its maker's peaks; shares of them are 
   CHECK(m.memory == h100().memory);
   CHECK(m.rate.product == Approx(0.55).epsilon(0.03));
   CHECK(m.rate.attention == Approx(0.4).epsilon(0.01));
+  CHECK(m.rate.attention_backward == Approx(0.7).epsilon(0.01));
+  CHECK(m.rate.short_sequence == h100().rate.short_sequence);
   CHECK(m.rate.elementwise == Approx(0.7).epsilon(0.01));
   CHECK(m.network.bus == Approx(300e9).epsilon(0.02));
   CHECK(m.network.in_switch == Approx(1.2).epsilon(0.03));

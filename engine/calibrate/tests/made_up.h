@@ -17,8 +17,13 @@ inline steptime::Machine cpu_of(double fp32) {
   m.outside = 0.2e9;
   m.peak_fp32 = fp32;
   m.peak_bf16 = fp32 / 4;
-  m.rate = {
-      .product = 0.7, .elementwise = 0.6, .attention = 0.35, .unfused = 0.5, .short_inner = 90};
+  m.rate = {.product = 0.7,
+            .elementwise = 0.6,
+            .attention = 0.35,
+            .unfused = 0.5,
+            .short_inner = 90,
+            .attention_backward = 1.1,
+            .short_sequence = 70};
   m.network.ranks_per_host = 4;
   m.network.bus = 1.3e9;
   m.network.nic = 0.4e9;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <ctime>
 #include <memory>
 #include <utility>
 
@@ -68,12 +69,21 @@ constexpr Operation kOperations[] = {
     {"send/recv", whole, none, to_next},
 };
 
-// The slowest rank's, so that all go on alike.
-double longest(World& world, double mine) {
+double of_all(World& world, double mine, ReduceOp op) {
   const Tensor out = at::tensor({mine}, at::kDouble).to(world.device());
-  world.everyone()->all_reduce(out, ReduceOp::max, /*control=*/true).wait();
+  world.everyone()->all_reduce(out, op, /*control=*/true).wait();
   world.check();
   return out.cpu().item<double>();
+}
+
+// The slowest rank's, so that all go on alike.
+double longest(World& world, double mine) { return of_all(world, mine, ReduceOp::max); }
+
+// Of all threads of this process.
+double processor_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 class Meter {
@@ -115,10 +125,14 @@ class Meter {
     const Tensor x = at::zeros({count}, at::TensorOptions(at::kFloat).device(world_.device()));
     longest(world_, 0);  // all begin together
     const Steady::time_point begin = Steady::now();
+    const double spent = processor_seconds();
     Tensor last;
     for (int i = 0; i < times; ++i) last = operation.call(x, group_);
     if (!last.is_cpu()) last.view({-1}).narrow(0, 0, 1).cpu();  // the device has done all
     world_.check();
+    if (limits_.ranks_a_core > 0)
+      return of_all(world_, processor_seconds() - spent, ReduceOp::sum) /
+             static_cast<double>(world_.size()) * limits_.ranks_a_core / times;
     return std::chrono::duration<double>(Steady::now() - begin).count() / times;
   }
   World& world_;

@@ -23,6 +23,9 @@ std::vector<AxisGroup> axes_to_measure(const plan::JobPlan& plan);
 struct MessageLimits {
   int64_t floats = int64_t{256} << 10;
   double seconds = 0.05;  // that one of them may take
+  // Above 0: ranks share cores, so many a core. A collective then takes what cores spend on it,
+  // since other ranks compute while one waits.
+  double ranks_a_core = 0;
 };
 
 // Collective over the world, all groups of an axis at once. Of each collective what this rank saw;
