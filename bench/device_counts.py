@@ -15,9 +15,10 @@ embedding and SwiGLU by themselves take 10.8 and 14.6. --ledger lists what these
 few tenths of a microsecond to some of the fake's own a call on both sides. "ours": our share of this program's. Experts have none: where their tokens go depends on numbers.
 The counters' README says what is counted as how much.
 """
-import argparse, glob, json, os, socket, statistics, subprocess, sys, tempfile
+import argparse, glob, json, os, statistics, subprocess, sys, tempfile
 
 import jobs
+from forks import free_port
 
 DEEP, SHALLOW, BATCH, TOKENS = 8, 4, 2, 2 * 128
 BF16 = ["distributed.mp_policy.param_dtype=bfloat16", "distributed.mp_policy.output_dtype=bfloat16"]
@@ -78,9 +79,7 @@ def ours(a, folder, fixture, ranks, model, table, sets, steps, counts, batch):
 
 
 def theirs(a, folder, fixture, ranks, model, program, options, steps, counts, batch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     out = os.path.join(folder, "peer.jsonl")
     command = [on_device(a), sys.executable, os.path.join(jobs.ROOT, "tests/reference_pytorch/peer_train.py"), "--model", f"{fixture}/{model}", "--impl",
                "lean" if program == "lean" else "hf", "--tokens", f"{fixture}/train.bin", "--device", "cuda", "--seq-len", "128", "--micro-batch", str(batch), "--steps", str(steps),

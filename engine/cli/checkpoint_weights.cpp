@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
-#include <boost/json/parse.hpp>
 #include <cmath>
 #include <optional>
 
@@ -69,10 +68,9 @@ fs::path begun_with(const fs::path& checkpoint) {
   for (const config::Setting& setting :
        config::settings_of(base::read_file(file), file.string(), ignored)) {
     if (setting.key != "model.pretrained") continue;
-    boost::system::error_code wrong;
-    const json::value text = json::parse(setting.value, wrong);  // TOML's escapes are JSON's
-    if (!wrong && text.is_string() && text.as_string() != "none")
-      return std::string(text.as_string());
+    if (const std::optional<std::string> text = config::text_of(setting.value);
+        text && *text != "none")
+      return *text;
   }
   return {};
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
+#include <utility>
 
 #include "engine/config/toml_value.h"
 
@@ -26,6 +26,12 @@ std::vector<Setting> settings_of(std::string_view toml, const std::string& file,
   std::vector<Setting> out;
   if (std::optional<Value> root = parse_toml(toml, file, diagnostics)) add(*root, "", out);
   return out;
+}
+
+std::optional<std::string> text_of(std::string_view value) {
+  std::optional<Value> read = parse_toml_value(value);
+  if (!read || read->kind != Value::Kind::string) return std::nullopt;
+  return std::move(read->text);
 }
 
 std::vector<Difference> differences(const std::vector<std::vector<Setting>>& configurations) {

@@ -1,6 +1,7 @@
 // Configurations beside each other, key by key.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,8 @@ struct Setting {
 // `diagnostics`, and nothing is returned then.
 std::vector<Setting> settings_of(std::string_view toml, const std::string& file,
                                  Diagnostics& diagnostics);
+// The text that a setting's value says; nullopt where that is no string.
+std::optional<std::string> text_of(std::string_view value);
 
 // A key whose values are not all the same. `values`: one for each configuration; empty: it is not
 // there.

@@ -1,11 +1,8 @@
 #include "engine/evaluate/evaluation.h"
 
 #include <algorithm>
-#include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
-#include <boost/json/string.hpp>
 #include <boost/json/value.hpp>
-#include <boost/system/error_code.hpp>
 #include <charconv>
 #include <map>
 #include <utility>
@@ -13,6 +10,8 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/config/differences.h"
+#include "engine/config/interpolate.h"
+#include "engine/loader/registry.h"
 #include "meshwright/error.h"
 #include "sdk/files/read_file.h"
 
@@ -31,13 +30,6 @@ bool is_there(const fs::path& path) {
 
 std::string quoted(const std::string& text) {
   return boost::json::serialize(boost::json::value(text));  // JSON's escapes are TOML's too
-}
-
-// Of the text of a setting; "" where it is none.
-std::string unquoted(const std::string& toml) {
-  boost::system::error_code failed;
-  const boost::json::value value = boost::json::parse(toml, failed);
-  return failed || !value.is_string() ? "" : std::string(value.get_string());
 }
 
 using Values = std::map<std::string, std::string>;  // TOML by key
@@ -67,6 +59,11 @@ Values settings_of_run(const Subject& subject) {
 std::string value_of(const Values& settings, const std::string& key) {
   const auto found = settings.find(key);
   return found == settings.end() ? "" : found->second;
+}
+
+// "" where it is no text.
+std::string text_in(const Values& settings, const std::string& key) {
+  return config::text_of(value_of(settings, key)).value_or("");
 }
 
 bool sets_here(const Request& request, std::string_view key) {
@@ -147,13 +144,55 @@ std::optional<fs::path> run_config_of(const fs::path& checkpoint) {
   return is_there(file) ? std::optional(file) : std::nullopt;
 }
 
+// The same of what the command line names; what is no checkpoint has none.
+std::optional<fs::path> run_config_at(const fs::path& path) try {
+  return run_config_of(checkpoint::resolve(path));
+} catch (const Error&) {
+  return std::nullopt;  // told where the model is looked for
+}
+
+std::string plugins_set(const char* key, const std::vector<fs::path>& paths) {
+  std::vector<std::string> texts;
+  for (const fs::path& path : paths) texts.push_back(config::escape_references(path.string()));
+  return std::string("plugins.") + key + "=" + to_toml(OptionValue(texts));
+}
+
+// What the run loaded and where it looked for plugins, as --set. What can no longer be loaded is
+// refused as train refuses it, unless another plugins.load was typed, which then counts.
+std::vector<std::string> plugins_of(const fs::path& run_config, const Request& request) {
+  Diagnostics ignored;  // of a file that somebody has edited
+  config::LoadOptions options;
+  options.file = run_config;
+  const config::Source source = config::Source::load(options, ignored);
+  const std::vector<fs::path> files = source.plugin_files(), folders = source.plugin_folders();
+  std::vector<std::string> out;
+  if (!folders.empty()) out.push_back(plugins_set("path", folders));
+  if (files.empty()) return out;
+  out.push_back(plugins_set("load", files));
+  if (std::any_of(request.sets.begin(), request.sets.end(),
+                  [](const std::string& set) { return set.starts_with("plugins.load="); }))
+    return out;
+  const std::vector<Origin> origins = source.plugin_file_origins();
+  loader::Registry registry({});
+  for (size_t i = 0; i < files.size(); ++i) try {
+      registry.load_named(files[i]);
+    } catch (const Error& error) {
+      throw Error(error)
+          .key("plugins.load")
+          .at(origins[i])
+          .help("--set 'plugins.load=[\"/path/to/" + files[i].filename().string() +
+                "\"]' says where it is now, --set 'plugins.load=[]' does without");
+    }
+  return out;
+}
+
 // The folder whose tokenizer and chat template the data are read with: of a run that of
 // model.pretrained, as the run itself did, or what its checkpoints carry along where that is no
 // longer there; of a Hugging Face folder itself. "": there is none.
 std::string language_folder(const Subject& subject, const Values& run) {
   const fs::path own = subject.source.folder();
   if (!subject.source.is_checkpoint()) return own.string();
-  std::vector<fs::path> places = {unquoted(value_of(run, "model.pretrained"))};
+  std::vector<fs::path> places = {text_in(run, "model.pretrained")};
   if (const auto base = checkpoint::read_meta(own).base) places.emplace_back(base->path);
   places.push_back(own / "source");
   for (const fs::path& place : places)
@@ -165,8 +204,7 @@ std::string language_folder(const Subject& subject, const Values& run) {
 void check_rows(const data::DatasetConfig& data, const Request& request, const Subject& subject,
                 const Values& run) {
   if (data.kind == "mock" || request.kind || sets_here(request, "kind") ||
-      !names_other_data(request) || !is_rows(data.path) ||
-      is_rows(unquoted(value_of(run, "dataset.path"))))
+      !names_other_data(request) || !is_rows(data.path) || is_rows(text_in(run, "dataset.path")))
     return;
   throw Error(ErrorCode::bad_dataset, data.path + " holds rows of JSON by its name, and kind = \"" +
                                           data.kind + "\" would read them with braces and quotes")
@@ -200,11 +238,19 @@ std::vector<fs::path> all_checkpoints(const std::string& path) {
 Subject subject_of(const Request& request) {
   std::vector<fs::path> folders;
   if (request.all) folders = all_checkpoints(request.path);
-  generate::Source source(request.all ? folders.back() : fs::path(request.path), request.sets);
+  const fs::path path = request.all ? folders.back() : fs::path(request.path);
+  const std::optional<fs::path> run_config =
+      request.all ? run_config_of(path) : run_config_at(path);
+  std::vector<std::string> plugins;
+  if (run_config) plugins = plugins_of(*run_config, request);
+  std::vector<std::string> sets = plugins;
+  sets.insert(sets.end(), request.sets.begin(), request.sets.end());
+  generate::Source source(path, sets);
   if (folders.empty()) folders.push_back(source.folder());
   Subject out{.source = std::move(source), .folders = std::move(folders)};
-  if (out.source.is_checkpoint()) out.run_config = run_config_of(out.folders.back());
-  if (out.run_config) {
+  if (out.source.is_checkpoint() && run_config) {
+    out.run_config = run_config;
+    out.plugins = std::move(plugins);
     const std::string seed = value_of(settings_of(*out.run_config), "run.seed");
     std::from_chars(seed.data(), seed.data() + seed.size(), out.seed);
   }
@@ -259,7 +305,9 @@ generate::Settings settings(const Subject& subject, const Request& request, int6
              "[step_scheduler]\nglobal_batch_size = " + global + "\nlocal_batch_size = " + local +
              "\n[dataset]\nkind = \"mock\"\nseq_len = " +
              (data.count("seq_len") != 0 ? data["seq_len"] : "512") + "\n";
-  out.sets = subject.source.model_settings();
+  out.sets = subject.plugins;
+  const std::vector<std::string>& model = subject.source.model_settings();
+  out.sets.insert(out.sets.end(), model.begin(), model.end());
   for (const auto& [key, value] : data) out.sets.push_back(std::string(kTable) + key + "=" + value);
   out.sets.insert(out.sets.end(), request.sets.begin(), request.sets.end());
   return out;

@@ -36,9 +36,12 @@ struct Subject {
   std::vector<std::filesystem::path> folders;  // by step; of weights that one folder
   // The configuration of the run that the checkpoints are of, where it lies beside them.
   std::optional<std::filesystem::path> run_config = {};
-  uint64_t seed = 42;  // run.seed of that run
+  std::vector<std::string> plugins = {};  // [plugins] of that run, as --set
+  uint64_t seed = 42;                     // run.seed of that run
 };
-// Throws Error(no_checkpoint | bad_checkpoint | usage | ...), and what generate::Source throws.
+// Throws Error(no_checkpoint | bad_checkpoint | usage | ...), what generate::Source throws, and
+// Error(plugin_unreadable | other 4xx) for a plugin that the run loaded and that is no longer
+// there.
 Subject subject_of(const Request& request);
 
 // The configuration that evaluating amounts to: the model, float32 and whole on each rank unless

@@ -16,6 +16,8 @@
 
 namespace meshwright::train {
 
+namespace fs = std::filesystem;
+
 namespace {
 
 std::string environment_json(const Job& job, Trainer& trainer) {
@@ -54,8 +56,25 @@ std::vector<std::string> tables_not_given(const Job& job) {
   return without;
 }
 
+// Paths of [plugins] as they were found, from the file's folder or from where --set was typed: the
+// run's folder is another one.
+void make_absolute(const fs::path& file, Options& plugins) {
+  for (const char* key : {"load", "path"}) {
+    if (!plugins.is_given(key)) continue;
+    const Origin origin = plugins.origin(key);
+    const fs::path base =
+        origin.source == Origin::Source::command_line ? fs::path() : file.parent_path();
+    std::vector<std::string> paths = plugins.get_strings(key);
+    for (std::string& path : paths)
+      if (!path.empty()) path = fs::absolute(base / path).lexically_normal().string();
+    plugins.set(key, OptionValue(paths), origin);
+  }
+}
+
 std::string resolved_toml(const Job& job) {
-  return config::show_toml(job.impl().config, /*with_origins=*/true, tables_not_given(job));
+  config::Config config = job.impl().config;
+  make_absolute(config.file, config.tables.at("plugins"));
+  return config::show_toml(config, /*with_origins=*/true, tables_not_given(job));
 }
 
 }  // namespace

@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/fixtures/free_port.h"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -89,7 +91,7 @@ struct Folder {
   // and what each said in `rank_0` and `rank_1`.
   Ran two(const std::string& arguments, const std::string& more_of_one = "",
           std::optional<int> status_of_one = {}) const {
-    const std::string port = std::to_string(20000 + ::getpid() % 20000);
+    const std::string port = std::to_string(free_port());
     auto rank = [&](int r) {
       return "RANK=" + std::to_string(r) + " WORLD_SIZE=2 LOCAL_RANK=" + std::to_string(r) +
              " MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port + " timeout 120 " + kBin +

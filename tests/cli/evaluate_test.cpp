@@ -1,5 +1,5 @@
 // meshwright evaluate, as a user runs it: the run's own validation loss again, every sample once on
-// any layout, and what is refused.
+// any layout, with the plugins that the run loaded, and what is refused.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "tests/cli/ran.h"
@@ -160,4 +161,85 @@ TEST_CASE("evaluate measures any checkpoint of a run, on any layout") {
               .at("targets")
               .as_int64() == 2 * 64);
   }
+}
+
+TEST_CASE("evaluate loads the plugins that the run loaded, by its folder alone") {
+  const fs::path folder = fs::canonical(fs::temp_directory_path()) /
+                          ("meshwright_evaluate_plugins_" + std::to_string(::getpid()));
+  const fs::path library = folder / "libmeshwright_fixture_numbers.so";
+  fs::remove_all(folder);
+  fs::create_directories(folder / "away");
+  fs::copy_file(fs::path(MESHWRIGHT_BUILD_DIR "/fixtures/plugins") / library.filename(), library);
+  std::ofstream(folder / "job.toml") << R"(schema = 1
+[run]
+name = "run"
+dir = ")" << folder.string() << R"("
+[model]
+config = "configs/models/llama-tiny.json"
+[dist_env]
+device = "cpu"
+[distributed]
+strategy = "ddp"
+[distributed.mp_policy]
+param_dtype = "float32"
+output_dtype = "float32"
+[step_scheduler]
+global_batch_size = 4
+local_batch_size = 2
+max_steps = 2
+[checkpoint]
+every_steps = 2
+[dataset]
+plugin = "fixture_numbers"
+seq_len = 32
+[validation_dataset]
+plugin = "fixture_numbers"
+seq_len = 32
+every_steps = 2
+num_batches = 10
+[validation_dataset.fixture_numbers]
+step = 5
+[plugins]
+load = ["libmeshwright_fixture_numbers.so"]  # from this file's folder
+)";
+  const std::string train = "train '" + (folder / "job.toml").string() + "'",
+                    evaluate = "evaluate '" + (folder / "run").string() + "' --json ";
+  const Ran trained = ::run(train, "2>&1");
+  INFO(trained.out);
+  REQUIRE(trained.status == 0);
+  std::optional<double> wrote;
+  std::ifstream rows(folder / "run/metrics.jsonl");
+  for (std::string line; std::getline(rows, line);)
+    if (const json::value row = json::parse(line); row.as_object().contains("validation_loss"))
+      wrote = row.at("validation_loss").to_number<double>();
+  REQUIRE(wrote);
+  auto check_measured = [&](const std::string& arguments) {
+    CAPTURE(arguments);
+    const Ran ran = ::run(evaluate + arguments);
+    REQUIRE(ran.status == 0);
+    const json::array found = json::parse(ran.out).at("evaluations").as_array();
+    CHECK(found.at(0).at("targets").as_int64() == 40 * 32);  // all of the fixture's samples
+    CHECK(loss_of(found) == doctest::Approx(*wrote).epsilon(1e-6));
+  };
+  check_measured("");
+  check_measured("--all --nproc 2");
+
+  // Gone: as train says it, at its place in what the run has kept.
+  const fs::path moved = folder / "away" / library.filename();
+  fs::rename(library, moved);
+  const Ran refused = ::run(train, "2>&1"),
+            gone = ::run("evaluate '" + (folder / "run").string() + "'", "2>&1");
+  INFO(refused.out);
+  INFO(gone.out);
+  CHECK(gone.status == refused.status);
+  for (const Ran& ran : {refused, gone})
+    CHECK(ran.out.find("error[E0420]: cannot read the plugin " + library.string()) !=
+          std::string::npos);
+  CHECK(gone.out.find((folder / "run/config.resolved.toml:").string()) != std::string::npos);
+  check_measured("--set 'plugins.load=[\"" + moved.string() + "\"]'");
+  // Other data need no plugin.
+  const Ran without =
+      ::run(evaluate + "--set 'plugins.load=[]' --data README.md --kind text --samples 2");
+  CHECK(without.status == 0);
+  fs::remove_all(folder);
 }

@@ -155,6 +155,11 @@ TEST_CASE("checkpoints of a plugin's model resume in another layout, export, and
   REQUIRE(of_folder.status == 0);
   const Ran quiet = run("generate " + (kFolder / "whole").string() + words);
   CHECK(json::parse(of_folder.out).at("new_ids") == json::parse(quiet.out).at("new_ids"));
+  // evaluate loads what the run loaded.
+  const Ran measured =
+      run("evaluate " + (kFolder / "whole").string() + " --kind mock --samples 4 --json", "2>&1");
+  INFO(measured.out);
+  CHECK(measured.status == 0);
   CHECK(run("checkpoint verify " + (kFolder / "cut").string()).status == 0);
 }
 

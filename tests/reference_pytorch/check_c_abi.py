@@ -112,7 +112,7 @@ def main():
         theirs = [[row[key] for key in KEYS] for row in rows(f"{folder}/runs/program2/metrics.jsonl")]
         context = multiprocessing.get_context("spawn")
         answers = context.Queue()
-        port = 20000 + os.getpid() % 20000
+        port = 10000 + os.getpid() % 20000  # and one more; below the kernel's own range
         ranks = [context.Process(target=rank, args=(r, port, set_of("c2"), answers)) for r in range(2)]
         for process in ranks:
             process.start()

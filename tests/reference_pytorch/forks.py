@@ -13,9 +13,12 @@ def free_port():
     while True:
         port = random.randrange(10000, 20000)
         with socket.socket() as s:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if s.connect_ex(("127.0.0.1", port)) != 0:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as rank 0's own
+            try:
+                s.bind(("127.0.0.1", port))
                 return port
+            except OSError:
+                pass  # somebody listens there
 
 
 def run_ranks(main, words, ranks=1):

@@ -2,6 +2,10 @@
 
 #include <doctest/doctest.h>
 
+#include <optional>
+#include <string>
+#include <vector>
+
 using namespace meshwright;
 using namespace meshwright::config;
 
@@ -22,4 +26,36 @@ TEST_CASE("configurations beside each other: what differs, key by key, and what 
   CHECK(differences({a, a}).empty());
   CHECK(settings_of("[a\n", "c", diagnostics).empty());
   CHECK(!diagnostics.ok());
+}
+
+TEST_CASE("the text of a setting's value: a string, whatever its quotes, and nothing else") {
+  struct Row {
+    const char* value;
+    std::optional<std::string> text;
+  };
+  for (const Row& row : std::vector<Row>{
+           {"\"runs/first\"", "runs/first"},
+           {"\"\"", ""},
+           {"\"none\"", "none"},  // what that means is the key's
+           {R"("a \"b\" \\ c\td\u00e9")", "a \"b\" \\ c\td\u00e9"},
+           {R"('C:\new')", "C:\\new"},
+           {"1", std::nullopt},
+           {"0.5", std::nullopt},
+           {"true", std::nullopt},
+           {"1979-05-27", std::nullopt},
+           {"[\"a\", \"b\"]", std::nullopt},
+           {"{x = \"a\"}", std::nullopt},
+           {"", std::nullopt},
+           {"bare", std::nullopt},
+           {"\"not closed", std::nullopt},
+           {"\"a\" \"b\"", std::nullopt},
+       }) {
+    CAPTURE(row.value);
+    CHECK(text_of(row.value) == row.text);
+  }
+  // As settings_of() gives them.
+  Diagnostics diagnostics;
+  const auto all = settings_of("path = 'a \"b\" \\'\n", "a", diagnostics);
+  REQUIRE(all.size() == 1);
+  CHECK(text_of(all[0].value) == "a \"b\" \\");
 }
