@@ -28,7 +28,7 @@ const json::value* entry(const std::optional<json::object>& file, const char* ta
   const json::value* in = file ? file->if_contains(table) : nullptr;
   return in != nullptr && in->is_object() ? in->as_object().if_contains(key) : nullptr;
 }
-std::optional<double> number(const json::value* value) {
+std::optional<double> number_at(const json::value* value) {
   if (value == nullptr || !value->is_number()) return std::nullopt;
   const double out = value->to_number<double>();
   return out > 0 && std::isfinite(out) ? std::optional(out) : std::nullopt;
@@ -41,7 +41,7 @@ Error no_figure(ErrorCode code, const runs::RunRecord& run, const std::string& w
 calibrate::RunReport measured_of(const runs::RunRecord& run) {
   calibrate::RunReport out;
   out.run.run = run.name;
-  const std::optional<double> seconds = number(entry(run.plan, "measured", "seconds"));
+  const std::optional<double> seconds = number_at(entry(run.plan, "measured", "seconds"));
   if (!seconds)
     throw no_figure(ErrorCode::missing_key, run,
                     "does not say what a step took: plan.json has no measured.seconds, which a run "
@@ -49,7 +49,7 @@ calibrate::RunReport measured_of(const runs::RunRecord& run) {
         .help("name a run that has ended, of " + std::to_string(3 + kLeastSteps) +
               " steps or more, without --trace");
   out.run.seconds = *seconds;
-  out.steps = std::llround(number(entry(run.plan, "measured", "steps")).value_or(0));
+  out.steps = std::llround(number_at(entry(run.plan, "measured", "steps")).value_or(0));
   if (out.steps < kLeastSteps)
     throw no_figure(ErrorCode::out_of_range, run,
                     "has " + report::counted(out.steps, "step", "steps") +
@@ -57,7 +57,7 @@ calibrate::RunReport measured_of(const runs::RunRecord& run) {
                         "evaluation); a median wants " +
                         std::to_string(kLeastSteps))
         .help("train longer: --set step_scheduler.max_steps=20");
-  out.run.exposed = number(entry(run.plan, "measured", "exposed_comm_seconds"));
+  out.run.exposed = number_at(entry(run.plan, "measured", "exposed_comm_seconds"));
   return out;
 }
 
@@ -85,7 +85,7 @@ steptime::Machine machine_of(const Call& call, const plan::Job& job, const runs:
       name != nullptr && name->is_string()) {
     named = std::string(name->as_string());
     if (std::optional<steptime::Machine> found = steptime::machine_reported(named, folder)) {
-      if (const auto ranks = number(entry(run.plan, "predicted", "ranks_per_host")))
+      if (const auto ranks = number_at(entry(run.plan, "predicted", "ranks_per_host")))
         found->network.ranks_per_host = *ranks;
       return std::move(*found);
     }
@@ -110,7 +110,7 @@ int calibrate_from(Call& call, const std::string& out) {
   plan::PlanRequest request;
   const json::value* ranks = run.environment ? run.environment->if_contains("world_size") : nullptr;
   if (ranks == nullptr && run.plan) ranks = run.plan->if_contains("world_size");
-  request.world_size = std::llround(number(ranks).value_or(1));
+  request.world_size = std::llround(number_at(ranks).value_or(1));
   const plan::JobPlan plan = plan::make_plan(job, request);
   // As plan --machine has it.
   const std::function<steptime::Prediction(const steptime::Machine&)> predict =

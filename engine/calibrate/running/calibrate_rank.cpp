@@ -186,10 +186,12 @@ int calibrate_rank(const Request& request, rendezvous::Ending& ending) {
 
   const bool first = world.rank() == 0;
   {
+    const bool beside = measured.cuda && world.size() > 1;
     const size_t kernels = count_points(measured),
                  messages = groups_of(host, world.rank()).size() * (measured.cuda ? 3 : 2);
     report::CountProgress progress({request.colour, request.unicode, request.width}, request.live,
-                                   first, static_cast<int64_t>(kernels + messages));
+                                   first,
+                                   static_cast<int64_t>(kernels + messages) + (beside ? 1 : 0));
     progress.begin("calibrate");
     Stopwatch watch(world, request.seconds * kKernels / static_cast<double>(kernels),
                     measured.cores_shared);
@@ -205,6 +207,10 @@ int calibrate_rank(const Request& request, rendezvous::Ending& ending) {
     all(measured.launches, 2);
     all(measured.layers, 2);
     if (!measured.cuda && measured.ranks_per_host > 1) measure_alone(watch, world, measured);
+    if (beside) {
+      measure(world, measured.beside);
+      progress.step();
+    }
     measure_groups(world, host, request.seconds * (1 - kKernels), measured, progress);
   }
   join_times(world, measured);

@@ -44,7 +44,7 @@ Machine ours() {
   m.sources["peak.bf16"] = "guessed: as float32";
   return m;
 }
-Machine h100() {
+Machine shipped_h100() {
   return steptime::read_machine(MESHWRIGHT_SOURCE_DIR "/configs/machines/h100.toml");
 }
 
@@ -111,7 +111,7 @@ TEST_CASE("few exchanges say nothing of a network") {
 }
 
 TEST_CASE("of a device its maker's peaks and its host's launches stay") {
-  const Machine before = h100();
+  const Machine before = shipped_h100();
   Machine after = scaled(before, 0.5, 1);
   CHECK(after.peak_bf16 == before.peak_bf16);
   CHECK(after.bandwidth == before.bandwidth);
