@@ -1,7 +1,6 @@
 #include "engine/calibrate/running/calibrate_rank.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <boost/json/array.hpp>
@@ -84,13 +83,7 @@ void measure_groups(World& world, const std::vector<int64_t>& host, double secon
                     report::CountProgress& progress) {
   const Steady::time_point begin = Steady::now();
   double allowed = 0;  // so far: each kind of groups has its share
-  auto over = [&] {
-    const double spent = base::ms_since(begin) / 1000;
-    const at::Tensor most = at::tensor({spent}, at::kDouble).to(world.device());
-    world.everyone()->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
-    world.check();
-    return most.cpu().item<double>() > allowed;
-  };
+  auto over = [&] { return largest(world, base::ms_since(begin) / 1000) > allowed; };
   // Ranks that share a host's cores exchange megabytes; devices hide less than that in latency.
   const std::vector<int64_t> sizes = to.cuda ? std::vector<int64_t>{kMiB, 16 * kMiB, 256 * kMiB}
                                              : std::vector<int64_t>{kMiB, 16 * kMiB};

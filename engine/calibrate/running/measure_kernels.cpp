@@ -61,15 +61,14 @@ double median_of_times(std::vector<double> times) {
   return *middle;
 }
 
-// Of the ranks' figures the largest, so that all go on alike.
+}  // namespace
+
 double largest(World& world, double mine) {
   const Tensor out = at::tensor({mine}, at::kDouble).to(world.device());
   world.everyone()->all_reduce(out, ReduceOp::max, /*control=*/true).wait();
   world.check();
   return out.cpu().item<double>();
 }
-
-}  // namespace
 
 void Stopwatch::wait_for_device() const {
   if (device().is_cuda()) device::cuda_part()->synchronize();
