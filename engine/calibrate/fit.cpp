@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/calibrate/fit_network.h"
+#include "engine/doctor/rates.h"
 #include "engine/report/report.h"
 #include "engine/steptime/figures.h"
 #include "engine/steptime/predict.h"
@@ -76,6 +77,7 @@ class Fit {
     layers();
     alone();
     launches();
+    beside();
     for (const std::string_view name : fit_network(measured_, machine()))
       take("network." + std::string(name));
     machine().overlap.adds = !measured_.cuda;
@@ -270,6 +272,14 @@ class Fit {
     take("host.layer_backward");
   }
 
+  // Where collectives share the cores nothing hides them.
+  void beside() {
+    const std::optional<double> kappa = kappa_of(measured_.beside);
+    if (!measured_.cuda || !kappa) return;
+    machine().overlap.kappa = *kappa;
+    take("overlap.kappa");
+  }
+
   void sources_of_the_rest() {
     const std::vector<std::string>& guessed = shipped_.machine.guessed;
     const bool one_host = measured_.hosts <= 1;
@@ -325,6 +335,11 @@ class Fit {
                                  " tokens of " + std::to_string(std::llround(model.hidden)),
                              seconds_a_layer(), at.forward.sum() + at.backward.sum()});
     }
+    if (out_.sources.at("overlap.kappa") == by_)
+      out_.points.push_back({"products beside all-gathers",
+                             "of " + doctor::time_text(measured_.beside.gathers),
+                             measured_.beside.beside,
+                             measured_.beside.alone + m.overlap.kappa * measured_.beside.gathers});
     for (Point& point : network_points(measured_, m)) out_.points.push_back(std::move(point));
   }
 
@@ -350,6 +365,12 @@ steptime::LayerTime model_layer(const steptime::Machine& machine, const ModelTim
   job.width = 4;
   job.fusion = steptime::Fusion::fused;
   return steptime::layer_time(machine, shape, job);
+}
+
+std::optional<double> kappa_of(const BesideTime& time) {
+  if (time.alone <= 0 || time.beside <= 0 || time.gathers <= 0 || time.gathers > time.alone)
+    return std::nullopt;
+  return std::clamp((time.beside - time.alone) / time.gathers, 0.0, 1.0);
 }
 
 bool Fitted::measured(const std::string& key) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -44,6 +45,10 @@ Fitted fit(const Measured& measured, const Shipped& shipped, const std::string& 
 
 // What the model says of a layer of `model` in float32, with the engine's own kernels.
 steptime::LayerTime model_layer(const steptime::Machine& machine, const ModelTime& model);
+
+// What products lose to collectives beside them, as a share of the time of these, 0 to 1. nullopt:
+// it was not measured, or the collectives took longer than the products that should hide them.
+std::optional<double> kappa_of(const BesideTime& time);
 
 // seconds = x a + y b
 struct Sample {

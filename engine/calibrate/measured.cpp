@@ -20,6 +20,8 @@ void each(Times& times, const Kernels& kernels, const Messages& messages) {
       kernels(one.backward);
     }
   messages(times.alone);  // of one rank
+  for (auto* seconds : {&times.beside.alone, &times.beside.beside, &times.beside.gathers})
+    messages(*seconds);
   for (auto& group : times.groups)
     for (auto& one : group.collectives) {
       messages(one.latency);

@@ -38,6 +38,11 @@ struct ModelTime {
   double hidden = 64, ffn = 128, heads = 2, kv_heads = 2, batch = 1, length = 8;
   double forward = 0, backward = 0;  // seconds
 };
+// A series of products while all-gathers of all ranks are under way, on devices. All seconds are of
+// the series, `gathers` those of the all-gathers where nothing else runs.
+struct BesideTime {
+  double alone = 0, beside = 0, gathers = 0;
+};
 // The collectives of one kind of groups, all of these groups at once.
 struct GroupTime {
   enum class Kind : uint8_t { host, pair, across, all };
@@ -63,6 +68,7 @@ struct Measured {
   // The last product of the main type, forward, on one rank while those beside it wait; 0: none is
   // beside it, or ranks share no processor.
   double alone = 0;
+  BesideTime beside;  // 0: one rank, or no device
   std::vector<GroupTime> groups;
 
   // The memory, and the seconds of all kernels, layers and messages.

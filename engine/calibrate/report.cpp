@@ -19,8 +19,11 @@ std::string digits(double value, const char* format = "%.4g") {
   return text;
 }
 
-// "1.25e+11 operations a second" is for files; people read what its unit is short for.
-std::string shown(const steptime::Figure& figure) {
+std::string sign(double error) { return digits(100 * error, "%+.0f%%"); }
+
+}  // namespace
+
+std::string figure_text(const steptime::Figure& figure) {
   const std::string_view table = figure.table, name = figure.name;
   const double value = *figure.to;
   if (table == "peak") return digits(value / 1e12) + " TFLOP/s";
@@ -30,9 +33,9 @@ std::string shown(const steptime::Figure& figure) {
   return digits(value);
 }
 
-std::string sign(double error) { return digits(100 * error, "%+.0f%%"); }
-
-}  // namespace
+std::string as_machine(const std::string& file) {
+  return (file.find('/') == std::string::npos && !file.ends_with(".toml") ? "./" : "") + file;
+}
 
 std::string Report::text(const report::Style& style) const {
   steptime::Machine machine = fitted.machine;
@@ -49,13 +52,12 @@ std::string Report::text(const report::Style& style) const {
   for (const steptime::Figure& figure : steptime::figures_of(machine)) {
     const auto source = fitted.sources.find(figure.key());
     if (source == fitted.sources.end()) continue;
-    figures.push_back(
-        {figure.key(), shown(figure), fitted.measured(figure.key()) ? "measured" : source->second});
+    figures.push_back({figure.key(), figure_text(figure),
+                       fitted.measured(figure.key()) ? "measured" : source->second});
   }
   return out + report::table(style, figures) + "\n" + file + " is written, in " +
          report::human_duration(seconds) + ". meshwright plan JOB.toml --machine " +
-         (file.find('/') == std::string::npos && !file.ends_with(".toml") ? "./" : "") + file +
-         "\n";
+         as_machine(file) + "\n";
 }
 
 boost::json::object Report::json() const {

@@ -6,8 +6,14 @@
 
 #include "engine/calibrate/fit.h"
 #include "engine/report/report.h"
+#include "engine/steptime/figures.h"
 
 namespace meshwright::calibrate {
+
+// "1.25e+11 operations a second" is for files; people read what its unit is short for.
+std::string figure_text(const steptime::Figure& figure);
+// A file's name as --machine takes it: without a slash or ".toml" it would be that of a machine.
+std::string as_machine(const std::string& file);
 
 struct Report {
   Measured measured;

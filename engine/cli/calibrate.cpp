@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/calibrate/request.h"
+#include "engine/cli/calibrate_from.h"
 #include "engine/cli/common.h"
 #include "engine/cli/ranks.h"
 #include "engine/forecast/forecast.h"
@@ -29,11 +30,15 @@ calibrate::Widths widths_of(const std::string& given) {
   throw error.help("there are --dtype both, float32, bfloat16");
 }
 
+std::string out_of(const Call& call) {
+  std::string out = call.value("out", calibrate::Request().out);
+  if (out.empty()) throw Error(ErrorCode::usage, "--out is empty").help("--out machine.toml");
+  return out;
+}
+
 calibrate::Request read_calibrate_request(const Call& call, const Screen& screen) {
   calibrate::Request request;
-  request.out = call.value("out", request.out);
-  if (request.out.empty())
-    throw Error(ErrorCode::usage, "--out is empty").help("--out machine.toml");
+  request.out = out_of(call);
   request.widths = widths_of(call.value("dtype", "both"));
   if (call.has("seconds")) {
     const std::optional<double> seconds = call.finite("seconds");
@@ -60,7 +65,7 @@ void check_file(const Call& call, const std::string& out) {
         .help("--out " + (fs::path(out) / "machine.toml").string());
   if (fs::exists(fs::symlink_status(out, failed)) && !call.has("force"))
     throw Error(ErrorCode::usage, out + " is already there")
-        .help("--force replaces it once everything is measured")
+        .help("--force replaces it once the new one is complete")
         .help("--out another.toml");
   const fs::path folder = fs::path(out).parent_path();
   if (!folder.empty() && !fs::is_directory(folder, failed))
@@ -100,7 +105,23 @@ int start_calibrate(Call& call, const Ranks& ranks) {
   return launch::run_local_ranks(local);
 }
 
-int run_calibrate(Call& call) { return refuse_together(call, start_calibrate); }
+int run_calibrate(Call& call) {
+  if (!call.has("from")) {
+    if (call.has("machine"))
+      throw Error(ErrorCode::usage, "--machine belongs to --from: else this machine is measured")
+          .help("leave --machine out")
+          .help("--from runs/first --machine " + call.value("machine"));
+    return refuse_together(call, start_calibrate);
+  }
+  for (const char* flag : {"nproc", "seconds", "dtype", "set"})
+    if (call.has(flag))
+      throw Error(ErrorCode::usage,
+                  "--" + std::string(flag) + " is for measuring, and --from measures nothing")
+          .help("leave --" + std::string(flag) + " out");
+  const std::string out = out_of(call);
+  check_file(call, out);
+  return calibrate_from(call, out);
+}
 
 }  // namespace
 
@@ -114,10 +135,14 @@ ranks, or as one rank of a launcher (torchrun, RANK and WORLD_SIZE, Slurm, Open 
 at once; then the collectives inside each host and between hosts.
 The figures are fitted to the model that plan --machine predicts with. The slowest rank counts. What
 is not measured is taken from the shipped machine that is nearest, and says so in the file.
+With --from nothing is measured: the machine file of a run that has ended is corrected by what its
+steps took, all that computes by one factor, and the network by another where the run says how long
+ranks waited for it.
 
   meshwright calibrate --nproc 8 --out our_hosts.toml
   meshwright plan job.toml --world-size 64 --machine our_hosts.toml
   torchrun --nnodes 2 --nproc-per-node 8 --no-python meshwright calibrate --out our_hosts.toml
+  meshwright calibrate --from runs/first --out corrected.toml
 
 --nproc N        Measure with N local ranks, as many as a host has in training. Default: 1, in this process.
 --out FILE       The machine file to write. Default: machine.toml.
@@ -125,6 +150,8 @@ is not measured is taken from the shipped machine that is nearest, and says so i
 --seconds N      How long to measure, about. Default: 30.
 --dtype DTYPE=both|float32|bfloat16
                  What products are measured in. Default: both.
+--from RUN       Take a run's folder in place of measuring.
+--machine NAME   With --from: the machine file to correct, as plan --machine takes it. Default: the run's own.
 --set
 --json
 )");

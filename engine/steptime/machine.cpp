@@ -200,6 +200,7 @@ class File {
       if (source == nullptr || source->kind != Value::Kind::string)
         throw missing("source.\"" + figure.key() + "\"", "where the figure comes from");
       if (source->text.starts_with("guessed")) machine.guessed.push_back(figure.key());
+      machine.sources[figure.key()] = source->text;
     }
   }
 
@@ -233,8 +234,8 @@ std::optional<Machine> machine_reported(const std::string& device, const std::st
   for (const std::string& name : names_in(folder)) {
     try {
       Machine machine = read_machine(folder + "/" + name + ".toml");
-      if (std::find(machine.reported.begin(), machine.reported.end(), device) !=
-          machine.reported.end())
+      if (machine.name == device || std::find(machine.reported.begin(), machine.reported.end(),
+                                              device) != machine.reported.end())
         return machine;
     } catch (const Error&) {
       // Somebody's broken file: who asks for that machine by name is told.

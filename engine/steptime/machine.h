@@ -2,6 +2,7 @@
 // training step attains. docs/step_time.md says what each figure means and where it comes from.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -55,7 +56,8 @@ struct Machine {
     double layer_forward = 0, layer_backward = 0, fixed = 0;
   } host;
 
-  std::vector<std::string> guessed;  // figures without a source, as "network.bus"
+  std::vector<std::string> guessed;            // figures without a source, as "network.bus"
+  std::map<std::string, std::string> sources;  // what a file says of each figure that it has
 };
 
 // Reads a machine file. Throws Error(file_unreadable | toml_syntax | missing_key | unknown_key |
@@ -66,8 +68,8 @@ Machine parse_machine(const std::string& text, const std::string& path);
 // `name`: one that is shipped in `folder`, with how many ranks a host has ("h100x8") or without, or
 // a path, which has a slash or ends in ".toml". Throws Error(bad_choice) listing the names.
 Machine find_machine(const std::string& name, const std::string& folder);
-// The one in `folder` whose device a driver calls so ("NVIDIA H100 80GB HBM3"). nullopt: none, of
-// those that can be read.
+// The one in `folder` whose device a driver calls so ("NVIDIA H100 80GB HBM3"), or which has that
+// name itself. nullopt: none, of those that can be read.
 std::optional<Machine> machine_reported(const std::string& device, const std::string& folder);
 
 }  // namespace meshwright::steptime

@@ -71,11 +71,14 @@ void Foretold::add(const StepCost& cost, bool quiet, bool timed) {
   const bool first = steps_++ < kFirst;
   if (!quiet) return;
   bytes_ = std::max(bytes_, cost.memory_bytes);
-  if (first || !timed || !forecast_) return;
-  if (times_.size() < kMost)
+  if (first || !timed) return;
+  if (times_.size() < kMost) {
     times_.push_back(cost.step_ms);
-  else
+    exposed_.push_back(cost.exposed_comm_ms);
+  } else {
     times_[timed_ % kMost] = cost.step_ms;
+    exposed_[timed_ % kMost] = cost.exposed_comm_ms;
+  }
   ++timed_;
 }
 
@@ -106,13 +109,21 @@ void Foretold::put_into(json::object& plan) const {
   }
   plan["predicted"] = json::object{
       {"machine", forecast_ ? json::value(forecast_->machine.name) : json::value(nullptr)},
+      {"ranks_per_host",
+       forecast_ ? json::value(forecast_->machine.network.ranks_per_host) : json::value(nullptr)},
       {"seconds", known(predicted)},
       {"memory_bytes", known(predicted_bytes_)},
       {"rough", rough}};
   const std::optional<double> took = seconds();
   if (!took && bytes_ <= 0) return;
-  plan["measured"] =
-      json::object{{"seconds", known(took)}, {"steps", timed_}, {"memory_bytes", known(bytes_)}};
+  std::vector<double> known_waits = exposed_;
+  std::erase_if(known_waits, [](double ms) { return !std::isfinite(ms); });
+  std::optional<double> waited;
+  if (!known_waits.empty()) waited = median_of(known_waits) / 1000;
+  plan["measured"] = json::object{{"seconds", known(took)},
+                                  {"exposed_comm_seconds", known(waited)},
+                                  {"steps", timed_},
+                                  {"memory_bytes", known(bytes_)}};
   std::optional<double> time, memory;
   if (took && predicted) time = *took / *predicted;
   if (bytes_ > 0 && predicted_bytes_ > 0)

@@ -29,8 +29,8 @@ class Foretold {
   Foretold(const Job& job, Trainer& trainer, int64_t ranks_a_host);
   const std::string& warning() const { return warning_; }  // empty: none
 
-  // A step that was trained. `quiet`: nothing was saved or evaluated beside it or right before;
-  // only such steps count. `timed`: nor did a trace slow it down.
+  // A step that was trained, with all of its cost. `quiet`: nothing was saved or evaluated beside
+  // it or right before; only such steps count. `timed`: nor did a trace slow it down.
   void add(const StepCost& cost, bool quiet, bool timed);
 
   // What the run says at its end: "predicted beside measured: ..."; empty: there is nothing to
@@ -47,7 +47,7 @@ class Foretold {
   int64_t predicted_bytes_ = 0;  // 0: not known
   std::string warning_;
   int64_t steps_ = 0;
-  std::vector<double> times_;  // milliseconds
+  std::vector<double> times_, exposed_;  // milliseconds, of the same steps
   size_t timed_ = 0;
   int64_t bytes_ = 0;  // the most of a step
 };

@@ -51,9 +51,8 @@ int Run::finish() {
 
 // What the plan said beside what the steps took. A run that has trained does not fail over it.
 void Run::say_foretold() {
-  const std::string line = reporter_ ? foretold_.line() : "";
-  if (line.empty()) return;
-  reporter_.say(line);
+  if (!reporter_) return;
+  if (const std::string line = foretold_.line(); !line.empty()) reporter_.say(line);
   try {
     reporter_.put("plan.json", plan_text(*trainer_, foretold_));
   } catch (const Error& error) {

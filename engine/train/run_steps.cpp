@@ -119,8 +119,8 @@ StepResult Run::train_step(int64_t step) {
     return loss(*batches_, first, micro, hidden);
   });
   cost_ = {base::ms_since(begin), memory_->peak(), batches_->take_waited_ms()};
-  if (leader_) foretold_.add(cost_, quiet, !options_.trace);
   report_step(result);
+  if (leader_) foretold_.add(cost_, quiet, !options_.trace);
   lr_ = result.lr;
   return result;
 }

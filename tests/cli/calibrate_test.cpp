@@ -88,6 +88,89 @@ TEST_CASE("two ranks measure, write a file, and a plan is predicted with it") {
   CHECK(forced.out.find("product bfloat16") == std::string::npos);
 }
 
+TEST_CASE("a run corrects its machine, and a plan with the new file predicts its step") {
+  const Folder folder;
+  const std::string machine = folder.file(), runs = (folder.path / "runs").string(),
+                    corrected = (folder.path / "corrected.toml").string(),
+                    job = "configs/first_fsdp2_cpu.toml ",
+                    from = "calibrate --from '" + runs + "/first' --out '" + corrected + "' ";
+  REQUIRE(run("calibrate --nproc 2 " + kQuick + "--out '" + machine + "'", "2>/dev/null", kThreads)
+              .status == 0);
+  const std::string train = "train " + job + "--nproc 2 --set run.dir='" + runs + "' ";
+  const Ran trained =
+      run(train + "--set step_scheduler.max_steps=12 --set report.machine='" + machine + "'",
+          "2>&1", kThreads);
+  INFO(trained.out);
+  REQUIRE(trained.status == 0);
+  const Ran ran = run(from + "--json");
+  INFO(ran.out);
+  REQUIRE(ran.status == 0);
+  const json::object out = json::parse(ran.out).as_object();
+  auto number = [&](const char* table, const char* key) {
+    return out.at(table).as_object().at(key).to_number<double>();
+  };
+  const json::object plan = json::parse(contents(runs + "/first/plan.json")).as_object();
+  auto said = [&](const char* table, const char* key) {
+    return plan.at(table).as_object().at(key).to_number<double>();
+  };
+  const double measured = said("measured", "seconds");
+  CHECK(number("measured", "seconds") == doctest::Approx(measured));
+  CHECK(number("measured", "steps") == 9);
+  // With the machine's own file it predicts what the run itself did.
+  CHECK(number("before", "seconds") == doctest::Approx(said("predicted", "seconds")));
+  auto planned = [&](const std::string& file) {
+    const Ran with = run("plan " + job + "--world-size 2 --json --machine '" + file + "'");
+    INFO(with.out);
+    REQUIRE(with.status == 0);
+    return json::parse(with.out).at("time").as_object().at("seconds").to_number<double>();
+  };
+  CHECK(planned(corrected) == doctest::Approx(measured).epsilon(0.02));
+  CHECK(planned(corrected) == doctest::Approx(number("after", "seconds")));
+  const std::string text = contents(corrected);
+  CHECK(text.find("\"peak.fp32\" = \"from a run: " + runs + "/first, ") != std::string::npos);
+  CHECK(text.find("\"rate.product\" = \"measured by meshwright calibrate") != std::string::npos);
+
+  // What is there stays; the table has the same.
+  CHECK(run(from, "2>&1").status == 2);
+  CHECK(contents(corrected) == text);
+  const Ran table = run(from + "--force");
+  CHECK(table.status == 0);
+  for (const char* part : {"predicted with ", "measured", "from a run", "peak.fp32"})
+    CHECK(table.out.find(part) != std::string::npos);
+
+  // A run that was told of no machine, and a machine that is none of it; then a run too short.
+  REQUIRE(run(train + "--set run.name=plain --set step_scheduler.max_steps=9", "2>&1", kThreads)
+              .status == 0);
+  REQUIRE(run(train + "--set run.name=short --set step_scheduler.max_steps=5", "2>&1", kThreads)
+              .status == 0);
+  struct Row {
+    std::string run, rest;
+    int status;
+    const char *code, *says;
+  };
+  for (const Row& row : {Row{"/plain", "", 2, "E0206", "--machine"},
+                         Row{"/plain", "--machine h100", 2, "E0204", "no factor"},
+                         Row{"/plain", "--machine h1000", 2, "E0205", "h100"},
+                         Row{"/short", "--machine cpu", 2, "E0204", "2 steps"},
+                         Row{"/gone", "", 2, "E0209", "does not exist"},
+                         Row{"", "", 2, "E0209", "is not the folder of a run"}}) {
+    CAPTURE(row.run);
+    CAPTURE(row.rest);
+    const Ran refused = run("calibrate --from '" + runs + row.run + "' --out '" +
+                                (folder.path / "none.toml").string() + "' " + row.rest,
+                            "2>&1");
+    INFO(refused.out);
+    CHECK(refused.status == row.status);
+    CHECK(refused.out.find(row.code) != std::string::npos);
+    CHECK(refused.out.find(row.says) != std::string::npos);
+    CHECK(!fs::exists(folder.path / "none.toml"));
+  }
+  const Ran told = run("calibrate --from '" + runs + "/plain' --out '" +
+                       (folder.path / "told.toml").string() + "' --machine '" + machine + "'");
+  INFO(told.out);
+  CHECK(told.status == 0);
+}
+
 TEST_CASE("what is wrong on the command line is refused before anything is measured") {
   struct Row {
     const char* arguments;
@@ -99,7 +182,10 @@ TEST_CASE("what is wrong on the command line is refused before anything is measu
         Row{"--seconds soon", 2, "E0101"}, Row{"--dtype float16", 2, "float32"},
         Row{"--out=", 2, "E0101"}, Row{"--out configs", 2, "is a folder"},
         Row{"--out /nowhere/here.toml", 7, "E0705"}, Row{"job.toml", 2, "has no use for"},
-        Row{"--set dist_env.devise=cpu", 2, "devise"}}) {
+        Row{"--set dist_env.devise=cpu", 2, "devise"},
+        Row{"--from runs/first --nproc 2", 2, "--nproc is for measuring"},
+        Row{"--from runs/first --seconds 2", 2, "--seconds is for measuring"},
+        Row{"--from=", 2, "--from is empty"}, Row{"--machine cpu", 2, "belongs to --from"}}) {
     CAPTURE(row.arguments);
     const Ran ran = run(std::string("calibrate ") + row.arguments, "2>&1");
     INFO(ran.out);

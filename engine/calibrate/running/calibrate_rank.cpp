@@ -1,7 +1,6 @@
 #include "engine/calibrate/running/calibrate_rank.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <boost/json/array.hpp>
@@ -84,13 +83,7 @@ void measure_groups(World& world, const std::vector<int64_t>& host, double secon
                     report::CountProgress& progress) {
   const Steady::time_point begin = Steady::now();
   double allowed = 0;  // so far: each kind of groups has its share
-  auto over = [&] {
-    const double spent = base::ms_since(begin) / 1000;
-    const at::Tensor most = at::tensor({spent}, at::kDouble).to(world.device());
-    world.everyone()->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
-    world.check();
-    return most.cpu().item<double>() > allowed;
-  };
+  auto over = [&] { return largest(world, base::ms_since(begin) / 1000) > allowed; };
   // Ranks that share a host's cores exchange megabytes; devices hide less than that in latency.
   const std::vector<int64_t> sizes = to.cuda ? std::vector<int64_t>{kMiB, 16 * kMiB, 256 * kMiB}
                                              : std::vector<int64_t>{kMiB, 16 * kMiB};
@@ -191,10 +184,12 @@ int calibrate_rank(const Request& request, rendezvous::Ending& ending) {
 
   const bool first = world.rank() == 0;
   {
+    const bool beside = measured.cuda && world.size() > 1;
     const size_t kernels = count_points(measured),
                  messages = groups_of(host, world.rank()).size() * (measured.cuda ? 3 : 2);
     report::CountProgress progress({request.colour, request.unicode, request.width}, request.live,
-                                   first, static_cast<int64_t>(kernels + messages));
+                                   first,
+                                   static_cast<int64_t>(kernels + messages) + (beside ? 1 : 0));
     progress.begin("calibrate");
     Stopwatch watch(world, request.seconds * kKernels / static_cast<double>(kernels),
                     measured.cores_shared);
@@ -210,6 +205,10 @@ int calibrate_rank(const Request& request, rendezvous::Ending& ending) {
     all(measured.launches, 2);
     all(measured.layers, 2);
     if (!measured.cuda && measured.ranks_per_host > 1) measure_alone(watch, world, measured);
+    if (beside) {
+      measure(world, measured.beside);
+      progress.step();
+    }
     measure_groups(world, host, request.seconds * (1 - kKernels), measured, progress);
   }
   join_times(world, measured);

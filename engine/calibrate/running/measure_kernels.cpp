@@ -4,12 +4,14 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -53,7 +55,20 @@ at::TensorOptions usual_of(at::Device device) {
   return device.is_cuda() ? half_of(device) : full_of(device);
 }
 
+double median_of_times(std::vector<double> times) {
+  const auto middle = times.begin() + std::ssize(times) / 2;
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
 }  // namespace
+
+double largest(World& world, double mine) {
+  const Tensor out = at::tensor({mine}, at::kDouble).to(world.device());
+  world.everyone()->all_reduce(out, ReduceOp::max, /*control=*/true).wait();
+  world.check();
+  return out.cpu().item<double>();
+}
 
 void Stopwatch::wait_for_device() const {
   if (device().is_cuda()) device::cuda_part()->synchronize();
@@ -75,9 +90,7 @@ double Stopwatch::of(const std::function<void()>& work) {
   if (times.size() > 1) times.erase(times.begin());
   if (mean_)
     return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
-  const auto middle = times.begin() + std::ssize(times) / 2;
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
+  return median_of_times(std::move(times));
 }
 
 void measure(Stopwatch& watch, ProductTime& point) {
@@ -167,6 +180,53 @@ void measure(Stopwatch& watch, ModelTime& point) {
                           /*create_graph=*/false, /*allow_unused=*/true);
   });
   point.backward = std::max(0.0, both - point.forward);
+}
+
+void measure(World& world, BesideTime& point) {
+  constexpr int64_t kRows = 8192, kSize = 4096, kGathered = int64_t{64} << 20;  // bytes
+  constexpr int kTimes = 7, kFew = 8, kMost = 400;
+  const c10::NoGradGuard no_grad;
+  const at::TensorOptions options = half_of(world.device());
+  Linear linear = make_linear(kSize, kSize, /*bias=*/false, options);
+  linear->weight.copy_(at::randn({kSize, kSize}, options));
+  const Tensor x = at::randn({kRows, kSize}, options);
+  const std::shared_ptr<Group> group = world.everyone();
+  const int64_t share = kGathered / 2 / group->size();
+  const Tensor shard = at::zeros({share}, options),
+               whole_of_all = at::zeros({share * group->size()}, options);
+  // The all-gathers have a stream of their own, one after the other.
+  auto series = [&](int products, int gathers) {
+    group->barrier();
+    device::cuda_part()->synchronize();
+    const Steady::time_point begin = Steady::now();
+    std::vector<Work> under_way;
+    for (int i = 0; i < gathers; ++i) under_way.push_back(group->all_gather(shard, whole_of_all));
+    for (int i = 0; i < products; ++i) linear->forward(x);
+    device::cuda_part()->synchronize();
+    const double seconds = seconds_since(begin);
+    for (Work& work : under_way) work.wait();
+    world.check();
+    return seconds;
+  };
+  auto median = [&](int products, int gathers) {
+    std::vector<double> times;
+    for (int i = 0; i < kTimes; ++i) times.push_back(series(products, gathers));
+    return median_of_times(std::move(times));
+  };
+  series(1, 1);  // makes room, chooses kernels
+  const double product = largest(world, median(kFew, 0) / kFew),
+               gather = largest(world, median(0, 2) / 2);
+  const int products = static_cast<int>(
+                std::clamp(std::ceil(2 * gather / product), double{kFew}, double{kMost})),
+            gathers = static_cast<int>(
+                std::clamp(std::floor(products * product / 2 / gather), 1.0, double{kMost}));
+  // In turn, so that a clock that settles slowly is in both.
+  std::vector<double> alone, beside;
+  for (int i = 0; i < kTimes; ++i) {
+    alone.push_back(series(products, 0));
+    beside.push_back(series(products, gathers));
+  }
+  point = {median_of_times(std::move(alone)), median_of_times(std::move(beside)), gathers * gather};
 }
 
 }  // namespace meshwright::calibrate

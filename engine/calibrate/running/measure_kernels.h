@@ -27,10 +27,16 @@ class Stopwatch {
   bool mean_;
 };
 
+// Collective. Of the ranks' figures the largest, so that all go on alike.
+double largest(World& world, double mine);
+
 // Collective. Fill in the seconds (and the bytes) of one point.
 void measure(Stopwatch& watch, ProductTime& point);
 void measure(Stopwatch& watch, MovedTime& point);
 void measure(Stopwatch& watch, AttentionTime& point);
 void measure(Stopwatch& watch, ModelTime& point);
+// On a device, of two ranks or more. Collective over the world: all-gathers of all ranks, as many
+// as about half of the products' time takes.
+void measure(World& world, BesideTime& point);
 
 }  // namespace meshwright::calibrate

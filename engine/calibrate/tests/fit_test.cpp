@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "engine/calibrate/tests/made_up.h"
 #include "engine/steptime/predict.h"
@@ -142,6 +143,7 @@ TEST_CASE("a device that is shipped keeps its maker's peaks; shares of them are 
   truth.rate.elementwise = 0.7;
   truth.network.bus = 300e9;
   truth.network.in_switch = 1.2;
+  truth.overlap.kappa = 0.31;
   const Measured measured = measured_on(truth, true, Widths::both, 16, 2);
   const Fitted found = fit(measured, {h100(), true}, "2026-11-26", "host");
   const steptime::Machine& m = found.machine;
@@ -158,6 +160,8 @@ TEST_CASE("a device that is shipped keeps its maker's peaks; shares of them are 
   CHECK(m.network.nic * m.network.nic_attained ==
         Approx(truth.network.nic * truth.network.nic_attained).epsilon(0.02));
   CHECK(!m.overlap.adds);
+  CHECK(m.overlap.kappa == Approx(0.31).epsilon(1e-9));
+  CHECK(found.measured("overlap.kappa"));
   CHECK(found.sources.at("peak.bf16") == "as shipped for NVIDIA H100 SXM 700 W");
   CHECK(found.measured("rate.product"));
   CHECK(found.sources.contains("peak.fp8"));
@@ -167,6 +171,33 @@ TEST_CASE("a device that is shipped keeps its maker's peaks; shares of them are 
         Approx(truth.peak_bf16 * 0.55).epsilon(0.03));
   CHECK(unknown.machine.reported == std::vector<std::string>{truth.name});
   CHECK(!unknown.sources.contains("peak.fp8"));
+}
+
+TEST_CASE("what products lose to collectives beside them is a share of these") {
+  const steptime::Machine truth = h100();
+  struct Row {
+    BesideTime time;
+    std::optional<double> kappa;
+  };
+  for (const Row& row :
+       {Row{{0.020, 0.023, 0.010}, 0.3}, Row{{0.020, 0.019, 0.010}, 0.0},
+        Row{{0.020, 0.035, 0.010}, 1.0}, Row{{0.020, 0.030, 0.021}, std::nullopt},  // not hidden
+        Row{{0, 0, 0}, std::nullopt}}) {
+    CAPTURE(row.time.beside);
+    const std::optional<double> found = kappa_of(row.time);
+    REQUIRE(found.has_value() == row.kappa.has_value());
+    if (found) CHECK(*found == Approx(*row.kappa));
+    Measured measured = measured_on(truth, true, Widths::both, 2, 1);
+    measured.beside = row.time;
+    const Fitted fitted = fit(measured, {truth, true}, "2026-11-26", "host");
+    CHECK(fitted.measured("overlap.kappa") == row.kappa.has_value());
+    CHECK(fitted.machine.overlap.kappa == Approx(row.kappa.value_or(truth.overlap.kappa)));
+  }
+  // Of two ranks the slower one's.
+  Measured mine = measured_on(truth, true, Widths::both, 2, 1), theirs = mine;
+  theirs.beside.beside += 1e-3;
+  mine.take_all({mine.times(), theirs.times()});
+  CHECK(mine.beside.beside == theirs.beside.beside);
 }
 
 TEST_CASE("the file has each figure with its source, and its reader takes it") {
