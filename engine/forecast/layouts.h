@@ -32,6 +32,8 @@ std::vector<steptime::Way> strategy_ways(plan::Job& job, Trained model,
 std::string layout_text(const steptime::Layout& layout);
 // "distributed.mine.level=1" there: the strategy stands in front.
 std::string option_text(const std::string& option);
+// "61.0 GiB"
+std::string bytes_text(double bytes);
 // As distributed.activation_checkpointing takes it.
 const char* recompute_word(steptime::Recompute recompute);
 // What is predicted of a layout, held against what a rank may take here, which --max-memory may

@@ -13,7 +13,6 @@ constexpr double kGib = 1024.0 * 1024 * 1024;
 constexpr int64_t kMostWorld = 65'536;
 
 std::string whole_number(double value) { return std::to_string(std::llround(value)); }
-std::string bytes_text(double bytes) { return report::human_bytes(std::llround(bytes)); }
 
 bool is_of_the_plan(const Error& error) { return exit_status(error.code()) == 3; }
 

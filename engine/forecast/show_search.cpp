@@ -16,6 +16,8 @@ std::string whole_percent(double share) { return whole(100 * share) + "%"; }
 
 }  // namespace
 
+std::string bytes_text(double bytes) { return report::human_bytes(std::llround(bytes)); }
+
 std::string option_text(const std::string& option) {
   return option.substr(option.rfind('.', option.find('=')) + 1);
 }
@@ -45,8 +47,6 @@ namespace {
 std::string micro_text(const Layout& layout) {
   return whole(layout.job.micro_batch) + "x" + whole(layout.job.micro_batches);
 }
-
-std::string bytes_text(double bytes) { return report::human_bytes(std::llround(bytes)); }
 
 // How close the second is, where it says something.
 std::string second_text(const Found& found) {

@@ -23,8 +23,6 @@ constexpr Cut kCuts[] = {{"tp", "tp_size", &steptime::Job::tp},
                          {"pp", "pp_size", &steptime::Job::pp},
                          {"ep", "ep_size", &steptime::Job::ep}};
 
-std::string bytes_text(double bytes) { return report::human_bytes(std::llround(bytes)); }
-
 // "dp32"
 std::optional<std::pair<std::string, double>> size_in(const std::string& word) {
   static const std::set<std::string> kNames = {"tp", "cp", "pp", "v", "ep", "dp", "replicas"};
