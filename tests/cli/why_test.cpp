@@ -4,6 +4,7 @@
 #include <boost/json.hpp>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "ran.h"
 
