@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <set>
 
 #include "engine/before/before.h"
 #include "engine/cli/common.h"
@@ -96,6 +97,9 @@ int run_search(Call& call, plan::Job& job) {
   }
   wanted.most = static_cast<size_t>(call.number("top", 1).value_or(5));
   wanted.fixed = fixed_sizes(call);
+  const std::vector<std::string> freed = call.values("free");
+  wanted.free = std::set<std::string>(freed.begin(), freed.end());
+  if (call.has("why")) wanted.why = call.value("why");
   wanted.reload = reload_of(call);
   Diagnostics said;
   if (const std::string why = before::count_samples(job); !why.empty()) said.notice(why);
@@ -120,7 +124,7 @@ int run_plan(Call& call) {
           .help("--search --machine h100x8");
     return run_search(call, *job);
   }
-  for (const char* flag : {"fix", "global-batch", "max-memory", "top"})
+  for (const char* flag : {"fix", "free", "why", "global-batch", "max-memory", "top"})
     if (call.has(flag))
       throw Error(ErrorCode::usage, "--" + std::string(flag) + " belongs to --search")
           .help("--search --machine h100x8");
@@ -211,6 +215,7 @@ folder.
   meshwright plan job.toml --world-size 64 --set distributed.tp_size=4 --json
   meshwright plan job.toml --world-size 64 --machine h100x8
   meshwright plan job.toml --world-size 64 --machine h100x8 --search
+  meshwright plan job.toml --world-size 64 --machine h100x8 --search --why 'tp8 pp2'
 
 --world-size
 --rank R        Show the groups and shares of this rank. Default: 0.
@@ -219,6 +224,9 @@ folder.
  of a host as in h100x8, or a machine file. Default: report.machine.
 --search        Rank the layouts of the model on that machine by predicted time, with the settings to use them.
 --fix KEY=N...  With --search: keep tp_size, cp_size, pp_size, ep_size, dp_replicate_size or local_batch_size.
+--free KEY...   With --search: try the values of this option of a strategy's own table though the file sets it.
+--why LAYOUT    With --search: what takes this layout's time and memory, how far it is behind the first, or why it
+ cannot be. In words of the table, as in --why 'tp8 pp2'; tp, cp, pp and ep that are not named are 1.
 --global-batch N    With --search: samples of a step. Default: the file's.
 --max-memory GIB    With --search: most memory of a rank. Default: what the machine has.
 --top N         With --search: layouts to show. Default: 5.

@@ -256,6 +256,8 @@ class Judge {
     if (out_.fullest && memory <= out_.memory) return;
     out_.fullest = place_of(plan);
     out_.memory = memory;
+    out_.bytes = b;
+    if (sizes.offload.on) out_.bytes->weights = out_.bytes->gradients = out_.bytes->optimizer = 0;
     out_.host_memory = sizes.offload.on ? states : 0;
   }
 

@@ -12,7 +12,7 @@
 #include "engine/report/report.h"
 #include "engine/steptime/machine.h"
 #include "engine/steptime/predict.h"
-#include "meshwright/sharding_plan.h"
+#include "meshwright/footprint.h"
 
 namespace meshwright::forecast {
 
@@ -36,9 +36,10 @@ struct Forecast {
   // of sizes alone.
   std::optional<Place> slowest, fullest;
   double memory = 0;  // bytes of the fullest rank's device at its peak, as the plan counts them
-  double host_memory = 0;  // and of the host, where an offloaded job has its states
-  double usable = 0;       // bytes of the device that a job can have
-  std::string bound;       // the largest part: "products"
+  std::optional<Bytes> bytes;  // what that is; nullopt: of sizes alone
+  double host_memory = 0;      // and of the host, where an offloaded job has its states
+  double usable = 0;           // bytes of the device that a job can have
+  std::string bound;           // the largest part: "products"
   double bound_share = 0;
   std::vector<std::string> rough;  // why the figure is rougher than docs/step_time.md promises
 
@@ -74,6 +75,9 @@ std::string machines_folder();
 
 // The parts of a step by name, in seconds, in the order they are shown.
 std::vector<std::pair<std::string, double>> parts_of(const steptime::Parts& parts);
+// The same of memory, in bytes: as a plan counts it, and as the model does.
+std::vector<std::pair<std::string, int64_t>> parts_of(const Bytes& bytes);
+std::vector<std::pair<std::string, int64_t>> parts_of(const steptime::Memory& memory);
 // "1.20 s", "13.1 ms", "40 us".
 std::string seconds_text(double seconds);
 std::string draw(const report::Style& style, const Forecast& forecast);

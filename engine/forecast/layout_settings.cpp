@@ -9,17 +9,6 @@ namespace {
 
 using steptime::Layout;
 
-const char* recompute_word(steptime::Recompute recompute) {
-  switch (recompute) {
-    case steptime::Recompute::full:
-      return "full";
-    case steptime::Recompute::selective:
-      return "selective";
-    default:
-      return "none";
-  }
-}
-
 std::string digits(double value) { return std::to_string(std::llround(value)); }
 
 class Settings {
@@ -97,6 +86,17 @@ class Settings {
 };
 
 }  // namespace
+
+const char* recompute_word(steptime::Recompute recompute) {
+  switch (recompute) {
+    case steptime::Recompute::full:
+      return "full";
+    case steptime::Recompute::selective:
+      return "selective";
+    default:
+      return "none";
+  }
+}
 
 std::vector<std::string> settings_of(const plan::Job& job, const Layout& layout, double layers,
                                      double global_batch) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <functional>
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,9 +22,25 @@ struct Trained {
 // and groups.
 Trained trained_model(plan::Job& job);
 
-// Each strategy as the job has it, and as options of its own table that the file leaves open would
-// have it; the job's own first.
-std::vector<steptime::Way> strategy_ways(plan::Job& job, Trained model);
+// Each strategy as the job has it, and as options of its own table that the file leaves open, or
+// that are `free`, would have it; the job's own first. Throws Error(usage) for a key of `free` that
+// is none of these options.
+std::vector<steptime::Way> strategy_ways(plan::Job& job, Trained model,
+                                         const std::set<std::string>& free);
+
+// "fsdp2 tp8 pp4 v2 ZBVZeroBubble dp2 level=1": as the table has it.
+std::string layout_text(const steptime::Layout& layout);
+// "distributed.mine.level=1" there: the strategy stands in front.
+std::string option_text(const std::string& option);
+// "61.0 GiB"
+std::string bytes_text(double bytes);
+// As distributed.activation_checkpointing takes it.
+const char* recompute_word(steptime::Recompute recompute);
+// What is predicted of a layout, held against what a rank may take here, which --max-memory may
+// make less than the machine has.
+Forecast limited(const Found& found, Forecast forecast);
+// How much longer it takes than the first: 0.1 is 10%.
+double behind(const Found& found, const steptime::Layout& layout);
 
 // What --set takes to make this layout of the job: every setting that says how it is cut, those of
 // the file that would say otherwise among them.
@@ -40,10 +58,36 @@ PlannedLayout plan_layout(const plan::Job& job, const steptime::Machine& machine
                           const Reload& reload, int64_t world_size,
                           const std::vector<std::string>& settings);
 
+// The model takes every pass in flight for a whole one: of pipelines it counts up to a quarter more
+// than their plans.
+inline constexpr double kPipelineMargin = 1.15;
+
 // What is searched, and the layouts of `request` that are planned: the best of them, fastest first.
 // The answer may be empty.
 Found planned_layouts(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
                       const steptime::SearchRequest& request);
+
+// What `plan` says of the sizes that are fixed, with 1 for the others, and of `more` settings.
+// nullopt: nothing.
+std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine& machine,
+                                  const Wanted& wanted, const steptime::SearchRequest& request,
+                                  const std::vector<std::string>& more = {});
+
+// A layout in the words of the table: tp, cp, pp and ep are 1 where they are not named, the rest is
+// then free.
+struct LayoutWords {
+  std::map<std::string, double> sizes;  // "tp", "cp", "pp", "ep"; "v", "dp", "replicas" if named
+  std::string strategy;
+  std::optional<PipelineSchedule> schedule;
+  std::vector<std::string> options;  // "level=1"
+};
+// Throws Error(usage) with the words that are known.
+LayoutWords words_of(const std::string& asked, const steptime::SearchRequest& request);
+Why why_of(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
+           const steptime::SearchRequest& request, const LayoutWords& words, const Found& found);
+// Of the sizes that are refused for memory, those that would be fastest.
+std::vector<RefusedFamily> refused_families(const steptime::SearchRequest& request,
+                                            const std::vector<steptime::Layout>& families);
 
 // Why nothing was found, with what would have to change.
 [[noreturn]] void refuse_search(const plan::Job& job, const steptime::Machine& machine,

@@ -19,9 +19,6 @@ constexpr size_t kMostPlans = 24, kMostTries = 64, kRounds = 3, kKept = 64;
 // Layouts that are planned at least: plan and model differ by some percent, which may change the
 // order.
 constexpr size_t kPlansEach = 2, kLeastPlans = 8;
-// The model takes every pass in flight for a whole one: of pipelines it counts up to a quarter more
-// than their plans.
-constexpr double kPipelineMargin = 1.15;
 
 // What the job itself would be refused for is no reason against a layout of it.
 std::optional<Error> obstacle_of(const plan::Job& job, const plan::Job& planned,

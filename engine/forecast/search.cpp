@@ -39,7 +39,7 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
     out.exchange = steptime::Exchange::always;
   else if (!context.method && !context.ring_size && !context.ulysses_size)
     out.exchange = steptime::Exchange::where_it_sends_less;
-  out.ways = strategy_ways(job, model);
+  out.ways = strategy_ways(job, model, wanted.free);
   if (machine.overlap.adds)  // the ranks compute on the host
     for (steptime::Way& way : out.ways) way.on_host = false;
   out.global_batch = static_cast<double>(wanted.global_batch.value_or(
@@ -47,6 +47,8 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
   const double usable = machine.memory - machine.outside;
   out.memory = std::min(usable, wanted.max_memory.value_or(usable));
   out.fixed = wanted.fixed;
+  out.ranks = static_cast<double>(wanted.world_size);
+  base.ranks_per_host = std::min(machine.network.ranks_per_host, out.ranks);
   out.schedules = {PipelineSchedule::interleaved_zero_bubble, PipelineSchedule::zbv_zero_bubble,
                    PipelineSchedule::dual_pipe_v};
   return out;
@@ -56,8 +58,12 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
 
 Found search(plan::Job& job, const steptime::Machine& machine, const Wanted& wanted) {
   const steptime::SearchRequest request = request_of(job, machine, wanted);
+  std::optional<LayoutWords> words;
+  if (wanted.why) words = words_of(*wanted.why, request);
   Found out = planned_layouts(job, machine, wanted, request);
   if (out.result.best.empty()) refuse_search(job, machine, wanted, request, out);
+  out.families = refused_families(request, out.result.families);
+  if (words) out.why = why_of(job, machine, wanted, request, *words, out);
   return out;
 }
 

@@ -13,7 +13,6 @@ constexpr double kGib = 1024.0 * 1024 * 1024;
 constexpr int64_t kMostWorld = 65'536;
 
 std::string whole_number(double value) { return std::to_string(std::llround(value)); }
-std::string bytes_text(double bytes) { return report::human_bytes(std::llround(bytes)); }
 
 bool is_of_the_plan(const Error& error) { return exit_status(error.code()) == 3; }
 
@@ -26,9 +25,11 @@ std::string as_fix(const std::string& help, const Wanted& wanted) {
   return help;
 }
 
-// What `plan` says of the sizes that are asked for, with 1 for the others. nullopt: nothing.
+}  // namespace
+
 std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine& machine,
-                                  const Wanted& wanted, const steptime::SearchRequest& request) {
+                                  const Wanted& wanted, const steptime::SearchRequest& request,
+                                  const std::vector<std::string>& more) {
   auto asked = [&](const char* key) {
     const auto found = wanted.fixed.find(key);
     return found == wanted.fixed.end() ? 1.0 : static_cast<double>(found->second);
@@ -41,6 +42,8 @@ std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine&
   sizes.cp = asked("cp_size");
   sizes.pp = asked("pp_size");
   sizes.ep = asked("ep_size");
+  sizes.stages = asked("stages_per_rank");
+  if (sizes.stages > 1) sizes.schedule = PipelineSchedule::interleaved_1f1b;
   sizes.shard = std::max(1.0, sizes.ranks / (sizes.tp * sizes.pp)) / asked("dp_replicate_size");
   sizes.micro_batch = asked("local_batch_size");
   const double samples = request.global_batch / std::max(1.0, sizes.dp());
@@ -50,9 +53,10 @@ std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine&
   for (const steptime::Way& way : request.ways) {
     if (way.strategy == layout.strategy) continue;
     layout.strategy = way.strategy;
-    PlannedLayout planned =
-        plan_layout(job, machine, wanted.reload, wanted.world_size,
-                    settings_of(job, layout, request.shape.layers, request.global_batch));
+    std::vector<std::string> settings =
+        settings_of(job, layout, request.shape.layers, request.global_batch);
+    settings.insert(settings.end(), more.begin(), more.end());
+    PlannedLayout planned = plan_layout(job, machine, wanted.reload, wanted.world_size, settings);
     if (!planned.refused || !is_of_the_plan(*planned.refused)) continue;
     // That one strategy lacks it says less than what all would say.
     if (!out || out->code() == ErrorCode::size_not_supported) out = std::move(planned.refused);
@@ -60,6 +64,8 @@ std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine&
   }
   return out;
 }
+
+namespace {
 
 // Sizes, model, batch and world have no layout in common.
 [[noreturn]] void refuse_sizes_asked(const plan::Job& job, const steptime::Machine& machine,

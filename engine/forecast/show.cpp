@@ -61,6 +61,21 @@ std::vector<std::pair<std::string, double>> parts_of(const steptime::Parts& p) {
           {"stragglers", p.stragglers}};
 }
 
+std::vector<std::pair<std::string, int64_t>> parts_of(const Bytes& b) {
+  return {{"weights", b.weights},
+          {"gradients", b.gradients},
+          {"optimizer", b.optimizer},
+          {"transient", b.transient},
+          {"activations", b.activations}};
+}
+
+std::vector<std::pair<std::string, int64_t>> parts_of(const steptime::Memory& m) {
+  return {{"states", std::llround(m.states)},
+          {"transient", std::llround(m.transient)},
+          {"activations", std::llround(m.activations)},
+          {"working", std::llround(m.working)}};
+}
+
 std::string draw(const report::Style& style, const Forecast& f) {
   report::Style narrow = style;
   narrow.width = std::max(20, style.width - 2);
@@ -101,8 +116,10 @@ std::string draw(const report::Style& style, const Forecast& f) {
 }
 
 json::object to_json(const Forecast& f) {
-  json::object parts;
+  json::object parts, bytes;
   for (const auto& [name, seconds] : parts_of(f.time.parts)) parts[name] = seconds;
+  if (f.bytes)
+    for (const auto& [name, count] : parts_of(*f.bytes)) bytes[name] = count;
   json::array rough, guessed;
   for (const std::string& why : f.rough) rough.emplace_back(why);
   for (const std::string& key : f.machine.guessed) guessed.emplace_back(key);
@@ -115,6 +132,7 @@ json::object to_json(const Forecast& f) {
           {"mfu", f.mfu},
           {"slowest", json_of(f.slowest)},
           {"memory", json::object{{"bytes", std::llround(f.memory)},
+                                  {"parts", f.bytes ? json::value(bytes) : json::value(nullptr)},
                                   {"host", std::llround(f.host_memory)},
                                   {"fullest", json_of(f.fullest)},
                                   {"usable", std::llround(f.usable)},

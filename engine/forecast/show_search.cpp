@@ -1,20 +1,26 @@
 #include <algorithm>
-#include <boost/json/array.hpp>
 #include <cmath>
 #include <cstdio>
 #include <iterator>
 
-#include "engine/forecast/search.h"
+#include "engine/forecast/layouts.h"
 #include "sdk/base/pipeline.h"
 
 namespace meshwright::forecast {
 namespace {
 
-namespace json = boost::json;
 using steptime::Layout;
 
 std::string whole(double value) { return std::to_string(std::llround(value)); }
 std::string whole_percent(double share) { return whole(100 * share) + "%"; }
+
+}  // namespace
+
+std::string bytes_text(double bytes) { return report::human_bytes(std::llround(bytes)); }
+
+std::string option_text(const std::string& option) {
+  return option.substr(option.rfind('.', option.find('=')) + 1);
+}
 
 std::string layout_text(const Layout& layout) {
   const steptime::Job& job = layout.job;
@@ -32,15 +38,14 @@ std::string layout_text(const Layout& layout) {
   add("ep", job.ep);
   add("dp", job.dp());
   if (job.shard > 1) add("replicas", job.replicas());
-  // Without the table: the strategy stands in front.
-  for (const std::string& option : layout.options)
-    out += " " + option.substr(option.rfind('.', option.find('=')) + 1);
+  for (const std::string& option : layout.options) out += " " + option_text(option);
   return out;
 }
 
-const char* recompute_text(steptime::Recompute recompute) {
-  if (recompute == steptime::Recompute::full) return "full";
-  return recompute == steptime::Recompute::selective ? "selective" : "none";
+namespace {
+
+std::string micro_text(const Layout& layout) {
+  return whole(layout.job.micro_batch) + "x" + whole(layout.job.micro_batches);
 }
 
 // How close the second is, where it says something.
@@ -53,14 +58,6 @@ std::string second_text(const Found& found) {
   std::snprintf(text, sizeof text, "The second is %.0f%% %s.", 100 * std::abs(off),
                 off > 0 ? "slower" : "faster, but tight");
   return text;
-}
-
-// What is predicted of a layout, held against what a rank may take here, which --max-memory may
-// make less than the machine has.
-Forecast limited(const Found& found, size_t i) {
-  Forecast out = found.forecasts[i];
-  out.usable = found.memory;
-  return out;
 }
 
 // A column of the table. `give`: the higher, the sooner it gives its place to what is narrow, and
@@ -84,12 +81,12 @@ std::vector<Column> columns_of(const Found& found) {
                              {"bound by", 3}};
   for (size_t i = 0; i < found.result.best.size(); ++i) {
     const Layout& layout = found.result.best[i];
-    const Forecast f = limited(found, i);
+    const Forecast f = limited(found, found.forecasts[i]);
     const std::string cells[] = {
         std::to_string(i + 1),
         layout_text(layout),
-        whole(layout.job.micro_batch) + "x" + whole(layout.job.micro_batches),
-        recompute_text(layout.job.recompute),
+        micro_text(layout),
+        recompute_word(layout.job.recompute),
         (f.rough.empty() ? "" : "~") + report::human_count(std::llround(f.tokens_a_second)),
         whole_percent(f.mfu),
         report::human_bytes(std::llround(f.memory)),
@@ -191,8 +188,9 @@ std::string rough_text(const report::Style& style, const Found& found) {
 }
 
 // Settings that a shell takes as they stand: where a line ends before they do, it says so to it.
-std::string settings_text(const report::Style& style, size_t number, const std::string& sets) {
-  const std::string first = std::to_string(number) + ": ";
+std::string settings_text(const report::Style& style, const std::string& name,
+                          const std::string& sets) {
+  const std::string first = name + ": ";
   const size_t width = static_cast<size_t>(std::max(style.width, 1));
   std::string out, line = first;
   for (size_t at = 0; at < sets.size();) {
@@ -211,7 +209,79 @@ std::string settings_text(const report::Style& style, size_t number, const std::
   return out + line + "\n";
 }
 
+// Sizes of which not even the smallest layout fits, the fastest of them.
+std::string families_text(const report::Style& style, const Found& found) {
+  std::string out;
+  for (const auto& [layout, fits_with] : found.families) {
+    const steptime::Memory& memory = layout.predicted.memory;
+    std::string line = "  too large: " + layout_text(layout) + ", " + bytes_text(memory.peak()) +
+                       " of " + bytes_text(found.memory) + " by the model at its smallest";
+    const char* before = ": ";
+    for (const auto& [name, bytes] : parts_of(memory)) {
+      if (bytes <= 0) continue;
+      line += before + name + " " + report::human_bytes(bytes);
+      before = ", ";
+    }
+    if (!fits_with.empty()) line += "; fits with " + fits_with;
+    out += wrapped(style, line, 4);
+  }
+  return out;
+}
+
+std::string place_text(const Found& found, const Why& why) {
+  std::string out =
+      why.listed ? "number " + std::to_string(why.before + 1) + " of the list"
+      : why.before == found.result.best.size()
+          ? "behind the " + std::to_string(why.before) + " of the list"
+          : "not in the list, where it would be number " + std::to_string(why.before + 1);
+  if (why.listed && why.before == 0) return out;
+  const double off = behind(found, *why.layout);
+  char text[64];
+  std::snprintf(text, sizeof text, ", %.1f%% %s the first", 100 * std::abs(off),
+                off >= 0 ? "slower than" : "faster than");
+  return out + text;
+}
+
+// What takes a layout's time and memory, and where it stands; or why it cannot be.
+std::string why_text(const report::Style& style, const Found& found, const Why& why) {
+  std::string out =
+      "\n" + wrapped(style, "Why " + report::printable(why.asked), 0) +
+      (why.layout ? wrapped(style,
+                            layout_text(*why.layout) + ", micro " + micro_text(*why.layout) +
+                                ", recompute " + recompute_word(why.layout->job.recompute) +
+                                (why.refused ? "" : ": " + place_text(found, why)),
+                            2, /*from_start=*/true)
+                  : "");
+  if (why.refused) {
+    const Error& error = *why.refused;
+    out += wrapped(style, code_string(error.code()) + ": " + report::printable(error.message()), 2,
+                   /*from_start=*/true);
+    for (const std::string& help : error.helps())
+      out += wrapped(style, "help: " + report::printable(help), 2, /*from_start=*/true);
+  }
+  if (!why.forecast) return out;
+  const Forecast f = limited(found, *why.forecast);
+  out += draw(style, f) + "\n";
+  std::vector<std::vector<std::string>> rows = {{"part", "takes"}};
+  for (const auto& [name, seconds] : parts_of(f.time.parts))
+    if (seconds > 0) rows.push_back({name, seconds_text(seconds)});
+  if (f.bytes)
+    for (const auto& [name, bytes] : parts_of(*f.bytes))
+      if (bytes > 0) rows.push_back({name, report::human_bytes(bytes)});
+  const size_t right[] = {1};
+  return out + report::table(style, rows, right) + "\n" + settings_text(style, "use", why.set);
+}
+
 }  // namespace
+
+Forecast limited(const Found& found, Forecast out) {
+  out.usable = found.memory;
+  return out;
+}
+
+double behind(const Found& found, const Layout& layout) {
+  return layout.predicted.seconds / found.result.best.front().predicted.seconds - 1;
+}
 
 std::string draw(const report::Style& style, const Found& found) {
   std::string out = table_of(style, found) + "\n";
@@ -221,7 +291,8 @@ std::string draw(const report::Style& style, const Found& found) {
                  0);
   out += wrapped(style, second_text(found), 0);
   out += rough_text(style, found) + "\n";
-  for (size_t i = 0; i < found.sets.size(); ++i) out += settings_text(style, i + 1, found.sets[i]);
+  for (size_t i = 0; i < found.sets.size(); ++i)
+    out += settings_text(style, std::to_string(i + 1), found.sets[i]);
   out += "\n" +
          wrapped(style,
                  report::human_count(found.result.enumerated) + " layouts looked at, " +
@@ -230,47 +301,9 @@ std::string draw(const report::Style& style, const Found& found) {
                  0);
   for (const auto& [reason, count] : found.result.rejected)
     out += wrapped(style, "  not taken: " + report::human_count(count) + " times " + reason, 4);
+  out += families_text(style, found);
+  if (found.why) out += why_text(style, found, *found.why);
   return out;
-}
-
-json::object to_json(const Found& found) {
-  json::array layouts;
-  for (size_t i = 0; i < found.result.best.size(); ++i) {
-    const Layout& layout = found.result.best[i];
-    const steptime::Job& job = layout.job;
-    json::array options;
-    for (const std::string& option : layout.options) options.emplace_back(option);
-    layouts.push_back(
-        json::object{{"strategy", layout.strategy},
-                     {"tp", std::llround(job.tp)},
-                     {"cp", std::llround(job.cp)},
-                     {"pp", std::llround(job.pp)},
-                     {"stages_per_rank", std::llround(job.stages)},
-                     {"schedule", job.pp > 1 ? json::value(std::string(schedule_name(job.schedule)))
-                                             : json::value(nullptr)},
-                     {"options", options},
-                     {"ep", std::llround(job.ep)},
-                     {"dp", std::llround(job.dp())},
-                     {"dp_replicate", std::llround(job.replicas())},
-                     {"sequence_parallel", job.tp > 1 && job.sequence_parallel},
-                     {"micro_batch", std::llround(job.micro_batch)},
-                     {"micro_batches", std::llround(job.micro_batches)},
-                     {"recompute", recompute_text(job.recompute)},
-                     {"use", found.sets[i]},
-                     {"time", to_json(limited(found, i))}});
-  }
-  json::object rejected;
-  for (const auto& [reason, count] : found.result.rejected) rejected[reason] = count;
-  return {{"layouts", layouts},
-          {"enumerated", found.result.enumerated},
-          {"fitting", found.result.fitting},
-          {"predicted", found.result.predicted},
-          {"rejected", rejected},
-          {"memory", std::llround(found.memory)},
-          {"equal",
-           found.result.best.size() > 1 && std::abs(found.result.best[1].predicted.seconds /
-                                                        found.result.best[0].predicted.seconds -
-                                                    1) <= 0.03}};
 }
 
 }  // namespace meshwright::forecast

@@ -8,6 +8,7 @@
 #include "engine/plan/adapters.h"
 #include "engine/plan/base_dtype.h"
 #include "engine/plan/parameter_groups.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::forecast {
 namespace {
@@ -158,11 +159,18 @@ bool worth(const Way& base, const Way& way) {
          way.ahead <= base.ahead && (!way.buckets || base.buckets);
 }
 
+// What the user frees of what the file sets, and the options that could be.
+struct Free {
+  const std::set<std::string>& keys;
+  std::set<std::string> known = {};
+};
+
 // A strategy as the job has it, and as options of its own table that the file leaves open would
 // have it: its levels, what stays gathered, when gradients are reduced, what is fetched ahead.
 // Which options these are nobody says: those that change how its plan moves the model.
 std::vector<Way> ways_of_strategy(const plan::Job& job, const loader::LoadedStrategy& loaded,
-                                  const Trained& model, std::set<std::string>& takers) {
+                                  const Trained& model, std::set<std::string>& takers,
+                                  Free& freed) {
   constexpr size_t kMost = 12;
   config::StrategySchema schema{loaded.info->name, loaded.info->aliases, loaded.info->schema};
   struct Variant {
@@ -184,8 +192,10 @@ std::vector<Way> ways_of_strategy(const plan::Job& job, const loader::LoadedStra
     });
   };
   for (const meshwright_option* option : given.schema().options) {
-    if (given.is_given(option->name)) continue;
     const std::vector<OptionValue> values = values_of(*option);
+    const std::string key = given.schema().table + "." + option->name;
+    if (!values.empty()) freed.known.insert(key);
+    if (given.is_given(option->name) && !freed.keys.contains(key)) continue;
     for (size_t i = 0, before = found.size(); i < before; ++i)
       for (const OptionValue& value : values) {
         if (found.size() >= kMost) break;
@@ -199,8 +209,7 @@ std::vector<Way> ways_of_strategy(const plan::Job& job, const loader::LoadedStra
         } catch (const Error&) {  // one that this option makes no plan of
           continue;
         }
-        next.way.options.push_back(given.schema().table + "." + option->name + "=" +
-                                   to_toml(value));
+        next.way.options.push_back(key + "=" + to_toml(value));
         if (worth(found.front().way, next.way) && !known(next.way)) found.push_back(next);
       }
   }
@@ -215,6 +224,20 @@ std::string named_strategy(const plan::Job& job, const std::string& name) {
     return job.registry->find(name).info->name;
   } catch (const Error&) {
     return name;
+  }
+}
+
+void check_free(const Free& freed) {
+  const std::vector<std::string> known(freed.known.begin(), freed.known.end());
+  for (const std::string& key : freed.keys) {
+    if (freed.known.contains(key)) continue;
+    Error error(ErrorCode::usage,
+                "--free " + report::printable(key) +
+                    " is no option of a strategy's own table that a search tries");
+    if (const std::string near = nearest_name(key, known); !near.empty())
+      error.help("did you mean --free " + near + "?");
+    throw error.help("--free KEY with KEY one of " + text::join(known, ", "))
+        .help("sizes, schedule and recomputation of the file need no --free: --fix keeps a size");
   }
 }
 
@@ -256,13 +279,14 @@ Trained trained_model(plan::Job& job) {
   return out;
 }
 
-std::vector<Way> strategy_ways(plan::Job& job, Trained model) {
+std::vector<Way> strategy_ways(plan::Job& job, Trained model, const std::set<std::string>& keys) {
   model.outline = shortened(std::move(model.outline));
   std::vector<Way> out;
   std::set<std::string> takers;
+  Free freed{keys};
   // One that moves and keeps the same as another would only fill the table.
   auto add = [&](const loader::LoadedStrategy& strategy) {
-    for (Way& way : ways_of_strategy(job, strategy, model, takers))
+    for (Way& way : ways_of_strategy(job, strategy, model, takers, freed))
       if (std::none_of(out.begin(), out.end(), [&](Way other) {
             if (other.strategy == way.strategy) return false;
             other.strategy = way.strategy;
@@ -287,6 +311,7 @@ std::vector<Way> strategy_ways(plan::Job& job, Trained model) {
       }
     }
   }
+  check_free(freed);
   // Who takes jobs with experts from others has nothing to do for a model without.
   if (!model.outline.moe)
     for (const std::string& taker : takers) {

@@ -1,6 +1,7 @@
 #include "engine/steptime/search.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -47,6 +48,7 @@ class Search {
         pipelines(tp);
     }
     rank();
+    for (auto& [cut, layout] : families_) out_.families.push_back(std::move(layout));
     for (const auto& [reason, times] : counts_) out_.rejected[reason] += times;
     return std::move(out_);
   }
@@ -160,10 +162,10 @@ class Search {
 
   // Stages of a rank that the layers divide into, at most with one less at both ends.
   std::vector<double> stage_counts(double pp) const {
-    if (pp == 1) return {1};
     std::vector<double> out;
-    for (double v = 1; v <= kMostStages && v * pp <= request_.shape.layers; ++v)
-      if (divides(v * pp, request_.shape.layers) || divides(v * pp, request_.shape.layers + 2))
+    for (double v = 1; v <= (pp == 1 ? 1 : kMostStages) && v * pp <= request_.shape.layers; ++v)
+      if (stays("stages_per_rank", v) && (pp == 1 || divides(v * pp, request_.shape.layers) ||
+                                          divides(v * pp, request_.shape.layers + 2)))
         out.push_back(v);
     return out;
   }
@@ -301,6 +303,9 @@ class Search {
     layout.predicted.memory = memory_of(request_.shape, layout.job);
     layout.use = layout.predicted.memory.peak() / request_.memory;
     if (!out_.smallest || layout.use < out_.smallest->use) out_.smallest = layout;
+    const std::array<double, 4> cut = {layout.job.tp, layout.job.cp, layout.job.pp, layout.job.ep};
+    const auto [known, added] = families_.try_emplace(cut, layout);
+    if (!added && layout.use < known->second.use) known->second = layout;
     if (layout.use > (layout.job.pp > 1 ? request_.pipeline_margin : 1)) {
       count("more memory than a rank has");
       return false;
@@ -343,6 +348,7 @@ class Search {
     other_limit_ = other_score(others_.back());
   }
   void rank() {
+    if (request_.only_schedules) out_.best.clear();
     keep(kSimulated);
     keep_others();
     for (Layout& layout : out_.best)
@@ -372,11 +378,12 @@ class Search {
   const SearchRequest& request_;
   size_t most_;
   SearchResult out_;
-  std::vector<Layout> others_;             // that may be better under another schedule
-  std::vector<bool> repeated_;             // [way][pipeline][one micro-batch]
-  std::vector<Bound> bounds_;              // of the sizes at hand
-  std::vector<Job> seen_;                  // of these, too
-  std::map<const char*, int64_t> counts_;  // by the text, as it stands in this file
+  std::map<std::array<double, 4>, Layout> families_;  // by tp, cp, pp and ep
+  std::vector<Layout> others_;                        // that may be better under another schedule
+  std::vector<bool> repeated_;                        // [way][pipeline][one micro-batch]
+  std::vector<Bound> bounds_;                         // of the sizes at hand
+  std::vector<Job> seen_;                             // of these, too
+  std::map<const char*, int64_t> counts_;             // by the text, as it stands in this file
   double limit_ = std::numeric_limits<double>::infinity(), other_limit_ = limit_;
 };
 

@@ -55,13 +55,14 @@ struct SearchRequest {
   // Pipelines that count up to so many times as much stay: their plans may say less.
   double pipeline_margin = 1;
   // Sizes that stay: "tp_size", "cp_size", "pp_size", "ep_size", "dp_replicate_size",
-  // "local_batch_size".
+  // "local_batch_size", "stages_per_rank".
   std::map<std::string, int64_t> fixed;
   std::optional<Recompute> recompute;
   // With several stages a rank, beside Interleaved1F1B: those that halve the backward. GPipe and
   // LoopedBFS are never faster than 1F1B and Interleaved1F1B and hold more.
   std::vector<PipelineSchedule> schedules;
-  bool bounded = true;  // layouts that a lower bound rules out are not predicted; for tests
+  bool only_schedules = false;  // and nothing but these
+  bool bounded = true;          // layouts that a lower bound rules out are not predicted; for tests
 };
 
 inline constexpr double kComfortable = 0.85;  // of what a rank may take
@@ -86,6 +87,7 @@ struct SearchResult {
   // By reason: sizes with all that would lie below them, and layouts.
   std::map<std::string, int64_t> rejected;
   std::optional<Layout> smallest;  // in memory, whether it fits or not
+  std::vector<Layout> families;    // of each tp, cp, pp and ep that one
 };
 
 SearchResult search(const SearchRequest& request, size_t most);

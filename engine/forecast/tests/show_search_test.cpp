@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <boost/json/array.hpp>
+#include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 #include <cmath>
 #include <sstream>
@@ -200,6 +201,78 @@ TEST_CASE("JSON has sizes as whole numbers, and room of what a rank may take, as
   CHECK(memory.at("usable").as_int64() == std::llround(50 * kGiB));
   CHECK(memory.at("room").as_double() == doctest::Approx(0.2));
   CHECK(memory.at("fits").as_bool());
+}
+
+TEST_CASE("a layout that is asked about has its place, and seconds and bytes by part") {
+  Found found = found_here();
+  found.forecasts[1].time.parts.products = 0.75;
+  found.forecasts[1].time.parts.shard = 0.26;
+  found.forecasts[1].bytes.emplace();
+  found.forecasts[1].bytes->weights = std::llround(30 * kGiB);
+  found.forecasts[1].bytes->activations = std::llround(10 * kGiB);
+  forecast::Why why;
+  why.asked = "dp64 megatron_fsdp";
+  why.layout = found.result.best[1];
+  why.forecast = found.forecasts[1];
+  why.set = kSets;
+  why.listed = true;
+  why.before = 1;
+  found.why = why;
+  const std::string text = forecast::draw({false, true, 200}, found);
+  CHECK(has(text,
+            "\nWhy dp64 megatron_fsdp\n"
+            "  megatron_fsdp dp64 replicas8 outer_dp_sharding_strategy=1, micro 1x1, recompute "
+            "none: number 2 of the list, 1.0% slower than the first\n"));
+  CHECK(has(text, "\nuse: " + std::string(kSets) + "\n"));
+  std::vector<std::vector<std::string>> rows;
+  for (const std::string& line : lines_in(text)) rows.push_back(words_in(line));
+  for (const char* row :
+       {"products 750.0 ms", "shards 260.0 ms", "weights 30.0 GiB", "activations 10.0 GiB"}) {
+    CAPTURE(row);
+    CHECK(std::count(rows.begin(), rows.end(), words_in(row)) == 1);
+  }
+  CHECK(!has(text, "\ngradients"));  // none
+  const boost::json::value json = forecast::to_json(found);
+  CHECK(json.at("why").at("rank").to_number<int>() == 2);
+  CHECK(json.at("why").at("behind").as_double() == doctest::Approx(0.01));
+  CHECK(json.at("why").at("refused").is_null());
+  CHECK(boost::json::serialize(json.at("why").at("layout")) ==
+        boost::json::serialize(json.at("layouts").at(1)));
+
+  found.why->listed = false;
+  found.why->before = 3;
+  CHECK(has(forecast::draw({false, true, 200}, found), ": behind the 3 of the list, 1.0% slower"));
+  found.why->before = 2;
+  CHECK(has(forecast::draw({false, true, 200}, found), "it would be number 3, 1.0% slower"));
+}
+
+TEST_CASE("what cannot be says why, with numbers, and so do sizes that no way makes fit") {
+  Found found = found_here();
+  found.why.emplace();
+  found.why->asked = "ddp";
+  found.why->refused =
+      Error(ErrorCode::memory_exceeded, "at its smallest it takes 96.2 GiB").help("fits with pp 2");
+  forecast::RefusedFamily family;
+  family.smallest.strategy = "fsdp2";
+  family.smallest.job.ranks = family.smallest.job.shard = 64;
+  family.smallest.predicted.memory.states = 61 * kGiB;
+  family.smallest.predicted.memory.activations = 35.2 * kGiB;
+  family.fits_with = "tp 2";
+  found.families.push_back(family);
+  const std::string text = forecast::draw({false, true, 200}, found);
+  CHECK(
+      has(text, "\nWhy ddp\n  E0319: at its smallest it takes 96.2 GiB\n  help: fits with pp 2\n"));
+  CHECK(has(text,
+            "\n  too large: fsdp2 dp64, 96.2 GiB of 50.0 GiB by the model at its smallest: states "
+            "61.0 GiB, activations 35.2 GiB; fits with tp 2\n"));
+  const boost::json::value json = forecast::to_json(found);
+  CHECK(json.at("why").at("layout").is_null());
+  CHECK(json.at("why").at("rank").is_null());
+  CHECK(json.at("why").at("refused").at("code").as_string() == "E0319");
+  CHECK(json.at("why").at("refused").at("help").at(0).as_string() == "fits with pp 2");
+  const boost::json::value& large = json.at("too_large").at(0);
+  CHECK(large.at("fits_with").as_string() == "tp 2");
+  CHECK(large.at("parts").at("states").to_number<int64_t>() == std::llround(61 * kGiB));
 }
 
 }  // namespace show_search_test

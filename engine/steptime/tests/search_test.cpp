@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <ctime>
 #include <map>
 #include <string>
@@ -209,6 +210,48 @@ TEST_CASE("schedules of halved backwards are taken where they idle less, for wha
   dealt.schedule = PipelineSchedule::interleaved_1f1b;
   // Both ends of the model lie on the first rank.
   CHECK(memory_of(row.shape, folded).states > memory_of(row.shape, dealt).states);
+}
+
+TEST_CASE("stages of a rank and a schedule that are asked for are what layouts have") {
+  const published::Row row = published::layouts(kData)[1];
+  SearchRequest request = request_of(row, {sharded()});
+  request.fixed = {{"pp_size", 4}, {"tp_size", 2}, {"cp_size", 1}, {"stages_per_rank", 2}};
+  request.memory = 1e12;
+  request.global_batch = 4 * request.ranks / 8;
+  request.schedules = {PipelineSchedule::interleaved_zero_bubble};
+  bool usual = false;
+  for (const bool only : {false, true}) {
+    request.only_schedules = only;
+    const SearchResult found = search(request, 64);
+    REQUIRE(!found.best.empty());
+    for (const Layout& layout : found.best) {
+      CHECK(layout.job.stages == 2);
+      if (only) CHECK(layout.job.schedule == PipelineSchedule::interleaved_zero_bubble);
+      usual = usual || layout.job.schedule == PipelineSchedule::interleaved_1f1b;
+    }
+  }
+  CHECK(usual);  // where it is not asked for
+  request.fixed = {{"pp_size", 1}, {"stages_per_rank", 2}};
+  CHECK(search(request, 5).enumerated == 0);
+}
+
+TEST_CASE("of each tp, cp, pp and ep the smallest layout is kept") {
+  const published::Row row = published::layouts(kData)[1];
+  const SearchRequest request = request_of(row, {sharded(), sharded_optimizer()});
+  const SearchResult found = search(request, 64);
+  auto family = [](const Job& job) { return std::array{job.tp, job.cp, job.pp, job.ep}; };
+  std::map<std::array<double, 4>, double> least;
+  for (const Layout& layout : found.families)
+    CHECK(least.emplace(family(layout.job), layout.use).second);
+  CHECK(least.size() > 4);
+  REQUIRE(!found.best.empty());
+  for (const Layout& layout : found.best) {
+    REQUIRE(least.contains(family(layout.job)));
+    CHECK(least.at(family(layout.job)) <= layout.use);
+  }
+  double smallest = found.families.front().use;
+  for (const auto& [sizes, use] : least) smallest = std::min(smallest, use);
+  CHECK(smallest == found.smallest->use);
 }
 
 TEST_CASE("copies that are asked for are what layouts have") {

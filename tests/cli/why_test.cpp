@@ -1,0 +1,191 @@
+// plan --search --why and --free, held to plan with the same settings.
+#include <doctest/doctest.h>
+
+#include <boost/json.hpp>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "ran.h"
+
+namespace why_test {
+
+namespace json = boost::json;
+
+namespace {
+
+const std::string kJob = "configs/hsdp_tp.toml --world-size 64 --machine h100x8 ";
+
+double number(const json::value& value) { return value.to_number<double>(); }
+
+json::value parsed(const std::string& arguments) {
+  const Ran ran = run("plan " + arguments + " --json");
+  INFO(ran.out);
+  REQUIRE(ran.status == 0);
+  return json::parse(ran.out);
+}
+json::value why(const std::string& job, const std::string& layout) {
+  return parsed(job + " --search --why '" + layout + "'").at("why");
+}
+
+// `plan` with the layout's line says the same seconds and bytes, by part.
+void check_planned(const std::string& job, const json::value& layout) {
+  const std::string use(layout.at("use").as_string());
+  CAPTURE(use);
+  const json::value planned = parsed(job + use);
+  const json::value &here = layout.at("time"), &there = planned.at("time");
+  for (const auto& part : there.at("parts").as_object()) {
+    CAPTURE(std::string(part.key()));
+    CHECK(number(here.at("parts").at(part.key())) ==
+          doctest::Approx(number(part.value())).epsilon(1e-9));
+  }
+  CHECK(json::serialize(here.at("memory").at("parts")) ==
+        json::serialize(there.at("memory").at("parts")));
+  double bytes = 0;
+  for (const auto& part : here.at("memory").at("parts").as_object()) bytes += number(part.value());
+  CHECK(bytes == number(here.at("memory").at("bytes")));
+}
+
+}  // namespace
+
+TEST_CASE("--why gives seconds and bytes of a layout as plan does with its line, and its place") {
+  const json::value asked = why(kJob, "dp32 tp2");
+  REQUIRE(asked.at("layout").is_object());
+  const json::value& layout = asked.at("layout");
+  const std::pair<const char*, double> sizes[] = {
+      {"tp", 2}, {"dp", 32}, {"cp", 1}, {"pp", 1}, {"ep", 1}};
+  for (const auto& [name, size] : sizes) {
+    CAPTURE(name);
+    CHECK(number(layout.at(name)) == size);
+  }
+  CHECK(asked.at("refused").is_null());
+  check_planned(kJob, layout);
+  const Ran text = run("plan " + kJob + "--search --why 'dp32 tp2'", "2>/dev/null", "COLUMNS=120");
+  for (const char* part : {"\nWhy dp32 tp2\n", "\nPredicted\n", "\nproducts ", "\nweights ",
+                           "\nuse: --set distributed.strategy="}) {
+    CAPTURE(part);
+    CHECK(text.out.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("a layout of the list is told with its number and its line, whatever order it is in") {
+  const json::value found = parsed(kJob + "--search --top 3");
+  const json::array& layouts = found.at("layouts").as_array();
+  REQUIRE(layouts.size() == 3);
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    const json::value& row = layouts[i];
+    auto size = [&](const char* name) {
+      return std::to_string(std::llround(number(row.at(name))));
+    };
+    const std::string words = "ep" + size("ep") + " pp" + size("pp") + " " +
+                              std::string(row.at("strategy").as_string()) + " tp" + size("tp") +
+                              " cp" + size("cp");
+    CAPTURE(words);
+    const json::value asked = why(kJob + "--top 3", words);
+    // The first of the list that has these words.
+    size_t first = 0;
+    while (layouts[first].at("strategy") != row.at("strategy") ||
+           layouts[first].at("tp") != row.at("tp") || layouts[first].at("pp") != row.at("pp") ||
+           layouts[first].at("cp") != row.at("cp") || layouts[first].at("ep") != row.at("ep"))
+      ++first;
+    CHECK(number(asked.at("rank")) == static_cast<double>(first + 1));
+    CHECK(asked.at("layout").at("use") == layouts[first].at("use"));
+    CHECK(number(asked.at("behind")) ==
+          doctest::Approx(number(layouts[first].at("time").at("seconds")) /
+                              number(layouts[0].at("time").at("seconds")) -
+                          1));
+  }
+}
+
+TEST_CASE("a layout that needs too much says how much, by part, and what would fit") {
+  // 70 billion parameters of 16 bytes on each device.
+  const std::string large = "configs/pipeline_64.toml --world-size 64 --machine h100x8 ";
+  const json::value copies = why(large, "ddp");
+  REQUIRE(copies.at("refused").is_object());
+  CHECK(copies.at("refused").at("code").as_string() == "E0319");
+  CHECK(copies.at("rank").is_null());
+  CHECK(number(copies.at("layout").at("time").at("memory").at("bytes")) > 70e9 * 16);
+  CHECK(!copies.at("layout").at("time").at("memory").at("fits").as_bool());
+  CHECK(copies.at("refused").at("message").as_string().find("weights ") != std::string::npos);
+  check_planned(large, copies.at("layout"));
+
+  // The first limit that shards over all ranks do not keep to; what is said to fit does.
+  for (double gib = 24;; gib *= 0.8) {
+    REQUIRE(gib > 1);
+    const std::string job = kJob + "--max-memory " + std::to_string(gib) + " ";
+    CAPTURE(gib);
+    const json::value asked = why(job, "fsdp2");
+    if (asked.at("refused").is_null()) continue;
+    REQUIRE(asked.at("refused").at("code").as_string() == "E0319");
+    CHECK(number(asked.at("layout").at("time").at("memory").at("bytes")) > gib * std::exp2(30));
+    const json::array& help = asked.at("refused").at("help").as_array();
+    REQUIRE(help.size() == 1);
+    std::string size(help[0].as_string());
+    REQUIRE(size.starts_with("fits with "));
+    size.erase(0, std::string("fits with ").size());
+    size.erase(size.find(' '), 1);  // "tp 2" as a word
+    CAPTURE(size);
+    const json::value fits = why(job, "fsdp2 " + size);
+    CHECK(fits.at("refused").is_null());
+    break;
+  }
+}
+
+TEST_CASE("a layout that the mesh refuses has plan's own message") {
+  const Ran ran = run("plan " + kJob +
+                      "--set distributed.tp_size=3 --set distributed.dp_replicate_size=1"
+                      " --set distributed.sequence_parallel=false --json");
+  REQUIRE(ran.status == 3);
+  const json::value error = json::parse(ran.out).at("error");
+  const json::value asked = why(kJob, "tp3");
+  CHECK(asked.at("layout").is_null());
+  REQUIRE(asked.at("refused").is_object());
+  CHECK(asked.at("refused").at("code") == error.at("code"));
+  CHECK(asked.at("refused").at("message") == error.at("message"));
+  // 2 * 4 are not 64.
+  const json::value few = why(kJob, "tp2 dp4");
+  REQUIRE(few.at("refused").is_object());
+  CHECK(few.at("refused").at("message").as_string().find("the world has 64 ranks") !=
+        std::string::npos);
+}
+
+TEST_CASE("words that no layout has are refused with those that there are") {
+  struct Row {
+    const char *arguments, *says, *help;
+  };
+  for (const Row& row : {
+           Row{"--search --why 'tp8 fast'", "fast", "fsdp2"},
+           Row{"--search --why ''", "names no layout", "tpN"},
+           Row{"--search --why 'tp2 tp4'", "tp4", "tpN"},
+           Row{"--search --why v2", "ppN", "ZBVZeroBubble"},
+           Row{"--why tp8", "--why belongs to --search", "--search"},
+           Row{"--search --free distributed.tp_size", "distributed.tp_size", "--fix"},
+           Row{"--search --free distributed.megatron_fsdp.zero_dp_strateg", "zero_dp_strateg",
+               "did you mean --free distributed.megatron_fsdp.zero_dp_strategy?"},
+       }) {
+    CAPTURE(row.arguments);
+    const Ran ran = run("plan " + kJob + row.arguments, "2>&1", "COLUMNS=400");
+    CAPTURE(ran.out);
+    CHECK(ran.status == 2);
+    CHECK(ran.out.find("E0101") != std::string::npos);
+    CHECK(ran.out.find(row.says) != std::string::npos);
+    CHECK(ran.out.find(row.help) != std::string::npos);
+  }
+}
+
+TEST_CASE("--free tries the values of an option that the file sets") {
+  const std::string job =
+      "configs/megatron_fsdp_cpu.toml --world-size 4 --machine cpu --search --top 64";
+  auto uses = [&](const std::string& more) {
+    std::string out;
+    const json::value found = parsed(job + more);
+    for (const json::value& layout : found.at("layouts").as_array())
+      out += std::string(layout.at("use").as_string()) + "\n";
+    return out;
+  };
+  const std::string key = "distributed.megatron_fsdp.zero_dp_strategy";
+  CHECK(uses("").find(key + "=1") == std::string::npos);
+  CHECK(uses(" --free " + key).find(key + "=1") != std::string::npos);
+}
+
+}  // namespace why_test
