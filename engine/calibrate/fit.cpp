@@ -257,7 +257,9 @@ class Fit {
     for (const ProductTime& time : measured_.products)
       if (time.precision == main() && !time.backward) together = time.seconds;
     if (together <= 0) return;
-    machine().overlap.alone = std::clamp(together / measured_.alone, 1.0, measured_.ranks_per_host);
+    // A rank has a core to itself then, or the memory that all had.
+    const double most = measured_.cores_shared ? measured_.ranks_a_core : measured_.ranks_per_host;
+    machine().overlap.alone = std::clamp(together / measured_.alone, 1.0, most);
     take("overlap.alone");
   }
 

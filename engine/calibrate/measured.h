@@ -60,6 +60,7 @@ struct Measured {
   double memory = 0;                                // bytes that a rank has
   double units = 1;                                 // streaming multiprocessors, or threads
   bool cores_shared = false;  // the ranks of a host have more threads than it has cores
+  double ranks_a_core = 1;    // where they are shared
   std::vector<ProductTime> products;
   std::vector<MovedTime> moved;
   std::vector<AttentionTime> attention;

@@ -174,7 +174,9 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
     add(parts, ends.embedding_forward, m);
     add(parts, ends.embedding_backward, m);
   }
-  const double mean = work + m * (first + last) / job.pp;
+  // Where messages share the cores with the work, nothing is left to hide them.
+  const double sent = machine.overlap.adds ? 2 * m * job.stages * message : 0;
+  const double mean = work + sent + m * (first + last) / job.pp;
   span = std::max(mean, span / faster(machine, job, mean / span));
   const double kept = work + fullest;
   if (span < kept) scale(parts, span / kept);

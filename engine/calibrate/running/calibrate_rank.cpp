@@ -67,7 +67,8 @@ void look_at_device(World& world, double local_ranks, Measured& to) {
     to.device = processor_name();
     to.memory = static_cast<double>(plan::host_memory().bytes) / local_ranks;
     to.units = at::get_num_threads();
-    to.cores_shared = local_ranks * to.units > std::thread::hardware_concurrency();
+    to.ranks_a_core = local_ranks * to.units / std::thread::hardware_concurrency();
+    to.cores_shared = to.ranks_a_core > 1;
   }
 }
 
@@ -93,13 +94,10 @@ void measure_groups(World& world, const std::vector<int64_t>& host, double secon
     GroupTime group{ranks.kind, ranks.group, {}};
     const std::vector<doctor::AxisGroup> axes = {{ranks.name, ranks.ranks}};
     const bool inside = ranks.kind == GroupTime::Kind::host || ranks.kind == GroupTime::Kind::pair;
-    const double ranks_a_core = to.cores_shared && inside
-                                    ? to.ranks_per_host / std::thread::hardware_concurrency()
-                                    : 0;
+    const double ranks_a_core = to.cores_shared && inside ? to.ranks_a_core : 0;
     for (const int64_t floats : sizes) {
       for (doctor::Collective& found : doctor::measure_collectives(
-               world, axes, over,
-               {.floats = floats, .seconds = 0.1, .ranks_a_core = ranks_a_core}))
+               world, axes, over, {.floats = floats, .seconds = 0.1, .ranks_a_core = ranks_a_core}))
         group.collectives.push_back(std::move(found));
       progress.step();
       if (over()) break;

@@ -200,6 +200,16 @@ TEST_CASE("what products lose to collectives beside them is a share of these") {
   CHECK(mine.beside.beside == theirs.beside.beside);
 }
 
+TEST_CASE("a rank gains no more than a core of its own while the others of its host wait") {
+  steptime::Machine truth = cpu_of(2e11);
+  truth.overlap.alone = 3.2;
+  Measured measured = measured_on(truth, false, Widths::both, 4, 1);
+  CHECK(fit(measured, other_cpu(), "", "").machine.overlap.alone == Approx(3.2));
+  measured.cores_shared = true;
+  measured.ranks_a_core = 2;
+  CHECK(fit(measured, other_cpu(), "", "").machine.overlap.alone == 2);
+}
+
 TEST_CASE("the file has each figure with its source, and its reader takes it") {
   const Measured measured = measured_on(cpu_of(2e11), false, Widths::both, 8, 2, 0.02);
   const Fitted found = fit(measured, other_cpu(), "2026-11-26", "ho\"st");

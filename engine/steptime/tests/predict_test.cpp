@@ -101,6 +101,32 @@ TEST_CASE("ranks that share a processor fill each other's bubbles, at most all o
   CHECK(pipelines > 10);
 }
 
+TEST_CASE("messages that share the cores with the work are hidden by nothing") {
+  Machine machine =
+      published::machine_of(published::runs(kData).front(), published::machines(kMachines));
+  machine.overlap.adds = true;
+  machine.overlap.alone = 1024;  // others fill every bubble
+  Shape shape;
+  shape.hidden = 256;
+  shape.layers = 8;
+  shape.heads = shape.kv_heads = 4;
+  shape.head_dim = 64;
+  shape.ffn = 1024;
+  shape.vocabulary = 1000;
+  Job job;
+  job.ranks = job.ranks_per_host = job.pp = 4;
+  job.length = 256;
+  job.micro_batch = 1;
+  job.micro_batches = 8;
+  job.width = 4;
+  machine.network.bus = machine.network.nic = 1e9;
+  const double fast = predict(machine, shape, job).seconds;
+  machine.network.bus = machine.network.nic = 0.5e9;
+  // Each rank sends, and is sent, the other way as well, 8 times 256 x 256 float32.
+  CHECK(predict(machine, shape, job).seconds - fast ==
+        doctest::Approx(2 * 8 * 256 * 256 * 4 / 1e9).epsilon(0.05));
+}
+
 TEST_CASE("what is frozen takes less time, the more of it the less, and nothing frozen as much") {
   const published::Machines machines = published::machines(kMachines);
   for (const published::Row& row : published::runs(kData)) {
