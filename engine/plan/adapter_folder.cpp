@@ -23,16 +23,11 @@ constexpr const char *kAdapterKey = "lora.adapter",
 
 // What would make other adapters of these tensors, or adapters of something else. Unset, false,
 // empty and these values are what is read here.
-constexpr const char* kUnread[] = {"lora_bias",
-                                   "layer_replication",
-                                   "target_parameters",
-                                   "trainable_token_indices",
-                                   "use_dora",
-                                   "use_qalora",
-                                   "use_bdlora",
-                                   "arrow_config",
-                                   "alora_invocation_tokens",
-                                   "modules_to_save"};
+constexpr const char* kUnread[] = {
+    "lora_bias",      "layer_replication", "target_parameters", "trainable_token_indices",
+    "use_dora",       "use_qalora",        "use_bdlora",        "arrow_config",
+    "kasa_config",    "velora_config",     "monteclora_config", "alora_invocation_tokens",
+    "modules_to_save"};
 
 bool is_unset(const json::value& value) {
   if (value.is_null()) return true;
@@ -111,12 +106,13 @@ class AdapterConfig {
         turned != nullptr && !is_unset(*turned) && !transposed)
       diagnostics.add(unread("fan_in_fan_out = " + shown("fan_in_fan_out") +
                              ", but the model has no weights that lie so"));
-    // Some change the base's weights before the first step.
+    // Some change the base's weights before the first step, MiCA what an adapter is; EVA chooses A.
     if (const json::value* init = find("init_lora_weights");
         init != nullptr && !init->is_bool() && text_of("init_lora_weights") != "gaussian" &&
-        text_of("init_lora_weights") != "orthogonal")
-      diagnostics.add(
-          unread("init_lora_weights = " + shown("init_lora_weights") + " changes the base model"));
+        text_of("init_lora_weights") != "orthogonal" && text_of("init_lora_weights") != "eva")
+      diagnostics.add(unread("init_lora_weights = " + shown("init_lora_weights") +
+                             (text_of("init_lora_weights") == "mica" ? " is not read here"
+                                                                     : " changes the base model")));
   }
 
   void compare(Diagnostics& diagnostics) const {

@@ -81,15 +81,17 @@ std::string unused_text(const Options& group, size_t matches, size_t beside,
 }
 
 [[noreturn]] void refuse_all_frozen(const std::vector<const Options*>& freezing,
-                                    const ModelOutline& outline) {
+                                    const ModelOutline& outline, bool beside_adapters) {
   const Options& last = *freezing.back();
-  Error error(ErrorCode::conflict, "[[" + kKey + "]] freezes all parameters of " +
+  Error error(ErrorCode::conflict, "[[" + kKey + "]] freezes all " +
+                                       (beside_adapters ? "adapters" : "parameters") + " of " +
                                        outline.architecture + ": nothing would be trained");
   error.key(kKey + ".frozen").at(last.origin("frozen"));
   for (const Options* group : freezing)
     error.note("frozen: pattern = " + quoted_pattern(*group) + place_of(*group));
   error.help("set frozen = false in the group with pattern = " + quoted_pattern(last));
-  if (!outline.parameters.empty())
+  // Beside adapters such a group would have to say frozen = false as well.
+  if (!beside_adapters && !outline.parameters.empty())
     error.help("write a group before the others whose pattern names what trains: pattern = " +
                to_toml(outline.parameters.back().name));
   throw error;
@@ -152,7 +154,7 @@ ParameterGroups group_parameters(const config::Config& config, ModelOutline& out
     std::vector<const Options*> freezing;
     for (size_t g = 0; g < groups.size(); ++g)
       if (used[g] > 0 && groups[g].get_bool("frozen")) freezing.push_back(&groups[g]);
-    refuse_all_frozen(freezing, outline);
+    refuse_all_frozen(freezing, outline, adapters.any());
   }
   return out;
 }

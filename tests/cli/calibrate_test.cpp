@@ -185,7 +185,8 @@ TEST_CASE("what is wrong on the command line is refused before anything is measu
         Row{"--set dist_env.devise=cpu", 2, "devise"},
         Row{"--from runs/first --nproc 2", 2, "--nproc is for measuring"},
         Row{"--from runs/first --seconds 2", 2, "--seconds is for measuring"},
-        Row{"--from=", 2, "--from is empty"}, Row{"--machine cpu", 2, "belongs to --from"}}) {
+        Row{"--from=", 2, "E0101"}, Row{"--from ''", 2, "--from is empty"},
+        Row{"--machine cpu", 2, "belongs to --from"}}) {
     CAPTURE(row.arguments);
     const Ran ran = run(std::string("calibrate ") + row.arguments, "2>&1");
     INFO(ran.out);
