@@ -26,8 +26,8 @@ struct Machine {
     double elementwise = 0;  // of the memory's bandwidth
     double attention = 0;    // of the peak: the fastest flash kernel, long sequences
     double attention_fa2 = 0, attention_triton = 0;  // older ones: FlashAttention 2, Triton of 2023
-    double unfused = 0;        // beyond `product`: attention without a flash kernel
-    double short_inner = 200;  // k at which a product reaches half the rate of a long one
+    double unfused = 0;               // beyond `product`: attention without a flash kernel
+    double short_inner = 200;         // k at which a product reaches half the rate of a long one
     double attention_backward = 0.8;  // of the forward's rate
     double short_sequence = 350;      // tokens at which attention has half the rate of many
   } rate;
