@@ -84,7 +84,7 @@ void measure_groups(World& world, const std::vector<int64_t>& host, double secon
                     report::CountProgress& progress) {
   const Steady::time_point begin = Steady::now();
   double allowed = 0;  // so far: each kind of groups has its share
-  auto over = [&] { return largest(world, base::ms_since(begin) / 1000) > allowed; };
+  auto over = [&] { return doctor::largest(world, base::ms_since(begin) / 1000) > allowed; };
   // Ranks that share a host's cores exchange megabytes; devices hide less than that in latency.
   const std::vector<int64_t> sizes = to.cuda ? std::vector<int64_t>{kMiB, 16 * kMiB, 256 * kMiB}
                                              : std::vector<int64_t>{kMiB, 16 * kMiB};

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -17,6 +16,7 @@
 #include <utility>
 
 #include "engine/device/device.h"
+#include "engine/doctor/running/measure_collectives.h"
 #include "engine/modules/activation.h"
 #include "engine/modules/causal_lm.h"
 #include "engine/modules/initialize.h"
@@ -62,13 +62,6 @@ double median_of_times(std::vector<double> times) {
 }
 
 }  // namespace
-
-double largest(World& world, double mine) {
-  const Tensor out = at::tensor({mine}, at::kDouble).to(world.device());
-  world.everyone()->all_reduce(out, ReduceOp::max, /*control=*/true).wait();
-  world.check();
-  return out.cpu().item<double>();
-}
 
 void Stopwatch::wait_for_device() const {
   if (device().is_cuda()) device::cuda_part()->synchronize();
@@ -214,8 +207,8 @@ void measure(World& world, BesideTime& point) {
     return median_of_times(std::move(times));
   };
   series(1, 1);  // makes room, chooses kernels
-  const double product = largest(world, median(kFew, 0) / kFew),
-               gather = largest(world, median(0, 2) / 2);
+  const double product = doctor::largest(world, median(kFew, 0) / kFew),
+               gather = doctor::largest(world, median(0, 2) / 2);
   const int products = static_cast<int>(
                 std::clamp(std::ceil(2 * gather / product), double{kFew}, double{kMost})),
             gathers = static_cast<int>(

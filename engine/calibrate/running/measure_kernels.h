@@ -27,9 +27,6 @@ class Stopwatch {
   bool mean_;
 };
 
-// Collective. Of the ranks' figures the largest, so that all go on alike.
-double largest(World& world, double mine);
-
 // Collective. Fill in the seconds (and the bytes) of one point.
 void measure(Stopwatch& watch, ProductTime& point);
 void measure(Stopwatch& watch, MovedTime& point);

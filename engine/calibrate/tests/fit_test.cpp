@@ -225,13 +225,7 @@ TEST_CASE("the file has each figure with its source, and its reader takes it") {
   CHECK(std::find(read.guessed.begin(), read.guessed.end(), "overlap.kappa") != read.guessed.end());
   CHECK(std::find(read.guessed.begin(), read.guessed.end(), "network.bus") == read.guessed.end());
   // It predicts as the figures do.
-  steptime::Shape shape;
-  shape.hidden = 256;
-  shape.layers = 4;
-  shape.heads = shape.kv_heads = 4;
-  shape.head_dim = 64;
-  shape.ffn = 1024;
-  shape.vocabulary = 1000;
+  const steptime::Shape shape = small_shape();
   steptime::Job job;
   job.ranks = 4;
   job.ranks_per_host = 4;

@@ -20,13 +20,7 @@ using steptime::Machine;
 using steptime::Prediction;
 
 Prediction step_on(const Machine& machine) {
-  steptime::Shape shape;
-  shape.hidden = 256;
-  shape.layers = 4;
-  shape.heads = shape.kv_heads = 4;
-  shape.head_dim = 64;
-  shape.ffn = 1024;
-  shape.vocabulary = 1000;
+  const steptime::Shape shape = small_shape();
   steptime::Job job;
   job.ranks = job.ranks_per_host = 4;
   job.tp = 2;

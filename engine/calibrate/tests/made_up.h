@@ -37,6 +37,18 @@ inline steptime::Machine cpu_of(double fp32) {
   return m;
 }
 
+// A small gated model, for steps on such machines.
+inline steptime::Shape small_shape() {
+  steptime::Shape shape;
+  shape.hidden = 256;
+  shape.layers = 4;
+  shape.heads = shape.kv_heads = 4;
+  shape.head_dim = 64;
+  shape.ffn = 1024;
+  shape.vocabulary = 1000;
+  return shape;
+}
+
 inline doctor::Collective collective(const steptime::Machine& truth, const char* op,
                                      const GroupTime& of, double whole) {
   doctor::Collective out;

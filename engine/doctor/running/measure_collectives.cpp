@@ -76,9 +76,6 @@ double of_all(World& world, double mine, ReduceOp op) {
   return out.cpu().item<double>();
 }
 
-// The slowest rank's, so that all go on alike.
-double longest(World& world, double mine) { return of_all(world, mine, ReduceOp::max); }
-
 // Of all threads of this process.
 double processor_seconds() {
   timespec now{};
@@ -100,11 +97,11 @@ class Meter {
     out.op = operation.name;
     out.ranks = n;
     out.latency = run(operation, rounded(kSmall), kTimes);
-    const double first = longest(world_, run(operation, rounded(kFirst), 1));
+    const double first = largest(world_, run(operation, rounded(kFirst), 1));
     const auto most = static_cast<int64_t>(limits_.seconds / std::max(first, 1e-6) * kFirst);
     const int64_t count = rounded(std::clamp(most, kFirst, limits_.floats));
     // The first one of a size makes room for it, which runs do once.
-    const double once = longest(world_, run(operation, count, 1));
+    const double once = largest(world_, run(operation, count, 1));
     const int times =
         std::clamp(static_cast<int>(limits_.seconds / std::max(once, 1e-6)), 1, kTimes);
     out.bytes = operation.least(count * 4, n);
@@ -123,7 +120,7 @@ class Meter {
   double run(const Operation& operation, int64_t count, int times) {
     const c10::NoGradGuard no_grad;
     const Tensor x = at::zeros({count}, at::TensorOptions(at::kFloat).device(world_.device()));
-    longest(world_, 0);  // all begin together
+    largest(world_, 0);  // all begin together
     const Steady::time_point begin = Steady::now();
     const double spent = processor_seconds();
     Tensor last;
@@ -141,6 +138,8 @@ class Meter {
 };
 
 }  // namespace
+
+double largest(World& world, double mine) { return of_all(world, mine, ReduceOp::max); }
 
 std::vector<AxisGroup> axes_to_measure(const plan::JobPlan& plan) {
   std::vector<AxisGroup> out;

@@ -19,6 +19,9 @@ struct AxisGroup {
 };
 std::vector<AxisGroup> axes_to_measure(const plan::JobPlan& plan);
 
+// Collective. Of the ranks' figures the largest, so that all go on alike.
+double largest(World& world, double mine);
+
 // How large the larger message of each collective may become.
 struct MessageLimits {
   int64_t floats = int64_t{256} << 10;
