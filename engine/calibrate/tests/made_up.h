@@ -76,7 +76,8 @@ inline Measured measured_on(const steptime::Machine& truth, bool cuda, Widths wi
   out.cuda = cuda;
   out.ranks = static_cast<double>(ranks);
   out.hosts = static_cast<double>(hosts);
-  out.ranks_per_host = static_cast<double>(ranks / hosts);
+  const auto ranks_per_host = ranks / hosts;
+  out.ranks_per_host = static_cast<double>(ranks_per_host);
   out.memory = truth.memory;
   out.units = truth.units;
   add_sizes(out, widths);
