@@ -75,6 +75,7 @@ class Fit {
     moved();
     attention();
     layers();
+    updated();
     alone();
     launches();
     beside();
@@ -165,7 +166,7 @@ class Fit {
     double most = 0;
     std::vector<Sample> samples;  // none on CPUs: layers()
     for (const MovedTime& time : measured_.moved) {
-      if (time.seconds <= 0) continue;
+      if (time.seconds <= 0 || time.kernel == "optimizer") continue;
       most = std::max(most, time.bytes / time.seconds);
       if (time.kernel != "copy") samples.push_back({time.bytes, 0, time.seconds});
     }
@@ -238,6 +239,16 @@ class Fit {
     }
     machine().rate.elementwise = std::max(share, 0.01);
     take("rate.elementwise");
+  }
+
+  // Clipping and AdamW, of bytes as a plan counts them.
+  void updated() {
+    for (const MovedTime& time : measured_.moved)
+      if (time.kernel == "optimizer" && time.seconds > 0) {
+        machine().rate.optimizer =
+            std::clamp(time.bytes / time.seconds / machine().bandwidth, 0.01, 10.0);
+        take("rate.optimizer");
+      }
   }
 
   double seconds_a_layer() const {
@@ -322,7 +333,9 @@ class Fit {
     }
     for (const MovedTime& time : measured_.moved)
       out_.points.push_back({time.kernel, report::human_bytes(std::llround(time.bytes)),
-                             time.seconds, steptime::elementwise(m, time.bytes)});
+                             time.seconds,
+                             time.kernel == "optimizer" ? steptime::update(m, time.bytes)
+                                                        : steptime::elementwise(m, time.bytes)});
     for (const AttentionTime& time : measured_.attention) {
       const steptime::Core core = core_of(m, time);
       const std::string size = std::to_string(std::llround(time.length)) + " tokens";

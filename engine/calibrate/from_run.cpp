@@ -165,6 +165,7 @@ Machine scaled(Machine machine, double computing, double network) {
     for (double* figure : {&rate.product, &rate.elementwise, &rate.attention, &rate.attention_fa2,
                            &rate.attention_triton})
       *figure = std::min(1.0, *figure * computing);
+    rate.optimizer = std::min(10.0, rate.optimizer * computing);
   }
   Machine::Network& net = machine.network;
   for (double* figure : {&net.bus, &net.nic}) *figure *= network;

@@ -22,7 +22,7 @@ struct ProductTime {
 };
 // A kernel that only moves bytes.
 struct MovedTime {
-  std::string kernel;  // "copy"
+  std::string kernel;  // "copy", "norm", "gate", "optimizer"
   double bytes = 0;    // read and written
   double seconds = 0;
 };

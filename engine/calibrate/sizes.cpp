@@ -27,13 +27,14 @@ void add_sizes(Measured& to, Widths widths) {
     const std::vector<Weight> large = {{4096, 4096}, {14336, 4096}, {4096, 14336}, {4096, 512}};
     if (half) add_products(to, Precision::half, {1024, 8192}, large);
     if (full) add_products(to, Precision::full, {1024}, large);
-    for (const char* kernel : {"copy", "norm", "gate"}) to.moved.push_back({kernel, 0, 0});
+    for (const char* kernel : {"copy", "norm", "gate", "optimizer"})
+      to.moved.push_back({kernel, 0, 0});
     for (const double length : {2048.0, 8192.0}) to.attention.push_back({1, 32, 128, length, 0, 0});
   } else {
     const std::vector<Weight> small = {{256, 256}, {1024, 256}, {256, 1024}, {1024, 1024}};
     if (full) add_products(to, Precision::full, {256, 1024}, small);
     if (half) add_products(to, Precision::half, {128}, small);
-    to.moved.push_back({"copy", 0, 0});
+    for (const char* kernel : {"copy", "optimizer"}) to.moved.push_back({kernel, 0, 0});
     for (const double length : {256.0, 1024.0}) to.attention.push_back({1, 8, 64, length, 0, 0});
     // Caches hold much of what a layer's kernels move, which no kernel alone shows.
     for (const double layers : {1.0, 3.0})

@@ -30,7 +30,7 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
   base.length = static_cast<double>(length);
   base.fusion = steptime::Fusion::fused;
   base.loss = steptime::Loss::fused;
-  base.optimizer_bytes = 44;
+  base.optimizer_bytes = steptime::kFusedOptimizer;
   base.logits = 4;  // in bfloat16, with their gradient; the loss makes no copy
   base.engine_memory = true;
   const ContextOptions& context = job.config.shared.context;

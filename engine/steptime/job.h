@@ -78,6 +78,9 @@ struct Offload {
   double copied = 0;  // bytes of a step over the host's link, both ways
 };
 
+// Bytes that clipping and a fused AdamW read and write, a float32 parameter.
+inline constexpr double kFusedOptimizer = 44;
+
 struct Job {
   double ranks = 1, ranks_per_host = 8;
   double tp = 1, cp = 1, pp = 1, stages = 1, ep = 1;  // `stages`: of a rank

@@ -71,6 +71,12 @@ double elementwise(const Machine& machine, double bytes) {
   return bytes / (machine.rate.elementwise * machine.bandwidth);
 }
 
+double update(const Machine& machine, double bytes) {
+  const double rate =
+      machine.rate.optimizer > 0 ? machine.rate.optimizer : machine.rate.elementwise;
+  return bytes / (rate * machine.bandwidth);
+}
+
 Core attention_core(const Machine& machine, const Job& job, double heads, double head_dim) {
   const double s = job.length, b = job.micro_batch, part = s / job.cp;
   const double causal = 2 * head_dim * heads * b * s * s / job.cp;

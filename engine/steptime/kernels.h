@@ -17,6 +17,8 @@ double seconds_of(const Machine& machine, const Product& product, Precision prec
 double utilisation(const Machine& machine, const Product& product);
 // Kernels that only move bytes.
 double elementwise(const Machine& machine, double bytes);
+// The optimizer's, and those that clip its gradients.
+double update(const Machine& machine, double bytes);
 
 struct Core {
   double forward = 0, backward = 0;

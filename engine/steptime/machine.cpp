@@ -35,6 +35,7 @@ std::vector<Figure> figures_of(Machine& m) {
       {"rate", "attention_backward", &m.rate.attention_backward, 0.05, 5,
        "a share of the forward's rate", false},
       {"rate", "short_sequence", &m.rate.short_sequence, 0, 1e5, "tokens of a rank", false},
+      {"rate", "optimizer", &m.rate.optimizer, 0.01, 10, "a share of the bandwidth", false},
       {"network", "ranks_per_host", &m.network.ranks_per_host, 1, kMostRanksOfAHost, "ranks", true,
        true},
       {"network", "bus", &m.network.bus, 1e6, 1e14, "bytes a second, a ring inside a host"},

@@ -30,6 +30,7 @@ struct Machine {
     double short_inner = 200;         // k at which a product reaches half the rate of a long one
     double attention_backward = 0.8;  // of the forward's rate
     double short_sequence = 350;      // tokens at which attention has half the rate of many
+    double optimizer = 0;             // of the memory's bandwidth; 0: as `elementwise`
   } rate;
 
   struct Network {

@@ -209,7 +209,7 @@ Prediction predict(const Machine& machine, const Shape& shape, const Job& job, B
                        shape.root_parameters() / (job.pp > 1 && !shape.tied ? 2 : 1)) /
                       (job.tp * job.shard);
   const double updated = job.lora ? 0 : job.optimizer_bytes * (1 - shape.frozen.parameters) * held;
-  out.parts.optimizer = job.offload.on ? updated / kHostMemory : elementwise(machine, updated);
+  out.parts.optimizer = job.offload.on ? updated / kHostMemory : update(machine, updated);
   out.parts.host += machine.host.fixed;
   out.parts.shard += job.beside_seconds;
   if (job.offload.on)

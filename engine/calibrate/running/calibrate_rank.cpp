@@ -40,6 +40,9 @@ using Steady = std::chrono::steady_clock;
 
 // Of the time for measuring, what kernels have; collectives have the rest.
 constexpr double kKernels = 0.7;
+// Times as long as of other kernels: what is left of a layer when its products are taken off is
+// small beside its time, and beside what a busy machine adds to it.
+constexpr double kLayers = 4;
 // Floats of the largest messages.
 constexpr int64_t kMiB = (int64_t{1} << 20) / 4;
 
@@ -189,19 +192,22 @@ int calibrate_rank(const Request& request, rendezvous::Ending& ending) {
                                    first,
                                    static_cast<int64_t>(kernels + messages) + (beside ? 1 : 0));
     progress.begin("calibrate");
-    Stopwatch watch(world, request.seconds * kKernels / static_cast<double>(kernels),
-                    measured.cores_shared);
-    auto all = [&](auto& points, int steps) {
+    const double shares = static_cast<double>(kernels) +
+                          2 * (kLayers - 1) * static_cast<double>(measured.layers.size());
+    const double each = request.seconds * kKernels / shares;
+    Stopwatch watch(world, each, measured.cores_shared),
+        longer(world, kLayers * each, measured.cores_shared);
+    auto all = [&](auto& points, int steps, Stopwatch& with) {
       for (auto& point : points) {
-        measure(watch, point);
+        measure(with, point);
         for (int i = 0; i < steps; ++i) progress.step();
       }
     };
-    all(measured.products, 1);
-    all(measured.moved, 1);
-    all(measured.attention, 2);
-    all(measured.launches, 2);
-    all(measured.layers, 2);
+    all(measured.products, 1, watch);
+    all(measured.moved, 1, watch);
+    all(measured.attention, 2, watch);
+    all(measured.launches, 2, watch);
+    all(measured.layers, 2, longer);
     if (!measured.cuda && measured.ranks_per_host > 1) measure_alone(watch, world, measured);
     if (beside) {
       measure(world, measured.beside);

@@ -1,10 +1,13 @@
 #include "engine/calibrate/running/measure_kernels.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -24,6 +27,7 @@
 #include "engine/outlines/net_config.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/layers.h"
+#include "meshwright/parallel/gradients.h"
 
 namespace meshwright::calibrate {
 
@@ -59,6 +63,23 @@ double median_of_times(std::vector<double> times) {
   const auto middle = times.begin() + std::ssize(times) / 2;
   std::nth_element(times.begin(), middle, times.end());
   return *middle;
+}
+
+// As a step has it: the norm of all gradients, and AdamW.
+void measure_optimizer(Stopwatch& watch, MovedTime& point) {
+  const at::TensorOptions options = full_of(watch.device());
+  const std::vector<Tensor> weights = {at::zeros({int64_t{1} << 23}, options)};
+  auto alike = [&] { return std::vector<Tensor>{at::zeros_like(weights[0])}; };
+  const std::vector<Tensor> gradients = alike(), average = alike(), square = alike(),
+                            counts = {at::ones({}, options)};
+  const std::vector<GradientSet> sets = {{gradients}};
+  point.bytes = steptime::kFusedOptimizer * static_cast<double>(weights[0].numel());
+  point.seconds = watch.of([&] {
+    clip_gradients(sets, /*max_norm=*/1, /*scale=*/1, watch.device());
+    at::_fused_adamw_(weights, gradients, average, square, {}, counts, /*lr=*/1e-3, /*beta1=*/0.9,
+                      /*beta2=*/0.95, /*weight_decay=*/0.1, /*eps=*/1e-8, /*amsgrad=*/false,
+                      /*maximize=*/false);
+  });
 }
 
 }  // namespace
@@ -116,6 +137,10 @@ void measure(Stopwatch& watch, MovedTime& point) {
   const Tensor x = at::randn({rows, size}, usual_of(watch.device()));
   const auto bytes = static_cast<double>(x.nbytes());
   point.bytes = 2 * bytes;
+  if (point.kernel == "optimizer") {
+    measure_optimizer(watch, point);
+    return;
+  }
   if (point.kernel == "copy") {
     const Tensor y = at::empty_like(x);
     point.seconds = watch.of([&] { y.copy_(x); });

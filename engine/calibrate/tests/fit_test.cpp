@@ -45,6 +45,7 @@ void check_cpu(const steptime::Machine& found, const steptime::Machine& truth, d
   CHECK(same(found.bandwidth * found.rate.elementwise, truth.bandwidth * truth.rate.elementwise));
   CHECK(same(found.peak_fp32 * found.rate.attention, truth.peak_fp32 * truth.rate.attention));
   CHECK(same(found.rate.attention_backward, truth.rate.attention_backward));
+  CHECK(same(found.bandwidth * found.rate.optimizer, truth.bandwidth * truth.rate.optimizer));
   // A short sequence takes as long, whatever the noise of how much each figure says.
   CHECK(same(256 / (256 + found.rate.short_sequence), 256 / (256 + truth.rate.short_sequence)));
   CHECK(same(found.network.bus, truth.network.bus));

@@ -23,7 +23,8 @@ inline steptime::Machine cpu_of(double fp32) {
             .unfused = 0.5,
             .short_inner = 90,
             .attention_backward = 1.1,
-            .short_sequence = 70};
+            .short_sequence = 70,
+            .optimizer = 1.4};
   m.network.ranks_per_host = 4;
   m.network.bus = 1.3e9;
   m.network.nic = 0.4e9;
@@ -94,8 +95,9 @@ inline Measured measured_on(const steptime::Machine& truth, bool cuda, Widths wi
   for (MovedTime& time : out.moved) {
     time.bytes = 1e8;
     // A copy has all of the bandwidth.
-    time.seconds = noisy(time.kernel == "copy" ? time.bytes / truth.bandwidth
-                                               : steptime::elementwise(truth, time.bytes));
+    time.seconds = noisy(time.kernel == "copy"        ? time.bytes / truth.bandwidth
+                         : time.kernel == "optimizer" ? steptime::update(truth, time.bytes)
+                                                      : steptime::elementwise(truth, time.bytes));
   }
   for (AttentionTime& time : out.attention) {
     steptime::Job job;
