@@ -10,6 +10,7 @@
 
 #include "given.h"
 #include "meshwright/error.h"
+#include "plugins/jsonl/cache_key.h"
 #include "plugins/jsonl/options.h"
 #include "temporary_folder.h"
 
