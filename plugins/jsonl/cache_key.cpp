@@ -76,7 +76,7 @@ constexpr size_t kMostListed = 64;
 
 // `one` of each of the first of `all`, under `name`, with how many others there are.
 template <class Items, class One>
-void put_list(boost::json::object& out, const std::string& name, const Items& all, One&& one) {
+void put_list(boost::json::object& out, const std::string& name, const Items& all, const One& one) {
   boost::json::array list;
   for (const auto& item : all) {
     if (list.size() == kMostListed) break;
