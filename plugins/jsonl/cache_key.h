@@ -15,7 +15,7 @@ std::string cache_key(const JsonlOptions& options);
 // the templates' files; `templates`, name and `xxh128` of the text of each; `special_tokens`, key
 // and text of each; `options`, a line a setting. The names in `files` are those of whoever made the
 // store, and not of its key. Long texts are cut, and of each list at most 64 are named, with
-// `more_files` and so on as the number of the others: 512 KiB at most.
+// `more_files` and so on as the number of the others: less than 1 MiB.
 std::string key_parts(const JsonlOptions& options);
 // 12 digits of the templates' names and texts.
 std::string template_hash(const chat::Store& templates);

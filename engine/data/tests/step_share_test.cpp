@@ -14,7 +14,7 @@ TEST_CASE("steps of an epoch, and documents of a step where they are counted") {
   CHECK(data::tell_steps(4, 8, std::nullopt) == "an epoch is 0.5 steps of 8 samples");
   CHECK(data::documents_a_step(83, 32, 8) == 20.75);
   CHECK(data::documents_in({{"rows", 9}, {"used", 7}}) == 7);
-  CHECK_FALSE(data::documents_in({{"rows", 9}}));
+  CHECK_FALSE(data::documents_in({{"rows", 9}}).has_value());
   CHECK(data::inspector_of({}) == nullptr);  // the engine's own kinds have no rows
 }
 
