@@ -4,13 +4,14 @@
 #include <boost/json/object.hpp>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "engine/cli/common.h"
 #include "engine/data/dataset.h"
 #include "engine/data/plugin_data.h"
 #include "engine/data/sample_buffer.h"
-#include "engine/plan/epochs.h"
+#include "engine/data/step_share.h"
 #include "meshwright/data/dataset_inspector.h"
 
 namespace meshwright::cli {
@@ -25,11 +26,6 @@ data::DatasetConfig config_of(const plan::Job& job, const std::string& table) {
     vocabulary = model->outline(job.config).vocab_size;
   return data::dataset_config(job, table, vocabulary,
                               static_cast<uint64_t>(job.config.table("run").get_int("seed")));
-}
-
-DatasetInspector* inspector_of(const data::DatasetConfig& config) {
-  if (!config.plugin) return nullptr;
-  return static_cast<DatasetInspector*>(config.plugin->kind->extension(kDatasetInspector));
 }
 
 // The text, what is learnt marked: by colour, or by brackets where there is none.
@@ -93,7 +89,7 @@ json::object row_json(int64_t rows, int64_t number, const DatasetRow& row) {
 }
 
 int show_row(Call& call, const data::DatasetConfig& config, int64_t number) {
-  const DatasetInspector* inspector = inspector_of(config);
+  const DatasetInspector* inspector = data::inspector_of(config);
   if (inspector == nullptr)
     throw Error(ErrorCode::usage,
                 "the data set of " + config.table + " has no rows to show, only samples")
@@ -209,26 +205,15 @@ int run_show_dataset(Call& call) {
   }
 }
 
-// How far a step goes into [dataset]: "an epoch is 3.1 steps of 8 samples, 20.8 documents each".
-// The same goes into `one`. Empty for tokens without an end.
+// How far a step goes into [dataset], also as numbers of `one`. Empty for tokens without an end.
 std::string tell_steps(const plan::Job& job, const data::DatasetConfig& config, int64_t samples,
-                       json::object& one) {
+                       std::optional<int64_t> documents, json::object& one) {
   if (!config.plugin && config.kind == "mock") return {};
   const int64_t batch = job.config.table("step_scheduler").get_int("global_batch_size");
-  const auto share = static_cast<double>(batch) / static_cast<double>(samples);
   one["samples_a_step"] = batch;
-  one["steps_an_epoch"] = 1 / share;
-  std::string out =
-      "an epoch is " + plan::steps_an_epoch(samples, batch) + (batch == 1 ? " sample" : " samples");
-  // Of kinds that count rows: those that are left in samples.
-  if (const json::value* used = one.if_contains("used"); used != nullptr && used->is_int64()) {
-    const double documents = static_cast<double>(used->as_int64()) * share;
-    one["documents_a_step"] = documents;
-    char text[48];
-    std::snprintf(text, sizeof text, ", %.1f documents each", documents);
-    out += text;
-  }
-  return out;
+  one["steps_an_epoch"] = static_cast<double>(samples) / static_cast<double>(batch);
+  if (documents) one["documents_a_step"] = data::documents_a_step(*documents, samples, batch);
+  return data::tell_steps(samples, batch, documents);
 }
 
 int run_stats(Call& call) {
@@ -246,7 +231,7 @@ int run_stats(Call& call) {
       const std::unique_ptr<SampleSource> source = data::open_samples(config);
       const std::vector<std::string> lines = source->report();
       std::vector<std::pair<std::string, int64_t>> numbers;
-      if (const DatasetInspector* inspector = inspector_of(config))
+      if (const DatasetInspector* inspector = data::inspector_of(config))
         numbers = inspector->numbers(data::request_of(config));
       json::object one{{"describe", source->describe()},
                        {"samples", source->samples()},
@@ -254,7 +239,8 @@ int run_stats(Call& call) {
                        {"report", json::array(lines.begin(), lines.end())}};
       for (const auto& [name, value] : numbers) one[name] = value;
       std::string steps;
-      if (config.table == "dataset") steps = tell_steps(*job, config, source->samples(), one);
+      if (config.table == "dataset")
+        steps = tell_steps(*job, config, source->samples(), data::documents_in(numbers), one);
       all[table] = std::move(one);
       if (call.json) continue;
       call.out.write((first ? "" : "\n") +

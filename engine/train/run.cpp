@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "engine/data/plugin_data.h"
+#include "engine/data/step_share.h"
 #include "engine/plan/adapter_folder.h"
 #include "engine/plan/export_folders.h"
 #include "engine/plan/plan.h"
@@ -268,10 +270,20 @@ void Run::report_job() {
                 report::human_count(data_.train.source->samples()) +
                 (data_.train.source->samples() == 1 ? " sample" : " samples"));
   if (data_.validation.source) reporter_.say(validation_text());
-  for (const OpenData* data : {&data_.train, &data_.validation})
-    if (data->source)
-      for (const std::string& line : data->source->report())
-        reporter_.say(data->config.table + ": " + line);
+  for (const OpenData* one : {&data_.train, &data_.validation}) {
+    if (!one->source) continue;
+    for (const std::string& line : one->source->report())
+      reporter_.say(one->config.table + ": " + line);
+    // Rows share samples: the batch says little of how many a step learns from.
+    const DatasetInspector* rows = one == &data_.train ? data::inspector_of(one->config) : nullptr;
+    if (rows == nullptr) continue;
+    const int64_t batch =
+        trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
+    reporter_.say(
+        one->config.table + ": " +
+        data::tell_steps(one->source->samples(), batch,
+                         data::documents_in(rows->numbers(data::request_of(one->config)))));
+  }
 }
 
 }  // namespace meshwright::train

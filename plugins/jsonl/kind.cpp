@@ -235,8 +235,15 @@ void JsonlKind::prepare(const DatasetRequest& request) const {
 }
 
 std::unique_ptr<SampleSource> JsonlKind::open(const DatasetRequest& request) const {
+  return packed(request);
+}
+
+std::unique_ptr<PackedSource> JsonlKind::packed(const DatasetRequest& request) const {
   const JsonlOptions options = JsonlOptions::read(request);
-  return std::make_unique<PackedSource>(store_of(options), settings_of(request, options));
+  auto out = std::make_unique<PackedSource>(store_of(options), settings_of(request, options));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  counts_.insert_or_assign({out->fingerprint(), request.vocab_size}, out->counts());
+  return out;
 }
 
 void* JsonlKind::extension(uint32_t id) {
@@ -267,13 +274,20 @@ DatasetRow JsonlKind::row(const DatasetRequest& request, int64_t number) const {
 std::vector<std::pair<std::string, int64_t>> JsonlKind::numbers(
     const DatasetRequest& request) const {
   const JsonlOptions options = JsonlOptions::read(request);
-  const PackedSource source(store_of(options), settings_of(request, options));
-  const SampleCounts& counts = source.counts();
-  const StoreCounts& met = source.store().origin().counts;
+  const std::shared_ptr<const TokenStore> store = store_of(options);
+  const std::pair<uint64_t, int64_t> key{fingerprint_of(*store, settings_of(request, options)),
+                                         request.vocab_size};
+  const auto known = [&]() -> std::optional<SampleCounts> {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = counts_.find(key);
+    return found == counts_.end() ? std::nullopt : std::optional(found->second);
+  }();
+  const SampleCounts counts = known ? *known : packed(request)->counts();
+  const StoreCounts& met = store->origin().counts;
   int64_t unknown_roles = met.other_roles;
   for (const auto& [role, messages] : met.roles) unknown_roles += messages;
   return {{"rows", met.rows},
-          {"tokens", static_cast<int64_t>(source.store().tokens())},
+          {"tokens", static_cast<int64_t>(store->tokens())},
           {"used", counts.used},
           {"truncated", counts.truncated},
           {"too_long", counts.too_long},

@@ -68,7 +68,8 @@ bool names_all(const ChatTemplate::Rendered& rendered, size_t message,
 
 void count_left_out(const ChatTemplate& chat, const ChatTemplate::Request& request,
                     const ChatTemplate::Rendered& rendered, StoreCounts& counts) {
-  if (request.tools != nullptr && rendered.tools.empty()) ++counts.tools_left_out;
+  if (request.tools != nullptr && !request.tools->as_list().empty() && rendered.tools.empty())
+    ++counts.tools_left_out;
   const Value::List& messages = request.messages->as_list();
   std::vector<std::pair<size_t, std::vector<const Value*>>> calling;
   int64_t all = 0;

@@ -148,11 +148,11 @@ std::string PackedSource::describe() const {
          text::counted(samples(), settings_.packing == Packing::none ? "sample" : "pack");
 }
 
-uint64_t PackedSource::fingerprint() const {
-  const std::string text = store_->origin().key + " " + std::to_string(settings_.seq_len) + " " +
-                           std::to_string(static_cast<int>(settings_.truncate)) + " " +
-                           std::to_string(static_cast<int>(settings_.packing)) + " " +
-                           std::to_string(settings_.seed);
+uint64_t fingerprint_of(const TokenStore& store, const SampleSettings& settings) {
+  const std::string text = store.origin().key + " " + std::to_string(settings.seq_len) + " " +
+                           std::to_string(static_cast<int>(settings.truncate)) + " " +
+                           std::to_string(static_cast<int>(settings.packing)) + " " +
+                           std::to_string(settings.seed);
   base::Hash hash;
   hash.add(text.data(), text.size());
   return hash.value();

@@ -38,6 +38,9 @@ struct SampleCounts {
   int64_t longest = 0;                 // tokens of the longest document, before it was cut
 };
 
+// Tells samples from others: what they are made of.
+uint64_t fingerprint_of(const TokenStore& store, const SampleSettings& settings);
+
 // Packs follow from the documents and the settings alone.
 class PackedSource final : public SampleSource {
  public:
@@ -47,12 +50,11 @@ class PackedSource final : public SampleSource {
   int64_t samples() const override { return packs_.count(); }
   void read(int64_t sample, const SampleView& out) const override;
   std::string describe() const override;
-  uint64_t fingerprint() const override;
+  uint64_t fingerprint() const override { return fingerprint_of(*store_, settings_); }
   bool has_documents() const override { return settings_.packing != Packing::none; }
   std::vector<std::string> files() const override { return settings_.files; }
   std::vector<std::string> report() const override;
   const SampleCounts& counts() const { return counts_; }
-  const TokenStore& store() const { return *store_; }
 
  private:
   // Tokens [begin, end) of a document of the store.

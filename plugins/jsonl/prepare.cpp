@@ -1,8 +1,6 @@
 #include "prepare.h"
 
-#define XXH_INLINE_ALL
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,73 +13,16 @@
 #include <thread>
 #include <utility>
 
+#include "cache_key.h"
+#include "data_file.h"
 #include "meshwright/error.h"
 #include "row_pieces.h"
-#include "sdk/files/mapped_file.h"
-#include "sdk/files/read_file.h"
 
 namespace meshwright::jsonl {
 
 namespace {
 
 namespace fs = std::filesystem;
-
-// Of what the key is made. Not the format of the file: one of an older format is made anew under
-// its name, and a run that began with it goes on.
-constexpr int kKeyVersion = 3;
-
-class Hash128 {
- public:
-  Hash128() { XXH3_128bits_reset(&state_); }
-  void add(std::string_view bytes) {
-    const uint64_t size = bytes.size();  // so that "a", "bc" is not "ab", "c"
-    XXH3_128bits_update(&state_, &size, sizeof size);
-    XXH3_128bits_update(&state_, bytes.data(), bytes.size());
-  }
-  std::string text() const {
-    const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
-    char out[33];
-    std::snprintf(out, sizeof out, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
-                  static_cast<unsigned long long>(hash.low64));
-    return out;
-  }
-
- private:
-  XXH3_state_t state_;
-};
-
-void add_templates(Hash128& hash, const chat::Store& templates) {
-  for (const auto& [name, text] : templates.texts()) {
-    hash.add(name);
-    hash.add(text);
-  }
-}
-
-// A file that is read from its beginning to its end; nullopt: it is empty.
-struct DataFile {
-  std::string path;
-  std::optional<base::MappedFile> mapped;
-  uint64_t before = 0;  // bytes of the files in front of it
-
-  std::string_view text() const {
-    if (!mapped) return {};
-    const auto bytes = mapped->bytes();
-    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-  }
-};
-
-std::vector<DataFile> open_files(const std::vector<std::string>& paths) {
-  std::vector<DataFile> out;
-  uint64_t before = 0;
-  for (const std::string& path : paths) {
-    DataFile& file = out.emplace_back(DataFile{path, {}, before});
-    std::error_code failed;
-    if (fs::is_regular_file(path, failed) && fs::file_size(path, failed) == 0) continue;
-    file.mapped.emplace(path, ErrorCode::bad_dataset);
-    before += static_cast<uint64_t>(file.mapped->size());
-  }
-  return out;
-}
 
 struct Work {
   const DataFile* file = nullptr;
@@ -100,7 +41,7 @@ Made encode_chunk(const Work& work, const RowEncoder& encoder, RowKind kind, boo
   work.file->mapped->check_size();
   for (const RowPiece& piece : work.rows->rows(work.chunk)) {
     const std::string where = work.file->path + ":" + std::to_string(piece.line);
-    const chat::Value value = parse_row(piece.text, work.file->path, piece.line);
+    const chat::Value value = parse_row(piece.text, work.file->path, piece.line, piece.column);
     Encoded encoded = encoder.encode(read_row(value, kind, where, table), where);
     encoded.document.row = work.file->before + piece.offset;
     out.writer->add(encoded.document);
@@ -144,7 +85,7 @@ std::vector<Made> encode_all(const std::vector<Work>& work, const RowEncoder& en
 RowKind first_kind(const std::vector<Work>& work) {
   for (const Work& one : work)
     for (const RowPiece& piece : one.rows->rows(one.chunk)) {
-      const chat::Value row = parse_row(piece.text, one.file->path, piece.line);
+      const chat::Value row = parse_row(piece.text, one.file->path, piece.line, piece.column);
       if (const std::optional<RowKind> kind = kind_of(row)) return *kind;
       // Throws: it is of no kind.
       read_row(row, RowKind::text, one.file->path + ":" + std::to_string(piece.line));
@@ -197,22 +138,6 @@ std::vector<std::string> JsonlOptions::all_files() const {
   return out;
 }
 
-std::string cache_key(const JsonlOptions& options) {
-  Hash128 hash;
-  hash.add("meshwright tokens " + std::to_string(kKeyVersion));
-  for (const DataFile& file : open_files(options.files)) hash.add(file.text());
-  hash.add("language");
-  for (const std::string& file : options.language_files()) {
-    hash.add(fs::path(file).filename().string());
-    hash.add(base::read_file(file));
-  }
-  // The built-in one is in no file.
-  add_templates(hash, chat::Store::open(options.folder, options.chat_template,
-                                        options.table + ".chat_template"));
-  hash.add(options.key);
-  return hash.text();
-}
-
 std::vector<std::byte> build_store(const JsonlOptions& options, const std::string& key,
                                    const std::function<void(const Preparation&)>& progress) {
   const std::vector<DataFile> files = open_files(options.files);
@@ -234,17 +159,13 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
     progress(at);
   });
   StoreWriter all(wide);
-  StoreOrigin origin{key, {}, {}};
+  StoreOrigin origin{key, {}, {}, key_parts(options)};
   for (Made& one : made) {
     all.append(std::move(*one.writer));
     one.writer.reset();
     origin.counts += one.counts;
   }
-  if (origin.counts.chats > 0) {
-    Hash128 hash;
-    add_templates(hash, language->templates);
-    origin.template_hash = hash.text().substr(0, 12);
-  }
+  if (origin.counts.chats > 0) origin.template_hash = template_hash(language->templates);
   if (origin.counts.rows == 0) throw no_rows(options);
   return all.bytes(origin);
 }
@@ -269,7 +190,7 @@ ShownRow show_row(const JsonlOptions& options, int64_t number) {
     if (number >= before) return true;
     const RowPiece& piece = rows[static_cast<size_t>(within)];
     const std::string place = file.path + ":" + std::to_string(piece.line);
-    const chat::Value value = parse_row(piece.text, file.path, piece.line);
+    const chat::Value value = parse_row(piece.text, file.path, piece.line, piece.column);
     const RowKind kind = options.format ? *options.format : kind_of(value).value_or(RowKind::text);
     const Row row = read_row(value, kind, place, options.table);
     const RowEncoder encoder(Language::read(options.folder, options.chat_template, options.table),

@@ -40,8 +40,6 @@ struct Preparation {
   int64_t bytes = 0, total = 0;
 };
 
-// 32 hexadecimal digits of all that documents follow from: XXH3-128.
-std::string cache_key(const JsonlOptions& options);
 // The whole store, the same bytes for any number of threads. Throws Error(bad_dataset |
 // bad_template) "FILE:LINE: what" for the first row that is wrong. `progress` is called by one
 // thread at a time.

@@ -135,7 +135,7 @@ void read_tools(Row& row, const Value& given, const std::string& where) {
   if (!tools->is_list())
     throw refusal(where, "\"tools\" is " + std::string(tools->kind_name()) +
                              ", where a list, or a list as a JSON string, belongs");
-  if (!tools->as_list().empty()) row.tools = *tools;
+  row.tools = *tools;
 }
 
 }  // namespace
@@ -239,10 +239,13 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where, const s
 
 namespace {
 
-// The byte at `at` of a row is of no character.
-Error not_utf8(std::string_view text, size_t at, const std::string& file, int64_t line) {
+// The byte at `at` of a row, which begins at `line` and `first`, is of no character.
+Error not_utf8(std::string_view text, size_t at, const std::string& file, int64_t line,
+               int64_t first) {
   const std::string_view before = text.substr(0, at);
-  const size_t column = at - (before.rfind('\n') + 1) + 1;
+  const size_t feed = before.rfind('\n');
+  const int64_t column = feed == std::string_view::npos ? first + static_cast<int64_t>(at)
+                                                        : static_cast<int64_t>(at - feed);
   char byte[8];
   std::snprintf(byte, sizeof byte, "0x%02x", static_cast<unsigned>(text[at]) & 0xffU);
   const std::string where =
@@ -252,33 +255,44 @@ Error not_utf8(std::string_view text, size_t at, const std::string& file, int64_
             where + ":" + std::to_string(column) + ": the text is not UTF-8 (byte " + byte + ")")
           .help(
               "save the file as UTF-8: iconv -f CP1252 -t UTF-8 makes it of Windows' Western code"),
-      where, static_cast<int64_t>(column));
+      where, column);
 }
 
 }  // namespace
 
-Value parse_row(std::string_view text, const std::string& file, int64_t line) {
+Value parse_row(std::string_view text, const std::string& file, int64_t line, int64_t column) {
+  const std::string begin = file + ":" + std::to_string(line);
+  if (text.empty())
+    throw at_row(Error(ErrorCode::bad_dataset,
+                       begin + ":" + std::to_string(column) +
+                           ": not valid JSON: a comma stands where a row should begin")
+                     .help("remove that comma"),
+                 begin, column);
   try {
     return chat::parse_json(text);
   } catch (const Error& error) {
     // JSON's own words for it are "syntax error".
     if (const size_t at = base::first_invalid(text); at < text.size())
-      throw not_utf8(text, at, file, line);
+      throw not_utf8(text, at, file, line, column);
     // Its messages begin with LINE:COLUMN within the row.
     const std::string& message = error.message();
     const size_t colon = message.find(':');
-    int64_t within = 0, column = 0;
+    int64_t within = 0, place = 0;
     const char* const end = message.data() + (colon == std::string::npos ? 0 : colon);
     if (std::from_chars(message.data(), end, within).ptr != end || within < 1)
-      throw refusal(file + ":" + std::to_string(line), message);
-    std::from_chars(end + 1, message.data() + message.size(), column);
+      throw refusal(begin, message);
+    const char* const rest = std::from_chars(end + 1, message.data() + message.size(), place).ptr;
+    if (within == 1) place += column - 1;
     const std::string where = file + ":" + std::to_string(line + within - 1);
-    Error placed(ErrorCode::bad_dataset, where + message.substr(colon));
+    Error placed(ErrorCode::bad_dataset,
+                 where + ":" + std::to_string(place) +
+                     message.substr(static_cast<size_t>(rest - message.data())));
     // A line of an object that was written over several, or that was cut off.
     if (message.ends_with("incomplete JSON"))
       placed.help("a row is an object on one line, and this one does not end there: jq -c . '" +
                   file + "' > rows.jsonl writes each on a line");
-    throw at_row(std::move(placed), where, column);
+    if (message.ends_with("with nothing behind it")) placed.help("remove that comma");
+    throw at_row(std::move(placed), where, place);
   }
 }
 

@@ -21,7 +21,7 @@ struct Row {
   // messages, and prompt_completion of lists, one behind the other.
   chat::Value messages = chat::Value::list();
   std::string key = "messages";         // of the row, that holds them, or the first of them
-  chat::Value tools;                    // a list; none: there are none
+  chat::Value tools;                    // a list, also an empty one; none: the row has no key
   std::vector<bool> trained;            // of each message: whether its turn has a part in the loss
   std::optional<size_t> completion_at;  // the first message of the completion
   // prompt_completion of strings; text is all completion.
@@ -44,8 +44,9 @@ std::optional<RowKind> kind_of(const chat::Value& row);
 Row read_row(const chat::Value& row, RowKind wanted, const std::string& where,
              const std::string& table = "dataset.jsonl");
 
-// parse_json() of a row that begins on a line, its errors at that place. What is not UTF-8 is told
-// as that; so is an object that does not end.
-chat::Value parse_row(std::string_view text, const std::string& file, int64_t line);
+// parse_json() of a row that begins at a line and a column, its errors at that place. What is not
+// UTF-8 is told as that; so are an object that does not end, and no row at all.
+chat::Value parse_row(std::string_view text, const std::string& file, int64_t line,
+                      int64_t column = 1);
 
 }  // namespace meshwright::jsonl

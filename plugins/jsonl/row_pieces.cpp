@@ -13,6 +13,14 @@ constexpr std::string_view kBlank = " \t\r\n";
 
 int64_t lines_in(std::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
 
+// Moves a place past a text.
+void pass(std::string_view text, int64_t& line, int64_t& column) {
+  const size_t feed = text.rfind('\n');
+  column = feed == std::string_view::npos ? column + std::ssize(text)
+                                          : static_cast<int64_t>(text.size() - feed);
+  line += lines_in(text);
+}
+
 std::string_view trimmed(std::string_view text) {
   const size_t begin = text.find_first_not_of(kBlank);
   if (begin == std::string_view::npos) return {};
@@ -65,8 +73,9 @@ RowFile::RowFile(std::string_view text, std::string name)
   const size_t first = text_.find_first_not_of(kBlank, begin_);
   if (first == std::string_view::npos || text_[first] != '[') return;
   list_ = true;
+  const std::string_view before = text_.substr(begin_, first + 1 - begin_);
   begin_ = first + 1;
-  line_ = 1 + lines_in(text_.substr(0, begin_));
+  pass(before, line_, column_);
   const size_t last = text_.find_last_not_of(kBlank);
   if (text_[last] != ']' || last < begin_) {
     const int64_t line = 1 + lines_in(text_.substr(0, last));
@@ -76,6 +85,15 @@ RowFile::RowFile(std::string_view text, std::string name)
         .help("a file is either one list of objects, or an object on every line");
   }
   end_ = last;
+  const size_t comma = text_.find_last_not_of(kBlank, last - 1);
+  if (comma < begin_ || text_[comma] != ',') return;
+  int64_t line = line_, column = column_;
+  pass(text_.substr(begin_, comma - begin_), line, column);
+  throw Error(ErrorCode::bad_dataset,
+              name_ + ":" + std::to_string(line) + ":" + std::to_string(column) +
+                  ": not valid JSON: a comma stands before ], with nothing behind it")
+      .at({Origin::Source::file, name_, static_cast<int>(line), static_cast<int>(column)})
+      .help("remove that comma");
 }
 
 size_t RowFile::element_end(size_t at) const {
@@ -104,7 +122,7 @@ size_t RowFile::element_end(size_t at) const {
 
 std::vector<Chunk> RowFile::chunks(size_t size) const {
   std::vector<Chunk> out;
-  Chunk next{begin_, begin_, line_};
+  Chunk next{begin_, begin_, line_, column_};
   while (next.begin < end_) {
     if (list_) {
       do next.end = std::min(element_end(next.end) + 1, end_);
@@ -115,24 +133,23 @@ std::vector<Chunk> RowFile::chunks(size_t size) const {
       next.end = feed == std::string_view::npos ? end_ : std::min(feed + 1, end_);
     }
     out.push_back(next);
-    next = {next.end, next.end,
-            next.line + lines_in(text_.substr(next.begin, next.end - next.begin))};
+    pass(text_.substr(next.begin, next.end - next.begin), next.line, next.column);
+    next.begin = next.end;
   }
   return out;
 }
 
 std::vector<RowPiece> RowFile::rows(const Chunk& chunk) const {
   std::vector<RowPiece> out;
-  int64_t line = chunk.line;
+  int64_t line = chunk.line, column = chunk.column;
   for (size_t at = chunk.begin; at < chunk.end;) {
     const size_t stop = list_ ? element_end(at) : std::min(text_.find('\n', at), chunk.end);
     const std::string_view raw = text_.substr(at, stop - at), text = trimmed(raw);
-    const size_t blank = text.empty() ? 0 : static_cast<size_t>(text.data() - raw.data());
-    // A list has no blank elements, but for the one of an empty list.
-    const bool missing = list_ && text.empty() && (stop < end_ || at > begin_);
-    if (!text.empty() || missing)
-      out.push_back({text, line + lines_in(raw.substr(0, blank)), at + blank});
-    line += lines_in(text_.substr(at, std::min(stop + 1, chunk.end) - at));
+    const size_t blank = text.empty() ? raw.size() : static_cast<size_t>(text.data() - raw.data());
+    pass(raw.substr(0, blank), line, column);
+    // A list has no blank elements; what an empty one holds is none.
+    if (!text.empty() || (list_ && stop < end_)) out.push_back({text, line, at + blank, column});
+    pass(text_.substr(at + blank, std::min(stop + 1, chunk.end) - at - blank), line, column);
     at = stop + 1;
   }
   return out;

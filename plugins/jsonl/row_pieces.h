@@ -14,22 +14,25 @@ struct RowPiece {
   std::string_view text;
   int64_t line = 1;  // on which it begins
   size_t offset = 0;
+  int64_t column = 1;  // of its line, in bytes
 };
 
 // Several rows of a file, that one thread takes at a time.
 struct Chunk {
   size_t begin = 0, end = 0;
-  int64_t line = 1;
+  int64_t line = 1, column = 1;
 };
 
 // A file cut at rows. The text must outlive it.
 class RowFile {
  public:
-  // `name` stands for the file in messages. Throws Error(bad_dataset) for a list that does not end,
-  // and for files that begin as archives, Parquet, UTF-16 or UTF-32 do; the file is their place.
+  // `name` stands for the file in messages. Throws Error(bad_dataset) for a list that does not end
+  // or that ends with a comma, and for files that begin as archives, Parquet, UTF-16 or UTF-32 do;
+  // the file is their place.
   RowFile(std::string_view text, std::string name);
   // About `size` bytes each, together the whole file.
   std::vector<Chunk> chunks(size_t size = 1 << 20) const;
+  // A row that is missing before a comma of a list is one without text, at the comma.
   std::vector<RowPiece> rows(const Chunk& chunk) const;
 
  private:
@@ -38,8 +41,8 @@ class RowFile {
   std::string_view text_;
   std::string name_;
   bool list_ = false;
-  size_t begin_ = 0, end_ = 0;  // of the lines, or of what is between [ and ]
-  int64_t line_ = 1;            // on which begin_ lies
+  size_t begin_ = 0, end_ = 0;     // of the lines, or of what is between [ and ]
+  int64_t line_ = 1, column_ = 1;  // at which begin_ lies
 };
 
 }  // namespace meshwright::jsonl

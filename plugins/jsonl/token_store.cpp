@@ -182,7 +182,7 @@ std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
   };
   boost::json::object places;
   // The header's length decides where sections begin, which it tells: it gets room to spare.
-  const size_t header_room = 4096;
+  const size_t header_room = 4096 + origin.parts.size();
   size_t at = aligned(kFront + header_room);
   for (const Section& one : sections) {
     places[one.name] = {{"begin", at},
@@ -190,11 +190,13 @@ std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
                         {"xxh3", hexadecimal(XXH3_64bits(one.bytes.data(), one.bytes.size()))}};
     at = aligned(at + one.bytes.size());
   }
-  boost::json::object header{
-      {"version", kStoreVersion},         {"key", origin.key},
-      {"template", origin.template_hash}, {"documents", documents()},
-      {"id_bytes", wide_ ? 4 : 2},        {"counts", counts_json(origin.counts)},
-      {"sections", std::move(places)}};
+  boost::json::object header{{"version", kStoreVersion}, {"key", origin.key}};
+  if (!origin.parts.empty()) header["parts"] = boost::json::parse(origin.parts);
+  header["template"] = origin.template_hash;
+  header["documents"] = documents();
+  header["id_bytes"] = wide_ ? 4 : 2;
+  header["counts"] = counts_json(origin.counts);
+  header["sections"] = std::move(places);
   std::string text = boost::json::serialize(header);
   if (text.size() > header_room)
     throw Error(ErrorCode::internal,
@@ -232,6 +234,9 @@ void TokenStore::read(std::span<const std::byte> bytes) {
   if (number(header, "version") != kStoreVersion)
     throw "it is of version " + std::to_string(number(header, "version"));
   origin_.key = string(header, "key");
+  // For people only: nothing here depends on it.
+  if (const auto* parts = header.if_contains("parts"); parts != nullptr && parts->is_object())
+    origin_.parts = boost::json::serialize(*parts);
   origin_.template_hash = string(header, "template");
   origin_.counts = counts_of(object(header, "counts"));
   documents_ = static_cast<uint64_t>(number(header, "documents"));

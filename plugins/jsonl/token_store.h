@@ -6,8 +6,8 @@
 // document's ids begin; `ids`, u16 where the vocabulary allows it, else u32; `runs` u64 [documents
 // + 1], where each document's target runs begin; `targets` u32 [2 x runs], begin and end of a run
 // of target tokens, within its document; `rows` u64 [documents], at which byte of all files, one
-// behind the other, the document's row begins. The header tells counts, what the documents were
-// made of, the sections' places and their XXH3-64.
+// behind the other, the document's row begins. The header tells its version, the key and of what it
+// was made, counts, the sections' places and their XXH3-64.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@
 
 namespace meshwright::jsonl {
 
-inline constexpr int kStoreVersion = 4;
+inline constexpr int kStoreVersion = 5;
 
 // Tokens [begin, end) of a document.
 struct Run {
@@ -63,6 +63,8 @@ struct StoreOrigin {
   std::string key;            // 32 hexadecimal digits
   std::string template_hash;  // of the chat templates' texts; "": none
   StoreCounts counts;
+  // A JSON object of what the key was made of (key_parts()), for people; "": not known.
+  std::string parts = {};
 };
 
 // Collects documents; bytes() is the whole file.

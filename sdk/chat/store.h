@@ -33,8 +33,9 @@ class Store {
   std::vector<std::string> names() const;
   // Name and text of each.
   std::vector<std::pair<std::string, std::string>> texts() const;
-  // The only one; of several "tool_use" if the row has tools, else "default". Throws
-  // Error(bad_template) with the names if neither is there, and without any template at all.
+  // The only one; of several "tool_use" if the row has tools (an empty list is one, as for
+  // transformers), else "default". Throws Error(bad_template) with the names if neither is there,
+  // and without any template at all.
   const ChatTemplate& choose(bool has_tools) const;
 
   // {"bos_token", "<s>"}, ...: the special tokens of tokenizer_config.json (special_tokens_map.json

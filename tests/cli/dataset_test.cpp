@@ -132,7 +132,7 @@ TEST_CASE("numbers") {
   CHECK(ran.out.starts_with("[dataset] configs/chats/chats.jsonl, 200 rows, "));
   CHECK(ran.out.find("200 used") != std::string::npos);
   char documents[48];
-  std::snprintf(documents, sizeof documents, " steps of 8 samples, %.1f documents each\n",
+  std::snprintf(documents, sizeof documents, " steps of 8 samples, %.1f documents a step\n",
                 200 * 8 / samples);
   CHECK(ran.out.find("\n  an epoch is ") != std::string::npos);
   CHECK(ran.out.find(documents) != std::string::npos);

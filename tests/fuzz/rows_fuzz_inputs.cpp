@@ -78,7 +78,11 @@ json::object some_row(Random& random, size_t kind) {
   switch (kind) {
     case 0:
       row["messages"] = some_messages(random);
-      if (random.one_in(8)) row["tools"] = json::array{json::object{{"name", some_text(random)}}};
+      if (random.one_in(8)) {
+        json::array tools;
+        if (!random.one_in(4)) tools.push_back(json::object{{"name", some_text(random)}});
+        row["tools"] = std::move(tools);
+      }
       break;
     case 1:
       row["conversations"] = some_messages(random, /*sharegpt=*/true);

@@ -116,7 +116,8 @@ ManyRows::Counts ManyRows::run(Random& random) {
   for (const RowPiece& piece : pieces) try {
       const std::string where = kName + (":" + std::to_string(piece.line));
       const Encoded encoded = encoder.encode(
-          read_row(parse_row(piece.text, kName, piece.line), *options.format, where), where);
+          read_row(parse_row(piece.text, kName, piece.line, piece.column), *options.format, where),
+          where);
       check_encoded(encoded, words->tokenizer.size());
       ++counts.encoded;
       if (!list && piece.text.find('\n') != std::string_view::npos) continue;

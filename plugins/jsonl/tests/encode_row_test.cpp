@@ -316,6 +316,35 @@ TEST_CASE("what looks like a special token in tools or in a string is text too")
         Ids{256, kEnd, 0});
 }
 
+TEST_CASE("an empty list of tools reaches the template, and chooses it, as in transformers") {
+  const Framed framed;
+  auto text = [&](const std::string& tools) {
+    return encode(
+               R"({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}])" +
+                   (tools.empty() ? "" : ", \"tools\": " + tools) + "}",
+               {}, framed.folder.string())
+        .text;
+  };
+  const std::string turns = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}";
+  jsonl_test::write(
+      framed.folder / "chat_template.jinja",
+      "{{ 'none' if tools is none else tools|length }}{{ ' some' if tools }}|" + turns);
+  const std::string after = "|a<|im_end|>b<|im_end|>";
+  CHECK(text("") == "none" + after);
+  CHECK(text("null") == "none" + after);
+  CHECK(text("[]") == "0" + after);
+  CHECK(text(R"("[]")") == "0" + after);
+  CHECK(text(R"([{"name": "f"}])") == "1 some" + after);
+  // Of several templates: get_chat_template() takes tool_use where tools are not None.
+  jsonl_test::fs::create_directories(framed.folder / "additional_chat_templates");
+  jsonl_test::write(framed.folder / "additional_chat_templates/tool_use.jinja", "use|" + turns);
+  CHECK(text("") == "none" + after);
+  CHECK(text("null") == "none" + after);
+  CHECK(text("[]") == "use" + after);
+  CHECK(text(R"("[]")") == "use" + after);
+  CHECK(text(R"([{"name": "f"}])") == "use" + after);
+}
+
 TEST_CASE("variables and the date reach the template") {
   const Framed framed;
   jsonl_test::write(framed.folder / "chat_template.jinja",

@@ -10,7 +10,9 @@
 
 #include "given.h"
 #include "meshwright/error.h"
+#include "plugins/jsonl/cache_key.h"
 #include "plugins/jsonl/options.h"
+#include "sdk/base/counts.h"
 #include "temporary_folder.h"
 
 namespace kind_test {
@@ -51,6 +53,22 @@ TEST_CASE("the chats of the configs: packed nearly full") {
   CHECK(source->report()[0].starts_with("200 rows, "));
   std::vector<std::string> files = source->files();
   CHECK(files.size() == 4);  // rows, tokenizer, its configuration, template
+}
+
+TEST_CASE("numbers are those of what is open, and of other lengths others") {
+  const JsonlKind asked, open;
+  Given given(kChats);
+  for (const int64_t length : {128, 512, 200}) {
+    given.request.seq_len = length;
+    const auto source = open.open(given.request);
+    const auto numbers = open.numbers(given.request);
+    CHECK(numbers == asked.numbers(given.request));
+    CHECK(numbers == open.numbers(given.request));
+    const std::map<std::string, int64_t> by_name(numbers.begin(), numbers.end());
+    CHECK((by_name.at("truncated") == 0) == (length == 512));
+    CHECK(source->report()[1].starts_with(
+        meshwright::text::counted(by_name.at("positions"), "position")));
+  }
 }
 
 TEST_CASE("the store is the same for any number of threads, and a cache gives it back") {

@@ -49,7 +49,7 @@ TEST_CASE("one list") {
   CHECK(all("[ \n ]").empty());
   // What is missing is a row, and no JSON.
   CHECK(all("[1,,2]") == Lines{"1: 1", "1: ", "1: 2"});
-  CHECK(all("[1,]") == Lines{"1: 1"});
+  CHECK(all("[,1]") == Lines{"1: ", "1: 1"});
   CHECK_THROWS_WITH_AS(all("[1,\n2\n"),
                        "error[E0701]: f:2: the file begins with [ and does not end with ]", Error);
   CHECK_THROWS_AS(all("["), Error);
@@ -58,6 +58,57 @@ TEST_CASE("one list") {
   } catch (const Error& error) {
     CHECK(error.origin().file == "f");
     CHECK(error.origin().line == 3);
+  }
+}
+
+TEST_CASE("a list that ends with a comma is told as that, at the comma") {
+  struct Case {
+    const char *text, *place;
+    int line, column;
+  };
+  for (const Case& one : std::initializer_list<Case>{{"[1,]", "f:1:3", 1, 3},
+                                                     {"[{\"a\": 1},]\n", "f:1:10", 1, 10},
+                                                     {"\xEF\xBB\xBF[1,]", "f:1:3", 1, 3},
+                                                     {"\n [1,\n  2 ,\n\n ]\n", "f:3:5", 3, 5},
+                                                     {"[,]", "f:1:2", 1, 2}}) {
+    CAPTURE(one.text);
+    try {
+      all(one.text);
+      FAIL("no error");
+    } catch (const Error& error) {
+      CHECK(error.code() == meshwright::ErrorCode::bad_dataset);
+      CHECK(error.message() ==
+            std::string(one.place) +
+                ": not valid JSON: a comma stands before ], with nothing behind it");
+      CHECK(error.helps() == std::vector<std::string>{"remove that comma"});
+      CHECK(error.origin().file == "f");
+      CHECK(error.origin().line == one.line);
+      CHECK(error.origin().column == one.column);
+    }
+  }
+  // One within a string is none.
+  CHECK(all("[\"a,\"]") == Lines{"1: \"a,\""});
+}
+
+TEST_CASE("rows have the column at which they begin, whatever the size of chunks") {
+  for (const std::string_view text :
+       {" {\"a\":1}\n{}\n", "[{\"a\": [1, 2]}, {\"b\": 1}\n , {},3\n,\n\n 4 ]",
+        "\xEF\xBB\xBF{}\n {}", "\n [1,,22,  3]"}) {
+    CAPTURE(text);
+    const RowFile file(text, "f");
+    const size_t begin = text.starts_with("\xEF") ? 3 : 0;
+    size_t rows = 0;
+    for (const size_t size : {size_t{1}, size_t{9}, size_t{1000}})
+      for (const Chunk& chunk : file.chunks(size))
+        for (const RowPiece& piece : file.rows(chunk)) {
+          const std::string_view before = text.substr(begin, piece.offset - begin);
+          const size_t feed = before.rfind('\n');
+          CHECK(piece.column == static_cast<int64_t>(feed == std::string_view::npos
+                                                         ? before.size() + 1
+                                                         : before.size() - feed));
+          ++rows;
+        }
+    CHECK(rows >= 6);
   }
 }
 

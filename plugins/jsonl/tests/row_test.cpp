@@ -117,7 +117,16 @@ TEST_CASE("prompt and completion") {
 
 TEST_CASE("tools may be a JSON string") {
   CHECK(read(R"({"messages": [{"role": "user"}], "tools": "[{\"a\": 1}]"})").tools.is_list());
-  CHECK(read(R"({"messages": [{"role": "user"}], "tools": []})").tools.is_none());
+  CHECK(read(R"({"messages": [{"role": "user"}], "tools": null})").tools.is_none());
+  CHECK(read(R"({"messages": [{"role": "user"}]})").tools.is_none());
+  // An empty list is not the same as none.
+  for (const char* tools : {"[]", R"("[]")"}) {
+    CAPTURE(tools);
+    const Row row =
+        read(R"({"messages": [{"role": "user"}], "tools": )" + std::string(tools) + "}");
+    REQUIRE(row.tools.is_list());
+    CHECK(row.tools.as_list().empty());
+  }
   CHECK(said(R"({"messages": [{"role": "user"}], "tools": "[1"})")
             .starts_with("error[E0701]: f:7: \"tools\" is a string, but not one of JSON: 1:"));
   CHECK(said(R"({"messages": [{"role": "user"}], "tools": 3})")
@@ -178,9 +187,9 @@ TEST_CASE("a row of another kind names the setting") {
 }
 
 TEST_CASE("what is no JSON has its line and column") {
-  auto parse = [](const std::string& text) -> std::string {
+  auto parse = [](const std::string& text, int64_t column = 1) -> std::string {
     try {
-      meshwright::jsonl::parse_row(text, "f", 7);
+      meshwright::jsonl::parse_row(text, "f", 7, column);
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::bad_dataset);
       return error.message();
@@ -190,8 +199,15 @@ TEST_CASE("what is no JSON has its line and column") {
   CHECK(parse("{\"a\": }").starts_with("f:7:"));
   CHECK(parse("{\"a\": 1,\n\n x}").starts_with("f:9:"));
   CHECK(parse("{} {}").starts_with("f:7:"));
-  CHECK(parse("").starts_with("f:7:"));
   CHECK(parse("{\"a\": 1}").empty());
+  CHECK(parse("", 4) == "f:7:4: not valid JSON: a comma stands where a row should begin");
+  const std::string comma = ": not valid JSON: a comma stands before }, with nothing behind it";
+  CHECK(parse("{\"a\": 1,}") == "f:7:9" + comma);
+  // Of a row that is not the first on its line.
+  CHECK(parse("{\"a\": 1,}", 21) == "f:7:29" + comma);
+  CHECK(parse("{\"a\": 1,\n}", 21) == "f:8:1" + comma);
+  CHECK(parse("{\"a\": \"\xE9\"}", 21) == "f:7:28: the text is not UTF-8 (byte 0xe9)");
+  CHECK(parse("{\n\"\xE9\": 1}", 21) == "f:8:2: the text is not UTF-8 (byte 0xe9)");
 }
 
 TEST_CASE("what is not UTF-8 is told as that, with its line, column and byte") {
@@ -256,6 +272,8 @@ TEST_CASE("a row that does not end on its line is told how rows are written") {
       "writes each on a line";
   CHECK(help("{") == one_a_line);
   CHECK(help(R"({"messages": [{"role": "us)") == one_a_line);
+  CHECK(help("") == "remove that comma");
+  CHECK(help(R"({"a": 1,})") == "remove that comma");
   CHECK(help(R"({"a" 1})").empty());
   CHECK(help("{} {}").empty());
 }

@@ -68,6 +68,26 @@ TEST_CASE("documents come back, from memory and from a file") {
   }
 }
 
+TEST_CASE("what the key was made of stands at the beginning of the file, however long it is") {
+  StoreWriter writer(false);
+  for (const Document& document : documents(false)) writer.add(document);
+  for (const size_t length : {size_t{1}, size_t{5000}, size_t{300000}}) {
+    CAPTURE(length);
+    StoreOrigin origin = kOrigin;
+    origin.parts = R"({"key_version":3,"options":[")" + std::string(length, 'o') + R"("]})";
+    const std::vector<std::byte> bytes = writer.bytes(origin);
+    const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    CHECK(text.starts_with("MWTOKENS"));
+    CHECK(text.substr(24).starts_with(R"({"version":5,"key":")" + kOrigin.key + R"(","parts":)" +
+                                      origin.parts + ","));
+    const auto store = TokenStore::in_memory(bytes);
+    check(*store, false);
+    CHECK(store->origin().parts == origin.parts);
+  }
+  // A store that does not say it is one all the same.
+  CHECK(TokenStore::in_memory(made(false))->origin().parts.empty());
+}
+
 TEST_CASE("a store of parts is the store of the whole") {
   for (bool wide : {false, true}) {
     StoreWriter first(wide), second(wide), nothing(wide);

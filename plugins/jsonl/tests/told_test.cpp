@@ -8,6 +8,7 @@
 
 #include "given.h"
 #include "meshwright/error.h"
+#include "plugins/jsonl/cache_key.h"
 #include "plugins/jsonl/kind.h"
 #include "temporary_folder.h"
 

@@ -1,6 +1,6 @@
-// What `meshwright dataset show` and `dataset stats` ask of a kind of data set beside its samples:
-// rows as people see them, and numbers for programs. A kind that has it gives it as extension
-// kDatasetInspector. No LibTorch.
+// What `meshwright dataset show`, `dataset stats` and the start of `train` (numbers) ask of a kind
+// of data set beside its samples: rows as people see them, and numbers for programs. A kind that
+// has it gives it as extension kDatasetInspector. No LibTorch.
 #pragma once
 
 #include <cstddef>

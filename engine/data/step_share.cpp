@@ -1,0 +1,34 @@
+#include "engine/data/step_share.h"
+
+#include <cstdio>
+
+#include "engine/plan/epochs.h"
+
+namespace meshwright::data {
+
+DatasetInspector* inspector_of(const DatasetConfig& config) {
+  if (!config.plugin) return nullptr;
+  return static_cast<DatasetInspector*>(config.plugin->kind->extension(kDatasetInspector));
+}
+
+std::optional<int64_t> documents_in(const std::vector<std::pair<std::string, int64_t>>& numbers) {
+  for (const auto& [name, value] : numbers)
+    if (name == "used") return value;
+  return std::nullopt;
+}
+
+double documents_a_step(int64_t documents, int64_t samples, int64_t batch) {
+  return static_cast<double>(documents) * static_cast<double>(batch) / static_cast<double>(samples);
+}
+
+std::string tell_steps(int64_t samples, int64_t batch, std::optional<int64_t> documents) {
+  std::string out =
+      "an epoch is " + plan::steps_an_epoch(samples, batch) + (batch == 1 ? " sample" : " samples");
+  if (!documents) return out;
+  char text[48];
+  std::snprintf(text, sizeof text, ", %.1f documents a step",
+                documents_a_step(*documents, samples, batch));
+  return out + text;
+}
+
+}  // namespace meshwright::data
