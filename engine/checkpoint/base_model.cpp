@@ -49,15 +49,16 @@ Error help_flag(Error error, const BaseRecord& record, const fs::path& folder) {
              record.path + " then, with the weights of then");
   if (std::error_code failed; !same_place(record.path, folder) && fs::exists(record.path, failed))
     error.help("leave out --base: there still is a folder " + record.path);
-  return error.help("leave out --merged and --base to export the adapters alone, which need no model");
+  return error.help(
+      "leave out --merged and --base to export the adapters alone, which need no model");
 }
 
 Error missing(const BaseRecord& record, const fs::path& folder, BaseNamedBy named_by,
               const fs::path& checkpoint) {
-  Error error(ErrorCode::file_unreadable,
-              checkpoint.string() +
-                  " holds adapters alone, and there is no folder of their model: " +
-                  folder.string());
+  Error error(
+      ErrorCode::file_unreadable,
+      checkpoint.string() +
+          " holds adapters alone, and there is no folder of their model: " + folder.string());
   if (named_by == BaseNamedBy::flag) return help_flag(std::move(error), record, folder);
   return error.help("put the model back into " + record.path)
       .help("where it is elsewhere: model.pretrained = \"FOLDER\" to train on")

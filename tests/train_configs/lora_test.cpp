@@ -199,7 +199,8 @@ TEST_CASE("a checkpoint beside a folder of weights holds what trains, and goes o
   INFO(wrong);
   CHECK(status == 7);
   CHECK(wrong.find("help: --base FOLDER: the folder of the model that the run started from, which "
-                   "was " + base.string()) != std::string::npos);
+                   "was " +
+                   base.string()) != std::string::npos);
   CHECK(wrong.find("model.pretrained") == std::string::npos);
   CHECK_FALSE(fs::exists(kRuns + "/lora_gone_on_wrong"));
   // In fewer digits than before, which is told.

@@ -221,8 +221,8 @@ TEST_CASE("a base model that is gone or another one is told, and may lie elsewhe
   CHECK(verified().damage.empty());
   CHECK(verified().base_problem == gone.message());
   // Nobody has named a folder here: what to do is said for a run and for an export.
-  const std::string whole = "meshwright checkpoint export " + made.apart.string() +
-                            " --merged --base FOLDER --out DIR";
+  const std::string whole =
+      "meshwright checkpoint export " + made.apart.string() + " --merged --base FOLDER --out DIR";
   CHECK(gone.key().empty());
   CHECK(gone.helps() ==
         std::vector<std::string>{"put the model back into " + made.base.string(),
@@ -250,9 +250,10 @@ TEST_CASE("what --base names wrongly is told with what to give it, and a run's k
   const Made made;
   const fs::path other = made.path / "other", nowhere = made.path / "nowhere";
   made.put_base(parts_of(2).weights, other);
-  const std::string give = "--base FOLDER: the folder of the model that the run started from, "
-                           "which was " +
-                           made.base.string() + " then, with the weights of then",
+  const std::string give =
+                        "--base FOLDER: the folder of the model that the run started from, "
+                        "which was " +
+                        made.base.string() + " then, with the weights of then",
                     leave = "leave out --base: there still is a folder " + made.base.string(),
                     alone =
                         "leave out --merged and --base to export the adapters alone, which need "
@@ -260,8 +261,8 @@ TEST_CASE("what --base names wrongly is told with what to give it, and a run's k
   for (const fs::path& base : {other, nowhere}) {
     CAPTURE(base.string());
     const Error error = error_of(made.apart, base);
-    CHECK(error.code() == (base == other ? ErrorCode::checkpoint_mismatch
-                                         : ErrorCode::file_unreadable));
+    CHECK(error.code() ==
+          (base == other ? ErrorCode::checkpoint_mismatch : ErrorCode::file_unreadable));
     CHECK(error.message().find(base.string()) != std::string::npos);
     CHECK(error.key().empty());
     CHECK(error.helps() == std::vector<std::string>{give, leave, alone});

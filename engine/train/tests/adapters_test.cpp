@@ -343,13 +343,11 @@ TEST_CASE("adapters under a strategy of a third party are those of ddp and of fs
   const Curve alone = came_of(layout_of(model, one, {"ddp", kAlone})).curve,
               sharded = came_of(layout_of(model, one, {"fsdp2", {2, {}}})).curve;
   // Alone first: its plan is registered once a process, and not by two ranks at a time.
-  for (const Where& where :
-       std::vector<Where>{{strategy, kAlone, {load}},
-                          {strategy, {2, {}}, {load}},
-                          {strategy, {2, {}}, {load, kWholeBase}},
-                          {strategy,
-                           {2, {kTp2}},
-                           {load, "distributed.tp_plan=\"fixture_mlp_and_head\""}}}) {
+  for (const Where& where : std::vector<Where>{
+           {strategy, kAlone, {load}},
+           {strategy, {2, {}}, {load}},
+           {strategy, {2, {}}, {load, kWholeBase}},
+           {strategy, {2, {kTp2}}, {load, "distributed.tp_plan=\"fixture_mlp_and_head\""}}}) {
     const Layout layout = layout_of(model, one, where);
     INFO(layout.text());
     const Came came = came_of(layout);
