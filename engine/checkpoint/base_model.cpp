@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/meta_format.h"
@@ -37,19 +38,55 @@ bool same_place(const fs::path& a, const fs::path& b) {
   return a == b || fs::equivalent(a, b, failed);
 }
 
-Error mismatch(const BaseRecord& record, const fs::path& folder, const fs::path& checkpoint) {
-  if (same_place(record.path, folder))
-    return Error(ErrorCode::checkpoint_mismatch,
-                 checkpoint.string() + ": its adapters are of the model in " + record.path +
-                     ", whose weights are not those of then")
-        .key("model.pretrained")
-        .help("put the weights back that the run started from")
+std::string export_with(const std::string& base, const fs::path& checkpoint) {
+  return "meshwright checkpoint export " + checkpoint.string() + " --merged --base " + base +
+         " --out DIR";
+}
+
+// What to say after --base.
+Error help_flag(Error error, const BaseRecord& record, const fs::path& folder) {
+  error.help("--base FOLDER: the folder of the model that the run started from, which was " +
+             record.path + " then, with the weights of then");
+  if (std::error_code failed; !same_place(record.path, folder) && fs::exists(record.path, failed))
+    error.help("leave out --base: there still is a folder " + record.path);
+  return error.help(
+      "leave out --merged and --base to export the adapters alone, which need no model");
+}
+
+Error missing(const BaseRecord& record, const fs::path& folder, BaseNamedBy named_by,
+              const fs::path& checkpoint) {
+  Error error(
+      ErrorCode::file_unreadable,
+      checkpoint.string() +
+          " holds adapters alone, and there is no folder of their model: " + folder.string());
+  if (named_by == BaseNamedBy::flag) return help_flag(std::move(error), record, folder);
+  return error.help("put the model back into " + record.path)
+      .help("where it is elsewhere: model.pretrained = \"FOLDER\" to train on")
+      .help("for a model that is whole: " + export_with("FOLDER", checkpoint));
+}
+
+Error mismatch(const BaseRecord& record, const fs::path& folder, BaseNamedBy named_by,
+               const fs::path& checkpoint) {
+  const bool same = same_place(record.path, folder);
+  Error error(ErrorCode::checkpoint_mismatch,
+              checkpoint.string() + ": its adapters are of the model in " + record.path +
+                  (same ? ", whose weights are not those of then"
+                        : ", not of " + folder.string() + ", which has other weights"));
+  switch (named_by) {
+    case BaseNamedBy::flag:
+      return help_flag(std::move(error), record, folder);
+    case BaseNamedBy::record:
+      return error.help("put the weights back that the run started from")
+          .help("where a copy of them is, a model that is whole can be made: " +
+                export_with("FOLDER", checkpoint));
+    case BaseNamedBy::pretrained:
+      break;
+  }
+  error.key("model.pretrained");
+  if (same)
+    return error.help("put the weights back that the run started from")
         .help("set run.name to another name to train adapters of the new weights beside it");
-  return Error(ErrorCode::checkpoint_mismatch,
-               checkpoint.string() + ": its adapters are of the model in " + record.path +
-                   ", not of " + folder.string() + ", which has other weights")
-      .key("model.pretrained")
-      .help("set model.pretrained = \"" + record.path + "\"")
+  return error.help("set model.pretrained = \"" + record.path + "\"")
       .help("set run.name to another name to train adapters of the other model beside it");
 }
 
@@ -68,21 +105,14 @@ std::string fingerprint_of(const weights::WeightFolder& folder) {
   return to_hex(checksum(all));
 }
 
-BaseModel::BaseModel(const BaseRecord& record, const fs::path& folder, const fs::path& checkpoint)
+BaseModel::BaseModel(const BaseRecord& record, const fs::path& folder, BaseNamedBy named_by,
+                     const fs::path& checkpoint)
     : checkpoint_(checkpoint), folder_(folder) {
   std::error_code failed;
-  if (!fs::exists(folder, failed))
-    throw Error(
-        ErrorCode::file_unreadable,
-        checkpoint.string() +
-            " holds adapters alone, and there is no folder of their model: " + folder.string())
-        .help("put the model back into " + record.path)
-        .help(
-            "where it is elsewhere: model.pretrained = \"FOLDER\" to train on; for a model that "
-            "is whole, meshwright checkpoint export " +
-            checkpoint.string() + " --merged --base FOLDER --out DIR");
+  if (!fs::exists(folder, failed)) throw missing(record, folder, named_by, checkpoint);
   weights_ = std::make_unique<weights::WeightFolder>(folder);
-  if (fingerprint_of(*weights_) != record.fingerprint) throw mismatch(record, folder, checkpoint);
+  if (fingerprint_of(*weights_) != record.fingerprint)
+    throw mismatch(record, folder, named_by, checkpoint);
 }
 
 void BaseModel::read(const TensorRecord& tensor, const std::string& architecture,

@@ -2,6 +2,7 @@
 // train where they are, and say where that was and what they were.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -17,12 +18,19 @@ namespace meshwright::checkpoint {
 // there.
 std::string fingerprint_of(const weights::WeightFolder& folder);
 
+// Who says where that model is now: what a user can set when it is not there.
+enum class BaseNamedBy : uint8_t {
+  record,      // the checkpoint itself: where it was
+  pretrained,  // model.pretrained of a run that goes on
+  flag         // --base of `checkpoint export`
+};
+
 class BaseModel {
  public:
   // `folder` takes the place of the recorded path. Throws Error(file_unreadable) when there is no
   // such folder, Error(checkpoint_mismatch) when other weights lie there, Error(bad_safetensors).
   // `checkpoint`: for messages.
-  BaseModel(const BaseRecord& record, const std::filesystem::path& folder,
+  BaseModel(const BaseRecord& record, const std::filesystem::path& folder, BaseNamedBy named_by,
             const std::filesystem::path& checkpoint);
   // Checkpoint::read() of a tensor with `base`.
   void read(const TensorRecord& tensor, const std::string& architecture, const Region& region,

@@ -156,7 +156,7 @@ const weights::TensorEntry& Checkpoint::entry(const Piece& piece, const TensorRe
 void Checkpoint::open_base() {
   if (meta_.base && !base_)
     base_.emplace(*meta_.base, base_folder_.empty() ? fs::path(meta_.base->path) : base_folder_,
-                  folder_);
+                  base_named_by_, folder_);
 }
 
 void Checkpoint::read(const TensorRecord& tensor, const Region& region, DType target, void* out) {

@@ -27,8 +27,11 @@ class Checkpoint {
   ~Checkpoint();
   const Meta& meta() const { return meta_; }
   const std::filesystem::path& folder() const { return folder_; }
-  // Where the model now is that Meta::base names, in place of the path there.
-  void base_is_in(std::filesystem::path folder) { base_folder_ = std::move(folder); }
+  // Where the model now is that Meta::base names, in place of the path there, and who says so.
+  void base_is_in(std::filesystem::path folder, BaseNamedBy named_by) {
+    base_folder_ = std::move(folder);
+    base_named_by_ = named_by;
+  }
   const std::filesystem::path& base_folder() const { return base_folder_; }  // empty: that path
   // Opens it, if there is one. Throws what BaseModel() throws; read() opens it when it has to.
   void open_base();
@@ -59,6 +62,7 @@ class Checkpoint {
   Meta meta_;
   std::vector<std::unique_ptr<Opened>> opened_;
   std::filesystem::path base_folder_;  // empty: where meta.json says
+  BaseNamedBy base_named_by_ = BaseNamedBy::record;
   std::optional<BaseModel> base_;
 };
 

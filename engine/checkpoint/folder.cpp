@@ -82,7 +82,7 @@ std::optional<int64_t> step_of(const std::string& name) {
   return step;
 }
 
-std::vector<Found> find_all(const fs::path& checkpoints) {
+std::vector<Found> find_all(const fs::path& checkpoints, For use) {
   std::vector<Found> out;
   std::error_code failed;
   if (!fs::exists(checkpoints, failed) && !failed) return out;
@@ -94,7 +94,10 @@ std::vector<Found> find_all(const fs::path& checkpoints) {
   if (failed)
     throw Error(ErrorCode::no_checkpoint,
                 "cannot list " + checkpoints.string() + ": " + failed.message())
-        .help("move what stands there out of the way, or choose another run.name or run.dir");
+        .help(use == For::reading
+                  ? "name a checkpoint itself (runs/first/checkpoints/step_00000050), or a folder "
+                    "that can be listed"
+                  : "move what stands there out of the way, or choose another run.name or run.dir");
   std::sort(out.begin(), out.end(), [](const Found& a, const Found& b) { return a.step < b.step; });
   for (Found& found : out) found.problem = problem_of(found.path);
   return out;
@@ -109,7 +112,7 @@ std::optional<fs::path> best_of(const fs::path& checkpoints) {
 }
 
 std::optional<Found> newest(const fs::path& checkpoints, For use) {
-  std::vector<Found> all = find_all(checkpoints);
+  std::vector<Found> all = find_all(checkpoints, use);
   if (all.empty()) return std::nullopt;
   if (all.back().problem.empty()) return all.back();
   Error error(ErrorCode::bad_checkpoint, all.back().problem);

@@ -22,17 +22,18 @@ struct Found {
                         // files' sizes tell
 };
 
+// What an error helps with: a run's settings, or what a command that reads can be given.
+enum class For : uint8_t { resuming, reading };
 // All published checkpoints of a folder, by step. An absent folder has none. Throws
 // Error(no_checkpoint) when it cannot be listed.
-std::vector<Found> find_all(const std::filesystem::path& checkpoints);
+std::vector<Found> find_all(const std::filesystem::path& checkpoints, For use = For::resuming);
 // The checkpoint that `latest` points to, when it is there.
 std::optional<std::filesystem::path> latest_of(const std::filesystem::path& checkpoints);
 // The same of `best`.
 std::optional<std::filesystem::path> best_of(const std::filesystem::path& checkpoints);
 // What to continue: the one of the highest step. nullopt when there is none at all. Throws
 // Error(bad_checkpoint) when it is damaged, naming the newest one that is whole: nobody should lose
-// steps without having decided so. `use`: what the error helps with.
-enum class For : uint8_t { resuming, reading };
+// steps without having decided so.
 std::optional<Found> newest(const std::filesystem::path& checkpoints, For use = For::resuming);
 // The checkpoint a user means by a path: a checkpoint's folder, or one that holds checkpoints (its
 // `latest`, else the newest), or a run's folder. Throws Error(no_checkpoint | bad_checkpoint).

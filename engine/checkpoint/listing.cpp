@@ -26,7 +26,8 @@ Listed look_at(Found found) {
 
 std::optional<Group> group_of(const fs::path& folder) {
   Group group{folder, {}};
-  for (Found& found : find_all(folder)) group.checkpoints.push_back(look_at(std::move(found)));
+  for (Found& found : find_all(folder, For::reading))
+    group.checkpoints.push_back(look_at(std::move(found)));
   if (group.checkpoints.empty()) return std::nullopt;
   std::optional<fs::path> latest = latest_of(folder);
   std::optional<fs::path> best = best_of(folder);

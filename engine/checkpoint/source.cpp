@@ -45,7 +45,7 @@ Source::Source(const fs::path& path, const fs::path& base) : path_(path) {
   }
   path_ = resolve(path);
   checkpoint_ = std::make_unique<Checkpoint>(path_);
-  if (!base.empty()) checkpoint_->base_is_in(base);
+  if (!base.empty()) checkpoint_->base_is_in(base, BaseNamedBy::flag);
   auto refuse = [&](const std::string& what) {
     return Error(ErrorCode::bad_checkpoint, (path_ / "meta.json").string() + ": " + what)
         .help("meshwright checkpoint verify " + path_.string());

@@ -30,8 +30,8 @@ struct SourceTensor {
 class Source {
  public:
   // `path`: what resolve() takes, or a Hugging Face folder, or one safetensors file. Throws what
-  // Checkpoint and WeightFolder throw. `base`: where the model now is that a checkpoint with
-  // adapters names; empty: there.
+  // Checkpoint and WeightFolder throw. `base`: where --base says that the model now is which a
+  // checkpoint with adapters names; empty: there.
   explicit Source(const std::filesystem::path& path, const std::filesystem::path& base = {});
   ~Source();
   const std::filesystem::path& path() const { return path_; }  // what was found

@@ -220,7 +220,7 @@ void check_rows(const data::DatasetConfig& data, const Request& request, const S
 std::vector<fs::path> all_checkpoints(const std::string& path) {
   std::vector<fs::path> out;
   for (const fs::path& folder : {fs::path(path), fs::path(path) / "checkpoints"}) {
-    for (const checkpoint::Found& found : checkpoint::find_all(folder))
+    for (const checkpoint::Found& found : checkpoint::find_all(folder, checkpoint::For::reading))
       if (found.problem.empty())
         out.push_back(found.path);
       else

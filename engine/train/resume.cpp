@@ -191,7 +191,7 @@ void check_base(checkpoint::Checkpoint& from, const std::string& pretrained) {
         .key("model.pretrained")
         .help("set model.pretrained = \"" + base->path + "\"")
         .help("set run.name to another name to train this job beside it");
-  from.base_is_in(pretrained);
+  from.base_is_in(pretrained, checkpoint::BaseNamedBy::pretrained);
   from.open_base();
 }
 

@@ -68,6 +68,26 @@ TEST_CASE("plan --json has the documented form for a sharded mesh") {
     CHECK(p.at("bytes").as_object().at(key).is_int64());
 }
 
+TEST_CASE("plan counts the adapters of Llama 3 8B: 41,943,040 on all Linears with r = 16") {
+  for (const char* layout : {"--world-size 1 --set distributed.strategy=ddp ",
+                             "--world-size 8 --set distributed.tp_size=2 "}) {
+    CAPTURE(std::string(layout));
+    json::object p = plan(std::string(layout) +
+                          "--set model.config=configs/models/llama-3-8b.json --set lora.r=16");
+    int64_t trains = 0, stays = 0;
+    for (const json::value& value : p.at("parameters").as_array()) {
+      const json::object& row = value.as_object();
+      const bool factor = row.at("name").as_string().find(".lora_") != json::string::npos;
+      int64_t count = 1;
+      for (const json::value& size : row.at("global_shape").as_array()) count *= size.as_int64();
+      CHECK(row.at("trainable").as_bool() == factor);
+      (factor ? trains : stays) += count;
+    }
+    CHECK(trains == 41'943'040);  // 32 layers of 16 (in + out)
+    CHECK(stays == 8'030'261'248);
+  }
+}
+
 TEST_CASE("plan --json tells what a pipeline does, action by action") {
   Ran ran =
       run("plan configs/pipeline_interleaved.toml --json --world-size 32 --set "

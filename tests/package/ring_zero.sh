@@ -20,4 +20,8 @@ trained ddp $job --nproc 2 --set distributed.strategy=ddp
 trained ring_2 $job --nproc 2; same ring_2 ddp
 trained ring_4 $job --nproc 4 --set distributed.ring_zero.reduce_every_micro_batch=true; same ring_4 ddp
 expect "2 rings of 2 ranks" "$work/runs/ring_4/run.log"
+# Adapters, beside weights that stay: its model leaves frozen parameters as they are.
+trained ddp_adapters $job --nproc 2 --set distributed.strategy=ddp --set lora.r=4
+trained ring_adapters $job --nproc 2 --set lora.r=4; same ring_adapters ddp_adapters
+cmp -s "$work/ddp_adapters.losses" "$work/ddp.losses" && fail "adapters trained as the whole model does"
 echo "the example plugin plans and trains"

@@ -1,4 +1,4 @@
-"""Adapters beside peft, on the folders of tests/data/parity: check_lora.py [--build build] [--only llama phi3 mixtral]
+"""Adapters beside peft, on the folders of tests/data/parity: check_lora.py [--build build] [--only llama phi3 mixtral] [--share]
 
 Both sides begin with one folder that peft wrote (B is not zero in it) and train 20 steps of 12 samples of 16 tokens with AdamW, in float32. Losses and gradient norms agree within
 1e-6, A and B within 2e-4 of their norm after the last step (where a gradient is nearly zero AdamW divides noise by noise, so elements are not compared). Then peft reads what the
@@ -18,13 +18,24 @@ root = os.path.dirname(os.path.dirname(here))
 LENGTH, BATCH, STEPS = 16, 12, 20
 TARGETS = {"llama": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"], "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
            "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"], "qwen3": "all-linear", "gemma3": ["q_proj", "down_proj"]}
-LAYOUTS = [("ddp", 1, []), ("ddp", 2, []), ("fsdp2", 2, []), ("fsdp2", 4, ["distributed.dp_replicate_size=2"]), ("megatron_fsdp", 2, []),
-           ("fsdp2", 2, ["distributed.pp_size=2"]),
-           ("fsdp2", 2, ["distributed.tp_size=2"]), ("fsdp2", 4, ["distributed.tp_size=2", "distributed.sequence_parallel=true"]),
-           ("fsdp2", 2, ["distributed.cp_size=2"]), ("fsdp2", 2, ["distributed.activation_checkpointing=full"]),
-           *(("megatron_fsdp", 2, [f"distributed.megatron_fsdp.zero_dp_strategy={level}"]) for level in (0, 1, 2))]  # 3 is the default
-# Of models with experts, before the others, which they have but for the sequence parallel one.
-EXPERT_LAYOUTS = [("moe_ep", 2, ["distributed.ep_size=2"]), ("fsdp2", 4, ["distributed.ep_size=2"])]
+# Every model runs all of them but those that MIXTRAL_LACKS and those of experts. The family: the one that runs it under --share.
+LAYOUTS = [("llama", "ddp", 1, []), ("phi3", "ddp", 2, []), ("mixtral", "fsdp2", 2, []), ("phi3", "fsdp2", 4, ["distributed.dp_replicate_size=2"]),
+           ("llama", "megatron_fsdp", 2, []), ("llama", "fsdp2", 2, ["distributed.pp_size=2"]), ("phi3", "fsdp2", 2, ["distributed.tp_size=2"]),
+           ("llama", "fsdp2", 4, ["distributed.tp_size=2", "distributed.sequence_parallel=true"]), ("llama", "fsdp2", 2, ["distributed.cp_size=2"]),
+           ("phi3", "fsdp2", 2, ["distributed.activation_checkpointing=full"]),
+           *((family, "megatron_fsdp", 2, [f"distributed.megatron_fsdp.zero_dp_strategy={level}"])  # 3 is the default
+             for level, family in enumerate(("mixtral", "phi3", "mixtral")))]
+MIXTRAL_LACKS = "distributed.sequence_parallel=true"
+# Of models with experts, before the others.
+EXPERT_LAYOUTS = [("mixtral", "moe_ep", 2, ["distributed.ep_size=2"]), ("mixtral", "fsdp2", 4, ["distributed.ep_size=2"])]
+
+
+def layouts_of(family, share):
+    """(strategy, ranks, settings) of what a family trains on."""
+    all_of_them = LAYOUTS
+    if family == "mixtral":
+        all_of_them = EXPERT_LAYOUTS + [layout for layout in LAYOUTS if MIXTRAL_LACKS not in layout[3]]
+    return [tuple(layout) for runs_it, *layout in all_of_them if not share or runs_it == family]
 
 
 def load(base):
@@ -105,8 +116,13 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--build", default=os.path.join(root, "build"))
     p.add_argument("--only", nargs="*", default=["llama", "phi3"])
-    p.add_argument("--layouts", type=int, default=len(LAYOUTS + EXPERT_LAYOUTS), help="as many, of the first ones")
+    p.add_argument("--share", action="store_true", help="each layout under one of llama, phi3 and mixtral, which all have to be there")
     a = p.parse_args()
+    if a.share:
+        ran = [layout for family in dict.fromkeys(a.only) for layout in layouts_of(family, True)]
+        left = [layout for _, *layout in LAYOUTS + EXPERT_LAYOUTS if tuple(layout) not in ran]
+        if left or any(not layouts_of(family, True) for family in a.only):
+            p.error(f"--share is for --only llama phi3 mixtral; without a family: {left}")
     from peft import PeftModel
     from safetensors.torch import load_file
     torch.set_num_threads(1)
@@ -119,9 +135,6 @@ def main():
 
     for family in a.only:
         rslora = family == "phi3"
-        layouts = LAYOUTS
-        if family == "mixtral":
-            layouts = EXPERT_LAYOUTS + [layout for layout in LAYOUTS if "distributed.sequence_parallel=true" not in layout[2]]
         base = f"{root}/tests/data/parity/{family}"
         with tempfile.TemporaryDirectory() as folder:
             adapter = f"{folder}/adapter"
@@ -130,7 +143,7 @@ def main():
             targets = TARGETS[family]
             theirs = {name.replace(".default.", "."): p.detach() for name, p in model.named_parameters() if "lora_" in name}
             check = samples(f"{root}/tests/data/parity/train.bin", STEPS)[:, :-1]
-            for strategy, ranks, sets in layouts[:a.layouts]:
+            for strategy, ranks, sets in layouts_of(family, a.share):
                 curve, run = train(a.build, folder, base, adapter, strategy, ranks, sets, STEPS, rslora, targets, family)
                 name = f"{family}, {strategy} on {ranks} {' '.join(sets)}"
                 for key in ("loss", "grad_norm"):

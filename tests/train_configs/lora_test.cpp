@@ -191,6 +191,18 @@ TEST_CASE("a checkpoint beside a folder of weights holds what trains, and goes o
   exported("lora_gone_on", "lora_gone_on_again", "--merged --base '" + moved.string() + "'");
   CHECK(contents(kRuns + "/lora_gone_on_again/model.safetensors") ==
         contents(kRuns + "/lora_gone_on_merged/model.safetensors"));
+  fs::remove_all(kRuns + "/lora_gone_on_wrong");
+  const std::string wrong =
+      said("checkpoint export '" + kRuns + "/lora_gone_on' --out '" + kRuns +
+               "/lora_gone_on_wrong' --merged --base '" + kRuns + "/lora_gone_on_merged'",
+           &status);
+  INFO(wrong);
+  CHECK(status == 7);
+  CHECK(wrong.find("help: --base FOLDER: the folder of the model that the run started from, which "
+                   "was " +
+                   base.string()) != std::string::npos);
+  CHECK(wrong.find("model.pretrained") == std::string::npos);
+  CHECK_FALSE(fs::exists(kRuns + "/lora_gone_on_wrong"));
   // In fewer digits than before, which is told.
   const Trained elsewhere = train(beside(moved, 7, ddp + "--set lora.base_dtype=bfloat16"),
                                   "lora_elsewhere", "lora_gone_on");

@@ -220,17 +220,70 @@ TEST_CASE("a base model that is gone or another one is told, and may lie elsewhe
   CHECK(gone.message().ends_with("there is no folder of their model: " + made.base.string()));
   CHECK(verified().damage.empty());
   CHECK(verified().base_problem == gone.message());
+  // Nobody has named a folder here: what to do is said for a run and for an export.
+  const std::string whole =
+      "meshwright checkpoint export " + made.apart.string() + " --merged --base FOLDER --out DIR";
+  CHECK(gone.key().empty());
+  CHECK(gone.helps() ==
+        std::vector<std::string>{"put the model back into " + made.base.string(),
+                                 "where it is elsewhere: model.pretrained = \"FOLDER\" to train on",
+                                 "for a model that is whole: " + whole});
   CHECK(error_of(made.apart, moved).message() == "no error");
   // The same names and shapes, other values.
   made.put_base(parts_of(2).weights, made.base);
   const Error changed = error_of(made.apart);
   CHECK(changed.code() == ErrorCode::checkpoint_mismatch);
   CHECK(changed.message().ends_with("whose weights are not those of then"));
+  CHECK(changed.key().empty());
+  CHECK(changed.helps() ==
+        std::vector<std::string>{
+            "put the weights back that the run started from",
+            "where a copy of them is, a model that is whole can be made: " + whole});
   fs::rename(made.base, made.path / "another");
   const Error other = error_of(made.apart, made.path / "another");
   CHECK(other.code() == ErrorCode::checkpoint_mismatch);
   CHECK(other.message().ends_with("of the model in " + made.base.string() + ", not of " +
                                   (made.path / "another").string() + ", which has other weights"));
+}
+
+TEST_CASE("what --base names wrongly is told with what to give it, and a run's key by that key") {
+  const Made made;
+  const fs::path other = made.path / "other", nowhere = made.path / "nowhere";
+  made.put_base(parts_of(2).weights, other);
+  const std::string give =
+                        "--base FOLDER: the folder of the model that the run started from, "
+                        "which was " +
+                        made.base.string() + " then, with the weights of then",
+                    leave = "leave out --base: there still is a folder " + made.base.string(),
+                    alone =
+                        "leave out --merged and --base to export the adapters alone, which need "
+                        "no model";
+  for (const fs::path& base : {other, nowhere}) {
+    CAPTURE(base.string());
+    const Error error = error_of(made.apart, base);
+    CHECK(error.code() ==
+          (base == other ? ErrorCode::checkpoint_mismatch : ErrorCode::file_unreadable));
+    CHECK(error.message().find(base.string()) != std::string::npos);
+    CHECK(error.key().empty());
+    CHECK(error.helps() == std::vector<std::string>{give, leave, alone});
+  }
+  // As it says: the adapters alone go out beside any folder.
+  Source source(made.apart, other);
+  export_folder(source, made.path / "alone", {.form = ExportForm::adapter});
+  CHECK(fs::exists(made.path / "alone" / "adapter_model.safetensors"));
+  // Under the name of then lie others: to leave out --base would not help.
+  fs::remove_all(made.base);
+  fs::copy(other, made.base);
+  CHECK(error_of(made.apart, made.base).helps() == std::vector<std::string>{give, alone});
+  Checkpoint going_on(made.apart);
+  going_on.base_is_in(other, BaseNamedBy::pretrained);
+  try {
+    going_on.open_base();
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.key() == "model.pretrained");
+    CHECK(error.helps().at(0) == "set model.pretrained = \"" + made.base.string() + "\"");
+  }
 }
 
 }  // namespace checkpoint_base_model_test

@@ -145,6 +145,18 @@ TEST_CASE("a damaged newest one is not passed over in silence") {
         (folder.at(20) / "config.json").string() + ": not a regular file of this folder");
 }
 
+TEST_CASE("what cannot be listed is told to a run by its settings, to who reads by what to name") {
+  Folder folder;
+  std::ofstream(folder.own) << "no folder";
+  for (const For use : {For::resuming, For::reading}) try {
+      find_all(folder.own, use);
+      FAIL_CHECK("accepted");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::no_checkpoint);
+      CHECK((error.helps()[0].find("run.name") == std::string::npos) == (use == For::reading));
+    }
+}
+
 TEST_CASE("a path means a checkpoint, a folder of some, or a run") {
   Folder folder;
   folder.save(10);

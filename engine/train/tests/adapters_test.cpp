@@ -332,6 +332,41 @@ TEST_CASE("adapters beside experts that stay are the same under moe_ep as in one
   }
 }
 
+// One that shards as fsdp2 does, and has a tensor-parallel plan of its own: MLPs and the head.
+TEST_CASE("adapters under a strategy of a third party are those of ddp and of fsdp2") {
+  TestFolder folder("adapters_of_a_third_party");
+  const Case one = cases()[0];
+  const std::string model = write_model(folder.path, one.model),
+                    load = "plugins.load=[\"" MESHWRIGHT_BUILD_DIR
+                           "/fixtures/plugins/libmeshwright_fixture_tp_plan.so\"]";
+  const char* strategy = "fixture_tp_plan";
+  const Curve alone = came_of(layout_of(model, one, {"ddp", kAlone})).curve,
+              sharded = came_of(layout_of(model, one, {"fsdp2", {2, {}}})).curve;
+  // Alone first: its plan is registered once a process, and not by two ranks at a time.
+  for (const Where& where : std::vector<Where>{
+           {strategy, kAlone, {load}},
+           {strategy, {2, {}}, {load}},
+           {strategy, {2, {}}, {load, kWholeBase}},
+           {strategy, {2, {kTp2}}, {load, "distributed.tp_plan=\"fixture_mlp_and_head\""}}}) {
+    const Layout layout = layout_of(model, one, where);
+    INFO(layout.text());
+    const Came came = came_of(layout);
+    for (const Curve* truth : {&alone, &sharded}) {
+      CHECK(strays(came.curve, *truth) == "");
+      for (const auto& [name, tensor] : truth->parameters) {
+        if (!is_factor(name)) continue;
+        CAPTURE(name);
+        const double far = (came.curve.parameters.at(name) - tensor).norm().item<double>();
+        CHECK(far < 1e-6 * tensor.norm().item<double>());
+      }
+    }
+    for (const auto& [name, tensor] : came.first) {
+      CAPTURE(name);
+      CHECK(came.curve.parameters.at(name).equal(tensor) == !is_factor(name));
+    }
+  }
+}
+
 TEST_CASE("dropout of adapters drops the same on every layout") {
   TestFolder folder("adapters_dropout");
   const std::string model = write_model(folder.path, kLlama);
