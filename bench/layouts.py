@@ -9,7 +9,7 @@
 `--machine4`: another one for 4 ranks, where these share cores that 2 ranks have for themselves. A Llama and a Mixtral of random weights on random tokens, float32,
 one thread a rank, the same samples a step in every layout. A round runs all layouts one after the other; a layout's time is the median over the rounds of what its
 run says in plan.json: the median step without the first three. Memory is the peak of rank 0's tensors. The pick is the first layout of the search for the dense
-model on as many ranks, run with the settings that it prints, in the same rounds.
+model on as many ranks, run with the settings that it prints, in the same rounds; its ratio to the best is taken round by round: the median, the least and the most.
 """
 import argparse, json, os, shlex, statistics, subprocess, sys, tempfile
 
@@ -128,8 +128,9 @@ def report_picks(seconds, picks):
         if not dense:
             continue
         best = min(dense, key=dense.get)
-        ratio = statistics.median(pick / one for pick, one in zip(seconds[f"pick on {ranks}"], seconds[best], strict=True))
-        print(f"the search's pick on {ranks} ranks takes {ratio:.2f} of the best measured, {best} (asked: 1.10 or less)\n  {use}")
+        ratios = [pick / one for pick, one in zip(seconds[f"pick on {ranks}"], seconds[best], strict=True)]
+        print(f"the search's pick on {ranks} ranks takes {statistics.median(ratios):.2f} of the best measured, {best} ({min(ratios):.2f} to {max(ratios):.2f} "
+              f"in {len(ratios)} {'round' if len(ratios) == 1 else 'rounds'}; asked: 1.10 or less)\n  {use}")
 
 
 def main():
