@@ -79,20 +79,20 @@ class FirstTwo {
       for (const auto& [to, value] : scaled) *to = factor * value;
       return lead();
     };
-    bool turns = false;
+    // What is slower one way is faster the other: where one end turns the order, that is all.
     for (const double end : {least, most}) {
-      const double there = distance(end) < kNear ? 0 : lead_at(end);
-      if (there >= 0) continue;
-      const double factor = solve(lead_at, end, there);
-      if (turns && distance(factor) >= distance(out.factor)) continue;
-      turns = true;
-      out.factor = factor;
-      out.off = off_text(factor, end > 1 ? constant.more : constant.less);
+      if (distance(end) < kNear) continue;
+      const double there = lead_at(end);
+      if (there < 0) {
+        out.factor = solve(lead_at, end, there);
+        out.off = off_text(out.factor, end > 1 ? constant.more : constant.less);
+        out.name = constant.name;
+        break;
+      }
+      if (end < 1 && there == lead_) break;  // no effect
     }
     for (const auto& [to, value] : scaled) *to = value;
-    if (!turns) return std::nullopt;
-    out.name = constant.name;
-    return out;
+    return out.name.empty() ? std::nullopt : std::optional(std::move(out));
   }
 
  private:
