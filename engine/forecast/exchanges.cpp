@@ -106,4 +106,22 @@ double context_seconds(const steptime::Machine& machine, std::span<const WireRow
                          steptime::exposed_ring(machine, backward, core.backward));
 }
 
+Exchanged exchanged_of(const plan::JobPlan& plan) {
+  return {plan.footprint->wire, data_moved(plan).seldom,
+          plan.context && plan.context->method == ContextMethod::ring};
+}
+
+void set_exchange_seconds(const steptime::Machine& machine, const steptime::Shape& shape,
+                          const Exchanged& said, steptime::Job& job) {
+  const double passes = job.micro_batches * job.runs * shape.layers / job.pp;
+  const steptime::Group tp{job.tp, 1, job.ranks_per_host},
+      replicas{job.replicas(), job.tp * job.shard, job.ranks_per_host};
+  const double left = job.async_tp == steptime::AsyncTp::torch ? machine.overlap.async_tp : 1;
+  if (job.tp > 1) job.tp_seconds = left * seconds_of_rows(machine, said.wire, "tp", tp) / passes;
+  if (job.cp > 1)
+    job.cp_seconds = context_seconds(machine, said.wire, shape, job, said.ring) / passes;
+  if (job.ep > 1) job.ep_seconds = expert_seconds(machine, said.wire, shape, job) / passes;
+  job.beside_seconds = steptime::all_reduce(machine, replicas, said.seldom);
+}
+
 }  // namespace meshwright::forecast

@@ -4,6 +4,7 @@
 
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "engine/plan/plan.h"
 #include "engine/steptime/job.h"
@@ -33,5 +34,16 @@ double expert_seconds(const steptime::Machine& machine, std::span<const WireRow>
 // The same of cp. `ring`: messages travel beside the attention of one layer (exposed_ring()).
 double context_seconds(const steptime::Machine& machine, std::span<const WireRow> wire,
                        const steptime::Shape& shape, const steptime::Job& job, bool ring);
+
+// What a rank's plan says of the exchanges whose seconds the model is told.
+struct Exchanged {
+  std::vector<WireRow> wire;
+  double seldom = 0;  // see DataMoved
+  bool ring = false;  // of cp: messages travel beside attention
+};
+Exchanged exchanged_of(const plan::JobPlan& plan);
+// Seconds of these on a machine, into `job`, which has its sizes.
+void set_exchange_seconds(const steptime::Machine& machine, const steptime::Shape& shape,
+                          const Exchanged& said, steptime::Job& job);
 
 }  // namespace meshwright::forecast

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "engine/forecast/exchanges.h"
 #include "sdk/base/pipeline.h"
@@ -10,7 +11,6 @@
 namespace meshwright::forecast {
 namespace {
 
-using steptime::Group;
 using steptime::Job;
 using steptime::Machine;
 using steptime::Shape;
@@ -153,8 +153,8 @@ void finish(Forecast& out) {
 }
 
 // What a rank's stages, rows and bytes come to.
-Job job_of_rank(const plan::JobPlan& plan, const Ways& ways, const Machine& machine,
-                const Shape& shape) {
+Job job_of_rank(const plan::JobPlan& plan, const Ways& ways, const Exchanged& said,
+                const Machine& machine, const Shape& shape) {
   Job out;
   set_sizes(plan, out);
   out.ranks_per_host = std::min(machine.network.ranks_per_host, out.ranks);
@@ -178,18 +178,7 @@ Job job_of_rank(const plan::JobPlan& plan, const Ways& ways, const Machine& mach
   if (plan.shared.enable_async_tensor_parallel && out.sequence_parallel)
     out.async_tp = steptime::AsyncTp::torch;
   set_data_traffic(plan, shape, ways, out);
-
-  const double passes = out.micro_batches * out.runs * shape.layers / out.pp;
-  const std::vector<WireRow>& wire = plan.footprint->wire;
-  const Group tp{out.tp, 1, out.ranks_per_host},
-      replicas{out.replicas(), out.tp * out.shard, out.ranks_per_host};
-  double left = 1;
-  if (out.async_tp == steptime::AsyncTp::torch) left = machine.overlap.async_tp;
-  const bool ring = plan.context && plan.context->method == ContextMethod::ring;
-  if (out.tp > 1) out.tp_seconds = left * seconds_of_rows(machine, wire, "tp", tp) / passes;
-  if (out.cp > 1) out.cp_seconds = context_seconds(machine, wire, shape, out, ring) / passes;
-  if (out.ep > 1) out.ep_seconds = expert_seconds(machine, wire, shape, out) / passes;
-  out.beside_seconds = steptime::all_reduce(machine, replicas, data_moved(plan).seldom);
+  set_exchange_seconds(machine, shape, said, out);
   // Where the ranks compute on the host, all there is lies there anyhow.
   if (ways.offload.cpu && !machine.overlap.adds && plan.memory.where != MemoryFacts::Where::host)
     set_offload(plan, ways, out);
@@ -239,11 +228,13 @@ class Judge {
   Judge(const Ways& ways, Forecast& out) : ways_(ways), out_(out) {}
 
   void take(const plan::JobPlan& plan) {
-    const Job sizes = job_of_rank(plan, ways_, out_.machine, out_.shape);
+    Exchanged said = exchanged_of(plan);
+    const Job sizes = job_of_rank(plan, ways_, said, out_.machine, out_.shape);
     const steptime::Prediction time = steptime::predict(out_.machine, out_.shape, sizes);
     if (!out_.slowest || time.seconds > out_.time.seconds) {
       out_.job = sizes;
       out_.time = time;
+      out_.exchanged = std::move(said);
     }
     if (const double work = work_of(plan, out_, sizes); !out_.slowest || work > longest_) {
       out_.slowest = place_of(plan);
@@ -334,6 +325,12 @@ Forecast forecast(const Machine& machine, const Shape& shape, const Job& job) {
   out.memory = out.time.memory.peak();
   finish(out);
   return out;
+}
+
+steptime::Prediction predicted_on(const Machine& machine, const Forecast& forecast) {
+  Job job = forecast.job;
+  if (forecast.exchanged) set_exchange_seconds(machine, forecast.shape, *forecast.exchanged, job);
+  return steptime::predict(machine, forecast.shape, job);
 }
 
 }  // namespace meshwright::forecast

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/forecast/exchanges.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/steptime/machine.h"
@@ -42,6 +43,8 @@ struct Forecast {
   std::string bound;           // the largest part: "products"
   double bound_share = 0;
   std::vector<std::string> rough;  // why the figure is rougher than docs/step_time.md promises
+  // What the seconds of exchanges in `job` were had from; nullopt: of sizes alone.
+  std::optional<Exchanged> exchanged;
 
   double room() const { return 1 - memory / usable; }  // below 0: it does not fit
 };
@@ -69,6 +72,9 @@ Forecast forecast(const plan::Job& job, const plan::JobPlan& plan,
 // The same of sizes alone, with the memory that the model counts.
 Forecast forecast(const steptime::Machine& machine, const steptime::Shape& shape,
                   const steptime::Job& job);
+// The same step on another machine, whose hosts have as many ranks: what forecast() would say of
+// the rank that `forecast.job` is of, without its plan.
+steptime::Prediction predicted_on(const steptime::Machine& machine, const Forecast& forecast);
 
 // Where the shipped machine files lie: beside the program, or in the source tree.
 std::string machines_folder();

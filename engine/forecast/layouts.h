@@ -89,6 +89,10 @@ Why why_of(const plan::Job& job, const steptime::Machine& machine, const Wanted&
 std::vector<RefusedFamily> refused_families(const steptime::SearchRequest& request,
                                             const std::vector<steptime::Layout>& families);
 
+// What would change the order of the first two of `found`, by their predictions with one constant
+// of their machine off at a time. Only `best`, its memory, and `forecasts` are read.
+std::vector<Turn> turns_of(const Found& found);
+
 // Why nothing was found, with what would have to change.
 [[noreturn]] void refuse_search(const plan::Job& job, const steptime::Machine& machine,
                                 const Wanted& wanted, const steptime::SearchRequest& request,

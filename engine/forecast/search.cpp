@@ -63,6 +63,7 @@ Found search(plan::Job& job, const steptime::Machine& machine, const Wanted& wan
   Found out = planned_layouts(job, machine, wanted, request);
   if (out.result.best.empty()) refuse_search(job, machine, wanted, request, out);
   out.families = refused_families(request, out.result.families);
+  out.turns = turns_of(out);
   if (words) out.why = why_of(job, machine, wanted, request, *words, out);
   return out;
 }

@@ -47,6 +47,13 @@ struct RefusedFamily {
   std::string fits_with;  // "pp 2": one size more that does, by the model; empty: none
 };
 
+// One constant of the machine that, off by `factor`, puts the second layout before the first.
+struct Turn {
+  std::vector<std::string> figures;  // of the machine file, all times the factor: "network.nic"
+  double factor = 1;                 // 1/2 to 2
+  std::string name, off;             // "the network between hosts", "12% slower"
+};
+
 struct Found {
   std::vector<Forecast> forecasts;  // of the layouts below, in their order, as their plans say
   // `best` are those of the model that can be planned and fit, ranked by their plans' seconds and
@@ -58,6 +65,8 @@ struct Found {
   std::optional<Error> refused;         // the first plan that could not be made
   std::vector<RefusedFamily> families;  // those that would be fastest, by the model
   std::optional<Why> why;
+  // Nearest first; empty: no constant does so within 1/2 and 2, or there is one layout.
+  std::vector<Turn> turns;
 };
 
 // The model ranks all layouts (steptime::search); the first of them are planned as `plan` with

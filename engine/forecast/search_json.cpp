@@ -72,6 +72,12 @@ json::object to_json(const Found& found) {
         {"parts", parts},
         {"fits_with", fits_with.empty() ? json::value(nullptr) : json::value(fits_with)}});
   }
+  json::array turns;
+  for (const Turn& turn : found.turns) {
+    json::array figures;
+    for (const std::string& key : turn.figures) figures.emplace_back(key);
+    turns.push_back(json::object{{"figures", figures}, {"factor", turn.factor}});
+  }
   json::object rejected;
   for (const auto& [reason, count] : found.result.rejected) rejected[reason] = count;
   json::object out = {{"layouts", layouts},
@@ -84,7 +90,8 @@ json::object to_json(const Found& found) {
                       {"equal", found.result.best.size() > 1 &&
                                     std::abs(found.result.best[1].predicted.seconds /
                                                  found.result.best[0].predicted.seconds -
-                                             1) <= 0.03}};
+                                             1) <= 0.03},
+                      {"turns", turns}};
   if (found.why) out["why"] = json_of(found, *found.why);
   return out;
 }

@@ -50,7 +50,6 @@ std::string micro_text(const Layout& layout) {
 
 // How close the second is, where it says something.
 std::string second_text(const Found& found) {
-  if (found.result.best.size() < 2) return "";
   const double first = found.result.best[0].predicted.seconds,
                second = found.result.best[1].predicted.seconds, off = second / first - 1;
   if (std::abs(off) <= 0.03) return "The first two are equal: within 3% of each other.";
@@ -58,6 +57,18 @@ std::string second_text(const Found& found) {
   std::snprintf(text, sizeof text, "The second is %.0f%% %s.", 100 * std::abs(off),
                 off > 0 ? "slower" : "faster, but tight");
   return text;
+}
+
+// What would change their order, the nearest three.
+std::string turns_text(const Found& found) {
+  constexpr size_t kMost = 3;
+  if (found.turns.empty())
+    return "No figure of the machine, halved or doubled, would make the two change places.";
+  std::string out = "The two would change places if ";
+  for (size_t i = 0; i < std::min(kMost, found.turns.size()); ++i)
+    out += (i > 0 ? ", or " : "") + found.turns[i].name + (i > 0 ? " " : " were ") +
+           found.turns[i].off;
+  return out + ".";
 }
 
 // A column of the table. `give`: the higher, the sooner it gives its place to what is narrow, and
@@ -289,7 +300,8 @@ std::string draw(const report::Style& style, const Found& found) {
                  "tokens/s are of one device, memory of one rank, which may take " +
                      report::human_bytes(std::llround(found.memory)),
                  0);
-  out += wrapped(style, second_text(found), 0);
+  if (found.result.best.size() > 1)
+    out += wrapped(style, second_text(found) + " " + turns_text(found), 0);
   out += rough_text(style, found) + "\n";
   for (size_t i = 0; i < found.sets.size(); ++i)
     out += settings_text(style, std::to_string(i + 1), found.sets[i]);
