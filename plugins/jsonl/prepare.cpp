@@ -159,7 +159,9 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
     progress(at);
   });
   StoreWriter all(wide);
-  StoreOrigin origin{key, {}, {}, key_parts(options)};
+  StoreOrigin origin;
+  origin.key = key;
+  origin.parts = key_parts(options);
   for (Made& one : made) {
     all.append(std::move(*one.writer));
     one.writer.reset();
