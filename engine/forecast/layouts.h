@@ -89,7 +89,7 @@ Why why_of(const plan::Job& job, const steptime::Machine& machine, const Wanted&
 std::vector<RefusedFamily> refused_families(const steptime::SearchRequest& request,
                                             const std::vector<steptime::Layout>& families);
 
-// What would change the order of the first two of `found`, by their predictions with one constant
+// What would put another of the first ten of `found` first, by predictions with one constant
 // of their machine off at a time. Only `best`, its memory, and `forecasts` are read.
 std::vector<Turn> turns_of(const Found& found);
 

@@ -47,11 +47,12 @@ struct RefusedFamily {
   std::string fits_with;  // "pp 2": one size more that does, by the model; empty: none
 };
 
-// One constant of the machine that, off by `factor`, puts the second layout before the first.
+// One constant of the machine that, off by `factor`, puts another layout before the first.
 struct Turn {
   std::vector<std::string> figures;  // of the machine file, all times the factor: "network.nic"
-  double factor = 1;                 // 1/2 to 2
+  double factor = 1;                 // 1/2 to 2; of all layouts the nearest
   std::string name, off;             // "the network between hosts", "12% slower"
+  size_t first = 2;                  // the layout that is first then, by its place now
 };
 
 struct Found {

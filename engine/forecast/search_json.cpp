@@ -76,7 +76,8 @@ json::object to_json(const Found& found) {
   for (const Turn& turn : found.turns) {
     json::array figures;
     for (const std::string& key : turn.figures) figures.emplace_back(key);
-    turns.push_back(json::object{{"figures", figures}, {"factor", turn.factor}});
+    turns.push_back(
+        json::object{{"figures", figures}, {"factor", turn.factor}, {"first", turn.first}});
   }
   json::object rejected;
   for (const auto& [reason, count] : found.result.rejected) rejected[reason] = count;

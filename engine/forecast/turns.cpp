@@ -1,4 +1,4 @@
-// Which constant of the machine would change the order of the first two layouts, and by how much it
+// Which constant of the machine would put another layout before the first, and by how much it
 // would have to be off: both are predicted again with one constant scaled at a time.
 #include <algorithm>
 #include <boost/math/tools/toms748_solve.hpp>
@@ -20,6 +20,7 @@ using steptime::Layout;
 constexpr double kMostOff = 2;   // times and a time: what is off by more is another machine
 constexpr double kNear = 0.002;  // of a factor, which is shown in whole percent
 constexpr std::uintmax_t kCalls = 20;
+constexpr size_t kMostRivals = 10;  // of the first
 
 // Figures of a machine that are off together.
 struct Constant {
@@ -48,16 +49,17 @@ const std::vector<Constant>& constants() {
 
 double distance(double factor) { return std::abs(std::log(factor)); }
 
-class FirstTwo {
+class Rivals {
  public:
-  explicit FirstTwo(const Found& found)
-      : found_(found),
+  // `other`: its place behind the first of `found`, which has place 0.
+  Rivals(const Found& found, size_t other)
+      : forecasts_{&found.forecasts[0], &found.forecasts[other]},
         machine_(found.forecasts.front().machine),
         figures_(steptime::figures_of(machine_)),
-        layouts_{found.result.best[0], found.result.best[1]},
+        layouts_{found.result.best[0], found.result.best[other]},
         lead_(std::max(0.0, lead())) {}
-  FirstTwo(const FirstTwo&) = delete;
-  FirstTwo& operator=(const FirstTwo&) = delete;
+  Rivals(const Rivals&) = delete;
+  Rivals& operator=(const Rivals&) = delete;
 
   // nullopt: it turns nothing, or the machine has no such constant.
   std::optional<Turn> turn_of(const Constant& constant) {
@@ -98,12 +100,11 @@ class FirstTwo {
  private:
   // By how much the first is ahead on the machine as it is scaled now; below 0: it is not.
   double lead() {
-    for (size_t i = 0; i < 2; ++i)
-      layouts_[i].predicted = predicted_on(machine_, found_.forecasts[i]);
+    for (size_t i = 0; i < 2; ++i) layouts_[i].predicted = predicted_on(machine_, *forecasts_[i]);
     return layouts_[1].score() - layouts_[0].score();
   }
 
-  // Between 1 and `end`, where the second leads: the factor from which on it does.
+  // Between 1 and `end`, where the other leads: the factor from which on it does.
   template <class Lead>
   double solve(const Lead& lead_at, double end, double there) const {
     std::uintmax_t calls = kCalls;
@@ -119,7 +120,7 @@ class FirstTwo {
     return (percent < 1 ? "less than 1%" : std::to_string(percent) + "%") + " " + how;
   }
 
-  const Found& found_;
+  const Forecast* forecasts_[2];
   steptime::Machine machine_;
   std::vector<Figure> figures_;  // of machine_
   Layout layouts_[2];
@@ -130,10 +131,17 @@ class FirstTwo {
 
 std::vector<Turn> turns_of(const Found& found) {
   std::vector<Turn> out;
-  if (found.result.best.size() < 2) return out;
-  FirstTwo two(found);
-  for (const Constant& constant : constants())
-    if (std::optional<Turn> turn = two.turn_of(constant)) out.push_back(std::move(*turn));
+  const size_t count = std::min(found.result.best.size(), kMostRivals);
+  for (const Constant& constant : constants()) {
+    std::optional<Turn> nearest;
+    for (size_t other = 1; other < count; ++other) {
+      std::optional<Turn> turn = Rivals(found, other).turn_of(constant);
+      if (!turn || (nearest && distance(nearest->factor) <= distance(turn->factor))) continue;
+      nearest = std::move(turn);
+      nearest->first = other + 1;
+    }
+    if (nearest) out.push_back(std::move(*nearest));
+  }
   std::stable_sort(out.begin(), out.end(), [](const Turn& a, const Turn& b) {
     return distance(a.factor) < distance(b.factor);
   });

@@ -137,7 +137,7 @@ TEST_CASE("plan with a layout's line says what the search said, whatever the fil
   }
 }
 
-TEST_CASE("the first two change places by their plans where a machine's figure is as far off") {
+TEST_CASE("another layout is first by its plan where a machine's figure is as far off") {
   const std::string jobs[] = {"configs/hsdp_tp.toml --world-size 64 ",
                               "configs/moe_ep.toml --world-size 32 ",
                               "configs/megatron_fsdp_zero1.toml --world-size 16 ",
@@ -147,9 +147,9 @@ TEST_CASE("the first two change places by their plans where a machine's figure i
     CAPTURE(job);
     const std::string file = job.substr(0, job.find("--fix"));
     const json::object found =
-        object_of(run("plan " + job + "--machine h100 --search --top 2 --json"));
+        object_of(run("plan " + job + "--machine h100 --search --top 6 --json"));
     const json::array& layouts = found.at("layouts").as_array();
-    REQUIRE(layouts.size() == 2);
+    REQUIRE(layouts.size() == 6);
     const json::array& turns = found.at("turns").as_array();
     for (size_t t = 0; t < std::min<size_t>(turns.size(), 3); ++t) {
       const json::object& turn = turns[t].as_object();
@@ -165,7 +165,7 @@ TEST_CASE("the first two change places by their plans where a machine's figure i
                               .at("time")
                               .as_object());
         };
-        return score(1) / score(0) - 1;
+        return score(turn.at("first").to_number<size_t>() - 1) / score(0) - 1;
       };
       CHECK(lead(factor) <= 1e-6);
       if (std::abs(factor - 1) > 0.02) CHECK(lead(factor + (factor < 1 ? 0.01 : -0.01)) > 0);

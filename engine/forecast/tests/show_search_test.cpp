@@ -275,31 +275,32 @@ TEST_CASE("what cannot be says why, with numbers, and so do sizes that no way ma
   CHECK(large.at("parts").at("states").to_number<int64_t>() == std::llround(61 * kGiB));
 }
 
-TEST_CASE("what makes the first two change places is told, the nearest three in words") {
+TEST_CASE("what puts another layout first is told, the nearest three in words") {
   Found found = found_here();
   CHECK(
       has(forecast::draw({false, true, 300}, found),
           "\nThe first two are equal: within 3% of each other. No figure of the machine, halved or "
-          "doubled, would make the two change places.\n"));
+          "doubled, would put another of these first.\n"));
   CHECK(forecast::to_json(found).at("turns").as_array().empty());
   found.turns = {{{"network.nic"}, 0.98, "the network between hosts", "2% slower"},
-                 {{"peak.bf16", "peak.fp32"}, 1.08, "products and attention", "8% faster"},
+                 {{"peak.bf16", "peak.fp32"}, 1.08, "products and attention", "8% faster", 4},
                  {{"overlap.kappa"}, 1.5, "what kernels lose beside collectives", "50% more"},
                  {{"device.bandwidth"}, 0.6, "memory", "40% slower"}};
-  CHECK(has(
-      forecast::draw({false, true, 300}, found),
-      "The two would change places if the network between hosts were 2% slower, or products and "
-      "attention 8% faster, or what kernels lose beside collectives 50% more.\n"));
+  CHECK(
+      has(forecast::draw({false, true, 300}, found),
+          "Another would be first if the network between hosts were 2% slower (2), or products and "
+          "attention 8% faster (4), or what kernels lose beside collectives 50% more (2).\n"));
   const boost::json::array turns = forecast::to_json(found).at("turns").as_array();
   REQUIRE(turns.size() == 4);
   CHECK(boost::json::serialize(turns[1].at("figures")) == R"(["peak.bf16","peak.fp32"])");
   CHECK(turns[1].at("factor").as_double() == 1.08);
+  CHECK(turns[1].at("first").to_number<int64_t>() == 4);
   CHECK(turns[3].at("figures").at(0).as_string() == "device.bandwidth");
   // One layout has nothing to change places with.
   found.result.best.resize(1);
   found.forecasts.resize(1);
   found.sets.resize(1);
-  CHECK(!has(forecast::draw({false, true, 300}, found), "change places"));
+  CHECK(!has(forecast::draw({false, true, 300}, found), "would be first"));
 }
 
 }  // namespace show_search_test

@@ -1,4 +1,4 @@
-// Which constant of the machine makes the first two layouts of a search change places.
+// Which constant of the machine puts another layout of a search before the first.
 #include <cstddef>
 
 #include "engine/forecast/layouts.h"
