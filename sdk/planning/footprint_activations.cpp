@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "footprint_parts.h"
@@ -33,14 +32,7 @@ Run run_of(const ShardingRequest& request) {
   if (local < 1 || !pipeline::can_be_listed(size, local, micro_batches) ||
       !runs_micro_batches(schedule, size, micro_batches))
     return nullptr;
-  // The last one is kept: plans of all ranks of a pipeline ask for the same, each several times.
-  using Key = std::tuple<PipelineSchedule, int64_t, int64_t, int64_t>;
-  thread_local std::pair<Key, Run> last;
-  const Key key{schedule, size, local, micro_batches};
-  if (!last.second || last.first != key)
-    last = {key, std::make_shared<PipelineRun>(
-                     simulate_pipeline(make_actions(schedule, size, local, micro_batches)))};
-  return last.second;
+  return pipeline::run_of_schedule(schedule, size, local, micro_batches);
 }
 
 // Bytes that one pass of a stage holds, and what its backward needs beside.

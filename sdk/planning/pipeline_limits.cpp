@@ -149,7 +149,9 @@ std::optional<std::string> bubble_warning(const PipelinePlan& plan, const Pipeli
                                           const RunSize& run) {
   const auto size = static_cast<int64_t>(plan.stages_of_rank.size()),
              local = static_cast<int64_t>(plan.stages_of_rank.front().size());
-  const double bubble = simulate_pipeline(plan_actions(plan, options, micro_batches)).bubble;
+  const double bubble = plan.from_csv
+                            ? simulate_pipeline(plan_actions(plan, options, micro_batches)).bubble
+                            : run_of_schedule(plan.schedule, size, local, micro_batches)->bubble;
   if (bubble <= kMostBubble) return std::nullopt;
   std::string text = "the ranks of the pipeline idle " + percent(bubble) + " of a run of " +
                      counted(micro_batches, "micro-batch", "es");

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,6 +41,10 @@ struct ListNames {
 // simulate_pipeline() with errors that say where the lists come from.
 PipelineRun run_lists(const PipelineLists& lists, std::span<const PipelineTimes> times,
                       const ListNames& names);
+// A run of lists that a schedule makes, of actions of one length each. The last one is kept: the
+// plans of all ranks of a pipeline ask for the same, each several times.
+std::shared_ptr<const PipelineRun> run_of_schedule(PipelineSchedule schedule, int64_t size,
+                                                   int64_t local, int64_t micro_batches);
 
 // More than a quarter of the ranks' time idle: a sentence that says so, and which number of
 // micro-batches or stages a rank halves it. `most_local`: as many stages as a rank can have.

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <set>
+#include <tuple>
 #include <utility>
 
 #include "pipeline_lists.h"
@@ -70,9 +70,10 @@ class Simulation {
         if (action.kind == Kind::input) at(action.stage, action.micro_batch).backward = Kind::input;
         if (action.kind != Kind::forward) at(action.stage, action.micro_batch).returns = true;
       }
+    for (size_t rank = 0; rank < lists.size(); ++rank)
+      run_.spans.emplace_back().reserve(lists[rank].size());
     next_.resize(lists.size());
     run_.steps.resize(lists.size());
-    run_.spans.resize(lists.size());
     run_.messages_ahead.assign(lists.size(), std::vector<int64_t>(lists.size()));
     messages_.resize(lists.size() * lists.size());
   }
@@ -134,10 +135,9 @@ class Simulation {
     run_.steps[static_cast<size_t>(there)].push_back(
         {PipelineStep::Kind::receive, user, here, order_});
     Messages& messages = messages_[rank * lists_.size() + static_cast<size_t>(there)];
-    message_of(user) = ++messages.sent;
-    messages.held.insert(messages.sent);
+    message_of(user) = messages.send();
     int64_t& ahead = run_.messages_ahead[rank][static_cast<size_t>(there)];
-    ahead = std::max(ahead, messages.sent - *messages.held.begin() + 1);
+    ahead = std::max(ahead, messages.ahead());
   }
 
   int64_t& message_of(const PipelineAction& user) {
@@ -152,7 +152,7 @@ class Simulation {
     auto drop = [&](int64_t message, int64_t from) {
       if (message == 0) return;
       const auto sender = static_cast<size_t>(rank_of_[static_cast<size_t>(from)]);
-      messages_[sender * lists_.size() + rank].held.erase(message);
+      messages_[sender * lists_.size() + rank].drop(message);
     };
     drop(pass.input_message, action.stage - 1);
     drop(pass.gradient_message, action.stage + 1);
@@ -235,9 +235,23 @@ class Simulation {
   std::vector<int64_t> rank_of_;    // [stage]
   std::vector<Progress> progress_;  // [stage, micro-batch]
   std::vector<size_t> next_;        // [rank]
-  struct Messages {
-    int64_t sent = 0;
-    std::set<int64_t> held;
+  // Messages of a pair of ranks, by number from 1.
+  class Messages {
+   public:
+    int64_t send() {
+      held_.push_back(true);
+      return std::ssize(held_);
+    }
+    void drop(int64_t message) {
+      held_[static_cast<size_t>(message - 1)] = false;
+      while (first_ < held_.size() && !held_[first_]) ++first_;
+    }
+    // From the oldest that is held to the last that was sent.
+    int64_t ahead() const { return std::ssize(held_) - static_cast<int64_t>(first_); }
+
+   private:
+    std::vector<bool> held_;
+    size_t first_ = 0;
   };
   std::vector<Messages> messages_;  // [from, to]
   PipelineRun run_;
@@ -250,6 +264,17 @@ namespace pipeline {
 PipelineRun run_lists(const PipelineLists& lists, std::span<const PipelineTimes> times,
                       const ListNames& names) {
   return Simulation(lists, times, names).run();
+}
+
+std::shared_ptr<const PipelineRun> run_of_schedule(PipelineSchedule schedule, int64_t size,
+                                                   int64_t local, int64_t micro_batches) {
+  using Key = std::tuple<PipelineSchedule, int64_t, int64_t, int64_t>;
+  thread_local std::pair<Key, std::shared_ptr<const PipelineRun>> last;
+  const Key key{schedule, size, local, micro_batches};
+  if (!last.second || last.first != key)
+    last = {key, std::make_shared<PipelineRun>(
+                     simulate_pipeline(make_actions(schedule, size, local, micro_batches)))};
+  return last.second;
 }
 
 }  // namespace pipeline
