@@ -1,10 +1,10 @@
 #include "sdk/base/pipeline.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <set>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "pipeline_lists.h"
@@ -436,35 +436,37 @@ void untie(const ModelOutline& whole, const PipelinePlan& plan, int64_t pp_rank,
 }  // namespace
 
 ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan, int64_t pp_rank) {
-  std::map<std::string, int64_t, std::less<>> mine;  // module -> stage
-  std::set<std::string, std::less<>> anybodys;
+  constexpr int64_t kOthers = -1, kNobodys = -2;
+  std::unordered_map<std::string_view, int64_t> stage_of_part;  // mine: the stage
   for (const PipelineStage& stage : plan.stages)
     for (const std::string& name : stage.modules) {
-      anybodys.insert(name);
-      if (stage.rank == pp_rank) mine.emplace(name, stage.index);
+      int64_t& is = stage_of_part.try_emplace(name, kOthers).first->second;
+      if (stage.rank == pp_rank && is == kOthers) is = stage.index;
     }
   // What stands directly in a module above the stages' parts goes with the first stage.
-  bool holds_first = !plan.stages.empty() && plan.stages.front().rank == pp_rank;
-  // The part a name lies in, if any.
-  auto owner = [&](std::string_view name) -> std::string_view {
+  const bool holds_first = !plan.stages.empty() && plan.stages.front().rank == pp_rank;
+  // Of the part that a name lies in, if any.
+  auto stage_of_name = [&](std::string_view name) {
     for (;;) {
-      if (anybodys.contains(name)) return name;
-      size_t dot = name.rfind('.');
-      if (dot == std::string_view::npos) return {};
+      if (const auto part = stage_of_part.find(name); part != stage_of_part.end())
+        return part->second;
+      const size_t dot = name.rfind('.');
+      if (dot == std::string_view::npos) return kNobodys;
       name = name.substr(0, dot);
     }
   };
-  auto kept = [&](std::string_view name, bool when_above) {
-    std::string_view part = owner(name);
-    return part.empty() ? when_above : mine.contains(part);
-  };
   ModelOutline out = outline;
-  std::erase_if(out.modules, [&](const ModuleOutline& module) { return !kept(module.name, true); });
-  std::erase_if(out.parameters,
-                [&](const ParameterOutline& p) { return !kept(module_of(p.name), holds_first); });
-  for (ParameterOutline& p : out.parameters)
-    if (auto stage = mine.find(owner(module_of(p.name))); stage != mine.end())
-      p.stage = stage->second;
+  std::erase_if(out.modules,
+                [&](const ModuleOutline& module) { return stage_of_name(module.name) == kOthers; });
+  auto end = out.parameters.begin();
+  for (ParameterOutline& p : out.parameters) {
+    const int64_t stage = stage_of_name(module_of(p.name));
+    if (stage == kOthers || (stage == kNobodys && !holds_first)) continue;
+    if (stage >= 0) p.stage = stage;
+    if (&*end != &p) *end = std::move(p);
+    ++end;
+  }
+  out.parameters.erase(end, out.parameters.end());
   out.stages = std::max<int64_t>(static_cast<int64_t>(plan.stages.size()), 1);
   untie(outline, plan, pp_rank, out);
   return out;
