@@ -19,6 +19,8 @@ constexpr size_t kMostPlans = 24, kMostTries = 64, kRounds = 3, kKept = 64;
 // Layouts that are planned at least: plan and model differ by some percent, which may change the
 // order.
 constexpr size_t kPlansEach = 2, kLeastPlans = 8;
+// Sizes whose smallest layouts are planned where nothing fits.
+constexpr size_t kSmallest = 12;
 
 // What the job itself would be refused for is no reason against a layout of it.
 std::optional<Error> obstacle_of(const plan::Job& job, const plan::Job& planned,
@@ -61,7 +63,7 @@ class Planned {
       if (!narrow()) break;
     }
     // By the model nothing may fit, or what does is too large by its plan.
-    if (layouts_.empty() && out_.result.smallest) take(*out_.result.smallest);
+    if (layouts_.empty() && out_.result.smallest) take_smallest();
     return ranked();
   }
 
@@ -73,6 +75,16 @@ class Planned {
   bool spent() const {
     return made_ >= std::max(kMostPlans, 2 * wanted_.most) ||
            tried_ >= std::max(kMostTries, 4 * wanted_.most);
+  }
+  // The model's smallest, and the smallest of the sizes nearest to it: plans differ.
+  void take_smallest() {
+    std::vector<Layout> smallest = out_.result.families;
+    auto bytes = [](const Layout& layout) { return layout.predicted.memory.peak(); };
+    std::stable_sort(smallest.begin(), smallest.end(),
+                     [&](const Layout& a, const Layout& b) { return bytes(a) < bytes(b); });
+    if (smallest.size() > kSmallest) smallest.resize(kSmallest);
+    take(*out_.result.smallest);
+    for (const Layout& layout : smallest) take(layout);
   }
   // Leaves out of the next round what this one has found in vain. False: nothing.
   bool narrow() {

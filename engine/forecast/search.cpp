@@ -4,6 +4,7 @@
 
 #include "engine/config/config.h"
 #include "engine/forecast/layouts.h"
+#include "engine/report/report.h"
 
 namespace meshwright::forecast {
 namespace {
@@ -54,14 +55,40 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
   return out;
 }
 
+// What --fix says of a size holds for --why as well.
+void check_words(const LayoutWords& words, const Wanted& wanted) {
+  constexpr std::pair<const char*, const char*> kNames[] = {
+      {"tp_size", "tp"}, {"cp_size", "cp"},        {"pp_size", "pp"},
+      {"ep_size", "ep"}, {"stages_per_rank", "v"}, {"dp_replicate_size", "replicas"}};
+  for (const auto& [key, name] : kNames) {
+    const auto fixed = wanted.fixed.find(key);
+    const auto asked = words.sizes.find(name);
+    if (fixed == wanted.fixed.end() || asked == words.sizes.end()) continue;
+    const auto value = static_cast<int64_t>(asked->second);
+    if (value == fixed->second) continue;
+    const std::string here = name + std::to_string(fixed->second);
+    throw Error(ErrorCode::usage, "--why " + report::printable(*wanted.why) + " has " + name +
+                                      std::to_string(value) + ", and --fix " + key + "=" +
+                                      std::to_string(fixed->second) + " leaves " + here + " alone")
+        .help("name " + here + " in --why; a size that is not named is 1")
+        .help("leave out --fix " + std::string(key));
+  }
+}
+
 }  // namespace
 
 Found search(plan::Job& job, const steptime::Machine& machine, const Wanted& wanted) {
   const steptime::SearchRequest request = request_of(job, machine, wanted);
   std::optional<LayoutWords> words;
-  if (wanted.why) words = words_of(*wanted.why, request);
+  if (wanted.why) {
+    words = words_of(*wanted.why, request);
+    check_words(*words, wanted);
+  }
   Found out = planned_layouts(job, machine, wanted, request);
-  if (out.result.best.empty()) refuse_search(job, machine, wanted, request, out);
+  if (out.result.best.empty()) {
+    if (words) out.why = why_of(job, machine, wanted, request, *words, out);
+    refuse_search(job, machine, wanted, request, out);
+  }
   out.families = refused_families(request, out.result.families);
   out.turns = turns_of(out);
   if (words) out.why = why_of(job, machine, wanted, request, *words, out);

@@ -144,6 +144,9 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
                                               bytes_text(least) + " of " +
                                               bytes_text(found.memory) + " a rank");
   error.key(limited ? "--max-memory" : "--machine");
+  if (found.why && found.why->refused)
+    error.help("--why " + report::printable(found.why->asked) + ": " +
+               found.why->refused->message());
   if (limited && least <= usable)
     error.help("--max-memory " + whole_number(std::ceil(least / kGib)));
   error.help((limited && least <= usable

@@ -63,7 +63,8 @@ std::string second_text(const Found& found) {
 std::string turns_text(const Found& found) {
   constexpr size_t kMost = 3;
   if (found.turns.empty())
-    return "No figure of the machine, halved or doubled, would put another of these first.";
+    return "None of the figures that are tried, halved or doubled, would put another of the first "
+           "ten first.";
   std::string out = "Another would be first if ";
   for (size_t i = 0; i < std::min(kMost, found.turns.size()); ++i)
     out += (i > 0 ? ", or " : "") + found.turns[i].name + (i > 0 ? " " : " were ") +

@@ -1,6 +1,7 @@
 // Which constant of the machine would put another layout before the first, and by how much it
 // would have to be off: both are predicted again with one constant scaled at a time.
 #include <algorithm>
+#include <array>
 #include <boost/math/tools/toms748_solve.hpp>
 #include <cmath>
 #include <cstdint>
@@ -17,7 +18,8 @@ namespace {
 using steptime::Figure;
 using steptime::Layout;
 
-constexpr double kMostOff = 2;   // times and a time: what is off by more is another machine
+// Times and a time: what is off by more is another machine.
+constexpr std::array<double, 4> kRings = {1.1, 1.25, 1.5, 2};
 constexpr double kNear = 0.002;  // of a factor, which is shown in whole percent
 constexpr std::uintmax_t kCalls = 20;
 constexpr size_t kMostRivals = 10;  // of the first
@@ -32,6 +34,8 @@ const std::vector<Constant>& constants() {
       {"products and attention", "faster", "slower", {"peak.bf16", "peak.fp8", "peak.fp32"}},
       {"attention", "faster", "slower", {"rate.attention"}},
       {"memory", "faster", "slower", {"device.bandwidth"}},
+      {"element-wise kernels", "faster", "slower", {"rate.elementwise"}},
+      {"the optimizer", "faster", "slower", {"rate.optimizer"}},
       {"the network inside a host", "faster", "slower", {"network.bus"}},
       {"the network between hosts", "faster", "slower", {"network.nic"}},
       {"the steps of collectives",
@@ -49,70 +53,101 @@ const std::vector<Constant>& constants() {
 
 double distance(double factor) { return std::abs(std::log(factor)); }
 
+// The first layouts of a search on machines whose figures are off.
 class Rivals {
  public:
-  // `other`: its place behind the first of `found`, which has place 0.
-  Rivals(const Found& found, size_t other)
-      : forecasts_{&found.forecasts[0], &found.forecasts[other]},
+  explicit Rivals(const Found& found)
+      : forecasts_(found.forecasts.begin(),
+                   found.forecasts.begin() + static_cast<std::ptrdiff_t>(
+                                                 std::min(kMostRivals, found.result.best.size()))),
+        layouts_(found.result.best.begin(), found.result.best.begin() + std::ssize(forecasts_)),
         machine_(found.forecasts.front().machine),
         figures_(steptime::figures_of(machine_)),
-        layouts_{found.result.best[0], found.result.best[other]},
-        lead_(std::max(0.0, lead())) {}
+        here_(scores()) {}
   Rivals(const Rivals&) = delete;
   Rivals& operator=(const Rivals&) = delete;
 
-  // nullopt: it turns nothing, or the machine has no such constant.
+  // The nearest; nullopt: it turns nothing, or the machine has no such constant.
   std::optional<Turn> turn_of(const Constant& constant) {
-    std::vector<std::pair<double*, double>> scaled;  // with what they are
+    scaled_.clear();
     Turn out;
-    double least = 1 / kMostOff, most = kMostOff;
+    double least = 1 / kRings.back(), most = kRings.back();
     for (const Figure& figure : figures_) {
       const double value = *figure.to;
       if (value <= figure.least || std::find(constant.keys.begin(), constant.keys.end(),
                                              figure.key()) == constant.keys.end())
         continue;
-      scaled.emplace_back(figure.to, value);
+      scaled_.emplace_back(figure.to, value);
       out.figures.push_back(figure.key());
       least = std::max(least, figure.least / value);
       most = std::min(most, figure.most / value);
     }
-    if (scaled.empty()) return std::nullopt;
-    const auto lead_at = [&](double factor) {
-      for (const auto& [to, value] : scaled) *to = factor * value;
-      return lead();
-    };
-    // What is slower one way is faster the other: where one end turns the order, that is all.
-    for (const double end : {least, most}) {
-      if (distance(end) < kNear) continue;
-      const double there = lead_at(end);
-      if (there < 0) {
-        out.factor = solve(lead_at, end, there);
-        out.off = off_text(out.factor, end > 1 ? constant.more : constant.less);
-        out.name = constant.name;
-        break;
+    if (scaled_.empty()) return std::nullopt;
+    bool counts = false;
+    Side down{1, here_}, up{1, here_};
+    // Outward on both sides: a slower network may be what a faster one is not, and a layout may be
+    // first in a stretch between others.
+    for (const double ring : kRings) {
+      for (const bool faster : {false, true}) {
+        Side& side = faster ? up : down;
+        const double end = faster ? std::min(ring, most) : std::max(1 / ring, least);
+        if (std::abs(std::log(end / side.factor)) < kNear) continue;
+        const std::vector<double> there = scores_at(end);
+        counts = counts || there != here_;
+        for (size_t i = 1; i < there.size(); ++i) {
+          if (there[i] >= there[0]) continue;
+          const double factor = solve(i, side, end, there[i] - there[0]);
+          if (!out.name.empty() && distance(out.factor) <= distance(factor)) continue;
+          out.factor = factor;
+          out.off = off_text(factor, faster ? constant.more : constant.less);
+          out.name = constant.name;
+          out.first = i + 1;
+        }
+        side = {end, there};
       }
-      if (end < 1 && there == lead_) break;  // no effect
+      if (!out.name.empty() || !counts) break;
     }
-    for (const auto& [to, value] : scaled) *to = value;
+    scale(1);
     return out.name.empty() ? std::nullopt : std::optional(std::move(out));
   }
 
  private:
-  // By how much the first is ahead on the machine as it is scaled now; below 0: it is not.
-  double lead() {
-    for (size_t i = 0; i < 2; ++i) layouts_[i].predicted = predicted_on(machine_, *forecasts_[i]);
-    return layouts_[1].score() - layouts_[0].score();
+  struct Side {
+    double factor;  // as far as was looked
+    std::vector<double> scores;
+  };
+
+  void scale(double factor) {
+    for (const auto& [to, value] : scaled_) *to = factor * value;
+  }
+  double score_of(size_t i) {
+    layouts_[i].predicted = predicted_on(machine_, forecasts_[i]);
+    return layouts_[i].score();
+  }
+  std::vector<double> scores() {
+    std::vector<double> out;
+    for (size_t i = 0; i < layouts_.size(); ++i) out.push_back(score_of(i));
+    return out;
+  }
+  std::vector<double> scores_at(double factor) {
+    scale(factor);
+    return scores();
   }
 
-  // Between 1 and `end`, where the other leads: the factor from which on it does.
-  template <class Lead>
-  double solve(const Lead& lead_at, double end, double there) const {
+  // Layout i leads at `end`, by -`there`, and not at `from`: the factor from which on it does.
+  double solve(size_t i, const Side& from, double end, double there) {
+    const double here = std::max(0.0, from.scores[i] - from.scores[0]);
     std::uintmax_t calls = kCalls;
     const auto near = [](double a, double b) { return b - a < kNear * a; };
-    const bool up = end > 1;
-    const auto [from, to] = boost::math::tools::toms748_solve(
-        lead_at, up ? 1 : end, up ? end : 1, up ? lead_ : there, up ? there : lead_, near, calls);
-    return up ? to : from;
+    const auto lead = [&](double factor) {
+      scale(factor);
+      return score_of(i) - score_of(0);
+    };
+    const bool up = end > from.factor;
+    const auto [low, high] =
+        boost::math::tools::toms748_solve(lead, up ? from.factor : end, up ? end : from.factor,
+                                          up ? here : there, up ? there : here, near, calls);
+    return up ? high : low;
   }
 
   static std::string off_text(double factor, const char* how) {
@@ -120,28 +155,22 @@ class Rivals {
     return (percent < 1 ? "less than 1%" : std::to_string(percent) + "%") + " " + how;
   }
 
-  const Forecast* forecasts_[2];
+  std::vector<Forecast> forecasts_;
+  std::vector<Layout> layouts_;
   steptime::Machine machine_;
-  std::vector<Figure> figures_;  // of machine_
-  Layout layouts_[2];
-  double lead_;
+  std::vector<Figure> figures_;                     // of machine_
+  std::vector<std::pair<double*, double>> scaled_;  // with what they are
+  std::vector<double> here_;
 };
 
 }  // namespace
 
 std::vector<Turn> turns_of(const Found& found) {
   std::vector<Turn> out;
-  const size_t count = std::min(found.result.best.size(), kMostRivals);
-  for (const Constant& constant : constants()) {
-    std::optional<Turn> nearest;
-    for (size_t other = 1; other < count; ++other) {
-      std::optional<Turn> turn = Rivals(found, other).turn_of(constant);
-      if (!turn || (nearest && distance(nearest->factor) <= distance(turn->factor))) continue;
-      nearest = std::move(turn);
-      nearest->first = other + 1;
-    }
-    if (nearest) out.push_back(std::move(*nearest));
-  }
+  if (found.result.best.size() < 2) return out;
+  Rivals rivals(found);
+  for (const Constant& constant : constants())
+    if (std::optional<Turn> turn = rivals.turn_of(constant)) out.push_back(std::move(*turn));
   std::stable_sort(out.begin(), out.end(), [](const Turn& a, const Turn& b) {
     return distance(a.factor) < distance(b.factor);
   });

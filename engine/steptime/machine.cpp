@@ -178,7 +178,7 @@ class File {
                                                shown(figure.least) + " and " + shown(figure.most))
           .key(key)
           .at(origin(value->place))
-          .help("give " + key + " in plain units: bytes, seconds, operations, shares below 1");
+          .help("give " + key + " in plain units: bytes, seconds, operations, shares of 1");
     if (figure.whole && number != std::floor(number))
       throw Error(ErrorCode::out_of_range,
                   key + " = " + shown(number) + " is no number of " + figure.means)

@@ -186,11 +186,13 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
   const bool gathers = data.gather_forward == When::once, reduces = data.reduce == When::once;
   const double gathered = gathers ? s.root_gather / 2 + local * s.gather : 0,
                reduced = reduces ? s.root_reduce / 2 + local * s.reduce : 0;
-  const double room_forward = data.hidden && data.ahead > 0 ? job.stages * forward : 0,
-               room_backward = data.hidden ? job.stages * share * backward : 0;
+  // Nothing hides on cores that do both.
+  const bool hidden = data.hidden && !machine.overlap.adds;
+  const double room_forward = hidden && data.ahead > 0 ? job.stages * forward : 0,
+               room_backward = hidden ? job.stages * share * backward : 0;
   parts.shard = m * job.stages * (shard_forward + share * shard_backward) +
                 std::max(0.0, gathered - room_forward) + std::max(0.0, reduced - room_backward) +
-                (data.hidden ? machine.overlap.kappa * (gathered + reduced) : 0) +
+                (hidden ? machine.overlap.kappa * (gathered + reduced) : 0) +
                 local * ((gathers ? s.copy_out : 0) + (reduces ? s.copy_in : 0));
 }
 

@@ -131,6 +131,19 @@ TEST_CASE("a layout that needs too much says how much, by part, and what would f
   }
 }
 
+TEST_CASE("where nothing fits --why is answered too, and what --fix rules out is refused") {
+  const Ran none = run(
+      "plan configs/pipeline_64.toml --world-size 8 --machine h100x8 --search --why tp4", "2>&1");
+  CHECK(none.status == 3);
+  CHECK(none.out.find("error[E0319]") != std::string::npos);
+  CHECK(none.out.find("--why tp4: at its smallest it takes ") != std::string::npos);
+  CHECK(none.out.find(": weights ") != std::string::npos);
+  const Ran both = run("plan " + kJob + "--search --fix tp_size=2 --why tp4", "2>&1");
+  CHECK(both.status == 2);
+  CHECK(both.out.find("--fix tp_size=2 leaves tp2 alone") != std::string::npos);
+  CHECK(run("plan " + kJob + "--search --fix tp_size=4 --why tp4", "2>/dev/null").status == 0);
+}
+
 TEST_CASE("a layout that the mesh refuses has plan's own message") {
   const Ran ran = run("plan " + kJob +
                       "--set distributed.tp_size=3 --set distributed.dp_replicate_size=1"

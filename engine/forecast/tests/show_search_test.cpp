@@ -279,8 +279,8 @@ TEST_CASE("what puts another layout first is told, the nearest three in words") 
   Found found = found_here();
   CHECK(
       has(forecast::draw({false, true, 300}, found),
-          "\nThe first two are equal: within 3% of each other. No figure of the machine, halved or "
-          "doubled, would put another of these first.\n"));
+          "\nThe first two are equal: within 3% of each other. None of the figures that are tried, "
+          "halved or doubled, would put another of the first ten first.\n"));
   CHECK(forecast::to_json(found).at("turns").as_array().empty());
   found.turns = {{{"network.nic"}, 0.98, "the network between hosts", "2% slower"},
                  {{"peak.bf16", "peak.fp32"}, 1.08, "products and attention", "8% faster", 4},

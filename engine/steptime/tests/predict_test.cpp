@@ -125,6 +125,16 @@ TEST_CASE("messages that share the cores with the work are hidden by nothing") {
   // Each rank sends, and is sent, the other way as well, 8 times 256 x 256 float32.
   CHECK(predict(machine, shape, job).seconds - fast ==
         doctest::Approx(2 * 8 * 256 * 256 * 4 / 1e9).epsilon(0.05));
+
+  // Gathers and reductions of its shards neither.
+  job.ranks = job.ranks_per_host = 8;
+  job.shard = 2;
+  job.data.gather_forward = job.data.reduce = When::once;
+  job.data.layer_gathered = job.data.layer_reduced = 4e6;
+  const Prediction once = predict(machine, shape, job);
+  CHECK(once.parts.shard == doctest::Approx(2 * 2 * 0.5 * 4e6 / 0.5e9).epsilon(0.05));
+  machine.overlap.kappa = 0.9;
+  CHECK(predict(machine, shape, job).seconds == once.seconds);
 }
 
 TEST_CASE("what is frozen takes less time, the more of it the less, and nothing frozen as much") {
