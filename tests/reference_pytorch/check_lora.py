@@ -20,6 +20,7 @@ TARGETS = {"llama": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"], "p
            "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"], "qwen3": "all-linear", "gemma3": ["q_proj", "down_proj"]}
 # Every model runs all of them but those that MIXTRAL_LACKS and those of experts. The family: the one that runs it under --share.
 LAYOUTS = [("llama", "ddp", 1, []), ("phi3", "ddp", 2, []), ("mixtral", "fsdp2", 2, []), ("phi3", "fsdp2", 4, ["distributed.dp_replicate_size=2"]),
+           ("phi3", "fsdp2", 1, []), ("llama", "fsdp2", 3, []), ("mixtral", "fsdp2", 4, []),
            ("llama", "megatron_fsdp", 2, []), ("llama", "fsdp2", 2, ["distributed.pp_size=2"]), ("phi3", "fsdp2", 2, ["distributed.tp_size=2"]),
            ("llama", "fsdp2", 4, ["distributed.tp_size=2", "distributed.sequence_parallel=true"]), ("llama", "fsdp2", 2, ["distributed.cp_size=2"]),
            ("phi3", "fsdp2", 2, ["distributed.activation_checkpointing=full"]),
