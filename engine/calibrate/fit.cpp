@@ -303,6 +303,10 @@ class Fit {
       if (!shipped_.same_device && (key == "rate.attention_fa2" || key == "rate.attention_triton"))
         continue;
       if (key == "overlap.alone" && !out_.sources.contains(key)) continue;  // 1: nothing is gained
+      // Without them messages take the ring's rate.
+      if (key.starts_with("network.send_") && !shipped_.machine.sources.contains(key) &&
+          !out_.sources.contains(key))
+        continue;
       if (out_.sources.contains(key) || (fp8 && *figure.to == 0)) continue;
       const std::string of = "as shipped for " + shipped_.machine.name;
       const bool network = key.starts_with("network.");

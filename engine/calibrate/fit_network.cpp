@@ -16,6 +16,8 @@ using steptime::Machine;
 bool in_ring(const Collective& c) {
   return c.op == "all_gather" || c.op == "reduce_scatter" || c.op == "all_reduce";
 }
+// From each rank to the next, as pipelines send.
+bool is_send(const Collective& c) { return c.op == "send/recv"; }
 // A ring goes round once, for an all-reduce twice.
 double rounds(const Collective& c) { return c.op == "all_reduce" ? 2 : 1; }
 
@@ -39,6 +41,18 @@ Way way_of(const GroupTime& group, bool all_reduces) {
   }
   const Line line = fit_line(samples);
   // Beyond what a machine file may say lies only what is broken.
+  return {std::min(line.x, 0.1), line.y > 0 ? std::clamp(1 / line.y, 1e6, 1e13) : 0};
+}
+
+// The same of a message from one rank to the next, in which `step` is that of an empty one.
+Way send_of(const GroupTime& group) {
+  std::vector<Sample> samples;
+  for (const Collective& c : group.collectives) {
+    if (!is_send(c)) continue;
+    samples.push_back({1, kSmallMessage, c.latency});
+    samples.push_back({1, static_cast<double>(c.bytes), c.seconds});
+  }
+  const Line line = fit_line(samples);
   return {std::min(line.x, 0.1), line.y > 0 ? std::clamp(1 / line.y, 1e6, 1e13) : 0};
 }
 
@@ -86,10 +100,18 @@ std::vector<std::string_view> fit_network(const Measured& measured, Machine& mac
     if (pair != nullptr && way.rate > 0)
       if (const Way two = way_of(*pair, true); two.rate > 0)
         set("pair", net.pair, std::clamp(two.rate / net.bus, 0.01, 1.0));
+    if (const Way sent = send_of(*host); sent.rate > 0) {
+      set("send_inside", net.send_inside, sent.rate);
+      set("send_latency_inside", net.send_latency_inside, sent.step);
+    }
   }
   const GroupTime* apart = find(measured, GroupTime::Kind::across);
   if (apart == nullptr) apart = find(measured, GroupTime::Kind::all);
   if (apart == nullptr) return out;
+  if (const Way sent = send_of(*apart); sent.rate > 0) {
+    set("send_outside", net.send_outside, sent.rate);
+    set("send_latency_outside", net.send_latency_outside, sent.step);
+  }
   const Way way = way_of(*apart, true);
   if (way.rate <= 0) return out;
   // The model: k NICs side by side, and one step in k goes to another host.
@@ -104,17 +126,19 @@ std::vector<Point> network_points(const Measured& measured, const Machine& machi
   std::vector<Point> out;
   for (const GroupTime& group : measured.groups)
     for (const Collective& c : group.collectives) {
-      if (!in_ring(c)) continue;
+      if (!in_ring(c) && !is_send(c)) continue;
       const auto g = static_cast<double>(c.ranks);
       auto add = [&](double whole, double seconds) {
-        const double predicted = c.op == "all_reduce"
+        const double predicted = is_send(c) ? steptime::send(machine, group.group, whole)
+                                 : c.op == "all_reduce"
                                      ? steptime::all_reduce(machine, group.group, whole)
                                      : steptime::all_gather(machine, group.group, whole);
         out.push_back({c.op + " " + c.axis + " (" + report::counted(c.ranks, "rank", "ranks") + ")",
                        report::human_bytes(std::llround(whole)), seconds, predicted});
       };
       add(kSmallMessage, c.latency);
-      add(static_cast<double>(c.bytes) / rounds(c) * g / (g - 1), c.seconds);
+      const auto bytes = static_cast<double>(c.bytes);
+      add(is_send(c) ? bytes : bytes / rounds(c) * g / (g - 1), c.seconds);
     }
   return out;
 }

@@ -168,8 +168,12 @@ Machine scaled(Machine machine, double computing, double network) {
     rate.optimizer = std::min(10.0, rate.optimizer * computing);
   }
   Machine::Network& net = machine.network;
-  for (double* figure : {&net.bus, &net.nic}) *figure *= network;
+  for (double* figure : {&net.bus, &net.nic, &net.send_inside, &net.send_outside})
+    *figure *= network;
   for (double* figure : {&net.step_inside, &net.step_outside}) *figure /= network;
+  // One that the file does not say will not be in the next one either.
+  if (machine.sources.contains("network.send_latency_inside")) net.send_latency_inside /= network;
+  if (machine.sources.contains("network.send_latency_outside")) net.send_latency_outside /= network;
   return machine;
 }
 

@@ -28,8 +28,10 @@ std::string figure_text(const steptime::Figure& figure) {
   const double value = *figure.to;
   if (table == "peak") return digits(value / 1e12) + " TFLOP/s";
   if (name == "memory" || name == "outside") return report::human_bytes(std::llround(value));
-  if (name == "bandwidth" || name == "bus" || name == "nic") return doctor::rate_text(value);
-  if (name.starts_with("step_") || table == "host") return doctor::time_text(value);
+  if (name.starts_with("step_") || name.starts_with("send_latency_") || table == "host")
+    return doctor::time_text(value);
+  if (name == "bandwidth" || name == "bus" || name == "nic" || name.starts_with("send_"))
+    return doctor::rate_text(value);
   return digits(value);
 }
 

@@ -41,6 +41,9 @@ struct Machine {
     double step_inside = 0, step_outside = 0;  // seconds a ring step
     double in_switch = 1;  // an all-reduce's gain inside one host, from 6 ranks on
     double pair = 1;       // share of `bus` that a pair has on a board without a switch
+    // A message of a pipeline, from one rank to the next. 0: at the rate of `bus`, of `nic`.
+    double send_inside = 0, send_outside = 0;
+    double send_latency_inside = 15e-6, send_latency_outside = 15e-6;  // seconds
   } network;
 
   struct Overlap {

@@ -6,7 +6,7 @@
 namespace meshwright::steptime {
 namespace {
 
-constexpr double kSendLatency = 15e-6, kDispatchLatency = 40e-6, kDispatchAttained = 0.85;
+constexpr double kDispatchLatency = 40e-6, kDispatchAttained = 0.85;
 constexpr double kRingBeside = 0.15;  // of a ring of messages, lost beside the kernels
 constexpr double kTreeFrom = 6;       // ranks from which a switch that reduces pays
 
@@ -56,8 +56,11 @@ double all_reduce(const Machine& machine, const Group& group, double bytes) {
 double send(const Machine& machine, const Group& group, double bytes) {
   if (group.size <= 1) return 0;
   const Machine::Network& net = machine.network;
-  const double rate = group.hosts() > 1 ? net.nic : net.bus;
-  return bytes / rate + kSendLatency;
+  auto seconds = [&](double measured, double ring, double latency) {
+    return bytes / (measured > 0 ? measured : ring) + latency;
+  };
+  return group.hosts() > 1 ? seconds(net.send_outside, net.nic, net.send_latency_outside)
+                           : seconds(net.send_inside, net.bus, net.send_latency_inside);
 }
 
 double exposed_ring(const Machine& machine, double moved, double compute) {

@@ -45,13 +45,15 @@ TEST_CASE("two ranks measure, write a file, and a plan is predicted with it") {
   CHECK(out.at("ranks").to_number<int>() == 2);
   CHECK(out.at("seconds").to_number<double>() < 120);
   const json::object& figures = out.at("figures").as_object();
-  for (const char* key : {"device.bandwidth", "peak.fp32", "peak.bf16", "rate.product",
-                          "rate.elementwise", "rate.attention", "network.bus",
-                          "network.step_inside", "network.ranks_per_host", "host.layer_forward"}) {
+  for (const char* key :
+       {"device.bandwidth", "peak.fp32", "peak.bf16", "rate.product", "rate.elementwise",
+        "rate.attention", "network.bus", "network.step_inside", "network.send_inside",
+        "network.send_latency_inside", "network.ranks_per_host", "host.layer_forward"}) {
     CAPTURE(key);
     CHECK(figures.at(key).at("measured").as_bool());
   }
   CHECK(!figures.at("network.nic").at("measured").as_bool());  // one host
+  CHECK(!figures.contains("network.send_outside"));
   // A core of today: 1 to 1000 GFLOP/s, 0.5 to 200 GB/s.
   CHECK(figures.at("peak.fp32").at("value").to_number<double>() > 1e9);
   CHECK(figures.at("peak.fp32").at("value").to_number<double>() < 1e12);

@@ -82,7 +82,8 @@ Shipped shipped_for(const Measured& measured, const std::string& folder) {
   return {steptime::find_machine("h100", folder), false};
 }
 
-// Collective. The collectives of all kinds of groups, with small and large messages.
+// Collective. The collectives of all kinds of groups, and messages from each rank to the next,
+// small and large.
 void measure_groups(World& world, const std::vector<int64_t>& host, double seconds, Measured& to,
                     report::CountProgress& progress) {
   const Steady::time_point begin = Steady::now();
@@ -99,8 +100,13 @@ void measure_groups(World& world, const std::vector<int64_t>& host, double secon
     const bool inside = ranks.kind == GroupTime::Kind::host || ranks.kind == GroupTime::Kind::pair;
     const double ranks_a_core = to.cores_shared && inside ? to.ranks_a_core : 0;
     for (const int64_t floats : sizes) {
-      for (doctor::Collective& found : doctor::measure_collectives(
-               world, axes, over, {.floats = floats, .seconds = 0.1, .ranks_a_core = ranks_a_core}))
+      // Of the first size all are measured: the last one, send, is in no ring.
+      auto late = [&] { return floats != sizes.front() && over(); };
+      for (doctor::Collective& found : doctor::measure_collectives(world, axes, late,
+                                                                   {.floats = floats,
+                                                                    .seconds = 0.1,
+                                                                    .ranks_a_core = ranks_a_core,
+                                                                    .as_pipelines = true}))
         group.collectives.push_back(std::move(found));
       progress.step();
       if (over()) break;

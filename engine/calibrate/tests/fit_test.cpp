@@ -28,6 +28,8 @@ Shipped other_cpu() {
   m.network.bus = 9e9;
   m.network.nic = 9e9;
   m.network.step_inside = m.network.step_outside = 1e-3;
+  m.network.send_inside = m.network.send_outside = 0;
+  m.network.send_latency_inside = m.network.send_latency_outside = 15e-6;
   m.host = {1e-3, 1e-3, 1e-3};
   m.guessed = {"overlap.kappa"};
   return {m, false};
@@ -53,6 +55,10 @@ void check_cpu(const steptime::Machine& found, const steptime::Machine& truth, d
   CHECK(same(found.network.nic * found.network.nic_attained,
              truth.network.nic * truth.network.nic_attained));
   CHECK(same(found.network.step_outside, truth.network.step_outside));
+  CHECK(same(found.network.send_inside, truth.network.send_inside));
+  CHECK(same(found.network.send_outside, truth.network.send_outside));
+  CHECK(same(1e6 * found.network.send_latency_inside, 1e6 * truth.network.send_latency_inside));
+  CHECK(same(1e6 * found.network.send_latency_outside, 1e6 * truth.network.send_latency_outside));
   CHECK(same(found.overlap.alone, truth.overlap.alone));
   CHECK(same(found.host.layer_forward, truth.host.layer_forward));
   CHECK(same(found.host.layer_backward, truth.host.layer_backward));
@@ -95,7 +101,9 @@ TEST_CASE("the figures of a processor come back, exactly without noise and nearl
     CHECK(found.points.size() > 30);
     CHECK(found.machine.network.ranks_per_host == 4);
     CHECK(found.machine.overlap.adds);
-    CHECK(found.sources.at("network.nic") == "measured by meshwright calibrate, 2026-11-26, host");
+    for (const char* key : {"network.nic", "network.send_inside", "network.send_outside",
+                            "network.send_latency_inside", "network.send_latency_outside"})
+      CHECK(found.sources.at(key) == "measured by meshwright calibrate, 2026-11-26, host");
     CHECK(found.sources.at("overlap.kappa").starts_with("guessed: as shipped for CPU core"));
   }
 }
@@ -113,10 +121,16 @@ TEST_CASE("what was not measured keeps its value, and says whose it is") {
   CHECK(!found.measured("network.bus"));
   CHECK(found.machine.overlap.alone == 1);  // nobody is beside it
   CHECK(!found.sources.contains("overlap.alone"));
+  CHECK(found.machine.network.send_inside == 0);  // messages take the ring's rate
+  CHECK(!found.sources.contains("network.send_inside"));
+  CHECK(!found.sources.contains("network.send_latency_inside"));
   const Fitted two =
       fit(measured_on(truth, false, Widths::half, 2, 1), other_cpu(), "2026-11-26", "host");
   CHECK(two.measured("network.bus"));
   CHECK(two.sources.at("network.nic").starts_with("guessed: one host was measured"));
+  CHECK(two.measured("network.send_inside"));
+  CHECK(!two.sources.contains("network.send_outside"));
+  CHECK(!two.sources.contains("network.send_latency_outside"));
   CHECK(two.measured("peak.bf16"));
   CHECK(!two.measured("peak.fp32"));
 }
@@ -221,6 +235,9 @@ TEST_CASE("the file has each figure with its source, and its reader takes it") {
   CHECK(read.name == "a processor");
   CHECK(read.overlap.adds);
   CHECK(read.network.bus == Approx(found.machine.network.bus).epsilon(1e-3));
+  CHECK(read.network.send_outside == Approx(found.machine.network.send_outside).epsilon(1e-3));
+  CHECK(1e6 * read.network.send_latency_outside ==
+        Approx(1e6 * found.machine.network.send_latency_outside).epsilon(1e-3));
   CHECK(read.rate.short_inner == Approx(found.machine.rate.short_inner).epsilon(1e-3));
   CHECK(read.host.layer_forward == Approx(found.machine.host.layer_forward).epsilon(1e-3));
   CHECK(std::find(read.guessed.begin(), read.guessed.end(), "overlap.kappa") != read.guessed.end());

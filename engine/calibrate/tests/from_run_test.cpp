@@ -113,6 +113,10 @@ TEST_CASE("of a device its maker's peaks and its host's launches stay") {
   CHECK(after.rate.product == Approx(before.rate.product / 2));
   CHECK(after.rate.attention_fa2 == Approx(before.rate.attention_fa2 / 2));
   CHECK(after.rate.unfused == before.rate.unfused);  // a share of products
+  // A message's latency that no file says stays as the model has it, which writes none.
+  CHECK(scaled(before, 1, 0.5).network.send_latency_inside == before.network.send_latency_inside);
+  CHECK(scaled(ours(), 1, 0.5).network.send_latency_inside == Approx(50e-6).epsilon(1e-12));
+  CHECK(scaled(ours(), 1, 0.5).network.send_inside == Approx(0.45e9));
   after = scaled(before, 3, 1);
   CHECK(after.rate.elementwise == 1);  // no more than there is
 }

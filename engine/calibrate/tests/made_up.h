@@ -31,6 +31,10 @@ inline steptime::Machine cpu_of(double fp32) {
   m.network.nic_attained = 0.9;
   m.network.step_inside = 40e-6;
   m.network.step_outside = 130e-6;
+  m.network.send_inside = 0.9e9;
+  m.network.send_outside = 0.3e9;
+  m.network.send_latency_inside = 25e-6;
+  m.network.send_latency_outside = 160e-6;
   m.overlap.kappa = 0.2;
   m.overlap.adds = true;
   m.overlap.alone = 1.6;
@@ -57,13 +61,14 @@ inline doctor::Collective collective(const steptime::Machine& truth, const char*
   out.axis = "host";
   out.ranks = std::llround(of.group.size);
   const double g = of.group.size;
-  const bool twice = out.op == "all_reduce";
+  const bool twice = out.op == "all_reduce", sends = out.op == "send/recv";
   auto seconds = [&](double bytes) {
-    return twice ? steptime::all_reduce(truth, of.group, bytes)
-                 : steptime::all_gather(truth, of.group, bytes);
+    return sends   ? steptime::send(truth, of.group, bytes)
+           : twice ? steptime::all_reduce(truth, of.group, bytes)
+                   : steptime::all_gather(truth, of.group, bytes);
   };
   out.latency = seconds(kSmallMessage);
-  out.bytes = std::llround((twice ? 2 : 1) * whole * (g - 1) / g);
+  out.bytes = std::llround(sends ? whole : (twice ? 2 : 1) * whole * (g - 1) / g);
   out.seconds = seconds(whole);
   return out;
 }
@@ -127,7 +132,7 @@ inline Measured measured_on(const steptime::Machine& truth, bool cuda, Widths wi
   for (const Ranks& some : groups_of(host, 0)) {
     GroupTime group{some.kind, some.group, {}};
     for (const double whole : {1e6, 16e6})
-      for (const char* op : {"all_gather", "reduce_scatter", "all_reduce"})
+      for (const char* op : {"all_gather", "reduce_scatter", "all_reduce", "send/recv"})
         group.collectives.push_back(collective(truth, op, group, whole));
     for (doctor::Collective& c : group.collectives) {
       c.latency = noisy(c.latency);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "meshwright/parallel/collectives.h"
+#include "sdk/base/mailboxes.h"
 #include "sdk/base/maps_gather.h"
 
 namespace meshwright::doctor {
@@ -25,6 +26,10 @@ using Steady = std::chrono::steady_clock;
 // Floats of a rank's message: of 4 KiB, to see how fast the link is, and the first of the larger.
 constexpr int64_t kSmall = 1024, kFirst = int64_t{32} << 10;
 constexpr int kTimes = 4;
+// Floats at most of a message that is sent as pipelines do: its mailbox stays in the memory that
+// ranks share.
+constexpr int64_t kMostSent = int64_t{1} << 20;
+constexpr int64_t kSlots = 2;  // messages ahead of their receiver
 
 // One of the five. `count`: floats of what a rank has whole.
 struct Operation {
@@ -36,12 +41,35 @@ struct Operation {
   Tensor (*call)(const Tensor& x, const GroupPtr& group);
 };
 
+int64_t next_in(const Group& group) { return (group.rank() + 1) % group.size(); }
+int64_t before_in(const Group& group) { return (group.rank() + group.size() - 1) % group.size(); }
+
+// Room for messages of up to so many bytes to the next rank, as pipelines make it.
+void open_mailboxes(const GroupPtr& group, int64_t bytes) {
+  std::vector<detail::MailboxNeed> needs = {{next_in(*group), bytes, kSlots}};
+  if (const int64_t before = before_in(*group); before != needs[0].peer)
+    needs.push_back({before, bytes, kSlots});
+  detail::open_mailboxes(*group, std::move(needs));
+}
+
+bool maps_messages(const Group& group, int64_t bytes) {
+  return detail::maps_message(group, next_in(group), bytes) &&
+         detail::maps_message(group, before_in(group), bytes);
+}
+
 Tensor to_next(const Tensor& x, const GroupPtr& group) {
-  const int64_t n = group->size(), me = group->rank();
+  const PeerMessage there{PeerMessage::Way::send, next_in(*group), x};
+  if (maps_messages(*group, static_cast<int64_t>(x.nbytes()))) {
+    // Read where it lies, as a stage of a pipeline does.
+    Work coming = detail::receive_in_place(*group, before_in(*group), x.numel(), x.scalar_type());
+    const std::array<PeerMessage, 1> message = {there};
+    group->send_receive(message).wait();
+    coming.wait();
+    return x;
+  }
   Tensor out = at::empty_like(x);
   const std::array<PeerMessage, 2> both = {
-      PeerMessage{PeerMessage::Way::send, (me + 1) % n, x},
-      PeerMessage{PeerMessage::Way::receive, (me + n - 1) % n, out}};
+      there, PeerMessage{PeerMessage::Way::receive, before_in(*group), out}};
   group->send_receive(both).wait();
   return out;
 }
@@ -92,14 +120,23 @@ class Meter {
     const int64_t n = group_->size();
     auto rounded = [&](int64_t count) { return std::max<int64_t>(1, count / n) * n; };
     detail::expect_large_sums(*group_);
+    const bool piped = limits_.as_pipelines && operation.call == to_next;
+    auto make_room = [&](int64_t count) {
+      if (piped) open_mailboxes(group_, count * 4);
+    };
+    make_room(rounded(kSmall));
     run(operation, rounded(kSmall), 1);  // makes room, and connections
     Collective out;
     out.op = operation.name;
     out.ranks = n;
     out.latency = run(operation, rounded(kSmall), kTimes);
+    make_room(rounded(kFirst));
     const double first = largest(world_, run(operation, rounded(kFirst), 1));
     const auto most = static_cast<int64_t>(limits_.seconds / std::max(first, 1e-6) * kFirst);
-    const int64_t count = rounded(std::clamp(most, kFirst, limits_.floats));
+    const int64_t largest_count =
+        piped && world_.device().is_cpu() ? std::min(limits_.floats, kMostSent) : limits_.floats;
+    const int64_t count = rounded(std::clamp(most, kFirst, largest_count));
+    make_room(count);
     // The first one of a size makes room for it, which runs do once.
     const double once = largest(world_, run(operation, count, 1));
     const int times =
@@ -108,10 +145,12 @@ class Meter {
     out.seconds = run(operation, count, times);
     const int64_t room = operation.room(count * 4, n);
     const bool native = group_->has_native_reduce_scatter();
-    out.over = native && !world_.device().is_cpu()              ? "NCCL"
-               : native && room > 0                             ? "both"
-               : room > 0 && detail::maps_gather(*group_, room) ? "shared memory"
-                                                                : "sockets";
+    out.over = native && !world_.device().is_cpu() ? "NCCL"
+               : native && room > 0                ? "both"
+               : (room > 0 && detail::maps_gather(*group_, room)) ||
+                       (piped && maps_messages(*group_, count * 4))
+                   ? "shared memory"
+                   : "sockets";
     return out;
   }
 
@@ -163,6 +202,7 @@ std::vector<Collective> measure_collectives(World& world, const std::vector<Axis
     const GroupPtr group = world.group(axis.names, axis.ranks);
     Meter meter(world, group, limits);
     for (const Operation& operation : kOperations) {
+      if (limits.as_pipelines && operation.call == exchange_rows) continue;
       Collective found = meter.of(operation);
       found.axis = axis.names;
       found.slowest = axis.ranks;

@@ -29,6 +29,8 @@ struct MessageLimits {
   // Above 0: ranks share cores, so many a core. A collective then takes what cores spend on it,
   // since other ranks compute while one waits.
   double ranks_a_core = 0;
+  // Without all-to-all, and a message takes the way that it has in a pipeline.
+  bool as_pipelines = false;
 };
 
 // Collective over the world, all groups of an axis at once. Of each collective what this rank saw;

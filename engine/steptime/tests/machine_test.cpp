@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "engine/steptime/write_machine.h"
 #include "meshwright/error.h"
 #include "sdk/files/read_file.h"
 
@@ -119,6 +120,15 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
       {"name = \"NVIDIA H100 SXM 700 W\", ", "", ErrorCode::missing_key, "device.name"},
       {"bus = 362e9\n", "bus = 362\n", ErrorCode::out_of_range, "network.bus"},
       {"nic = 50e9\n", "nic = -1.0\n", ErrorCode::out_of_range, "network.nic"},
+      {"nic = 50e9\n", "nic = 50e9\nsend_inside = 362\n", ErrorCode::out_of_range,
+       "network.send_inside"},
+      {"nic = 50e9\n", "nic = 50e9\nsend_outside = 0.0\n", ErrorCode::out_of_range,
+       "network.send_outside"},
+      {"nic = 50e9\n", "nic = 50e9\nsend_latency_outside = 15.0\n", ErrorCode::out_of_range,
+       "network.send_latency_outside"},
+      {"nic = 50e9\n", "nic = 50e9\nsend_in = 50e9\n", ErrorCode::unknown_key, "network.send_in"},
+      {"nic = 50e9\n", "nic = 50e9\nsend_inside = 362e9\n", ErrorCode::missing_key,
+       "source.\"network.send_inside\""},
       {"elementwise = 0.80\n", "elementwise = 1.4\n", ErrorCode::out_of_range, "rate.elementwise"},
       {"elementwise = 0.80\n", "elementwise = nan\n", ErrorCode::out_of_range, "rate.elementwise"},
       {"reported = [\"NVIDIA H100 80GB HBM3\"]", "reported = \"NVIDIA H100 80GB HBM3\"",
@@ -147,6 +157,30 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
   CHECK(read_machine(scratch.with("ranks_per_host = 8", "ranks_per_host = 4.0"))
             .network.ranks_per_host == 4);
   CHECK(error_of("/nowhere/x.toml").code() == ErrorCode::file_unreadable);
+}
+
+TEST_CASE("what a pipeline's messages take is read as it was written, and need not be there") {
+  const Machine without = find_machine("h100", kMachines);
+  CHECK(without.network.send_inside == 0);
+  CHECK(without.network.send_latency_outside == 15e-6);
+  Machine with = without;
+  with.network.send_inside = 250e9;
+  with.network.send_outside = 20e9;
+  with.network.send_latency_inside = 4e-6;
+  with.network.send_latency_outside = 0;
+  for (const char* key :
+       {"send_inside", "send_outside", "send_latency_inside", "send_latency_outside"})
+    with.sources[std::string("network.") + key] = "measured";
+  const Machine read = parse_machine(machine_text(with, with.sources, ""), "x.toml");
+  CHECK(read.network.send_inside == 250e9);
+  CHECK(read.network.send_outside == 20e9);
+  CHECK(read.network.send_latency_inside == 4e-6);
+  CHECK(read.network.send_latency_outside == 0);
+  CHECK(read.sources.at("network.send_outside") == "measured");
+  // A figure without a source is not written.
+  const std::string text = machine_text(without, without.sources, "");
+  CHECK(text.find("send_") == std::string::npos);
+  CHECK(parse_machine(text, "x.toml").network.send_inside == 0);
 }
 
 }  // namespace

@@ -208,6 +208,45 @@ TEST_CASE("states on the host are copied over its link and updated in its memory
   }
 }
 
+TEST_CASE("a pipeline's message takes the ring's rate, or its own inside a host and between them") {
+  Machine machine = find_machine("h100", kMachines);
+  const Group inside{4, 2, 8}, apart{4, 8, 8};
+  const double bus = machine.network.bus, nic = machine.network.nic;
+  CHECK(send(machine, inside, 1e9) == 1e9 / bus + 15e-6);
+  CHECK(send(machine, apart, 1e9) == 1e9 / nic + 15e-6);
+  machine.network.send_inside = 100e9;
+  machine.network.send_latency_inside = 5e-6;
+  CHECK(send(machine, inside, 1e9) == doctest::Approx(0.01 + 5e-6).epsilon(1e-9));
+  CHECK(send(machine, apart, 1e9) == 1e9 / nic + 15e-6);
+  machine.network.send_outside = 10e9;
+  machine.network.send_latency_outside = 50e-6;
+  CHECK(send(machine, apart, 1e9) == doctest::Approx(0.1 + 50e-6).epsilon(1e-9));
+  CHECK(send(machine, inside, 1e9) == doctest::Approx(0.01 + 5e-6).epsilon(1e-9));
+  CHECK(send(machine, {1, 1, 8}, 1e9) == 0);
+
+  // A step of a pipeline is no faster where messages are slower, inside a host and outside.
+  const published::Machines machines = published::machines(kMachines);
+  int slower = 0;
+  for (const published::Row& row : published::runs(kData)) {
+    if (row.job.pp <= 1) continue;
+    CAPTURE(row.id);
+    Machine one = published::machine_of(row, machines);
+    const double by_ring = predict(one, row.shape, row.job).seconds;
+    one.network.send_inside = one.network.bus;
+    one.network.send_outside = one.network.nic;
+    const double same = predict(one, row.shape, row.job).seconds;
+    CHECK(same == by_ring);
+    for (double* rate : {&one.network.send_inside, &one.network.send_outside}) *rate /= 2;
+    const double less = predict(one, row.shape, row.job).seconds;
+    CHECK(less >= same * (1 - 1e-12));
+    for (double* latency : {&one.network.send_latency_inside, &one.network.send_latency_outside})
+      *latency *= 4;
+    CHECK(predict(one, row.shape, row.job).seconds >= less * (1 - 1e-12));
+    slower += less > same;
+  }
+  CHECK(slower > 10);
+}
+
 TEST_CASE("messages of a ring count where they exceed the kernels beside them, and 15% always") {
   Machine machine = find_machine("h100", kMachines);
   CHECK(exposed_ring(machine, 2, 5) == doctest::Approx(0.3));
