@@ -9,8 +9,25 @@
 namespace meshwright::forecast {
 namespace {
 
+// Of a step: no training has as many, and pipelines would be planned for all of them.
+constexpr int64_t kMostSamples = int64_t{1} << 20;
+
+int64_t samples_of(const plan::Job& job, const Wanted& wanted) {
+  const Options& steps = job.config.table("step_scheduler");
+  const int64_t samples = wanted.global_batch.value_or(steps.get_int("global_batch_size"));
+  if (samples >= 1 && samples <= kMostSamples) return samples;
+  Error error(ErrorCode::out_of_range, "a step of " + std::to_string(samples) + " samples; 1 to " +
+                                           std::to_string(kMostSamples) + " can be searched");
+  if (wanted.global_batch)
+    error.key("--global-batch");
+  else
+    error.key("step_scheduler.global_batch_size").at(steps.origin("global_batch_size"));
+  throw error.help("--global-batch 1024");
+}
+
 steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& machine,
                                    const Wanted& wanted) {
+  const int64_t samples = samples_of(job, wanted);
   const Trained model = [&] {
     try {
       return trained_model(job);
@@ -43,8 +60,7 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
   out.ways = strategy_ways(job, model, wanted.free);
   if (machine.overlap.adds)  // the ranks compute on the host
     for (steptime::Way& way : out.ways) way.on_host = false;
-  out.global_batch = static_cast<double>(wanted.global_batch.value_or(
-      job.config.table("step_scheduler").get_int("global_batch_size")));
+  out.global_batch = static_cast<double>(samples);
   const double usable = machine.memory - machine.outside;
   out.memory = std::min(usable, wanted.max_memory.value_or(usable));
   out.fixed = wanted.fixed;

@@ -254,6 +254,32 @@ TEST_CASE("sizes that cannot be are refused as plan refuses them, with sizes tha
   }
 }
 
+TEST_CASE("a batch that is no number of samples, or of more than any step has, is refused") {
+  struct Row {
+    const char *flags, *code, *part;
+  };
+  for (const Row& row : {
+           Row{"--global-batch 1e12", "E0101", "at least 1"},
+           Row{"--global-batch 0", "E0101", "at least 1"},
+           Row{"--global-batch -8", "E0101", "--global-batch"},
+           Row{"--global-batch 64.5", "E0101", "at least 1"},
+           Row{"--global-batch 1000000000000", "E0204", "1 to 1048576"},
+           Row{"--global-batch 1048577", "E0204", "--global-batch 1024"},
+           Row{"--set step_scheduler.global_batch_size=1000000000000", "E0204",
+               "step_scheduler.global_batch_size"},
+       }) {
+    CAPTURE(row.flags);
+    const Ran ran = run(std::string("plan configs/hsdp_tp.toml --world-size 64 --machine h100 "
+                                    "--search ") +
+                            row.flags,
+                        "2>&1");
+    CAPTURE(ran.out);
+    CHECK(ran.status == 2);
+    CHECK(ran.out.find(row.code) != std::string::npos);
+    CHECK(ran.out.find(row.part) != std::string::npos);
+  }
+}
+
 TEST_CASE(
     "where nothing fits, the smallest world that is named has a layout, and half of it none") {
   const std::string job = "plan configs/pipeline_64.toml --machine a100-40 --search --world-size ";
