@@ -251,7 +251,8 @@ class Page {
     std::string out;
     for (size_t i = 0; i < runs_.size(); ++i) {
       const RunRecord& run = runs_[i];
-      std::string body = plan(run) + times(run) + experts(run) + checkpoints(run) + settings(run);
+      std::string body = plan(run) + prediction(run) + times(run) + experts(run) +
+                         checkpoints(run) + settings(run);
       if (body.empty()) continue;
       if (many_)
         out += "<details" + std::string(runs_.size() <= 4 ? " open" : "") + "><summary>" +
@@ -295,6 +296,16 @@ class Page {
     }
     return "<details><summary>Traffic of a step, as planned</summary>" + html_table(out, {2, 3}) +
            "</details>\n";
+  }
+
+  std::string prediction(const RunRecord& run) const {
+    const std::optional<PredictedStep> step = predicted_step(run);
+    if (!step) return {};
+    Rows rows = step->rows();
+    for (std::vector<std::string>& row : rows)
+      for (std::string& cell : row) cell = escaped(cell);
+    return titled("Predicted beside measured", "<p class=\"dim\">" + escaped(step->about()) +
+                                                   "</p>\n" + html_table(rows, {1, 2, 3}));
   }
 
   std::string times(const RunRecord& run) const {

@@ -4,6 +4,7 @@
 #include <boost/json/object.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/report/report.h"
@@ -28,6 +29,22 @@ struct Facts {
   size_t restarts = 0, warnings = 0, faults = 0;
 };
 Facts facts_of(const RunRecord& run);
+// A step as it was predicted, beside what it took.
+struct PredictedStep {
+  struct Pair {
+    std::optional<double> predicted, measured;
+  };
+  std::string machine;                                // empty: not known
+  std::vector<std::pair<std::string, double>> parts;  // seconds of those that take some
+  Pair seconds, exposed, memory;                      // memory: bytes of rank 0
+  bool pipeline = false;                              // some of the step is a bubble
+
+  // A table, the first row is its header; the other columns are numbers.
+  std::vector<std::vector<std::string>> rows() const;
+  std::string about() const;  // what the figures are, a sentence or two
+};
+// nullopt: plan.json has no prediction by part, as without a machine or of an earlier version.
+std::optional<PredictedStep> predicted_step(const RunRecord& run);
 // Keys whose values differ between runs, but for those that name a run.
 std::vector<config::Difference> differences_of(const std::vector<RunRecord>& runs);
 // Seconds between two times as logs have them; nullopt: one is none.

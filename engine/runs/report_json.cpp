@@ -29,6 +29,27 @@ json::object series_json(const Series& series, const Summary& s) {
           {"not_finite", s.other},  {"points", points}};
 }
 
+json::object pair_json(const PredictedStep::Pair& pair, bool whole = false) {
+  auto value = [&](std::optional<double> figure) {
+    if (!figure) return json::value(nullptr);
+    return whole ? json::value(std::llround(*figure)) : json::value(*figure);
+  };
+  return {{"predicted", value(pair.predicted)}, {"measured", value(pair.measured)}};
+}
+
+json::value prediction_json(const RunRecord& run) {
+  const std::optional<PredictedStep> step = predicted_step(run);
+  if (!step) return nullptr;
+  json::object parts;
+  for (const auto& [name, seconds] : step->parts) parts[report::printable(name)] = seconds;
+  return json::object{
+      {"machine", step->machine.empty() ? json::value(nullptr) : json::value(step->machine)},
+      {"parts", parts},
+      {"seconds", pair_json(step->seconds)},
+      {"exposed_comm_seconds", pair_json(step->exposed)},
+      {"memory_bytes", pair_json(step->memory, /*whole=*/true)}};
+}
+
 json::object run_json(const RunRecord& run) {
   const Facts facts = facts_of(run);
   auto text = [](const std::string& value) {
@@ -74,6 +95,7 @@ json::object run_json(const RunRecord& run) {
       {"started", text(run.started)},
       {"ended", text(run.ended)},
       {"series", series},
+      {"prediction", prediction_json(run)},
       {"checkpoints", checkpoints},
       {"times", times},
       {"events", events},

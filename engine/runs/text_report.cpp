@@ -112,6 +112,20 @@ std::string differences(const Style& style, const std::vector<RunRecord>& runs) 
   return heading(style, "What differs in the configurations") + report::table(style, rows);
 }
 
+std::string predictions(const Style& style, const std::vector<RunRecord>& runs) {
+  constexpr size_t kRight[] = {1, 2, 3};
+  std::string out;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const std::optional<PredictedStep> step = predicted_step(runs[i]);
+    if (!step) continue;
+    if (runs.size() > 1) out += (out.empty() ? "" : "\n") + called(style, runs, i) + "\n";
+    out += report::table(style, step->rows(), kRight);
+    for (const std::string& line : report::wrap(step->about(), static_cast<size_t>(style.width)))
+      out += report::paint(style, Tone::dim, line) + "\n";
+  }
+  return out.empty() ? "" : heading(style, "Predicted beside measured") + out;
+}
+
 std::string times(const Style& style, const std::vector<RunRecord>& runs) {
   Rows rows = {{"run", "rank", "computation", "beside messages", "waiting", "none of these"}};
   for (size_t i = 0; i < runs.size(); ++i)
@@ -192,8 +206,9 @@ std::string verdicts(const Style& style, const std::vector<RunRecord>& runs) {
 }  // namespace
 
 std::string text_report(const Style& style, const std::vector<RunRecord>& runs) {
-  return summary(style, runs) + plots(style, runs) + differences(style, runs) + times(style, runs) +
-         checkpoints(style, runs) + events(style, runs) + verdicts(style, runs);
+  return summary(style, runs) + plots(style, runs) + differences(style, runs) +
+         predictions(style, runs) + times(style, runs) + checkpoints(style, runs) +
+         events(style, runs) + verdicts(style, runs);
 }
 
 }  // namespace meshwright::runs

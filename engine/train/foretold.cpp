@@ -103,15 +103,18 @@ std::string Foretold::line() const {
 void Foretold::put_into(json::object& plan) const {
   std::optional<double> predicted;
   json::array rough;
+  json::object parts;
   if (forecast_) {
     predicted = forecast_->time.seconds;
     for (const std::string& why : forecast_->rough) rough.emplace_back(why);
+    for (const auto& [name, took] : forecast::parts_of(forecast_->time.parts)) parts[name] = took;
   }
   plan["predicted"] = json::object{
       {"machine", forecast_ ? json::value(forecast_->machine.name) : json::value(nullptr)},
       {"ranks_per_host",
        forecast_ ? json::value(forecast_->machine.network.ranks_per_host) : json::value(nullptr)},
       {"seconds", known(predicted)},
+      {"parts", forecast_ ? json::value(parts) : json::value(nullptr)},
       {"memory_bytes", known(predicted_bytes_)},
       {"rough", rough}};
   const std::optional<double> took = seconds();

@@ -60,6 +60,10 @@ TEST_CASE(
   CHECK(number(measured, "exposed_comm_seconds") < number(measured, "seconds"));
   CHECK(number(predicted, "seconds") > 0);
   CHECK(number(predicted, "ranks_per_host") == 8);  // as cpu.toml says
+  double parts = 0;
+  for (const auto& part : predicted.at("parts").as_object())
+    parts += part.value().to_number<double>();
+  CHECK(parts == doctest::Approx(number(predicted, "seconds")));
   CHECK(number(ratio, "seconds") ==
         doctest::Approx(number(measured, "seconds") / number(predicted, "seconds")));
   CHECK(std::string(predicted.at("machine").as_string()) == "CPU core of a cloud Xeon");
@@ -96,6 +100,7 @@ TEST_CASE("without a machine a run on CPUs compares memory alone, and a wrong na
   const json::object plan = plan_of("foretold_plain");
   CHECK(plan.at("predicted").as_object().at("seconds").is_null());
   CHECK(plan.at("predicted").as_object().at("machine").is_null());
+  CHECK(plan.at("predicted").as_object().at("parts").is_null());
   // For calibrate --from, which may be told of the machine later.
   const json::object& measured = plan.at("measured").as_object();
   std::vector<double> times = step_times("foretold_plain");

@@ -233,6 +233,90 @@ TEST_CASE("JSON has what the page has") {
   CHECK(run.at("problems").as_array().empty());
 }
 
+namespace {
+
+std::string plan_with(const std::string& more) {
+  std::string plan = kPlan;
+  return plan.insert(plan.rfind('}'), more);
+}
+
+struct Forms {
+  std::string text, page;
+  boost::json::value found;
+};
+
+constexpr const char* kPredicted =
+    R"(, "predicted": {"machine": "a <machine>", "ranks_per_host": 8, "seconds": 0.02,)"
+    R"( "parts": {"products": 0.012, "attention": 0.002, "recompute": 0, "tp": 0.003,)"
+    R"( "shards": 0.001, "pipeline bubble": 0.0015, "optimizer": 0.0005},)"
+    R"( "memory_bytes": 524288, "rough": []})";
+
+}  // namespace
+
+TEST_CASE("a step's prediction by part stands beside what it took, in all three forms") {
+  TestFolder folder;
+  write_run(folder.path / "a", 5);
+  const std::string measured =
+      R"(, "measured": {"seconds": 0.025, "exposed_comm_seconds": 0.006, "steps": 9,)"
+      R"( "memory_bytes": 1048576})";
+  const report::Style style{.colour = false, .unicode = true, .width = 80};
+  auto forms = [&](const std::string& more) {
+    write(folder.path / "a/plan.json", plan_with(more));
+    const std::vector<RunRecord> runs = {read_run(folder.path / "a")};
+    const boost::json::object out = report_json(runs);
+    return Forms{text_report(style, runs), html_page(runs, "x"),
+                 out.at("runs").as_array().at(0).as_object().at("prediction")};
+  };
+  {
+    const auto [text, page, found] = forms(kPredicted + measured);
+    const size_t at = text.find("Predicted beside measured");
+    REQUIRE(at != std::string::npos);
+    for (const char* part :
+         {"products", "12 ms", "exposed tp", "exposed shards", "pipeline bubble", "1.25", "6 ms",
+          "1.50", "512.0 KiB", "1.0 MiB", "2.00", "a <machine>", "other stages"}) {
+      CAPTURE(part);
+      CHECK(text.find(part, at) != std::string::npos);
+    }
+    CHECK(text.find("recompute", at) == std::string::npos);  // takes nothing
+    CHECK(count(page, ">Predicted beside measured<") == 1);
+    CHECK(page.find("a &lt;machine&gt;") != std::string::npos);
+    CHECK(page.find("a <machine>") == std::string::npos);
+    CHECK(page.find("exposed shards") != std::string::npos);
+    CHECK(page.find("Not everything could be read") == std::string::npos);
+    const boost::json::object& step = found.as_object();
+    CHECK(step.at("machine") == "a <machine>");
+    CHECK(step.at("parts").as_object().size() == 6);
+    CHECK(step.at("parts").at("tp").as_double() == 0.003);
+    CHECK(step.at("seconds").at("predicted").as_double() == 0.02);
+    CHECK(step.at("seconds").at("measured").as_double() == 0.025);
+    CHECK(step.at("exposed_comm_seconds").at("predicted").as_double() == doctest::Approx(0.004));
+    CHECK(step.at("exposed_comm_seconds").at("measured").as_double() == 0.006);
+    CHECK(step.at("memory_bytes").at("measured").as_int64() == 1048576);
+  }
+  {  // a run that has not ended
+    const auto [text, page, found] = forms(kPredicted);
+    CHECK(text.find("Predicted beside measured") != std::string::npos);
+    CHECK(page.find(">Predicted beside measured<") != std::string::npos);
+    CHECK(found.at("seconds").at("measured").is_null());
+    CHECK(found.at("memory_bytes").at("predicted").as_int64() == 524288);
+  }
+  // Without a machine, of an earlier version, and what no run writes: nothing, and no complaint.
+  for (const std::string& none :
+       {std::string(), measured, R"(, "predicted": {"seconds": null, "parts": null})" + measured,
+        R"(, "predicted": {"seconds": 0.02, "memory_bytes": 5, "rough": []})" + measured,
+        std::string(R"(, "predicted": 3, "measured": [])"),
+        std::string(R"(, "predicted": {"seconds": 0.02, "parts": [1]})"),
+        std::string(R"(, "predicted": {"seconds": "x", "parts": {"tp": 1}}, "measured": 1)"),
+        std::string(R"(, "predicted": {"seconds": 1, "parts": {"tp": "x", "cp": -1}})")}) {
+    CAPTURE(none);
+    const auto [text, page, found] = forms(none);
+    CHECK(text.find("Predicted") == std::string::npos);
+    CHECK(page.find("Predicted") == std::string::npos);
+    CHECK(page.find("Not everything could be read") == std::string::npos);
+    CHECK(found.is_null());
+  }
+}
+
 TEST_CASE("of a run that ended in an error all three forms say whom the ranks waited for") {
   TestFolder folder;
   write_run(folder.path / "a", 5);
