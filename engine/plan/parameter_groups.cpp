@@ -72,7 +72,7 @@ std::string unused_text(const Options& group, size_t matches, size_t beside,
            report::counted(static_cast<int64_t>(matches), "parameter", "parameters") +
            ", and the first one counts";
   const std::string near = near_pattern(group.get_string("pattern"), outline);
-  const std::string none =
+  std::string none =
       which + " has no effect: no parameter of " + outline.architecture + " has such a name";
   if (!near.empty()) return none + "; did you mean " + near + "?";
   if (outline.parameters.empty()) return none;

@@ -130,17 +130,18 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
                backward = layers * layer.backward.sum() + shard_backward;
   // The first stages may have layers without a backward: shares that have one, of a stage, and of
   // all that the fullest rank has, as if stages were dealt in turn.
-  auto passed = [&](double stage) {
-    return 1 - std::clamp(shape.frozen.layers / layers - stage, 0.0, 1.0);
+  auto passed = [&](int64_t stage) {
+    return 1 - std::clamp(shape.frozen.layers / layers - static_cast<double>(stage), 0.0, 1.0);
   };
+  const auto ranks = static_cast<int64_t>(job.pp), all_stages = static_cast<int64_t>(stages);
   double share = 0;
-  for (double rank = 0; rank < job.pp; ++rank) {
+  for (int64_t rank = 0; rank < ranks; ++rank) {
     double sum = 0;
-    for (double stage = rank; stage < stages; stage += job.pp) sum += passed(stage);
+    for (int64_t stage = rank; stage < all_stages; stage += ranks) sum += passed(stage);
     share = std::max(share, sum / job.stages);
   }
   std::vector<PipelineTimes> times;
-  for (double stage = 0; stage < stages; ++stage)
+  for (int64_t stage = 0; stage < all_stages; ++stage)
     times.push_back({forward, passed(stage) * backward / 2, passed(stage) * backward / 2});
   const double first = ends.embedding_forward.sum() + ends.embedding_backward.sum(),
                last = ends.head_forward.sum() + ends.head_backward.sum();

@@ -13,14 +13,16 @@ namespace {
 
 constexpr size_t kSimulated = 64;  // of the best by the closed form
 constexpr size_t kOthers = 24;     // of these with several stages, under other schedules
-constexpr double kMostStages = 10, kLeastPiece = 512;
+constexpr int64_t kMostStages = 10;
+constexpr double kLeastPiece = 512;
 
 bool divides(double part, double all) { return part > 0 && std::fmod(all, part) == 0; }
 
 std::vector<double> divisors(double of, double most) {
   std::vector<double> out;
-  for (double d = 1; d <= std::min(of, most); ++d)
-    if (divides(d, of)) out.push_back(d);
+  const auto last = static_cast<int64_t>(std::min(of, most));
+  for (int64_t d = 1; d <= last; ++d)
+    if (const auto size = static_cast<double>(d); divides(size, of)) out.push_back(size);
   return out;
 }
 
@@ -114,7 +116,8 @@ class Search {
         continue;
       }
       std::vector<double> sizes_of_cp;
-      for (double cp = 1; cp <= rest / pp; cp *= 2) sizes_of_cp.push_back(cp);
+      const auto most_cp = static_cast<int64_t>(rest / pp);
+      for (int64_t cp = 1; cp <= most_cp; cp *= 2) sizes_of_cp.push_back(static_cast<double>(cp));
       for (const double cp : with_asked(sizes_of_cp, asked("cp_size"))) {
         if (!stays("cp_size", cp) || !some_way("no strategy here has cp", cp, &Way::cp)) continue;
         if (!divides(cp, rest / pp))
@@ -163,10 +166,14 @@ class Search {
   // Stages of a rank that the layers divide into, at most with one less at both ends.
   std::vector<double> stage_counts(double pp) const {
     std::vector<double> out;
-    for (double v = 1; v <= (pp == 1 ? 1 : kMostStages) && v * pp <= request_.shape.layers; ++v)
+    const int64_t most = pp == 1 ? 1 : kMostStages;
+    for (int64_t stages = 1; stages <= most; ++stages) {
+      const auto v = static_cast<double>(stages);
+      if (v * pp > request_.shape.layers) break;
       if (stays("stages_per_rank", v) && (pp == 1 || divides(v * pp, request_.shape.layers) ||
                                           divides(v * pp, request_.shape.layers + 2)))
         out.push_back(v);
+    }
     return out;
   }
 
@@ -251,7 +258,7 @@ class Search {
     layout.strategy = way.strategy;
     layout.options = way.options;
     layout.less = divides(job.pp * job.stages, request_.shape.layers) ? 0 : 1;
-    layout.job = std::move(job);
+    layout.job = job;
     if (!fits(layout)) return;
     const bool others = layout.job.pp > 1 && layout.job.stages > 1 && !request_.schedules.empty();
     const double limit = others ? std::max(limit_, other_limit_) : limit_;
