@@ -12,6 +12,7 @@
 #include "engine/trainer/logits.h"
 #include "engine/trainer/stages.h"
 #include "meshwright/parallel/trace_span.h"
+#include "sdk/base/read_by_host.h"
 #include "sdk/files/clock.h"
 
 namespace meshwright::train {
@@ -149,9 +150,9 @@ Wishes Run::wishes_of_all(Wishes mine) {
   if (world_->size() == 1) return mine;
   at::Tensor any =
       at::tensor({mine.stop ? 1 : 0, mine.save ? 1 : 0}, at::kLong).to(world_->device());
-  world_->everyone()->all_reduce(any, ReduceOp::max, /*control=*/true).wait();
-  world_->check();
-  any = any.cpu();
+  const std::shared_ptr<Group> everyone = world_->everyone();
+  everyone->all_reduce(any, ReduceOp::max, /*control=*/true).wait();
+  any = detail::read_by_host(*everyone, any);
   return {any[0].item<int64_t>() != 0, any[1].item<int64_t>() != 0};
 }
 

@@ -12,6 +12,7 @@
 #include "engine/base/out_of_memory.h"
 #include "engine/loader/guard.h"
 #include "engine/rendezvous/error_text.h"
+#include "sdk/base/read_by_host.h"
 
 namespace meshwright::train {
 
@@ -21,8 +22,7 @@ std::vector<std::string> gather_texts(World& world, const std::string& mine) {
   at::TensorOptions options = at::TensorOptions().device(world.device());
   at::Tensor most = at::tensor({static_cast<int64_t>(mine.size())}, at::kLong).to(world.device());
   everyone->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
-  world.check();
-  int64_t room = most.item<int64_t>() + 8;
+  int64_t room = detail::read_by_host(*everyone, most).item<int64_t>() + 8;
   at::Tensor packed = at::zeros({room}, at::kByte);
   auto* bytes = packed.mutable_data_ptr<uint8_t>();
   uint64_t length = mine.size();
@@ -31,8 +31,7 @@ std::vector<std::string> gather_texts(World& world, const std::string& mine) {
   at::Tensor all = at::empty({room * world.size()}, options.dtype(at::kByte)),
              own = packed.to(world.device());
   everyone->all_gather(own, all).wait();
-  world.check();
-  all = all.cpu();
+  all = detail::read_by_host(*everyone, all);
   std::vector<std::string> out;
   for (int64_t rank = 0; rank < world.size(); ++rank) {
     if (rank == world.rank()) {

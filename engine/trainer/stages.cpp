@@ -14,6 +14,7 @@
 #include "meshwright/parallel/scalar_type.h"
 #include "sdk/base/context_plan.h"
 #include "sdk/base/pipeline_actions.h"
+#include "sdk/base/read_by_host.h"
 
 namespace meshwright::train {
 
@@ -117,8 +118,9 @@ void Stages::check_tied(const ParallelModel& model) {
     if (tied_.empty() || p.name != tied_) continue;
     const double region = static_cast<double>(std::hash<std::string>()(to_text(p.region)) >> 12);
     const Tensor most = at::tensor({region, -region}, at::kDouble).to(world_.device());
-    ends()->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
-    const Tensor found = most.cpu();
+    const std::shared_ptr<Group> both = ends();
+    both->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
+    const Tensor found = detail::read_by_host(*both, most);
     if (found[0].item<double>() == -found[1].item<double>()) continue;
     throw Error(
         ErrorCode::bad_pipeline,

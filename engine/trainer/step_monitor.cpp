@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "sdk/base/device_waits.h"
+#include "sdk/base/read_by_host.h"
 #include "sdk/base/waited.h"
 #include "sdk/files/clock.h"
 
@@ -117,8 +118,9 @@ bool StepMonitor::judge(const StepResult& result, World& world) {
     if (world.size() > 1) {
       at::Tensor skip = at::full({1}, rank_ == 0 && facts_.skipped ? 1 : 0,
                                  at::TensorOptions().dtype(at::kDouble).device(world.device()));
-      world.everyone()->all_reduce(skip, ReduceOp::max, /*control=*/true).wait();
-      facts_.skipped = skip.item<double>() > 0;
+      const std::shared_ptr<Group> everyone = world.everyone();
+      everyone->all_reduce(skip, ReduceOp::max, /*control=*/true).wait();
+      facts_.skipped = detail::read_by_host(*everyone, skip).item<double>() > 0;
     }
   }
   remember(result);

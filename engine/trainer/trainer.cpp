@@ -42,6 +42,7 @@
 #include "sdk/base/late_clipping.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/plugin_at_work.h"
+#include "sdk/base/read_by_host.h"
 
 namespace meshwright {
 
@@ -121,7 +122,9 @@ std::string first_nonfinite(ParallelModel& model, const ModelOutline& outline, b
   }
   Tensor earliest = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world.device()));
   earliest.fill_(-static_cast<double>(first));
-  world.everyone()->all_reduce(earliest, ReduceOp::max, /*control=*/true).wait();
+  const std::shared_ptr<Group> everyone = world.everyone();
+  everyone->all_reduce(earliest, ReduceOp::max, /*control=*/true).wait();
+  earliest = detail::read_by_host(*everyone, earliest);
   auto index = static_cast<size_t>(-earliest.item<double>());
   return index < none ? outline.parameters[index].name : "";
 }
@@ -521,6 +524,8 @@ StepResult Trainer::step(const StageForward& forward) try {
                          : model_->clip_grad_norm(parts_->max_grad_norm, scale);
   // What one replica finds must stop all.
   if (replicas_differ_) result.grad_norm = largest_norm(result.grad_norm);
+  // The host has read the norm, or, where a collective was given up meanwhile, anything.
+  world_->check();
   if (parts_->stop_on_nonfinite &&
       (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
     throw_nonfinite(result, *model_, *outline_, stages_.get(), *world_);

@@ -8,6 +8,7 @@
 #include "group_impl.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/transport.h"
+#include "sdk/base/read_by_host.h"
 
 namespace meshwright {
 
@@ -102,6 +103,19 @@ Work GroupAccess::under_way(const Group& group, const char* op, int64_t bytes, i
     }
   }
   out.flight_ = std::move(flight);
+  return out;
+}
+
+Tensor read_by_host(const Group& group, const Tensor& written) {
+  const std::shared_ptr<Watchdog>& watchdog = GroupAccess::of(group).watchdog;
+  Tensor out;
+  try {
+    out = written.cpu();
+  } catch (const c10::Error&) {
+    if (watchdog) watchdog->check();  // why the device came to that
+    throw;
+  }
+  if (watchdog) watchdog->check();
   return out;
 }
 

@@ -14,6 +14,7 @@
 #include "meshwright/error.h"
 #include "meshwright/parallel/expert_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
+#include "sdk/base/read_by_host.h"
 #include "sdk/base/text.h"
 #include "sdk/nn/stage_state.h"
 #include "sharded_model.h"
@@ -366,6 +367,7 @@ void ShardedModel::throw_nonfinite(const Nonfinite& mine, const char* when, cons
   Tensor first =
       at::full({1}, own, at::TensorOptions().dtype(at::kDouble).device(context_.world->device()));
   everyone->all_reduce(first, ReduceOp::max, /*control=*/true).wait();
+  first = read_by_host(*everyone, first);
   if (!std::isfinite(first.item<double>())) return;
   const auto rank = static_cast<int64_t>(-first.item<double>());
   // Ranks of a pipeline hold other parameters: that one says which.
@@ -375,7 +377,7 @@ void ShardedModel::throw_nonfinite(const Nonfinite& mine, const char* when, cons
   std::copy(what.begin(), what.end(), text.mutable_data_ptr<uint8_t>());
   text = text.to(context_.world->device());
   everyone->broadcast(text, rank).wait();
-  text = text.cpu();
+  text = read_by_host(*everyone, text);
   what = reinterpret_cast<const char*>(text.const_data_ptr<uint8_t>());
   what = "rank " + std::to_string(rank) + ": the gradient of " + what + when;
   throw Error(ErrorCode::nonfinite, what + "; the optimizer has not used it")

@@ -20,6 +20,7 @@
 #include "moe_dispatch.h"
 #include "row_route.h"
 #include "sdk/base/even_tokens.h"
+#include "sdk/base/read_by_host.h"
 #include "sdk/comm/parts.h"
 
 namespace meshwright {
@@ -193,7 +194,7 @@ class AllGather final : public ExpertDispatcher, public EvenTokens {
     Tensor mine = at::zeros({1, here * ep_->size() + 1}, place.options());
     mine.view(-1).scatter_add_(0, place, at::ones(place.sizes(), place.options()));
     mine.select(1, 0).fill_(tokens);
-    Tensor all = (ep_->size() == 1 ? mine : PartsGather(mine, 0, *ep_).whole()).cpu();
+    Tensor all = read_by_host(*ep_, ep_->size() == 1 ? mine : PartsGather(mine, 0, *ep_).whole());
     Tensor counts = all.narrow(1, 1 + ep_->rank() * here, here).sum(0);
     const int64_t* count = counts.const_data_ptr<int64_t>();
     return {all.select(1, 0).max().item<int64_t>(), {count, count + here}};

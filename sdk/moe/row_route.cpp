@@ -11,6 +11,7 @@
 
 #include "meshwright/error.h"
 #include "moe_dispatch.h"
+#include "sdk/base/read_by_host.h"
 #include "sdk/comm/parts.h"
 #include "sdk/comm/shared_memory.h"
 #include "sdk/memory/copies.h"
@@ -81,7 +82,7 @@ RowRoute::RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group)
                 std::to_string(experts_) + " experts do not divide by the " +
                     std::to_string(ranks_) + " ranks of " + group_->axis())
         .key("distributed.ep_size");
-  Tensor all = counts_of_all().cpu();
+  const Tensor all = read_by_host(*group_, counts_of_all());
   counts_.assign(all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel());
   for (int64_t e = 0; e < local_; ++e) {
     int64_t here = 0;

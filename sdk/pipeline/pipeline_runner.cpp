@@ -12,6 +12,7 @@
 #include <array>
 
 #include "meshwright/error.h"
+#include "sdk/base/read_by_host.h"
 #include "sdk/base/text.h"
 #include "sdk/comm/activity.h"
 #include "sdk/comm/shared_memory.h"
@@ -205,7 +206,7 @@ void PipelineRunner::hear_sizes(const PipelineStep& step) {
   const std::array<PeerMessage, 1> message{
       PeerMessage{PeerMessage::Way::receive, step.peer, header}};
   setup_.group->send_receive(message).wait();
-  const Tensor here = header.cpu();
+  const Tensor here = detail::read_by_host(*setup_.group, header);
   const auto* values = here.const_data_ptr<int64_t>();
   setup_.message.sizes.assign(values + 1, values + 1 + std::min(values[0], kMostDimensions));
 }

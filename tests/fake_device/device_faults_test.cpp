@@ -2,6 +2,7 @@
 // what one rank does: other cases start the ranks, each a process of this test on the fake device.
 // Long because the cases share that way to start themselves.
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linspace.h>
@@ -19,6 +20,7 @@
 #include <torch/utils.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -330,6 +332,31 @@ TEST_CASE("communicators are destroyed by all ranks together, and aborted after 
     }
     CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(20));
   }
+}
+
+TEST_CASE("rank: lets go of what collectives brought" * doctest::skip()) {
+  std::shared_ptr<World> world = join_world(job_of({}));
+  const at::TensorOptions options = at::TensorOptions().device(world->device());
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> all;
+  int64_t most = 0;
+  for (int i = 0; i < 100; ++i) {
+    {
+      const at::Tensor shard = at::ones({8}, options), whole = at::empty({16}, options);
+      world->everyone()->all_gather(shard, whole).wait();
+      all.push_back(whole.storage().getWeakStorageImpl());
+    }
+    most = std::max<int64_t>(most, std::count_if(all.begin(), all.end(), [](const auto& storage) {
+                               return !storage.expired();
+                             }));
+  }
+  CHECK(most == 0);
+  world->everyone()->barrier();
+}
+
+// A step's peak tells nothing of it: what the watch keeps until its next look is in that of every
+// step.
+TEST_CASE("what a collective brought is nobody's any more once it was waited for") {
+  check_played(play("rank: lets go of what collectives brought", 2));
 }
 
 TEST_CASE("rank: memory for NCCL ends" * doctest::skip()) {

@@ -31,6 +31,13 @@ Environment environment(const Environment& more = {}) {
   return out;
 }
 
+// Layouts beside fsdp2's: of two ranks as well.
+const Strings kExperts{"model.pretrained=" MESHWRIGHT_SOURCE_DIR "/tests/data/parity/mixtral",
+                       "distributed.strategy=moe_ep", "distributed.ep_size=2"},
+    kStages{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1F1B",
+            "distributed.pipeline.first_stage_less_layers=1"},
+    kTensors{"distributed.tp_size=2"};
+
 // Of two ranks, on the device.
 struct Job {
   Program program;
@@ -97,25 +104,62 @@ TEST_CASE("a device whose memory ends is told, with what was asked for") {
 
 TEST_CASE(
     "a collective that never ends: rank, group and operation after the timeout, exit code 6") {
-  Job job;
-  const Ended ended = job.run({}, {{"FAKE_DEVICE_HANG_AT", "120"}});
-  CAPTURE(ended.err);
-  CHECK(ended.code == 6);
-  CHECK(ended.says("error[E0601]: rank "));
-  CHECK(ended.says(" waited 3 s in vain for "));
-  CHECK(ended.says(" in group "));
-  CHECK(ended.says(" [0, 1]"));
-  CHECK(ended.seconds < 40);
+  struct Row {
+    std::string name;
+    Strings sets;
+    Environment hangs;
+    Strings says = {};
+  };
+  for (const Row& row :
+       {Row{"fsdp2", {}, {{"FAKE_DEVICE_HANG_AT", "120"}}},
+        // Texts of all ranks, whose lengths lie beside them.
+        Row{"before the first step",
+            {},
+            {{"FAKE_DEVICE_HANG_IN", "all_gather"}, {"FAKE_DEVICE_HANG_AT", "2"}},
+            {"all_gather of ", " in group world "}},
+        // In each pass of a layer the host reads how many rows come.
+        Row{"experts",
+            kExperts,
+            {{"FAKE_DEVICE_HANG_IN", "all_gather"}, {"FAKE_DEVICE_HANG_AT", "100"}}},
+        Row{"stages",
+            kStages,
+            {{"FAKE_DEVICE_HANG_IN", "send and receive"}, {"FAKE_DEVICE_HANG_AT", "20"}},
+            {" in group pp ", " of the pipeline, which "}},
+        Row{"tensor parallel",
+            kTensors,
+            {{"FAKE_DEVICE_HANG_IN", "all_reduce"}, {"FAKE_DEVICE_HANG_AT", "90"}},
+            {"all_reduce of ", " in group tp "}}}) {
+    CAPTURE(row.name);
+    Job job;
+    const Ended ended = job.run(row.sets, row.hangs);
+    CAPTURE(ended.err);
+    CHECK(ended.code == 6);
+    CHECK(ended.says("error[E0601]: rank "));
+    CHECK(ended.says(" waited 3 s in vain for "));
+    CHECK(ended.says(" in group "));
+    CHECK(ended.says(" [0, 1]"));
+    for (const std::string& part : row.says) CHECK_MESSAGE(ended.says(part), part);
+    CHECK(ended.seconds < 40);
+  }
 }
 
 TEST_CASE("SIGKILL of a rank on a device: it is named, all end at once, exit code 137") {
-  for (int64_t victim : {0, 1}) {
-    CAPTURE(victim);
+  struct Row {
+    std::string name;
+    Strings sets;
+    int64_t victim;
+  };
+  for (const Row& row : {Row{"fsdp2", {}, 0}, Row{"fsdp2", {}, 1}, Row{"experts", kExperts, 1},
+                         Row{"stages", kStages, 0}, Row{"tensor parallel", kTensors, 1}}) {
+    CAPTURE(row.name);
+    CAPTURE(row.victim);
+    Strings sets = row.sets;
+    sets.emplace_back("dist_env.timeout_minutes=1");
     Job job;
-    const Ended ended = job.hit(victim, SIGKILL, {"dist_env.timeout_minutes=1"});
+    const Ended ended = job.hit(row.victim, SIGKILL, sets);
     CAPTURE(ended.err);
     CHECK(ended.code == 137);
-    CHECK(ended.says("error[E0505]: rank " + std::to_string(victim) +
+    CHECK(ended.says("error[E0505]: rank " + std::to_string(row.victim) +
                      " was ended by signal 9 (SIGKILL)\n"));
     CHECK(ended.seconds < 10);
   }

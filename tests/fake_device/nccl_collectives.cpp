@@ -214,6 +214,20 @@ class Running {
 
 std::atomic<bool> hanging{false};
 
+// Who reads on when the communicator is given up finds no number that was there before.
+void leave_anything(const Call& call) {
+  const ncclComm& comm = *call.comm;
+  const bool root = comm.rank == call.root,
+             gets = call.kind == Kind::reduce      ? root
+                    : call.kind == Kind::broadcast ? !root
+                                                   : call.kind != Kind::pairs,
+             from_each = call.kind == Kind::all_gather || call.kind == Kind::all_to_all;
+  const size_t parts = from_each ? static_cast<size_t>(comm.size) : 1;
+  if (gets) memset(fake_device_view(call.out), 0xff, call.count * width_of(call.type) * parts);
+  for (const Transfer& transfer : call.transfers)
+    if (!transfer.send) memset(fake_device_view(transfer.data), 0xff, transfer.bytes);
+}
+
 // From here on no collective of this process ends, as on a device: the call comes back, and what
 // waits for it waits until the communicator is given up. The other ranks wait for this one.
 ncclResult_t hang(const Call& call) {
@@ -222,15 +236,19 @@ ncclResult_t hang(const Call& call) {
     stay_away_from_all();
   }
   call.comm->lost = true;
+  leave_anything(call);
   fake_device_hang(call.stream, call.comm->device);
   return ncclSuccess;
 }
 
-// FAKE_DEVICE_HANG_AT=n: from this process's n-th call on, nothing ends.
-bool hangs() {
-  static const char* at = getenv("FAKE_DEVICE_HANG_AT");
+// FAKE_DEVICE_HANG_AT=n: from this process's n-th call on, nothing ends. FAKE_DEVICE_HANG_IN: only
+// calls of that name count.
+bool hangs(const Call& call) {
+  static const char *at = getenv("FAKE_DEVICE_HANG_AT"), *in = getenv("FAKE_DEVICE_HANG_IN");
   static std::atomic<int> calls{0};
-  return hanging || (at != nullptr && ++calls >= atoi(at));
+  if (hanging) return true;
+  if (at == nullptr || (in != nullptr && strcmp(in, name_of(call.kind)) != 0)) return false;
+  return ++calls >= atoi(at);
 }
 
 }  // namespace
@@ -257,7 +275,7 @@ const char* name_of(Kind kind) {
 
 ncclResult_t run(const Call& call) {
   if (call.comm->aborted) return ncclInvalidUsage;
-  if (hangs()) return hang(call);
+  if (hangs(call)) return hang(call);
   Running running(call);
   const ncclResult_t result = Running::moves(call) ? agree(call) : ncclSuccess;
   if (result == ncclSuccess && running.run()) return ncclSuccess;

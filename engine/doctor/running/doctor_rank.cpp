@@ -25,6 +25,7 @@
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/rank_agreement.h"
 #include "meshwright/trainer.h"
+#include "sdk/base/read_by_host.h"
 
 namespace meshwright::doctor {
 
@@ -223,9 +224,9 @@ void measure(Examination& mine, World& world, const Steady::time_point& begin, R
   auto late = [&] {
     const double spent = std::chrono::duration<double>(Steady::now() - begin).count();
     const at::Tensor most = at::tensor({spent}, at::kDouble).to(world.device());
-    world.everyone()->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
-    world.check();
-    return most.cpu().item<double>() > kMeasureSeconds;
+    const std::shared_ptr<Group> everyone = world.everyone();
+    everyone->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
+    return detail::read_by_host(*everyone, most).item<double>() > kMeasureSeconds;
   };
   const bool one_host = report.hosts.count() == 1;
   std::vector<int64_t> members = report.hosts.leaders();

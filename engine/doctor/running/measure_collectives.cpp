@@ -15,6 +15,7 @@
 #include "meshwright/parallel/collectives.h"
 #include "sdk/base/mailboxes.h"
 #include "sdk/base/maps_gather.h"
+#include "sdk/base/read_by_host.h"
 
 namespace meshwright::doctor {
 
@@ -99,9 +100,9 @@ constexpr Operation kOperations[] = {
 
 double of_all(World& world, double mine, ReduceOp op) {
   const Tensor out = at::tensor({mine}, at::kDouble).to(world.device());
-  world.everyone()->all_reduce(out, op, /*control=*/true).wait();
-  world.check();
-  return out.cpu().item<double>();
+  const GroupPtr everyone = world.everyone();
+  everyone->all_reduce(out, op, /*control=*/true).wait();
+  return detail::read_by_host(*everyone, out).item<double>();
 }
 
 // Of all threads of this process.

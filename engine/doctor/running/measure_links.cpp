@@ -10,6 +10,8 @@
 #include <optional>
 #include <utility>
 
+#include "sdk/base/read_by_host.h"
+
 namespace meshwright::doctor {
 
 namespace {
@@ -45,7 +47,7 @@ class Pair {
   int64_t receive_number() {
     const Tensor out = at::zeros({1}, at::TensorOptions(at::kLong).device(world_.device()));
     receive(out);
-    return out.cpu().item<int64_t>();
+    return detail::read_by_host(group_, out).item<int64_t>();
   }
   Tensor piece() const {
     return at::zeros({kPiece}, at::TensorOptions(at::kByte).device(world_.device()));

@@ -19,6 +19,7 @@
 #include "engine/trainer/logits.h"
 #include "engine/trainer/model.h"
 #include "engine/trainer/rank_agreement.h"
+#include "sdk/base/read_by_host.h"
 
 namespace meshwright::generate {
 
@@ -129,11 +130,14 @@ Continued continue_prompt(Trainer& trainer, RunningModel& net, const std::vector
   const bool training = net.module()->is_training();
   net.module()->eval();
   Clock::time_point begin = Clock::now();
+  // No others are read.
+  auto last_logits = [&](const at::Tensor& ids) {
+    const at::Tensor all = train::logits_of(trainer, net, ids);
+    return detail::read_by_host(*trainer.world().everyone(), all.narrow(1, all.size(1) - 1, 1));
+  };
   trainer.model().summon_full_parameters([&] {
     begin = Clock::now();
-    out.tokens =
-        generate_tokens([&](const at::Tensor& ids) { return train::logits_of(trainer, net, ids); },
-                        prompt, options);
+    out.tokens = generate_tokens(last_logits, prompt, options);
   });
   net.module()->train(training);
   out.seconds = std::chrono::duration<double>(Clock::now() - begin).count();

@@ -11,6 +11,7 @@
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/transport.h"
+#include "sdk/base/read_by_host.h"
 
 namespace watchdog_test {
 
@@ -88,6 +89,9 @@ TEST_CASE(
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   CHECK(rank.backend->aborted == 1);
   CHECK_THROWS_AS(group->all_reduce(at::zeros({4})), Error);  // nothing goes on after it
+  // Nor is anything read that it was to bring.
+  const at::Tensor brought = at::zeros({1});
+  CHECK_THROWS_AS(meshwright::detail::read_by_host(*group, brought), Error);
 }
 
 TEST_CASE("a collective that failed on the device is reported with the reason") {
@@ -104,6 +108,8 @@ TEST_CASE("collectives that end in time leave nothing to report") {
   std::this_thread::sleep_for(std::chrono::milliseconds(600));
   rank.world.check();
   CHECK(rank.backend->aborted == 0);
+  const at::Tensor brought = at::zeros({1});
+  CHECK(meshwright::detail::read_by_host(*rank.world.everyone(), brought).is_same(brought));
 }
 
 }  // namespace watchdog_test
