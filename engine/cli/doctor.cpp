@@ -64,8 +64,8 @@ MPI), in seconds, and changes nothing.
 Each line of the table is one finding: ok, note, warning or fault, and after FIX what to do. With
 several ranks latency and bandwidth between all pairs of hosts (of ranks, on one host) follow, and
 each collective on each axis of the mesh of FILE; without one all ranks are one group.
-Exit status: 0 without a fault, else that of the first fault: 2 usage or configuration, 3 memory for
-the plan, 4 ranks or devices, 6 a collective failed, 7 the run folder.
+Exit status: 0 without a fault, else that of the worst, in this order: 4 ranks or devices, 6 a
+collective failed, 3 memory for the plan, 7 the run folder, 2 usage or configuration.
 
   meshwright doctor
   meshwright doctor job.toml --nproc 4

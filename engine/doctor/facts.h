@@ -103,6 +103,8 @@ struct Ports {
   std::string problem = {};             // why nobody can listen there
   int first = 0, last = 0;              // those that the kernel gives out; 0: not known
   bool secret = true;                   // the ranks prove that they are of the job
+  int range_first = 0, range_last = 0;  // MESHWRIGHT_PORT_RANGE; 0: there is none
+  bool own_store = false;  // `place` is the launcher's store; rank 0 keeps one beside it
 };
 Finding judge(const Ports& facts);
 

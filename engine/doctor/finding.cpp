@@ -1,6 +1,7 @@
 #include "engine/doctor/finding.h"
 
 #include <algorithm>
+#include <array>
 #include <boost/json/value.hpp>
 #include <utility>
 
@@ -55,9 +56,16 @@ Finding finding_from(const boost::json::object& object) {
 }
 
 const Finding* worst_fault(const std::vector<Finding>& findings) {
-  auto found = std::find_if(findings.begin(), findings.end(),
-                            [](const Finding& f) { return f.level == Level::fault; });
-  return found == findings.end() ? nullptr : &*found;
+  constexpr std::array kWorstFirst = {1, 4, 6, 3, 5, 7, 2};  // exit statuses
+  auto rank = [&](const Finding& finding) {
+    const int status = exit_status(finding.code.value_or(ErrorCode::internal));
+    return std::find(kWorstFirst.begin(), kWorstFirst.end(), status) - kWorstFirst.begin();
+  };
+  const Finding* worst = nullptr;
+  for (const Finding& finding : findings)
+    if (finding.level == Level::fault && (worst == nullptr || rank(finding) < rank(*worst)))
+      worst = &finding;
+  return worst;
 }
 
 }  // namespace meshwright::doctor

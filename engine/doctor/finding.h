@@ -35,7 +35,9 @@ Finding finding_of(std::string topic, const Error& error);  // a fault, with the
 boost::json::object to_json(const Finding& finding);
 Finding finding_from(const boost::json::object& object);
 
-// The fault whose code decides the exit status: the first one. nullptr: there is none.
+// The fault whose code decides the exit status, the worst: what keeps ranks apart before what loses
+// one, before what does not fit, before what only this job's files have against them. Of several
+// alike the first. nullptr: there is none.
 const Finding* worst_fault(const std::vector<Finding>& findings);
 
 }  // namespace meshwright::doctor

@@ -77,8 +77,14 @@ Finding judge(const Ports& facts) {
   else if (facts.place.empty())
     out.text = "port " + std::to_string(facts.port) + ", torchrun's default, is free";
   else
-    out.text = "the ranks met at " + facts.place;
-  out.text += "; connections between ranks take ports " + range;
+    out.text = "the ranks met at " + facts.place +
+               (facts.own_store ? ", and then at a port of rank 0's own" : "");
+  if (facts.range_first > 0)
+    out.text += "; the program's own ports are of " + std::to_string(facts.range_first) + "-" +
+                std::to_string(facts.range_last) +
+                " (MESHWRIGHT_PORT_RANGE), those of gloo and NCCL of " + range;
+  else
+    out.text += "; connections between ranks take ports " + range;
   if (!facts.one_host) out.text += ", which firewalls must let through";
   if (!facts.local && facts.first > 0 && facts.port >= facts.first && facts.port <= facts.last) {
     out.level = Level::note;

@@ -1,12 +1,15 @@
 #include "engine/rendezvous/doors.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -41,14 +44,30 @@ bool lower(const Seat& a, const Seat& b) {
   return bytes(a) < bytes(b);
 }
 
-// Binds to a free port of the range; false: there is none.
-template <class Address>
-bool bind_in(const launch::PortRange& ports, int fd, Address address, in_port_t Address::* port) {
+// Binds to a free port of the range at that address, which may be one for all; false: there is
+// none.
+bool bind_in(const launch::PortRange& ports, int fd, const std::string& address) {
   for (int number : ports_to_try(ports)) {
-    address.*port = htons(static_cast<uint16_t>(number));
-    if (::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return true;
+    std::optional<SocketAddress> here = socket_address(address, number);
+    if (here && ::bind(fd, here->get(), here->size) == 0) return true;
   }
   return false;
+}
+
+// A socket for packets at that address, empty: at every one; -1: none is to be had. `is_v6`: it has
+// IPv4 addresses as parts of IPv6's.
+int packets_at(const launch::PortRange& ports, const std::string& address, bool& is_v6) {
+  const bool four = address.find(':') == std::string::npos;
+  int fd = ::socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), off = 0;
+  is_v6 = fd >= 0 && ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0 &&
+          bind_in(ports, fd, address.empty() ? "::" : (four ? "::ffff:" : "") + address);
+  if (is_v6) return fd;
+  if (fd >= 0) ::close(fd);
+  if (!four) return -1;
+  fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0 || bind_in(ports, fd, address.empty() ? "0.0.0.0" : address)) return fd;
+  ::close(fd);
+  return -1;
 }
 
 }  // namespace
@@ -57,29 +76,35 @@ Doors::Doors(const std::string& address, const launch::PortRange& ports)
     : tcp_(address.empty() ? listen_on(ports, /*loopback_only=*/false)
                            : listen_at(address, ports)) {
   tcp_port_ = bound_port(tcp_);
-  udp_ = ::socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  int off = 0;
-  sockaddr_in6 six{};
-  six.sin6_family = AF_INET6;
-  udp_is_v6_ = udp_ >= 0 && ::setsockopt(udp_, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0 &&
-               bind_in(ports, udp_, six, &sockaddr_in6::sin6_port);
-  if (!udp_is_v6_) {
-    if (udp_ >= 0) ::close(udp_);
-    udp_ = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    sockaddr_in four{};
-    four.sin_family = AF_INET;
-    // Without it nothing is lost but the direction in an error.
-    if (udp_ >= 0 && !bind_in(ports, udp_, four, &sockaddr_in::sin_port)) {
-      ::close(udp_);
-      udp_ = -1;
-    }
-  }
+  // Without it nothing is lost but the direction in an error.
+  udp_ = packets_at(ports, address, udp_is_v6_);
   if (udp_ >= 0) udp_port_ = bound_port(udp_);
+  stop_ = ::eventfd(0, EFD_CLOEXEC);
+  if (stop_ < 0 || ::fcntl(tcp_, F_SETFL, O_NONBLOCK) != 0) return;
+  porter_ = std::thread([this] { let_in(); });
 }
 
 Doors::~Doors() {
+  if (porter_.joinable()) {
+    ::eventfd_write(stop_, 1);
+    porter_.join();
+  }
   ::close(tcp_);
   if (udp_ >= 0) ::close(udp_);
+  if (stop_ >= 0) ::close(stop_);
+}
+
+void Doors::let_in() const {
+  std::array<pollfd, 2> both{{{tcp_, POLLIN, 0}, {stop_, POLLIN, 0}}};
+  while (::poll(both.data(), both.size(), -1) >= 0 || errno == EINTR) {
+    if (both[1].revents != 0) return;
+    if (both[0].revents == 0) continue;
+    const int fd = ::accept4(tcp_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (fd >= 0)
+      ::close(fd);
+    else if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // no descriptor is free
+  }
 }
 
 void Doors::greet(const std::vector<Seat>& seats, size_t me) {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/rendezvous/seats.h"
@@ -12,8 +13,9 @@ namespace meshwright::rendezvous {
 
 class Doors {
  public:
-  // Listens on a free port, of the range where there is one, for connections at that address alone;
-  // empty: at every one. Throws Error(rendezvous_failed).
+  // Listens on a free port, of the range where there is one, for connections and packets at that
+  // address alone; empty: at every one. Lets in whoever knocks and closes, so that no stranger's
+  // connections fill the queue. Throws Error(rendezvous_failed).
   explicit Doors(const std::string& address = {}, const launch::PortRange& ports = {});
   ~Doors();
   Doors(const Doors&) = delete;
@@ -35,8 +37,11 @@ class Doors {
 
  private:
   void greet(const std::vector<Seat>& seats, size_t me);
+  void let_in() const;
   int tcp_ = -1, udp_ = -1, tcp_port_ = 0, udp_port_ = 0;
   bool udp_is_v6_ = false;
+  int stop_ = -1;  // readable: no more
+  std::thread porter_;
 };
 
 }  // namespace meshwright::rendezvous

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <linux/filter.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -168,6 +169,7 @@ std::vector<OwnSocket> own_sockets() {
     if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &listens_size) != 0) continue;
     if (::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &local_size) != 0) continue;
     OwnSocket own;
+    own.fd = fd;
     own.local = numeric(reinterpret_cast<sockaddr*>(&local));
     own.local_port = port_of(reinterpret_cast<sockaddr*>(&local));
     if (listens == 0) {
@@ -179,6 +181,21 @@ std::vector<OwnSocket> own_sockets() {
     if (!own.local.empty()) out.push_back(std::move(own));
   }
   return out;
+}
+
+bool shut(const std::string& address, int port) {
+  // A filter of packets that lets none pass: a listening socket's sees what opens connections, and
+  // not what goes over those that were accepted before (man 7 socket, SO_ATTACH_FILTER).
+  sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);
+  const sock_fprog program{1, &nothing};
+  bool found = false;
+  for (const OwnSocket& own : own_sockets()) {
+    if (!own.listens() || own.local != address || own.local_port != port) continue;
+    if (::setsockopt(own.fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) != 0)
+      return false;
+    found = true;
+  }
+  return found;
 }
 
 }  // namespace meshwright::rendezvous

@@ -45,10 +45,15 @@ std::string source_for(const std::string& numeric_address);
 
 // The TCP sockets of this process: a listening one has no remote end.
 struct OwnSocket {
+  int fd = -1;
   std::string local, remote;
   int local_port = 0, remote_port = 0;
   bool listens() const { return remote.empty(); }
 };
 std::vector<OwnSocket> own_sockets();
+// From now on whoever connects to the sockets of this process that listen there gets no answer, and
+// takes none of its descriptors; connections that are there stay. The sockets stay their owner's.
+// False: there is none, or the kernel keeps one open.
+bool shut(const std::string& address, int port);
 
 }  // namespace meshwright::rendezvous

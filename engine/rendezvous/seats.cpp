@@ -10,6 +10,7 @@
 #include "engine/rendezvous/connectivity.h"
 #include "engine/rendezvous/doors.h"
 #include "engine/rendezvous/interfaces.h"
+#include "engine/rendezvous/listen.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/rendezvous/separators.h"
 #include "engine/rendezvous/with_others.h"
@@ -350,6 +351,17 @@ std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks,
   return seats;
 }
 
+// Rank 0 knows no address of its own before the others have come: the one at which its store
+// listens; empty: there are several, or nothing tells.
+std::string store_address(const launch::RankEnvironment& ranks, const WantedInterface& wanted) {
+  try {
+    const std::vector<std::string> open = addresses_to_open(ranks, wanted.name);
+    if (ranks.rank == 0 && open.size() == 1 && !is_loopback_address(open[0])) return open[0];
+  } catch (const Error&) {
+  }
+  return "";
+}
+
 }  // namespace
 
 WantedInterface wanted_interface(const std::string& key) {
@@ -364,7 +376,8 @@ std::vector<Seat> seat_ranks(const c10::intrusive_ptr<c10d::Store>& base,
   auto store = c10::make_intrusive<c10d::PrefixStore>("seats", base);
   auto end = Clock::now() + timeout;
   Row mine = own_row(ranks, wanted, end);
-  auto doors = std::make_shared<Doors>(mine.seat.address, ranks.ports);
+  auto doors = std::make_shared<Doors>(
+      mine.seat.address.empty() ? store_address(ranks, wanted) : mine.seat.address, ranks.ports);
   mine.seat.tcp_port = doors->tcp_port();
   mine.seat.udp_port = doors->udp_port();
   const WithOthers words{ranks.rank, timeout, "learn the addresses of the others",

@@ -170,6 +170,8 @@ World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& s
       auto connect = [=]() -> c10::intrusive_ptr<c10d::Backend> {
         prefixed->set("port/" + std::to_string(index), bytes_of(std::to_string(port)));
         auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, index, size, options);
+        // All have come, and gloo would take whoever else connects for as long as the job lasts.
+        if (port > 0) shut(own.address, port);
         name_peers(*prefixed, static_cast<size_t>(index), members, seats);
         return group;
       };

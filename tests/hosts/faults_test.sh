@@ -44,6 +44,14 @@ firewall_before_the_groups() {
   two_hosts
   drop hosta 10.70.0.2 "tcp dport != 29555 tcp flags & (syn|ack) == syn"; drop hostb 10.70.0.1 "tcp dport != 29555 tcp flags & (syn|ack) == syn"
   two_ranks
+  local open
+  for _ in $(seq 100); do open=$(on hosta ss -lntuH | awk '{ print $5 }' | grep -v ':29555$'); [ -n "$open" ] && break; sleep 0.1; done
+  sleep 0.5; open=$(on hosta ss -lntuH | awk '{ print $5 }' | sort | tr '\n' ' ')
+  case $open in
+    *"*:"*|*"0.0.0.0:"*|*"[::]:"*) fail 0 "rank 0 listens on every interface while hosts knock: $open" ;;
+    *10.70.0.1*10.70.0.1*10.70.0.1*) echo "ok: $name: rank 0 listens at $open" ;;
+    *) fail 0 "store, door and packets are not at 10.70.0.1: $open" ;;
+  esac
   finish; in_time
   for rank in 0 1; do expect $rank 4 "error[E0502]: rank "; expect $rank 4 "cannot connect to rank "; done
 }

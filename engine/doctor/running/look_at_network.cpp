@@ -90,6 +90,9 @@ Ports look_at_rendezvous(const launch::RankEnvironment& ranks, bool one_host) {
   out.local = ranks.source == launch::RankEnvironment::Source::local;
   out.port = ranks.master_port;
   out.secret = !ranks.secret.empty();
+  out.range_first = ranks.ports.first;
+  out.range_last = ranks.ports.last;
+  out.own_store = ranks.agent_store && out.secret;
   if (ranks.world_size > 1) {
     out.place = ranks.master_addr + ":" + std::to_string(ranks.master_port);
     return out;

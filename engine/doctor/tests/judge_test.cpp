@@ -211,6 +211,18 @@ TEST_CASE("ports: taken, or where the kernel may take them") {
   CHECK(judge(facts).level == Level::ok);
 }
 
+TEST_CASE("ports: the range that was asked for, and rank 0's own store beside a launcher's") {
+  Ports facts{"hosta:20000", 20000, false, false, "", 32768, 60999};
+  CHECK(!says(judge(facts).text, "MESHWRIGHT_PORT_RANGE"));
+  facts.range_first = 21000;
+  facts.range_last = 21009;
+  facts.own_store = true;
+  CHECK(says(judge(facts).text, "met at hosta:20000, and then at a port of rank 0's own"));
+  CHECK(says(judge(facts).text,
+             "own ports are of 21000-21009 (MESHWRIGHT_PORT_RANGE), those of gloo and NCCL of "
+             "32768-60999, which firewalls"));
+}
+
 TEST_CASE("ports of several hosts: whether the job has a secret") {
   Ports facts{"hosta:20000", 20000, false, false, "", 32768, 60999, false};
   CHECK(judge(facts).level == Level::note);

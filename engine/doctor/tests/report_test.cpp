@@ -92,14 +92,17 @@ TEST_CASE("of many hosts where all is well a few are shown, and every one that i
   CHECK(report.json().at("findings").as_array().size() == 9);
 }
 
-TEST_CASE("the exit status is that of the first fault, and of no warning") {
+TEST_CASE("the exit status is that of the worst fault, whatever comes first, and of no warning") {
   Report report;
   report.hosts = {{"a"}, {0}};
   report.add(Finding{"cores", Level::warning, "few"});
   CHECK(report.exit_status() == 0);
   report.add(finding_of("run folder", Error(ErrorCode::output_unwritable, "no").help("yes")));
-  report.add(finding_of("ranks", Error(ErrorCode::rendezvous_failed, "alone")));
   CHECK(report.exit_status() == 7);
+  report.add(finding_of("ranks", Error(ErrorCode::rendezvous_failed, "alone")));
+  CHECK(report.exit_status() == 4);
+  report.add(finding_of("config", Error(ErrorCode::out_of_range, "odd")));
+  CHECK(report.exit_status() == 4);
   CHECK(says(report.text({}), "no [E0705]. FIX: yes"));
 }
 

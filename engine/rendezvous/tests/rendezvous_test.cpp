@@ -7,6 +7,7 @@
 #include <c10/util/Logging.h>
 #include <doctest/doctest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 #include <atomic>
 #include <functional>
 #include <latch>
+#include <set>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -21,6 +23,7 @@
 #include "engine/base/store_bytes.h"
 #include "engine/rendezvous/bounded.h"
 #include "engine/rendezvous/connectivity.h"
+#include "engine/rendezvous/interfaces.h"
 #include "engine/rendezvous/store_client.h"
 #include "meshwright/error.h"
 #include "sdk/comm/activity.h"
@@ -120,6 +123,51 @@ TEST_CASE("ranks that are all there go on together, and groups work") {
     world->everyone()->barrier();
   });
   for (const Outcome& outcome : outcomes) CHECK(outcome.message.empty());
+}
+
+// Whether somebody who comes to that port of loopback is let in.
+bool lets_in(int port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address);
+  pollfd one{fd, POLLOUT, 0};
+  int error = 0;
+  socklen_t size = sizeof error;
+  const bool answered = ::poll(&one, 1, 200) == 1 &&
+                        ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+  ::close(fd);
+  return answered;
+}
+
+TEST_CASE("once a group is made, nobody else is let in at its ports, and it goes on") {
+  Port port;
+  std::set<int> before;  // what other cases may have left, and the store
+  for (const OwnSocket& own : own_sockets()) before.insert(own.local_port);
+  std::atomic<int> doors = 0, open = 0;
+  std::vector<Outcome> outcomes = of_each(2, [&](int64_t rank) {
+    RankEnvironment e = rank_of(rank, 2, port);
+    auto store = connect_store(e, milliseconds(20000));
+    auto world = make_world(e, store, device::Chosen{}, milliseconds(20000));
+    world->everyone()->barrier();
+    if (rank == 0) {
+      CHECK(lets_in(port.number));  // the store's door, which asks for the secret
+      for (const OwnSocket& own : own_sockets()) {
+        if (!own.listens() || own.local != "127.0.0.1" || before.contains(own.local_port)) continue;
+        ++doors;
+        open += lets_in(own.local_port) ? 1 : 0;
+      }
+    }
+    at::Tensor one = at::ones({4});
+    world->everyone()->all_reduce(one).wait();
+    if (one.sum().item<double>() != 8) throw std::runtime_error("wrong sum");
+    world->everyone()->barrier();
+  });
+  for (const Outcome& outcome : outcomes) CHECK(outcome.message.empty());
+  CHECK(doors >= 2);  // of gloo, one of each rank
+  CHECK(open == 0);
 }
 
 TEST_CASE("a world of one needs nobody") {

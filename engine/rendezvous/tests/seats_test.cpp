@@ -215,6 +215,40 @@ TEST_CASE("a range of ports holds for doors of both kinds, and an error says whe
   CHECK(ports_to_try({}) == std::vector<int>{0});
 }
 
+TEST_CASE("a door lets thousands of strangers in and out, and who comes then is not kept waiting") {
+  Doors doors("127.0.0.1");
+  std::optional<SocketAddress> there = socket_address("127.0.0.1", doors.tcp_port());
+  REQUIRE(there);
+  size_t came = 0;
+  // More than the kernel keeps waiting for a socket.
+  for (int i = 0; i < 6000; ++i) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    REQUIRE(fd >= 0);
+    came += ::connect(fd, there->get(), there->size) == 0 ? 1 : 0;
+    linger at_once{1, 0};  // leaves no port behind that waits
+    ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    ::close(fd);
+  }
+  CHECK(came == 6000);
+  Doors mine("127.0.0.2");
+  const std::vector<Seat> seats = {{"a", "127.0.0.1", doors.tcp_port(), doors.udp_port()},
+                                   {"b", "127.0.0.2", mine.tcp_port(), mine.udp_port()}};
+  CHECK(mine.knock(seats, 1, Clock::now() + milliseconds(5000)).empty());
+}
+
+TEST_CASE("a door at an address takes packets there alone") {
+  Doors doors("127.0.0.1"), far("127.0.0.4");
+  const std::vector<Seat> seats = {{"a", "127.0.0.1", doors.tcp_port(), doors.udp_port()},
+                                   {"b", "127.0.0.4", far.tcp_port(), far.udp_port()}};
+  CHECK(far.knock(seats, 1, Clock::now() + milliseconds(5000)).empty());
+  CHECK(doors.heard(2) == std::vector<bool>{false, true});
+  // The same port at another address of this host.
+  const std::vector<Seat> beside = {{"a", "127.0.0.3", doors.tcp_port(), doors.udp_port()},
+                                    seats[1]};
+  CHECK(far.knock(beside, 1, Clock::now() + milliseconds(5000)).size() == 1);
+  CHECK(doors.heard(2) == std::vector<bool>{false, false});
+}
+
 TEST_CASE("a route tells both of its ends") {
   Listener listener;
   Route route;
