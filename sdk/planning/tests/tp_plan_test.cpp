@@ -523,4 +523,23 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "of several blocks that do not fit the first by name is told, whichever layers they are in") {
+  const ModelOutline llama = testing::llama_outline({.layers = 12});
+  TpPlanRequest wanted = request(2);
+  wanted.choice.kind = TpPlanChoice::Kind::custom;
+  // Names are compared as text: 10 comes before 2.
+  wanted.choice.patterns = {{"model.layers.[2-9].mlp.up_proj", "colwise"},
+                            {"model.layers.1?.mlp.up_proj", "colwise"}};
+  const TpPlan plan = select_tp_plan(llama, wanted);
+  REQUIRE(plan.entries.size() == 2);
+  CHECK(plan.entries[0].modules.size() == 8);
+  CHECK(plan.entries[1].modules ==
+        std::vector<std::string>{"model.layers.10.mlp.up_proj", "model.layers.11.mlp.up_proj"});
+  REQUIRE(plan.warnings.size() == 1);
+  CHECK(plan.warnings[0] ==
+        "in model.layers.10.mlp, up_proj has colwise (replicate to shard(-1)), but gate_proj has "
+        "no style: a rank would combine a part with a whole; train refuses this plan");
+}
+
 }  // namespace tp_plan_test
