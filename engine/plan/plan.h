@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/config/config.h"
@@ -123,6 +125,9 @@ JobPlan make_plan(Job& job, const PlanRequest& request);
 
 // The outline of what the plan's rank has of the model: of a pipeline's rank, its stages.
 ModelOutline outline_of_rank(const JobPlan& plan);
+// What ModelOutline::find_parameter() finds, for many names. Views into the outline.
+std::unordered_map<std::string_view, const ParameterOutline*> parameters_by_name(
+    const ModelOutline& outline);
 // What the plan's strategy was asked with, sizes that came of "auto" included.
 StrategyConfig config_of_plan(const Job& job, const JobPlan& plan);
 // The plan with the footprint of another rank of it. What else it says of a rank (costs of methods,
