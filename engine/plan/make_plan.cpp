@@ -329,7 +329,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan.context_costs = context_costs(cost);
   tell_idle_moe(job, cost, config, plan);
   count_main_weights(plan, job.config, cost);
-  plan.other_activations = other_activations(plan, config, part);
+  if (wanted.compares_sequence) plan.other_activations = other_activations(plan, config, part);
   add_pipeline_rows(cost, part, plan);
   return plan;
 }

@@ -80,6 +80,9 @@ struct PlanRequest {
   std::vector<int64_t> hosts = {};
   // Where the ranks compute; unknown: where dist_env.device says.
   MemoryFacts::Where where = MemoryFacts::Where::unknown;
+  // Whether JobPlan::other_activations are asked for: they cost a second tensor-parallel plan and
+  // footprint.
+  bool compares_sequence = true;
 };
 
 struct JobPlan {
@@ -96,7 +99,7 @@ struct JobPlan {
   std::optional<ContextPlan> context;      // needs a model
   std::optional<Footprint> footprint;      // of the rank; needs a model
   // Activations of the rank were sequence_parallel the other way; nullopt where that makes no
-  // difference or cannot be.
+  // difference, cannot be or was not asked for.
   std::optional<int64_t> other_activations;
   MemoryFacts memory;  // which the footprint goes by
   Workload workload;
