@@ -12,6 +12,7 @@ std::string quoted(DType dtype) { return '"' + std::string(dtype_name(dtype)) + 
 int64_t optimizer_bytes(const JobPlan& plan, const ShardingRequest& cost, int64_t states) {
   ShardingRequest asked = cost;
   asked.workload.optimizer_states = states;
+  asked.workload.seq_len = 0;  // without a length nothing of passes is counted
   return plan.strategy.strategy->footprint(asked).bytes.optimizer;
 }
 
