@@ -86,7 +86,10 @@ Diagnostics check_before_start(const Reload& reload, const plan::Job& job,
     try {
       std::optional<plan::Job> other = reload(sets, problems);
       if (!other || !problems.ok()) return std::nullopt;
-      return plan::make_plan(*other, {world, 0, /*assumed_world=*/true})
+      return plan::make_plan(*other, {.world_size = world,
+                                      .rank = 0,
+                                      .assumed_world = true,
+                                      .compares_sequence = false})
           .footprint.value_or(Footprint{})
           .bytes;
     } catch (const Error&) {

@@ -198,6 +198,7 @@ PlannedLayout plan_layout(const plan::Job& job, const steptime::Machine& machine
     other->samples = job.samples;
     plan::PlanRequest request;
     request.world_size = world_size;
+    request.compares_sequence = false;  // nobody sees the plan
     const plan::JobPlan plan = plan::make_plan(*other, request);
     out.refused = obstacle_of(job, *other, plan);
     if (!out.refused) out.forecast = forecast(*other, plan, machine);

@@ -12,6 +12,7 @@ std::string quoted(DType dtype) { return '"' + std::string(dtype_name(dtype)) + 
 int64_t optimizer_bytes(const JobPlan& plan, const ShardingRequest& cost, int64_t states) {
   ShardingRequest asked = cost;
   asked.workload.optimizer_states = states;
+  asked.workload.seq_len = 0;  // without a length nothing of passes is counted
   return plan.strategy.strategy->footprint(asked).bytes.optimizer;
 }
 
@@ -55,7 +56,7 @@ void count_main_weights(JobPlan& plan, const config::Config& config, const Shard
                                 : "the weights are stored (model.torch_dtype)"));
     return;
   }
-  int64_t own = optimizer_bytes(plan, cost, 0), one = optimizer_bytes(plan, cost, 1) - own;
+  const int64_t own = optimizer_bytes(plan, cost, 0);
   if (!main) {
     if (own == 0)
       plan.warnings.push_back(narrow_update_warning(optimizer.get_string("name"), storage));
@@ -68,6 +69,7 @@ void count_main_weights(JobPlan& plan, const config::Config& config, const Shard
                            " keeps float32 main weights of its own, which the optimizer updates");
     return;
   }
+  const int64_t one = optimizer_bytes(plan, cost, 1) - own;
   int64_t elements = one / dtype_size(own > 0 ? DType::float32 : storage),
           tensors = 1 + plan.workload.optimizer_states;
   int64_t added = product(elements, tensors * dtype_size(*main));

@@ -310,15 +310,16 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   check_sequence(job, plan.tp);
   check_positions(job, outline, model->name(), plan);
 
-  ModelOutline part = outline;
+  std::optional<ModelOutline> stages;
   if (sizes.pp > 1) {
     plan.pipeline = plan_pipeline(outline, sizes.pp, config.shared.pipeline,
                                   whole_step ? std::max<int64_t>(plan.mesh.dp, 1) : 0);
     plan.warnings.insert(plan.warnings.end(), plan.pipeline->warnings.begin(),
                          plan.pipeline->warnings.end());
     int64_t stage_rank = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
-    part = stage_outline(outline, *plan.pipeline, stage_rank);
+    stages = stage_outline(outline, *plan.pipeline, stage_rank);
   }
+  const ModelOutline& part = stages ? *stages : outline;
   ShardingRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
   plan.memory = {.where = where_of(job.config, wanted),
                  .drops = job.config.table("lora").get_number("dropout") > 0};
@@ -328,7 +329,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan.context_costs = context_costs(cost);
   tell_idle_moe(job, cost, config, plan);
   count_main_weights(plan, job.config, cost);
-  plan.other_activations = other_activations(plan, config, part);
+  if (wanted.compares_sequence) plan.other_activations = other_activations(plan, config, part);
   add_pipeline_rows(cost, part, plan);
   return plan;
 }

@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/config/config.h"
@@ -78,6 +80,9 @@ struct PlanRequest {
   std::vector<int64_t> hosts = {};
   // Where the ranks compute; unknown: where dist_env.device says.
   MemoryFacts::Where where = MemoryFacts::Where::unknown;
+  // Whether JobPlan::other_activations are asked for: they cost a second tensor-parallel plan and
+  // footprint.
+  bool compares_sequence = true;
 };
 
 struct JobPlan {
@@ -94,7 +99,7 @@ struct JobPlan {
   std::optional<ContextPlan> context;      // needs a model
   std::optional<Footprint> footprint;      // of the rank; needs a model
   // Activations of the rank were sequence_parallel the other way; nullopt where that makes no
-  // difference or cannot be.
+  // difference, cannot be or was not asked for.
   std::optional<int64_t> other_activations;
   MemoryFacts memory;  // which the footprint goes by
   Workload workload;
@@ -123,6 +128,9 @@ JobPlan make_plan(Job& job, const PlanRequest& request);
 
 // The outline of what the plan's rank has of the model: of a pipeline's rank, its stages.
 ModelOutline outline_of_rank(const JobPlan& plan);
+// What ModelOutline::find_parameter() finds, for many names. Views into the outline.
+std::unordered_map<std::string_view, const ParameterOutline*> parameters_by_name(
+    const ModelOutline& outline);
 // What the plan's strategy was asked with, sizes that came of "auto" included.
 StrategyConfig config_of_plan(const Job& job, const JobPlan& plan);
 // The plan with the footprint of another rank of it. What else it says of a rank (costs of methods,

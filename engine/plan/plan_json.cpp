@@ -106,6 +106,7 @@ json::value context_json(const JobPlan& plan) {
 json::array parameters_json(const JobPlan& plan) {
   const Footprint& footprint = *plan.footprint;
   const ModelOutline outline = outline_of_rank(plan);
+  const auto outlines = parameters_by_name(outline);
   json::array out;
   for (const ParameterPlacement& p : footprint.parameters) {
     json::object placement;
@@ -114,7 +115,8 @@ json::array parameters_json(const JobPlan& plan) {
                      {"global_shape", numbers(p.global_shape)},
                      {"local_shape", numbers(p.local_shape)},
                      {"placement", placement}};
-    const ParameterOutline* outlined = outline.find_parameter(p.name);
+    const auto found = outlines.find(p.name);
+    const ParameterOutline* outlined = found == outlines.end() ? nullptr : found->second;
     row["trainable"] = outlined == nullptr || outlined->trainable;
     if (outlined != nullptr && !outlined->trainable && outlined->dtype != plan.workload.storage)
       row["dtype"] = std::string(dtype_name(outlined->dtype));
@@ -136,6 +138,14 @@ ModelOutline outline_of_rank(const JobPlan& plan) {
   if (!plan.pipeline) return *plan.outline;
   const int64_t stage_rank = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
   return stage_outline(*plan.outline, *plan.pipeline, stage_rank);
+}
+
+std::unordered_map<std::string_view, const ParameterOutline*> parameters_by_name(
+    const ModelOutline& outline) {
+  std::unordered_map<std::string_view, const ParameterOutline*> out;
+  out.reserve(outline.parameters.size());
+  for (const ParameterOutline& p : outline.parameters) out.emplace(p.name, &p);  // the first counts
+  return out;
 }
 
 json::object to_json(const JobPlan& plan) {

@@ -202,9 +202,11 @@ std::string tp_text(const Style& style, const plan::JobPlan& plan) {
 std::string parameters_text(const Style& style, const plan::JobPlan& plan) {
   const std::vector<ParameterPlacement>& all = plan.footprint->parameters;
   const ModelOutline outline = plan::outline_of_rank(plan);
+  const auto outlines = plan::parameters_by_name(outline);
   // How it is updated, where that is not as [optimizer] says.
   auto updated = [&](const std::string& name) -> std::string {
-    const ParameterOutline* found = outline.find_parameter(name);
+    const auto at = outlines.find(name);
+    const ParameterOutline* found = at == outlines.end() ? nullptr : at->second;
     if (found != nullptr && !found->trainable)
       return ", frozen" + (found->dtype == plan.workload.storage
                                ? std::string()

@@ -25,6 +25,8 @@ size_t match_set(std::string_view pattern, size_t p, char c, bool& hit) {
   return at + 1;
 }
 
+std::string_view last_level(std::string_view name) { return name.substr(name.rfind('.') + 1); }
+
 }  // namespace
 
 // Linear in practice: on a mismatch only the last `*` is extended.
@@ -59,6 +61,8 @@ bool glob_matches(std::string_view pattern, std::string_view text) {
 
 bool pattern_matches(std::string_view pattern, std::string_view name) {
   if (pattern.empty() || name.empty()) return pattern.empty() && name.empty();
+  // The last levels first: names of a model have the first ones in common.
+  if (!glob_matches(last_level(pattern), last_level(name))) return false;
   for (;;) {
     size_t pattern_dot = pattern.find('.'), name_dot = name.find('.');
     if (!glob_matches(pattern.substr(0, pattern_dot), name.substr(0, name_dot))) return false;

@@ -271,17 +271,16 @@ int64_t fullest_of_pass(const ShardingRequest& request, const TokenActivations& 
 
 }  // namespace
 
-int64_t activation_bytes(const ShardingRequest& request, const ActivationQuestion& asked) {
+namespace footprint {
+
+int64_t bytes_of_passes(const ShardingRequest& request, const ActivationQuestion& asked,
+                        const TokenActivations& token) {
   const int64_t tokens = tokens_of(request);
-  if (tokens == 0) return 0;
   const ModelOutline& outline = request.outline;
-  TokenActivations token(request, asked.whole_layers, asked.facts);
-  token.add_all();
   const MixedPrecision mp = precision_of(request);
   PassSizes sizes{.tokens = tokens, .element = dtype_size(mp.param)};
-  // The head's input, which is whole, and its logits.
+  // The head's logits.
   if (outline.find_module("lm_head") != nullptr) {
-    token.outside += outline.hidden_size;
     const int64_t ranks = token.vocabulary_ranks(),
                   words = (outline.vocab_size + ranks - 1) / ranks;
     sizes.logits = sizes.loss = times(words, dtype_size(mp.output));
@@ -299,6 +298,15 @@ int64_t activation_bytes(const ShardingRequest& request, const ActivationQuestio
   const int64_t fullest = fullest_of_pass(request, token, sizes, exchanged.backward, asked.coming);
   const int64_t held = fullest == INT64_MAX ? fullest : fullest - asked.coming;
   return plus(held, plus(times(tokens, exchanged.room), token.scratch));
+}
+
+}  // namespace footprint
+
+int64_t activation_bytes(const ShardingRequest& request, const ActivationQuestion& asked) {
+  if (tokens_of(request) == 0) return 0;
+  TokenActivations token(request, asked.whole_layers, asked.facts);
+  token.add_all();
+  return bytes_of_passes(request, asked, token);
 }
 
 int64_t activation_bytes(const ShardingRequest& request, bool whole_layers, int64_t gradients) {

@@ -253,6 +253,7 @@ ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& 
 }
 
 ModuleIndex::ModuleIndex(const ModelOutline& outline) {
+  modules_.reserve(outline.modules.size());
   for (const ModuleOutline& module : outline.modules) modules_[module.name] = &module;
   for (const ParameterOutline& parameter : outline.parameters) {
     const std::string_view module = module_of(parameter.name), layer = layer_of(module);

@@ -8,6 +8,7 @@
 
 #include "footprint_parts.h"
 #include "meshwright/unit_rules.h"
+#include "token_activations.h"
 
 namespace meshwright {
 
@@ -138,10 +139,21 @@ void count_run_memory(const ShardingRequest& request, const ShardingPlan& plan,
       .whole_layers = plan.recompute_whole_layers,
       .gradients = unsharded_gradients(request, plan),
       .coming = coming_gradients(request, plan, Where::unknown, bytes.gradients)};
-  const int64_t before = activation_bytes(request, asked);
+  // Of both questions where the facts make no difference.
+  std::unique_ptr<const TokenActivations> token;
+  auto activations = [&]() -> int64_t {
+    if (tokens_of(request) == 0) return 0;
+    if (!token || !token->hold_for(asked.facts)) {
+      auto made = std::make_unique<TokenActivations>(request, asked.whole_layers, asked.facts);
+      made->add_all();
+      token = std::move(made);
+    }
+    return bytes_of_passes(request, asked, *token);
+  };
+  const int64_t before = activations();
   asked.coming = coming_gradients(request, plan, facts.where, bytes.gradients);
   asked.facts = facts;
-  const int64_t after = activation_bytes(request, asked);
+  const int64_t after = activations();
   if (before == INT64_MAX || after == INT64_MAX || bytes.activations == INT64_MAX) return;
   bytes.activations = std::max<int64_t>(bytes.activations - before + after, 1);
   if (facts.where == Where::host && pipeline_size(request) == 1)

@@ -116,6 +116,17 @@ TokenActivations::TokenActivations(const ShardingRequest& request, bool whole_la
 void TokenActivations::add_all() {
   for (const ParameterOutline& parameter : outline_.parameters) add(parameter);
   close();
+  // The head's input, which is whole.
+  if (outline_.find_module("lm_head") != nullptr) outside += outline_.hidden_size;
+}
+
+// Where tensors lie makes a difference to experts alone.
+bool TokenActivations::hold_for(const MemoryFacts& facts) const {
+  return facts.drops == facts_.drops &&
+         (facts.where == facts_.where ||
+          std::none_of(
+              outline_.modules.begin(), outline_.modules.end(),
+              [](const ModuleOutline& module) { return module.kind == ModuleKind::experts; }));
 }
 
 int64_t TokenActivations::stream(std::string_view norm) const {

@@ -30,6 +30,8 @@ class TokenActivations {
  public:
   TokenActivations(const ShardingRequest& request, bool whole_layers, const MemoryFacts& facts);
   void add_all();
+  // Whether they are the same with these facts.
+  bool hold_for(const MemoryFacts& facts) const;
 
   std::vector<LayerActivations> layers;  // through which gradients go
   int64_t outside = 0;                   // of layers
@@ -79,5 +81,9 @@ class TokenActivations {
   int64_t stage_ = -1;
   std::set<std::string_view> blocks_;
 };
+
+// activation_bytes() where seq_len is known, by what a token keeps of the same request.
+int64_t bytes_of_passes(const ShardingRequest& request, const ActivationQuestion& asked,
+                        const TokenActivations& token);
 
 }  // namespace meshwright::footprint

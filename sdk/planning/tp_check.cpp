@@ -2,11 +2,11 @@
 // out, and all agree on the sequence.
 
 #include <algorithm>
-#include <map>
-#include <set>
 #include <span>
 #include <string>
-#include <vector>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
@@ -33,30 +33,54 @@ std::string text_of(const TpStyle* style) {
          " to " + std::string(layout_name(style->output)) + ")";
 }
 
+// A projection of a block and its style, if it has one; without a name: none.
+struct Projection {
+  std::string_view name = {};
+  const TpStyle* style = nullptr;
+  bool none() const { return name.empty(); }
+  std::string said() const { return std::string(name) + " has " + text_of(style); }
+};
+
 // The projections of an attention or an MLP: all of those on the way in are cut, and the one on the
-// way out joins them, or none is.
-void check_block(const std::string& parent,
-                 const std::vector<std::pair<std::string_view, const TpStyle*>>& children) {
-  std::string cut, whole, joins, takes_whole;
-  for (const auto& [child, style] : children) {
-    std::string said = std::string(child) + " has " + text_of(style);
-    if (is_one_of(kIn, child) && style != nullptr && style->kind == row &&
-        style->input == shard_last)
-      throw tp_plan_does_not_fit("in " + parent + ", " + said +
-                                 ", but its input is whole: nothing before it leaves it cut")
-          .help("give it the style \"colwise\", and the projection on the way out \"rowwise\"")
-          .help("give it the style \"rowwise_rep\", which cuts its input itself");
-    if (is_one_of(kIn, child))
+// way out joins them, or none is. Texts are made for a block that is refused alone: a large model
+// has hundreds.
+struct ProjectionBlock {
+  Projection wrong;         // the first on the way in that takes a cut input
+  Projection cut, whole;    // the last on the way in
+  Projection joins, takes;  // the last on the way out: of parts, of a whole
+  bool unusual = false;     // of another build: nothing is known of how its projections belong
+                            // together
+
+  void add(const Projection& one) {
+    const TpStyle* style = one.style;
+    const bool in = is_one_of(kIn, one.name),
+               of_parts = style != nullptr && style->kind == row && style->input == shard_last;
+    if (!in && !is_one_of(kOut, one.name))
+      unusual = true;
+    else if (!in)
+      (of_parts ? joins : takes) = one;
+    else if (!of_parts)
       (style != nullptr && style->kind == column && style->output == shard_last ? cut : whole) =
-          said;
-    else
-      (style != nullptr && style->kind == row && style->input == shard_last ? joins : takes_whole) =
-          said;
+          one;
+    else if (wrong.none())
+      wrong = one;
   }
-  if (cut.empty() && joins.empty()) return;
-  if (whole.empty() && takes_whole.empty()) return;
-  const std::string &one = cut.empty() ? joins : cut, &other = whole.empty() ? takes_whole : whole;
-  throw tp_plan_does_not_fit("in " + parent + ", " + one + ", but " + other +
+  bool fits() const {
+    if (unusual) return true;
+    return wrong.none() && ((cut.none() && joins.none()) || (whole.none() && takes.none()));
+  }
+};
+
+[[noreturn]] void refuse_block(std::string_view parent, const ProjectionBlock& block) {
+  const std::string in = "in " + std::string(parent) + ", ";
+  if (!block.wrong.none())
+    throw tp_plan_does_not_fit(in + block.wrong.said() +
+                               ", but its input is whole: nothing before it leaves it cut")
+        .help("give it the style \"colwise\", and the projection on the way out \"rowwise\"")
+        .help("give it the style \"rowwise_rep\", which cuts its input itself");
+  const Projection &one = block.cut.none() ? block.joins : block.cut,
+                   &other = block.whole.none() ? block.takes : block.whole;
+  throw tp_plan_does_not_fit(in + one.said() + ", but " + other.said() +
                              ": a rank would combine a part with a whole")
       .help(
           "give its projections on the way in the style \"colwise\" and the one on the way out "
@@ -67,18 +91,24 @@ void check_block(const std::string& parent,
 }  // namespace
 
 void check_tp_blocks(const TpPlan& plan, const ModelOutline& outline) {
-  std::map<std::string_view, const TpStyle*> styles;
+  std::unordered_map<std::string_view, const TpStyle*> styles;
+  styles.reserve(outline.modules.size());
   for (const TpEntry& entry : plan.entries)
     for (const std::string& name : entry.modules) styles[name] = &entry.style;
-  auto style_of = [&](std::string_view name) {
-    auto found = styles.find(name);
-    return found == styles.end() ? nullptr : found->second;
-  };
-  std::map<std::string_view, std::vector<std::pair<std::string_view, const TpStyle*>>> blocks;
-  std::set<std::string_view> unusual;  // blocks of another build: nothing is known of how their
-                                       // projections belong together
+  std::unordered_map<std::string_view, ProjectionBlock> blocks;
+  // What runs between the blocks is whole on every rank or cut along the sequence, everywhere
+  // alike.
+  const std::string *part = nullptr, *whole = nullptr;
   for (const ModuleOutline& module : outline.modules) {
-    const TpStyle* style = style_of(module.name);
+    const auto found = styles.find(module.name);
+    const TpStyle* style = found == styles.end() ? nullptr : found->second;
+    if (style != nullptr) {
+      bool norm = style->kind == sequence || style->kind == sequence_all_gather;
+      bool into_stream = style->kind == row || module.kind == ModuleKind::embedding;
+      if (norm ? style->input == shard_1 : into_stream && style->output == shard_1)
+        part = &module.name;
+      if (into_stream && style->output == replicate) whole = &module.name;
+    }
     std::string_view parent = module_of(module.name),
                      child = std::string_view(module.name)
                                  .substr(parent.empty() ? 0 : parent.size() + 1);
@@ -95,26 +125,14 @@ void check_tp_blocks(const TpPlan& plan, const ModelOutline& outline) {
           .help("give it the style \"colwise\"")
           .help("give it the style \"rowwise_rep\", which cuts its input itself");
     if (module.kind != ModuleKind::linear || parent.empty()) continue;
-    if (is_one_of(kIn, child) || is_one_of(kOut, child))
-      blocks[parent].emplace_back(child, style);
-    else
-      unusual.insert(parent);
+    blocks[parent].add({child, style});
   }
-  for (const auto& [parent, children] : blocks)
-    if (!unusual.contains(parent)) check_block(std::string(parent), children);
-
-  // What runs between the blocks is whole on every rank or cut along the sequence, everywhere
-  // alike.
-  const std::string *part = nullptr, *whole = nullptr;
-  for (const ModuleOutline& module : outline.modules) {
-    const TpStyle* style = style_of(module.name);
-    if (style == nullptr) continue;
-    bool norm = style->kind == sequence || style->kind == sequence_all_gather;
-    bool into_stream = style->kind == row || module.kind == ModuleKind::embedding;
-    if (norm ? style->input == shard_1 : into_stream && style->output == shard_1)
-      part = &module.name;
-    if (into_stream && style->output == replicate) whole = &module.name;
-  }
+  // The first by name is the one that is told.
+  const std::pair<const std::string_view, ProjectionBlock>* refused = nullptr;
+  for (const auto& block : blocks)
+    if (!block.second.fits() && (refused == nullptr || block.first < refused->first))
+      refused = &block;
+  if (refused != nullptr) refuse_block(refused->first, refused->second);
   if (part != nullptr && whole != nullptr)
     throw tp_plan_does_not_fit(*whole + " gives whole activations, but " + *part +
                                " works on a part of the sequence: they cannot be added")

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "footprint_parts.h"
 #include "meshwright/error.h"
@@ -42,7 +43,7 @@ struct Resolved {
   const ModelOutline& outline;
   ModuleIndex index;
   std::vector<Styled> styled;  // in the plan's order
-  std::map<std::string_view, const TpEntry*> entry_of;
+  std::unordered_map<std::string_view, const TpEntry*> entry_of;
   std::map<std::string_view, LayerNorms>
       layers;          // of layers with sequence-parallel norms of their own
   LayerNorms outside;  // those outside of all layers: the final norm
@@ -92,7 +93,7 @@ void check_layers(const TpPlan& plan, Resolved& model) {
   for (auto& [layer, norms] : model.layers)
     if (norms.plain && norms.gathering) refuse_mixed(layer, norms);
   if (model.layers.empty() && !model.outside.plain) return;  // no norm cuts the sequence
-  std::set<std::string_view> with_parameters;
+  std::unordered_set<std::string_view> with_parameters;
   for (const ParameterOutline& parameter : model.outline.parameters)
     with_parameters.insert(module_of(parameter.name));
   bool behind = false;  // modules come in order: heads follow the final norm

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <string_view>
+#include <unordered_map>
 
 #include "footprint_parts.h"
 #include "meshwright/tp_plan.h"
@@ -176,7 +178,8 @@ void refuse_factor(const std::string& pattern, const ModuleOutline& module) {
 }
 
 void match(const ModelOutline& outline, const TpPlanEntries& entries, bool optional, TpPlan& plan) {
-  std::map<std::string, std::string> styled;  // module -> pattern
+  std::unordered_map<std::string_view, std::string_view> styled;  // module -> pattern
+  styled.reserve(outline.modules.size());
   for (const auto& [pattern, style] : entries) {
     TpEntry entry{pattern, style, {}};
     for (const ModuleOutline& module : outline.modules) {

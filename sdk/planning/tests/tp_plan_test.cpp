@@ -246,6 +246,23 @@ TEST_CASE("patterns match level by level and never across dots") {
   CHECK(!glob_matches(stars + "b", std::string(3000, 'a')));
 }
 
+TEST_CASE("a pattern and a name match in every level, or not at all") {
+  struct Row {
+    const char *pattern, *name;
+    bool matches;
+  };
+  for (const Row& row :
+       {Row{"l.1.x", "l.1.x", true}, Row{"l.1.x", "l.11.x", false}, Row{"l.1*.x", "l.11.x", true},
+        Row{"b.c", "a.b.c", false}, Row{"*.c", "a.b.c", false}, Row{"c", "a.b.c", false},
+        Row{"a.b.c", "c", false}, Row{"a.*", "a.", true}, Row{"a.b", "a.", false},
+        Row{"a..c", "a..c", true}, Row{"a..c", "a.c", false}, Row{"l.[a.b]", "l.[a.b]", true},
+        Row{"l.[a.b]", "l.a", false}}) {
+    CAPTURE(row.pattern);
+    CAPTURE(row.name);
+    CHECK(pattern_matches(row.pattern, row.name) == row.matches);
+  }
+}
+
 TEST_CASE("heads must divide by tp, and the help names sizes that do") {
   struct Row {
     int64_t heads, kv, tp;
@@ -521,6 +538,39 @@ TEST_CASE(
       CHECK(error.message().find(row.said) != std::string::npos);
     }
   }
+}
+
+TEST_CASE(
+    "of several blocks that do not fit the first by name is told, whichever layers they are in") {
+  const ModelOutline llama = testing::llama_outline({.layers = 12});
+  TpPlanRequest wanted = request(2);
+  wanted.choice.kind = TpPlanChoice::Kind::custom;
+  // Names are compared as text: 10 comes before 2.
+  wanted.choice.patterns = {{"model.layers.[2-9].mlp.up_proj", "colwise"},
+                            {"model.layers.1?.mlp.up_proj", "colwise"}};
+  const TpPlan plan = select_tp_plan(llama, wanted);
+  REQUIRE(plan.entries.size() == 2);
+  CHECK(plan.entries[0].modules.size() == 8);
+  CHECK(plan.entries[1].modules ==
+        std::vector<std::string>{"model.layers.10.mlp.up_proj", "model.layers.11.mlp.up_proj"});
+  REQUIRE(plan.warnings.size() == 1);
+  CHECK(plan.warnings[0] ==
+        "in model.layers.10.mlp, up_proj has colwise (replicate to shard(-1)), but gate_proj has "
+        "no style: a rank would combine a part with a whole; train refuses this plan");
+}
+
+TEST_CASE("a pattern may name one layer by its number") {
+  const ModelOutline llama = testing::llama_outline({.layers = 12});
+  TpPlanRequest wanted = request(2);
+  wanted.choice.kind = TpPlanChoice::Kind::custom;
+  wanted.choice.patterns = {{"model.layers.1.mlp.gate_proj", "colwise"},
+                            {"model.layers.1.mlp.up_proj", "colwise"},
+                            {"model.layers.1.mlp.down_proj", "rowwise"}};
+  const TpPlan plan = select_tp_plan(llama, wanted);
+  CHECK(plan.warnings.empty());
+  REQUIRE(plan.entries.size() == 3);
+  for (const TpEntry& entry : plan.entries)
+    CHECK(entry.modules == std::vector<std::string>{entry.pattern});
 }
 
 }  // namespace tp_plan_test
