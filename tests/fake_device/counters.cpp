@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <iterator>
 #include <map>
@@ -33,7 +34,7 @@ struct Step {
   std::map<std::string, Copies> copies;
   std::map<std::string, long> waits;
   std::set<size_t> streams;
-  size_t peak = 0;
+  size_t peak = 0, least = SIZE_MAX;  // bytes allocated
 };
 std::vector<Step>& steps() {
   static auto* all = new std::vector<Step>(1);  // never destroyed: other libraries end later
@@ -65,8 +66,9 @@ void write(FILE* file, const Step& step) {
   for (const auto& [_, count] : step.waits) waits += count;
   fprintf(file,
           "  {\"kernels\": %ld, \"read\": %zu, \"written\": %zu, \"host_waits\": %ld, \"streams\": "
-          "%zu, \"peak_bytes\": %zu,\n   ",
-          all.kernels, all.read, all.written, waits, step.streams.size(), step.peak);
+          "%zu, \"peak_bytes\": %zu, \"least_bytes\": %zu,\n   ",
+          all.kernels, all.read, all.written, waits, step.streams.size(), step.peak,
+          std::min(step.least, step.peak));
   write_map(file, "waits", step.waits, [&](long count) { fprintf(file, "%ld", count); });
   fprintf(file, ",\n   ");
   write_map(file, "copies", step.copies, [&](const Copies& one) {
@@ -154,6 +156,7 @@ void fake_device_launched(const char* what, long kernels, size_t read, size_t wr
 void fake_device_allocated(size_t bytes) {
   Lock lock;
   now().peak = std::max(now().peak, bytes);
+  now().least = std::min(now().least, bytes);
 }
 void fake_device_step() {
   Lock lock;

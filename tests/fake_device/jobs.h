@@ -2,6 +2,7 @@
 #pragma once
 
 #include <boost/json.hpp>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -54,7 +55,7 @@ Ended run_ranks(const fs::path& folder, const Strings& words, int ranks, On on,
                 const Strings& variables = {});
 Ended train(const Row& row, On on, const Strings& variables = {});
 
-// Lines of a log that tell of a fault, of the program's or of the fake.
+// Lines of a log that tell of a fault (wrong_lines.h).
 Strings wrong_lines(const std::string& log);
 // Those of them that tell of a race.
 long races(const Ended& ended);
@@ -63,5 +64,26 @@ long counted(const std::string& log, const std::string& word);
 // Both have a value for each step, and the same.
 void check_close(const char* what, const std::vector<double>& got, const std::vector<double>& want,
                  const Row& row);
+
+// As long as a job has to be for step_costs(): four steps lie between its first and its last one.
+constexpr size_t kWatchedSteps = 6;
+// How many steps of it are compared with the CPU's: in 16 bits what is rounded otherwise adds up.
+size_t compared_steps(const Row& row);
+// Both have losses and norms for each step, and the same in those.
+void check_like(const Ended& device, const Ended& host, const Row& row);
+
+// What the steps between the first and the last one cost, which begin and end the job: of all ranks
+// and steps the most. Bytes are those over the first of these steps.
+struct StepCosts {
+  int64_t waits = 0;  // of a host in a step
+  int64_t left = 0;   // where least is allocated: what steps have left behind
+  int64_t grown = 0;  // where most is
+  int64_t peak = 0;   // the most of the first of these steps
+};
+StepCosts step_costs(const Ended& ended, int ranks, size_t steps);
+// How often a host may wait in a step of a job (fake_device_test.cpp has the table of all jobs).
+int64_t most_waits(const std::string& name, int ranks);
+// The job waits no more often, and no step of it leaves anything behind.
+StepCosts check_steps(const Ended& ended, const Row& row);
 
 }  // namespace fake_device_jobs

@@ -237,7 +237,8 @@ void compute(const c10::OperatorHandle& op, const std::vector<IValue>& given, co
   try {
     op.callBoxed(*stack);
   } catch (const c10::Error& error) {
-    fake_device_note("fake device: %s: %s\n", call.what().c_str(), error.what_without_backtrace());
+    fake_device_note("fake device: operator failed: %s: %s\n", call.what().c_str(),
+                     error.what_without_backtrace());
     throw;
   }
   for (auto& [out, host] : sized) {
