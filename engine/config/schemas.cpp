@@ -51,6 +51,10 @@ constexpr std::array kRun = {
                           "Threads a rank. \"auto\": OMP_NUM_THREADS, else cores / local ranks."),
                MESHWRIGHT_OPTIONAL),
     bool_option("deterministic", false, "Only deterministic kernels."),
+    choice_option(
+        "float32_matmul_precision", "\"highest\"", "highest|high",
+        "Matrix products of float32 on devices. highest: in float32; high: in TF32, which "
+        "keeps 10 bits behind the point. No effect on CPUs."),
     bool_option("stop_on_nonfinite", true,
                 "A non-finite loss or norm ends the run (exit 5) before the optimizer step."),
     with_flags(number("skip_step_above_z", nullptr, 0,

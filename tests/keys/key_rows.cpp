@@ -48,6 +48,14 @@ const std::vector<Row>& rows() {
        {},
        "engine/train/tests/options_test.cpp: run.deterministic switches LibTorch to deterministic "
        "algorithms, and nothing else does"},
+      {"run.float32_matmul_precision",
+       "high",
+       test,
+       {},
+       {},
+       "engine/trainer/tests/float32_products_test.cpp: products of float32 are TF32's on devices "
+       "where the file says so, and never on CPUs"},
+      {"run.float32_matmul_precision", "high", told, {"dist_env.device=cpu"}},
       {"run.stop_on_nonfinite",
        "false",
        test,

@@ -80,6 +80,7 @@ TEST_CASE("an empty file has every default of the documentation") {
                          {"run", "seed", "42"},
                          {"run", "threads", "\"none\""},
                          {"run", "deterministic", "false"},
+                         {"run", "float32_matmul_precision", "\"highest\""},
                          {"run", "stop_on_nonfinite", "true"},
                          {"model", "torch_dtype", "\"float32\""},
                          {"dist_env", "device", "\"auto\""},
