@@ -90,6 +90,9 @@ constexpr std::array kDistEnv = {
     bool_option("cuda_graphs", false,
                 "The work of each layer's forward and of its backward is launched as one (CUDA "
                 "graphs), where shapes stay."),
+    bool_option("expandable_segments", false,
+                "Segments of LibTorch's CUDA allocator grow, so that less memory lies idle between "
+                "tensors of many sizes. PYTORCH_ALLOC_CONF comes before it."),
     with_flags(text("interface", "\"auto\"",
                     "Network interface between hosts (\"eth0\"). \"auto\": the route to "
                     "MASTER_ADDR. GLOO_SOCKET_IFNAME comes before it."),

@@ -8,6 +8,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <c10/core/AllocatorConfig.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <doctest/doctest.h>
@@ -21,6 +22,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -215,6 +217,32 @@ TEST_CASE("memory is registered with a communicator that no collective has used 
   const Folder folder;
   check_played(play("rank: its communicator and memory that NCCL registers", 2,
                     [&](int) { return Variables{{"STORE", folder.path / "store"}}; }));
+}
+
+TEST_CASE("rank: segments of the allocator that grow" * doctest::skip()) {
+  using Allocator = c10::CachingAllocator::AcceleratorAllocatorConfig;
+  const bool by_environment = !told("PYTORCH_ALLOC_CONF").empty();
+  const std::string before = by_environment ? "max_split_size_mb:64," : "";
+  const cuda::CudaPart& part = *device::cuda_part();
+  CHECK_FALSE(Allocator::use_expandable_segments());
+  const Job job = job_of({"dist_env.expandable_segments=true"});
+  launch::RankEnvironment alone;
+  device::choose(job.table("dist_env"), alone, &part, "");
+  CHECK(Allocator::use_expandable_segments());
+  CHECK(Allocator::last_allocator_settings() == before + "expandable_segments:True");
+  CHECK(Allocator::max_split_size() == (by_environment ? size_t{64} << 20 : SIZE_MAX));
+  // Other jobs of this process leave it, or have it otherwise.
+  device::choose(job_of({}).table("dist_env"), alone, &part, "");
+  CHECK(Allocator::use_expandable_segments());
+  const Job other = job_of({"dist_env.expandable_segments=false"});
+  device::choose(other.table("dist_env"), alone, &part, "");
+  CHECK_FALSE(Allocator::use_expandable_segments());
+}
+
+TEST_CASE("segments of LibTorch's allocator grow where the job says so, and other settings stay") {
+  check_played(play("rank: segments of the allocator that grow", 1));
+  check_played(play("rank: segments of the allocator that grow", 1,
+                    [](int) { return Variables{{"PYTORCH_ALLOC_CONF", "max_split_size_mb:64"}}; }));
 }
 
 TEST_CASE("rank: receives before it sends" * doctest::skip()) {

@@ -86,6 +86,7 @@ TEST_CASE("an empty file has every default of the documentation") {
                          {"dist_env", "device", "\"auto\""},
                          {"dist_env", "backend", "\"auto\""},
                          {"dist_env", "timeout_minutes", "10"},
+                         {"dist_env", "expandable_segments", "false"},
                          {"distributed", "strategy", "\"fsdp2\""},
                          {"distributed", "dp_size", "\"none\""},
                          {"distributed", "dp_replicate_size", "1"},
