@@ -2,6 +2,7 @@
 // what one rank does: other cases start the ranks, each a process of this test on the fake device.
 // Long because the cases share that way to start themselves.
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linspace.h>
@@ -231,6 +232,12 @@ TEST_CASE("rank: segments of the allocator that grow" * doctest::skip()) {
   CHECK(Allocator::use_expandable_segments());
   CHECK(Allocator::last_allocator_settings() == before + "expandable_segments:True");
   CHECK(Allocator::max_split_size() == (by_environment ? size_t{64} << 20 : SIZE_MAX));
+  // Two tensors that have a segment each otherwise.
+  const auto on_device = at::TensorOptions().dtype(at::kByte).device(at::Device(at::kCUDA, 0));
+  const at::Tensor one = at::empty({12 << 20}, on_device), two = at::empty({12 << 20}, on_device);
+  const std::string segments = part.memory_snapshot(0);
+  CHECK(segments.find("\"address\"") != std::string::npos);
+  CHECK_MESSAGE(segments.find("\"address\"") == segments.rfind("\"address\""), segments);
   // Other jobs of this process leave it, or have it otherwise.
   device::choose(job_of({}).table("dist_env"), alone, &part, "");
   CHECK(Allocator::use_expandable_segments());

@@ -40,6 +40,7 @@ const std::vector<Row> kRows{
      {"distributed.strategy=ddp", "optimizer.name=sgd", "optimizer.lr=0.5",
       "optimizer.max_grad_norm=0.01"}},
     {"recomputation", kFirst, 2, {"distributed.activation_checkpointing=full"}},
+    {"segments that grow", kFirst, 2, {"dist_env.expandable_segments=true"}},
     {"hybrid", kFirst, 4, {"distributed.dp_replicate_size=2"}},
     {"tensor parallel", kFirst, 2, {"distributed.tp_size=2"}},
     {"sequence parallel",
