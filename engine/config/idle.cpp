@@ -29,6 +29,7 @@ std::string choice(const Config& config, const char* table, const char* key) {
   return config.table(table).get_string(key);
 }
 
+bool may_use_devices(const Config& config) { return choice(config, "dist_env", "device") != "cpu"; }
 bool with_tp(const Config& config) { return config.shared.sizes.tp > 1; }
 bool with_ep(const Config& config) { return config.shared.sizes.ep > 1; }
 bool recomputes(const Config& config) {
@@ -70,11 +71,14 @@ bool reads_tokens(const Config& config) {
   return has_plugin<which>(config) || choice(config, kData<which>, "kind") == "tokens";
 }
 
+constexpr const char* kCpu = "with dist_env.device = \"cpu\"";
 constexpr const char* kTp1 = "with distributed.tp_size = 1";
 constexpr const char* kR0 = "with lora.r = 0";
 constexpr const char* kEp1 = "with distributed.ep_size = 1";
 
 constexpr Rule kRules[] = {
+    {"run", "float32_matmul_precision", may_use_devices, kCpu},
+    {"dist_env", "expandable_segments", may_use_devices, kCpu},
     {"optimizer", "betas", adamw, "with optimizer.name = \"sgd\""},
     {"optimizer", "eps", adamw, "with optimizer.name = \"sgd\""},
     {"optimizer", "momentum", sgd, "with optimizer.name = \"adamw\""},

@@ -38,6 +38,10 @@ void both(Migrator& m, const char* local_batch_size) {
           "a local batch passes the pipeline at once");
   m.choose("gradient_checkpointing", "distributed.activation_checkpointing",
            [](const Value& v) { return Migrator::Choice(Value(is_true(v) ? "full" : "none")); });
+  for (const char* name : {"tf32", "allow_tf32"})
+    m.choose(name, "run.float32_matmul_precision", [](const Value& v) {
+      return Migrator::Choice(Value(is_true(v) ? "high" : "highest"));
+    });
 }
 
 }  // namespace

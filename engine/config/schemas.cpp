@@ -51,6 +51,10 @@ constexpr std::array kRun = {
                           "Threads a rank. \"auto\": OMP_NUM_THREADS, else cores / local ranks."),
                MESHWRIGHT_OPTIONAL),
     bool_option("deterministic", false, "Only deterministic kernels."),
+    choice_option(
+        "float32_matmul_precision", "\"highest\"", "highest|high",
+        "Matrix products of float32 on devices. highest: in float32; high: in TF32, which "
+        "keeps 10 bits behind the point. No effect on CPUs."),
     bool_option("stop_on_nonfinite", true,
                 "A non-finite loss or norm ends the run (exit 5) before the optimizer step."),
     with_flags(number("skip_step_above_z", nullptr, 0,
@@ -86,6 +90,9 @@ constexpr std::array kDistEnv = {
     bool_option("cuda_graphs", false,
                 "The work of each layer's forward and of its backward is launched as one (CUDA "
                 "graphs), where shapes stay."),
+    bool_option("expandable_segments", false,
+                "Segments of LibTorch's CUDA allocator grow, so that less memory lies idle between "
+                "tensors of many sizes. PYTORCH_ALLOC_CONF comes before it."),
     with_flags(text("interface", "\"auto\"",
                     "Network interface between hosts (\"eth0\"). \"auto\": the route to "
                     "MASTER_ADDR. GLOO_SOCKET_IFNAME comes before it."),

@@ -1,6 +1,7 @@
 #include "engine/cuda/cuda_part.h"
 
 #include <ATen/Context.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
@@ -61,6 +62,15 @@ int64_t device_memory(int64_t device) {
 }
 
 int64_t device_units(int64_t device) { return properties_of(device).multiProcessorCount; }
+
+void expand_segments(bool wanted) {
+  namespace allocator = c10::CachingAllocator;
+  if (allocator::AcceleratorAllocatorConfig::use_expandable_segments() == wanted) return;
+  // Settings that are not given again go back to their defaults.
+  std::string settings = allocator::getAllocatorSettings();
+  if (!settings.empty()) settings += ",";
+  allocator::setAllocatorSettings(settings + "expandable_segments:" + (wanted ? "True" : "False"));
+}
 
 void use_device(int64_t device) {
   at::globalContext().lazyInitDevice(at::kCUDA);
@@ -172,9 +182,10 @@ extern "C" MESHWRIGHT_API const meshwright::cuda::CudaPart* meshwright_cuda_part
   using namespace meshwright::cuda;
   offer_own_kernels();
   offer_device_graphs();
-  static const CudaPart part{
-      device_count,   device_name,  use_device,       make_nccl,     synchronize,     live_bytes,
-      peak_bytes,     reset_peak,   on_out_of_memory, on_memory,     memory_snapshot, device_uuid,
-      device_address, nccl_version, reaches,          device_memory, device_units};
+  static const CudaPart part{device_count,     device_name,    use_device,      make_nccl,
+                             synchronize,      live_bytes,     peak_bytes,      reset_peak,
+                             on_out_of_memory, on_memory,      memory_snapshot, device_uuid,
+                             device_address,   nccl_version,   reaches,         device_memory,
+                             device_units,     expand_segments};
   return &part;
 }

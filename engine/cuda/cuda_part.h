@@ -52,6 +52,9 @@ struct CudaPart {
   bool (*reaches)(int64_t from, int64_t to);  // the memory of another device of this host
   int64_t (*device_memory)(int64_t device);   // bytes, all of it
   int64_t (*device_units)(int64_t device);    // streaming multiprocessors
+  // Whether segments of LibTorch's allocator can grow; what PYTORCH_ALLOC_CONF says of all else
+  // stays. Before use_device(): segments that are there stay as they are.
+  void (*expand_segments)(bool wanted);
 };
 
 }  // namespace meshwright::cuda

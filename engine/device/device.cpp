@@ -6,8 +6,10 @@
 #include <boost/dll/shared_library.hpp>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -59,6 +61,46 @@ Error unavailable(const std::string& what, const char* key) {
   return Error(ErrorCode::device_unavailable, what).key(key);
 }
 
+constexpr const char* kSegments = "expandable_segments";
+
+struct SaidOfSegments {
+  std::string variable;
+  bool expandable;
+};
+
+// What the user's environment says of them. LibTorch reads the second variable where the first is
+// not set.
+std::optional<SaidOfSegments> environment_of_segments() {
+  for (const char* variable : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
+    const char* value = std::getenv(variable);
+    if (value == nullptr) continue;
+    std::string settings = value;
+    std::erase(settings, ' ');
+    const std::string name = std::string(kSegments) + ":";
+    const size_t at = settings.rfind(name);
+    if (at == std::string::npos) return std::nullopt;
+    return SaidOfSegments{variable, settings.compare(at + name.size(), 4, "True") == 0};
+  }
+  return std::nullopt;
+}
+
+// Before anything is allocated on a device. Who says nothing leaves LibTorch as it is: a program
+// around the job may have asked for them.
+void set_segments(const Options& table, const cuda::CudaPart& part, Chosen& out) {
+  if (!table.is_given(kSegments)) return;
+  const bool wanted = table.get_bool(kSegments);
+  const std::optional<SaidOfSegments> said = environment_of_segments();
+  if (!said) {
+    part.expand_segments(wanted);
+    return;
+  }
+  if (said->expandable == wanted) return;
+  auto text = [](bool value, const char* yes, const char* no) { return value ? yes : no; };
+  out.notices.push_back(said->variable + " says " + kSegments + ":" +
+                        text(said->expandable, "True", "False") + ", which comes before dist_env." +
+                        kSegments + " = " + text(wanted, "true", "false"));
+}
+
 }  // namespace
 
 const cuda::CudaPart* cuda_part(std::string* why) {
@@ -94,9 +136,13 @@ Chosen choose(const Options& table, const launch::RankEnvironment& ranks,
     if (wanted == "auto" && part == nullptr && !why_not.empty())
       out.notices.push_back("training on the CPU, though the driver lists a CUDA device: " +
                             why_not);
+    if (wanted == "auto" && table.get_bool(kSegments))
+      out.notices.push_back(std::string("dist_env.") + kSegments +
+                            " = true has no effect: the ranks compute on the CPU");
     return out;
   }
   int64_t index = ranks.local_rank % count;
+  set_segments(table, *part, out);
   try {
     part->use_device(index);
   } catch (const c10::Error& error) {

@@ -35,7 +35,8 @@ struct Chosen {
 };
 
 // Of one rank, which talks to nobody. `table` is dist_env. Local ranks take the devices in turn.
-// Makes the chosen CUDA device current. `part` is cuda_part() but in tests. Throws
+// Makes the chosen CUDA device current, with segments as dist_env.expandable_segments says. `part`
+// is cuda_part() but in tests. Throws
 // Error(device_unavailable).
 Chosen choose(const Options& table, const launch::RankEnvironment& ranks,
               const cuda::CudaPart* part, const std::string& why_not);

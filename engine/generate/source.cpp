@@ -292,7 +292,8 @@ void check_sets(const Source& source, const std::vector<std::string>& sets,
   }
   for (const std::string& set : sets) {
     const std::string key = set.substr(0, set.find('='));
-    bool used = key == "run.threads" || key == "run.deterministic" || key == "model.torch_dtype";
+    bool used = key == "run.threads" || key == "run.deterministic" ||
+                key == "run.float32_matmul_precision" || key == "model.torch_dtype";
     used = used || (key.starts_with("model.") && key != "model.config" &&
                     key != "model.pretrained" && source.of_plugin(sets));
     for (const std::string& beginning : beginnings) used = used || key.starts_with(beginning);

@@ -264,6 +264,25 @@ MemoryFacts::Where where_of(const config::Config& config, const PlanRequest& wan
   return device == "cpu" ? Where::host : device == "cuda" ? Where::device : Where::unknown;
 }
 
+// dist_env.expandable_segments: LibTorch registers no memory with NCCL then.
+void check_segments(const config::Config& config, const Strategy& strategy,
+                    const ShardingRequest& request) {
+  const Options& table = config.table("dist_env");
+  if (!table.get_bool("expandable_segments") || table.get_string("device") == "cpu") return;
+  const ShardingPlan plan = strategy.plan_sharding(request);
+  const BufferPolicy& buffers = plan.sharding.buffers;
+  if (plan.replicated || !buffers.registered) return;
+  Error error(ErrorCode::conflict,
+              "dist_env.expandable_segments = true cannot be beside " +
+                  (buffers.registered_key.empty() ? "buffers that the strategy registers with NCCL"
+                                                  : buffers.registered_key + " = true") +
+                  ": segments that grow are not registered with NCCL");
+  error.key("dist_env.expandable_segments").help("set dist_env.expandable_segments = false");
+  if (!buffers.registered_key.empty())
+    error.about(buffers.registered_key).help("set " + buffers.registered_key + " = false");
+  throw error;
+}
+
 JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   JobPlan plan;
   plan.requested_strategy = job.config.requested_strategy;
@@ -321,6 +340,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   }
   const ModelOutline& part = stages ? *stages : outline;
   ShardingRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
+  check_segments(job.config, *plan.strategy.strategy, cost);
   plan.memory = {.where = where_of(job.config, wanted),
                  .drops = job.config.table("lora").get_number("dropout") > 0};
   plan.footprint = footprint_here(plan, cost);

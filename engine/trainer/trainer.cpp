@@ -24,6 +24,7 @@
 #include "engine/trainer/adapters.h"
 #include "engine/trainer/check_parts.h"
 #include "engine/trainer/evaluation.h"
+#include "engine/trainer/float32_products.h"
 #include "engine/trainer/float8.h"
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/optimizer.h"
@@ -266,6 +267,10 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
     parts_->autocast = scalar_type(*parts_->config.shared.autocast_dtype);
   if (config.table("run").get_bool("deterministic"))
     at::globalContext().setDeterministicAlgorithms(true, false);
+  if (const std::string told = train::set_float32_products(
+          config.table("run"), config.table("dist_env"), world_->device());
+      !told.empty())
+    world_->notice(told);
   if ((plan_->strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0)
     throw Error(ErrorCode::not_in_release, "the strategy " + plan_->strategy.info->name +
                                                " can plan a job but not train it in this version")

@@ -1,5 +1,6 @@
 #include "costs.h"
 
+#include <ATen/Context.h>
 #include <ATen/record_function.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
@@ -45,6 +46,10 @@ const std::unordered_map<std::string, long> kKernels{
     {"aten::_cudnn_attention_backward", 3},
     {"aten::_efficient_attention_backward", 2},
 };
+
+// LibTorch gives these to cuBLAS.
+const Names kProducts{"aten::mm",  "aten::addmm",   "aten::addmm_",
+                      "aten::bmm", "aten::baddbmm", "aten::baddbmm_"};
 
 // Every element once; what is expanded counts once too.
 size_t bytes_of(const Tensor& t) {
@@ -101,6 +106,12 @@ long kernels_of(const std::vector<std::vector<Tensor>>& lists) {
   }
   if (blocks > 0) launch(0);
   return out;
+}
+
+// Whether cuBLAS is asked for TF32: LibTorch does so for each product as it is called.
+bool in_tf32(const std::string& name, const std::vector<IValue>& given) {
+  return kProducts.contains(name) && given.front().toTensor().scalar_type() == at::kFloat &&
+         at::globalContext().allowTF32CuBLAS();
 }
 
 void count_memory(c10::Device device) {
@@ -168,8 +179,9 @@ void count_costs(const c10::FunctionSchema& schema, const std::vector<IValue>& g
   if (!lists.empty()) kernels = kernels_of(lists);
   if (auto known = kKernels.find(name); known != kKernels.end()) kernels = known->second;
   if (name == "aten::_foreach_norm") kernels += 2;
-  const std::string whole =
-      name + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
+  const std::string whole = name +
+                            (schema.overload_name().empty() ? "" : "." + schema.overload_name()) +
+                            (in_tf32(name, given) ? ", TF32" : "");
   fake_device_launched(whole.c_str(), kernels, read, written);
 }
 

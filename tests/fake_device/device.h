@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 
 extern "C" {
@@ -11,6 +12,14 @@ extern "C" {
 // themselves are mapped without access, so that the host faults on them as beside a true device.
 void* fake_device_view(const void* p);
 int fake_device_of(const void* p);  // -1: not device memory
+// What the driver's interface has apart: addresses, of the current device (0: there are no more),
+// memory of a device (0: it has no more), and the one at the other (0: it is not there).
+uintptr_t fake_device_reserve(size_t bytes);
+void fake_device_unreserve(uintptr_t address, size_t bytes);
+int fake_device_take(int device, size_t bytes);
+void fake_device_give(int device, size_t bytes);
+void fake_device_map(uintptr_t address, size_t bytes);
+int fake_device_unmap(uintptr_t address, size_t bytes);
 // An operation begins on a stream: it comes after all that the host and the stream know to be over.
 void fake_device_begin(void* stream, int device, const char* what);
 // The operation that began last on the stream reads or writes these bytes.

@@ -9,6 +9,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <c10/core/AllocatorConfig.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <doctest/doctest.h>
@@ -23,6 +24,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -218,6 +220,38 @@ TEST_CASE("memory is registered with a communicator that no collective has used 
   const Folder folder;
   check_played(play("rank: its communicator and memory that NCCL registers", 2,
                     [&](int) { return Variables{{"STORE", folder.path / "store"}}; }));
+}
+
+TEST_CASE("rank: segments of the allocator that grow" * doctest::skip()) {
+  using Allocator = c10::CachingAllocator::AcceleratorAllocatorConfig;
+  const bool by_environment = !told("PYTORCH_ALLOC_CONF").empty();
+  const std::string before = by_environment ? "max_split_size_mb:64," : "";
+  const cuda::CudaPart& part = *device::cuda_part();
+  CHECK_FALSE(Allocator::use_expandable_segments());
+  const Job job = job_of({"dist_env.expandable_segments=true"});
+  launch::RankEnvironment alone;
+  device::choose(job.table("dist_env"), alone, &part, "");
+  CHECK(Allocator::use_expandable_segments());
+  CHECK(Allocator::last_allocator_settings() == before + "expandable_segments:True");
+  CHECK(Allocator::max_split_size() == (by_environment ? size_t{64} << 20 : SIZE_MAX));
+  // Two tensors that have a segment each otherwise.
+  const auto on_device = at::TensorOptions().dtype(at::kByte).device(at::Device(at::kCUDA, 0));
+  const at::Tensor one = at::empty({12 << 20}, on_device), two = at::empty({12 << 20}, on_device);
+  const std::string segments = part.memory_snapshot(0);
+  CHECK(segments.find("\"address\"") != std::string::npos);
+  CHECK_MESSAGE(segments.find("\"address\"") == segments.rfind("\"address\""), segments);
+  // Other jobs of this process leave it, or have it otherwise.
+  device::choose(job_of({}).table("dist_env"), alone, &part, "");
+  CHECK(Allocator::use_expandable_segments());
+  const Job other = job_of({"dist_env.expandable_segments=false"});
+  device::choose(other.table("dist_env"), alone, &part, "");
+  CHECK_FALSE(Allocator::use_expandable_segments());
+}
+
+TEST_CASE("segments of LibTorch's allocator grow where the job says so, and other settings stay") {
+  check_played(play("rank: segments of the allocator that grow", 1));
+  check_played(play("rank: segments of the allocator that grow", 1,
+                    [](int) { return Variables{{"PYTORCH_ALLOC_CONF", "max_split_size_mb:64"}}; }));
 }
 
 TEST_CASE("rank: receives before it sends" * doctest::skip()) {

@@ -2,6 +2,8 @@
 // so that buffers are registered with NCCL, and no other attribute.
 #include <cuda.h>
 
+#include "device.h"
+
 extern "C" {
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
 CUresult cuDriverGetVersion(int* out) {
@@ -28,6 +30,41 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
 CUresult cuCtxGetCurrent(CUcontext* out) {
   static char context;
   *out = reinterpret_cast<CUcontext>(&context);
+  return CUDA_SUCCESS;
+}
+
+// Memory and its addresses apart, of which LibTorch's allocator makes segments that grow. No other
+// process can open it. A handle is the bytes, and the device in the lowest byte.
+CUresult cuMemAddressReserve(CUdeviceptr* out, size_t bytes, size_t, CUdeviceptr,
+                             unsigned long long) {
+  *out = fake_device_reserve(bytes);
+  return *out != 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
+  fake_device_unreserve(address, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes,
+                     const CUmemAllocationProp* wanted, unsigned long long) {
+  if (wanted->requestedHandleTypes == CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_PERMITTED;
+  const int device = wanted->location.id;
+  if (fake_device_take(device, bytes) == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  *out = (bytes << 8) | static_cast<unsigned>(device);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemRelease(CUmemGenericAllocationHandle memory) {
+  fake_device_give(static_cast<int>(memory & 0xff), memory >> 8);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t, CUmemGenericAllocationHandle,
+                  unsigned long long) {
+  fake_device_map(address, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+  return fake_device_unmap(address, bytes) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) {
   return CUDA_SUCCESS;
 }
 }

@@ -41,6 +41,7 @@ const std::vector<Row> kRows{
      {"distributed.strategy=ddp", "optimizer.name=sgd", "optimizer.lr=0.5",
       "optimizer.max_grad_norm=0.01"}},
     {"recomputation", kFirst, 2, {"distributed.activation_checkpointing=full"}},
+    {"segments that grow", kFirst, 2, {"dist_env.expandable_segments=true"}},
     {"hybrid", kFirst, 4, {"distributed.dp_replicate_size=2"}},
     {"tensor parallel", kFirst, 2, {"distributed.tp_size=2"}},
     {"sequence parallel",
@@ -310,6 +311,45 @@ TEST_CASE("clipping is no pass over gradients of its own: the optimizer multipli
   for (const boost::json::object* all : {&clipped, &plain})
     for (const auto& one : *all)
       CHECK_FALSE(std::string(one.key()).starts_with("aten::_foreach_mul_"));
+}
+
+TEST_CASE("products of float32 ask for TF32 where the file says high, and all of them do") {
+  // Calls of the second step by operator; those that ask for TF32 apart.
+  struct Calls {
+    std::map<std::string, int64_t> plain, tf32;
+  };
+  std::vector<double> losses;
+  auto calls_with = [&](const std::string& precision) {
+    Row row = kRows[0];
+    row.sets.push_back("run.float32_matmul_precision=" + precision);
+    const Ended ended = train(row, On::device);
+    REQUIRE_MESSAGE(ended.code == 0, ended.said);
+    REQUIRE(ended.counters.size() == 2);
+    CHECK(ended.said.find("has no effect") == std::string::npos);
+    losses = ended.losses;
+    Calls out;
+    const boost::json::object& step =
+        ended.counters[1].at("steps").as_array()[1].as_object().at("operators").as_object();
+    for (const auto& one : step) {
+      const std::string name(one.key());
+      const size_t end = name.find(", TF32");
+      (end == std::string::npos ? out.plain : out.tf32)[name.substr(0, end)] =
+          one.value().at("calls").to_number<int64_t>();
+    }
+    return out;
+  };
+  const Calls highest = calls_with("highest");
+  const std::vector<double> before = losses;
+  const Calls high = calls_with("high");
+  CHECK(losses == before);  // the numbers are the CPU's
+  CHECK(highest.tf32.empty());
+  CHECK_FALSE(high.tf32.empty());
+  for (const auto& [name, calls] : high.tf32) {
+    CAPTURE(name);
+    CHECK_FALSE(high.plain.contains(name));
+    CHECK((highest.plain.contains(name) && highest.plain.at(name) == calls));
+  }
+  CHECK(high.plain.size() + high.tf32.size() == highest.plain.size());
 }
 
 // What bench/device_counts.py takes host time from: the program runs the same way.

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -32,32 +33,67 @@ struct Pinned {
   int protection = PROT_READ | PROT_WRITE;
 };
 
+uintptr_t number(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+
+// Addresses of all devices, one device after the other.
+struct Region {
+  explicit Region(size_t bytes) : span(bytes) {}
+  void map() {
+    auto pages = [&](int protection) {
+      void* p = mmap(nullptr, span * kMostDevices, protection,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (p == MAP_FAILED) abort();
+      return static_cast<char*>(p);
+    };
+    view = pages(PROT_READ | PROT_WRITE);
+    base = pages(PROT_NONE);
+  }
+  uintptr_t begin() const { return number(base.load()); }
+  bool has(uintptr_t address) const {
+    return begin() != 0 && address - begin() < span * kMostDevices;
+  }
+  // The next addresses of a device, or 0.
+  uintptr_t more(int device, size_t bytes) {
+    const auto of = static_cast<size_t>(device);
+    if (top[of] + bytes > span) return 0;
+    top[of] += bytes;
+    return begin() + of * span + top[of] - bytes;
+  }
+
+  const size_t span;  // of a device
+  size_t top[kMostDevices] = {};
+  std::atomic<char*> base = nullptr;  // asked without the lock, too
+  char* view = nullptr;
+};
+
+// Several reservations, each of more than the memory of a device.
+constexpr size_t kReservedBytes = 16 * kDeviceBytes;
+
 struct State {
-  char *base = nullptr, *view = nullptr;
-  std::map<uintptr_t, size_t> used;                // blocks of all devices
-  std::map<uintptr_t, size_t> free[kMostDevices];  // those given back, by address
-  size_t top[kMostDevices] = {}, taken[kMostDevices] = {};
+  Region malloced{kDeviceBytes}, reserved{kReservedBytes};  // the latter once somebody asks for it
+  std::map<uintptr_t, size_t> used;                         // blocks of all devices
+  std::map<uintptr_t, size_t> free[kMostDevices];           // those given back, by address
+  std::map<uintptr_t, size_t> unreserved[kMostDevices];     // addresses given back
+  size_t taken[kMostDevices] = {};
   std::map<uintptr_t, Pinned> pinned;
   std::map<uintptr_t, size_t> registered;
 };
 State& state() {
   static auto* all = [] {
     auto* made = new State;  // never destroyed: other libraries end later
-    constexpr size_t bytes = kDeviceBytes * kMostDevices;
-    auto map = [&](int protection) {
-      void* p =
-          mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (p == MAP_FAILED) abort();
-      return static_cast<char*>(p);
-    };
-    made->base = map(PROT_NONE);
-    made->view = map(PROT_READ | PROT_WRITE);
+    made->malloced.map();
     return made;
   }();
   return *all;
 }
 
-uintptr_t number(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+// Where an address of a device lies; null: it is none.
+const Region* region_at(uintptr_t address) {
+  for (const Region* one : {&state().malloced, &state().reserved})
+    if (one->has(address)) return one;
+  return nullptr;
+}
+
 size_t whole_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 std::pair<const uintptr_t, Pinned>* pinned_at(uintptr_t address) {
@@ -90,10 +126,7 @@ uintptr_t take_again(std::map<uintptr_t, size_t>& blocks, size_t bytes) {
 
 }  // namespace
 
-bool is_device(const void* p) {
-  const char *address = static_cast<const char*>(p), *base = state().base;
-  return address >= base && address < base + kDeviceBytes * kMostDevices;
-}
+bool is_device(const void* p) { return region_at(number(p)) != nullptr; }
 bool is_allocated(const void* p) {
   auto it = state().used.upper_bound(number(p));
   if (it == state().used.begin()) return false;
@@ -103,7 +136,9 @@ bool is_allocated(const void* p) {
 bool is_pinned(const void* p) { return pinned_at(p) != nullptr; }
 char* view_at(uintptr_t address) {
   if (auto* pinned = pinned_at(address)) return pinned->second.view + (address - pinned->first);
-  return state().view + (address - number(state().base));
+  const Region* region = region_at(address);
+  if (region == nullptr) region = &state().malloced;
+  return region->view + (address - region->begin());
 }
 
 void take_off(const void* pinned, const Stream& stream, bool written, const char* what) {
@@ -147,16 +182,56 @@ using namespace fake_device;
 extern "C" {
 
 void* fake_device_view(const void* p) {
-  const State& all = state();
-  if (is_device(p)) return all.view + (static_cast<const char*>(p) - all.base);
+  if (const Region* region = region_at(number(p)))
+    return region->view + (number(p) - region->begin());
   Lock lock;
   if (auto* found = pinned_at(p)) return found->second.view + (number(p) - found->first);
   return const_cast<void*>(p);
 }
 int fake_device_of(const void* p) {
-  if (!is_device(p)) return -1;
-  return static_cast<int>(static_cast<size_t>(static_cast<const char*>(p) - state().base) /
-                          kDeviceBytes);
+  const Region* region = region_at(number(p));
+  return region == nullptr ? -1 : static_cast<int>((number(p) - region->begin()) / region->span);
+}
+
+uintptr_t fake_device_reserve(size_t bytes) {
+  Lock lock;
+  State& all = state();
+  if (all.reserved.begin() == 0) all.reserved.map();
+  const int device = current_device();
+  const uintptr_t again = take_again(all.unreserved[device], whole_pages(bytes));
+  return again != 0 ? again : all.reserved.more(device, whole_pages(bytes));
+}
+void fake_device_unreserve(uintptr_t address, size_t bytes) {
+  Lock lock;
+  State& all = state();
+  const size_t device = (address - all.reserved.begin()) / kReservedBytes;
+  all.unreserved[device].emplace(address, whole_pages(bytes));
+}
+int fake_device_take(int device, size_t bytes) {
+  set_up();
+  Lock lock;
+  size_t& taken = state().taken[device];
+  if (taken + bytes > settings().memory) return 0;
+  taken += bytes;
+  return 1;
+}
+void fake_device_give(int device, size_t bytes) {
+  Lock lock;
+  state().taken[device] -= bytes;
+}
+void fake_device_map(uintptr_t address, size_t bytes) {
+  Lock lock;
+  state().used[address] = bytes;
+  if (settings().poison) memset(view_at(address), 0xff, bytes);
+}
+int fake_device_unmap(uintptr_t address, size_t bytes) {
+  Lock lock;
+  const auto it = state().used.find(address);
+  if (it == state().used.end() || it->second != bytes) return 0;
+  forget(address, bytes);
+  madvise(view_at(address), bytes, MADV_DONTNEED);
+  state().used.erase(it);
+  return 1;
 }
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
@@ -169,14 +244,11 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   *p = nullptr;
   if (all.taken[device] + whole > settings().memory) return fail(cudaErrorMemoryAllocation);
   uintptr_t address = take_again(all.free[device], whole);
-  if (address == 0) {
-    if (all.top[device] + whole > kDeviceBytes) return fail(cudaErrorMemoryAllocation);
-    address = number(all.base) + static_cast<size_t>(device) * kDeviceBytes + all.top[device];
-    all.top[device] += whole;
-  }
+  if (address == 0) address = all.malloced.more(device, whole);
+  if (address == 0) return fail(cudaErrorMemoryAllocation);
   all.used[address] = whole;
   all.taken[device] += whole;
-  *p = all.base + (address - number(all.base));
+  *p = all.malloced.base.load() + (address - all.malloced.begin());
   // No zeros by luck: these are not-a-numbers and large integers.
   if (settings().poison) memset(fake_device_view(*p), 0xff, whole);
   return cudaSuccess;

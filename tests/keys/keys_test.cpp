@@ -316,3 +316,19 @@ TEST_CASE("layers are launched as graphs where nothing in them moves; all else i
     CHECK(refused(row.strategy, sets).find(row.words) != std::string::npos);
   }
 }
+
+TEST_CASE("segments that grow are refused beside buffers that NCCL registers, on devices alone") {
+  auto errors = [](const Names& more) {
+    Names sets{"dist_env.expandable_segments=true", "distributed.megatron_fsdp.nccl_ub=true"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    return look("megatron_fsdp", sets).errors;
+  };
+  const Names refused = errors({});
+  REQUIRE(refused.size() == 1);
+  CHECK(refused[0].find("E0208") != std::string::npos);
+  CHECK(refused[0].find("dist_env.expandable_segments = true cannot be beside "
+                        "distributed.megatron_fsdp.nccl_ub = true") != std::string::npos);
+  for (const char* other : {"dist_env.expandable_segments=false",
+                            "distributed.megatron_fsdp.nccl_ub=false", "dist_env.device=cpu"})
+    CHECK_MESSAGE(errors({other}).empty(), std::string(other));
+}

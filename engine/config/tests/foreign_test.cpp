@@ -99,7 +99,9 @@ TEST_CASE("an unknown key that another program uses is answered with the key her
         {"[compile]\nenable = true\n", "compile",
          "compile has no counterpart here: Models run as they are built"},
         {"[distributed]\nbf16 = true\n", "distributed.bf16",
-         "is distributed.mp_policy.param_dtype here: \"bfloat16\""}}) {
+         "is distributed.mp_policy.param_dtype here: \"bfloat16\""},
+        {"[optimizer]\ntf32 = true\n", "optimizer.tf32",
+         "is run.float32_matmul_precision here: \"high\" for true"}}) {
     INFO(row.text);
     std::vector<Error> errors = errors_of(row.text);
     REQUIRE(errors.size() == 1);

@@ -25,6 +25,10 @@ TEST_CASE("a setting that another one leaves without effect is told once") {
     std::string set, other, notice;
   };
   for (const Row& row : {
+           Row{"run.float32_matmul_precision=high", "dist_env.device=cpu",
+               "run.float32_matmul_precision has no effect with dist_env.device = \"cpu\""},
+           Row{"dist_env.expandable_segments=true", "dist_env.device=cpu",
+               "dist_env.expandable_segments has no effect with dist_env.device = \"cpu\""},
            Row{"optimizer.betas=[0.5, 0.6]", "optimizer.name=sgd",
                "optimizer.betas has no effect with optimizer.name = \"sgd\""},
            Row{"optimizer.eps=1e-6", "optimizer.name=sgd", "optimizer.eps has no effect with"},
@@ -83,6 +87,8 @@ TEST_CASE("defaults that are written down, and settings that do something, are n
             "distributed.moe.dispatcher=all_to_all"},
            {"optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.betas=[0.9, 0.95]"},
            {"distributed.tp_size=2", "distributed.tp_plan=base"},
+           {"run.float32_matmul_precision=high", "dist_env.expandable_segments=true"},
+           {"run.float32_matmul_precision=highest", "dist_env.device=cpu"},
            {"distributed.ep_size=2", "distributed.moe.dispatcher=all_gather",
             "distributed.moe.lm_head_precision=float32"},
            {"dataset.kind=tokens", "dataset.dtype=uint16", "dataset.path=x"}}) {

@@ -4,7 +4,10 @@
 // After c10, which has a CHECK of its own.
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <functional>
+#include <optional>
+#include <string>
 
 #include "engine/config/config.h"
 #include "engine/device/device.h"
@@ -16,9 +19,13 @@ using device::choose;
 namespace {
 
 int64_t devices = 0, used = -1;
+std::string segments;  // what the allocator was told, and before which device
 const cuda::CudaPart kFake{[] { return devices; },
                            [](int64_t index) { return "Fake " + std::to_string(index); },
-                           [](int64_t index) { used = index; },
+                           [](int64_t index) {
+                             used = index;
+                             segments += " then cuda:" + std::to_string(index);
+                           },
                            nullptr,
                            nullptr,
                            nullptr,
@@ -32,7 +39,8 @@ const cuda::CudaPart kFake{[] { return devices; },
                            [] { return std::string("2.0.0"); },
                            [](int64_t, int64_t) { return true; },
                            nullptr,
-                           nullptr};
+                           nullptr,
+                           [](bool wanted) { segments += wanted ? "grow" : "stay"; }};
 
 Options dist_env(const char* device, const char* backend) {
   for (const OptionSchema& schema : config::engine_schemas())
@@ -51,6 +59,28 @@ launch::RankEnvironment local(int64_t rank, int64_t world) {
   ranks.world_size = ranks.local_world_size = world;
   return ranks;
 }
+
+// A variable of the environment for as long as it lives; nullptr: not set.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* before = std::getenv(name)) before_ = before;
+    put(value);
+  }
+  ~Variable() { put(before_ ? before_->c_str() : nullptr); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  void put(const char* value) const {
+    if (value == nullptr)
+      ::unsetenv(name_);
+    else
+      ::setenv(name_, value, 1);
+  }
+  const char* name_;
+  std::optional<std::string> before_;
+};
 
 std::string message_of(const std::function<void()>& body) {
   try {
@@ -111,6 +141,54 @@ TEST_CASE("automatic choice says why a device that is there goes unused") {
   CHECK(chosen.device.is_cpu());
   REQUIRE(chosen.notices.size() == 1);
   CHECK(chosen.notices[0].find("its CUDA part cannot be loaded") != std::string::npos);
+}
+
+TEST_CASE(
+    "segments of the allocator may grow from before the device is used, unless the environment "
+    "says otherwise") {
+  struct Row {
+    const char *device, *given, *environment, *older;  // nullptr: not set
+    const char *told, *notice;                         // the allocator, the user
+  };
+  devices = 2;
+  for (const Row& row : {
+           Row{"cuda", nullptr, nullptr, nullptr, " then cuda:1", ""},
+           Row{"cuda", "false", nullptr, nullptr, "stay then cuda:1", ""},
+           Row{"cuda", "true", nullptr, nullptr, "grow then cuda:1", ""},
+           Row{"auto", "true", "max_split_size_mb:64", nullptr, "grow then cuda:1", ""},
+           // LibTorch reads the older name where the other one is not set.
+           Row{"cuda", "true", "max_split_size_mb:64", "expandable_segments:False",
+               "grow then cuda:1", ""},
+           Row{"cuda", "true", "expandable_segments:True", nullptr, " then cuda:1", ""},
+           Row{"cuda", nullptr, "expandable_segments: True", nullptr, " then cuda:1", ""},
+           Row{"cuda", "true", nullptr, "max_split_size_mb:64, expandable_segments: False",
+               " then cuda:1",
+               "PYTORCH_CUDA_ALLOC_CONF says expandable_segments:False, which comes before "
+               "dist_env.expandable_segments = true"},
+           Row{"cuda", "false", "expandable_segments:True,max_split_size_mb:64", nullptr,
+               " then cuda:1",
+               "PYTORCH_ALLOC_CONF says expandable_segments:True, which comes before "
+               "dist_env.expandable_segments = false"},
+           Row{"cpu", "true", nullptr, nullptr, "", ""},  // config says so
+       }) {
+    CAPTURE(std::string(row.environment == nullptr ? "" : row.environment));
+    CAPTURE(std::string(row.told));
+    const Variable environment("PYTORCH_ALLOC_CONF", row.environment),
+        older("PYTORCH_CUDA_ALLOC_CONF", row.older);
+    Options table = dist_env(row.device, "auto");
+    if (row.given != nullptr) table.set("expandable_segments", std::string(row.given) == "true");
+    segments.clear();
+    const device::Chosen chosen = choose(table, local(1, 2), &kFake, "");
+    CHECK(segments == row.told);
+    REQUIRE(chosen.notices.size() == (*row.notice != '\0' ? 1U : 0U));
+    if (!chosen.notices.empty()) CHECK(chosen.notices[0] == row.notice);
+  }
+  devices = 0;
+  Options table = dist_env("auto", "auto");
+  table.set("expandable_segments", true);
+  const device::Chosen chosen = choose(table, local(0, 1), &kFake, "");
+  REQUIRE(chosen.notices.size() == 1);
+  CHECK(chosen.notices[0].find("expandable_segments = true has no effect") != std::string::npos);
 }
 
 TEST_CASE("ranks that share a device do not use NCCL, those with one of their own do") {
