@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/report/report.h"
+#include "engine/trainer/routers.h"
 #include "engine/trainer/stages.h"
 #include "meshwright/data/dataset_kind.h"
 #include "meshwright/nn/moe.h"
@@ -107,6 +108,9 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
     logits = net.forward(stage.first ? context->shard(batch.tokens, 1, 0) : hidden);
     targets = context->shard(targets, 1, kNoTarget);
     if (weights.defined()) weights = context->shard(weights, 1, 0);
+    // All ranks of cp read the same samples.
+    if (Routers& routers = routers_of(trainer); routers.needs_weight())
+      routers.tell_weight(count(batch, mine).weight);
     mine = context->split(length).runs_of(context->group()->rank());
   } else if (batch.documents.defined() || counts.defined() ||
              (!stage.first && hidden.size(1) != length)) {

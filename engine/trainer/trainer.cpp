@@ -339,6 +339,7 @@ double Trainer::largest_norm(double mine) {
 
 train::Optimizer& train::optimizer_of(Trainer& trainer) { return *trainer.optimizer_; }
 train::StepMonitor& train::monitor_of(Trainer& trainer) { return trainer.parts_->monitor; }
+train::Routers& train::routers_of(Trainer& trainer) { return *trainer.routers_; }
 
 namespace {
 
@@ -460,7 +461,7 @@ void Trainer::train_micro_batches(const StageForward& forward, double assumed, S
     sums.add(loss, weight);
     {
       TraceSpan span(world_->trace(), "backward");
-      routers_->before_backward(weight, assumed);
+      routers_->before_backward(routers_->weigh(weight), assumed);
       (loss.sum / assumed).backward();
     }
     add_loss(sums.loss, loss.sum, routers_->reported_loss(), weight);
@@ -468,13 +469,13 @@ void Trainer::train_micro_batches(const StageForward& forward, double assumed, S
 }
 
 void Trainer::train_stages(const StageForward& forward, double assumed, Sums& sums) {
-  std::vector<double> weights(static_cast<size_t>(accumulation_));
+  std::vector<train::Routers::Weight> weights(static_cast<size_t>(accumulation_));
   auto one = [&](int64_t stage, int64_t micro, const Tensor& hidden) {
     parts_->seed_generator(step_, stages_->first_layer(stage), micro);
     parts_->tell_place({step_, (micro * dp_ + dp_rank_) * local_batch_, local_batch_});
     AutocastScope autocast(parts_->autocast, world_->device().type());
     MicroBatchLoss loss = forward(micro, hidden);
-    weights[static_cast<size_t>(micro)] = weight_of(loss);
+    weights[static_cast<size_t>(micro)] = routers_->weigh(weight_of(loss));
     if (!stages_->is_last(stage)) return loss.sum;
     sums.add(loss, weight_of(loss));
     add_loss(sums.loss, loss.sum, Tensor(), 0);
