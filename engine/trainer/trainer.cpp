@@ -25,6 +25,7 @@
 #include "engine/trainer/check_parts.h"
 #include "engine/trainer/evaluation.h"
 #include "engine/trainer/float8.h"
+#include "engine/trainer/largest_of_ranks.h"
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/optimizer.h"
 #include "engine/trainer/rank_agreement.h"
@@ -329,12 +330,10 @@ void Trainer::before_save(SaveReason reason) {
 }
 
 double Trainer::largest_norm(double mine) {
-  Tensor both = at::zeros({2}, at::TensorOptions().dtype(at::kDouble));
-  both.mutable_data_ptr<double>()[std::isfinite(mine) ? 0 : 1] = std::isfinite(mine) ? mine : 1;
-  both = both.to(world_->device());
-  world_->everyone()->all_reduce(both, ReduceOp::max, /*control=*/true).wait();
-  both = both.cpu();
-  return both[1].item<double>() == 0 ? both[0].item<double>() : std::nan("");
+  const bool finite = std::isfinite(mine);
+  const std::vector<double> both =
+      train::largest_of_ranks(*world_, {finite ? mine : 0.0, finite ? 0.0 : 1.0});
+  return both[1] == 0 ? both[0] : std::nan("");
 }
 
 train::Optimizer& train::optimizer_of(Trainer& trainer) { return *trainer.optimizer_; }

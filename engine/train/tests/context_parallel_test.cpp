@@ -30,8 +30,8 @@ Asked balanced_step(const std::string& model, int64_t batch, bool told) {
     world->traffic().clear();
     const StepResult result = rank.trainer.step([&](int64_t micro, const at::Tensor& hidden) {
       const at::Tensor ids = samples_of(micro, 1, kLength, rank.net->outline().vocab_size);
-      MicroBatchLoss loss = train::loss_of(rank.trainer, rank.net,
-                                           packed(ids, ids[0][2].item<int64_t>()), hidden);
+      MicroBatchLoss loss =
+          train::loss_of(rank.trainer, rank.net, packed(ids, ids[0][2].item<int64_t>()), hidden);
       if (!told) train::routers_of(rank.trainer).tell_weight(std::nullopt);
       return loss;
     });
