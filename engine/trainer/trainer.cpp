@@ -503,7 +503,9 @@ StepResult Trainer::step(const StageForward& forward) try {
     train_stages(forward, assumed, sums);
   else
     train_micro_batches(forward, assumed, sums);
-  model_->end_step();
+  // totals() waits for the current stream, and thereby for gradients that go to the host.
+  auto& ending = dynamic_cast<LateClipping&>(*model_);
+  ending.end_step_later();
   if (stages_) stages_->sum_tied_gradients(*model_);
   const Totals all = totals(sums, /*with_votes=*/true, routers_->load());
   throw_bad_target();
@@ -515,10 +517,9 @@ StepResult Trainer::step(const StageForward& forward) try {
   result.loss = all.weight > 0 ? all.loss / all.weight : 0;
   double scale = all.weight > 0 ? assumed * static_cast<double>(data_->size()) / all.weight : 0;
   double left = 1;  // for the optimizer to multiply all gradients with
-  auto* later = before_update_ ? nullptr : dynamic_cast<LateClipping*>(model_.get());
-  result.grad_norm = later != nullptr
-                         ? later->clip_grad_norm_later(parts_->max_grad_norm, scale, left)
-                         : model_->clip_grad_norm(parts_->max_grad_norm, scale);
+  result.grad_norm = before_update_
+                         ? model_->clip_grad_norm(parts_->max_grad_norm, scale)
+                         : ending.clip_grad_norm_later(parts_->max_grad_norm, scale, left);
   // What one replica finds must stop all.
   if (replicas_differ_) result.grad_norm = largest_norm(result.grad_norm);
   if (parts_->stop_on_nonfinite &&

@@ -43,7 +43,7 @@ const std::vector<Job> kJobs{
         "meshwright::detail::clip_or_leave"}}}},
     {{"offload", kFirst, 2, {"distributed.fsdp2.offload_policy=cpu"}},
      {{kEvent, {"block < libmeshwright_runtime.so.1: meshwright::detail::HostCopies::add"}},
-      {"cudaEventSynchronize", {"HostCopies::wait"}}}},
+      {kEvent, {"HostCopies::order"}}}},
     {{"ddp", kFirst, 2, {"distributed.strategy=ddp"}},
      {{kEvent, {kBefore, "all_reduce", "ReplicatedModel::launch"}},
       {kEvent, {kAfter, "ReplicatedModel::end_step"}}}},
