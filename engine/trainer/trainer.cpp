@@ -259,6 +259,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
       train::StepMonitor(skip_above(config.table("run")), *world_)});
   parts_->config.shared.context = plan_->shared.context;  // as planned for these hosts
   parts_->config.shared.pipeline = plan_->shared.pipeline;
+  parts_->config.shared.moe.dispatcher = plan_->shared.moe.dispatcher;
   parts_->config.job.max_steps = max_steps_;
   if (parts_->config.shared.autocast_dtype)
     parts_->autocast = scalar_type(*parts_->config.shared.autocast_dtype);

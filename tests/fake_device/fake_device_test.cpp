@@ -74,12 +74,13 @@ const std::vector<Row> kRows{
      2,
      {"distributed.mp_policy.param_dtype=bfloat16", "distributed.mp_policy.output_dtype=bfloat16"},
      2e-4},  // routing weights are rounded after other operators than on the CPU
-    {"experts, all to all", kExperts, 2, {"distributed.strategy=moe_ep", "distributed.ep_size=2"}},
-    {"experts, all gather",
+    {"experts, all to all",
      kExperts,
      2,
      {"distributed.strategy=moe_ep", "distributed.ep_size=2",
-      "distributed.moe.dispatcher=all_gather"}},
+      "distributed.moe.dispatcher=all_to_all"}},
+    // The CPU's are sent by all_to_all.
+    {"experts, all gather", kExperts, 2, {"distributed.strategy=moe_ep", "distributed.ep_size=2"}},
     {"1F1B",
      kFirst,
      2,

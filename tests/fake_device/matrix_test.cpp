@@ -29,6 +29,7 @@ const std::string kDdp = "distributed.strategy=ddp",
 const std::string kLevel = "distributed.megatron_fsdp.zero_dp_strategy=",
                   kNoMeta = "distributed.megatron_fsdp.init_fsdp_with_meta_device=false";
 const std::string kEp = "distributed.strategy=moe_ep", kEp2 = "distributed.ep_size=2",
+                  kToAll = "distributed.moe.dispatcher=all_to_all",
                   kGather = "distributed.moe.dispatcher=all_gather";
 const std::string kPp = "distributed.pp_size=2",
                   kPpBatch = "distributed.pipeline.pp_microbatch_size=2",
@@ -115,12 +116,12 @@ const std::vector<Row> kMatrix{
     {"tp, bfloat16", kFirst, 2, {kTp, kBf16, kBf16Out}, kHalf},
     {"experts, fsdp2", kExperts, 2, {}},
     {"experts, fsdp2, recomputation", kExperts, 2, {kFull}},
-    {"experts, ep 2", kExperts, 2, {kEp, kEp2}},
+    {"experts, ep 2", kExperts, 2, {kEp, kEp2, kToAll}},
     {"experts, ep 2, all-gather", kExperts, 2, {kEp, kEp2, kGather}},
-    {"experts, ep 2 of 4", kExperts, 4, {kEp, kEp2}},
+    {"experts, ep 2 of 4", kExperts, 4, {kEp, kEp2, kToAll}},
     {"experts, ep 2 of 4, all-gather", kExperts, 4, {kEp, kEp2, kGather}},
-    {"experts, ep 2 of 8", kExperts, 8, {kEp, kEp2, kSmall}},
-    {"experts, ep 2, recomputation", kExperts, 2, {kEp, kEp2, kFull}},
+    {"experts, ep 2 of 8", kExperts, 8, {kEp, kEp2, kToAll, kSmall}},
+    {"experts, ep 2, recomputation", kExperts, 2, {kEp, kEp2, kToAll, kFull}},
     {"cp, ring", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ring_size=2"}},
     {"cp, ulysses", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ulysses_size=2"}},
     {"cp, all-gather",
@@ -154,7 +155,7 @@ const std::vector<Row> kMatrix{
     {"continued, asynchronous save", kFirst, 2, {"checkpoint.async=true"}, kFloat, 4, 2},
     {"continued, ddp", kFirst, 2, {kDdp}, kFloat, 4, 2},
     {"continued, megatron_fsdp 3", kMegatron, 2, {}, kFloat, 4, 2},
-    {"continued, experts, ep 2", kExperts, 2, {kEp, kEp2}, kFloat, 4, 2},
+    {"continued, experts, ep 2", kExperts, 2, {kEp, kEp2, kToAll}, kFloat, 4, 2},
     {"continued, tp x fsdp2", kFirst, 4, {kTp}, kFloat, 4, 2},
 };
 constexpr int kSeeds = 3;
