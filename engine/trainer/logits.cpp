@@ -19,6 +19,7 @@
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
+#include "sdk/base/known_documents.h"
 
 namespace meshwright::train {
 
@@ -101,6 +102,8 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
   Tensor targets = batch.targets, weights = batch.weights, logits;
   std::vector<PositionRun> mine = {{0, length}};
   const Tensor counts = counted_by_routers(batch, net);
+  if (batch.documents.defined() && !batch.documents.is_cpu() && batch.host_documents != nullptr)
+    detail::know_documents(batch.documents, batch.host_documents);
   if (const std::shared_ptr<ContextParallel>& context = trainer.model().context_parallel()) {
     auto scope = context->scope(length, batch.rows(), batch.documents, batch.positions);
     std::optional<SequenceScope> counting;

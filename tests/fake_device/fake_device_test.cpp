@@ -40,6 +40,8 @@ const std::vector<Row> kRows{
      {"distributed.strategy=ddp", "optimizer.name=sgd", "optimizer.lr=0.5",
       "optimizer.max_grad_norm=0.01"}},
     {"recomputation", kFirst, 2, {"distributed.activation_checkpointing=full"}},
+    // Where they begin, the host has read.
+    {"documents", kFirst, 2, {"dataset.packing=true", "dataset.document_end=7"}},
     {"hybrid", kFirst, 4, {"distributed.dp_replicate_size=2"}},
     {"tensor parallel", kFirst, 2, {"distributed.tp_size=2"}},
     {"sequence parallel",
