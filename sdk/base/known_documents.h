@@ -2,13 +2,11 @@
 // they begin, need not wait for the device.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 
 #include "meshwright/export.h"
-
-namespace at {
-class Tensor;
-}
 
 namespace meshwright::detail {
 
