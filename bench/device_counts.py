@@ -33,7 +33,7 @@ ROWS = {
     "tp 2 bf16": (2, "llama", 'strategy = "fsdp2"\ntp_size = 2', AUTOCAST, ["lean"], ["--strategy", "tp", *HALF]),
     "experts fsdp2 bf16": (2, "mixtral", 'strategy = "fsdp2"', BF16, ["transformers"], ["--strategy", "fsdp2", "--experts", "grouped_mm", *HALF]),
     "experts fsdp2 fp32": (2, "mixtral", 'strategy = "fsdp2"', [], ["transformers"], ["--strategy", "fsdp2", "--experts", "grouped_mm"]),
-    "experts ep 2": (2, "mixtral", 'strategy = "moe_ep"\nep_size = 2', BF16, [], []),
+    "experts ep 2": (2, "mixtral", 'strategy = "moe_ep"\nep_size = 2\nmoe.dispatcher = "all_to_all"', BF16, [], []),
     "experts ep 2 gather": (2, "mixtral", 'strategy = "moe_ep"\nep_size = 2\nmoe.dispatcher = "all_gather"', BF16, [], []),
 }
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "linear")

@@ -20,6 +20,12 @@ void warn_of_schedule(const Job& job, JobPlan& plan);
 void check_positions(const Job& job, const ModelOutline& outline, const std::string& model,
                      JobPlan& plan);
 
+// What distributed.moe.dispatcher = "auto" comes to for a model that is built in, whose ranks are
+// known to bring equally many tokens: written into the options, which costs and run follow.
+// `where`: the ranks compute.
+void choose_dispatcher(const Job& job, MemoryFacts::Where where, JobPlan& plan,
+                       StrategyConfig& config);
+
 // Adds notices for keys of [distributed.moe] that this model, strategy and sizes leave without
 // effect. `cost` and `config` as the plan's footprint was made of.
 void tell_idle_moe(const Job& job, const ShardingRequest& cost, const StrategyConfig& config,

@@ -1,4 +1,6 @@
 // What a job says about experts, against what its model has.
+#include <algorithm>
+
 #include "engine/plan/before_start.h"
 
 namespace meshwright::plan {
@@ -19,7 +21,28 @@ bool reshard_works(const JobPlan& plan, const ShardingRequest& cost, const Strat
   return false;
 }
 
+// Whether all_gather, at which the host waits for no device, sends experts no more rows than
+// all_to_all does in the mean, (ep - 1) a token beside k (ep - 1) / ep, and has memory for at most
+// twice as many: for as many as may come.
+bool gather_costs_little(int64_t ep, const MoeOutline& moe) {
+  const int64_t active = moe.active_experts;
+  return ep > 1 && ep <= active && ep * std::min(active, moe.experts / ep) <= 2 * active;
+}
+
 }  // namespace
+
+void choose_dispatcher(const Job& job, MemoryFacts::Where where, JobPlan& plan,
+                       StrategyConfig& config) {
+  if (where != MemoryFacts::Where::device || job.model || !plan.mesh.moe_mesh ||
+      !plan.outline->moe ||
+      job.config.table("distributed.moe").get_string("dispatcher") != "auto" ||
+      !gather_costs_little(plan.mesh.moe_mesh->size("ep"), *plan.outline->moe))
+    return;
+  config.shared.moe.dispatcher = plan.shared.moe.dispatcher = TokenDispatcher::all_gather;
+  plan.notices.push_back(
+      "tokens reach experts by all_gather, which keeps no host waiting for a device; "
+      "distributed.moe.dispatcher = \"all_to_all\" needs less memory");
+}
 
 void tell_idle_moe(const Job& job, const ShardingRequest& cost, const StrategyConfig& config,
                    JobPlan& plan) {

@@ -325,6 +325,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   check_expert_sizes(outline, sizes, plan.mesh);
   plan_tensor_parallel(config, plan);
   warn_of_experts(config, plan);
+  choose_dispatcher(job, where_of(job.config, wanted), plan, config);
   plan_attention(wanted.hosts, &outline, plan, config);
   check_sequence(job, plan.tp);
   check_positions(job, outline, model->name(), plan);

@@ -1,18 +1,17 @@
 // The steps of a run, and the batches that they read.
-#include <ATen/ops/tensor.h>
-
 #include <bit>
 #include <chrono>
 #include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/train/rank_run.h"
+#include "engine/trainer/largest_of_ranks.h"
 #include "engine/trainer/logits.h"
 #include "engine/trainer/stages.h"
 #include "meshwright/parallel/trace_span.h"
-#include "sdk/base/read_by_host.h"
 #include "sdk/files/clock.h"
 
 namespace meshwright::train {
@@ -147,13 +146,9 @@ bool Run::validate(int64_t step) {
 }
 
 Wishes Run::wishes_of_all(Wishes mine) {
-  if (world_->size() == 1) return mine;
-  at::Tensor any =
-      at::tensor({mine.stop ? 1 : 0, mine.save ? 1 : 0}, at::kLong).to(world_->device());
-  const std::shared_ptr<Group> everyone = world_->everyone();
-  everyone->all_reduce(any, ReduceOp::max, /*control=*/true).wait();
-  any = detail::read_by_host(*everyone, any);
-  return {any[0].item<int64_t>() != 0, any[1].item<int64_t>() != 0};
+  const std::vector<double> any =
+      largest_of_ranks(*world_, {mine.stop ? 1.0 : 0.0, mine.save ? 1.0 : 0.0});
+  return {any[0] > 0, any[1] > 0};
 }
 
 void Run::train(int64_t most, const AfterStep& after) {

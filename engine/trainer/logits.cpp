@@ -12,12 +12,14 @@
 #include <vector>
 
 #include "engine/report/report.h"
+#include "engine/trainer/routers.h"
 #include "engine/trainer/stages.h"
 #include "meshwright/data/dataset_kind.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
+#include "sdk/base/known_documents.h"
 
 namespace meshwright::train {
 
@@ -100,6 +102,8 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
   Tensor targets = batch.targets, weights = batch.weights, logits;
   std::vector<PositionRun> mine = {{0, length}};
   const Tensor counts = counted_by_routers(batch, net);
+  if (batch.documents.defined() && !batch.documents.is_cpu() && batch.host_documents != nullptr)
+    detail::know_documents(batch.documents, batch.host_documents);
   if (const std::shared_ptr<ContextParallel>& context = trainer.model().context_parallel()) {
     auto scope = context->scope(length, batch.rows(), batch.documents, batch.positions);
     std::optional<SequenceScope> counting;
@@ -107,6 +111,9 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
     logits = net.forward(stage.first ? context->shard(batch.tokens, 1, 0) : hidden);
     targets = context->shard(targets, 1, kNoTarget);
     if (weights.defined()) weights = context->shard(weights, 1, 0);
+    // All ranks of cp read the same samples.
+    if (Routers& routers = routers_of(trainer); routers.needs_weight())
+      routers.tell_weight(count(batch, mine).weight);
     mine = context->split(length).runs_of(context->group()->rank());
   } else if (batch.documents.defined() || counts.defined() ||
              (!stage.first && hidden.size(1) != length)) {

@@ -1,7 +1,7 @@
 #include "engine/trainer/routers.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -59,17 +59,21 @@ void Routers::forget_others(torch::nn::Module& model) {
 }
 
 void Routers::begin_step() {
+  told_.reset();  // of an evaluation, say
   for (Block& block : blocks_)
     if (block.module != nullptr) block.module->gate()->reset_load();
 }
 
-void Routers::before_backward(double count, double assumed) {
+void Routers::before_backward(const Weight& weight, double assumed) {
   if (balances_.empty()) return;
-  if (context_) {
+  double count = weight.mine;
+  if (context_ && weight.all) {
+    count = *weight.all;
+  } else if (context_) {
     const auto block = std::find_if(blocks_.begin(), blocks_.end(),
                                     [](const Block& b) { return b.module != nullptr; });
     const at::Device device = block->module->gate()->parameters().front().device();
-    at::Tensor sum = at::tensor({count}, at::kDouble).to(device);
+    at::Tensor sum = at::full({1}, count, at::TensorOptions().dtype(at::kDouble).device(device));
     context_->all_reduce(sum, ReduceOp::sum, /*control=*/true).wait();
     count = sum.item<double>();
   }

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,10 +29,21 @@ class Routers {
   // The ranks of cp.
   void share_samples(std::shared_ptr<Group> context) { context_ = std::move(context); }
   void begin_step();
-  // Between forward and backward of a micro-batch of `count` targets whose gradients are divided by
-  // `assumed`: every micro-batch's auxiliary loss weighs as much as its targets.
-  // Collective over the ranks that share samples: `count` is this rank's.
-  void before_backward(double count, double assumed);
+  // What the targets of a micro-batch weigh on this rank and, where that is known, on all that
+  // share its samples.
+  struct Weight {
+    double mine = 0;
+    std::optional<double> all = {};
+  };
+  // Whether `all` is of use. Who knows it tells it within the micro-batch's forward.
+  bool needs_weight() const { return context_ && !balances_.empty(); }
+  void tell_weight(std::optional<double> all) { told_ = all; }
+  // Right after that forward.
+  Weight weigh(double mine) { return {mine, std::exchange(told_, std::nullopt)}; }
+  // Between forward and backward of a micro-batch whose gradients are divided by `assumed`: its
+  // auxiliary loss weighs as much as its targets. Collective over the ranks that share samples; the
+  // host waits for a device where they were not told `all`.
+  void before_backward(const Weight& weight, double assumed);
   // What the auxiliary loss adds to the mean loss of the last forward; undefined: nothing. Only an
   // auxiliary loss of the whole model, as transformers has it, is reported; one of each layer acts
   // on gradients alone.
@@ -53,6 +65,7 @@ class Routers {
   std::vector<Block> blocks_;                           // of the whole model
   std::vector<std::shared_ptr<LoadBalance>> balances_;  // each once
   std::shared_ptr<Group> context_;
+  std::optional<double> told_;  // of the forward that runs
 };
 
 }  // namespace meshwright::train

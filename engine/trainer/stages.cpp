@@ -135,10 +135,11 @@ void Stages::check_tied(const ParallelModel& model) {
 void Stages::sum_tied_gradients(const ParallelModel& model) {
   for (const ParallelParameter& p : model.parameters()) {
     if (tied_.empty() || p.name != tied_ || !p.grad.defined()) continue;
-    // Offloaded gradients lie elsewhere than groups reduce.
-    const Tensor sum = p.grad.to(world_.device());
+    // Offloaded gradients lie elsewhere than groups reduce. Both ways are in the order of the
+    // current stream, for which the host waits before it reads them.
+    const Tensor sum = p.grad.to(world_.device(), p.grad.scalar_type(), /*non_blocking=*/true);
     ends()->all_reduce(sum, ReduceOp::sum).wait();
-    if (!sum.is_same(p.grad)) p.grad.copy_(sum);
+    if (!sum.is_same(p.grad)) p.grad.copy_(sum, /*non_blocking=*/true);
   }
 }
 

@@ -29,7 +29,8 @@ class Stages {
   // Collective over the two ranks that have a tied weight's copies. Throws Error(bad_pipeline)
   // where the strategy cuts the two in other ways.
   void check_tied(const ParallelModel& model);
-  // Likewise, between the reduction of gradients and the norm: both get the sum.
+  // Likewise, between the reduction of gradients and the norm: both get the sum. One that lies on
+  // the host is there once the host has waited for the device's current stream.
   void sum_tied_gradients(const ParallelModel& model);
   // Of a step: each run takes as many.
   int64_t runs() const { return runs_; }

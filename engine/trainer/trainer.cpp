@@ -26,6 +26,7 @@
 #include "engine/trainer/evaluation.h"
 #include "engine/trainer/float32_products.h"
 #include "engine/trainer/float8.h"
+#include "engine/trainer/largest_of_ranks.h"
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/optimizer.h"
 #include "engine/trainer/rank_agreement.h"
@@ -262,6 +263,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
       train::StepMonitor(skip_above(config.table("run")), *world_)});
   parts_->config.shared.context = plan_->shared.context;  // as planned for these hosts
   parts_->config.shared.pipeline = plan_->shared.pipeline;
+  parts_->config.shared.moe.dispatcher = plan_->shared.moe.dispatcher;
   parts_->config.job.max_steps = max_steps_;
   if (parts_->config.shared.autocast_dtype)
     parts_->autocast = scalar_type(*parts_->config.shared.autocast_dtype);
@@ -337,16 +339,15 @@ void Trainer::before_save(SaveReason reason) {
 }
 
 double Trainer::largest_norm(double mine) {
-  Tensor both = at::zeros({2}, at::TensorOptions().dtype(at::kDouble));
-  both.mutable_data_ptr<double>()[std::isfinite(mine) ? 0 : 1] = std::isfinite(mine) ? mine : 1;
-  both = both.to(world_->device());
-  world_->everyone()->all_reduce(both, ReduceOp::max, /*control=*/true).wait();
-  both = both.cpu();
-  return both[1].item<double>() == 0 ? both[0].item<double>() : std::nan("");
+  const bool finite = std::isfinite(mine);
+  const std::vector<double> both =
+      train::largest_of_ranks(*world_, {finite ? mine : 0.0, finite ? 0.0 : 1.0});
+  return both[1] == 0 ? both[0] : std::nan("");
 }
 
 train::Optimizer& train::optimizer_of(Trainer& trainer) { return *trainer.optimizer_; }
 train::StepMonitor& train::monitor_of(Trainer& trainer) { return trainer.parts_->monitor; }
+train::Routers& train::routers_of(Trainer& trainer) { return *trainer.routers_; }
 
 namespace {
 
@@ -468,7 +469,7 @@ void Trainer::train_micro_batches(const StageForward& forward, double assumed, S
     sums.add(loss, weight);
     {
       TraceSpan span(world_->trace(), "backward");
-      routers_->before_backward(weight, assumed);
+      routers_->before_backward(routers_->weigh(weight), assumed);
       (loss.sum / assumed).backward();
     }
     add_loss(sums.loss, loss.sum, routers_->reported_loss(), weight);
@@ -476,13 +477,13 @@ void Trainer::train_micro_batches(const StageForward& forward, double assumed, S
 }
 
 void Trainer::train_stages(const StageForward& forward, double assumed, Sums& sums) {
-  std::vector<double> weights(static_cast<size_t>(accumulation_));
+  std::vector<train::Routers::Weight> weights(static_cast<size_t>(accumulation_));
   auto one = [&](int64_t stage, int64_t micro, const Tensor& hidden) {
     parts_->seed_generator(step_, stages_->first_layer(stage), micro);
     parts_->tell_place({step_, (micro * dp_ + dp_rank_) * local_batch_, local_batch_});
     AutocastScope autocast(parts_->autocast, world_->device().type());
     MicroBatchLoss loss = forward(micro, hidden);
-    weights[static_cast<size_t>(micro)] = weight_of(loss);
+    weights[static_cast<size_t>(micro)] = routers_->weigh(weight_of(loss));
     if (!stages_->is_last(stage)) return loss.sum;
     sums.add(loss, weight_of(loss));
     add_loss(sums.loss, loss.sum, Tensor(), 0);
@@ -511,7 +512,9 @@ StepResult Trainer::step(const StageForward& forward) try {
     train_stages(forward, assumed, sums);
   else
     train_micro_batches(forward, assumed, sums);
-  model_->end_step();
+  // totals() waits for the current stream, and thereby for gradients that go to the host.
+  auto& ending = dynamic_cast<LateClipping&>(*model_);
+  ending.end_step_later();
   if (stages_) stages_->sum_tied_gradients(*model_);
   const Totals all = totals(sums, /*with_votes=*/true, routers_->load());
   throw_bad_target();
@@ -523,10 +526,9 @@ StepResult Trainer::step(const StageForward& forward) try {
   result.loss = all.weight > 0 ? all.loss / all.weight : 0;
   double scale = all.weight > 0 ? assumed * static_cast<double>(data_->size()) / all.weight : 0;
   double left = 1;  // for the optimizer to multiply all gradients with
-  auto* later = before_update_ ? nullptr : dynamic_cast<LateClipping*>(model_.get());
-  result.grad_norm = later != nullptr
-                         ? later->clip_grad_norm_later(parts_->max_grad_norm, scale, left)
-                         : model_->clip_grad_norm(parts_->max_grad_norm, scale);
+  result.grad_norm = before_update_
+                         ? model_->clip_grad_norm(parts_->max_grad_norm, scale)
+                         : ending.clip_grad_norm_later(parts_->max_grad_norm, scale, left);
   // What one replica finds must stop all.
   if (replicas_differ_) result.grad_norm = largest_norm(result.grad_norm);
   // The host has read the norm, or, where a collective was given up meanwhile, anything.

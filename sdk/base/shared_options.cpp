@@ -101,6 +101,7 @@ SharedOptions read_shared_options(const Options& distributed, const Options& mp_
   out.mp = read_precision(mp_policy, MixedPrecision{});
 
   out.moe_given = any_given(moe) || any_given(moe_mp_policy);
+  // "auto" is all_to_all until a plan knows better.
   if (moe.get_string("dispatcher") == "all_gather")
     out.moe.dispatcher = TokenDispatcher::all_gather;
   out.moe.ignore_router_for_ac = moe.get_bool("ignore_router_for_ac");

@@ -78,10 +78,11 @@ constexpr std::array kMoe = {
     bool_option("ignore_router_for_ac", true,
                 "Under activation checkpointing save the router's scores and choices instead of "
                 "recomputing them."),
-    list_choice("dispatcher", MESHWRIGHT_STRING, "\"all_to_all\"", "all_to_all|all_gather",
+    list_choice("dispatcher", MESHWRIGHT_STRING, "\"auto\"", "auto|all_to_all|all_gather",
                 MESHWRIGHT_IGNORE_CASE,
                 "How tokens reach experts on other ranks: all_to_all sends each to the ranks of "
-                "its experts, all_gather all to all ranks."),
+                "its experts, all_gather all to all ranks. auto: on a device all_gather where it "
+                "sends no more and needs memory for at most twice as many rows, else all_to_all."),
     bool_option(
         "reshard_after_forward", false,
         "Free gathered parameters after forward, for all units of a mixture-of-experts model."),

@@ -21,6 +21,7 @@ class ShardedModel final : public ParallelModel, public LateClipping {
   void begin_step() override;
   void begin_micro_batch(GradientSync sync) override;
   void end_step() override;
+  void end_step_later() override;
   const std::vector<ParallelParameter>& parameters() const override { return parameters_; }
   const std::vector<FlatParameterGroup>& update_groups() const override { return updates_; }
   void after_optimizer_step() override;

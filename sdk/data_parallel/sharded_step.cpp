@@ -246,13 +246,18 @@ void ShardedModel::check_reduced() const {
 }
 
 void ShardedModel::end_step() {
+  end_step_later();
+  context_.to_host.wait();
+}
+
+void ShardedModel::end_step_later() {
   for (auto& unit : units_) unit->hold(false);
   settle();
   check_reduced();
   check_own_gradients();
   for (GradientReducer* reducer : context_.turns) reducer->reduce_late();
   for (auto& unit : units_) unit->end_step();
-  context_.to_host.wait();
+  context_.to_host.order();
   if (context_.groups.tensor_parallel)
     context_.groups.tensor_parallel->sum_partial_gradients(parameters_, widest_reduce());
   order_known_ = true;

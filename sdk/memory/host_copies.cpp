@@ -34,6 +34,14 @@ void HostCopies::let_go(const c10::Stream& computing) {
   under_way_.pop_front();
 }
 
+void HostCopies::order() {
+  if (under_way_.empty()) return;
+  const at::Device device = stream_->device();
+  // The last one comes after all others.
+  under_way_.back().done.block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  for (Copy& copy : under_way_) copy.from = at::Tensor();
+}
+
 void HostCopies::wait() {
   if (!under_way_.empty()) under_way_.back().done.synchronize();
   under_way_.clear();

@@ -6,7 +6,11 @@
 
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
+
+#include "sdk/base/known_documents.h"
 
 namespace meshwright::detail {
 
@@ -16,29 +20,72 @@ using at::Tensor;
 
 constexpr double kNoKey = -std::numeric_limits<double>::infinity();
 
-// Where documents begin, read once for all layers: those of the last tensor of this thread are
-// kept.
+std::shared_ptr<const DocumentStarts> starts_in(const int32_t* ids, int64_t rows, int64_t length,
+                                                int64_t stride) {
+  auto found = std::make_shared<DocumentStarts>(static_cast<size_t>(rows));
+  for (int64_t s = 0; s < rows; ++s, ids += stride)
+    for (int64_t i = 0; i < length; ++i)
+      if (i == 0 || ids[i] != ids[i - 1]) (*found)[static_cast<size_t>(s)].push_back(i);
+  return found;
+}
+
+// Those of tensors that somebody has told of, while their memory lives.
+class KnownDocuments {
+ public:
+  std::shared_ptr<const DocumentStarts> find(const Tensor& documents) {
+    if (documents.is_inference()) return nullptr;  // no version says whether it was written to
+    std::lock_guard lock(mutex_);
+    for (const Known& one : all_)
+      if (one.is(documents)) return one.starts;
+    return nullptr;
+  }
+  void add(const Tensor& documents, std::shared_ptr<const DocumentStarts> starts) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(all_, [](const Known& one) { return one.memory.expired(); });
+    all_.push_back({documents.storage().getWeakStorageImpl(), documents.storage_offset(),
+                    documents.sizes().vec(), documents._version(), std::move(starts)});
+  }
+
+ private:
+  struct Known {
+    c10::weak_intrusive_ptr<c10::StorageImpl> memory;
+    int64_t offset;
+    std::vector<int64_t> sizes;
+    int64_t version;
+    std::shared_ptr<const DocumentStarts> starts;
+    bool is(const Tensor& t) const {
+      return memory._unsafe_get_target() == t.storage().unsafeGetStorageImpl() &&
+             offset == t.storage_offset() && t.sizes() == sizes && t.is_contiguous() &&
+             version == t._version();
+    }
+  };
+  std::mutex mutex_;
+  std::vector<Known> all_;  // few: of the micro-batches under way
+};
+
+KnownDocuments& known_documents() {
+  static KnownDocuments all;
+  return all;
+}
+
+// Where documents begin. What nobody has told of is read, once for all layers: that of the last
+// tensor of this thread is kept.
 std::shared_ptr<const DocumentStarts> starts_of(const Tensor& documents) {
   static thread_local Tensor kept;
   static thread_local uint32_t kept_version = 0;
   static thread_local std::shared_ptr<const DocumentStarts> starts;
   if (!documents.defined()) return nullptr;
+  if (auto told = known_documents().find(documents)) return told;
   const uint32_t version = documents.is_inference() ? 0 : documents._version();
   const bool known = kept.defined() && !documents.is_inference() && version == kept_version &&
                      kept.is_alias_of(documents) && kept.sizes() == documents.sizes() &&
                      kept.strides() == documents.strides() &&
                      kept.storage_offset() == documents.storage_offset();
   if (known) return starts;
-  Tensor host = documents.cpu();
-  auto found = std::make_shared<DocumentStarts>(static_cast<size_t>(host.size(0)));
-  for (int64_t s = 0; s < host.size(0); ++s) {
-    const int32_t* ids = host.const_data_ptr<int32_t>() + s * host.stride(0);
-    for (int64_t i = 0; i < host.size(1); ++i)
-      if (i == 0 || ids[i] != ids[i - 1]) (*found)[static_cast<size_t>(s)].push_back(i);
-  }
+  const Tensor host = documents.cpu();
   kept = documents.detach();
   kept_version = version;
-  starts = found;
+  starts = starts_in(host.const_data_ptr<int32_t>(), host.size(0), host.size(1), host.stride(0));
   return starts;
 }
 
@@ -174,6 +221,14 @@ void merge_blocks(const Tensor& into, const Tensor& into_lse, const Tensor& out,
   auto weight = [&](const Tensor& of) { return at::exp(of - top).transpose(1, 2).unsqueeze(3); };
   into.mul_(weight(into_lse)).addcmul_(out.to(into.scalar_type()), weight(lse));
   into_lse.copy_(total);
+}
+
+void know_documents(const Tensor& documents, const int32_t* host) {
+  if (documents.is_inference() || documents.dim() != 2 || !documents.is_contiguous() ||
+      known_documents().find(documents))
+    return;
+  known_documents().add(documents,
+                        starts_in(host, documents.size(0), documents.size(1), documents.size(1)));
 }
 
 void attend_by_blocks(const AttentionOperators& operators, const AttentionOptions& options,

@@ -16,7 +16,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -131,12 +130,18 @@ class FlashOperators final : public AttentionOperators {
     if (kept.sums.defined() && kept.sums.device() == call.query.device() &&
         kept_documents == call.documents)
       return kept;
-    std::vector<int64_t> sums{0};
-    for (int64_t length : call.documents) sums.push_back(sums.back() + length);
+    std::vector<int32_t> sums{0};
+    for (int64_t length : call.documents)
+      sums.push_back(sums.back() + static_cast<int32_t>(length));
     // For rows that are all documents of their own, forward would give lse in another order.
     kept.longest =
         std::max<int64_t>(2, *std::max_element(call.documents.begin(), call.documents.end()));
-    kept.sums = at::tensor(sums, at::kInt).to(call.query.device());
+    // Pinned, so that the copy to a device keeps nobody waiting.
+    const at::Device device = call.query.device();
+    const Tensor host = at::empty(
+        {std::ssize(sums)}, at::TensorOptions().dtype(at::kInt).pinned_memory(device.is_cuda()));
+    std::copy(sums.begin(), sums.end(), host.mutable_data_ptr<int32_t>());
+    kept.sums = host.to(device, at::kInt, /*non_blocking=*/true);
     kept_documents = call.documents;
     return kept;
   }

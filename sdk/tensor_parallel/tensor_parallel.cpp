@@ -291,7 +291,8 @@ void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>&
   std::vector<Tensor> gradients;
   int64_t count = 0;
   for (const ParallelParameter& p : parameters)
-    if (p.grad.defined() && std::binary_search(partial_.begin(), partial_.end(), p.name)) {
+    if (p.grad.defined() && p.grad.numel() > 0 &&
+        std::binary_search(partial_.begin(), partial_.end(), p.name)) {
       gradients.push_back(p.grad);
       count += p.grad.numel();
     }
@@ -305,9 +306,13 @@ void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>&
       at += g.numel();
     }
   };
-  each([](const Tensor& g, const Tensor& slot) { slot.copy_(g); });
+  // Gradients that lie on the host go to the device and back with one wait, for the last of them.
+  each([](const Tensor& g, const Tensor& slot) { slot.copy_(g, /*non_blocking=*/true); });
   group_->all_reduce(packed_).wait();
-  each([](Tensor& g, const Tensor& slot) { g.copy_(slot); });
+  each([last = &gradients.back()](Tensor& g, const Tensor& slot) {
+    g.copy_(g.device() == slot.device() ? slot : slot.to(g.scalar_type()),
+            /*non_blocking=*/&g != last);
+  });
 }
 
 std::shared_ptr<TensorParallel> apply_tensor_parallel(const ParallelizeRequest& request) {

@@ -84,7 +84,7 @@ TEST_CASE("defaults that are written down, and settings that do something, are n
   for (const std::vector<std::string>& sets : std::vector<std::vector<std::string>>{
            {},
            {"optimizer.momentum=0", "lr_scheduler.min_lr=0", "dataset.dtype=auto",
-            "distributed.moe.dispatcher=all_to_all"},
+            "distributed.moe.dispatcher=auto"},
            {"optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.betas=[0.9, 0.95]"},
            {"distributed.tp_size=2", "distributed.tp_plan=base"},
            {"run.float32_matmul_precision=high", "dist_env.expandable_segments=true"},

@@ -44,6 +44,7 @@ class Stages;
 class StepMonitor;
 Optimizer& optimizer_of(Trainer& trainer);  // the engine's own, for its checkpoints
 StepMonitor& monitor_of(Trainer& trainer);  // the engine's own, for what a run says of its steps
+Routers& routers_of(Trainer& trainer);      // the engine's own, for what its loop knows of samples
 struct Evaluation;
 struct Evaluator;
 }  // namespace train
@@ -186,6 +187,7 @@ class MESHWRIGHT_API Trainer {
   friend train::Optimizer& train::optimizer_of(Trainer& trainer);
   friend struct train::Evaluator;
   friend train::StepMonitor& train::monitor_of(Trainer& trainer);
+  friend train::Routers& train::routers_of(Trainer& trainer);
   struct Parts;
   struct Sums {  // of micro-batches; the loss is on the device: reading it would make the host wait
     at::Tensor loss;

@@ -46,6 +46,14 @@ class GuardedModel final : public ParallelModel, public LateClipping {
   void end_step() override {
     run("end_step", [&] { inner_->end_step(); });
   }
+  void end_step_later() override {
+    run("end_step", [&] {
+      if (later_ != nullptr)
+        later_->end_step_later();
+      else
+        inner_->end_step();
+    });
+  }
   const std::vector<ParallelParameter>& parameters() const override {
     return run("parameters", [&]() -> auto& { return inner_->parameters(); });
   }

@@ -1,9 +1,12 @@
 // Experts over ranks: Mixtral and Qwen3-MoE take the steps of one process on every expert mesh, and
 // their checkpoints go anywhere. Before doctest: LibTorch has a CHECK of its own.
+#include "engine/plan/plan.h"
 #include "engine/train/tests/curves.h"
 #include "engine/train/tests/saved.h"
 
 #include <doctest/doctest.h>
+
+#include <algorithm>
 
 namespace expert_parallel_test {
 
@@ -19,7 +22,48 @@ const std::string kEp2 = "distributed.ep_size=2", kEp4 = "distributed.ep_size=4"
 const std::vector<OnMesh> kMeshes = {
     {2, {kEp2}}, {4, {kEp4}}, {4, {kEp2}}, {4, {kEp2, kReplicate2}}, {2, {}}};
 
+// By which of the dispatchers a plan sends tokens to experts.
+std::string sent_by(const Layout& layout, MemoryFacts::Where where) {
+  Job job = Rank::make(layout);
+  const plan::JobPlan plan =
+      plan::make_plan(job.impl(), {.world_size = layout.ranks, .where = where});
+  const bool told = std::any_of(plan.notices.begin(), plan.notices.end(), [](const auto& text) {
+    return text.find("tokens reach experts by all_gather") == 0;
+  });
+  for (const WireRow& row : plan.footprint->wire)
+    if (row.axis == "ep" && row.op == "all_to_all") return told ? "both" : "all_to_all";
+  return told ? "all_gather, told" : "all_gather";
+}
+
 }  // namespace
+
+TEST_CASE("on a device tokens reach experts by all_gather where that costs little") {
+  TestFolder folder("expert_dispatcher");
+  // Of 2 experts a token of 8, and of 8 of 128.
+  const std::string few = write_model(folder.path, kMixtral),
+                    many = MESHWRIGHT_SOURCE_DIR "/configs/models/qwen3-30b-a3b.json";
+  using Where = MemoryFacts::Where;
+  struct Row {
+    Layout layout;
+    Where where;
+    const char* by;
+  };
+  const std::string kAllToAll = "distributed.moe.dispatcher=\"all_to_all\"";
+  for (const Row& row : {
+           Row{{"moe_ep", 4, {kEp2}, few}, Where::device, "all_gather, told"},
+           Row{{"fsdp2", 4, {kEp2}, few}, Where::device, "all_gather, told"},
+           Row{{"moe_ep", 4, {kEp2, kAllToAll}, few}, Where::device, "all_to_all"},
+           Row{{"moe_ep", 4, {kEp2}, few}, Where::host, "all_to_all"},
+           Row{{"moe_ep", 4, {kEp2}, few}, Where::unknown, "all_to_all"},
+           Row{{"moe_ep", 4, {kEp2, kAllGather}, few}, Where::host, "all_gather"},
+           // It would send more rows; and have memory for eight times as many.
+           Row{{"moe_ep", 4, {kEp4}, few}, Where::device, "all_to_all"},
+           Row{{"moe_ep", 8, {"distributed.ep_size=8"}, many, 16}, Where::device, "all_to_all"},
+       }) {
+    INFO(row.layout.text());
+    CHECK(sent_by(row.layout, row.where) == row.by);
+  }
+}
 
 TEST_CASE("twenty steps with experts on every mesh, with both dispatchers") {
   TestFolder folder("expert_parallel");

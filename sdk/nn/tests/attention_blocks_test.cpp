@@ -20,6 +20,7 @@
 
 #include "attention_blocks_model.h"
 #include "meshwright/nn/attention.h"
+#include "sdk/base/known_documents.h"
 
 namespace attention_blocks_test {
 
@@ -344,6 +345,20 @@ TEST_CASE("attention blocks: documents that are overwritten are read again") {
   const Whole after(shape, documents), without(shape);
   CHECK(distance(before.out, without.out) > 1e-3);
   CHECK(distance(after.out, without.out) < 1e-12);
+}
+
+TEST_CASE("attention blocks: documents that the host knows are not read, until they are written") {
+  const Shape shape{.length = 24, .heads = 2, .kv_heads = 2, .window = 0};
+  const WithOperators with(flash_model());
+  const Tensor halves = documents_of({{12, 12}, {12, 12}});
+  Tensor documents = documents_of({{24}, {24}});
+  const Whole without(shape);
+  know_documents(documents, halves.const_data_ptr<int32_t>());
+  CHECK(distance(Whole(shape, documents).out, Whole(shape, halves).out) < 1e-12);
+  documents.fill_(0);
+  CHECK(distance(Whole(shape, documents).out, without.out) < 1e-12);
+  know_documents(documents, halves.const_data_ptr<int32_t>());
+  CHECK(distance(Whole(shape, documents.clone()).out, without.out) < 1e-12);
 }
 
 TEST_CASE("attention blocks: rows without a key are 0, at minus infinity") {
