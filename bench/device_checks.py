@@ -55,15 +55,17 @@ def curves(a, folder, python):
         'strategy = "ddp"', 'strategy = "megatron_fsdp"', 'strategy = "fsdp2"\nactivation_checkpointing = "full"', 'strategy = "fsdp2"\nactivation_checkpointing = "selective"',
         'strategy = "fsdp2"\n[distributed.fsdp2]\noffload_policy = "cpu"')]
     cases += [("mixtral", 'strategy = "moe_ep"', "float32"), ("llama", 'strategy = "fsdp2"', "bfloat16"), ("mixtral", 'strategy = "moe_ep"', "bfloat16")]
+    cases += [("llama", 'strategy = "fsdp2"', "float8")]
     for family, distributed, precision in cases:
-        path = job(folder, fixture, family, distributed, precision=precision)
+        path = job(folder, fixture, family, distributed, precision="bfloat16" if precision == "float8" else precision)
+        options = ["--set", "model.float8_linear=true"] if precision == "float8" else []
         what = f"{family:10} {precision:9} " + " ".join(l.replace('"', "") for l in distributed.splitlines() if not l.startswith("["))
-        cpu, cuda = train(a, folder, path, device=False), train(a, folder, path)
+        cpu, cuda = train(a, folder, path, *options, device=False), train(a, folder, path, *options)
         if isinstance(cpu, str) or isinstance(cuda, str):
             line(False, f"{what:70} {cuda if isinstance(cuda, str) else cpu}")
             continue
         loss, norm = worst(cuda, cpu, "loss"), worst(cuda, cpu, "grad_norm")
-        # Other kernels add in another order; bfloat16 rounds at other places.
+        # Other kernels add in another order; bfloat16 rounds at other places, which 8-bit floats make some eight times as much.
         most = (1e-4, 1e-3) if precision == "float32" else (5e-3, 5e-2)
         line(len(cuda) == len(cpu) == 8 and loss < most[0] and norm < most[1], f"{what:70} loss {loss:.1e}  norm {norm:.1e}")
 

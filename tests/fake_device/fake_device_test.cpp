@@ -20,6 +20,9 @@ namespace fake_device_test {
 const std::string kFirst = "first_fsdp2_cpu", kMegatron = "megatron_fsdp_cpu",
                   kExperts = "experts_cpu";
 const std::string kTwoMicroBatches = "step_scheduler.global_batch_size=8";  // of megatron_fsdp_cpu
+const std::string kFloat8Linear = "model.float8_linear=true",
+                  kBf16 = "distributed.mp_policy.param_dtype=bfloat16",
+                  kBf16Out = "distributed.mp_policy.output_dtype=bfloat16";
 
 const std::vector<Row> kRows{
     {"fsdp2", kFirst, 2, {}},
@@ -30,6 +33,12 @@ const std::vector<Row> kRows{
      kHalf},
     {"gathered once", kFirst, 2, {"distributed.fsdp2.reshard_after_forward=false"}},
     {"offload", kFirst, 2, {"distributed.fsdp2.offload_policy=cpu"}},
+    {"float8", kFirst, 2, {kFloat8Linear, kBf16, kBf16Out}, kFloat8},
+    {"float8, tensor parallel",
+     kFirst,
+     2,
+     {kFloat8Linear, kBf16, kBf16Out, "distributed.tp_size=2"},
+     kFloat8},
     // By SGD, which shows a factor that AdamW hardly does: the optimizer multiplies with it.
     {"clipped",
      kFirst,
@@ -114,6 +123,12 @@ constexpr int64_t kSaved = 3 * 21, kAgreed = 3 * 4;
 // What these do, others do beside more.
 const std::set<std::string> kWithin{"recomputation", "tensor parallel", "sequence parallel"};
 
+// Products of 8-bit floats in a step of a rank: three of each Linear of two layers in each
+// micro-batch. Of seven Linears; under tp the 176 columns of an mlp are 88 a rank, which is no
+// multiple of 16, so of the four of attention.
+const std::map<std::string, int64_t> kFloat8Products{{"float8", 3 * 7 * 2 * 2},
+                                                     {"float8, tensor parallel", 3 * 4 * 2 * 4}};
+
 // How often a host waits in a step beside once for its sums and once for its norm. Both jobs have
 // two micro-batches, of experts two layers. Gradients that go to the host are there with the sums.
 // Bounds of experts stay on the device, in float32 as well, and all ranks are known to bring equally
@@ -182,6 +197,10 @@ TEST_CASE("what runs on the fake device gives what the CPU gives, and in order")
       REQUIRE_MESSAGE(host.code == 0, host.said);
       check_like(device, host, row);
       check_steps(device, row);
+      if (const auto of = kFloat8Products.find(row.name); of != kFloat8Products.end())
+        for (const boost::json::object& rank : device.counters)
+          CHECK(calls_of(rank.at("steps").as_array().at(1).as_object(), "aten::_scaled_mm") ==
+                of->second);
       // What events say of waiting, in each step, and of the ranks' work, from the third one on.
       REQUIRE(device.rows.size() == row.steps);
       for (const boost::json::object& one : device.rows)

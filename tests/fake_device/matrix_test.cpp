@@ -22,6 +22,7 @@ const std::string kFirst = "first_fsdp2_cpu", kMegatron = "megatron_fsdp_cpu",
                   kExperts = "experts_cpu";
 const std::string kBf16 = "distributed.mp_policy.param_dtype=bfloat16",
                   kBf16Out = "distributed.mp_policy.output_dtype=bfloat16";
+const std::string kFloat8Linear = "model.float8_linear=true";
 const std::string kTp = "distributed.tp_size=2", kSp = "distributed.sequence_parallel=true",
                   kAsyncTp = "distributed.enable_async_tensor_parallel=true";
 const std::string kDdp = "distributed.strategy=ddp",
@@ -78,6 +79,12 @@ const std::vector<Row> kMatrix{
      2,
      {kBf16, kBf16Out, "distributed.mp_policy.reduce_dtype=float32"},
      kHalf},
+    {"fsdp2, bfloat16, float8", kFirst, 2, {kFloat8Linear, kBf16, kBf16Out}, kFloat8},
+    {"fsdp2, bfloat16, float8, recomputation",
+     kFirst,
+     2,
+     {kFloat8Linear, kBf16, kBf16Out, kFull},
+     kFloat8},
     {"fsdp2, gathered once", kFirst, 2, {"distributed.fsdp2.reshard_after_forward=false"}},
     {"fsdp2, prefetch", kFirst, 2, {"distributed.fsdp2.enable_fsdp2_prefetch=true"}},
     {"fsdp2, reduction in every micro-batch",
@@ -132,6 +139,7 @@ const std::vector<Row> kMatrix{
     {"tp x fsdp2, sequence parallel, recomputation", kFirst, 4, {kTp, kSp, kFull}},
     {"tp x fsdp2, recomputation, offload", kFirst, 4, {kTp, kFull, kOffload}},
     {"tp, bfloat16", kFirst, 2, {kTp, kBf16, kBf16Out}, kHalf},
+    {"tp, bfloat16, float8", kFirst, 2, {kTp, kFloat8Linear, kBf16, kBf16Out}, kFloat8},
     {"experts, fsdp2", kExperts, 2, {}},
     {"experts, fsdp2, recomputation", kExperts, 2, {kFull}},
     {"experts, ep 2", kExperts, 2, {kEp, kEp2, kToAll}},

@@ -99,12 +99,71 @@ Tensor histc(c10::DispatchKeySet, const Tensor& input, int64_t bins, const at::S
   return out;
 }
 
+// What LibTorch asks of a product of 8-bit floats before it calls cuBLASLt, and cuBLASLt of memory:
+// rows of the first factor and columns of the second in one piece, and sums over multiples of 16.
+void check_scaled(const Tensor& a, const Tensor& b, const Tensor& by_a, const Tensor& by_b) {
+  TORCH_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0),
+              "_scaled_mm: these cannot be multiplied: ", a.sizes(), " and ", b.sizes());
+  for (const Tensor& t : {b, by_a, by_b})
+    TORCH_CHECK(t.device() == a.device(), "_scaled_mm: tensors of ", a.device(), " and ",
+                t.device());
+  for (const Tensor& t : {a, b})
+    TORCH_CHECK(t.scalar_type() == at::kFloat8_e4m3fn || t.scalar_type() == at::kFloat8_e5m2,
+                "_scaled_mm: no 8-bit floats of a CUDA device: ", t.scalar_type());
+  TORCH_CHECK(a.scalar_type() == at::kFloat8_e4m3fn || b.scalar_type() == at::kFloat8_e4m3fn,
+              "_scaled_mm: both factors are Float8_e5m2");
+  for (const Tensor& scale : {by_a, by_b})
+    TORCH_CHECK(scale.scalar_type() == at::kFloat && scale.numel() == 1,
+                "_scaled_mm: the fake device takes one float32 scale for a matrix");
+  TORCH_CHECK(b.size(0) % 16 == 0 && b.size(1) % 16 == 0,
+              "_scaled_mm: sizes of the second factor are no multiples of 16: ", b.sizes());
+  TORCH_CHECK(a.stride(1) == 1 && b.stride(0) == 1,
+              "_scaled_mm: cuBLASLt takes rows times columns, got strides ", a.strides(), " and ",
+              b.strides());
+  TORCH_CHECK((a.size(0) <= 1 || a.stride(0) % 16 == 0) && b.stride(1) % 16 == 0 &&
+                  reinterpret_cast<uintptr_t>(a.const_data_ptr()) % 16 == 0 &&
+                  reinterpret_cast<uintptr_t>(b.const_data_ptr()) % 16 == 0,
+              "_scaled_mm: cuBLASLt reads 16 bytes at a time");
+}
+
+// The CPU's takes what a device refuses. In float32, which holds each product of two 8-bit floats.
+Tensor scaled_product(c10::DispatchKeySet, const Tensor& a, const Tensor& b, const Tensor& by_a,
+                      const Tensor& by_b, const std::optional<Tensor>& bias,
+                      const std::optional<Tensor>& by_result,
+                      std::optional<at::ScalarType> out_type, bool) {
+  check_scaled(a, b, by_a, by_b);
+  const at::ScalarType type = out_type.value_or(a.scalar_type());
+  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf,
+              "_scaled_mm: the fake device makes no ", type);
+  TORCH_CHECK(!(bias && bias->defined()) && !(by_result && by_result->defined()),
+              "_scaled_mm: the fake device adds no bias and scales no result");
+  const c10::Device device = a.device();
+  const std::string what = "aten::_scaled_mm";
+  at::AutoDispatchBelowADInplaceOrView below;
+  const Tensor out = make_result({a.size(0), b.size(1)}, {b.size(1), 1}, type, device);
+  if (out.numel() == 0) return out;
+  Operation operation{what, device, {}, {}};
+  const Tensor left = operation.touch(a, false), right = operation.touch(b, false),
+               scale_left = operation.touch(by_a, false),
+               scale_right = operation.touch(by_b, false), view = operation.touch(out, true);
+  if (fake_device_computes() != 0)
+    operation.compute = [=] {
+      view.copy_(
+          at::mm(left.to(at::kFloat), right.to(at::kFloat)).mul_(scale_left).mul_(scale_right));
+    };
+  run_or_record(std::move(operation), [&] {
+    count_costs(what.c_str(), 1, {a, b, by_a, by_b}, {out}, device);
+  });
+  return out;
+}
+
 }  // namespace
 
 void add_written_out(torch::Library& library) {
   const auto cuda = c10::DispatchKey::CUDA;
   library.impl("_fused_rms_norm_backward", torch::dispatch(cuda, TORCH_FN(rms_norm_backward)));
   library.impl("addmm.dtype_out", torch::dispatch(cuda, TORCH_FN(product_in_float)));
+  library.impl("_scaled_mm", torch::dispatch(cuda, TORCH_FN(scaled_product)));
   library.impl("histc", torch::dispatch(cuda, TORCH_FN(histc)));
 }
 

@@ -2,13 +2,19 @@
 // gloo, against PyTorch's curves. Without a device everything here is skipped, and says so.
 #define DOCTEST_CONFIG_IMPLEMENT
 // Before doctest's, whose CHECK is to be the last one: c10's ends the process.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_scaled_mm.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include "meshwright/nn/layers.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -16,6 +22,8 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "curves.h"
 #include "engine/device/device.h"
@@ -137,6 +145,109 @@ TEST_CASE("attention on the device is the CPU's, whatever operator does it") {
               most * expected[i].norm().item<double>());
       }
     }
+}
+
+namespace {
+
+Tensor scaled_product(const Tensor& a, const Tensor& b, const Tensor& by_a) {
+  return at::_scaled_mm(a, b, by_a, at::ones({}, at::TensorOptions().device(at::kCUDA, 0)), {}, {},
+                        at::kBFloat16);
+}
+
+Tensor ones_of(int64_t rows, int64_t columns, at::ScalarType type) {
+  return at::ones({rows, columns}, at::TensorOptions().device(at::kCUDA, 0)).to(type);
+}
+
+bool has_float8() {
+  const Tensor one = at::ones({}, at::TensorOptions().device(at::kCUDA, 0)),
+               x = ones_of(16, 16, at::kFloat8_e4m3fn);
+  try {
+    scaled_product(x, x.t(), one);
+    return true;
+  } catch (const c10::Error& error) {
+    const std::string why = error.what_without_backtrace();
+    if (why.find("compute capability") == std::string::npos) throw;
+    MESSAGE("this device has no products of 8-bit floats: ", why);
+    return false;
+  }
+}
+
+// Of a Linear in 8-bit floats: what comes out, and the gradients of x, weight and bias. Given are
+// these three and the gradient of what comes out.
+std::vector<Tensor> multiplied(const std::array<Tensor, 4>& given, at::Device device,
+                               at::ScalarType type) {
+  Linear linear = make_linear(given[1].size(1), given[1].size(0), /*bias=*/true,
+                              at::TensorOptions().dtype(type).device(device));
+  {
+    c10::NoGradGuard no_grad;
+    linear->weight.copy_(given[1]);
+    linear->bias.copy_(given[2]);
+  }
+  linear->float8 = true;
+  const Tensor x = given[0].to(device, type).detach().set_requires_grad(true), y = linear(x);
+  y.backward(given[3].to(device, type));
+  std::vector<Tensor> found{y.detach(), x.grad(), linear->weight.grad(), linear->bias.grad()};
+  for (Tensor& t : found) t = t.to(at::kCPU, at::kDouble);
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("float8: a Linear on the device gives what the CPU gives") {
+  if (!has_float8()) return;
+  for (const auto type : {at::kBFloat16, at::kFloat})
+    for (const int64_t rows : {1, 33, 512}) {
+      CAPTURE(type);
+      CAPTURE(rows);
+      at::manual_seed(1);
+      const std::array<Tensor, 4> given{at::randn({rows, 256}).to(type),
+                                        at::randn({128, 256}).to(type), at::randn({128}).to(type),
+                                        at::randn({rows, 128}).to(type)};
+      const auto expected = multiplied(given, at::kCPU, type),
+                 found = multiplied(given, at::Device(at::kCUDA, 0), type);
+      // Forward keeps some 14 bits of a sum on an H100, bfloat16 8.
+      const double most = 1e-2;
+      for (size_t i = 0; i < found.size(); ++i) {
+        CAPTURE(i);
+        CHECK((found[i] - expected[i]).norm().item<double>() <
+              most * expected[i].norm().item<double>());
+      }
+      // Numbers that are not rounded to 8 bits give something else: that would be seen.
+      const Tensor whole =
+          given[0].to(at::kDouble).matmul(given[1].to(at::kDouble).t()) + given[2].to(at::kDouble);
+      CHECK((whole - expected[0]).norm().item<double>() >
+            2 * most * expected[0].norm().item<double>());
+    }
+}
+
+TEST_CASE("float8: what a product on the device refuses") {
+  if (!has_float8()) return;
+  const auto values = at::kFloat8_e4m3fn, gradients = at::kFloat8_e5m2;
+  const at::TensorOptions cuda = at::TensorOptions().device(at::kCUDA, 0);
+  const Tensor one = at::ones({}, cuda), a = ones_of(16, 32, values), b = ones_of(48, 32, values);
+  const Tensor sums = scaled_product(a, b.t(), one);
+  CHECK(sums.size(1) == 48);
+  CHECK(sums.min().item<float>() == 32);
+  CHECK(sums.max().item<float>() == 32);
+  struct Case {
+    std::string what;
+    Tensor a, b, scale;
+  };
+  for (const Case& c : std::vector<Case>{
+           {"a second factor by rows", a, ones_of(32, 48, values), one},
+           {"a first factor by columns", ones_of(32, 16, values).t(), b.t(), one},
+           {"sums over 24", ones_of(16, 24, values), ones_of(48, 24, values).t(), one},
+           {"40 columns", a, ones_of(40, 32, values).t(), one},
+           {"gradients by gradients", ones_of(16, 32, gradients), ones_of(48, 32, gradients).t(),
+            one},
+           {"16 bits", ones_of(16, 32, at::kBFloat16), ones_of(48, 32, at::kBFloat16).t(), one},
+           {"two scales", a, b.t(), at::ones({2}, cuda)},
+           {"a scale of 64 bits", a, b.t(), at::ones({}, cuda.dtype(at::kDouble))},
+           {"a scale of the host", a, b.t(), at::ones({})},
+       }) {
+    CAPTURE(c.what);
+    CHECK_THROWS_AS(static_cast<void>(scaled_product(c.a, c.b, c.scale)), c10::Error);
+  }
 }
 
 TEST_CASE("curves on the device are PyTorch's") {
