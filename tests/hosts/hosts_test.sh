@@ -62,7 +62,7 @@ ports_are_limited() {
   two_hosts
   local host outside=
   for host in hosta hostb; do
-    on $host sh -c 'echo 20000 20999 > /proc/sys/net/ipv4/ip_local_port_range' 2> /dev/null || { echo "/proc/sys is read-only here: $name did not run"; return; }
+    on $host sh -c 'echo 20000 20999 > /proc/sys/net/ipv4/ip_local_port_range' 2> /dev/null || { cannot "/proc/sys is read-only"; return; }
   done
   start hosta 0 2 10.70.0.1 -- --set step_scheduler.max_steps=100000; start hostb 1 2 10.70.0.1 -- --set step_scheduler.max_steps=100000
   for _ in $(seq 1200); do [ -s "$folder/runs/$name/metrics.jsonl" ] && break; sleep 0.1; done
@@ -187,7 +187,7 @@ doctor_of_two_hosts() {
 }
 # A link of 100 Mb/s carries 11 or 12 MB/s of what is asked for, in its better direction.
 doctor_of_a_slow_link() {
-  command -v tc > /dev/null || { echo "tc is not installed: $name did not run"; return; }
+  command -v tc > /dev/null || { cannot "tc is not installed"; return; }
   two_hosts
   for host in hosta hostb; do on $host tc qdisc add dev net0 root tbf rate 100mbit burst 32kb latency 50ms; done
   for _ in 1 2 3; do doctors --json; [ $took -lt 10000 ] && break; done
@@ -199,7 +199,7 @@ doctor_of_a_slow_link() {
 
 # The two ranks of a host share 12.5 MB/s, and each of them has half; inside a host they are faster. Rank 0 alone writes.
 calibrate_of_two_hosts() {
-  command -v tc > /dev/null || { echo "tc is not installed: $name did not run"; return; }
+  command -v tc > /dev/null || { cannot "tc is not installed"; return; }
   two_hosts
   for host in hosta hostb; do on $host tc qdisc add dev net0 root tbf rate 100mbit burst 32kb latency 50ms; done
   four_ranks calibrate --json --seconds 3 --dtype float32 --set dist_env.device=cpu --out "$folder/$name.toml"
