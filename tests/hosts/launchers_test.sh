@@ -174,13 +174,16 @@ pods() {  # VARIABLE=VALUE ...: of every pod; @ stands for its index
   done
   finish; one_job 0 2; expect 1 0 ""
 }
+# MANIFEST: what a pod gets of the Secret that the manifest names.
+of_the_secret() { sed -n 's/^ *- name: \(MESHWRIGHT_JOB_SECRET\)$/\1=0123456789abcdef0/p' "$1"; }
 apart=   # seconds from pod 1 to pod 0, whose name has no address before
 known() { printf '10.70.0.1 meshwright-0.meshwright\n' >> "$folder/hosts_meshwright-1"; }
 kubernetes_job() {
   local variables
   mapfile -t variables < <(awk '/^ *- name: PET_/ { name = $3 } /^ *value: / && name { gsub(/"/, "", $2); print name "=" $2 } !/- name: / { name = "" }' "$manifest")
   [ ${#variables[@]} = 4 ] || { fail "" "$manifest sets ${#variables[@]} PET_ variables by value, wanted 4"; return; }
-  pods "${variables[@]}" PET_NODE_RANK=@ JOB_COMPLETION_INDEX=@
+  pods "${variables[@]}" $(of_the_secret "$manifest") PET_NODE_RANK=@ JOB_COMPLETION_INDEX=@
+  expect_times 0 0 "the job has no secret"
 }
 # Pods start in any order: a name without an address is asked for again until the timeout.
 kubernetes_name_comes_late() {
@@ -189,7 +192,9 @@ kubernetes_name_comes_late() {
 }
 # Kubeflow Trainer's runtime for torch, one process in each node.
 kubernetes_trainjob() {
-  pods PET_NNODES=2 PET_NPROC_PER_NODE=1 PET_NODE_RANK=@ PET_MASTER_ADDR=meshwright-node-0-0.meshwright PET_MASTER_PORT=29500 JOB_COMPLETION_INDEX=@
+  pods PET_NNODES=2 PET_NPROC_PER_NODE=1 PET_NODE_RANK=@ PET_MASTER_ADDR=meshwright-node-0-0.meshwright PET_MASTER_PORT=29500 JOB_COMPLETION_INDEX=@ \
+    $(of_the_secret "$source_dir/examples/kubernetes/trainjob.yaml")
+  expect_times 0 0 "the job has no secret"
 }
 # The training operator's PyTorchJob sets both kinds.
 kubernetes_pytorchjob() {

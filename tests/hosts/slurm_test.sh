@@ -122,6 +122,7 @@ slurm_requeue() {
   [ -e "$folder/runs/$name/checkpoints/latest" ] && echo "ok: $name: $steps steps are saved" || fail job "nothing was saved"
   on node1 timeout 10 scontrol update JobId=$job_id TimeLimit=60
   wanted 180 "it goes on from step $steps" in_output "continues after step $steps:" || return
+  expect_times job 0 "the job has no secret"
   # Told by scancel to end, it saves too, and is not queued again.
   wanted 30 "it makes further steps" further $steps || return
   on node1 timeout 10 scancel $job_id
