@@ -36,14 +36,37 @@ secret_of_the_job() {
   start hostc 2 2 10.70.0.1 RANK=1 MESHWRIGHT_JOB_SECRET=fedcba98765432100 --  # says that it is rank 1
   wait ${started[2]}; code[2]=$?; unset 'started[2]'
   local stranger=${code[2]}
-  # Words of another program, silence, and 300 connections at once; read() gets nothing but an end.
-  on hostc bash -c 'printf "GET / HTTP/1.0\r\n\r\n%0100d" 0 > /dev/tcp/10.70.0.1/29555; for i in $(seq 300); do exec {fd}<> /dev/tcp/10.70.0.1/29555; done; timeout 20 cat <&$fd | wc -c' > "$folder/$name.heard" 2> /dev/null
+  # Words of another program, silence, and 3,000 connections at once, just before rank 1 comes; read() gets nothing but an end.
+  on hostc bash -c 'ulimit -Sn 4000; printf "GET / HTTP/1.0\r\n\r\n%0100d" 0 > /dev/tcp/10.70.0.1/29555
+    for i in $(seq 3000); do exec {fd}<> /dev/tcp/10.70.0.1/29555 || exit; done
+    echo all > "$0.came"; timeout 20 cat <&$fd | wc -c > "$0.heard"' "$folder/$name" 2> /dev/null &
+  local strangers=$!
+  await 60 test -s "$folder/$name.came" || fail 0 "3,000 connections were not made"
   start hostb 1 2 10.70.0.1 MESHWRIGHT_JOB_SECRET=0123456789abcdef0 --
   finish; code[2]=$stranger
+  wait $strangers
   expect 0 0 "done: 2 steps"; expect 1 0 ""
   expect 2 4 "rank 1 was refused by rank 0 at 10.70.0.1:29555: the two do not have the same MESHWRIGHT_JOB_SECRET"
   [ "$(cat "$folder/$name.heard")" = 0 ] || { failures=$((failures + 1)); echo "FAILED: $name: a stranger heard: $(cat "$folder/$name.heard") bytes"; }
   ! grep -qF "no secret" "$folder/$name.0" || { failures=$((failures + 1)); echo "FAILED: $name: the notice of a job without a secret"; }
+}
+# A second job, started by hand at the port of the first: each of its ranks ends with the cause, and the first trains on.
+second_job_on_the_port() {
+  two_hosts
+  start hosta 0 2 10.70.0.1 -- "${long[@]}"; start hostb 1 2 10.70.0.1 -- "${long[@]}"
+  await 100 trains || fail 0 "no step was made"
+  start hosta 2 2 10.70.0.1 RANK=0 -- --set run.name=${name}_second
+  start hostb 3 2 10.70.0.1 RANK=1 -- --set run.name=${name}_second
+  local label second=() steps
+  for label in 2 3; do wait ${started[$label]}; second[$label]=$?; unset "started[$label]"; done
+  steps=$(completed_steps)
+  if await 60 further $steps; then echo "ok: $name: the first job goes on"; else fail 0 "the first job made no step after $steps"; fi
+  tell_to_end hostb "$program"
+  finish
+  for label in 2 3; do code[$label]=${second[$label]}; done
+  expect 2 4 "error[E0502]: rank 0 cannot listen on 10.70.0.1:29555: "
+  expect 3 4 "error[E0501]: two processes have RANK 1"
+  saved 0 "a signal to another rank"; expect 1 75 ""
 }
 # Rank 0 listens at the address that MASTER_ADDR names and on loopback; without a secret it says what that means.
 one_interface_listens() {
@@ -210,5 +233,5 @@ calibrate_of_two_hosts() {
     { failures=$((failures + 1)); echo "FAILED: $name: not the bandwidth of the link:"; grep -A8 '^.network' "$folder/$name.toml"; }
 }
 
-all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable secret_of_the_job one_interface_listens ports_are_limited wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer each_byte_once doctor_of_two_hosts doctor_of_a_slow_link calibrate_of_two_hosts"
+all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable secret_of_the_job second_job_on_the_port one_interface_listens ports_are_limited wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer each_byte_once doctor_of_two_hosts doctor_of_a_slow_link calibrate_of_two_hosts"
 run_cases "$all" "$@"

@@ -18,7 +18,6 @@ remote_shell() {
   chmod +x "$folder/remote_shell"
 }
 train=("$program" train "$job")
-long=(--set step_scheduler.max_steps=100000)
 # One rank leads, and two hosts took part: so many ranks, one end.
 one_job() {  # LABEL RANKS [STEPS]
   expect $1 0 "ddp on $2 ranks"
@@ -106,6 +105,17 @@ openmpi_without_an_address() {
   expect mpirun 4 "error[E0501]: MASTER_ADDR is not set, and the MPI job spans hosts"
   expect mpirun 4 "mpirun -x MASTER_ADDR=HOST"
 }
+# A secret reaches the ranks of both hosts by the environment alone.
+openmpi_with_a_secret() {
+  two_named_hosts; remote_shell
+  local -x MESHWRIGHT_JOB_SECRET=0123456789abcdef0
+  openmpi --host hosta:1,hostb:1 -np 2 -x MASTER_ADDR=hosta -x MESHWRIGHT_JOB_SECRET "${train[@]}" --set run.name=$name "${long[@]}"
+  await 100 trains || fail mpirun "no step was made"
+  on_no_command_line $MESHWRIGHT_JOB_SECRET hosta hostb
+  tell_to_end hosta "$(command -v mpirun.openmpi)"
+  finish
+  saved mpirun SIGUSR1; expect_times mpirun 0 "the job has no secret"
+}
 openmpi_with_a_mistake() {
   two_named_hosts; remote_shell
   openmpi --host hosta:1,hostb:1 -np 2 -x MASTER_ADDR=hosta "${train[@]}" --set run.name=$name --set optimizer.lr=-1
@@ -117,15 +127,6 @@ openmpi_is_told_to_end() {
   openmpi --host hosta:1,hostb:1 -np 2 -x MASTER_ADDR=hosta "${train[@]}" --set run.name=$name "${long[@]}"
   tell_to_end hosta "$(command -v mpirun.openmpi)"
   finish; saved mpirun SIGUSR1
-}
-tell_to_end() {  # HOST PROGRAM: SIGUSR1 to what runs it there, when the ranks train
-  await 100 trains || { echo "no step was made"; return; }
-  local p
-  for p in $(processes_of $1); do [ "$(readlink /proc/$p/exe)" = "$(readlink -f "$2")" ] && kill -USR1 $p; done
-}
-saved() {  # LABEL WORDS: with what names the signal
-  expect $1 75 "$2: saved step"
-  [ -e "$folder/runs/$name/checkpoints/latest" ] && echo "ok: $name: saved" || fail $1 "nothing was saved"
 }
 
 mpich() {  # ARGUMENT...: hydra's mpiexec on hosta, over both hosts
@@ -207,7 +208,7 @@ case $launcher in
     all="torchrun_of_two_nodes torchrun_by_rendezvous torchrun_with_a_secret torchrun_with_a_mistake" ;;
   openmpi)
     need mpirun.openmpi
-    all="openmpi_of_two_hosts openmpi_without_an_address openmpi_with_a_mistake openmpi_is_told_to_end" ;;
+    all="openmpi_of_two_hosts openmpi_without_an_address openmpi_with_a_secret openmpi_with_a_mistake openmpi_is_told_to_end" ;;
   mpich)
     need mpiexec.hydra
     all="mpich_of_two_hosts mpich_with_a_mistake mpich_is_told_to_end mpich_mpiexec_is_told_to_end" ;;

@@ -84,6 +84,17 @@ slurm_uneven() {
   launch srun node1 srun --nodes 2 --ntasks 3 --distribution=block "$program" train "$job" --set run.name=$name
   finish; expect srun 0 "ddp on 3 ranks"; expect_times srun 1 "done: 2 steps"
 }
+# A secret reaches the ranks of both nodes by the environment alone.
+slurm_with_a_secret() {
+  slurm || return
+  local -x MESHWRIGHT_JOB_SECRET=0123456789abcdef0
+  launch srun node1 srun --export=ALL --nodes 2 --ntasks 2 --ntasks-per-node 1 "$program" train "$job" --set run.name=$name "${long[@]}"
+  await 100 trains || fail srun "no step was made"
+  on_no_command_line $MESHWRIGHT_JOB_SECRET node1 node2
+  tell_to_end node2 "$program"
+  finish
+  saved srun "a signal to another rank"; expect_times srun 0 "the job has no secret"
+}
 # In the order of a file of hosts rank 0 is on node2, and nothing but the user tells the others.
 slurm_by_a_file_of_hosts() {
   slurm || return
@@ -109,7 +120,6 @@ slurm_with_a_mistake() {
 }
 
 # The recipe of the guide as it stands. Its time is made short when it trains: then Slurm sends SIGUSR1 within half a minute.
-completed_steps() { grep -c '"loss"' "$folder/runs/$name/metrics.jsonl" 2> /dev/null; }
 slurm_requeue() {
   slurm || return
   submit --ntasks-per-node=1 --gpus-per-node=0 "$source_dir/examples/slurm/train.sbatch" "$program" "$job" --set run.name=$name --set step_scheduler.max_steps=1000000
@@ -133,7 +143,6 @@ slurm_requeue() {
   [ "$(cat "$folder/runs/$name/checkpoints/latest")" != "step_$(printf %08d $steps)" ] && echo "ok: $name: scancel lost no step" || fail job "nothing was saved after scancel"
 }
 again() { [ "$(of_job $job_id Restarts)" = 1 ]; }
-further() { [ "$(completed_steps)" -gt $1 ]; }
 
 # Two jobs at once, each with two ranks on a node, and a run of its own.
 slurm_array() {
@@ -145,7 +154,7 @@ slurm_array() {
 }
 both_done() { [ "$(grep -cF "done: 20 steps" "$folder/$name.job")" = 2 ] && both_idle; }
 
-all="slurm_srun slurm_uneven slurm_by_a_file_of_hosts slurm_with_mpirun slurm_with_a_mistake slurm_array"
+all="slurm_srun slurm_uneven slurm_with_a_secret slurm_by_a_file_of_hosts slurm_with_mpirun slurm_with_a_mistake slurm_array"
 # Slurm lets minutes pass before it starts a job again.
 if [ -n "${MESHWRIGHT_ALL_LAYOUTS:-}" ]; then all="$all slurm_requeue"; else echo "slurm_requeue did not run: ./check --all has it"; fi
 run_cases "$all" "$@"
