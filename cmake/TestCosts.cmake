@@ -3,12 +3,12 @@
 # (ctest -j 4 on 2 cores) a core has something else to do meanwhile, and no more tests compute at once than there are cores.
 set(MESHWRIGHT_TEST_COSTS
   engine_train 250 engine_train_pipeline 220 engine_train_sharded 150 faults 330 faults_resume 290 fake_device 290 train_configs 260 runtime 200 runtime_sockets 200 package_template 250
-  conformance_training 150 parity 140 cli 190 hosts_faults 127 package_ring_zero 120 device_faults 100 package_diloco 95 package_models 95
+  conformance_training 150 parity 140 cli 190 hosts_faults 127 hosts_slurm_requeue 120 package_ring_zero 120 device_faults 100 package_diloco 95 package_models 95
   models 90 generate 85 package_cpack 75 hosts 71 hosts_slurm 59 hosts_torchrun 50 package_embed 45 keys 40 capi 40 package_jsonl_gz 30
   faults_hang 31 readme 25 engine_launch 25 engine_rendezvous 22 hosts_openmpi 21 conformance 20 thread_sanitizer_async_save 20
   conformance_fsdp2 17 conformance_diloco 15 hosts_kubernetes 15 plugin_jsonl 15 conformance_megatron_fsdp 14 conformance_moe_ep 13
   hosts_mpich 12 frozen_submodules 11 package_c_abi 9 tokenizer 9)
-set(MESHWRIGHT_WAITING_TESTS hosts_faults hosts_slurm hosts_kubernetes faults_hang engine_launch)
+set(MESHWRIGHT_WAITING_TESTS hosts_faults hosts_slurm hosts_slurm_requeue hosts_kubernetes faults_hang engine_launch)
 function(meshwright_test_cost name)
   set(places 2)
   if(name IN_LIST MESHWRIGHT_WAITING_TESTS)

@@ -10,8 +10,8 @@
 
 namespace meshwright::detail {
 
-// `documents` [rows, length], int32 and dense, has the ids that `host` has, as long as nobody writes
-// to it. Thread-safe, and good for all threads; forgotten with the tensor's memory.
+// `documents` [rows, length], int32 and dense, has the ids that `host` has, as long as nobody
+// writes to it. Thread-safe, and good for all threads; forgotten with the tensor's memory.
 MESHWRIGHT_API void know_documents(const at::Tensor& documents, const int32_t* host);
 
 }  // namespace meshwright::detail

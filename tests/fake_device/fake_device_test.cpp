@@ -131,8 +131,8 @@ const std::map<std::string, int64_t> kFloat8Products{{"float8", 3 * 7 * 2 * 2},
 
 // How often a host waits in a step beside once for its sums and once for its norm. Both jobs have
 // two micro-batches, of experts two layers. Gradients that go to the host are there with the sums.
-// Bounds of experts stay on the device, in float32 as well, and all ranks are known to bring equally
-// many tokens.
+// Bounds of experts stay on the device, in float32 as well, and all ranks are known to bring
+// equally many tokens.
 const std::map<std::string, int64_t> kMoreWaits{
     {"sequence parallel, offload", 1},  // gradients that tp sums up, on their way back to the host
     {"experts, all to all", 2 * 2},     // sizes of the messages

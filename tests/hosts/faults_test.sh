@@ -90,5 +90,5 @@ config_differs() {
 
 all="host_is_missing first_host_is_missing first_host_is_off config_differs link_goes_down"
 if command -v nft > /dev/null; then all="$all firewall_shuts_a_running_job firewall_before_the_groups firewall_before_the_store"
-else echo "nft is not installed: the cases with a firewall did not run"; fi
+elif [ $# = 0 ]; then cannot "nft, which the cases with a firewall need, is not installed"; fi
 run_cases "$all" "$@"
