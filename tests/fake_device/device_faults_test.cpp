@@ -10,6 +10,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/AllocatorConfig.h>
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <doctest/doctest.h>
@@ -115,6 +116,53 @@ TEST_CASE("memory is registered with a communicator that no collective has used 
   const Folder folder;
   check_played(play("rank: its communicator and memory that NCCL registers", 2,
                     [&](int) { return Variables{{"STORE", folder.path / "store"}}; }));
+}
+
+TEST_CASE("rank: a device of a capability" * doctest::skip()) {
+  cudaDeviceProp properties{};
+  REQUIRE(of_the_fake<decltype(cudaGetDeviceProperties)>("cudaGetDeviceProperties")(
+              &properties, 0) == cudaSuccess);
+  auto* attribute = of_the_fake<decltype(cudaDeviceGetAttribute)>("cudaDeviceGetAttribute");
+  auto* of_driver = of_the_fake<decltype(cuDeviceGetAttribute)>("cuDeviceGetAttribute");
+  int major[3]{}, minor[3]{};
+  attribute(&major[0], cudaDevAttrComputeCapabilityMajor, 0);
+  attribute(&minor[0], cudaDevAttrComputeCapabilityMinor, 0);
+  of_driver(&major[1], CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0);
+  of_driver(&minor[1], CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0);
+  using Both = CUresult(int*, int*, CUdevice);
+  of_the_fake<Both>("cuDeviceComputeCapability")(&major[2], &minor[2], 0);
+  auto check = [](int first, int second) {
+    CHECK(std::to_string(first) + "." + std::to_string(second) == told("EXPECTED"));
+  };
+  check(properties.major, properties.minor);
+  for (int i = 0; i < 3; ++i) check(major[i], minor[i]);
+  // Code for another kind of device is not loaded.
+  auto* load = of_the_fake<decltype(cudaLibraryLoadData)>("cudaLibraryLoadData");
+  auto loads = [&](const std::string& code) {
+    cudaLibrary_t library = nullptr;
+    return load(&library, code.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+  };
+  CHECK(loads("sm_" + std::to_string(major[0]) + std::to_string(minor[0])) == cudaSuccess);
+  CHECK(loads("sm_" + std::to_string(major[0]) + "9") ==
+        (minor[0] == 9 ? cudaSuccess : cudaErrorNoKernelImageForDevice));
+  CHECK(loads("sm_70") == cudaErrorNoKernelImageForDevice);
+}
+
+TEST_CASE("the fake device has the capability that the environment names, and no other one") {
+  for (const char* capability : {"", "8.0", "8.9", "10.3"}) {
+    CAPTURE(std::string(capability));
+    check_played(play("rank: a device of a capability", 1, [&](int) {
+      return Variables{{"FAKE_DEVICE_CAPABILITY", capability},
+                       {"EXPECTED", *capability == 0 ? "9.0" : capability}};
+    }));
+  }
+  for (const char* nonsense : {"9", "9.0.1", "8.1"}) {
+    CAPTURE(std::string(nonsense));
+    const Rank rank = play("rank: a device of a capability", 1,
+                           [&](int) { return Variables{{"FAKE_DEVICE_CAPABILITY", nonsense}}; })[0];
+    CHECK(rank.code == 2);
+    CHECK_MESSAGE(rank.said.find("is no capability of a device") != std::string::npos, rank.said);
+  }
 }
 
 TEST_CASE("rank: segments of the allocator that grow" * doctest::skip()) {
