@@ -12,6 +12,7 @@ extern "C" {
 // themselves are mapped without access, so that the host faults on them as beside a true device.
 void* fake_device_view(const void* p);
 int fake_device_of(const void* p);  // -1: not device memory
+int fake_device_capability();       // 90 is 9.0
 // What the driver's interface has apart: addresses, of the current device (0: there are no more),
 // memory of a device (0: it has no more), and the one at the other (0: it is not there).
 uintptr_t fake_device_reserve(size_t bytes);

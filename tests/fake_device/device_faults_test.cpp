@@ -1,6 +1,6 @@
 // Faults of the device path that need more than a job of the program. A case that is skipped is
-// what one rank does: other cases start the ranks, each a process of this test on the fake device.
-// Long because the cases share that way to start themselves.
+// what one rank does: other cases start the ranks (ranks.h). Long because there are so many, each
+// of a few lines.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -10,12 +10,10 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/AllocatorConfig.h>
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <doctest/doctest.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <torch/library.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/utils.h>
@@ -29,12 +27,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <iterator>
-#include <map>
 #include <sstream>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -46,8 +40,7 @@
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/transport.h"
 #include "meshwright/trainer.h"
-#include "tests/fixtures/free_port.h"
-#include "wrong_lines.h"
+#include "ranks.h"
 
 // How often the host waited for a device: this program's functions come before the fake's.
 static std::atomic<int64_t> host_waits = 0;
@@ -68,107 +61,10 @@ MESHWRIGHT_API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 namespace device_faults_test {
 
-namespace fs = std::filesystem;
 using namespace meshwright;
-using Variables = std::map<std::string, std::string>;
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-// What run_on_ranks() told this rank; empty: nothing.
-std::string told(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-// A folder for the files of a case.
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "meshwright_device_faults.XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-};
-
-struct Rank {
-  int code = -1;          // -1: it was killed at the end
-  std::string said, log;  // log: the device's
-};
-
-// Runs a command on so many ranks. `own(rank)`: variables of one of them.
-std::vector<Rank> run_on_ranks(std::vector<std::string> command, int ranks,
-                               const std::function<Variables(int)>& own) {
-  const Folder made;
-  const fs::path& folder = made.path;
-  const std::string port = std::to_string(free_port());
-  command.insert(command.begin(), MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run");
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const std::string number = std::to_string(rank), all = std::to_string(ranks);
-    Variables variables{{"RANK", number},
-                        {"WORLD_SIZE", all},
-                        {"LOCAL_RANK", number},
-                        {"LOCAL_WORLD_SIZE", all},
-                        {"MASTER_ADDR", "127.0.0.1"},
-                        {"MASTER_PORT", port},
-                        {"OMP_NUM_THREADS", "1"},
-                        {"FAKE_DEVICE_LIBRARIES", FAKE_DEVICE_LIBRARIES},
-                        {"FAKE_DEVICE_LOG", folder / ("log" + number)}};
-    for (const auto& [key, value] : own ? own(rank) : Variables()) variables[key] = value;
-    const pid_t child = ::fork();
-    if (child == 0) {
-      for (const auto& [key, value] : variables) ::setenv(key.c_str(), value.c_str(), 1);
-      const int to = ::open((folder / ("out" + number)).c_str(), O_WRONLY | O_CREAT, 0600);
-      if (to < 0 || ::dup2(to, 1) < 0 || ::dup2(to, 2) < 0) ::_exit(126);
-      std::vector<char*> words;
-      for (std::string& word : command) words.push_back(word.data());
-      words.push_back(nullptr);
-      ::execv(words[0], words.data());
-      ::_exit(127);
-    }
-    children.push_back(child);
-  }
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  std::vector<Rank> out(children.size());
-  // Who waits for rank 1 for ever is killed with it once rank 0 has ended.
-  for (size_t rank = 0; rank < out.size(); ++rank) {
-    int status = 0;
-    while (::waitpid(children[rank], &status, WNOHANG) == 0) {
-      if (std::chrono::steady_clock::now() > limit) ::kill(children[rank], SIGKILL);
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    if (WIFEXITED(status)) out[rank].code = WEXITSTATUS(status);
-    const std::string number = std::to_string(rank);
-    out[rank].said = read_file(folder / ("out" + number));
-    out[rank].log = read_file(folder / ("log" + number + "." + std::to_string(children[rank])));
-  }
-  return out;
-}
-
-// A case that is skipped otherwise.
-std::vector<Rank> play(const std::string& role, int ranks,
-                       const std::function<Variables(int)>& own = {}) {
-  return run_on_ranks(
-      {fs::canonical("/proc/self/exe"), "--no-skip", "--no-version", "--test-case=" + role}, ranks,
-      own);
-}
 
 int64_t trainer_batch(const Job& job) {
   return job.table("step_scheduler").get_int("local_batch_size");
-}
-
-// Each rank's own checks held, and nothing was wrong on its device.
-void check_played(const std::vector<Rank>& ranks) {
-  for (const Rank& rank : ranks) {
-    CHECK_MESSAGE(rank.code == 0, rank.said);
-    for (const std::string_view wrong : fake_device_jobs::kWrongLines)
-      CHECK_MESSAGE(rank.log.find(wrong) == std::string::npos, rank.log);
-  }
 }
 
 Job job_of(const std::vector<std::string>& sets, const std::string& minutes = "1") {
@@ -220,6 +116,53 @@ TEST_CASE("memory is registered with a communicator that no collective has used 
   const Folder folder;
   check_played(play("rank: its communicator and memory that NCCL registers", 2,
                     [&](int) { return Variables{{"STORE", folder.path / "store"}}; }));
+}
+
+TEST_CASE("rank: a device of a capability" * doctest::skip()) {
+  cudaDeviceProp properties{};
+  REQUIRE(of_the_fake<decltype(cudaGetDeviceProperties)>("cudaGetDeviceProperties")(
+              &properties, 0) == cudaSuccess);
+  auto* attribute = of_the_fake<decltype(cudaDeviceGetAttribute)>("cudaDeviceGetAttribute");
+  auto* of_driver = of_the_fake<decltype(cuDeviceGetAttribute)>("cuDeviceGetAttribute");
+  int major[3]{}, minor[3]{};
+  attribute(&major[0], cudaDevAttrComputeCapabilityMajor, 0);
+  attribute(&minor[0], cudaDevAttrComputeCapabilityMinor, 0);
+  of_driver(&major[1], CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0);
+  of_driver(&minor[1], CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0);
+  using Both = CUresult(int*, int*, CUdevice);
+  of_the_fake<Both>("cuDeviceComputeCapability")(&major[2], &minor[2], 0);
+  auto check = [](int first, int second) {
+    CHECK(std::to_string(first) + "." + std::to_string(second) == told("EXPECTED"));
+  };
+  check(properties.major, properties.minor);
+  for (int i = 0; i < 3; ++i) check(major[i], minor[i]);
+  // Code for another kind of device is not loaded.
+  auto* load = of_the_fake<decltype(cudaLibraryLoadData)>("cudaLibraryLoadData");
+  auto loads = [&](const std::string& code) {
+    cudaLibrary_t library = nullptr;
+    return load(&library, code.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+  };
+  CHECK(loads("sm_" + std::to_string(major[0]) + std::to_string(minor[0])) == cudaSuccess);
+  CHECK(loads("sm_" + std::to_string(major[0]) + "9") ==
+        (minor[0] == 9 ? cudaSuccess : cudaErrorNoKernelImageForDevice));
+  CHECK(loads("sm_70") == cudaErrorNoKernelImageForDevice);
+}
+
+TEST_CASE("the fake device has the capability that the environment names, and no other one") {
+  for (const char* capability : {"", "8.0", "8.9", "10.3"}) {
+    CAPTURE(std::string(capability));
+    check_played(play("rank: a device of a capability", 1, [&](int) {
+      return Variables{{"FAKE_DEVICE_CAPABILITY", capability},
+                       {"EXPECTED", *capability == 0 ? "9.0" : capability}};
+    }));
+  }
+  for (const char* nonsense : {"9", "9.0.1", "8.1"}) {
+    CAPTURE(std::string(nonsense));
+    const Rank rank = play("rank: a device of a capability", 1,
+                           [&](int) { return Variables{{"FAKE_DEVICE_CAPABILITY", nonsense}}; })[0];
+    CHECK(rank.code == 2);
+    CHECK_MESSAGE(rank.said.find("is no capability of a device") != std::string::npos, rank.said);
+  }
 }
 
 TEST_CASE("rank: segments of the allocator that grow" * doctest::skip()) {

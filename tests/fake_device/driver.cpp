@@ -1,5 +1,5 @@
-// libcuda.so.1: what LibTorch calls of the driver's own interface. Devices have multicast,
-// so that buffers are registered with NCCL, and no other attribute.
+// libcuda.so.1: what LibTorch calls of the driver's own interface. Devices have a capability, and
+// multicast, so that buffers are registered with NCCL, and no other attribute.
 #include <cuda.h>
 
 #include "device.h"
@@ -15,7 +15,24 @@ CUresult cuDeviceGet(CUdevice* out, int device) {
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetAttribute(int* out, CUdevice_attribute attribute, CUdevice) {
-  *out = attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED ? 1 : 0;
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      *out = fake_device_capability() / 10;
+      break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+      *out = fake_device_capability() % 10;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
+      *out = 1;
+      break;
+    default:
+      *out = 0;
+  }
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice) {
+  *major = fake_device_capability() / 10;
+  *minor = fake_device_capability() % 10;
   return CUDA_SUCCESS;
 }
 CUresult cuGetErrorString(CUresult, const char** out) {

@@ -2,6 +2,7 @@
 // and nothing wrong in the device's log. README.md says what the device checks.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <boost/json.hpp>
 #include <cmath>
 #include <map>
@@ -251,6 +252,32 @@ TEST_CASE("without kernels of our own the host waits for each check of targets, 
     const boost::json::object& step = rank.at("steps").as_array().at(1).as_object();
     CHECK(calls_of(step, "aten::any") == 2);  // of two micro-batches
     CHECK(waits_of(step) == 2 + 2);
+  }
+}
+
+// Kernels of our own are compiled for what the device is, and LibTorch chooses attention by it.
+TEST_CASE("devices of other capabilities train with the CPU's numbers and kernels of our own") {
+  const auto row = std::find_if(kRows.begin(), kRows.end(),
+                                [](const Row& one) { return one.name == "experts, bfloat16"; });
+  REQUIRE(row != kRows.end());
+  const Ended host = train(*row, On::host);
+  REQUIRE_MESSAGE(host.code == 0, host.said);
+  for (const char* capability : {"8.0", "10.0"}) {
+    CAPTURE(capability);
+    const Ended device =
+        train(*row, On::device, {std::string("FAKE_DEVICE_CAPABILITY=") + capability});
+    REQUIRE_MESSAGE(device.code == 0, device.said);
+    check_like(device, host, *row);
+    for (const std::string& log : device.logs)
+      for (const std::string& line : wrong_lines(log)) CHECK_MESSAGE(false, line);
+    REQUIRE(device.counters.size() == 2);
+    for (const boost::json::object& rank : device.counters) {
+      const boost::json::object& operators =
+          rank.at("steps").as_array().at(1).as_object().at("operators").as_object();
+      CHECK(std::any_of(operators.begin(), operators.end(), [](const auto& one) {
+        return std::string(one.key()).starts_with("rms_norm_bfloat16");
+      }));
+    }
   }
 }
 

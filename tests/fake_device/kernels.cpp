@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <unordered_map>
@@ -75,6 +76,9 @@ std::pair<const char*, const char*> words_of(cudaError_t error) {
       return {"cudaErrorMemoryAllocation", "out of memory"};
     case cudaErrorNotReady:
       return {"cudaErrorNotReady", "device not ready"};
+    case cudaErrorNoKernelImageForDevice:
+      return {"cudaErrorNoKernelImageForDevice",
+              "no kernel image is available for execution on the device"};
     case cudaErrorStreamCaptureUnsupported:
       return {"cudaErrorStreamCaptureUnsupported",
               "operation not permitted when stream is capturing"};
@@ -106,6 +110,14 @@ std::pair<const char*, const char*> words_of(cudaError_t error) {
   }
 }
 
+// Whether devices run code for an architecture, of which nvrtc.cpp leaves the name ("sm_90"): that
+// of their own and of earlier ones with the same first number.
+bool runs_here(const char* architecture) {
+  const int of = strncmp(architecture, "sm_", 3) == 0 ? atoi(architecture + 3) : 0,
+            here = settings().capability;
+  return of / 10 == here / 10 && of <= here;
+}
+
 bool is_a_device(int device) { return device >= 0 && device < settings().count; }
 
 }  // namespace
@@ -134,7 +146,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
   if (!is_a_device(device)) return fail(cudaErrorInvalidDevice);
   memset(out, 0, sizeof *out);
   strcpy(out->name, "Fake device");
-  out->major = 9;
+  out->major = settings().capability / 10;
+  out->minor = settings().capability % 10;
   out->totalGlobalMem = settings().memory;
   out->multiProcessorCount = 132;
   out->warpSize = 32;
@@ -159,7 +172,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
 cudaError_t cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, int) {
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor:
-      *out = 9;
+      *out = settings().capability / 10;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *out = settings().capability % 10;
       break;
     case cudaDevAttrMultiProcessorCount:
       *out = 132;
@@ -230,9 +246,10 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3, void** argumen
   return run_own_kernel(kernel, grid.x, shared, *arguments, stream) ? cudaSuccess
                                                                     : fail(cudaErrorInvalidValue);
 }
-cudaError_t cudaLibraryLoadData(cudaLibrary_t* out, const void*, cudaJitOption*, void**, unsigned,
-                                cudaLibraryOption*, void**, unsigned) {
+cudaError_t cudaLibraryLoadData(cudaLibrary_t* out, const void* code, cudaJitOption*, void**,
+                                unsigned, cudaLibraryOption*, void**, unsigned) {
   static char library;
+  if (!runs_here(static_cast<const char*>(code))) return fail(cudaErrorNoKernelImageForDevice);
   *out = reinterpret_cast<cudaLibrary_t>(&library);
   return cudaSuccess;
 }

@@ -1,13 +1,12 @@
 // libnccl.so.2: NCCL's interface. Calls between ncclGroupStart() and ncclGroupEnd() wait for its
 // end; sends and receives among them become one exchange.
 #include <nccl.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <random>
 
 #include "device.h"
 #include "nccl_shared.h"
@@ -35,9 +34,32 @@ std::vector<const ncclComm*>& communicators() {
 
 thread_local int depth = 0;
 thread_local std::vector<Call> waiting;
+thread_local std::vector<ncclComm*> entered;  // until the call or the group ends
+
+// NCCL takes calls of a communicator from one thread at a time.
+bool enter(ncclComm* comm) {
+  if (!comm->begin_call()) {
+    fake_device_note(
+        "fake device: nccl WRONG: rank %d of %d is in calls of one communicator in two threads at "
+        "once\n",
+        comm->rank, comm->size);
+    return false;
+  }
+  entered.push_back(comm);
+  return true;
+}
+void leave_entered() {
+  for (ncclComm* comm : entered) comm->end_calls();
+  entered.clear();
+}
 
 ncclResult_t put(Call call) {
-  if (depth == 0) return run(call);
+  if (!enter(call.comm)) return ncclInvalidUsage;
+  if (depth == 0) {
+    const ncclResult_t result = run(call);
+    leave_entered();
+    return result;
+  }
   if (call.kind == Kind::pairs)
     for (Call& other : waiting)
       if (other.kind == Kind::pairs && other.comm == call.comm) {
@@ -72,6 +94,23 @@ bool has_memory() {
   return bytes == nullptr || cudaMalloc(&taken, strtoull(bytes, nullptr, 10)) == cudaSuccess;
 }
 
+// A communicator of the ranks that come to the same file.
+ncclResult_t make(ncclComm_t* out, const char* path, int rank, int size, int device) {
+  if (!has_memory()) return no_memory();
+  auto* comm = new ncclComm;  // for good: streams may still wait for what it ran
+  comm->rank = rank;
+  comm->size = size;
+  comm->device = device;
+  if (!comm->open(path)) return ncclSystemError;
+  *out = comm;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    communicators().push_back(comm);
+  }
+  ++made;
+  return ncclSuccess;
+}
+
 ncclResult_t answer(int* out, int value) {
   *out = value;
   return ncclSuccess;
@@ -94,26 +133,14 @@ const char* ncclGetErrorString(ncclResult_t result) {
 const char* ncclGetLastError(ncclComm_t) { return last_error; }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
   memset(out, 0, sizeof *out);
-  std::random_device random;
-  snprintf(out->internal, sizeof out->internal, "/dev/shm/fake_device.%d.%08x%08x", getpid(),
-           random(), random());
+  snprintf(out->internal, sizeof out->internal, "%s", new_path().c_str());
   return ncclSuccess;
 }
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t*) {
-  if (!has_memory()) return no_memory();
-  auto* comm = new ncclComm;  // for good: streams may still wait for what it ran
-  comm->rank = rank;
-  comm->size = size;
-  cudaGetDevice(&comm->device);
-  if (!comm->open(id.internal)) return ncclSystemError;
-  *out = comm;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    communicators().push_back(comm);
-  }
-  ++made;
-  return ncclSuccess;
+  int device = 0;
+  cudaGetDevice(&device);
+  return make(out, id.internal, rank, size, device);
 }
 ncclResult_t ncclCommInitRank(ncclComm_t* out, int size, ncclUniqueId id, int rank) {
   return ncclCommInitRankConfig(out, size, id, rank, nullptr);
@@ -123,9 +150,15 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t* out, int size, int rank, int, 
   return ncclCommInitRankConfig(out, size, ids[0], rank, config);
 }
 ncclResult_t ncclCommInitAll(ncclComm_t*, int, const int*) { return ncclInvalidUsage; }
-ncclResult_t ncclCommSplit(ncclComm_t, int, int, ncclComm_t*, ncclConfig_t*) {
-  fake_device_note("fake device: ncclCommSplit is not there\n");
-  return ncclInvalidUsage;
+// At once, within a group, too.
+ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* out, ncclConfig_t*) {
+  *out = nullptr;
+  if (parent->aborted || !enter(parent)) return ncclInvalidUsage;
+  Part part;
+  const ncclResult_t result = split(*parent, color, key, part);
+  if (depth == 0) leave_entered();
+  if (result != ncclSuccess || part.size == 0) return result;
+  return make(out, part.path.c_str(), part.rank, part.size, parent->device);
 }
 ncclResult_t ncclCommShrink(ncclComm_t, int*, int, ncclComm_t*, ncclConfig_t*, int) {
   fake_device_note("fake device: ncclCommShrink is not there\n");
@@ -182,9 +215,11 @@ ncclResult_t ncclGroupEnd() {
   if (--depth > 0) return ncclSuccess;
   std::vector<Call> calls;
   calls.swap(waiting);
+  ncclResult_t result = ncclSuccess;
   for (const Call& call : calls)
-    if (const ncclResult_t result = run(call); result != ncclSuccess) return result;
-  return ncclSuccess;
+    if (result == ncclSuccess) result = run(call);
+  leave_entered();
+  return result;
 }
 ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t*) { return ncclSuccess; }
 

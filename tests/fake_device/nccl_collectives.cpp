@@ -11,33 +11,39 @@ namespace fake_device {
 
 namespace {
 
-// What a rank calls, for the others to compare.
-struct Said {
-  uint32_t kind = 0, type = 0, root = 0;
-  uint64_t count = 0;
-  bool operator==(const Said&) const = default;
-};
+bool reduces(Kind kind) {
+  return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter;
+}
 
-ncclResult_t agree(const Call& call) {
-  if (call.kind == Kind::pairs) return ncclSuccess;  // only who has messages comes
-  const ncclComm& comm = *call.comm;
-  Said mine{static_cast<uint32_t>(call.kind), static_cast<uint32_t>(call.type),
-            static_cast<uint32_t>(call.root), call.count};
-  memcpy(comm.slot(comm.rank), &mine, sizeof mine);
-  if (!comm.barrier()) return ncclRemoteError;
-  bool same = true;
-  for (int rank = 0; rank < comm.size; ++rank) {
-    Said other;
-    memcpy(&other, comm.slot(rank), sizeof other);
-    if (other == mine) continue;
-    same = false;
-    fake_device_note(
-        "fake device: nccl WRONG: rank %d of %d calls %s of %zu, rank %d calls %s of %zu\n",
-        comm.rank, comm.size, name_of(call.kind), call.count, rank,
-        name_of(static_cast<Kind>(other.kind)), static_cast<size_t>(other.count));
+// "all_reduce of 4 by max"
+std::string words_of(const Said& said) {
+  const auto kind = static_cast<Kind>(said.kind);
+  std::string out = name_of(kind);
+  if (kind == Kind::split) return out;
+  out += " of " + std::to_string(said.count);
+  if (!reduces(kind)) return out;
+  switch (said.operation) {
+    case ncclSum:
+      return out + " by sum";
+    case ncclProd:
+      return out + " by product";
+    case ncclMax:
+      return out + " by max";
+    case ncclMin:
+      return out + " by min";
+    case ncclAvg:
+      return out + " by average";
+    default:
+      return out + " by sum with a factor";
   }
-  if (!comm.barrier()) return ncclRemoteError;
-  return same ? ncclSuccess : ncclInvalidUsage;
+}
+
+ncclResult_t agree_on(const Call& call) {
+  if (call.kind == Kind::pairs) return ncclSuccess;  // only who has messages comes
+  // Sums with factors have the numbers that each rank has given them, and may have other factors.
+  const auto operation = std::min(static_cast<uint32_t>(call.operation), uint32_t{ncclNumOps});
+  return agree(*call.comm, {static_cast<uint32_t>(call.kind), static_cast<uint32_t>(call.type),
+                            static_cast<uint32_t>(call.root), operation, call.count});
 }
 
 // One call under way.
@@ -93,6 +99,8 @@ class Running {
         return exchange();
       case Kind::pairs:
         return send_and_receive();
+      case Kind::split:
+        break;  // not by run()
     }
     return false;
   }
@@ -269,15 +277,33 @@ const char* name_of(Kind kind) {
       return "all_to_all";
     case Kind::pairs:
       return "send and receive";
+    case Kind::split:
+      return "split";
   }
   return "?";
+}
+
+ncclResult_t agree(const ncclComm& comm, const Said& mine) {
+  memcpy(comm.slot(comm.rank), &mine, sizeof mine);
+  if (!comm.barrier()) return ncclRemoteError;
+  bool same = true;
+  for (int rank = 0; rank < comm.size; ++rank) {
+    Said other;
+    memcpy(&other, comm.slot(rank), sizeof other);
+    if (other == mine) continue;
+    same = false;
+    fake_device_note("fake device: nccl WRONG: rank %d of %d calls %s, rank %d calls %s\n",
+                     comm.rank, comm.size, words_of(mine).c_str(), rank, words_of(other).c_str());
+  }
+  if (!comm.barrier()) return ncclRemoteError;
+  return same ? ncclSuccess : ncclInvalidUsage;
 }
 
 ncclResult_t run(const Call& call) {
   if (call.comm->aborted) return ncclInvalidUsage;
   if (hangs(call)) return hang(call);
   Running running(call);
-  const ncclResult_t result = Running::moves(call) ? agree(call) : ncclSuccess;
+  const ncclResult_t result = Running::moves(call) ? agree_on(call) : ncclSuccess;
   if (result == ncclSuccess && running.run()) return ncclSuccess;
   if (call.comm->lost) return hang(call);
   if (result != ncclSuccess) return result;

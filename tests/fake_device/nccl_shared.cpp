@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <random>
 #include <thread>
 
 #include "device.h"
@@ -17,6 +18,8 @@ namespace {
 
 constexpr size_t kHead = 4096;
 constexpr int kMostRanks = 64;
+
+thread_local char this_thread = 0;  // has an address
 
 bool has_stopped(pid_t process) {
   const std::string path = "/proc/" + std::to_string(process) + "/stat";
@@ -129,6 +132,15 @@ bool ncclComm::is_alone() const {
   return false;
 }
 
+bool ncclComm::begin_call() {
+  const void* caller = nullptr;
+  return caller_.compare_exchange_strong(caller, &this_thread) || caller == &this_thread;
+}
+void ncclComm::end_calls() {
+  const void* caller = &this_thread;
+  caller_.compare_exchange_strong(caller, nullptr);
+}
+
 namespace fake_device {
 
 namespace {
@@ -184,6 +196,13 @@ void reduce_as(const ncclComm& comm, void* out, size_t first, size_t count, nccl
 }
 
 }  // namespace
+
+std::string new_path() {
+  std::random_device random;
+  char out[64];
+  snprintf(out, sizeof out, "/dev/shm/fake_device.%d.%08x%08x", getpid(), random(), random());
+  return out;
+}
 
 size_t width_of(ncclDataType_t type) {
   switch (type) {

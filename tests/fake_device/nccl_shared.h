@@ -32,6 +32,11 @@ struct ncclComm {
   void leave() const;  // with all others
   bool is_alone() const;
 
+  // The calling thread is in calls of this communicator until end_calls(), once or more; false
+  // where another one is.
+  bool begin_call();
+  void end_calls();
+
   // Messages between pairs of ranks: where those of `from` lie, what this rank waits for, and
   // whether ranks wait for each other in calls that will never meet.
   char* boxes(int from) const;
@@ -44,6 +49,7 @@ struct ncclComm {
   Pending pending_of(int rank) const;
   Shared* shared_ = nullptr;
   char* slots_ = nullptr;
+  std::atomic<const void*> caller_{nullptr};  // a thread, by an address that is its own
 };
 
 namespace fake_device {
@@ -58,8 +64,18 @@ enum class Kind : uint8_t {
   reduce,
   all_to_all,
   pairs,  // sends and receives of one group
+  split,
 };
 const char* name_of(Kind kind);
+
+// What a rank calls, for the others to compare.
+struct Said {
+  uint32_t kind = 0, type = 0, root = 0, operation = 0;
+  uint64_t count = 0;
+  bool operator==(const Said&) const = default;
+};
+// Success where all ranks of the communicator say the same.
+ncclResult_t agree(const ncclComm& comm, const Said& mine);
 
 struct Transfer {
   bool send = false;
@@ -85,11 +101,19 @@ struct Call {
 
 size_t width_of(ncclDataType_t type);
 double read_scalar(const void* p, ncclDataType_t type);
+std::string new_path();  // of a communicator's file
 // A sum of what was multiplied by `scale` first.
 ncclRedOp_t make_scaled_sum(double scale);
 // The elements of all slots from `first` on, reduced into `out`.
 void reduce_slots(const ncclComm& comm, void* out, size_t first, size_t count, ncclDataType_t type,
                   ncclRedOp_t operation);
+
+// A rank's place in a communicator that is split off.
+struct Part {
+  std::string path;
+  int rank = 0, size = 0;  // 0 ranks: none
+};
+ncclResult_t split(const ncclComm& parent, int color, int key, Part& part);
 
 ncclResult_t run(const Call& call);
 // The transfers of a call; false where they cannot end.

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdarg>
 #include <cstdlib>
+#include <string>
 #include <utility>
 
 #include "counters.h"
@@ -27,6 +28,17 @@ namespace {
 int number_of(const char* name, int otherwise) {
   const char* value = getenv(name);
   return value != nullptr && *value != 0 ? atoi(value) : otherwise;
+}
+
+// Of those that CUDA 13 compiles for. A process that has another one ends: nothing else would tell
+// that it has not got what it asked for.
+int capability_of(const char* name, int otherwise) {
+  const char* value = getenv(name);
+  if (value == nullptr || *value == 0) return otherwise;
+  for (const int known : {75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121})
+    if (std::to_string(known / 10) + "." + std::to_string(known % 10) == value) return known;
+  fprintf(stderr, "fake device: %s=%s is no capability of a device, such as 9.0\n", name, value);
+  _exit(2);
 }
 
 std::atomic<bool> hung{false};
@@ -90,6 +102,7 @@ const Settings& settings() {
     if (const char* memory = getenv("FAKE_DEVICE_MEMORY"); memory != nullptr && *memory != 0)
       out.memory = std::min<size_t>(strtoull(memory, nullptr, 10), kDeviceBytes);
     out.instances = std::max(1, number_of("FAKE_DEVICE_INSTANCES", out.instances));
+    out.capability = capability_of("FAKE_DEVICE_CAPABILITY", out.capability);
     out.microseconds = number_of("FAKE_DEVICE_MICROSECONDS", out.microseconds);
     auto flag = [](bool& value, const char* name) { value = number_of(name, value) != 0; };
     flag(out.verbose, "FAKE_DEVICE_VERBOSE");
@@ -193,6 +206,7 @@ void fake_device_end() {
   Lock lock;
   end_operation();
 }
+int fake_device_capability() { return settings().capability; }
 int fake_device_computes() { return settings().arithmetic ? 1 : 0; }
 void fake_device_hang(void* stream, int device) {
   hung = true;

@@ -20,6 +20,7 @@ struct Settings {
   int number[kMostDevices]{};    // by index: which of all it is
   size_t memory = kDeviceBytes;  // of a device
   int instances = 1;             // that one GPU is cut into (MIG)
+  int capability = 90;           // 9.0
   int microseconds = 0;          // that an operation takes
   bool arithmetic = true;
   bool verbose = false, races = true, poison = true, stacks = true, summary = false;

@@ -1,0 +1,51 @@
+// Ranks that are processes of this test, on the fake device: a case that is skipped otherwise is
+// what one of them does.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace device_faults_test {
+
+namespace fs = std::filesystem;
+using Variables = std::map<std::string, std::string>;
+
+std::string read_file(const fs::path& path);
+
+// A folder for the files of a case.
+struct Folder {
+  fs::path path;
+  Folder();
+  ~Folder() { fs::remove_all(path); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+};
+
+struct Rank {
+  int code = -1;          // -1: it was killed at the end
+  std::string said, log;  // log: the device's
+};
+
+// Runs a command on so many ranks. `own(rank)`: variables of one of them.
+std::vector<Rank> run_on_ranks(std::vector<std::string> command, int ranks,
+                               const std::function<Variables(int)>& own);
+// The same of a case of this test.
+std::vector<Rank> play(const std::string& role, int ranks,
+                       const std::function<Variables(int)>& own = {});
+// Each rank's own checks held, and nothing was wrong on its device.
+void check_played(const std::vector<Rank>& ranks);
+
+// What run_on_ranks() told this rank; empty: nothing.
+std::string told(const char* name);
+
+// A function of the fake's libraries, which are in a rank's process before all others.
+void* find_in_the_fake(const char* name);
+template <class Function>
+Function* of_the_fake(const char* name) {
+  return reinterpret_cast<Function*>(find_in_the_fake(name));
+}
+
+}  // namespace device_faults_test
