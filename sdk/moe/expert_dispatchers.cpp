@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "early_gradients.h"
+#include "meshwright/parallel/activation_checkpoint.h"
 #include "meshwright/parallel/collectives.h"
 #include "moe_dispatch.h"
 #include "row_route.h"
@@ -100,11 +101,12 @@ class AllToAll final : public ExpertDispatcher {
   Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts,
                  const std::function<void()>& meanwhile) override {
     const int64_t all = experts->experts() * ep_->size();
-    auto trip = std::make_shared<const Trip>(Trip{
-        RowRoute(x.is_cpu() ? sort_by_expert(routing.indices, all)
-                            : sort_without_counts(routing.indices, all),
-                 pads_rows(x), ep_),
-        x.size(0), x.size(1), x.options().requires_grad(false), routing.weights.scalar_type()});
+    ExpertOrder order = x.is_cpu() ? sort_by_expert(routing.indices, all)
+                                   : sort_without_counts(routing.indices, all);
+    const RowRoute::Counts counts = ask(order, routing.indices);
+    auto trip = std::make_shared<const Trip>(
+        Trip{RowRoute(std::move(order), counts, pads_rows(x), ep_), x.size(0), x.size(1),
+             x.options().requires_grad(false), routing.weights.scalar_type()});
     RowRoute::Flight flight =
         trip->route.start(x.detach().contiguous(), routing.weights.detach().contiguous());
     meanwhile();
@@ -132,6 +134,18 @@ class AllToAll final : public ExpertDispatcher {
   }
 
  private:
+  // Once under recompute: rows that go where they went need no second question. All ranks see
+  // alike whether the router has given the first run's choice again.
+  RowRoute::Counts ask(const ExpertOrder& order, const Tensor& indices) {
+    auto gather = [&]() -> std::vector<Tensor> {
+      const RowRoute::Counts counts = RowRoute::gather_counts(order, *ep_);
+      return {indices, counts.all, counts.local_bounds};
+    };
+    std::vector<Tensor> known = once_under_recompute(gather);
+    if (!known[0].is_alias_of(indices)) known = gather();
+    return {known[1], known[2]};
+  }
+
   std::shared_ptr<Group> ep_;
 };
 

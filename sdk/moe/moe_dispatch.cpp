@@ -4,6 +4,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/index_select.h>
@@ -58,33 +59,58 @@ const long long* numbers(const Tensor& indices) {
 // What a kernel does with rows of a device: one warp has each of them.
 constexpr int64_t kOfBlock = kernels::kBlock / 32;
 
+// What kernels read of rows in two tensors.
+struct ReadAmong {
+  Tensor rows, others, named;
+  kernels::Inserted among;
+  ReadAmong(const OwnKernels& own, const detail::RowsAmong& from)
+      : rows(from.rows.stride(0) < from.rows.size(1) ? own.readable(from.rows)
+                                                     : own.readable_rows(from.rows)) {
+    if (!from.named.defined() || from.named.numel() == 0) return;
+    others = own.readable(from.others);
+    named = from.named.contiguous();
+    among.rows = others.const_data_ptr();
+    among.named = numbers(named);
+    among.of = others.size(0);
+    among.first = from.first;
+    among.count = named.numel();
+  }
+};
+
 // False: operators have to do it.
-bool take_by_kernel(const Tensor& to, const Tensor& given, const Tensor& given_rows) {
-  if (to.dim() != 2 || !to.is_contiguous() ||
+bool take_by_kernel(const Tensor& to, const detail::RowsAmong& from, const Tensor& given_rows) {
+  const Tensor& given = from.rows;
+  if (to.dim() != 2 || to.stride(1) != 1 || to.stride(0) < to.size(1) ||
       (given.scalar_type() != to.scalar_type() && given.scalar_type() != at::kFloat) ||
       reinterpret_cast<uintptr_t>(to.const_data_ptr()) % 16 != 0)
     return false;
-  const auto own = OwnKernels::of(to, {to.size(1)});
+  const auto own = OwnKernels::of(to, {to.size(1), to.stride(0)});
   if (!own) return false;
   OwnKernels::refuse_second_derivative();
-  const Tensor x = own->readable(given), rows = given_rows.contiguous();
+  const ReadAmong x(*own, from);
+  const Tensor rows = given_rows.contiguous();
   own->launch("take_rows", ceil_divide(rows.numel(), kOfBlock),
-              kernels::TakeRows{.in = x.const_data_ptr(),
+              kernels::TakeRows{.in = x.rows.const_data_ptr(),
                                 .rows = numbers(rows),
                                 .out = to.mutable_data_ptr(),
-                                .of = x.size(0),
+                                .of = x.rows.size(0),
                                 .count = rows.numel(),
                                 .size = to.size(1),
-                                .wide = x.scalar_type() != to.scalar_type() ? 1 : 0});
+                                .wide = x.rows.scalar_type() != to.scalar_type() ? 1 : 0,
+                                .in_stride = x.rows.stride(0),
+                                .out_stride = to.stride(0),
+                                .among = x.among});
   return true;
 }
 
 // To `type`, which is that of y or float32. Undefined: operators have to do it.
-Tensor sum_by_kernel(const Tensor& given, const Tensor& given_place, at::ScalarType type) {
-  const auto own = OwnKernels::of(given, {given.size(1)});
+Tensor sum_by_kernel(const detail::RowsAmong& from, const Tensor& given_place,
+                     at::ScalarType type) {
+  const auto own = OwnKernels::of(from.rows, {from.rows.size(1)});
   if (!own) return {};
   OwnKernels::refuse_second_derivative();
-  const Tensor y = own->readable(given), place = given_place.contiguous();
+  const ReadAmong read(*own, from);
+  const Tensor &y = read.rows, place = given_place.contiguous();
   Tensor out = at::empty({place.size(0), y.size(1)}, y.options().dtype(type));
   own->launch("combine_rows", ceil_divide(place.size(0), kOfBlock),
               kernels::CombineRows{.in = y.const_data_ptr(),
@@ -94,7 +120,9 @@ Tensor sum_by_kernel(const Tensor& given, const Tensor& given_place, at::ScalarT
                                    .count = place.size(0),
                                    .size = y.size(1),
                                    .most = static_cast<int>(place.size(1)),
-                                   .wide = type != y.scalar_type() ? 1 : 0});
+                                   .wide = type != y.scalar_type() ? 1 : 0,
+                                   .in_stride = y.stride(0),
+                                   .among = read.among});
   return out;
 }
 
@@ -102,7 +130,7 @@ Tensor sum_rows(const Tensor& y, const Tensor& place, at::ScalarType type) {
   int64_t tokens = place.size(0), active = place.size(1), width = y.size(1);
   if (!detail::plain_rows(y)) {
     if (y.size(0) == 0) return at::zeros({tokens, width}, y.options().dtype(type));
-    if (Tensor out = sum_by_kernel(y, place, type); out.defined()) return out;
+    if (Tensor out = sum_by_kernel({y}, place, type); out.defined()) return out;
     Tensor flat = place.reshape(-1), there = flat.ge(0).unsqueeze(1);
     Tensor rows = y.index_select(0, flat.clamp_min(0));
     bool narrow = y.scalar_type() != at::kDouble && y.scalar_type() != at::kFloat;
@@ -220,7 +248,7 @@ void take_rows_into(const Tensor& out, int64_t at, const Tensor& x, const Tensor
   if (n == 0) return;
   if (!plain_rows(x) || !plain_rows(out)) {
     Tensor to = out.narrow(0, at, n), from = rows.narrow(0, begin, n);
-    if (take_by_kernel(to, x, from)) return;
+    if (take_by_kernel(to, {x}, from)) return;
     Tensor missing = from.lt(0);
     if (x.scalar_type() == to.scalar_type())
       at::index_select_out(to, x, 0, from.clamp_min(0));
@@ -265,6 +293,48 @@ Tensor sum_plain_rows(std::span<const float* const> rows, const Tensor& place, i
       if (first) std::memset(to + t * width, 0, static_cast<size_t>(width) * sizeof(float));
     }
   });
+  return out;
+}
+
+Tensor rows_together(const RowsAmong& from) {
+  const int64_t rows = from.rows.size(0);
+  return at::cat({from.rows.narrow(0, 0, from.first), from.others.index_select(0, from.named),
+                  from.rows.narrow(0, from.first, rows - from.first)});
+}
+
+void take_among_into(const Tensor& out, const RowsAmong& from, const Tensor& index) {
+  const int64_t n = index.numel();
+  if (n > 0 && !take_by_kernel(out, from, index))
+    take_rows_into(out, 0, rows_together(from), index, 0, n);
+}
+
+Tensor sum_among(const RowsAmong& from, const Tensor& place) {
+  const at::ScalarType type = from.rows.scalar_type();
+  Tensor out = sum_by_kernel(from, place, type);
+  return out.defined() ? out : sum_rows(rows_together(from), place, type);
+}
+
+RowPlaces places_of_runs(std::span<const int64_t> counts, std::span<const int64_t> begins,
+                         int64_t all, c10::Device device) {
+  const auto runs = static_cast<int64_t>(counts.size());
+  // Where each run ends among the rows that come, and how far its rows move.
+  Tensor table =
+      at::empty({2, runs}, at::TensorOptions().dtype(at::kLong).pinned_memory(!device.is_cpu()));
+  int64_t *end = table.mutable_data_ptr<int64_t>(), *shift = end + runs;
+  int64_t rows = 0;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    shift[i] = begins[i] - rows;
+    rows += counts[i];
+    end[i] = rows;
+  }
+  table = table.to(device, /*non_blocking=*/true);
+  const Tensor row = at::arange(rows, table.options());
+  RowPlaces out;
+  // On the right: a row is of the first run that ends behind it, which is none without rows.
+  const Tensor run = at::searchsorted(table.select(0, 0), row, /*out_int32=*/false, /*right=*/true);
+  out.place = row + table.select(0, 1).index_select(0, run);
+  out.row = all == rows ? at::empty({all}, table.options()) : at::full({all}, -1, table.options());
+  out.row.scatter_(0, out.place, row);
   return out;
 }
 

@@ -24,6 +24,31 @@ at::Tensor combine_wide(const at::Tensor& y, const ExpertOrder& order);
 // each; [T, width].
 at::Tensor sum_plain_rows(std::span<const float* const> rows, const at::Tensor& place,
                           int64_t width);
+// Rows of two tensors in one order: those of `rows`, and before the one at `first` the rows `named`
+// of `others`. Of one dtype; or numbers.
+struct RowsAmong {
+  at::Tensor rows;         // [n, width], on a device also with memory between rows
+  at::Tensor others = {};  // [m, width], contiguous
+  at::Tensor named = {};   // [k] int64
+  int64_t first = 0;
+};
+// Copied together: [n + k, width].
+at::Tensor rows_together(const RowsAmong& from);
+// out[i] = row index[i] of them, zeros where that is -1; without autograd. On a device a launch.
+MESHWRIGHT_API void take_among_into(const at::Tensor& out, const RowsAmong& from,
+                                    const at::Tensor& index);
+// combine_tokens() of them, without autograd. On a device a launch.
+MESHWRIGHT_API at::Tensor sum_among(const RowsAmong& from, const at::Tensor& place);
+// Runs of rows that come one after another and are put elsewhere.
+struct RowPlaces {
+  at::Tensor place;  // of each row that comes
+  at::Tensor row;    // [all]: which of them lies at each place, -1: none
+};
+// counts[i] rows from begins[i] on, of `all` places. Nobody waits for the device, and the launches
+// do not depend on the number of runs.
+MESHWRIGHT_API RowPlaces places_of_runs(std::span<const int64_t> counts,
+                                        std::span<const int64_t> begins, int64_t all,
+                                        c10::Device device);
 inline int64_t rounded_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }

@@ -307,20 +307,26 @@ Routing RouterImpl::forward(const Tensor& x, const std::optional<Tensor>& mask) 
   if (mask) {
     Tensor masked = mask->logical_not().unsqueeze(1);
     out.weights = out.weights.masked_fill(masked, 0);
-    out.indices = out.indices.masked_fill(masked, -1);
+    auto masked_indices = [&]() -> std::vector<Tensor> {
+      return {out.indices, out.indices.masked_fill(masked, -1)};
+    };
+    // The same tensor in the second run, by which a dispatcher knows that nothing has changed.
+    std::vector<Tensor> kept = once_under_recompute(masked_indices);
+    if (!kept[0].is_alias_of(out.indices)) kept = masked_indices();
+    out.indices = kept[1];
   }
   return out;
 }
 
 Routing RouterImpl::evenly(const Tensor& x, const std::optional<Tensor>& mask) {
   int64_t tokens = x.size(0), active = config_.n_activated_experts;
-  Tensor indices = at::arange(tokens * active, x.options().dtype(at::kLong))
-                       .remainder_(config_.n_routed_experts)
-                       .view({tokens, active});
-  once_under_recompute([&]() -> std::vector<Tensor> {
-    if (is_training()) add_load(loads_of(indices, mask, config_.n_routed_experts));
-    return {};
-  });
+  Tensor indices = once_under_recompute([&]() -> std::vector<Tensor> {
+    Tensor in_turn = at::arange(tokens * active, x.options().dtype(at::kLong))
+                         .remainder_(config_.n_routed_experts)
+                         .view({tokens, active});
+    if (is_training()) add_load(loads_of(in_turn, mask, config_.n_routed_experts));
+    return {in_turn};
+  })[0];
   at::ScalarType dtype = config_.router_weights_fp32 ? at::kFloat : x.scalar_type();
   Tensor weights =
       at::full({tokens, active}, 1.0 / static_cast<double>(active), x.options().dtype(dtype));

@@ -68,22 +68,32 @@ struct RowRoute::Block {
   }
 };
 
-RowRoute::RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group)
+namespace {
+int64_t experts_of(const ExpertOrder& order) {
+  return order.bounds.defined() ? order.bounds.numel() - 1
+                                : static_cast<int64_t>(order.counts.size());
+}
+}  // namespace
+
+RowRoute::RowRoute(ExpertOrder order, const Counts& counts, bool padded,
+                   std::shared_ptr<Group> group)
     : order_(std::move(order)),
       group_(std::move(group)),
       ranks_(group_->size()),
       me_(group_->rank()),
-      experts_(order_.bounds.defined() ? order_.bounds.numel() - 1
-                                       : static_cast<int64_t>(order_.counts.size())),
+      experts_(experts_of(order_)),
       local_(experts_ / ranks_),
-      padded_(padded) {
-  if (experts_ % ranks_ != 0)
-    throw Error(ErrorCode::model_does_not_fit,
-                std::to_string(experts_) + " experts do not divide by the " +
-                    std::to_string(ranks_) + " ranks of " + group_->axis())
-        .key("distributed.ep_size");
-  const Tensor all = read_by_host(*group_, counts_of_all());
-  counts_.assign(all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel());
+      padded_(padded),
+      local_bounds_(counts.local_bounds) {
+  const int64_t* all = counts.all.const_data_ptr<int64_t>();
+  counts_.assign(all, all + counts.all.numel());
+  for (int64_t source = 0; source < ranks_; ++source)
+    for (int64_t destination = 0; destination < ranks_; ++destination) {
+      int64_t rows = 0;
+      for (int64_t e = 0; e < local_; ++e) rows += count(source, destination * local_ + e);
+      between_.push_back(rows);
+      if (rows > 0 && source != destination) anything_moves_ = true;
+    }
   for (int64_t e = 0; e < local_; ++e) {
     int64_t here = 0;
     for (int64_t r = 0; r < ranks_; ++r) {
@@ -95,32 +105,40 @@ RowRoute::RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group)
   }
   begins_.push_back(0);
   for (int64_t r = 0; r < ranks_; ++r) begins_.push_back(begins_.back() + between(me_, r));
+  if (!order_.slot.is_cpu()) find_places();
 }
 
-// [ranks, experts]: what each rank has for each expert, where the group's messages are.
-Tensor RowRoute::counts_of_all() {
-  const Tensor& bounds = order_.bounds;
+RowRoute::Counts RowRoute::gather_counts(const ExpertOrder& order, Group& group) {
+  const int64_t experts = experts_of(order), ranks = group.size(), local = experts / ranks;
+  if (experts % ranks != 0)
+    throw Error(ErrorCode::model_does_not_fit,
+                std::to_string(experts) + " experts do not divide by the " + std::to_string(ranks) +
+                    " ranks of " + group.axis())
+        .key("distributed.ep_size");
+  const Tensor& bounds = order.bounds;
   Tensor mine;
   if (bounds.defined()) {
-    mine = at::sub(bounds.narrow(0, 1, experts_), bounds.narrow(0, 0, experts_)).to(at::kLong);
+    mine = at::sub(bounds.narrow(0, 1, experts), bounds.narrow(0, 0, experts)).to(at::kLong);
   } else {
-    mine = at::empty({experts_}, at::kLong);
-    std::copy(order_.counts.begin(), order_.counts.end(), mine.mutable_data_ptr<int64_t>());
-    mine = mine.to(order_.slot.device());
+    mine = at::empty({experts}, at::kLong);
+    std::copy(order.counts.begin(), order.counts.end(), mine.mutable_data_ptr<int64_t>());
+    mine = mine.to(order.slot.device());
   }
   mine = mine.unsqueeze(0);
-  Tensor all = ranks_ == 1 ? mine : PartsGather(mine, 0, *group_).whole();
+  const Tensor all = ranks == 1 ? mine : PartsGather(mine, 0, group).whole();
+  Counts out;
   if (bounds.defined()) {
-    local_bounds_ = at::zeros({local_ + 1}, bounds.options());
-    local_bounds_.narrow(0, 1, local_).copy_(all.narrow(1, me_ * local_, local_).sum(0).cumsum(0));
+    out.local_bounds = at::zeros({local + 1}, bounds.options());
+    out.local_bounds.narrow(0, 1, local)
+        .copy_(all.narrow(1, group.rank() * local, local).sum(0).cumsum(0));
   }
-  return all;
+  out.all = read_by_host(group, all);
+  return out;
 }
 
-int64_t RowRoute::between(int64_t source, int64_t destination) const {
-  int64_t sum = 0;
-  for (int64_t e = 0; e < local_; ++e) sum += count(source, destination * local_ + e);
-  return sum;
+RowRoute::Sizes RowRoute::sizes_of(const Rows& own) {
+  return {own.rows.size(1), own.rows.options().requires_grad(false),
+          own.weights.defined() ? std::optional(own.weights.scalar_type()) : std::nullopt};
 }
 
 template <class F>
@@ -136,8 +154,7 @@ void RowRoute::each_segment(int64_t source, F f) const {
 RowRoute::Flight RowRoute::send(const Rows& own, bool back,
                                 const std::function<void(int64_t, const Block&)>& pack) const {
   Flight flight;
-  flight.sizes = {own.rows.size(1), own.rows.options().requires_grad(false),
-                  own.weights.defined() ? std::optional(own.weights.scalar_type()) : std::nullopt};
+  flight.sizes = sizes_of(own);
   flight.back = back;
   flight.own = own;
   const Sizes& sizes = flight.sizes;
@@ -193,6 +210,7 @@ void RowRoute::receive(Flight& flight,
     return from == to ? 0 : flight.back ? between(to, from) : between(from, to);
   };
   flight.under_way.wait();
+  if (!unpack) return;
   int64_t at = 0;
   for (int64_t r = 0; r < ranks_; ++r) {
     int64_t n = rows(r, me_), size = sizes.bytes(n);
@@ -210,6 +228,7 @@ void RowRoute::receive(Flight& flight,
 
 RowRoute::Flight RowRoute::start(const Tensor& x, const Tensor& weights) const {
   c10::NoGradGuard no_grad;
+  if (!x.is_cpu()) return send_from_device({x, weights}, /*back=*/false);
   return send({x, weights}, /*back=*/false, [&](int64_t peer, const Block& block) {
     int64_t begin = begins_[static_cast<size_t>(peer)];
     take_rows_into(block.rows, 0, x, order_.token, begin, block.count);
@@ -220,6 +239,7 @@ RowRoute::Flight RowRoute::start(const Tensor& x, const Tensor& weights) const {
 
 Rows RowRoute::finish(Flight flight) const {
   c10::NoGradGuard no_grad;
+  if (!flight.own.rows.is_cpu()) return finish_on_device(std::move(flight));
   Rows out{empty_rows(received_, flight.sizes.width, flight.sizes.rows), {}};
   if (flight.sizes.weights)
     out.weights = at::zeros({received_}, flight.sizes.rows.dtype(flight.sizes.weights));
@@ -246,6 +266,7 @@ Rows RowRoute::finish(Flight flight) const {
 
 RowRoute::Flight RowRoute::start_back(const Rows& rows) const {
   c10::NoGradGuard no_grad;
+  if (!rows.rows.is_cpu()) return send_from_device(rows, /*back=*/true);
   return send(rows, /*back=*/true, [&](int64_t peer, const Block& block) {
     each_segment(peer, [&](int64_t at, int64_t place, int64_t n) {
       copy_rows(block.rows, at, rows.rows, place, n);
@@ -282,6 +303,7 @@ Tensor RowRoute::sums(const Flight& flight, const std::vector<Tensor>& from) con
 
 Rows RowRoute::finish_back(Flight flight) const {
   c10::NoGradGuard no_grad;
+  if (!flight.own.rows.is_cpu()) return finish_back_on_device(std::move(flight));
   Rows out;
   if (flight.sizes.weights) {
     out.weights = at::zeros(order_.place.sizes(), flight.sizes.rows.dtype(flight.sizes.weights));

@@ -11,14 +11,17 @@ namespace {
 // Rows to the experts and back, forward and backward, each with its routing weight on the way there
 // and its gradient on the way back. Balanced routing: every token goes to its active experts, an
 // equal part of them on each rank of ep.
-void add_all_to_all_rows(const ShardingRequest& request, const Axis& ep, int64_t forward,
-                         int64_t backward, Traffic& wire) {
+void add_all_to_all_rows(const ShardingRequest& request, const Axis& ep, int64_t passes,
+                         int64_t forward, int64_t backward, Traffic& wire) {
   const MoeOutline& moe = *request.outline.moe;
   int64_t element = dtype_size(precision_of(request).param),
           assignments = times(tokens_of(request), moe.active_experts);
   int64_t rows = times(assignments, request.outline.hidden_size, element);
-  wire.add(ep, "all_gather", forward,
-           times(ep.size, moe.experts, 8));  // how many rows each expert gets from whom
+  // How many rows each expert gets from whom; layers that are computed again know it, but where
+  // they choose again.
+  const MoeOptions& options = request.config.shared.moe;
+  const bool chosen_once = options.ignore_router_for_ac || options.fake_balanced_gate;
+  wire.add(ep, "all_gather", chosen_once ? passes : forward, times(ep.size, moe.experts, 8));
   wire.add(ep, "all_to_all", plus(forward, backward), plus(rows, times(assignments, element)));
   wire.add(ep, "all_to_all", plus(forward, backward), rows);
 }
@@ -51,7 +54,7 @@ void add_expert_rows(const ShardingRequest& request, const ModuleIndex& index, T
     if (request.config.shared.moe.dispatcher == TokenDispatcher::all_gather)
       add_all_gather_rows(request, ep, forward, backward, wire);
     else
-      add_all_to_all_rows(request, ep, forward, backward, wire);
+      add_all_to_all_rows(request, ep, passes, forward, backward, wire);
   }
 }
 

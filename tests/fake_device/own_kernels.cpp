@@ -108,25 +108,37 @@ void read_table(Launch& launch, Pointer& table, long long count, bool wide) {
   else
     launch.read(table, count);
 }
+// Rows with a stride, from the first element to the last; what lies between them does not count.
+template <class Pointer>
+void read_rows(Launch& launch, Pointer& rows_of, long long rows, long long size, long long stride) {
+  launch.read(rows_of, rows > 0 ? (rows - 1) * stride + size : 0);
+  launch.skip(launch.bytes_read, (rows - 1) * (stride - size));
+}
+void read_inserted(Launch& launch, kernels::Inserted& among, long long size) {
+  if (among.count == 0) return;
+  launch.read(among.rows, among.of * size);
+  launch.read(among.named, among.count);
+}
 void touch(Launch& launch, kernels::TakeRows& a) {
-  read_table(launch, a.in, a.of * a.size, a.wide != 0);
+  if (a.wide != 0)
+    read_table(launch, a.in, a.of * a.size, true);
+  else if (a.of > 0)
+    read_rows(launch, a.in, a.of, a.size, a.in_stride != 0 ? a.in_stride : a.size);
+  read_inserted(launch, a.among, a.size);
   launch.read(a.rows, a.count);
-  launch.write(a.out, a.count * a.size);
+  const long long stride = a.out_stride != 0 ? a.out_stride : a.size;
+  launch.write(a.out, a.count > 0 ? (a.count - 1) * stride + a.size : 0);
+  if (a.count > 0) launch.skip(launch.bytes_written, (a.count - 1) * (stride - a.size));
 }
 void touch(Launch& launch, kernels::CombineRows& a) {
-  launch.read(a.in, a.of * a.size);
+  if (a.of > 0) read_rows(launch, a.in, a.of, a.size, a.in_stride != 0 ? a.in_stride : a.size);
+  read_inserted(launch, a.among, a.size);
   launch.read(a.place, a.count * a.most);
   auto* numbers = static_cast<float*>(a.out);
   if (a.wide != 0)
     launch.write(numbers, a.count * a.size), a.out = numbers;
   else
     launch.write(a.out, a.count * a.size);
-}
-// Rows with a stride, from the first element to the last; what lies between them does not count.
-template <class Pointer>
-void read_rows(Launch& launch, Pointer& rows_of, long long rows, long long size, long long stride) {
-  launch.read(rows_of, rows > 0 ? (rows - 1) * stride + size : 0);
-  launch.skip(launch.bytes_read, (rows - 1) * (stride - size));
 }
 void touch(Launch& launch, kernels::SiluTimes& a) {
   read_rows(launch, a.gate, a.rows, a.size, a.gate_stride);

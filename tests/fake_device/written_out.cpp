@@ -151,9 +151,8 @@ Tensor scaled_product(c10::DispatchKeySet, const Tensor& a, const Tensor& b, con
       view.copy_(
           at::mm(left.to(at::kFloat), right.to(at::kFloat)).mul_(scale_left).mul_(scale_right));
     };
-  run_or_record(std::move(operation), [&] {
-    count_costs(what.c_str(), 1, {a, b, by_a, by_b}, {out}, device);
-  });
+  run_or_record(std::move(operation),
+                [&] { count_costs(what.c_str(), 1, {a, b, by_a, by_b}, {out}, device); });
   return out;
 }
 

@@ -56,13 +56,22 @@ struct SumWide {
   long long size;
 };
 
-// out[i] = in[rows[i]] of rows of `size`, zeros where that is -1; with `wide`, `in` is float32
+// Rows that stand among those of `in`, before its row `first`: named[0], named[1], ... of `rows`.
+struct Inserted {
+  const void* rows = nullptr;
+  const long long* named = nullptr;
+  long long of = 0, first = 0, count = 0;  // of: rows of `rows`
+};
+// out[i] = in[rows[i]] of rows of `size`, zeros where that is -1; with `wide`, `in` is float32.
+// Strides of 0 are `size`.
 struct TakeRows {
   const void* in;
   const long long* rows;
   void* out;
   long long of, count, size;  // of: rows of `in`
   int wide = 0;
+  long long in_stride = 0, out_stride = 0;
+  Inserted among = {};
 };
 // out[t] = the sum of in[place[t, j]] for the `most` places of t, in their order in float32,
 // without those at -1; with `wide`, `out` is float32
@@ -72,6 +81,8 @@ struct CombineRows {
   void* out;
   long long of, count, size;
   int most, wide = 0;
+  long long in_stride = 0;
+  Inserted among = {};
 };
 
 // out = silu(gate) * up

@@ -219,30 +219,48 @@ void sum_wide(const Team<kBlock>& team, const SumWide& to) {
   });
 }
 
+// Where a row begins, of `in` with what stands among its rows.
+struct RowStart {
+  const void* in;
+  long long at;  // in elements; negative: there is no such row
+};
+inline RowStart row_start(const void* in, long long stride, long long size, const Inserted& among,
+                          long long row) {
+  const long long behind = row - among.first;
+  if (row < 0) return {in, -1};
+  if (behind < 0) return {in, row * stride};
+  if (behind < among.count) return {among.rows, among.named[behind] * size};
+  return {in, (row - among.count) * stride};
+}
+
 template <class T, int n>
 void take_rows(const Team<32>& team, const TakeRows& to) {
+  const long long in_stride = to.in_stride != 0 ? to.in_stride : to.size,
+                  out_stride = to.out_stride != 0 ? to.out_stride : to.size;
   for (long long row = team.index(); row < to.count; row += team.count()) {
-    const long long from = to.rows[row] * to.size;
+    const RowStart from = row_start(to.in, in_stride, to.size, to.among, to.rows[row]);
     team.each(to.size / n, [&](long long i) {
       float x[n] = {};
-      if (from >= 0 && to.wide != 0)
-        load_wide<float>(x, to.in, from + i * n);
-      else if (from >= 0)
-        load_wide<T>(x, to.in, from + i * n);
-      store_wide<T>(to.out, row * to.size + i * n, x);
+      if (from.at >= 0 && to.wide != 0)
+        load_wide<float>(x, from.in, from.at + i * n);
+      else if (from.at >= 0)
+        load_wide<T>(x, from.in, from.at + i * n);
+      store_wide<T>(to.out, row * out_stride + i * n, x);
     });
   }
 }
 
 template <class T, int n>
 void combine_rows(const Team<32>& team, const CombineRows& to) {
+  const long long in_stride = to.in_stride != 0 ? to.in_stride : to.size;
   for (long long row = team.index(); row < to.count; row += team.count())
     team.each(to.size / n, [&](long long i) {
       float sum[n] = {}, x[n];
       for (int place = 0; place < to.most; ++place) {
-        const long long from = to.place[row * to.most + place];
-        if (from < 0) continue;
-        load_wide<T>(x, to.in, from * to.size + i * n);
+        const RowStart from =
+            row_start(to.in, in_stride, to.size, to.among, to.place[row * to.most + place]);
+        if (from.at < 0) continue;
+        load_wide<T>(x, from.in, from.at + i * n);
         for (int j = 0; j < n; ++j) sum[j] += x[j];
       }
       if (to.wide != 0)

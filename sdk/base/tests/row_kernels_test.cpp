@@ -150,6 +150,63 @@ void check_rows(long long size, bool packs, bool wide) {
   }
 }
 
+// Rows that lie apart, with rows of another tensor among them, to rows that lie apart; what lies
+// between is left alone.
+template <class T>
+void check_rows_among(long long size, long long apart, bool packs) {
+  CAPTURE(Type<T>::name);
+  CAPTURE(size);
+  constexpr long long kOf = 4, kOthers = 3;
+  const long long stride = size + apart;
+  auto in = Numbers<T>::random(kOf * stride, 1), others = Numbers<T>::random(kOthers * size, 2);
+  const std::vector<long long> named{2, 0, 2}, rows{0, 6, -1, 1, 4, 2, 3, 5};
+  const auto count = static_cast<long long>(rows.size());
+  const Inserted among{others.data(), named.data(), kOthers, 1, 3};
+  auto want = [&](long long row, long long column) {
+    if (row < 0) return 0.0F;
+    if (row >= 1 && row < 4)
+      return ::meshwright::kernels::wide(
+          others.all[static_cast<size_t>(named[static_cast<size_t>(row - 1)] * size + column)]);
+    return ::meshwright::kernels::wide(
+        in.all[static_cast<size_t>((row == 0 ? 0 : row - 3) * stride + column)]);
+  };
+  auto taken = Numbers<T>::random(count * stride, 3);
+  const auto before = taken;
+  run<T>("take_rows", packs, 2,
+         TakeRows{.in = in.data(),
+                  .rows = rows.data(),
+                  .out = taken.data(),
+                  .of = kOf,
+                  .count = count,
+                  .size = size,
+                  .in_stride = stride,
+                  .out_stride = stride,
+                  .among = among});
+  for (long long i = 0; i < count * stride; ++i)
+    CHECK(taken[i] == (i % stride < size ? static_cast<double>(want(
+                                               rows[static_cast<size_t>(i / stride)], i % stride))
+                                         : before[i]));
+  constexpr long long kMost = 2;
+  Numbers<float> sums(count / kMost * size);
+  run<T>("combine_rows", packs, 2,
+         CombineRows{.in = in.data(),
+                     .place = rows.data(),
+                     .out = sums.data(),
+                     .of = kOf,
+                     .count = count / kMost,
+                     .size = size,
+                     .most = kMost,
+                     .wide = 1,
+                     .in_stride = stride,
+                     .among = among});
+  for (long long i = 0; i < count / kMost * size; ++i) {
+    float sum = 0;
+    for (long long j = 0; j < kMost; ++j)
+      sum += want(rows[static_cast<size_t>(i / size * kMost + j)], i % size);
+    CHECK(sums[i] == static_cast<double>(sum));
+  }
+}
+
 }  // namespace kernels_test
 
 using namespace kernels_test;
@@ -174,4 +231,12 @@ TEST_CASE("rows are taken and added up by index, and those of nobody are zeros")
       check_rows<BFloat16>(size, packs, wide);
       check_rows<Half>(size, packs, wide);
     }
+}
+
+TEST_CASE("rows of two tensors are taken and added up in one order, wherever each lies") {
+  check_rows_among<float>(16, 4, true);
+  check_rows_among<BFloat16>(40, 8, true);
+  check_rows_among<Half>(16, 8, true);
+  check_rows_among<float>(7, 1, false);
+  check_rows_among<BFloat16>(7, 3, false);
 }

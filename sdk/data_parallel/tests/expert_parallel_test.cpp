@@ -17,6 +17,7 @@
 #include <mutex>
 
 #include "meshwright/error.h"
+#include "meshwright/nn/attention.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/activation_checkpoint.h"
 #include "meshwright/parallel/parallelize.h"
@@ -381,6 +382,64 @@ TEST_CASE(
                   " rows out and " + std::to_string(in) + " in; ";
   });
   CHECK(problems == "");
+}
+
+TEST_CASE(
+    "expert parallelism: ranks tell each other once where rows go, also under recomputation, but "
+    "where the router chooses again") {
+  struct Row {
+    bool checkpoint, masked, in_turns, again;
+    int64_t told;  // in a step of two layers
+  };
+  for (const Row& row : {Row{false, false, false, false, 2}, Row{true, false, false, false, 2},
+                         Row{true, true, false, false, 2}, Row{true, false, true, false, 2},
+                         Row{true, true, false, true, 4}}) {
+    CAPTURE(row.checkpoint);
+    CAPTURE(row.masked);
+    CAPTURE(row.in_turns);
+    CAPTURE(row.again);
+    std::mutex mutex;
+    std::string problems;
+    run_ranks(2, [&](const std::shared_ptr<World>& world) {
+      Stack model(block_config());
+      StrategyConfig config;
+      config.shared.sizes.ep = 2;
+      ModelOutline outline = outline_of(*model);
+      MeshPlan mesh = plan_sharded_mesh({2, {}, config});
+      TpPlan tp;
+      apply_expert_parallel({model.ptr(), outline, mesh, tp, config, world});
+      if (row.checkpoint)
+        checkpoint_layers(*model, std::vector<std::string>{"layers.0", "layers.1"},
+                          ActivationCheckpointing::full, true);
+      for (auto& [name, block] : find_moe_blocks(*model)) {
+        block->gate()->route_again = row.again;
+        block->gate()->in_turns = row.in_turns;
+      }
+      Tensor x = samples().narrow(0, world->rank() * 4, 4);
+      std::shared_ptr<Sequence> sequence;
+      if (row.masked) {
+        sequence = std::make_shared<Sequence>();
+        sequence->counts = at::zeros({4, kLength}, at::kBool);
+        sequence->counts.narrow(1, 0, kLength - 2).fill_(true);
+      }
+      const SequenceScope scope(sequence);
+      for (int pass = 0; pass < 2; ++pass) {  // the first one makes room
+        world->traffic().clear();
+        model(x).square().sum().backward();
+      }
+      std::lock_guard lock(mutex);
+      int64_t told = 0, moved = 0;
+      for (const TrafficCounter::Row& one : world->traffic().rows()) {
+        if (one.axis != "ep") continue;
+        if (one.op == "all_gather") told += one.count;
+        if (one.op == "all_to_all") moved += one.count;
+      }
+      if (told != row.told || moved != 2 * (row.checkpoint ? 6 : 4))
+        problems += "rank " + std::to_string(world->rank()) + ": " + std::to_string(told) +
+                    " gathers and " + std::to_string(moved) + " messages; ";
+    });
+    CHECK(problems == "");
+  }
 }
 
 namespace {

@@ -3,11 +3,13 @@
 #include "meshwright/nn/moe.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/randperm.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
@@ -308,6 +310,60 @@ TEST_CASE(
   Tensor half = at::randn({6, 5}).to(at::kBFloat16);  // summed in float32
   CHECK(meshwright::combine_tokens(half, order)[0].equal(
       (half[2].to(at::kFloat) + half[0].to(at::kFloat)).to(at::kBFloat16)));
+}
+
+TEST_CASE("rows of runs go where a loop puts them, and back, with other rows among them") {
+  for (int64_t seed = 0; seed < 40; ++seed) {
+    CAPTURE(seed);
+    at::manual_seed(static_cast<uint64_t>(seed));
+    // From `ranks` to `experts`, many pairs without rows; by rank first, then by expert, with rows
+    // of zeros behind each expert's.
+    const int64_t ranks = 1 + seed % 4, experts = 1 + seed % 7, zeros = seed % 3;
+    const Tensor random = at::randint(-3, 5, {ranks * experts}, at::kLong).clamp_min(0);
+    const int64_t* counts = random.const_data_ptr<int64_t>();
+    Counts runs(counts, counts + ranks * experts), begins(runs.size());
+    int64_t all = 0;
+    for (int64_t e = 0; e < experts; ++e) {
+      for (int64_t r = 0; r < ranks; ++r) {
+        begins[static_cast<size_t>(r * experts + e)] = all;
+        all += runs[static_cast<size_t>(r * experts + e)];
+      }
+      all += zeros;
+    }
+    Counts place, row(static_cast<size_t>(all), -1);
+    for (size_t run = 0; run < runs.size(); ++run)
+      for (int64_t i = 0; i < runs[run]; ++i) {
+        row[static_cast<size_t>(begins[run] + i)] = static_cast<int64_t>(place.size());
+        place.push_back(begins[run] + i);
+      }
+    const meshwright::detail::RowPlaces found =
+        meshwright::detail::places_of_runs(runs, begins, all, at::kCPU);
+    CHECK(found.place.equal(at::tensor(place, at::kLong)));
+    CHECK(found.row.equal(at::tensor(row, at::kLong)));
+
+    // Some of the rows in another tensor, in another order.
+    const auto total = static_cast<int64_t>(place.size());
+    if (total == 0) continue;
+    const int64_t first = total / 3, inserted = total / 2;
+    for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      const Tensor whole = at::randn({total, 5}).to(dtype), named = at::randperm(inserted),
+                   others = at::empty({inserted, 5}, whole.options());
+      others.index_copy_(0, named, whole.narrow(0, first, inserted));
+      const meshwright::detail::RowsAmong among{
+          at::cat({whole.narrow(0, 0, first),
+                   whole.narrow(0, first + inserted, total - first - inserted)}),
+          others, named, first};
+      Tensor taken = at::empty({all, 5}, whole.options());
+      meshwright::detail::take_among_into(taken, among, found.row);
+      meshwright::ExpertOrder order;  // a token for each place, then sums of two rows
+      order.token = found.row;
+      order.place = found.row.unsqueeze(1);
+      CHECK(taken.equal(meshwright::combine_tokens(whole, order)));
+      order.place = at::randint(-1, total, {6, 2}, at::kLong);
+      CHECK(meshwright::detail::sum_among(among, order.place)
+                .equal(meshwright::combine_tokens(whole, order)));
+    }
+  }
 }
 
 TEST_CASE("rows of zeros between experts change nothing, whichever library multiplies") {

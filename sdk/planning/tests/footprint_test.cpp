@@ -437,7 +437,15 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
   // 32 tokens to 2 experts each, 24 floats: dispatch and combine, forward and backward, in 2
   // layers; with a weight on the way to the experts and its gradient on the way back.
   check_row(f, "ep", "all_to_all", 8, (8 * 24 + 4) * 32 * 2 * 4 / 4 * 3);
-  check_row(f, "ep", "all_gather", 2, 2 * 4 * 8 * 8 / 4 * 3);  // counts of 8 experts
+  const int64_t counted = 2 * 4 * 8 * 8 / 4 * 3;  // rows for each of 8 experts
+  check_row(f, "ep", "all_gather", 2, counted);
+  // Layers that are computed again ask for them only where they choose again.
+  job.config.shared.activation_checkpointing = ActivationCheckpointing::full;
+  check_row(fully_sharded_footprint(job.request(), kept), "ep", "all_gather", 2, counted);
+  job.config.shared.moe.ignore_router_for_ac = false;
+  check_row(fully_sharded_footprint(job.request(), kept), "ep", "all_gather", 4, 2 * counted);
+  job.config.shared.moe.ignore_router_for_ac = true;
+  job.config.shared.activation_checkpointing = ActivationCheckpointing::none;
   job.config.shared.moe.dispatcher = TokenDispatcher::all_gather;
   Footprint all = fully_sharded_footprint(job.request(), kept);
   CHECK(find_row(all.wire, "ep", "all_to_all") == nullptr);
