@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
 
 #include "engine/report/report.h"
@@ -28,6 +29,13 @@ struct Way {
   double step = 0, rate = 0;  // seconds a ring step; bytes a second
 };
 
+// What fits them best. A rate of 0: nothing says it.
+Way way_through(std::span<const Sample> samples) {
+  const Line line = fit_line(samples);
+  // Beyond what a machine file may say lies only what is broken.
+  return {std::min(line.x, 0.1), line.y > 0 ? std::clamp(1 / line.y, 1e6, 1e13) : 0};
+}
+
 // Seconds of a ring step and bytes a second of one kind of groups. A rate of 0: nothing says it.
 Way way_of(const GroupTime& group, bool all_reduces) {
   std::vector<Sample> samples;
@@ -39,9 +47,7 @@ Way way_of(const GroupTime& group, bool all_reduces) {
       samples.push_back({steps, rounds(c) * kSmallMessage * (g - 1) / g, c.latency});
     samples.push_back({steps, static_cast<double>(c.bytes), c.seconds});
   }
-  const Line line = fit_line(samples);
-  // Beyond what a machine file may say lies only what is broken.
-  return {std::min(line.x, 0.1), line.y > 0 ? std::clamp(1 / line.y, 1e6, 1e13) : 0};
+  return way_through(samples);
 }
 
 // The same of a message from one rank to the next, in which `step` is that of an empty one.
@@ -52,8 +58,7 @@ Way send_of(const GroupTime& group) {
     samples.push_back({1, kSmallMessage, c.latency});
     samples.push_back({1, static_cast<double>(c.bytes), c.seconds});
   }
-  const Line line = fit_line(samples);
-  return {std::min(line.x, 0.1), line.y > 0 ? std::clamp(1 / line.y, 1e6, 1e13) : 0};
+  return way_through(samples);
 }
 
 const GroupTime* find(const Measured& measured, GroupTime::Kind kind) {

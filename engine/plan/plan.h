@@ -128,9 +128,15 @@ JobPlan make_plan(Job& job, const PlanRequest& request);
 
 // The outline of what the plan's rank has of the model: of a pipeline's rank, its stages.
 ModelOutline outline_of_rank(const JobPlan& plan);
-// What ModelOutline::find_parameter() finds, for many names. Views into the outline.
-std::unordered_map<std::string_view, const ParameterOutline*> parameters_by_name(
-    const ModelOutline& outline);
+// ModelOutline::find_parameter() for many names, of an outline that outlives it.
+class ParametersByName {
+ public:
+  explicit ParametersByName(const ModelOutline& outline);
+  const ParameterOutline* find(std::string_view name) const;
+
+ private:
+  std::unordered_map<std::string_view, const ParameterOutline*> parameters_;
+};
 // What the plan's strategy was asked with, sizes that came of "auto" included.
 StrategyConfig config_of_plan(const Job& job, const JobPlan& plan);
 // The plan with the footprint of another rank of it. What else it says of a rank (costs of methods,

@@ -106,7 +106,7 @@ json::value context_json(const JobPlan& plan) {
 json::array parameters_json(const JobPlan& plan) {
   const Footprint& footprint = *plan.footprint;
   const ModelOutline outline = outline_of_rank(plan);
-  const auto outlines = parameters_by_name(outline);
+  const ParametersByName outlines(outline);
   json::array out;
   for (const ParameterPlacement& p : footprint.parameters) {
     json::object placement;
@@ -115,8 +115,7 @@ json::array parameters_json(const JobPlan& plan) {
                      {"global_shape", numbers(p.global_shape)},
                      {"local_shape", numbers(p.local_shape)},
                      {"placement", placement}};
-    const auto found = outlines.find(p.name);
-    const ParameterOutline* outlined = found == outlines.end() ? nullptr : found->second;
+    const ParameterOutline* outlined = outlines.find(p.name);
     row["trainable"] = outlined == nullptr || outlined->trainable;
     if (outlined != nullptr && !outlined->trainable && outlined->dtype != plan.workload.storage)
       row["dtype"] = std::string(dtype_name(outlined->dtype));
@@ -140,12 +139,15 @@ ModelOutline outline_of_rank(const JobPlan& plan) {
   return stage_outline(*plan.outline, *plan.pipeline, stage_rank);
 }
 
-std::unordered_map<std::string_view, const ParameterOutline*> parameters_by_name(
-    const ModelOutline& outline) {
-  std::unordered_map<std::string_view, const ParameterOutline*> out;
-  out.reserve(outline.parameters.size());
-  for (const ParameterOutline& p : outline.parameters) out.emplace(p.name, &p);  // the first counts
-  return out;
+ParametersByName::ParametersByName(const ModelOutline& outline) {
+  parameters_.reserve(outline.parameters.size());
+  for (const ParameterOutline& p : outline.parameters)
+    parameters_.emplace(p.name, &p);  // the first counts
+}
+
+const ParameterOutline* ParametersByName::find(std::string_view name) const {
+  const auto found = parameters_.find(name);
+  return found == parameters_.end() ? nullptr : found->second;
 }
 
 json::object to_json(const JobPlan& plan) {

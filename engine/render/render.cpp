@@ -202,11 +202,10 @@ std::string tp_text(const Style& style, const plan::JobPlan& plan) {
 std::string parameters_text(const Style& style, const plan::JobPlan& plan) {
   const std::vector<ParameterPlacement>& all = plan.footprint->parameters;
   const ModelOutline outline = plan::outline_of_rank(plan);
-  const auto outlines = plan::parameters_by_name(outline);
+  const plan::ParametersByName outlines(outline);
   // How it is updated, where that is not as [optimizer] says.
   auto updated = [&](const std::string& name) -> std::string {
-    const auto at = outlines.find(name);
-    const ParameterOutline* found = at == outlines.end() ? nullptr : at->second;
+    const ParameterOutline* found = outlines.find(name);
     if (found != nullptr && !found->trainable)
       return ", frozen" + (found->dtype == plan.workload.storage
                                ? std::string()

@@ -354,9 +354,10 @@ std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks,
 // Rank 0 knows no address of its own before the others have come: the one at which its store
 // listens; empty: there are several, or nothing tells.
 std::string store_address(const launch::RankEnvironment& ranks, const WantedInterface& wanted) {
+  if (ranks.rank != 0) return "";  // and asks no name server
   try {
     const std::vector<std::string> open = addresses_to_open(ranks, wanted.name);
-    if (ranks.rank == 0 && open.size() == 1 && !is_loopback_address(open[0])) return open[0];
+    if (open.size() == 1 && !is_loopback_address(open[0])) return open[0];
   } catch (const Error&) {
   }
   return "";

@@ -1,14 +1,12 @@
 #include "engine/trainer/step_monitor.h"
 
-#include <ATen/ops/full.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <utility>
 
+#include "engine/trainer/largest_of_ranks.h"
 #include "sdk/base/device_waits.h"
-#include "sdk/base/read_by_host.h"
 #include "sdk/base/waited.h"
 #include "sdk/files/clock.h"
 
@@ -115,13 +113,8 @@ bool StepMonitor::judge(const StepResult& result, World& world) {
   if (skip_above_) {
     facts_.why = reason(result);
     facts_.skipped = !facts_.why.empty();
-    if (world.size() > 1) {
-      at::Tensor skip = at::full({1}, rank_ == 0 && facts_.skipped ? 1 : 0,
-                                 at::TensorOptions().dtype(at::kDouble).device(world.device()));
-      const std::shared_ptr<Group> everyone = world.everyone();
-      everyone->all_reduce(skip, ReduceOp::max, /*control=*/true).wait();
-      facts_.skipped = detail::read_by_host(*everyone, skip).item<double>() > 0;
-    }
+    const bool skips = rank_ == 0 && facts_.skipped;  // rank 0 decides for all
+    facts_.skipped = largest_of_ranks(world, {skips ? 1.0 : 0.0})[0] > 0;
   }
   remember(result);
   return facts_.skipped;

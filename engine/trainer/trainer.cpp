@@ -44,7 +44,6 @@
 #include "sdk/base/late_clipping.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/plugin_at_work.h"
-#include "sdk/base/read_by_host.h"
 
 namespace meshwright {
 
@@ -122,12 +121,8 @@ std::string first_nonfinite(ParallelModel& model, const ModelOutline& outline, b
     for (size_t i = 0; i < first; ++i)
       if (outline.parameters[i].name == p.name) first = i;
   }
-  Tensor earliest = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world.device()));
-  earliest.fill_(-static_cast<double>(first));
-  const std::shared_ptr<Group> everyone = world.everyone();
-  everyone->all_reduce(earliest, ReduceOp::max, /*control=*/true).wait();
-  earliest = detail::read_by_host(*everyone, earliest);
-  auto index = static_cast<size_t>(-earliest.item<double>());
+  const double earliest = train::largest_of_ranks(world, {-static_cast<double>(first)})[0];
+  auto index = static_cast<size_t>(-earliest);
   return index < none ? outline.parameters[index].name : "";
 }
 

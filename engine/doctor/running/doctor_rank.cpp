@@ -1,7 +1,6 @@
 #include "engine/doctor/running/doctor_rank.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/tensor.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,7 +24,6 @@
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/rank_agreement.h"
 #include "meshwright/trainer.h"
-#include "sdk/base/read_by_host.h"
 
 namespace meshwright::doctor {
 
@@ -222,11 +220,8 @@ void write(const Report& report, const Request& request) {
 // What is between the ranks. Collective.
 void measure(Examination& mine, World& world, const Steady::time_point& begin, Report& report) {
   auto late = [&] {
-    const double spent = std::chrono::duration<double>(Steady::now() - begin).count();
-    const at::Tensor most = at::tensor({spent}, at::kDouble).to(world.device());
-    const std::shared_ptr<Group> everyone = world.everyone();
-    everyone->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
-    return detail::read_by_host(*everyone, most).item<double>() > kMeasureSeconds;
+    const std::chrono::duration<double> spent = Steady::now() - begin;
+    return largest(world, spent.count()) > kMeasureSeconds;
   };
   const bool one_host = report.hosts.count() == 1;
   std::vector<int64_t> members = report.hosts.leaders();
