@@ -11,7 +11,6 @@ namespace meshwright::calibrate {
 namespace {
 
 using doctor::Collective;
-using steptime::Group;
 using steptime::Machine;
 
 bool in_ring(const Collective& c) {
