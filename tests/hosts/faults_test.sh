@@ -32,6 +32,11 @@ link_goes_down() {
   finish; in_time
   expect 0 6 "rank 1 on hostb (10.70.0.2)"; expect 1 6 "rank 0 on hosta (10.70.0.1)"
 }
+# The ten seconds do not grow with the timeout.
+link_goes_down_under_a_longer_timeout() {
+  local short=(--set dist_env.timeout_minutes=0.67) bound=50
+  link_goes_down
+}
 firewall_shuts_a_running_job() {
   two_that_train
   since=$(date +%s)
@@ -88,7 +93,7 @@ config_differs() {
   for rank in 0 1; do expect $rank 4 "error[E0503]: rank 1 has optimizer.lr 0.002"; done
 }
 
-all="host_is_missing first_host_is_missing first_host_is_off config_differs link_goes_down"
+all="host_is_missing first_host_is_missing first_host_is_off config_differs link_goes_down link_goes_down_under_a_longer_timeout"
 if command -v nft > /dev/null; then all="$all firewall_shuts_a_running_job firewall_before_the_groups firewall_before_the_store"
 elif [ $# = 0 ]; then cannot "nft, which the cases with a firewall need, is not installed"; fi
 run_cases "$all" "$@"

@@ -1,0 +1,54 @@
+// A fault between hosts ends every rank within the timeout and ten seconds: the steps added up.
+#include "engine/rendezvous/deadlines.h"
+
+#include <doctest/doctest.h>
+
+#include <latch>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "engine/rendezvous/bounded.h"
+
+namespace deadlines_test {
+
+using namespace meshwright::rendezvous;
+using std::chrono::milliseconds;
+
+namespace {
+
+const std::vector<milliseconds> kTimeouts = {milliseconds(300),        std::chrono::seconds(1),
+                                             std::chrono::seconds(12), std::chrono::seconds(40),
+                                             std::chrono::minutes(10), std::chrono::hours(24)};
+
+}  // namespace
+
+TEST_CASE("whoever timed out has ended ten seconds later, whatever the timeout") {
+  // Its host has lost rank 0: it reads the board in vain, and posts in vain.
+  CHECK(kStoreAnswers + kStoreOnceMore < kAfterTimeout);
+  for (milliseconds timeout : kTimeouts) {
+    CAPTURE(timeout.count());
+    const RollCallTimes times = roll_call_times(timeout);
+    // The store answers, and another rank does not; or the store is lost in the middle.
+    CHECK(times.all + kStoreOnceMore < kAfterTimeout);
+    // Rank 0 has its answer, and those for whom it stays, before it takes itself for lost.
+    CHECK(times.window + times.stays < times.all);
+    CHECK(times.window >= milliseconds(1000));
+  }
+}
+
+TEST_CASE("a limit holds where what is called meanwhile takes long") {
+  auto never = std::make_shared<std::latch>(1);
+  int calls = 0;
+  CHECK_THROWS_AS(bounded(
+                      milliseconds(1600), [never] { never->wait(); },
+                      [&] {
+                        ++calls;
+                        std::this_thread::sleep_for(milliseconds(800));
+                      }),
+                  NoAnswer);
+  CHECK(calls <= 2);  // each begins before the limit is over
+  never->count_down();
+}
+
+}  // namespace deadlines_test
