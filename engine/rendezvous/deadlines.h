@@ -32,4 +32,24 @@ constexpr RollCallTimes roll_call_times(std::chrono::milliseconds timeout) {
   return out;
 }
 
+// How long one connection is tried: the kernel repeats a lost packet after 1, 3 and 7 seconds.
+inline constexpr std::chrono::milliseconds kKnock(12000);
+
+// Of ranks that look whether their hosts reach each other. Each waits a little longer than those
+// whose words it needs, so that what they say arrives.
+struct LookTimes {
+  using Time = std::chrono::steady_clock::time_point;
+  Time knock;  // until then connections are tried
+  Time found;  // rank 0 waits for what each has found
+  Time heard;  // and for whose packets have come
+  Time told;   // the others wait for its verdict
+  Time all;    // from then on the store counts as silent
+};
+// `end`: of the timeout, which began before the ranks told each other where they are.
+inline LookTimes look_times(LookTimes::Time now, LookTimes::Time end) {
+  using std::chrono::milliseconds;
+  return {std::min(now + kKnock, std::max(end, now + milliseconds(2000))), end + milliseconds(3000),
+          end + milliseconds(4000), end + milliseconds(6000), end + milliseconds(7000)};
+}
+
 }  // namespace meshwright::rendezvous

@@ -37,6 +37,25 @@ TEST_CASE("whoever timed out has ended ten seconds later, whatever the timeout")
   }
 }
 
+TEST_CASE("ranks that look whether hosts reach each other end ten seconds after the timeout") {
+  const LookTimes::Time begin{};
+  for (milliseconds timeout : kTimeouts)
+    for (milliseconds before : {milliseconds(0), timeout / 2, timeout}) {
+      CAPTURE(timeout.count());
+      CAPTURE(before.count());
+      const LookTimes::Time now = begin + before, end = begin + timeout;
+      const LookTimes times = look_times(now, end);
+      CHECK(times.knock >= now + milliseconds(2000));
+      CHECK(times.knock <= now + kKnock);
+      // What a rank says comes before the one that needs it gives up.
+      CHECK(times.knock < times.found);
+      CHECK(times.found < times.heard);
+      CHECK(times.heard < times.told);
+      CHECK(times.told < times.all);
+      CHECK(times.all + kStoreOnceMore < end + kAfterTimeout);
+    }
+}
+
 TEST_CASE("a limit holds where what is called meanwhile takes long") {
   auto never = std::make_shared<std::latch>(1);
   int calls = 0;
