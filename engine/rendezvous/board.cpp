@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "engine/rendezvous/bounded.h"
+#include "engine/rendezvous/deadlines.h"
 #include "engine/rendezvous/error_text.h"
 #include "engine/rendezvous/notices.h"
 
@@ -17,10 +18,8 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // How long the keeper of the store stays for ranks that are in the middle of a long computation.
 constexpr Milliseconds kStay = std::chrono::seconds(30);
-// A call of the store that takes longer has nobody at its other end.
-constexpr Milliseconds kAnswer = std::chrono::seconds(5);
-// For one that has not answered before: a network between two hosts may be gone.
-constexpr Milliseconds kOnceMore = std::chrono::seconds(1);
+// Each look at a store that does not answer leaves a thread behind.
+constexpr Milliseconds kSeldom = std::chrono::seconds(30);
 
 // Says that another rank is gone or silent, which that rank, or whoever ended it, explains better.
 bool follows(ErrorCode code) {
@@ -55,15 +54,17 @@ Board::Board(const launch::RankEnvironment& ranks, const StorePtr& store, Millis
       store_(c10::make_intrusive<c10d::PrefixStore>("board", store)),
       timeout_(timeout) {}
 
+Milliseconds Board::answers() const { return silent_ ? kStoreOnceMore : kStoreAnswers; }
+
 void Board::post(const Error& error) noexcept {
   try {
     const bool lost = error.code() == ErrorCode::collective_failed;
     std::string text =
         follows(error.code()) ? "" : name_here(ranks_.rank) + "\n" + encode_error(error);
     auto end = Clock::now() + std::min(timeout_, kStay);
-    const Milliseconds limit = keeper()  ? std::min(timeout_, kStay) + kAnswer
-                               : silent_ ? kOnceMore
-                                         : kAnswer;
+    const Milliseconds limit = keeper()       ? std::min(timeout_, kStay) + kStoreAnswers
+                               : text.empty() ? kStoreOnceMore
+                                              : answers();
     bounded(limit, [store = store_, text, lost, end, stays = keeper(), world = ranks_.world_size] {
       if (!text.empty() && store->add(lost ? "losses" : "errors", 1) == 1)
         store->set(lost ? "lost" : "error", bytes_of(text));
@@ -72,7 +73,7 @@ void Board::post(const Error& error) noexcept {
       if (store->check({"error"}))
         wait_until(end, [&] { return store->add("ended", 0) >= world; });
       else if (lost)  // the one that is gone says nothing
-        wait_until(std::min(end, Clock::now() + kAnswer),
+        wait_until(std::min(end, Clock::now() + kStoreAnswers),
                    [&] { return store->add("ended", 0) >= world - 1; });
     });
   } catch (...) {  // who keeps the store has ended, and the others see that
@@ -81,12 +82,14 @@ void Board::post(const Error& error) noexcept {
 
 std::optional<Error> Board::read(Milliseconds patience) noexcept {
   try {
-    return bounded(patience + kAnswer,
-                   [store = store_, rank = ranks_.rank, end = Clock::now() + patience] {
-                     std::optional<Error> found;
-                     wait_until(end, [&] { return (found = look(*store, rank)).has_value(); });
-                     return found;
-                   });
+    std::optional<Error> out = bounded(
+        patience + answers(), [store = store_, rank = ranks_.rank, end = Clock::now() + patience] {
+          std::optional<Error> found;
+          wait_until(end, [&] { return (found = look(*store, rank)).has_value(); });
+          return found;
+        });
+    silent_ = false;
+    return out;
   } catch (const NoAnswer&) {
     silent_ = true;
     return std::nullopt;
@@ -96,9 +99,17 @@ std::optional<Error> Board::read(Milliseconds patience) noexcept {
 }
 
 std::optional<Error> Board::read_beside() noexcept {
+  if (Clock::now() < beside_again_) return std::nullopt;
   try {
-    if (!beside_) beside_ = bounded(kAnswer, [store = store_] { return store->clone(); });
-    return bounded(kAnswer, [store = beside_, rank = ranks_.rank] { return look(*store, rank); });
+    if (!beside_) beside_ = bounded(answers(), [store = store_] { return store->clone(); });
+    std::optional<Error> out =
+        bounded(answers(), [store = beside_, rank = ranks_.rank] { return look(*store, rank); });
+    silent_ = false;
+    return out;
+  } catch (const NoAnswer&) {
+    silent_ = true;
+    beside_again_ = Clock::now() + kSeldom;
+    return std::nullopt;
   } catch (...) {
     return std::nullopt;
   }
@@ -113,7 +124,7 @@ void Board::finish() {
   try {
     if (ranks_.rank == 0) {
       auto end = Clock::now() + std::min(timeout_, kStay);
-      bounded(std::min(timeout_, kStay) + kAnswer,
+      bounded(std::min(timeout_, kStay) + kStoreAnswers,
               [store = store_, end, stays = keeper(), world = ranks_.world_size] {
                 store->set("over", bytes_of("1"));
                 if (stays) wait_until(end, [&] { return store->add("ended", 0) >= world - 1; });
@@ -122,7 +133,7 @@ void Board::finish() {
     }
     // Rank 0 may export for as long as that takes; only silence has a limit.
     for (Milliseconds pause(2);; pause = std::min(2 * pause, Milliseconds(500))) {
-      auto [error, over] = bounded(timeout_ + kAnswer, [store = store_, rank = ranks_.rank] {
+      auto [error, over] = bounded(timeout_ + kStoreAnswers, [store = store_, rank = ranks_.rank] {
         std::optional<Error> found = look(*store, rank, /*lost=*/false);
         return std::pair(std::move(found), store->check({"over"}));
       });
@@ -130,10 +141,11 @@ void Board::finish() {
       if (over) break;
       std::this_thread::sleep_for(pause);
     }
-    bounded(kAnswer, [store = store_] { store->add("ended", 1); });
+    bounded(kStoreAnswers, [store = store_] { store->add("ended", 1); });
   } catch (const Error&) {
     throw;
   } catch (const NoAnswer&) {
+    silent_ = true;
     if (ranks_.rank != 0) throw lost("it hangs or is stopped");
   } catch (const std::exception&) {
     if (ranks_.rank != 0) throw lost("it ended before that");

@@ -8,6 +8,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 
@@ -36,15 +37,20 @@ class Board {
   std::optional<Error> read(std::chrono::milliseconds patience) noexcept;
   // The same over a connection of its own, for a moment in which another thread waits in the store.
   std::optional<Error> read_beside() noexcept;
+  // The store did not answer the last time: who keeps it hangs, or the network to it is gone.
+  bool silent() const { return silent_; }
   // Collective, after the last collective: returns once rank 0 has done what it does alone. Throws
   // what it posted instead, or Error(collective_failed) when it is gone.
   void finish();
 
  private:
   bool keeper() const { return ranks_.rank == 0 && !ranks_.meets_at_agent(); }
+  // What the store is given to answer in.
+  std::chrono::milliseconds answers() const;
   launch::RankEnvironment ranks_;
-  bool silent_ = false;  // the store did not answer
+  std::atomic<bool> silent_ = false;
   c10::intrusive_ptr<c10d::Store> store_, beside_;
+  std::chrono::steady_clock::time_point beside_again_{};  // not before
   std::chrono::milliseconds timeout_;
 };
 

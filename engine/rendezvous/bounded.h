@@ -19,15 +19,18 @@ struct NoAnswer {};
 // nothing wakes it up: such a call stays behind in its thread until the process ends. So `call`
 // must own all that it uses.
 //
-// `meanwhile` is called every half second; what it throws ends the wait in the same way.
+// `meanwhile` is called after every half second, until the limit is over; what it throws ends the
+// wait in the same way.
 template <class F, class G>
 auto bounded(std::chrono::milliseconds limit, F call, G meanwhile) -> std::invoke_result_t<F> {
   auto task = std::make_shared<std::packaged_task<std::invoke_result_t<F>()>>(std::move(call));
   auto result = task->get_future();
   std::thread thread([task] { (*task)(); });
   auto end = std::chrono::steady_clock::now() + limit;
-  for (auto next = std::chrono::steady_clock::now();;) {
-    next = std::min(end, next + std::chrono::milliseconds(500));
+  for (;;) {
+    // From now on: the last call may have taken long.
+    const auto next =
+        std::min(end, std::chrono::steady_clock::now() + std::chrono::milliseconds(500));
     if (result.wait_until(next) == std::future_status::ready) break;
     try {
       if (next == end) throw NoAnswer();

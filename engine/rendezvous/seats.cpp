@@ -1,5 +1,6 @@
 #include "engine/rendezvous/seats.h"
 
+#include <c10/util/Exception.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 
 #include "engine/rendezvous/bounded.h"
 #include "engine/rendezvous/connectivity.h"
+#include "engine/rendezvous/deadlines.h"
 #include "engine/rendezvous/doors.h"
 #include "engine/rendezvous/interfaces.h"
 #include "engine/rendezvous/listen.h"
@@ -23,8 +25,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Words = std::vector<std::string>;
 
-// How long one connection is tried: the kernel repeats a lost packet after 1, 3 and 7 seconds.
-constexpr Milliseconds kKnock(12000);
 constexpr size_t kMostPairs = 4;
 
 std::string join(const Words& words, char between) {
@@ -243,19 +243,19 @@ std::string cause(const Words& from, const Words& to, const std::string& why, bo
 }
 
 // Collective. Rank 0 is the first of those that knock, and collects what they found.
-void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats, Doors& doors) {
+void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats, Doors& doors,
+               const LookTimes& times) {
   std::vector<int64_t> knockers = one_of_each_host(seats);
   if (knockers.size() < 2) return;
   auto readers = static_cast<int64_t>(seats.size()) - 1;
   auto place =
       static_cast<size_t>(std::find(knockers.begin(), knockers.end(), rank) - knockers.begin());
   bool knocks = place < knockers.size();
-  Milliseconds patience = 2 * kKnock + Milliseconds(30000);
   if (knocks) {
     std::vector<Seat> theirs;
     for (int64_t r : knockers) theirs.push_back(seats[static_cast<size_t>(r)]);
     Words lines;
-    for (const Doors::Refused& refused : doors.knock(theirs, place, Clock::now() + kKnock))
+    for (const Doors::Refused& refused : doors.knock(theirs, place, times.knock))
       lines.push_back(std::to_string(refused.to) + kUnitSeparator + refused.why);
     store.set("found/" + std::to_string(place), bytes_of(join(lines, kRecordSeparator)));
   }
@@ -265,27 +265,50 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats,
     store.set("heard/" + std::to_string(place), bytes_of(marks));
   };
   if (rank != 0) {
-    std::string verdict = hear(store, "verdict", patience);
+    std::string verdict = hear(store, "verdict", left_until(times.told));
     if (verdict == "good") return;
     if (knocks) hear_marks();
-    throw_if_error(hear(store, "causes", patience));
+    throw_if_error(hear(store, "causes", left_until(times.told)));
     return;
   }
-  auto from = [&](const std::string& key, size_t i) {
-    store.wait({key + std::to_string(i)}, patience);
-    return text_of(store.get(key + std::to_string(i)));
+  auto end_all = [&](const Error& error) {
+    const std::string encoded = encode(error);
+    publish(store, "causes", encoded, readers);
+    throw_if_error(encoded);
   };
-  Words found;
-  bool good = true;
-  for (size_t i = 0; i < knockers.size(); ++i) {
-    found.push_back(from("found/", i));
-    good = good && found.back().empty();
+  auto from_each = [&](const std::string& key, Clock::time_point end) {
+    Words out;
+    for (size_t i = 0; i < knockers.size(); ++i) {
+      try {
+        store.wait({key + std::to_string(i)}, left_until(end));
+      } catch (const c10::DistStoreError&) {
+        const std::string who = with_address(knockers[i], seats[static_cast<size_t>(knockers[i])]);
+        throw Error(ErrorCode::rendezvous_failed,
+                    "while hosts looked whether they reach each other, no word came from " + who)
+            .help("look at the log of " + who +
+                  ": it ended, hangs or is stopped, or the network between the hosts is broken");
+      }
+      out.push_back(text_of(store.get(key + std::to_string(i))));
+    }
+    return out;
+  };
+  Words found, heard;
+  try {
+    found = from_each("found/", times.found);
+  } catch (const Error& error) {
+    publish(store, "verdict", "bad", /*readers=*/0);
+    end_all(error);
   }
+  const bool good =
+      std::all_of(found.begin(), found.end(), [](const std::string& text) { return text.empty(); });
   publish(store, "verdict", good ? "good" : "bad", readers);
   if (good) return;
   hear_marks();
-  Words heard;
-  for (size_t i = 0; i < knockers.size(); ++i) heard.push_back(from("heard/", i));
+  try {
+    heard = from_each("heard/", times.heard);
+  } catch (const Error& error) {
+    end_all(error);
+  }
   auto words_of = [&](size_t i) {
     const Seat& seat = seats[static_cast<size_t>(knockers[i])];
     return Words{with_address(knockers[i], seat), seat.address};
@@ -310,9 +333,7 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats,
       "look at routes and firewalls between these hosts: the ranks connect to each other at ports "
       "of MESHWRIGHT_PORT_RANGE first, and then, over gloo, at those that the kernel gives out");
   error.help(kSetInterface);
-  std::string encoded = encode(error);
-  publish(store, "causes", encoded, readers);
-  throw_if_error(encoded);
+  end_all(error);
 }
 
 std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks, const Row& mine,
@@ -347,7 +368,7 @@ std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks,
                 "what rank 0 left in the store under \"seats/table\" has " +
                     std::to_string(seats.size()) + " rows for " + std::to_string(ranks.world_size) +
                     " ranks");
-  try_pairs(store, ranks.rank, seats, doors);
+  try_pairs(store, ranks.rank, seats, doors, look_times(Clock::now(), end));
   return seats;
 }
 
@@ -383,7 +404,7 @@ std::vector<Seat> seat_ranks(const c10::intrusive_ptr<c10d::Store>& base,
   mine.seat.udp_port = doors->udp_port();
   const WithOthers words{ranks.rank, timeout, "learn the addresses of the others",
                          "a rank did not come"};
-  return with_others(words, timeout + 4 * kKnock + Milliseconds(60000),
+  return with_others(words, left_until(look_times(Clock::now(), end).all),
                      [=] { return seat(*store, ranks, mine, *doors, end); });
 }
 

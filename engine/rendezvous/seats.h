@@ -32,7 +32,8 @@ WantedInterface wanted_interface(const std::string& key);
 //
 // Throws on every rank the same Error(bad_interface) with the rank, its host and the interfaces
 // there are, or Error(rendezvous_failed) that names the pairs of hosts that do not reach each other
-// and the direction in which packets are lost.
+// and the direction in which packets are lost, or who was lost meanwhile; all within the timeout
+// and ten seconds (deadlines.h).
 std::vector<Seat> seat_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                              const launch::RankEnvironment& ranks, const WantedInterface& wanted,
                              std::chrono::milliseconds timeout);

@@ -26,7 +26,9 @@ auto with_others(const WithOthers& words, Milliseconds limit, F work) -> std::in
     return Error(ErrorCode::rendezvous_failed,
                  "rank " + std::to_string(words.rank) + " could not " + words.aim + ": " + what)
         .key("dist_env.timeout_minutes")
-        .help("look at the logs of the other ranks: one of them ended, hangs or is stopped");
+        .help(
+            "look at the logs of the other ranks: one of them ended, hangs or is stopped, or the "
+            "network between hosts is broken");
   };
   try {
     return bounded(limit, std::move(work));

@@ -11,6 +11,7 @@
 
 #include "engine/rendezvous/board.h"
 #include "engine/rendezvous/bounded.h"
+#include "engine/rendezvous/deadlines.h"
 #include "engine/rendezvous/interfaces.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/rendezvous/pulse.h"
@@ -25,12 +26,6 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// How long a rank that timed out waits for others to say that they did, too. Ranks of one
-// collective begin to wait, and so run out of time, within a step's differences of each other, and
-// those of a chain within a step.
-Milliseconds roll_call_window(Milliseconds timeout) {
-  return std::clamp(timeout / 10, Milliseconds(1000), Milliseconds(30000));
-}
 // How long one whose connection broke waits for the words of the rank that broke it.
 constexpr Milliseconds kPosted(2000);
 // How long a rank tries to reach the port of rank 0 that tells who has ended.
@@ -38,7 +33,7 @@ constexpr Milliseconds kConnected(5000);
 
 // Who of call.ranks does not report here, or, where all do, who waits in what comes first. The
 // keeper of the store stays until the members that did report have their answer, too.
-World::Answers call_roll(c10d::Store& store, int64_t rank, bool keeper, Milliseconds window,
+World::Answers call_roll(c10d::Store& store, int64_t rank, bool keeper, const RollCallTimes& times,
                          const World::RollCall& call) {
   auto wait_for = [&](const std::string& key, std::chrono::steady_clock::time_point end) {
     bool there = store.check({key});
@@ -46,7 +41,7 @@ World::Answers call_roll(c10d::Store& store, int64_t rank, bool keeper, Millisec
       std::this_thread::sleep_for(Milliseconds(20));
     return there;
   };
-  auto end = std::chrono::steady_clock::now() + window;
+  auto end = std::chrono::steady_clock::now() + times.window;
   store.set(std::to_string(rank), bytes_of(std::to_string(call.order) + " " + call.activity));
   World::Answers out;
   std::vector<int64_t> reported;
@@ -68,7 +63,7 @@ World::Answers call_roll(c10d::Store& store, int64_t rank, bool keeper, Millisec
   if (!ordered) out.behind = -1;
   store.set("done/" + std::to_string(rank), bytes_of("1"));
   for (int64_t r : reported)
-    if (keeper) wait_for("done/" + std::to_string(r), end + window);
+    if (keeper) wait_for("done/" + std::to_string(r), end + times.stays);
   return out;
 }
 
@@ -297,7 +292,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
   auto late = c10::make_intrusive<c10d::PrefixStore>("late", store);
   world->set_liveness_check(
       [late, board, pulse, rank = ranks.rank, agent = ranks.meets_at_agent(),
-       window = roll_call_window(timeout)](const World::RollCall& call) -> World::Answers {
+       times = roll_call_times(timeout)](const World::RollCall& call) -> World::Answers {
         if (call.routine) {
           const std::optional<int64_t> ended = pulse ? pulse->ended() : std::nullopt;
           return {.silent = ended ? std::vector<int64_t>{*ended} : std::vector<int64_t>()};
@@ -307,12 +302,15 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
                 board ? board->read(call.ranks.empty() ? kPosted : Milliseconds(0)) : std::nullopt)
           throw *told;
         if (call.ranks.empty()) return {};
+        // The store is silent, and so is who keeps it: rank 0, or an agent that is no rank.
+        World::Answers no_answer;
+        if (!agent && rank != 0) no_answer.silent = {0};
+        if (board && board->silent() && (agent || rank != 0)) return no_answer;
         try {
-          return bounded(2 * window + Milliseconds(500),
-                         [=] { return call_roll(*late, rank, rank == 0 && !agent, window, call); });
+          return bounded(times.all,
+                         [=] { return call_roll(*late, rank, rank == 0 && !agent, times, call); });
         } catch (const NoAnswer&) {
-          // The store is silent, and so is who keeps it.
-          if (!agent && rank != 0) return {.silent = {0}};
+          return no_answer;
         } catch (const std::exception&) {  // its keeper has ended
         }
         return {};

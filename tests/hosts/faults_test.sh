@@ -32,6 +32,11 @@ link_goes_down() {
   finish; in_time
   expect 0 6 "rank 1 on hostb (10.70.0.2)"; expect 1 6 "rank 0 on hosta (10.70.0.1)"
 }
+# The ten seconds do not grow with the timeout.
+link_goes_down_under_a_longer_timeout() {
+  local short=(--set dist_env.timeout_minutes=0.67) bound=50
+  link_goes_down
+}
 firewall_shuts_a_running_job() {
   two_that_train
   since=$(date +%s)
@@ -54,6 +59,19 @@ firewall_before_the_groups() {
   esac
   finish; in_time
   for rank in 0 1; do expect $rank 4 "error[E0502]: rank "; expect $rank 4 "cannot connect to rank "; done
+}
+# The look, which waits for packets that do not pass, loses the store, too.
+knocks() { [ -n "$(on hostb ss -tnH state syn-sent 'dport != :29555')" ]; }
+link_is_lost_while_hosts_knock() {
+  two_hosts
+  drop hosta 10.70.0.2 "tcp dport != 29555 tcp flags & (syn|ack) == syn"; drop hostb 10.70.0.1 "tcp dport != 29555 tcp flags & (syn|ack) == syn"
+  two_ranks
+  await 60 knocks || fail 1 "hostb does not knock"
+  since=$(date +%s)
+  drop hosta 10.70.0.2; drop hostb 10.70.0.1
+  finish; in_time
+  expect 0 4 "error[E0502]: while hosts looked whether they reach each other, no word came from rank 1 on hostb (10.70.0.2)"
+  expect 1 4 "error[E0502]: rank 1 could not learn the addresses of the others: the store of rank 0 did not answer"
 }
 firewall_before_the_store() {
   two_hosts
@@ -88,7 +106,7 @@ config_differs() {
   for rank in 0 1; do expect $rank 4 "error[E0503]: rank 1 has optimizer.lr 0.002"; done
 }
 
-all="host_is_missing first_host_is_missing first_host_is_off config_differs link_goes_down"
-if command -v nft > /dev/null; then all="$all firewall_shuts_a_running_job firewall_before_the_groups firewall_before_the_store"
+all="host_is_missing first_host_is_missing first_host_is_off config_differs link_goes_down link_goes_down_under_a_longer_timeout"
+if command -v nft > /dev/null; then all="$all firewall_shuts_a_running_job firewall_before_the_groups link_is_lost_while_hosts_knock firewall_before_the_store"
 elif [ $# = 0 ]; then cannot "nft, which the cases with a firewall need, is not installed"; fi
 run_cases "$all" "$@"

@@ -1,0 +1,55 @@
+// How long the ranks' steps may take beyond the timeout of collectives: of a fault between hosts
+// every rank ends within the timeout and ten seconds more, whatever the timeout is.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace meshwright::rendezvous {
+
+inline constexpr std::chrono::milliseconds kAfterTimeout(10000);
+
+// A call of the store that takes longer has nobody at its other end.
+inline constexpr std::chrono::milliseconds kStoreAnswers(5000);
+// For a store that has not answered before (a network between two hosts may be gone), and for words
+// that nobody waits for.
+inline constexpr std::chrono::milliseconds kStoreOnceMore(1000);
+
+// Of a rank that timed out and asks who did not.
+struct RollCallTimes {
+  std::chrono::milliseconds window;  // for others to say that they did, too
+  std::chrono::milliseconds stays;   // after it: rank 0, for those that did and have to read
+  std::chrono::milliseconds all;     // from then on the store counts as silent
+};
+// Ranks of one collective begin to wait, and so run out of time, within a step's differences of
+// each other, and those of a chain within a step. Who comes later than the window is taken for
+// silent.
+constexpr RollCallTimes roll_call_times(std::chrono::milliseconds timeout) {
+  using std::chrono::milliseconds;
+  RollCallTimes out{std::clamp(timeout / 10, milliseconds(1000), milliseconds(4000)),
+                    milliseconds(2000), milliseconds(500)};
+  out.all += out.window + out.stays;
+  return out;
+}
+
+// How long one connection is tried: the kernel repeats a lost packet after 1, 3 and 7 seconds.
+inline constexpr std::chrono::milliseconds kKnock(12000);
+
+// Of ranks that look whether their hosts reach each other. Each waits a little longer than those
+// whose words it needs, so that what they say arrives.
+struct LookTimes {
+  using Time = std::chrono::steady_clock::time_point;
+  Time knock;  // until then connections are tried
+  Time found;  // rank 0 waits for what each has found
+  Time heard;  // and for whose packets have come
+  Time told;   // the others wait for its verdict
+  Time all;    // from then on the store counts as silent
+};
+// `end`: of the timeout, which began before the ranks told each other where they are.
+inline LookTimes look_times(LookTimes::Time now, LookTimes::Time end) {
+  using std::chrono::milliseconds;
+  return {std::min(now + kKnock, std::max(end, now + milliseconds(2000))), end + milliseconds(3000),
+          end + milliseconds(4000), end + milliseconds(6000), end + milliseconds(7000)};
+}
+
+}  // namespace meshwright::rendezvous

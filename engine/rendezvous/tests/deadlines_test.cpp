@@ -1,0 +1,73 @@
+// A fault between hosts ends every rank within the timeout and ten seconds: the steps added up.
+#include "engine/rendezvous/deadlines.h"
+
+#include <doctest/doctest.h>
+
+#include <latch>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "engine/rendezvous/bounded.h"
+
+namespace deadlines_test {
+
+using namespace meshwright::rendezvous;
+using std::chrono::milliseconds;
+
+namespace {
+
+const std::vector<milliseconds> kTimeouts = {milliseconds(300),        std::chrono::seconds(1),
+                                             std::chrono::seconds(12), std::chrono::seconds(40),
+                                             std::chrono::minutes(10), std::chrono::hours(24)};
+
+}  // namespace
+
+TEST_CASE("whoever timed out has ended ten seconds later, whatever the timeout") {
+  // Its host has lost rank 0: it reads the board in vain, and posts in vain.
+  CHECK(kStoreAnswers + kStoreOnceMore < kAfterTimeout);
+  for (milliseconds timeout : kTimeouts) {
+    CAPTURE(timeout.count());
+    const RollCallTimes times = roll_call_times(timeout);
+    // The store answers, and another rank does not; or the store is lost in the middle.
+    CHECK(times.all + kStoreOnceMore < kAfterTimeout);
+    // Rank 0 has its answer, and those for whom it stays, before it takes itself for lost.
+    CHECK(times.window + times.stays < times.all);
+    CHECK(times.window >= milliseconds(1000));
+  }
+}
+
+TEST_CASE("ranks that look whether hosts reach each other end ten seconds after the timeout") {
+  const LookTimes::Time begin{};
+  for (milliseconds timeout : kTimeouts)
+    for (milliseconds before : {milliseconds(0), timeout / 2, timeout}) {
+      CAPTURE(timeout.count());
+      CAPTURE(before.count());
+      const LookTimes::Time now = begin + before, end = begin + timeout;
+      const LookTimes times = look_times(now, end);
+      CHECK(times.knock >= now + milliseconds(2000));
+      CHECK(times.knock <= now + kKnock);
+      // What a rank says comes before the one that needs it gives up.
+      CHECK(times.knock < times.found);
+      CHECK(times.found < times.heard);
+      CHECK(times.heard < times.told);
+      CHECK(times.told < times.all);
+      CHECK(times.all + kStoreOnceMore < end + kAfterTimeout);
+    }
+}
+
+TEST_CASE("a limit holds where what is called meanwhile takes long") {
+  auto never = std::make_shared<std::latch>(1);
+  int calls = 0;
+  CHECK_THROWS_AS(bounded(
+                      milliseconds(1600), [never] { never->wait(); },
+                      [&] {
+                        ++calls;
+                        std::this_thread::sleep_for(milliseconds(800));
+                      }),
+                  NoAnswer);
+  CHECK(calls <= 2);  // each begins before the limit is over
+  never->count_down();
+}
+
+}  // namespace deadlines_test
