@@ -17,7 +17,9 @@
 #include <random>
 #include <thread>
 
+#include "engine/rendezvous/bounded.h"
 #include "engine/rendezvous/interfaces.h"
+#include "engine/rendezvous/notices.h"
 #include "meshwright/error.h"
 
 namespace meshwright::rendezvous {
@@ -208,6 +210,19 @@ std::string try_any(const std::string& host, int port, Clock::time_point end, Ro
 
 std::string try_connect(const std::string& host, int port, Clock::time_point end, Route* route) {
   return try_any(host, port, end, route, nullptr);
+}
+
+Route route_to_master(const launch::RankEnvironment& ranks, Clock::time_point end) {
+  try {
+    return bounded(left_until(end) + Milliseconds(500),
+                   [host = ranks.master_addr, port = ranks.master_port, end] {
+                     Route out;
+                     try_connect(host, port, end, &out);
+                     return out;
+                   });
+  } catch (const NoAnswer&) {
+    return {};
+  }
 }
 
 int connect_to(const std::string& host, int port, Clock::time_point end, std::string* why) {

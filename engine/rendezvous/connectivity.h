@@ -31,6 +31,10 @@ struct Route {
 // ("Connection refused"). `route`: which way the connection took.
 std::string try_connect(const std::string& host, int port,
                         std::chrono::steady_clock::time_point end, Route* route = nullptr);
+// The way to where MASTER_ADDR and MASTER_PORT lead; empty ends: there was none until `end`. Comes
+// back half a second later at most, however long a name server takes.
+Route route_to_master(const launch::RankEnvironment& ranks,
+                      std::chrono::steady_clock::time_point end);
 // The connection itself, which does not block and ends when the other host is gone; -1: there is
 // none, and `why` says the reason.
 int connect_to(const std::string& host, int port, std::chrono::steady_clock::time_point end,

@@ -52,4 +52,19 @@ inline LookTimes look_times(LookTimes::Time now, LookTimes::Time end) {
           end + milliseconds(4000), end + milliseconds(6000), end + milliseconds(7000)};
 }
 
+// Of ranks that connect to the port of rank 0 over which they hear who has ended. The first group,
+// which takes the timeout where a host is lost meanwhile, is made after that.
+struct PulseTimes {
+  using Time = std::chrono::steady_clock::time_point;
+  Time told;       // rank 0 asks a name server for 5 s at most before it tells where it listens
+  Time connected;  // the kernel repeats a lost packet after a second
+  Time counted;    // rank 0 waits for what became of all
+  Time all;        // who has not come so far goes on without
+};
+inline PulseTimes pulse_times(PulseTimes::Time now) {
+  using std::chrono::milliseconds;
+  return {now + milliseconds(5500), now + milliseconds(2500), now + milliseconds(3200),
+          now + milliseconds(6500)};
+}
+
 }  // namespace meshwright::rendezvous

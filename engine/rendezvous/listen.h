@@ -30,9 +30,9 @@ struct OpenDoors {
 // The inherited socket, loopback alone where all ranks are on one host, else the addresses above
 // and this host's loopback. Throws Error(rendezvous_failed).
 OpenDoors open_doors(const launch::RankEnvironment& ranks, const std::string& interface);
-// The same for a store of rank 0's own beside the launcher's, at any port (of the range): where
-// MASTER_ADDR is no address of this host and nothing else tells, at `here`, from which this host
-// reaches it.
+// One socket at any port (of the range), for a store of rank 0's own beside the launcher's or for
+// pulse.h: where MASTER_ADDR is no address of this host and nothing else tells, at `here`, from
+// which this host reaches it.
 OpenDoors open_doors_beside(const launch::RankEnvironment& ranks, const std::string& interface,
                             const std::string& here);
 

@@ -169,18 +169,7 @@ std::string heard(const launch::RankEnvironment& ranks, const StorePtr& agent, M
 // Rank 0.
 OpenDoors tell_place(const launch::RankEnvironment& ranks, const StorePtr& agent,
                      Milliseconds timeout, const std::string& interface, Clock::time_point end) {
-  std::string here;
-  if (!ranks.one_host()) {
-    try {
-      here = bounded(left_until(end) + Milliseconds(500),
-                     [host = ranks.master_addr, port = ranks.master_port, end] {
-                       Route route;
-                       try_connect(host, port, end, &route);
-                       return route.local;
-                     });
-    } catch (const NoAnswer&) {  // the launcher's store has just answered
-    }
-  }
+  const std::string here = ranks.one_host() ? "" : route_to_master(ranks, end).local;
   OpenDoors doors = open_doors_beside(ranks, interface, here);
   const std::string place =
       std::to_string(bound_port(doors.sockets[0])) + " " + (doors.everywhere ? "" : doors.own);

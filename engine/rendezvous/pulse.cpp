@@ -1,13 +1,16 @@
 #include "engine/rendezvous/pulse.h"
 
+#include <c10/util/Exception.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <exception>
 #include <random>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
@@ -21,16 +24,24 @@ namespace meshwright::rendezvous {
 
 namespace {
 
-// What goes over a line: the token, then who is there, from the others to rank 0; a rank that has
-// ended, from rank 0; a good-bye.
+using Clock = std::chrono::steady_clock;
+
+// What goes over a line: the token, then who is there, from the others to rank 0; that it has been
+// heard, and later a rank that has ended, from rank 0; a good-bye.
 struct Word {
   int64_t token, rank;
 };
-constexpr int64_t kGoodbye = -1;
+constexpr int64_t kGoodbye = -1, kHeard = -2;
 // Lines beyond those of the ranks: the oldest that has not said who it is makes room.
 constexpr size_t kMostStrangeLines = 64;
+// In one call, which others wait for: strangers may come as fast as they are let in.
+constexpr int kMostAtOnce = 256;
+// The launcher's store, which has just answered.
+constexpr std::chrono::seconds kAgentAnswers(1);
 
-const std::string kKey = "pulse";
+// Of the store: where rank 0 listens; how many others have tried to connect; "3 7 ", those that
+// could not.
+const std::string kKey = "pulse", kTried = "pulse/tried", kUnwatched = "pulse/unwatched";
 
 bool send_word(int fd, const Word& word) {
   return ::send(fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof word;
@@ -38,25 +49,47 @@ bool send_word(int fd, const Word& word) {
 
 }  // namespace
 
-Pulse::Pulse(const launch::RankEnvironment& ranks, c10d::Store& store,
-             std::chrono::milliseconds patience, const std::string& interface)
-    : rank_(ranks.rank) {
+Pulse::Pulse(const launch::RankEnvironment& ranks, c10d::Store& store, const PulseTimes& times,
+             const std::string& interface)
+    : rank_(ranks.rank), world_(ranks.world_size) {
   if (rank_ == 0) {
     std::random_device random;
     token_ = static_cast<int64_t>(random()) << 31 | static_cast<int64_t>(random() >> 1);
     std::string address;  // at which rank 0 listens alone; empty: MASTER_ADDR leads there
     try {
-      if (!ranks.one_host())
-        if (const auto open = addresses_to_open(ranks, interface); !open.empty()) address = open[0];
-      door_ = address.empty() ? listen_on(ranks.ports, ranks.one_host())
-                              : listen_at(address, ranks.ports);
+      std::string here;  // an agent's MASTER_ADDR may be another host's
+      if (ranks.agent_store && !ranks.one_host())
+        here = route_to_master(ranks, Clock::now() + kAgentAnswers).local;
+      const OpenDoors doors = open_doors_beside(ranks, interface, here);
+      door_ = doors.sockets[0];
+      if (!ranks.one_host() && !doors.everywhere) address = doors.own;
     } catch (const Error& error) {  // nobody waits for it
       trouble_ = error.message();
     }
     const int port = door_ >= 0 ? bound_port(door_) : 0;
     store.set(kKey, bytes_of(std::to_string(port) + " " + std::to_string(token_) + " " + address));
-    most_lines_ = static_cast<size_t>(ranks.world_size) + kMostStrangeLines;
+    most_lines_ = static_cast<size_t>(world_) + kMostStrangeLines;
     return;
+  }
+  if (const int fd = reach(ranks, store, times); fd >= 0) {
+    lines_.push_back({fd, -1});
+    send_word(fd, {token_, rank_});
+  } else {
+    store.append(kUnwatched, bytes_of(std::to_string(rank_) + " "));
+  }
+  try {
+    store.add(kTried, 1);
+  } catch (const c10::Error&) {  // rank 0 waits a moment longer; the line is of use all the same
+  }
+}
+
+// A connection to rank 0; -1: there is none in time.
+int Pulse::reach(const launch::RankEnvironment& ranks, c10d::Store& store,
+                 const PulseTimes& times) {
+  try {
+    store.wait({kKey}, left_until(times.told));
+  } catch (const c10::DistStoreError&) {
+    return -1;
   }
   const std::string told = text_of(store.get(kKey));
   const size_t first = std::min(told.find(' '), told.size()),
@@ -65,22 +98,46 @@ Pulse::Pulse(const launch::RankEnvironment& ranks, c10d::Store& store,
   token_ = number_of(told.substr(std::min(first + 1, second), second - std::min(first + 1, second)),
                      kKey, "rank 0");
   const std::string address = told.substr(std::min(second + 1, told.size()));
-  if (port <= 0 || port > 65535) return;
-  const auto now = std::chrono::steady_clock::now();
+  if (port <= 0 || port > 65535) return -1;
+  const Clock::time_point now = Clock::now(),
+                          end = std::max(times.connected, now + std::chrono::milliseconds(500));
+  const bool there_alone = !address.empty() && ranks.agent_store;
   int fd = -1;
-  if (!address.empty()) fd = connect_to(address, static_cast<int>(port), now + patience / 2);
-  if (fd < 0)
-    fd = connect_to(ranks.one_host() ? "127.0.0.1" : ranks.master_addr, static_cast<int>(port),
-                    now + patience);
-  if (fd < 0) return;
-  lines_.push_back({fd, 0});
-  send_word(fd, {token_, rank_});
+  if (!address.empty())
+    fd = connect_to(address, static_cast<int>(port), there_alone ? end : now + (end - now) / 2);
+  if (fd < 0 && !there_alone)
+    fd =
+        connect_to(ranks.one_host() ? "127.0.0.1" : ranks.master_addr, static_cast<int>(port), end);
+  return fd;
+}
+
+std::string Pulse::unwatched(c10d::Store& store, PulseTimes::Time end) {
+  if (!trouble_.empty())
+    return "no rank will hear at once when another has ended, but after the timeout: " + trouble_;
+  while (store.add(kTried, 0) < world_ - 1 && !ended() && Clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  if (!store.check({kUnwatched})) return "";
+  const std::string told = text_of(store.get(kUnwatched));
+  std::vector<int64_t> out;
+  for (size_t at = 0; at < told.size();) {
+    const size_t space = std::min(told.find(' ', at), told.size());
+    out.push_back(number_of(told.substr(at, space - at), kUnwatched, "a rank"));
+    at = space + 1;
+  }
+  std::sort(out.begin(), out.end());
+  return named_ranks(out) + " could not connect to port " + std::to_string(bound_port(door_)) +
+         " of rank 0, over which ranks hear at once when another has ended: whoever is not "
+         "connected hears of that after the timeout, and is missed no sooner; let firewalls "
+         "between the hosts pass the port (MESHWRIGHT_PORT_RANGE says of which it is)";
 }
 
 Pulse::~Pulse() {
   for (const Line& line : lines_) {
     if (line.fd < 0) continue;
     if (std::uncaught_exceptions() == 0) send_word(line.fd, {token_, kGoodbye});
+    // What nobody has read makes the kernel break the connection off, and the good-bye may be lost.
+    std::array<Word, 16> unread{};
+    ::recv(line.fd, unread.data(), sizeof unread, MSG_DONTWAIT);
     ::close(line.fd);
   }
   if (door_ >= 0) ::close(door_);
@@ -95,7 +152,8 @@ std::optional<int64_t> Pulse::ended() {
 }
 
 void Pulse::accept_lines() {
-  for (pollfd ready{door_, POLLIN, 0}; ::poll(&ready, 1, 0) > 0;) {
+  pollfd ready{door_, POLLIN, 0};
+  for (int i = 0; i < kMostAtOnce && ::poll(&ready, 1, 0) > 0; ++i) {
     const int fd = ::accept4(door_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
     std::erase_if(lines_, [](const Line& line) { return line.fd < 0; });
@@ -126,14 +184,21 @@ void Pulse::listen_to(Line& line) {
   ssize_t got = 0;
   // MSG_DONTWAIT: it does not block. NOLINTNEXTLINE(clang-analyzer-unix.BlockInCriticalSection)
   while ((got = ::recv(line.fd, &word, sizeof word, MSG_DONTWAIT)) == sizeof word &&
-         word.token == token_ && word.rank != kGoodbye)
-    if (rank_ == 0)
+         word.token == token_ && word.rank != kGoodbye) {
+    if (rank_ == 0) {
       line.rank = word.rank;
-    else
+      send_word(line.fd, {token_, kHeard});
+    } else if (word.rank == kHeard) {
+      line.rank = 0;
+    } else {
       lose(word.rank);
+    }
+  }
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
   ::close(std::exchange(line.fd, -1));
-  const bool silent = got <= 0;  // the connection has ended without a word
+  // The connection has ended without a word. Rank 0 hangs up on strangers, and takes this rank for
+  // one until it has heard it: before that its silence means nothing.
+  const bool silent = got <= 0;
   if (silent && line.rank >= 0) lose(line.rank);
 }
 

@@ -5,13 +5,13 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <chrono>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/launch/ranks.h"
+#include "engine/rendezvous/deadlines.h"
 
 namespace c10d {
 class Store;
@@ -21,35 +21,37 @@ namespace meshwright::rendezvous {
 
 class Pulse {
  public:
-  // Collective. A rank that cannot connect within `patience` is not watched, and watches nobody.
-  // Rank 0 listens where its store does (listen.h), on one address.
-  Pulse(const launch::RankEnvironment& ranks, c10d::Store& store,
-        std::chrono::milliseconds patience, const std::string& interface = {});
+  // Collective. A rank that cannot connect in time is not watched, watches nobody, and says so in
+  // the store. Rank 0 listens where its store does (listen.h), on one address.
+  Pulse(const launch::RankEnvironment& ranks, c10d::Store& store, const PulseTimes& times,
+        const std::string& interface = {});
   // Says good-bye, unless an exception ends this rank.
   ~Pulse();
   Pulse(const Pulse&) = delete;
   Pulse& operator=(const Pulse&) = delete;
   // A rank that has ended without a good-bye, as rank 0 has told. Takes no time. Thread-safe.
   std::optional<int64_t> ended();
-  // Why rank 0 watches nobody; empty: it does.
-  const std::string& trouble() const { return trouble_; }
+  // Rank 0: which ranks it does not watch, for the user; empty: it watches all. Waits until each
+  // has connected or could not, until `end` at most.
+  std::string unwatched(c10d::Store& store, PulseTimes::Time end);
 
  private:
   struct Line {
     int fd = -1;
-    int64_t rank = -1;  // at its other end; -1: it has not said
+    int64_t rank = -1;  // at its other end, which has said so; -1: not yet
   };
+  int reach(const launch::RankEnvironment& ranks, c10d::Store& store, const PulseTimes& times);
   void accept_lines();
   void listen_to(Line& line);
   void lose(int64_t rank);
-  const int64_t rank_;
+  const int64_t rank_, world_;
   std::mutex mutex_;
   int door_ = -1;      // of rank 0
   int64_t token_ = 0;  // which only ranks of this job know
   std::vector<Line> lines_;
   size_t most_lines_ = 0;
   std::optional<int64_t> ended_;
-  std::string trouble_;
+  std::string trouble_;  // why rank 0 watches nobody
 };
 
 }  // namespace meshwright::rendezvous

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "engine/rendezvous/bounded.h"
 #include "engine/rendezvous/connectivity.h"
 #include "engine/rendezvous/deadlines.h"
 #include "engine/rendezvous/doors.h"
@@ -119,16 +118,7 @@ Row own_row(const launch::RankEnvironment& ranks, const WantedInterface& wanted,
     return row;
   }
   if (ranks.rank == 0 && !ranks.agent_store) return row;
-  Route route;
-  try {
-    route = bounded(left_until(end) + Milliseconds(500),
-                    [host = ranks.master_addr, port = ranks.master_port, end] {
-                      Route found;
-                      try_connect(host, port, end, &found);
-                      return found;
-                    });
-  } catch (const NoAnswer&) {
-  }
+  const Route route = route_to_master(ranks, end);
   if (route.local.empty() || is_loopback_address(route.local)) return row;
   row.seat.address = route.local;
   row.reached = route.remote;

@@ -28,8 +28,6 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // How long one whose connection broke waits for the words of the rank that broke it.
 constexpr Milliseconds kPosted(2000);
-// How long a rank tries to reach the port of rank 0 that tells who has ended.
-constexpr Milliseconds kConnected(5000);
 
 // Who of call.ranks does not report here, or, where all do, who waits in what comes first. The
 // keeper of the store stays until the members that did report have their answer, too.
@@ -188,16 +186,27 @@ World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& s
 
 // nullptr: nobody tells who ends. Ranks that one process has started are ended by it.
 std::shared_ptr<Pulse> feel_pulse(const launch::RankEnvironment& ranks, const StorePtr& store,
-                                  Milliseconds timeout, const std::string& interface) {
+                                  const PulseTimes& times, const std::string& interface) {
   if (ranks.source == launch::RankEnvironment::Source::local) return nullptr;
   try {
-    return bounded(timeout, [=] {
-      return std::make_shared<Pulse>(ranks, *store, std::min(timeout, kConnected), interface);
-    });
+    return bounded(left_until(times.all),
+                   [=] { return std::make_shared<Pulse>(ranks, *store, times, interface); });
   } catch (const NoAnswer&) {  // the first group says more
   } catch (const std::exception&) {
   }
   return nullptr;
+}
+
+// Rank 0: as Pulse::unwatched().
+std::string unwatched_by(const std::shared_ptr<Pulse>& pulse, const StorePtr& store,
+                         PulseTimes::Time end) {
+  try {
+    return bounded(left_until(end) + Milliseconds(500),
+                   [=] { return pulse->unwatched(*store, end); });
+  } catch (const NoAnswer&) {  // as above
+  } catch (const std::exception&) {
+  }
+  return "";
 }
 
 World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& store,
@@ -259,13 +268,16 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
                                   const std::shared_ptr<Board>& board) {
   World::Connect connect;
   std::shared_ptr<Pulse> pulse;
+  std::string unwatched;
   if (ranks.world_size > 1 && chosen.nccl) {
     // NCCL reads its own variable, when the first group is made.
     if (!interface.empty()) {
       address_of(interface, "dist_env.interface", interfaces());
       ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
     }
-    pulse = feel_pulse(ranks, store, timeout, interface);
+    const PulseTimes times = pulse_times(std::chrono::steady_clock::now());
+    pulse = feel_pulse(ranks, store, times, interface);
+    if (pulse && ranks.rank == 0) unwatched = unwatched_by(pulse, store, times.counted);
     connect = over_nccl(ranks, store, chosen, timeout, board, pulse);
   } else if (ranks.world_size > 1) {
     connect =
@@ -286,9 +298,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
     return world;
   }
   for (const std::string& notice : open_to_others(ranks, *store)) world->notice(notice);
-  if (pulse && !pulse->trouble().empty())
-    world->notice("no rank will hear at once when another has ended, but after the timeout: " +
-                  pulse->trouble());
+  if (!unwatched.empty()) world->notice(unwatched);
   auto late = c10::make_intrusive<c10d::PrefixStore>("late", store);
   world->set_liveness_check(
       [late, board, pulse, rank = ranks.rank, agent = ranks.meets_at_agent(),

@@ -56,6 +56,20 @@ TEST_CASE("ranks that look whether hosts reach each other end ten seconds after 
     }
 }
 
+TEST_CASE("who connects to hear of ends leaves the first group its time") {
+  const PulseTimes::Time now{};
+  const PulseTimes times = pulse_times(now);
+  CHECK(times.connected < times.counted);
+  CHECK(times.told < times.all);
+  // A host is lost meanwhile: one side looks at the board twice more and posts, each in vain, and
+  // rank 0 calls the roll.
+  CHECK(times.all - now + 3 * kStoreOnceMore < kAfterTimeout);
+  for (milliseconds timeout : kTimeouts) {
+    const RollCallTimes roll = roll_call_times(timeout);
+    CHECK(times.counted - now + roll.window + roll.stays < kAfterTimeout);
+  }
+}
+
 TEST_CASE("a limit holds where what is called meanwhile takes long") {
   auto never = std::make_shared<std::latch>(1);
   int calls = 0;
