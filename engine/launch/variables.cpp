@@ -48,7 +48,7 @@ PortRange ports_of(const Reader& read) {
 }
 
 int port_of_job(const Reader& read, int64_t number) {
-  const PortRange ports = ports_of(read);
+  const PortRange ports = ports_of(read).to_meet();
   return static_cast<int>(ports.limited() ? ports.first + number % ports.count()
                                           : 20000 + number % 12000);
 }

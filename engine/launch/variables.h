@@ -39,7 +39,7 @@ void check(const RankEnvironment& e, const Names& names);
 // MESHWRIGHT_PORT_RANGE. Throws Error(bad_rank_environment).
 PortRange ports_of(const Reader& read);
 // Where the ranks of a job meet whose launcher names no MASTER_PORT, by the job's number: in the
-// range, else below the ports that the kernel gives out.
+// first half of the range, else below the ports that the kernel gives out.
 int port_of_job(const Reader& read, int64_t number);
 
 // Launchers other than torchrun, plain variables and Slurm (launchers.cpp).

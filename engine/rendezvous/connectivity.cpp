@@ -139,9 +139,13 @@ int listen_in(const launch::PortRange& ports, const std::string& before_port,
     if (!ports.limited() || (reason != EADDRINUSE && reason != EACCES))
       cannot_listen(before_port, port, reason);
   }
-  throw Error(ErrorCode::rendezvous_failed,
-              "no port of MESHWRIGHT_PORT_RANGE = " + std::to_string(ports.first) + "-" +
-                  std::to_string(ports.last) + " is free on " + where)
+  auto written = [](const launch::PortRange& range) {
+    return std::to_string(range.first) + "-" + std::to_string(range.last);
+  };
+  const launch::PortRange tried = ports.for_others();
+  std::string range = "MESHWRIGHT_PORT_RANGE = " + written(ports);
+  if (tried.count() < ports.count()) range = written(tried) + " (the second half of " + range + ")";
+  throw Error(ErrorCode::rendezvous_failed, "no port of " + range + " is free on " + where)
       .help(
           "widen MESHWRIGHT_PORT_RANGE, on all ranks: each rank of a host takes one port for a "
           "moment, rank 0 two more for as long as it runs (ss -ltnp shows who has them)");
@@ -166,10 +170,11 @@ int listen_at(const std::string& address, int port) {
 std::vector<int> ports_to_try(const launch::PortRange& ports) {
   if (!ports.limited()) return {0};
   std::vector<int> out;
-  const auto count = static_cast<unsigned>(ports.count());
+  const launch::PortRange half = ports.for_others();
+  const auto count = static_cast<unsigned>(half.count());
   const unsigned begin = std::random_device()() % count;
   for (unsigned i = 0; i < count; ++i)
-    out.push_back(ports.first + static_cast<int>((begin + i) % count));
+    out.push_back(half.first + static_cast<int>((begin + i) % count));
   return out;
 }
 

@@ -18,8 +18,8 @@ int listen_at(const std::string& address, int port);
 // Error(rendezvous_failed) that names the range when all its ports are taken.
 int listen_on(const launch::PortRange& ports, bool loopback_only);
 int listen_at(const std::string& address, const launch::PortRange& ports);
-// All of the range, from a random one on, so that the ranks of a host rarely want the same; {0}
-// where there is none.
+// Those of the range where no job meets (PortRange::for_others()), from a random one on, so that
+// the ranks of a host rarely want the same; {0} where there is no range.
 std::vector<int> ports_to_try(const launch::PortRange& ports);
 
 // The two ends of a connection, as numbers: "10.70.0.2", "fd00::2".

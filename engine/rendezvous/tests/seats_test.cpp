@@ -209,10 +209,44 @@ TEST_CASE("a range of ports holds for doors of both kinds, and an error says whe
       CHECK(error.helps()[0].starts_with("widen MESHWRIGHT_PORT_RANGE"));
     }
   }
-  std::vector<int> tried = ports_to_try({29500, 29503});
-  std::sort(tried.begin(), tried.end());
-  CHECK(tried == std::vector<int>{29500, 29501, 29502, 29503});
+}
+
+TEST_CASE("where ranks meet by the job's number nothing else of a job listens") {
+  auto tried = [](const launch::PortRange& range) {
+    std::vector<int> out = ports_to_try(range);
+    std::sort(out.begin(), out.end());
+    return out;
+  };
+  CHECK(tried({29500, 29502}) == std::vector<int>{29500, 29501, 29502});  // too few to divide
+  CHECK(tried({29500, 29503}) == std::vector<int>{29502, 29503});
+  CHECK(tried({29500, 29504}) == std::vector<int>{29502, 29503, 29504});
   CHECK(ports_to_try({}) == std::vector<int>{0});
+  // Two of four ports are taken.
+  launch::PortRange range;
+  std::vector<int> taken;
+  for (int first = 42000; first < 43000 && taken.size() < 2; first += 4) {
+    for (int fd : taken) ::close(fd);
+    taken.clear();
+    range = {first, first + 3};
+    for (int port : ports_to_try(range)) {
+      try {
+        taken.push_back(listen_at("127.0.0.1", port));
+      } catch (const Error&) {  // another program has it
+      }
+    }
+  }
+  REQUIRE(taken.size() == 2);
+  try {
+    ::close(listen_at("127.0.0.1", range));
+    FAIL("no error");
+  } catch (const Error& error) {
+    const std::string last = std::to_string(range.last);
+    CHECK(error.message() ==
+          "no port of " + std::to_string(range.first + 2) + "-" + last +
+              " (the second half of MESHWRIGHT_PORT_RANGE = " + std::to_string(range.first) + "-" +
+              last + ") is free on 127.0.0.1");
+  }
+  for (int fd : taken) ::close(fd);
 }
 
 TEST_CASE("a door lets thousands of strangers in and out, and who comes then is not kept waiting") {
