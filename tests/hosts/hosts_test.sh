@@ -223,6 +223,17 @@ doctor_of_two_hosts() {
   expect 0 0 "slowest: rank"; expect 0 0 "net0 (10.70.0.1)"; expect 0 0 "; hostb is "; expect 0 0 "send/recv"; expect 0 0 "on 4 ranks of 2 hosts"
   in_ten_seconds
 }
+# One host cannot write where runs go: rank 0's table names it, and every rank ends with that fault's status.
+doctor_of_a_host_with_a_fault() {
+  two_hosts
+  local r runs=$folder/${name}_runs
+  mkdir "$runs"
+  on hostb mount -t tmpfs -o ro tmpfs "$runs"
+  four_ranks doctor --run-folder "$runs"
+  for r in 0 1 2 3; do expect $r 7 ""; done
+  expect 0 7 "hostb: $runs: cannot write into $runs: Read-only file system [E0705]"
+  expect_times 0 1 "cannot write into"; expect 0 7 "1 fault, "
+}
 # A link of 100 Mb/s carries 11 or 12 MB/s of what is asked for, in its better direction.
 doctor_of_a_slow_link() {
   command -v tc > /dev/null || { cannot "tc is not installed"; return; }
@@ -248,5 +259,5 @@ calibrate_of_two_hosts() {
     { failures=$((failures + 1)); echo "FAILED: $name: not the bandwidth of the link:"; grep -A8 '^.network' "$folder/$name.toml"; }
 }
 
-all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable secret_of_the_job second_job_on_the_port one_interface_listens ports_are_limited wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer each_byte_once doctor_of_two_hosts doctor_of_a_slow_link calibrate_of_two_hosts"
+all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable secret_of_the_job second_job_on_the_port one_interface_listens ports_are_limited wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer each_byte_once doctor_of_two_hosts doctor_of_a_host_with_a_fault doctor_of_a_slow_link calibrate_of_two_hosts"
 run_cases "$all" "$@"
