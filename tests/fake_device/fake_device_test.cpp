@@ -193,8 +193,10 @@ TEST_CASE("what runs on the fake device gives what the CPU gives, and in order")
       row.steps = kWatchedSteps;
       CAPTURE(row.name);
       // What is written late must not show either.
-      const Ended device = train(row, On::device, {"FAKE_DEVICE_DELAYS=1"}),
-                  host = train(row, On::host);
+      Strings variables{"FAKE_DEVICE_DELAYS=1"};
+      // The first capability that has such products.
+      if (row.name == "float8") variables.push_back("FAKE_DEVICE_CAPABILITY=8.9");
+      const Ended device = train(row, On::device, variables), host = train(row, On::host);
       REQUIRE_MESSAGE(device.code == 0, device.said);
       REQUIRE_MESSAGE(host.code == 0, host.said);
       check_like(device, host, row);
@@ -320,6 +322,19 @@ TEST_CASE("devices of other capabilities train with the CPU's numbers and kernel
       }));
     }
   }
+}
+
+TEST_CASE("products of 8-bit floats are refused at the start where the device has none") {
+  const Ended ended = train({"", kFirst, 1, {kFloat8Linear, kBf16, kBf16Out}}, On::device,
+                            {"FAKE_DEVICE_CAPABILITY=8.6"});
+  CHECK(ended.code != 0);
+  CHECK(ended.losses.empty());
+  for (const char* part :
+       {"error[E0504]: model.float8_linear: cuda:0 has no products of 8-bit "
+        "floats: torch._scaled_mm is only supported on CUDA devices with",
+        "set model.float8_linear = false", "use a device of capability 8.9 or above"})
+    CHECK_MESSAGE(ended.said.find(part) != std::string::npos, ended.said);
+  CHECK(races(ended) == 0);
 }
 
 // The checks see something: what LibTorch orders is no longer ordered.
