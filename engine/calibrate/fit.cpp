@@ -118,7 +118,7 @@ class Fit {
       m.outside = m.memory / 10;
       guess("device.outside", "a tenth of the memory");
     }
-    m.peak_fp8 = m.rate.product_fp8 = 0;
+    m.peak_fp8 = m.rate.product_fp8 = m.peak_tf32 = 0;
   }
 
   void products() {
@@ -298,7 +298,7 @@ class Fit {
     const bool one_host = measured_.hosts <= 1;
     for (const steptime::Figure& figure : steptime::figures_of(machine())) {
       const std::string key = figure.key();
-      const bool fp8 = key == "peak.fp8" || key == "rate.product_fp8";
+      const bool may_lack = key == "peak.fp8" || key == "rate.product_fp8" || key == "peak.tf32";
       // Without them older kernels are as fast as the one that was measured.
       if (!shipped_.same_device && (key == "rate.attention_fa2" || key == "rate.attention_triton"))
         continue;
@@ -307,7 +307,7 @@ class Fit {
       if (key.starts_with("network.send_") && !shipped_.machine.sources.contains(key) &&
           !out_.sources.contains(key))
         continue;
-      if (out_.sources.contains(key) || (fp8 && *figure.to == 0)) continue;
+      if (out_.sources.contains(key) || (may_lack && *figure.to == 0)) continue;
       const std::string of = "as shipped for " + shipped_.machine.name;
       const bool network = key.starts_with("network.");
       const bool guess_there = std::find(guessed.begin(), guessed.end(), key) != guessed.end();

@@ -154,8 +154,8 @@ class RunFit {
 
 Machine scaled(Machine machine, double computing, double network) {
   if (machine.overlap.adds) {
-    for (double* figure :
-         {&machine.bandwidth, &machine.peak_bf16, &machine.peak_fp8, &machine.peak_fp32})
+    for (double* figure : {&machine.bandwidth, &machine.peak_bf16, &machine.peak_fp8,
+                           &machine.peak_fp32, &machine.peak_tf32})
       *figure *= computing;
     for (double* figure :
          {&machine.host.layer_forward, &machine.host.layer_backward, &machine.host.fixed})

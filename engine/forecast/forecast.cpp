@@ -21,7 +21,7 @@ struct Ways {
   bool rows = true, hidden = true;
   double ahead = 1;
   double width = 2, reduced = 4;
-  bool every_micro_batch = false;
+  bool every_micro_batch = false, tf32 = false;
   OffloadPolicy offload;
 };
 
@@ -38,6 +38,7 @@ Ways ways_of(const plan::Job& job, const plan::JobPlan& plan) {
   out.width = static_cast<double>(dtype_size(config.shared.autocast_dtype.value_or(mp.param)));
   out.reduced = static_cast<double>(dtype_size(mp.reduce));
   out.every_micro_batch = reduces_each(said);
+  out.tf32 = asks_for_tf32(job);
   if (!said.replicated) out.offload = said.sharding.offload;
   return out;
 }
@@ -141,7 +142,7 @@ void say_rough(Forecast& out) {
 void finish(Forecast& out) {
   const Job& job = out.job;
   out.usable = out.machine.memory - out.machine.outside;
-  const double peak = peak_of(out.machine, job.width);
+  const double peak = peak_of(out.machine, job.width, job.tf32);
   out.tokens_a_second = job.tokens_a_step() / job.ranks / out.time.seconds;
   out.mfu = out.tokens_a_second * out.shape.flop_a_token(job.length) / peak;
   for (const auto& [name, seconds] : parts_of(out.time.parts))
@@ -159,6 +160,7 @@ Job job_of_rank(const plan::JobPlan& plan, const Ways& ways, const Exchanged& sa
   set_sizes(plan, out);
   out.ranks_per_host = std::min(machine.network.ranks_per_host, out.ranks);
   out.width = ways.width;
+  out.tf32 = ways.tf32;
   out.sequence_parallel = cuts_sequence(plan.tp);
   switch (plan.shared.activation_checkpointing) {
     case ActivationCheckpointing::none:
@@ -289,8 +291,12 @@ double compute_width(const plan::Job& job, const plan::JobPlan& plan) {
   return ways_of(job, plan).width;
 }
 
-double peak_of(const Machine& machine, double width) {
-  return width > 2 ? machine.peak_fp32 : machine.peak_bf16;
+bool asks_for_tf32(const plan::Job& job) {
+  return job.config.table("run").get_string("float32_matmul_precision") == "high";
+}
+
+double peak_of(const Machine& machine, double width, bool tf32) {
+  return width > 2 ? machine.peak_of_float32(tf32) : machine.peak_bf16;
 }
 
 Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine& machine) {

@@ -64,7 +64,9 @@ double gathers_ahead(const ShardingPlan& plan);
 int64_t layer_of(const std::string& name);
 // Bytes of an element in the job's products, which say whose peak counts.
 double compute_width(const plan::Job& job, const plan::JobPlan& plan);
-double peak_of(const steptime::Machine& machine, double width);
+// Whether its products of float32 may be in TF32, which has a peak of its own.
+bool asks_for_tf32(const plan::Job& job);
+double peak_of(const steptime::Machine& machine, double width, bool tf32);
 // Which rank the plan is of changes nothing but for rows that do not divide evenly. Throws
 // Error(missing_key) when the plan has no model or no length of a sample.
 Forecast forecast(const plan::Job& job, const plan::JobPlan& plan,

@@ -51,6 +51,7 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
   base.optimizer_bytes = steptime::kFusedOptimizer;
   base.logits = 4;  // in bfloat16, with their gradient; the loss makes no copy
   base.engine_memory = true;
+  base.tf32 = asks_for_tf32(job);
   const ContextOptions& context = job.config.shared.context;
   if (context.method == ContextMethod::ring) base.context = steptime::ContextWay::ring;
   if (context.method == ContextMethod::ulysses)

@@ -31,7 +31,10 @@ struct Constant {
 };
 const std::vector<Constant>& constants() {
   static const std::vector<Constant> kAll = {
-      {"products and attention", "faster", "slower", {"peak.bf16", "peak.fp8", "peak.fp32"}},
+      {"products and attention",
+       "faster",
+       "slower",
+       {"peak.bf16", "peak.fp8", "peak.fp32", "peak.tf32"}},
       {"attention", "faster", "slower", {"rate.attention"}},
       {"memory", "faster", "slower", {"device.bandwidth"}},
       {"element-wise kernels", "faster", "slower", {"rate.elementwise"}},

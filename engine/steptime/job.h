@@ -96,6 +96,7 @@ struct Job {
   Loss loss = Loss::plain;
   Attention attention = Attention::flash;
   bool fp8 = false, lora = false;
+  bool tf32 = false;  // products of float32, where the machine has a peak for it
 
   bool sequence_parallel = true;
   bool separate_columns = false;  // q, k, v, gate and up gather their input each

@@ -17,7 +17,8 @@ constexpr double kLaunch = 2e-6;
 double peak_of(const Machine& machine, Precision precision) {
   switch (precision) {
     case Precision::full:
-      return machine.peak_fp32;
+    case Precision::tf32:
+      return machine.peak_of_float32(precision == Precision::tf32);
     case Precision::half:
       return machine.peak_bf16;
     case Precision::fp8:
@@ -62,7 +63,7 @@ double seconds_of(const Machine& machine, const Product& product, Precision prec
   const double in = precision == Precision::fp8    ? 1
                     : precision == Precision::half ? 2
                                                    : 4,
-               out = precision == Precision::full ? 4 : 2;
+               out = precision == Precision::fp8 ? 2 : in;
   const double bytes = in * (m * k + n * k) + out * m * n;
   return std::max(2 * m * n * k / rate, bytes / machine.bandwidth) + kLaunch;
 }

@@ -6,7 +6,7 @@
 
 namespace meshwright::steptime {
 
-enum class Precision : uint8_t { full, half, fp8 };  // fp32, bf16, fp8
+enum class Precision : uint8_t { full, tf32, half, fp8 };  // fp32, fp32 in TF32, bf16, fp8
 
 struct Product {
   double rows = 0, columns = 0, inner = 0;

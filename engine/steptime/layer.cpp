@@ -9,7 +9,9 @@ namespace meshwright::steptime {
 namespace {
 
 Precision precision_of(const Job& job) {
-  return job.fp8 ? Precision::fp8 : job.width > 2 ? Precision::full : Precision::half;
+  if (job.fp8) return Precision::fp8;
+  if (job.width <= 2) return Precision::half;
+  return job.tf32 ? Precision::tf32 : Precision::full;
 }
 
 struct Both {

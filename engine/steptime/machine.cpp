@@ -24,6 +24,7 @@ std::vector<Figure> figures_of(Machine& m) {
       {"peak", "bf16", &m.peak_bf16, 1e8, 1e17, "operations a second, dense"},
       {"peak", "fp8", &m.peak_fp8, 1e8, 1e17, "operations a second, dense", false},
       {"peak", "fp32", &m.peak_fp32, 1e8, 1e17, "operations a second, dense"},
+      {"peak", "tf32", &m.peak_tf32, 1e8, 1e17, "operations a second, dense", false},
       {"rate", "product", &m.rate.product, 0.01, 1, share},
       {"rate", "product_fp8", &m.rate.product_fp8, 0.01, 1, share, false},
       {"rate", "elementwise", &m.rate.elementwise, 0.01, 1, "a share of the bandwidth"},

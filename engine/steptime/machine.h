@@ -19,6 +19,9 @@ struct Machine {
   double outside = 2.5e9;  // bytes that no job can have: the driver's context, NCCL's buffers
 
   double peak_bf16 = 0, peak_fp8 = 0, peak_fp32 = 0;  // dense; 0: it has none
+  double peak_tf32 = 0;  // of matrix products of float32 in TF32; 0: as float32
+  // Of matrix products of float32, where the job lets them be in TF32 or not.
+  double peak_of_float32(bool tf32) const { return tf32 && peak_tf32 > 0 ? peak_tf32 : peak_fp32; }
 
   struct Rate {
     double product = 0;      // of the peak, large products inside a step

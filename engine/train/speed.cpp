@@ -23,7 +23,7 @@ namespace meshwright::train {
 namespace {
 
 // Of this rank; 0: not known.
-double peak_of_rank(World& world, double width) {
+double peak_of_rank(World& world, double width, bool tf32) {
   if (world.device().is_cpu()) {
     // Ranks of a host share its cores when they train, and so they do here.
     world.everyone()->barrier();
@@ -33,7 +33,7 @@ double peak_of_rank(World& world, double width) {
   if (cuda == nullptr) return 0;
   const std::optional<steptime::Machine> machine = steptime::machine_reported(
       cuda->device_name(world.device().index()), forecast::machines_folder());
-  return machine ? forecast::peak_of(*machine, width) : 0;
+  return machine ? forecast::peak_of(*machine, width, tf32) : 0;
 }
 
 // 0: a model without the sizes that the formula wants.
@@ -90,8 +90,10 @@ double measured_rate(double width) {
 Speed::Speed(const Job& job, Trainer& trainer, int64_t seq_len) {
   World& world = trainer.world();
   const double a_token = flop_a_token(trainer.plan(), seq_len);
-  const double peak =
-      a_token > 0 ? peak_of_rank(world, forecast::compute_width(job.impl(), trainer.plan())) : 0;
+  const double peak = a_token > 0
+                          ? peak_of_rank(world, forecast::compute_width(job.impl(), trainer.plan()),
+                                         forecast::asks_for_tf32(job.impl()))
+                          : 0;
   // Names of hosts have no blanks.
   const std::vector<std::string> all =
       gather_texts(world, std::to_string(peak) + " " + base::this_process().host);

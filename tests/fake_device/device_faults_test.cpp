@@ -41,6 +41,7 @@
 #include "meshwright/parallel/transport.h"
 #include "meshwright/trainer.h"
 #include "ranks.h"
+#include "sdk/comm/tests/sampled.h"
 
 // How often the host waited for a device: this program's functions come before the fake's.
 static std::atomic<int64_t> host_waits = 0;
@@ -479,8 +480,10 @@ TEST_CASE("a model that was built on the host trains on devices as on the host")
       return out;
     };
     const std::vector<double> host = numbers("cpu", "");
-    for (const char* seed :
-         frozen ? std::vector<const char*>{"1", "2", "3"} : std::vector<const char*>{""}) {
+    std::vector<const char*> seeds{""};
+    if (frozen) seeds = {"1"};
+    if (frozen && meshwright::all_layouts()) seeds = {"1", "2", "3"};
+    for (const char* seed : seeds) {
       CAPTURE(std::string(seed));
       const std::vector<double> device = numbers("cuda", seed);
       CHECK(device.size() == 14);

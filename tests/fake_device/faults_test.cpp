@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../faults/program.h"
+#include "sdk/comm/tests/sampled.h"
 
 namespace faults_test {
 
@@ -148,9 +149,12 @@ TEST_CASE("SIGKILL of a rank on a device: it is named, all end at once, exit cod
     std::string name;
     Strings sets;
     int64_t victim;
+    bool within = false;  // others kill the same rank in the same way
   };
-  for (const Row& row : {Row{"fsdp2", {}, 0}, Row{"fsdp2", {}, 1}, Row{"experts", kExperts, 1},
-                         Row{"stages", kStages, 0}, Row{"tensor parallel", kTensors, 1}}) {
+  for (const Row& row :
+       {Row{"fsdp2", {}, 0}, Row{"fsdp2", {}, 1, true}, Row{"experts", kExperts, 1},
+        Row{"stages", kStages, 0}, Row{"tensor parallel", kTensors, 1}}) {
+    if (row.within && !meshwright::all_layouts()) continue;
     CAPTURE(row.name);
     CAPTURE(row.victim);
     Strings sets = row.sets;

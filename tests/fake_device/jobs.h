@@ -57,6 +57,8 @@ Ended run_program(const fs::path& folder, const Strings& words, On on,
 Ended run_ranks(const fs::path& folder, const Strings& words, int ranks, On on,
                 const Strings& variables = {});
 Ended train(const Row& row, On on, const Strings& variables = {});
+// The same, run once for all cases of this process, whatever they call the job.
+const Ended& trained(const Row& row, On on, const Strings& variables = {});
 
 // Lines of a log that tell of a fault (wrong_lines.h).
 Strings wrong_lines(const std::string& log);

@@ -3,11 +3,14 @@
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <elf.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <fstream>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -20,17 +23,29 @@ namespace {
 
 struct Function {
   uint64_t begin = 0, end = 0;
-  std::string name;
+  const char* name = "";  // in the mapped file
 };
 
+// For good, and not read: files of LibTorch have hundreds of MB, and their symbols a tenth of that.
+std::string_view mapped(const char* path) {
+  const int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return {};
+  struct stat known{};
+  void* begin = MAP_FAILED;
+  if (fstat(file, &known) == 0 && known.st_size > 0)
+    begin = mmap(nullptr, static_cast<size_t>(known.st_size), PROT_READ, MAP_PRIVATE, file, 0);
+  close(file);
+  if (begin == MAP_FAILED) return {};
+  return {static_cast<const char*>(begin), static_cast<size_t>(known.st_size)};
+}
+
 template <class T>
-const T* at(const std::string& file, uint64_t offset) {
+const T* at(std::string_view file, uint64_t offset) {
   return reinterpret_cast<const T*>(file.data() + offset);
 }
 
 std::vector<Function> read_functions(const char* path) {
-  std::ifstream in(path, std::ios::binary);
-  const std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  const std::string_view file = mapped(path);
   std::vector<Function> out;
   if (file.size() < sizeof(Elf64_Ehdr)) return out;
   const auto* head = at<Elf64_Ehdr>(file, 0);
@@ -56,15 +71,15 @@ const std::vector<Function>& functions_of(const std::string& path) {
   return it->second;
 }
 
-std::string demangled(const std::string& name) {
+std::string demangled(const char* name) {
   int status = 0;
   const std::unique_ptr<char, decltype(&free)> text(
-      abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status), &free);
+      abi::__cxa_demangle(name, nullptr, nullptr, &status), &free);
   // Only the name: without what is in brackets (arguments, or a page of templates) and the type
   // before it.
   std::string out;
   int depth = 0;
-  for (const char c : std::string(text != nullptr ? text.get() : name.c_str())) {
+  for (const char c : std::string(text != nullptr ? text.get() : name)) {
     if (c == '<' || c == '(' || c == '{') ++depth;
     if (depth == 0) out += c;
     if (c == '>' || c == ')' || c == '}') --depth;

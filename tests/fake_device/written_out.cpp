@@ -101,7 +101,11 @@ Tensor histc(c10::DispatchKeySet, const Tensor& input, int64_t bins, const at::S
 
 // What LibTorch asks of a product of 8-bit floats before it calls cuBLASLt, and cuBLASLt of memory:
 // rows of the first factor and columns of the second in one piece, and sums over multiples of 16.
+// Of the device first, in LibTorch's words.
 void check_scaled(const Tensor& a, const Tensor& b, const Tensor& by_a, const Tensor& by_b) {
+  TORCH_CHECK_NOT_IMPLEMENTED(fake_device_capability() >= 89,
+                              "torch._scaled_mm is only supported on CUDA devices with compute "
+                              "capability >= 9.0 or 8.9, or ROCm MI300+");
   TORCH_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0),
               "_scaled_mm: these cannot be multiplied: ", a.sizes(), " and ", b.sizes());
   for (const Tensor& t : {b, by_a, by_b})

@@ -179,13 +179,13 @@ TEST_CASE("a device that is shipped keeps its maker's peaks; shares of them are 
   CHECK(found.measured("overlap.kappa"));
   CHECK(found.sources.at("peak.bf16") == "as shipped for NVIDIA H100 SXM 700 W");
   CHECK(found.measured("rate.product"));
-  CHECK(found.sources.contains("peak.fp8"));
+  for (const char* key : {"peak.fp8", "peak.tf32"}) CHECK(found.sources.contains(key));
   // The same times on a device that nobody knows: peaks are what products attain.
   const Fitted unknown = fit(measured, {h100(), false}, "2026-11-26", "host");
   CHECK(unknown.machine.peak_bf16 * unknown.machine.rate.product ==
         Approx(truth.peak_bf16 * 0.55).epsilon(0.03));
   CHECK(unknown.machine.reported == std::vector<std::string>{truth.name});
-  CHECK(!unknown.sources.contains("peak.fp8"));
+  for (const char* key : {"peak.fp8", "peak.tf32"}) CHECK(!unknown.sources.contains(key));
 }
 
 TEST_CASE("what products lose to collectives beside them is a share of these") {

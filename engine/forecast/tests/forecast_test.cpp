@@ -66,6 +66,22 @@ TEST_CASE("a pipeline's fullest and slowest rank count, whichever rank the plan 
   CHECK(told.at("slowest").at("rank").to_number<int64_t>() == b.slowest->rank);
 }
 
+TEST_CASE(
+    "a job whose products of float32 may be in TF32 is predicted, and measured, by its peak") {
+  auto with = [](const std::string& dtype, const std::string& precision) {
+    return planned_8b(64, {"distributed.mp_policy.param_dtype=" + dtype,
+                           "distributed.mp_policy.output_dtype=" + dtype,
+                           "run.float32_matmul_precision=" + precision})
+        .on(h100());
+  };
+  const Forecast full = with("float32", "highest"), tf32 = with("float32", "high");
+  CHECK(tf32.time.parts.products < 0.2 * full.time.parts.products);
+  CHECK(tf32.time.parts.attention == full.time.parts.attention);
+  CHECK(tf32.mfu ==
+        Approx(tf32.tokens_a_second * tf32.shape.flop_a_token(tf32.job.length) / h100().peak_tf32));
+  CHECK(with("bfloat16", "high").time.seconds == with("bfloat16", "highest").time.seconds);
+}
+
 TEST_CASE("without a pipeline all ranks are alike, and no stage is named") {
   const Forecast f = planned_8b(8, {}, 5).on(h100());
   CHECK(f.fullest->rank == 0);

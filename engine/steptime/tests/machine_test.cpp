@@ -50,8 +50,23 @@ TEST_CASE("every shipped machine can be read, by its name and with its ranks a h
     CHECK(machine.network.ranks_per_host == 8);
     CHECK(find_machine(std::string(name) + "x4", kMachines).network.ranks_per_host == 4);
   }
+  for (const char* name :
+       {"a100-40", "a100-80", "h100", "h100-2024", "h100-500w", "h200", "b200", "l40s"}) {
+    CAPTURE(name);
+    const Machine machine = find_machine(name, kMachines);
+    CHECK(machine.peak_of_float32(false) == machine.peak_fp32);
+    CHECK(machine.peak_of_float32(true) > machine.peak_fp32);
+    CHECK(machine.peak_of_float32(true) < machine.peak_bf16);
+  }
   CHECK(find_machine("h100", kMachines).guessed.empty());
   CHECK(!find_machine("b200", kMachines).guessed.empty());
+}
+
+TEST_CASE("a file that does not say the peak of TF32 is read, and has float32's") {
+  const Scratch scratch;
+  const Machine machine = read_machine(scratch.with(", tf32 = 494.7e12", ""));
+  CHECK(machine.peak_tf32 == 0);
+  CHECK(machine.peak_of_float32(true) == machine.peak_fp32);
 }
 
 TEST_CASE(

@@ -166,6 +166,34 @@ TEST_CASE("what is frozen takes less time, the more of it the less, and nothing 
   }
 }
 
+TEST_CASE(
+    "products of float32 in TF32 are as much faster as its peak is higher, and nothing else") {
+  Machine machine = find_machine("h100", kMachines);
+  Shape shape;
+  shape.hidden = 4096;
+  shape.layers = 32;
+  shape.heads = 32;
+  shape.kv_heads = 8;
+  shape.head_dim = 128;
+  shape.ffn = 14336;
+  shape.vocabulary = 128256;
+  auto parts = [&](double width, bool tf32) {
+    Job job;
+    job.length = 4096;
+    job.width = width;
+    job.tf32 = tf32;
+    return predict(machine, shape, job).parts;
+  };
+  const Parts full = parts(4, false), tf32 = parts(4, true);
+  CHECK(full.products / tf32.products ==
+        doctest::Approx(machine.peak_tf32 / machine.peak_fp32).epsilon(0.02));
+  CHECK(tf32.attention == full.attention);
+  CHECK(tf32.elementwise == full.elementwise);
+  CHECK(parts(2, true).products == parts(2, false).products);
+  machine.peak_tf32 = 0;  // as a file has it that does not say
+  CHECK(parts(4, true).products == full.products);
+}
+
 TEST_CASE("adapters move 10 bytes an element of the Linears beside which they are, both ways") {
   const Machine machine = find_machine("h100", kMachines);
   Shape shape;
