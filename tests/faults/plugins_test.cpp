@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "program.h"
+#include "sdk/comm/tests/sampled.h"
 
 using namespace faults;
 namespace fs = std::filesystem;
@@ -38,9 +39,12 @@ TEST_CASE("the plugin of these tests trains when nothing is asked of it") {
 
 TEST_CASE(
     "a plugin that calls exit(0) in any phase fails the run, by name, alone and with local ranks") {
+  size_t number = 0;  // half: each alone or with ranks, in turns
   for (const char* what : {"exit in create", "exit in plan", "exit in parallelize", "exit in step",
-                           "quick_exit in step", "_exit in step"})
+                           "quick_exit in step", "_exit in step"}) {
+    size_t turn = number++;
     for (int64_t ranks : {1, 2}) {
+      if (!meshwright::sampled(turn++, 2)) continue;
       CAPTURE(what);
       CAPTURE(ranks);
       if (std::string(what).starts_with("_") && ranks == 1)
@@ -53,6 +57,7 @@ TEST_CASE(
       CHECK(ended.says(kPlugin));
       CHECK(!fs::exists(program.run_folder() / "checkpoints/step_00000006"));
     }
+  }
 }
 
 TEST_CASE(
@@ -120,6 +125,7 @@ TEST_CASE("a crash of a plugin is told as its fault, alone and with ranks, and n
   struct Row {
     const char *fault, *place, *says, *where;
   };
+  size_t number = 0;  // half: each alone or with ranks, in turns
   for (const Row& row :
        {Row{"segfault", "plan", "signal 11 (SIGSEGV", "plan_mesh"},
         Row{"segfault", "begin_micro_batch", "signal 11 (SIGSEGV", "begin_micro_batch"},
@@ -134,8 +140,10 @@ TEST_CASE("a crash of a plugin is told as its fault, alone and with ranks, and n
         Row{"overflow", "clip_grad_norm", "signal 11 (SIGSEGV", "clip_grad_norm"},
         Row{"segfault", "forward", "signal 11 (SIGSEGV", "code that it left behind"},
         Row{"throw 42", "forward", "signal 6 (SIGABRT", "code that it left behind"},
-        Row{"abort", "destructor", "signal 6 (SIGABRT", "the destructor of its model"}})
+        Row{"abort", "destructor", "signal 6 (SIGABRT", "the destructor of its model"}}) {
+    size_t turn = number++;
     for (int64_t ranks : {1, 2}) {
+      if (!meshwright::sampled(turn++, 2)) continue;
       CAPTURE(row.fault);
       CAPTURE(row.place);
       CAPTURE(ranks);
@@ -151,6 +159,7 @@ TEST_CASE("a crash of a plugin is told as its fault, alone and with ranks, and n
       CHECK(ended.says(row.says));
       CHECK(!ended.says("restart 1"));
     }
+  }
 }
 
 TEST_CASE("a plugin that leaves by _exit(1) is told of, and not tried again") {

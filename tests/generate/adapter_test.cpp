@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ran.h"
+#include "sdk/comm/tests/sampled.h"
 
 namespace {
 
@@ -164,16 +165,22 @@ TEST_CASE("adapters of two ranks train on, go out as they came, and write alike 
   REQUIRE(expected.status == 0);
   CHECK(run("generate " + quoted(folder.path / "tuned") + kHow).out == expected.out);
   const std::string fsdp2 = "--nproc 2 --set distributed.strategy=fsdp2 ";
-  for (const fs::path& from : {adapter, back})
-    for (const std::string merge : {"", "--merge "})
+  size_t of_folder = 0;  // half: of folder, way and layout every pair
+  for (const fs::path& from : {adapter, back}) {
+    size_t of_way = of_folder++;
+    for (const std::string merge : {"", "--merge "}) {
+      size_t turn = of_way++;
       for (const std::string& layout :
            {std::string(), fsdp2, fsdp2 + "--set distributed.tp_size=2 "}) {
+        if (!meshwright::sampled(turn++, 2)) continue;
         const Ran ran =
             run("generate " + kNet + kHow + " --adapter " + quoted(from) + " " + merge + layout);
         CAPTURE(from.string() + merge + layout);
         CHECK(ran.status == 0);
         CHECK(ran.out.find(expected.out) != std::string::npos);
       }
+    }
+  }
   // The same file with another alpha writes something else: the pattern counts.
   const fs::path other = put_adapter(
       folder.path / "other", tensors,

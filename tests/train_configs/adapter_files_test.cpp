@@ -47,18 +47,23 @@ struct Adapters {
   }
 };
 
-fs::path exported_adapters() {
+// Made once.
+const fs::path& exported_adapters() {
+  static const fs::path made = kRuns + "/adapter_files/hf";
+  static bool there = false;
+  if (there) return made;
   const Trained run = train(kJob + "--set step_scheduler.max_steps=0 --set checkpoint.export=final",
                             "adapter_files");
   INFO(run.out);
   REQUIRE(run.status == 0);
-  return kRuns + "/adapter_files/hf";
+  there = true;
+  return made;
 }
 
 const std::string kOfQ = "base_model.model.model.layers.0.self_attn.q_proj.";
 
 TEST_CASE("files of adapters that do not fit are refused, and leave no run") {
-  const fs::path whole = exported_adapters();
+  const fs::path& whole = exported_adapters();
   struct Row {
     const char* name;
     std::function<void(const Adapters&)> damage;
@@ -140,7 +145,7 @@ TEST_CASE("names with a dot choose modules, and tensors of others are told as su
   const std::string chosen = kJob +
                              "--set step_scheduler.max_steps=0 --set "
                              "'lora.target_modules=[\"self_attn.q_proj\", \"mlp.down_proj\"]' ";
-  const fs::path whole = exported_adapters();
+  const fs::path& whole = exported_adapters();
   const Trained some = train(chosen + "--set checkpoint.export=final", "adapter_files_some");
   INFO(some.out);
   REQUIRE(some.status == 0);

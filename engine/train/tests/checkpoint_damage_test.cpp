@@ -169,7 +169,7 @@ TEST_CASE("a checkpoint that is cut or has a flipped bit is told by verify and n
     check(counts);
   } else {
     std::random_device device;
-    check(damage_all(four, two, 40961, 250, device()));
+    check(damage_all(four, two, 40961, 100, device()));
   }
 }
 
@@ -181,7 +181,7 @@ TEST_CASE("damage that one rank alone reads is told by all where weights are gat
     CAPTURE(overlap);
     const Layout two{
         "megatron_fsdp", 2, {flat_level(2), flat_option("overlap_param_gather", overlap)}};
-    const Counts counts = damage_all(two, two, 1 << 20, 60, device());
+    const Counts counts = damage_all(two, two, 1 << 20, 30, device());
     check(counts);
     CHECK(counts.alone > 0);
   }

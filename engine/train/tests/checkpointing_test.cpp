@@ -33,20 +33,21 @@ TEST_CASE(
     "what is saved on one layout is bitwise identical on any other, and training goes on as if "
     "nothing had happened") {
   TestFolder folder("checkpointing");
+  const int more = steps_of(3, 10);  // moments have a part from the second loss on
   for (size_t a = 0; a < 3; ++a) {
     INFO(kLayouts[a].text());
     fs::path saved = folder.path / ("from_" + std::to_string(a));
-    std::vector<double> unbroken = losses_of(kLayouts[a], {}, 13, saved, 3);
+    std::vector<double> unbroken = losses_of(kLayouts[a], {}, 3 + more, saved, 3);
     std::map<std::string, std::string> kept = contents(saved / "step_00000003");
     CHECK(kept.size() == 3 * 21);  // weights and two moments
     for (size_t b = 0; b < kLayouts.size(); ++b) {
       INFO(kLayouts[b].text());
       fs::path again = folder.path / ("from_" + std::to_string(a) + "_to_" + std::to_string(b));
-      std::vector<double> losses = losses_of(kLayouts[b], saved, 10, again, 0);
+      std::vector<double> losses = losses_of(kLayouts[b], saved, more, again, 0);
       CHECK(contents(again / "step_00000003") == kept);
-      REQUIRE(losses.size() == 10);
+      REQUIRE(losses.size() == static_cast<size_t>(more));
       double worst = 0;
-      for (size_t i = 0; i < 10; ++i)
+      for (size_t i = 0; i < losses.size(); ++i)
         worst = std::max(worst, std::abs(losses[i] - unbroken[i + 3]));
       CHECK(worst <= (a == b ? 0 : 1e-6));
     }

@@ -1,5 +1,5 @@
-// Every family under context parallelism alone and beside every other axis: twenty steps are those
-// of one process. Before doctest: LibTorch has a CHECK of its own.
+// Every family under context parallelism alone and beside every other axis: the steps are those of
+// one process. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/context_layouts.h"
 #include "sdk/comm/tests/sampled.h"
 
@@ -27,7 +27,7 @@ const SmallModel kBothRopes{
     64,
     R"(, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"], "rope_local_base_freq": 100.0)"};
 
-constexpr int kSteps = 20;
+const int kSteps = steps_of(6, 20);
 
 // Relative distances, of parameters after the last step to their largest element.
 struct Apart {
@@ -118,14 +118,15 @@ TEST_CASE("context matrix: what is computed again has the same bits") {
   TestFolder folder("context_again");
   for (const SmallModel& m : {kBothRopes, kBalanced}) {
     const std::string model = write_model(folder.path, m);
+    const int steps = steps_of(3, 5);
     for (const OnMesh& mesh : std::vector<OnMesh>{
              {2, {kCp2, kGather}}, {2, {kCp2, kRing}}, {2, {kCp2, kUlysses}}, {4, {kCp4, kRing}}}) {
-      const Curve kept = curve_of(context_layout(model, mesh), 5);
+      const Curve kept = curve_of(context_layout(model, mesh), steps);
       for (const std::string what : {"full", "selective"}) {
         const Layout layout =
             context_layout(model, mesh, {"distributed.activation_checkpointing=\"" + what + "\""});
         INFO(m.name << ": " << layout.text());
-        const Curve again = curve_of(layout, 5);
+        const Curve again = curve_of(layout, steps);
         CHECK(again.losses == kept.losses);
         CHECK(again.norms == kept.norms);
         CHECK(apart(again, kept).parameters == 0);

@@ -3,6 +3,7 @@
 #include "engine/train/tests/context_layouts.h"
 #include "engine/train/tests/packed.h"
 #include "engine/trainer/routers.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 
@@ -49,7 +50,8 @@ TEST_CASE(
     "context parallel: padded, in order, by two methods at once, offloaded and in micro-batches") {
   TestFolder folder("context_parallel_meshes");
   const std::string model = write_model(folder.path, kGrouped);
-  const Curve truth = curve_of(context_layout(model, kAlone), 20);
+  const int steps = steps_of(6, 20);
+  const Curve truth = curve_of(context_layout(model, kAlone), steps);
   for (const auto& [mesh, more] : std::vector<std::pair<OnMesh, std::vector<std::string>>>{
            {{3, {kCp3}}, {kGather}},  // eight tokens padded to twelve
            {{3, {kCp3}}, {kRing}},
@@ -60,7 +62,7 @@ TEST_CASE(
            {{2, {kCp2}}, {kUlysses, "distributed.fsdp2.offload_policy=\"cpu\""}}}) {
     const Layout layout = context_layout(model, mesh, more);
     INFO(layout.text());
-    CHECK(strays(curve_of(layout, 20), truth) == "");
+    CHECK(strays(curve_of(layout, steps), truth) == "");
   }
   // Micro-batches add up; and under the other strategies that shard.
   for (const char* strategy : {"fsdp2", "megatron_fsdp"}) {
@@ -68,7 +70,7 @@ TEST_CASE(
         context_layout(model, {2, {kCp2}}, {kRing, "step_scheduler.local_batch_size=3"});
     layout.strategy = strategy;
     INFO(layout.text());
-    CHECK(strays(curve_of(layout, 20), truth) == "");
+    CHECK(strays(curve_of(layout, steps), truth) == "");
   }
 }
 

@@ -3,6 +3,7 @@
 #include "engine/plan/plan.h"
 #include "engine/train/tests/curves.h"
 #include "engine/train/tests/saved.h"
+#include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
 
@@ -65,18 +66,19 @@ TEST_CASE("on a device tokens reach experts by all_gather where that costs littl
   }
 }
 
-TEST_CASE("twenty steps with experts on every mesh, with both dispatchers") {
+TEST_CASE("steps with experts on every mesh, with both dispatchers") {
   TestFolder folder("expert_parallel");
+  const int steps = steps_of(6, 20);
   for (const SmallModel& m : {kMixtral, kQwen3Moe}) {
     std::string model = write_model(folder.path, m);
-    Curve truth = curve_of(calm_layout(model, kAlone), 20);
+    Curve truth = curve_of(calm_layout(model, kAlone), steps);
     for (const OnMesh& mesh : kMeshes)
       for (const std::vector<std::string>& more :
            {std::vector<std::string>{}, {kAllGather}, {kReshard}}) {
         if (mesh.sets.empty() && !more.empty()) continue;
         Layout layout = calm_layout(model, mesh, more);
         INFO(m.name << ": " << layout.text());
-        CHECK(strays(curve_of(layout, 20), truth) == "");
+        CHECK(strays(curve_of(layout, steps), truth) == "");
       }
   }
 }
@@ -85,8 +87,9 @@ TEST_CASE(
     "experts take the same steps when micro-batches add up, layers are recomputed and gradients "
     "are reduced each time") {
   TestFolder folder("expert_parallel_options");
+  const int steps = steps_of(5, 8);
   std::string model = write_model(folder.path, kMixtral);
-  Curve truth = curve_of(calm_layout(model, kAlone), 8);
+  Curve truth = curve_of(calm_layout(model, kAlone), steps);
   const std::string one = "step_scheduler.local_batch_size=1";
   for (const OnMesh& mesh : {OnMesh{2, {kEp2}}, {4, {kEp2}}})
     for (const std::vector<std::string>& more :
@@ -99,7 +102,7 @@ TEST_CASE(
           {"distributed.moe.wrap_outer_model=false", kReshard}}) {
       Layout layout = calm_layout(model, mesh, more);
       INFO(layout.text());
-      CHECK(strays(curve_of(layout, 8), truth) == "");
+      CHECK(strays(curve_of(layout, steps), truth) == "");
     }
 }
 
@@ -139,6 +142,7 @@ TEST_CASE(
     "experts take the same steps beside tensor-parallel attention, whose ranks bring the same "
     "tokens") {
   TestFolder folder("expert_parallel_tp");
+  const int steps = steps_of(5, 8);
   const std::string plan =
       "distributed.tp_plan={\"model.layers.*.self_attn.q_proj\"=\"colwise\",\"model.layers.*.self_"
       "attn.k_proj\"=\"colwise\","
@@ -146,14 +150,14 @@ TEST_CASE(
       "\"rowwise\"}";
   for (const SmallModel& m : {kMixtral, kQwen3Moe}) {
     std::string model = write_model(folder.path, m);
-    Curve truth = curve_of(calm_layout(model, kAlone), 8);
+    Curve truth = curve_of(calm_layout(model, kAlone), steps);
     for (const OnMesh& mesh : {OnMesh{2, {kTp2, kEp2, plan}},
                                {4, {kTp2, kEp2, plan}},
                                {4, {kTp2, kEp4, plan}},
                                {4, {kTp2, kEp2, kAllGather, plan}}}) {
       Layout layout = calm_layout(model, mesh);
       INFO(m.name << ": " << layout.text());
-      CHECK(strays(curve_of(layout, 8), truth) == "");
+      CHECK(strays(curve_of(layout, steps), truth) == "");
     }
   }
 }

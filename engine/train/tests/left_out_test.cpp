@@ -83,17 +83,20 @@ std::vector<Course> courses(const Layout& layout, const std::string& from = "",
 }
 
 std::vector<Layout> layouts(const std::string& staged, const std::vector<std::string>& sets) {
-  std::vector<Layout> out{{"ddp", 1},
-                          {"ddp", 2},
-                          {"fsdp2", 2},
-                          {"fsdp2", 2, {"distributed.fsdp2.reshard_after_forward=false"}},
-                          {"fsdp2", 2, {"distributed.tp_size=2"}},
-                          {"megatron_fsdp", 2},
-                          {"fsdp2", 2, {"distributed.pp_size=2"}}};
+  std::vector<Layout> out{
+      {"ddp", 1},
+      {"ddp", 2},
+      {"fsdp2", 2},
+      {"fsdp2", 2, {"distributed.fsdp2.reshard_after_forward=false"}},
+      {"fsdp2", 2, {"distributed.tp_size=2"}},
+      {"megatron_fsdp", 2},
+      {"fsdp2", 2, {"distributed.pp_size=2", "distributed.pipeline.pp_microbatch_size=3"}}};
   for (Layout& layout : out) {
     layout.model = staged;
     layout.sets.insert(layout.sets.end(), sets.begin(), sets.end());
-    layout.sets.emplace_back("optimizer.eps=1e-5");
+    // Many steps, of few micro-batches.
+    for (const char* set : {"optimizer.eps=1e-5", "step_scheduler.local_batch_size=3"})
+      layout.sets.emplace_back(set);
   }
   return out;
 }

@@ -11,6 +11,8 @@ using namespace meshwright;
 
 namespace {
 
+const int kSteps = steps_of(5, 10);
+
 void check_parameters(const Curve& curve, const Curve& truth, double tolerance) {
   REQUIRE(curve.parameters.size() == truth.parameters.size());
   for (const auto& [name, tensor] : curve.parameters) {
@@ -27,12 +29,12 @@ void check_close(const Curve& curve, const Curve& truth, double tolerance, doubl
 
 }  // namespace
 
-TEST_CASE("ten steps at every level, with one and four micro-batches, on two to four ranks") {
+TEST_CASE("steps at every level, with one and four micro-batches, on two to four ranks") {
   TestFolder folder("megatron_fsdp");
   std::string model = write_model(folder.path, kLlama);
   Layout alone = flat_layout(model, 1, 1, 1, {});
   alone.strategy = "ddp";
-  Curve truth = curve_of(alone, 10, 10);
+  Curve truth = curve_of(alone, kSteps, kSteps);
   // Every pair of ranks and level once, with the one or the other number of micro-batches.
   for (int64_t ranks : {1, 2, 3, 4})
     for (int64_t accumulation : {1, 4})
@@ -40,11 +42,11 @@ TEST_CASE("ten steps at every level, with one and four micro-batches, on two to 
         if (!sampled(static_cast<size_t>(ranks + accumulation / 4 + n), 2)) continue;
         Layout layout = flat_layout(model, ranks, 1, accumulation, {flat_level(n)});
         INFO(layout.text());
-        check_close(curve_of(layout, 10, 10), truth, 1e-6, 5e-6);
+        check_close(curve_of(layout, kSteps, kSteps), truth, 1e-6, 5e-6);
       }
 }
 
-TEST_CASE("ten steps at every level under tensor parallelism") {
+TEST_CASE("steps at every level under tensor parallelism") {
   TestFolder folder("megatron_fsdp");
   const SmallModel odd{"odd",   "Qwen3ForCausalLM",
                        "qwen3", 48,
@@ -57,7 +59,7 @@ TEST_CASE("ten steps at every level under tensor parallelism") {
     std::string model = write_model(folder.path, m);
     Layout alone = flat_layout(model, 1, 1, 1, {});
     alone.strategy = "ddp";
-    Curve truth = curve_of(alone, 10, 10);
+    Curve truth = curve_of(alone, kSteps, kSteps);
     for (auto [ranks, tp] : std::vector<std::pair<int64_t, int64_t>>{{2, 2}, {4, 2}, {6, 2}})
       for (int64_t accumulation : {1, 4})
         for (int n = 0; n <= 3; ++n) {
@@ -66,15 +68,14 @@ TEST_CASE("ten steps at every level under tensor parallelism") {
             continue;
           Layout layout = flat_layout(model, ranks, tp, accumulation, {flat_level(n)});
           INFO(m.name << ": " << layout.text());
-          check_close(curve_of(layout, 10, 10), truth, 1e-6, 5e-6);
+          check_close(curve_of(layout, kSteps, kSteps), truth, 1e-6, 5e-6);
         }
   }
 }
 
 // The weights are rounded to bfloat16 alike everywhere; gradients, whose sums have another order,
 // are rounded after that.
-TEST_CASE(
-    "ten steps in bfloat16 with float32 main weights, with and without float32 main gradients") {
+TEST_CASE("steps in bfloat16 with float32 main weights, with and without float32 main gradients") {
   TestFolder folder("megatron_fsdp");
   std::string model = write_model(folder.path, kLlama);
   std::vector<std::string> half{flat_option("preserve_fp32_weights", "true"),
@@ -96,7 +97,7 @@ TEST_CASE(
     };
     for (int64_t accumulation : {1, 4}) {
       size_t turn = of_wide++;
-      Curve truth = curve_of(layout_at(1, 1, accumulation, 0), 10, 10);
+      Curve truth = curve_of(layout_at(1, 1, accumulation, 0), kSteps, kSteps);
       for (auto [ranks, tp] :
            std::vector<std::pair<int64_t, int64_t>>{{2, 1}, {3, 1}, {4, 1}, {2, 2}, {4, 2}}) {
         const size_t of_mesh = turn++;
@@ -104,7 +105,7 @@ TEST_CASE(
           if (!sampled(of_mesh + static_cast<size_t>(n), 4)) continue;
           Layout layout = layout_at(ranks, tp, accumulation, n);
           INFO(layout.text());
-          Curve curve = curve_of(layout, 10, 10);
+          Curve curve = curve_of(layout, kSteps, kSteps);
           CHECK((curve.parameters.begin()->second.scalar_type() == at::kFloat));
           // Real distances: losses 3.4e-4, norms 2e-3.
           CHECK(farthest(curve.losses, truth.losses) < 1e-3);

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <tuple>
 
 #include "engine/plan/plan.h"
@@ -24,15 +25,16 @@ using namespace meshwright;
 TEST_CASE("pipelines: every schedule alone gives the bits of one process") {
   TestFolder folder("pipelines");
   const std::string model = write_model(folder.path, kStaged);
-  const Curve truth = curve_of(staged_layout(model, kAlone), 20, 20);
+  const int steps = steps_of(6, 20);
+  const Curve truth = curve_of(staged_layout(model, kAlone), steps, steps);
   for (const char* name : {"GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble",
                            "ZBVZeroBubble", "DualPipeV"}) {
     const Layout layout = staged_layout(model, {2, {kPp2}}, {schedule(name)});
     INFO(layout.text());
-    CHECK(unlike(curve_of(layout, 20, 20), truth) == "");
+    CHECK(unlike(curve_of(layout, steps, steps), truth) == "");
   }
   const Layout breadth = staged_layout(model, {2, {kPp2}}, {schedule("LoopedBFS")});
-  CHECK(strays(curve_of(breadth, 20, 20), truth) == "");
+  CHECK(strays(curve_of(breadth, steps, steps), truth) == "");
 }
 
 TEST_CASE("pipelines: four ranks, any number of micro-batches") {
@@ -131,11 +133,26 @@ TEST_CASE("pipelines: a broken file of actions is refused before launch, by row 
   }
 }
 
+// That of the same ranks without stages, to which a schedule is nothing; trained once.
+const Curve& whole_curve(std::map<std::string, Curve>& known, const Layout& layout, int steps,
+                         int parameters_after) {
+  Layout whole = without_stages(layout);
+  std::erase_if(whole.sets, [](const std::string& set) {
+    return set.starts_with("distributed.pipeline.pp_schedule=");
+  });
+  const std::string text = whole.text();
+  auto found = known.find(text);
+  if (found == known.end())
+    found = known.emplace(text, curve_of(whole, steps, parameters_after)).first;
+  return found->second;
+}
+
 TEST_CASE("pipelines: with every other axis and option") {
   TestFolder folder("pipelines_beside");
   const std::string model = write_model(folder.path, kStaged);
-  const int steps = steps_of(8, 20);
+  const int steps = steps_of(5, 20);
   const Curve truth = curve_of(staged_layout(model, kAlone, {}, 3), steps, steps);
+  std::map<std::string, Curve> unstaged;  // by layout: several have the same ranks and options
   const std::string zero = schedule("InterleavedZeroBubble"), v = schedule("ZBVZeroBubble"),
                     turns = schedule("Interleaved1F1B");
   for (const auto& [mesh, more] : std::vector<std::pair<OnMesh, std::vector<std::string>>>{
@@ -170,7 +187,7 @@ TEST_CASE("pipelines: with every other axis and option") {
     const Curve curve = curve_of(layout, steps, steps);
     // At a v's turn a unit of both stages reduces what has come of either by then.
     if (layout.text().find("ZBVZeroBubble\" distributed.fsdp2.defer") == std::string::npos)
-      CHECK(unlike(curve, curve_of(without_stages(layout), steps, steps)) == "");
+      CHECK(unlike(curve, whole_curve(unstaged, layout, steps, steps)) == "");
     CHECK(strays(curve, truth, 5) == "");
   }
 }
@@ -181,7 +198,7 @@ TEST_CASE("pipelines: a head that shares the embedding's weight") {
   SmallModel tied = kStaged;
   tied.more = R"(, "num_hidden_layers": 4, "tie_word_embeddings": true)";
   const std::string model = write_model(folder.path, tied);
-  const int steps = steps_of(8, 20);
+  const int steps = steps_of(5, 20);
   const Curve truth = curve_of(staged_layout(model, kAlone, {}, 3), steps, steps);
   for (const auto& [mesh, more] : std::vector<std::pair<OnMesh, std::vector<std::string>>>{
            {{2, {kPp2}}, {}},
@@ -216,6 +233,7 @@ TEST_CASE("pipelines: families of models, and experts") {
     INFO(m.name << ": " << layout.text());
     CHECK(unlike(curve_of(layout, 5), curve_of(staged_layout(model, kAlone), 5)) == "");
   }
+  const int steps = steps_of(5, 10);
   size_t number = 0;  // half: of model, mesh and strategy every pair
   for (SmallModel m : {kMixtral, kQwen3Moe}) {
     size_t of_mesh = number++;
@@ -223,7 +241,8 @@ TEST_CASE("pipelines: families of models, and experts") {
         std::string(m.more) + R"(, "num_hidden_layers": 4, "tie_word_embeddings": false)";
     m.more = more.c_str();
     const std::string model = write_model(folder.path, m);
-    const Curve truth = curve_of(staged_layout(model, kAlone, {}, 3), 10);
+    const Curve truth = curve_of(staged_layout(model, kAlone, {}, 3), steps);
+    std::map<std::string, Curve> unstaged;
     for (const auto& [mesh, sets] : std::vector<std::pair<OnMesh, std::vector<std::string>>>{
              {{2, {kPp2}}, {}},
              {{2, {kPp2}}, {schedule("ZBVZeroBubble")}},
@@ -236,8 +255,8 @@ TEST_CASE("pipelines: families of models, and experts") {
         Layout layout = staged_layout(model, mesh, sets, 3);
         layout.strategy = strategy;
         INFO(m.name << ": " << layout.text());
-        const Curve curve = curve_of(layout, 10);
-        CHECK(unlike(curve, curve_of(without_stages(layout), 10)) == "");
+        const Curve curve = curve_of(layout, steps);
+        CHECK(unlike(curve, whole_curve(unstaged, layout, steps, 5)) == "");
         CHECK(strays(curve, truth) == "");
       }
     }

@@ -17,16 +17,17 @@ const std::vector<std::vector<std::string>> kVariants = {
 }  // namespace
 
 TEST_CASE(
-    "twenty steps of Llama on every mesh, with and without sequence parallelism, with logits cut "
+    "steps of Llama on every mesh, with and without sequence parallelism, with logits cut "
     "or gathered") {
   TestFolder folder("tensor_parallel");
   std::string model = write_model(folder.path, kLlama);
-  Curve truth = curve_of(calm_layout(model, kAlone), 20);
+  const int steps = steps_of(6, 20);
+  Curve truth = curve_of(calm_layout(model, kAlone), steps);
   for (const OnMesh& mesh : kTpMeshes)
     for (const std::vector<std::string>& more : kVariants) {
       Layout layout = calm_layout(model, mesh, more);
       INFO(layout.text());
-      CHECK(strays(curve_of(layout, 20), truth) == "");
+      CHECK(strays(curve_of(layout, steps), truth) == "");
     }
 }
 
@@ -64,7 +65,7 @@ TEST_CASE("every model that runs takes the same steps under tensor and sequence 
     std::string model = write_model(folder.path, m);
     bool most = std::string(m.name) == "Qwen3" || std::string(m.name) == "Gemma 3";
     const size_t of_model = number++;
-    const int steps = most ? steps_of(10, 20) : 5;
+    const int steps = most ? steps_of(6, 20) : 5;
     Curve truth = curve_of(calm_layout(model, kAlone), steps);
     for (const OnMesh& mesh : kTpMeshes) {
       size_t turn = of_model;

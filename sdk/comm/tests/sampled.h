@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdlib>
+#include <string_view>
 
 namespace meshwright {
 
@@ -14,12 +15,27 @@ inline bool all_layouts() {
   return all;
 }
 
+// Whether this is runtime_sockets, in which cases of `runtime` run once more without shared memory
+// between their ranks. What they compute was held to the truth there; what is looked for here is
+// what holds buffers and waits for messages, of which each way needs a few rows.
+inline const bool kOverSockets = [] {
+  const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");  // NOLINT(concurrency-mt-unsafe)
+  return wish != nullptr && std::string_view(wish) == "0";
+}();
+
 // Whether number `turn` of a matrix is trained: every `of`-th, all with MESHWRIGHT_ALL_LAYOUTS=1.
 // Where a matrix has rows whose length `of` does not divide, each row meets other columns. The sum
 // of the places in two or more lists as `turn`: every pair of places in two of them is met where
 // there is a third list of at least `of`; of two lists alone, each place meets every `of`-th of the
-// other.
-inline bool sampled(size_t turn, size_t of) { return all_layouts() || turn % of == 0; }
+// other. Over sockets half of that.
+inline bool sampled(size_t turn, size_t of) {
+  return all_layouts() || turn % (kOverSockets ? 2 * of : of) == 0;
+}
+
+// The same of what is a matrix over sockets alone.
+inline bool sampled_over_sockets(size_t turn, size_t of) {
+  return all_layouts() || !kOverSockets || turn % of == 0;
+}
 
 // How many steps a comparison takes: what is wrong with gradients, their sums or the update shows
 // by the second loss; more of them, with MESHWRIGHT_ALL_LAYOUTS=1, show how rounding adds up.

@@ -100,6 +100,12 @@ class Kit {
  public:
   Kit(const Subject& subject, Findings& findings) : subject_(subject), findings_(findings) {}
 
+  // The layouts of one key of [distributed] alone: what is wrong beside others does not show.
+  void run_of(std::string_view key) {
+    for (const Layout& layout : kLayouts)
+      if (layout.size != nullptr && layout.size == key && findings_.count < 6) train(layout);
+  }
+
   void run_all() {
     for (const Layout& layout : kLayouts)
       if (findings_.count < 6) train(layout);
@@ -206,4 +212,16 @@ extern "C" MESHWRIGHT_API void meshwright_check_training(const meshwright_strate
   Kit kit(subject, findings);
   kit.run_all();
   if (kit.trained()) note(context, kit.note().c_str());
+}
+
+// Of the layouts of one key of [distributed], for tests of what they alone find.
+extern "C" MESHWRIGHT_API void meshwright_check_training_of(const meshwright_strategy* about,
+                                                            const char* key, void* context,
+                                                            void (*fail)(void*, const char*)) {
+  using namespace meshwright::conformance;
+  Subject subject;
+  subject.strategy = about;
+  Findings findings{context, fail};
+  Kit kit(subject, findings);
+  kit.run_of(key);
 }

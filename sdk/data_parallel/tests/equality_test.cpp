@@ -60,7 +60,8 @@ struct Setting {
   MixedPrecision mp = float32();
 };
 
-constexpr int kSteps = 5, kLayers = 4, kRows = 12;  // rows a step, over all ranks and micro-batches
+const int kSteps = steps_of(3, 5);
+constexpr int kLayers = 4, kRows = 12;  // rows a step, over all ranks and micro-batches
 
 Result train(const std::shared_ptr<World>& world, const Setting& s) {
   tiny::Net net = tiny::make(kLayers, 3, s.dropout, s.tied);
@@ -189,7 +190,7 @@ Result alone(bool tied = false, const std::vector<std::string>& frozen = {}) {
 
 TEST_CASE("sharded and replicated training equals one process") {
   Result expected = alone();
-  CHECK(expected.losses.front() > expected.losses.back());
+  if (all_layouts()) CHECK(expected.losses.front() > expected.losses.back());  // of five steps
   using AC = ActivationCheckpointing;
   std::vector<Setting> settings = {
       {.name = "one rank", .ranks = 1},
@@ -257,7 +258,9 @@ TEST_CASE("sharded and replicated training equals one process") {
        .bucket_bytes = 900},
       {.name = "ddp, checkpointing", .ranks = 2, .replicated = true, .checkpointing = AC::full},
   };
+  size_t turn = 0;
   for (const Setting& s : settings) {
+    if (!sampled_over_sockets(turn++, 2)) continue;
     INFO(s.name);
     compare(run(s), expected, 1e-5);
   }

@@ -12,6 +12,7 @@
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/comm/tests/sampled.h"
 #include "tiny_model.h"
 
 // After LibTorch, which has a CHECK of its own.
@@ -248,7 +249,9 @@ TEST_CASE(
       {.name = "replicas, bfloat16", .kind = Kind::replicas, .param = DType::bfloat16},
       {.name = "replicas, gradients apart", .kind = Kind::replicas_apart, .ranks = 4},
   };
+  size_t turn = 0;
   for (const Row& row : rows) {
+    if (!sampled_over_sockets(turn++, 3)) continue;
     INFO(row.name);
     const std::vector<Result> expected = run(row, How::ordinary);
     for (How how : {How::together, How::in_parts, How::beside}) compare(run(row, how), expected);

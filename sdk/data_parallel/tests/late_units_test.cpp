@@ -17,6 +17,7 @@
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/comm/tests/sampled.h"
 #include "tiny_model.h"
 
 // After LibTorch, which has a CHECK of its own.
@@ -325,7 +326,9 @@ TEST_CASE("units that the last micro-batch leaves out are reduced with what earl
       {.name = "replicas, apart", .kind = Kind::replicas_apart},
       {.name = "replicas, apart, four", .kind = Kind::replicas_apart, .ranks = 4},
   };
-  for (const Row& row : rows) compare(row, 1e-5);
+  size_t turn = 0;
+  for (const Row& row : rows)
+    if (sampled_over_sockets(turn++, 2)) compare(row, 1e-5);
   for (Row row : {Row{.name = "rows, bfloat16"}, Row{.name = "flat, bfloat16", .kind = Kind::flat},
                   Row{.name = "level 1, bfloat16", .kind = Kind::level_1},
                   Row{.name = "replicas, bfloat16", .kind = Kind::replicas}}) {
