@@ -108,6 +108,7 @@ std::optional<Error> Board::read_beside() noexcept {
     return out;
   } catch (const NoAnswer&) {
     silent_ = true;
+    beside_.reset();  // a call that never came back holds this one
     beside_again_ = Clock::now() + kSeldom;
     return std::nullopt;
   } catch (...) {

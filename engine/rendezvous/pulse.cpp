@@ -195,10 +195,12 @@ void Pulse::listen_to(Line& line) {
     }
   }
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
-  ::close(std::exchange(line.fd, -1));
-  // The connection has ended without a word. Rank 0 hangs up on strangers, and takes this rank for
+  // The kernel of the other host has said that the process there has ended, without a word from
+  // that. Where packets are lost (ETIMEDOUT, EHOSTUNREACH) nobody knows, and collectives may go
+  // another way: then the line is given up. Rank 0 hangs up on strangers, and takes this rank for
   // one until it has heard it: before that its silence means nothing.
-  const bool silent = got <= 0;
+  const bool silent = got == 0 || (got < 0 && (errno == ECONNRESET || errno == EPIPE));
+  ::close(std::exchange(line.fd, -1));
   if (silent && line.rank >= 0) lose(line.rank);
 }
 

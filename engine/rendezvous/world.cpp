@@ -174,12 +174,16 @@ World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& s
       });
       return transport_over(std::move(backend), at::kCPU);
     } catch (const NoAnswer&) {
+      const bool store_answers = board && !board->silent();
       throw Error(ErrorCode::rendezvous_failed,
                   "rank " + std::to_string(rank) + " could not connect to the ranks of group " +
                       name + " within " + seconds(timeout) +
-                      ": rank 0, which keeps the store, hangs or is stopped")
+                      (store_answers ? ": not all of them came, or they do not reach each other"
+                                     : ": rank 0, which keeps the store, hangs or is stopped"))
           .key("dist_env.timeout_minutes")
-          .help("look at the log of rank 0");
+          .help(store_answers ? "look at the logs of the other ranks: one of them ended, hangs or "
+                                "is stopped, or the network between hosts is broken"
+                              : "look at the log of rank 0");
     }
   };
 }
@@ -198,8 +202,12 @@ std::shared_ptr<Pulse> feel_pulse(const launch::RankEnvironment& ranks, const St
 }
 
 // Rank 0: as Pulse::unwatched().
-std::string unwatched_by(const std::shared_ptr<Pulse>& pulse, const StorePtr& store,
-                         PulseTimes::Time end) {
+std::string unwatched_by(const launch::RankEnvironment& ranks, const std::shared_ptr<Pulse>& pulse,
+                         const StorePtr& store, PulseTimes::Time end) {
+  if (ranks.source == launch::RankEnvironment::Source::local) return "";
+  if (!pulse)
+    return "no rank will hear at once when another has ended, but after the timeout: rank 0 had no "
+           "port for that in time";
   try {
     return bounded(left_until(end) + Milliseconds(500),
                    [=] { return pulse->unwatched(*store, end); });
@@ -277,7 +285,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
     }
     const PulseTimes times = pulse_times(std::chrono::steady_clock::now());
     pulse = feel_pulse(ranks, store, times, interface);
-    if (pulse && ranks.rank == 0) unwatched = unwatched_by(pulse, store, times.counted);
+    if (ranks.rank == 0) unwatched = unwatched_by(ranks, pulse, store, times.counted);
     connect = over_nccl(ranks, store, chosen, timeout, board, pulse);
   } else if (ranks.world_size > 1) {
     connect =

@@ -67,7 +67,7 @@ const std::vector<Row> kRows{
      2,
      {"distributed.megatron_fsdp.zero_dp_strategy=1",
       "distributed.megatron_fsdp.init_fsdp_with_meta_device=false", kTwoMicroBatches}},
-    {"megatron_fsdp 3", kMegatron, 2, {kTwoMicroBatches}},
+    {"megatron_fsdp 3", kMegatron, 2, {"distributed.megatron_fsdp.nccl_ub=true", kTwoMicroBatches}},
     {"asynchronous tensor parallel",
      kFirst,
      2,

@@ -1,5 +1,6 @@
 #include "engine/calibrate/running/measure_kernels.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/empty_like.h>
@@ -112,6 +113,8 @@ double Stopwatch::of(const std::function<void()>& work) {
 }
 
 void measure(Stopwatch& watch, ProductTime& point) {
+  // The peak of float32, whatever TORCH_ALLOW_TF32_CUBLAS_OVERRIDE says: runs do not follow it.
+  at::globalContext().setAllowTF32CuBLAS(false);
   const at::TensorOptions options = point.precision == steptime::Precision::full
                                         ? full_of(watch.device())
                                         : half_of(watch.device());
