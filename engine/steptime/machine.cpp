@@ -10,9 +10,6 @@
 #include "sdk/files/read_file.h"
 
 namespace meshwright::steptime {
-namespace {
-constexpr int kMostRanksOfAHost = 1024;
-}  // namespace
 
 std::vector<Figure> figures_of(Machine& m) {
   const char* const share = "a share of the peak";
