@@ -7,6 +7,7 @@
 #include "engine/config/toml_value.h"
 #include "engine/steptime/figures.h"
 #include "meshwright/error.h"
+#include "sdk/base/words.h"
 #include "sdk/files/read_file.h"
 
 namespace meshwright::steptime {
@@ -214,6 +215,8 @@ class File {
   std::string path_;
 };
 
+constexpr size_t kMostSuggested = 3;
+
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> out;
   std::error_code failed;
@@ -258,7 +261,7 @@ Machine find_machine(const std::string& name, const std::string& folder) {
     return std::find(names.begin(), names.end(), wanted) != names.end();
   };
   if (shipped(name)) return read_machine(folder + "/" + name + ".toml");
-  std::string device = name;
+  std::string device = name, ranks;  // ranks: "x8"
   if (const size_t x = name.rfind('x'); x != std::string::npos && x + 1 < name.size()) {
     const std::string count = name.substr(x + 1);
     device = name.substr(0, x);
@@ -276,13 +279,24 @@ Machine find_machine(const std::string& name, const std::string& folder) {
       machine.network.ranks_per_host = std::stoi(count);
       return machine;
     }
+    if (digits && count.size() <= 9 && std::stoi(count) >= 1 &&
+        std::stoi(count) <= kMostRanksOfAHost)
+      ranks = name.substr(x);
   }
   std::string list;
   for (const std::string& one : names) list += (list.empty() ? "" : ", ") + one;
   Error error(ErrorCode::bad_choice, "no machine is called " + name + "; there are " +
                                          (list.empty() ? "none in " + folder : list));
   error.key("--machine");
-  if (const std::string near = nearest_name(device, names); !near.empty())
+  // What was typed may be the beginning of a name, as a100 is; else a slip.
+  const std::string typed = text::normal(device);
+  size_t begun = 0;
+  for (const std::string& one : names)
+    if (!typed.empty() && begun < kMostSuggested && text::normal(one).starts_with(typed)) {
+      error.help("--machine " + one + ranks);
+      ++begun;
+    }
+  if (const std::string near = nearest_name(device, names); begun == 0 && !near.empty())
     error.help("--machine " + near);
   error.help("--machine h100x8 takes the figures of h100 with 8 ranks a host");
   throw error.help("--machine FILE.toml reads a machine of your own");

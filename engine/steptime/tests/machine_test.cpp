@@ -108,6 +108,27 @@ TEST_CASE("a name that no machine has is answered with the names there are") {
   }
 }
 
+TEST_CASE("the beginning of a name is answered with the names that begin so, not with a near one") {
+  struct Row {
+    const char* typed;
+    std::vector<std::string> helps;
+  };
+  for (const Row& row :
+       {Row{"a100", {"--machine a100-40", "--machine a100-80"}},
+        Row{"A100x8", {"--machine a100-40x8", "--machine a100-80x8"}},
+        Row{"a100x9999", {"--machine a100-40", "--machine a100-80"}}, Row{"b", {"--machine b200"}},
+        Row{"h", {"--machine h100", "--machine h100-2024", "--machine h100-500w"}}}) {
+    CAPTURE(row.typed);
+    try {
+      find_machine(row.typed, kMachines);
+      FAIL("no error");
+    } catch (const Error& error) {
+      REQUIRE(error.helps().size() == row.helps.size() + 2);
+      for (size_t i = 0; i < row.helps.size(); ++i) CHECK(error.helps()[i] == row.helps[i]);
+    }
+  }
+}
+
 TEST_CASE("a host has 1 to 1024 ranks, in a name as in a file") {
   CHECK(find_machine("h100x1", kMachines).network.ranks_per_host == 1);
   CHECK(find_machine("h100x1024", kMachines).network.ranks_per_host == 1024);
