@@ -177,7 +177,14 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
        "network.ranks_per_host"},
       {"outside = 2.7e9", "outside = 99e9", ErrorCode::out_of_range, "device.outside"},
       {"schema = 1", "schema = 2", ErrorCode::schema_version, ""},
-      {"peak = \"", "peak_ = \"", ErrorCode::missing_key, "source.\"peak.bf16\""},
+      {"peak = \"published: NVIDIA, data sheet\"\n", "", ErrorCode::missing_key,
+       "source.\"peak.bf16\""},
+      {"peak = \"", "peak_ = \"", ErrorCode::unknown_key, "source.peak_"},
+      {"\"network.nic\" = ", "\"network.nics\" = ", ErrorCode::unknown_key,
+       "source.\"network.nics\""},
+      {"name = \"NVIDIA H100 SXM 700 W\"", "name = \" \"", ErrorCode::out_of_range, "device.name"},
+      {"fp8 = 1979e12", "fp8 = 988e12", ErrorCode::out_of_range, "peak.fp8"},
+      {"tf32 = 494.7e12", "tf32 = 66e12", ErrorCode::out_of_range, "peak.tf32"},
   };
   const Scratch scratch;
   for (const Row& row : table) {
@@ -186,7 +193,9 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
     CHECK(error.code() == row.code);
     CHECK(error.key() == row.key);
     CHECK(!error.helps().empty());
+    CHECK(error.origin().line > 0);
   }
+  CHECK(read_machine(scratch.with("fp8 = 1979e12", "fp8 = 989e12")).peak_fp8 == 989e12);
   // The next smaller one is what is offered.
   CHECK(error_of(scratch.with("ranks_per_host = 8", "ranks_per_host = 7.5")).helps() ==
         std::vector<std::string>{"set network.ranks_per_host = 7"});
