@@ -11,6 +11,8 @@
 #include "engine/cli/common.h"
 #include "engine/cli/ranks.h"
 #include "engine/forecast/forecast.h"
+#include "engine/plan/before_start.h"
+#include "engine/steptime/figures.h"
 
 namespace meshwright::cli {
 namespace {
@@ -73,6 +75,16 @@ void check_file(const Call& call, const std::string& out) {
         .help("mkdir -p " + folder.string());
 }
 
+// As many ranks as a machine file may give a host, and as the host's memory holds: before one
+// starts, since more than that bring the host down.
+void check_count_of_ranks(int64_t wanted) {
+  if (wanted > steptime::kMostRanksOfAHost)
+    throw Error(ErrorCode::usage, "--nproc " + std::to_string(wanted) + ": a host has 1 to " +
+                                      std::to_string(steptime::kMostRanksOfAHost) + " ranks")
+        .help("--nproc 8, as many as a host has in training");
+  if (wanted > 1) plan::check_room_of_ranks(wanted, plan::host_memory(), "--nproc");
+}
+
 // Keys that are wrong are refused before a rank starts.
 void check_sets(Call& call) {
   Diagnostics diagnostics;
@@ -93,6 +105,7 @@ int start_calibrate(Call& call, const Ranks& ranks) {
     // The parent has checked everything; when it dies, so do its ranks.
     if (!launch::end_with_parent()) return 1;
   } else {
+    check_count_of_ranks(wanted);
     // Only rank 0 writes, and tells the others when it may not.
     if (!ranks || ranks->rank == 0) check_file(call, request.out);
     check_sets(call);

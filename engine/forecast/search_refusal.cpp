@@ -16,8 +16,11 @@ std::string whole_number(double value) { return std::to_string(std::llround(valu
 
 bool is_of_the_plan(const Error& error) { return exit_status(error.code()) == 3; }
 
-// "set distributed.tp_size = 2" as the search takes it.
-std::string as_fix(const std::string& help, const Wanted& wanted) {
+// "set distributed.tp_size = 2" as the search takes it: by the flag that was given.
+std::string as_flag(const std::string& help, const Wanted& wanted) {
+  if (const std::string start = "set step_scheduler.global_batch_size = ";
+      wanted.global_batch && help.starts_with(start))
+    return "--global-batch " + help.substr(start.size());
   for (const auto& [key, size] : wanted.fixed)
     for (const char* table : {"distributed.", "step_scheduler."})
       if (const std::string start = "set " + (table + key) + " = "; help.starts_with(start))
@@ -78,7 +81,7 @@ namespace {
     if (const std::optional<Error> said = said_by_plan(job, machine, wanted, request)) {
       Error error(said->code(), "no layout has" + asked + ": " + said->message());
       error.key("--fix");
-      for (const std::string& help : said->helps()) error.help(as_fix(help, wanted));
+      for (const std::string& help : said->helps()) error.help(as_flag(help, wanted));
       throw error;
     }
   std::string why;
@@ -133,7 +136,7 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
     Error error(found.refused->code(),
                 "none of " + all + " can be planned: " + found.refused->message());
     error.key(found.refused->key());
-    for (const std::string& help : found.refused->helps()) error.help(help);
+    for (const std::string& help : found.refused->helps()) error.help(as_flag(help, wanted));
     throw error;
   }
   const Layout& smallest = *found.result.smallest;

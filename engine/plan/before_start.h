@@ -41,6 +41,10 @@ struct HostMemory {
 // `root` is another folder only in tests.
 HostMemory host_memory(const std::filesystem::path& root = "/");
 
+// Throws Error(memory_exceeded) where `ranks` processes, which hold next to nothing but themselves,
+// are more than `memory` has room for. `flag`: says how many.
+void check_room_of_ranks(int64_t ranks, const HostMemory& memory, const std::string& flag);
+
 // What one rank needs, by its plan. `kept`: what it holds all the time; `peak`: with gathered
 // parameters and saved activations on top.
 struct MemoryNeed {

@@ -78,6 +78,16 @@ HostMemory host_memory(const fs::path& root) {
   return out;
 }
 
+void check_room_of_ranks(int64_t ranks, const HostMemory& memory, const std::string& flag) {
+  const int64_t most = std::max<int64_t>(memory.bytes / kProcess, 1);  // this process is one
+  if (memory.bytes == 0 || ranks <= most) return;
+  throw Error(ErrorCode::memory_exceeded, counted_ranks(ranks) + " of " + gib(kProcess) +
+                                              " each, for the process itself, do not fit: " +
+                                              memory.limit + " " + gib(memory.bytes))
+      .key(flag)
+      .help(flag + " " + std::to_string(most));
+}
+
 MemoryNeed memory_need(const Bytes& bytes) {
   int64_t kept = bytes.weights + bytes.gradients + bytes.optimizer + kProcess;
   return {kept, kept + bytes.transient + bytes.activations};

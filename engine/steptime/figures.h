@@ -8,6 +8,9 @@
 
 namespace meshwright::steptime {
 
+// More is a slip.
+inline constexpr int kMostRanksOfAHost = 1024;
+
 // `least` and `most` are what a machine of today or of the next years can have; beyond them it is a
 // slip of the unit.
 struct Figure {

@@ -7,12 +7,10 @@
 #include "engine/config/toml_value.h"
 #include "engine/steptime/figures.h"
 #include "meshwright/error.h"
+#include "sdk/base/words.h"
 #include "sdk/files/read_file.h"
 
 namespace meshwright::steptime {
-namespace {
-constexpr int kMostRanksOfAHost = 1024;
-}  // namespace
 
 std::vector<Figure> figures_of(Machine& m) {
   const char* const share = "a share of the peak";
@@ -88,12 +86,18 @@ class File {
     check_names(*root, figures);
     const Value* schema = value_of(*root, "schema");
     if (schema == nullptr || schema->kind != Value::Kind::integer || schema->integer != 1)
-      throw Error(ErrorCode::schema_version, path_ + " is not of schema 1").help("set schema = 1");
-    if (const Value* name = figure_at(*root, "device", "name");
-        name != nullptr && name->kind == Value::Kind::string)
-      machine.name = name->text;
-    else
-      throw missing("device.name", "the device's name in quotes");
+      throw Error(ErrorCode::schema_version, path_ + " is not of schema 1")
+          .at(origin(schema == nullptr ? config::Place() : schema->place))
+          .help("set schema = 1");
+    const Value* name = figure_at(*root, "device", "name");
+    if (name == nullptr || name->kind != Value::Kind::string)
+      throw missing(*root, "device", "device.name", "the device's name in quotes");
+    if (name->text.find_first_not_of(' ') == std::string::npos)
+      throw Error(ErrorCode::out_of_range, "device.name is empty")
+          .key("device.name")
+          .at(origin(name->place))
+          .help("set device.name = \"NVIDIA H100 SXM 700 W\", or what the device is called");
+    machine.name = name->text;
     if (const Value* reported = figure_at(*root, "device", "reported"))
       machine.reported = names(*reported);
     if (const Value* adds = figure_at(*root, "overlap", "shares_cores")) {
@@ -104,12 +108,18 @@ class File {
     for (const Figure& figure : figures) take(*root, figure);
     if (machine.rate.attention_fa2 == 0) machine.rate.attention_fa2 = machine.rate.attention;
     if (machine.rate.attention_triton == 0) machine.rate.attention_triton = machine.rate.attention;
-    if (machine.outside >= machine.memory)
+    if (machine.outside >= machine.memory) {
+      const Value* outside = figure_at(*root, "device", "outside");
+      if (outside == nullptr) outside = figure_at(*root, "device", "memory");
       throw Error(ErrorCode::out_of_range, "device.outside " + shown(machine.outside) +
                                                " leaves nothing of device.memory " +
                                                shown(machine.memory))
           .key("device.outside")
+          .at(origin(outside == nullptr ? config::Place() : outside->place))
           .help("set device.outside = 2.5e9");
+    }
+    check_narrow(*root, "fp8", machine.peak_fp8, "bf16", machine.peak_bf16);
+    check_narrow(*root, "tf32", machine.peak_tf32, "fp32", machine.peak_fp32);
     read_sources(*root, figures, machine);
     return machine;
   }
@@ -132,10 +142,13 @@ class File {
         .at(origin(value.place))
         .help("write " + wants + " without quotes");
   }
-  Error missing(const std::string& key, const std::string& means) const {
+  // Its place is that of the table that should have it, where there is one.
+  Error missing(const Value& root, std::string_view table, const std::string& key,
+                const std::string& means) const {
+    const Entry* in = root.find(table);
     return Error(ErrorCode::missing_key, path_ + " does not say " + key + ": " + means)
         .key(key)
-        .at(origin({}))
+        .at(origin(in == nullptr ? config::Place() : in->place))
         .help("add " + key + "; configs/machines holds complete files to start from");
   }
 
@@ -149,11 +162,38 @@ class File {
     return out;
   }
 
+  // Where a file says a peak of a narrower type it is no slower than that of the wider one.
+  void check_narrow(const Value& root, const std::string& narrow, double peak,
+                    const std::string& wide, double other) const {
+    const Value* value = figure_at(root, "peak", narrow);
+    if (value == nullptr || peak >= other) return;
+    const std::string key = "peak." + narrow;
+    throw Error(ErrorCode::out_of_range, key + " = " + shown(peak) +
+                                             " makes no sense: it is below peak." + wide + ", " +
+                                             shown(other))
+        .key(key)
+        .at(origin(value->place))
+        .help("take " + key + " out, or say what the device's maker does");
+  }
+
   void check_names(const Value& root, const std::vector<Figure>& figures) const {
     std::vector<std::string> known{"schema", "device.name", "device.reported",
                                    "overlap.shares_cores"};
     for (const Figure& figure : figures) known.push_back(figure.key());
+    // [source] has figures by their keys, or whole tables.
+    std::vector<std::string> sources;
+    for (const std::string& key : known)
+      if (key != "schema") sources.push_back(config::join_key("source", key));
+    for (const Figure& figure : figures)
+      if (const std::string table = config::join_key("source", figure.table);
+          std::find(sources.begin(), sources.end(), table) == sources.end())
+        sources.push_back(table);
     for (const Entry& table : root.entries) {
+      if (table.key == "source" && table.value.is_table())
+        for (const Entry& entry : table.value.entries)
+          if (const std::string key = config::join_key("source", entry.key);
+              std::find(sources.begin(), sources.end(), key) == sources.end())
+            throw unknown(entry, key, sources);
       if (table.key == "source" || table.key == "schema") continue;
       if (!table.value.is_table()) throw unknown(table, table.key, known);
       for (const Entry& entry : table.value.entries)
@@ -175,7 +215,7 @@ class File {
     const std::string key = figure.key();
     const Value* value = figure_at(root, figure.table, figure.name);
     if (value == nullptr) {
-      if (figure.needed) throw missing(key, figure.means);
+      if (figure.needed) throw missing(root, figure.table, key, figure.means);
       return;
     }
     if (value->kind != Value::Kind::integer && value->kind != Value::Kind::number)
@@ -208,7 +248,8 @@ class File {
         if (source == nullptr) source = value_of(*sources, figure.table);
       }
       if (source == nullptr || source->kind != Value::Kind::string)
-        throw missing("source.\"" + figure.key() + "\"", "where the figure comes from");
+        throw missing(root, "source", "source.\"" + figure.key() + "\"",
+                      "where the figure comes from");
       if (source->text.starts_with("guessed")) machine.guessed.push_back(figure.key());
       machine.sources[figure.key()] = source->text;
     }
@@ -216,6 +257,8 @@ class File {
 
   std::string path_;
 };
+
+constexpr size_t kMostSuggested = 3;
 
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> out;
@@ -261,7 +304,7 @@ Machine find_machine(const std::string& name, const std::string& folder) {
     return std::find(names.begin(), names.end(), wanted) != names.end();
   };
   if (shipped(name)) return read_machine(folder + "/" + name + ".toml");
-  std::string device = name;
+  std::string device = name, ranks;  // ranks: "x8"
   if (const size_t x = name.rfind('x'); x != std::string::npos && x + 1 < name.size()) {
     const std::string count = name.substr(x + 1);
     device = name.substr(0, x);
@@ -279,13 +322,24 @@ Machine find_machine(const std::string& name, const std::string& folder) {
       machine.network.ranks_per_host = std::stoi(count);
       return machine;
     }
+    if (digits && count.size() <= 9 && std::stoi(count) >= 1 &&
+        std::stoi(count) <= kMostRanksOfAHost)
+      ranks = name.substr(x);
   }
   std::string list;
   for (const std::string& one : names) list += (list.empty() ? "" : ", ") + one;
   Error error(ErrorCode::bad_choice, "no machine is called " + name + "; there are " +
                                          (list.empty() ? "none in " + folder : list));
   error.key("--machine");
-  if (const std::string near = nearest_name(device, names); !near.empty())
+  // What was typed may be the beginning of a name, as a100 is; else a slip.
+  const std::string typed = text::normal(device);
+  size_t begun = 0;
+  for (const std::string& one : names)
+    if (!typed.empty() && begun < kMostSuggested && text::normal(one).starts_with(typed)) {
+      error.help("--machine " + one + ranks);
+      ++begun;
+    }
+  if (const std::string near = nearest_name(device, names); begun == 0 && !near.empty())
     error.help("--machine " + near);
   error.help("--machine h100x8 takes the figures of h100 with 8 ranks a host");
   throw error.help("--machine FILE.toml reads a machine of your own");

@@ -214,6 +214,19 @@ TEST_CASE("what is wrong on the command line is refused before anything is measu
     CHECK(ran.status == row.status);
     CHECK(ran.out.find(row.says) != std::string::npos);
   }
+  // More ranks than a host has would bring it down: the refusal alone, nothing of any rank.
+  const Folder folder;
+  for (const char* count : {"1025", "5000"}) {
+    CAPTURE(count);
+    const Ran many =
+        run("calibrate --json " + kQuick + "--nproc " + count + " --out '" + folder.file() + "'");
+    INFO(many.out);
+    CHECK(many.status == 2);
+    const json::object error = json::parse(many.out).at("error").as_object();
+    CHECK(error.at("code").as_string() == "E0101");
+    CHECK(many.out.find("a host has 1 to 1024 ranks") != std::string::npos);
+    CHECK(fs::is_empty(folder.path));
+  }
   CHECK(run("calibrate -h").out.find("--seconds N") != std::string::npos);
 }
 

@@ -43,6 +43,23 @@ TEST_CASE("flags of a search that cannot be kept are refused, with what can be d
   CHECK(run(kJob + "--machine h100 --search --fix tp_size=2 --fix pp_size=8 --top 1").status == 0);
 }
 
+TEST_CASE("a batch that --global-batch gave is mended by --global-batch, the file's by its key") {
+  struct Row {
+    const char *flag, *help, *never;
+  };
+  for (const Row& row :
+       {Row{"--global-batch 64 ", "--global-batch 448", "set step_scheduler.global_batch_size"},
+        Row{"", "set step_scheduler.global_batch_size = 448", "--global-batch"}}) {
+    CAPTURE(row.flag);
+    const Ran ran =
+        run(kJob + "--machine h100x8 --search --fix local_batch_size=7 " + row.flag + "--json");
+    INFO(ran.out);
+    CHECK(ran.status == 3);
+    CHECK(ran.out.find(row.help) != std::string::npos);
+    CHECK(ran.out.find(row.never) == std::string::npos);
+  }
+}
+
 TEST_CASE("where no layout keeps to --max-memory, that is the key, and no machine the help") {
   const Ran ran = run(kJob + "--machine h100x8 --search --max-memory 8 --json");
   INFO(ran.out);

@@ -54,7 +54,8 @@ std::string processor_name() {
   std::ifstream in("/proc/cpuinfo");
   for (std::string line; std::getline(in, line);)
     if (line.starts_with("model name"))
-      if (const size_t at = line.find(": "); at != std::string::npos) return line.substr(at + 2);
+      if (const size_t at = line.find(": "); at != std::string::npos && at + 2 < line.size())
+        return line.substr(at + 2);
   return "CPU";
 }
 

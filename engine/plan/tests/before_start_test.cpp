@@ -154,6 +154,21 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("ranks that do not fit into a host by themselves are refused with how many do") {
+  const plan::HostMemory memory{kGiB, "this machine has"};
+  plan::check_room_of_ranks(5, memory, "--nproc");                 // of 200 MiB
+  plan::check_room_of_ranks(1024, {0, ""}, "--nproc");             // nobody knows
+  plan::check_room_of_ranks(1, {kGiB / 64, "it has"}, "--nproc");  // this process is one
+  try {
+    plan::check_room_of_ranks(6, memory, "--nproc");
+    FAIL("6 ranks were taken");
+  } catch (const meshwright::Error& error) {
+    CHECK(error.code() == ErrorCode::memory_exceeded);
+    CHECK(error.key() == "--nproc");
+    CHECK(error.helps() == std::vector<std::string>{"--nproc 5"});
+  }
+}
+
 TEST_CASE(
     "a job that keeps more than the host has is refused with what fits, a near one is warned, "
     "others pass in silence") {

@@ -108,6 +108,27 @@ TEST_CASE("a name that no machine has is answered with the names there are") {
   }
 }
 
+TEST_CASE("the beginning of a name is answered with the names that begin so, not with a near one") {
+  struct Row {
+    const char* typed;
+    std::vector<std::string> helps;
+  };
+  for (const Row& row :
+       {Row{"a100", {"--machine a100-40", "--machine a100-80"}},
+        Row{"A100x8", {"--machine a100-40x8", "--machine a100-80x8"}},
+        Row{"a100x9999", {"--machine a100-40", "--machine a100-80"}}, Row{"b", {"--machine b200"}},
+        Row{"h", {"--machine h100", "--machine h100-2024", "--machine h100-500w"}}}) {
+    CAPTURE(row.typed);
+    try {
+      find_machine(row.typed, kMachines);
+      FAIL("no error");
+    } catch (const Error& error) {
+      REQUIRE(error.helps().size() == row.helps.size() + 2);
+      for (size_t i = 0; i < row.helps.size(); ++i) CHECK(error.helps()[i] == row.helps[i]);
+    }
+  }
+}
+
 TEST_CASE("a host has 1 to 1024 ranks, in a name as in a file") {
   CHECK(find_machine("h100x1", kMachines).network.ranks_per_host == 1);
   CHECK(find_machine("h100x1024", kMachines).network.ranks_per_host == 1024);
@@ -156,7 +177,14 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
        "network.ranks_per_host"},
       {"outside = 2.7e9", "outside = 99e9", ErrorCode::out_of_range, "device.outside"},
       {"schema = 1", "schema = 2", ErrorCode::schema_version, ""},
-      {"peak = \"", "peak_ = \"", ErrorCode::missing_key, "source.\"peak.bf16\""},
+      {"peak = \"published: NVIDIA, data sheet\"\n", "", ErrorCode::missing_key,
+       "source.\"peak.bf16\""},
+      {"peak = \"", "peak_ = \"", ErrorCode::unknown_key, "source.peak_"},
+      {"\"network.nic\" = ", "\"network.nics\" = ", ErrorCode::unknown_key,
+       "source.\"network.nics\""},
+      {"name = \"NVIDIA H100 SXM 700 W\"", "name = \" \"", ErrorCode::out_of_range, "device.name"},
+      {"fp8 = 1979e12", "fp8 = 988e12", ErrorCode::out_of_range, "peak.fp8"},
+      {"tf32 = 494.7e12", "tf32 = 66e12", ErrorCode::out_of_range, "peak.tf32"},
   };
   const Scratch scratch;
   for (const Row& row : table) {
@@ -165,7 +193,9 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
     CHECK(error.code() == row.code);
     CHECK(error.key() == row.key);
     CHECK(!error.helps().empty());
+    CHECK(error.origin().line > 0);
   }
+  CHECK(read_machine(scratch.with("fp8 = 1979e12", "fp8 = 989e12")).peak_fp8 == 989e12);
   // The next smaller one is what is offered.
   CHECK(error_of(scratch.with("ranks_per_host = 8", "ranks_per_host = 7.5")).helps() ==
         std::vector<std::string>{"set network.ranks_per_host = 7"});
