@@ -23,10 +23,10 @@ struct Trained {
 Trained trained_model(plan::Job& job);
 
 // Each strategy as the job has it, and as options of its own table that the file leaves open, or
-// that are `free`, would have it; the job's own first. Throws Error(usage) for a key of `free` that
-// is none of these options.
+// that are `free`, would have it; the job's own first. On so many `ranks` they say what they hold,
+// where their plans do not. Throws Error(usage) for a key of `free` that is none of these options.
 std::vector<steptime::Way> strategy_ways(plan::Job& job, Trained model,
-                                         const std::set<std::string>& free);
+                                         const std::set<std::string>& free, int64_t ranks);
 
 // "fsdp2 tp8 pp4 v2 ZBVZeroBubble dp2 level=1": as the table has it.
 std::string layout_text(const steptime::Layout& layout);

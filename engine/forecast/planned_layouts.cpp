@@ -62,6 +62,7 @@ class Planned {
       for (size_t i = 0; i < layouts.size() && !enough() && !spent(); ++i) take(layouts[i]);
       if (!narrow()) break;
     }
+    take_own();
     // By the model nothing may fit, or what does is too large by its plan.
     if (layouts_.empty() && out_.result.smallest) take_smallest();
     return ranked();
@@ -85,6 +86,20 @@ class Planned {
     if (smallest.size() > kSmallest) smallest.resize(kSmallest);
     take(*out_.result.smallest);
     for (const Layout& layout : smallest) take(layout);
+  }
+  // Of a strategy with a count of its own the model knows what it holds, not what it sends: its
+  // first layouts are planned wherever they rank.
+  void take_own() {
+    std::set<std::string> names;
+    for (const steptime::Way& way : request_.ways)
+      if (!way.own.empty()) names.insert(way.strategy);
+    for (const std::string& name : names) {
+      steptime::SearchRequest request = request_;
+      std::erase_if(request.ways, [&](const steptime::Way& way) { return way.strategy != name; });
+      request.memory = out_.memory;  // without what rounds have taken off
+      const std::vector<Layout> first = steptime::search(request, kLeastPlans).best;
+      for (const Layout& layout : first) take(layout);
+    }
   }
   // Leaves out of the next round what this one has found in vain. False: nothing.
   bool narrow() {

@@ -58,7 +58,7 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
     out.exchange = steptime::Exchange::always;
   else if (!context.method && !context.ring_size && !context.ulysses_size)
     out.exchange = steptime::Exchange::where_it_sends_less;
-  out.ways = strategy_ways(job, model, wanted.free);
+  out.ways = strategy_ways(job, model, wanted.free, wanted.world_size);
   if (machine.overlap.adds)  // the ranks compute on the host
     for (steptime::Way& way : out.ways) way.on_host = false;
   out.global_batch = static_cast<double>(samples);

@@ -1,6 +1,7 @@
 // What strategies can do and how they move a model, asked of their own hooks.
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "engine/forecast/forecast.h"
@@ -8,6 +9,7 @@
 #include "engine/plan/adapters.h"
 #include "engine/plan/base_dtype.h"
 #include "engine/plan/parameter_groups.h"
+#include "meshwright/footprint.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::forecast {
@@ -114,6 +116,72 @@ void set_moves(const Strategy& strategy, const StrategyConfig& config, const Tra
   out.frozen_whole = model.frozen > 0 && config.job.frozen_whole;
 }
 
+// A model as a whole, and the ranks that a search has for it.
+struct Whole {
+  const ModelOutline& outline;
+  Workload work;
+  int64_t ranks;
+};
+
+double all_bytes(const Bytes& b) {
+  return static_cast<double>(b.weights + b.gradients + b.optimizer + b.transient);
+}
+
+// The strategy's footprint on so many ranks of dp over what its plan comes to. Throws what its
+// hooks throw.
+steptime::OwnCount own_count(const Strategy& strategy, StrategyConfig config, const Whole& model) {
+  steptime::OwnCount out;
+  config.shared.sizes = {};
+  MeshRequest mesh;
+  mesh.world_size = model.ranks;
+  mesh.config = config;
+  const MeshPlan planned = strategy.plan_mesh(mesh);
+  if (!planned.device_mesh) return out;  // handed on, or without axes that a plan could name
+  const TpPlan no_tp;
+  for (const int64_t accumulation : {int64_t{1}, int64_t{2}}) {
+    Workload work = model.work;
+    work.accumulation = accumulation;
+    const ShardingRequest request{model.outline, planned, no_tp, config, work, 0};
+    const Bytes own = strategy.footprint(request).bytes,
+                said = footprint_of(request, strategy.plan_sharding(request)).bytes;
+    if (all_bytes(said) <= 0) continue;
+    (accumulation == 1 ? out.once : out.waiting) = all_bytes(own) / all_bytes(said);
+    // More states than an optimizer has are not updated by it.
+    if (said.optimizer > 0)
+      out.updated =
+          std::min(1.0, static_cast<double>(own.optimizer) / static_cast<double>(said.optimizer));
+  }
+  return out;
+}
+
+// A strategy whose footprint is its own may keep less than its plan says, or more.
+bool counts_itself(const Strategy& strategy, const StrategyConfig& config, const Trained& model) {
+  try {
+    return own_count(strategy, config, {model.outline, model.work, 2}) != steptime::OwnCount{};
+  } catch (const Error&) {  // which its plans will say
+    return false;
+  }
+}
+
+// Its counts on all numbers of ranks that dp and cp can have.
+std::map<double, steptime::OwnCount> own_counts(const Strategy& strategy,
+                                                const StrategyConfig& config, const Whole& model) {
+  std::map<double, steptime::OwnCount> out;
+  auto ask = [&](int64_t ranks) {
+    try {
+      out.emplace(static_cast<double>(ranks),
+                  own_count(strategy, config, {model.outline, model.work, ranks}));
+    } catch (const Error&) {  // a number that it makes no plan of
+    }
+  };
+  for (int64_t ranks = 1; ranks * ranks <= model.ranks; ++ranks) {
+    if (model.ranks % ranks != 0) continue;
+    ask(ranks);
+    if (ranks * ranks < model.ranks) ask(model.ranks / ranks);
+  }
+  return out;
+}
+
 // `takers`: strategies that others hand jobs with experts on to.
 Way way_of(const loader::LoadedStrategy& loaded, StrategyConfig config, const Trained& model,
            std::set<std::string>& takers) {
@@ -169,8 +237,8 @@ struct Free {
 // have it: its levels, what stays gathered, when gradients are reduced, what is fetched ahead.
 // Which options these are nobody says: those that change how its plan moves the model.
 std::vector<Way> ways_of_strategy(const plan::Job& job, const loader::LoadedStrategy& loaded,
-                                  const Trained& model, std::set<std::string>& takers,
-                                  Free& freed) {
+                                  const Trained& model, const Whole& whole,
+                                  std::set<std::string>& takers, Free& freed) {
   constexpr size_t kMost = 12;
   config::StrategySchema schema{loaded.info->name, loaded.info->aliases, loaded.info->schema};
   struct Variant {
@@ -214,7 +282,11 @@ std::vector<Way> ways_of_strategy(const plan::Job& job, const loader::LoadedStra
       }
   }
   std::vector<Way> out;
-  for (Variant& variant : found) out.push_back(std::move(variant.way));
+  const bool own = counts_itself(*loaded.strategy, found.front().config, model);
+  for (Variant& variant : found) {
+    if (own) variant.way.own = own_counts(*loaded.strategy, variant.config, whole);
+    out.push_back(std::move(variant.way));
+  }
   return out;
 }
 
@@ -279,14 +351,17 @@ Trained trained_model(plan::Job& job) {
   return out;
 }
 
-std::vector<Way> strategy_ways(plan::Job& job, Trained model, const std::set<std::string>& keys) {
+std::vector<Way> strategy_ways(plan::Job& job, Trained model, const std::set<std::string>& keys,
+                               int64_t ranks) {
+  const ModelOutline all = model.outline;
+  const Whole whole{all, model.work, ranks};
   model.outline = shortened(std::move(model.outline));
   std::vector<Way> out;
   std::set<std::string> takers;
   Free freed{keys};
   // One that moves and keeps the same as another would only fill the table.
   auto add = [&](const loader::LoadedStrategy& strategy) {
-    for (Way& way : ways_of_strategy(job, strategy, model, takers, freed))
+    for (Way& way : ways_of_strategy(job, strategy, model, whole, takers, freed))
       if (std::none_of(out.begin(), out.end(), [&](Way other) {
             if (other.strategy == way.strategy) return false;
             other.strategy = way.strategy;

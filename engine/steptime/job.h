@@ -121,6 +121,7 @@ struct Job {
   double stored = 4;           // bytes of a stored weight; where some do not train, of these
   bool frozen_whole = false;   // every rank has these whole
   double logits = 14;          // bytes an entry
+  double counted = 1;          // times these, and what is beside them: by a strategy's own count
   // As this engine keeps memory (docs/cost_model.md), not as the published runs' programs do.
   bool engine_memory = false;
 

@@ -2,6 +2,18 @@
 #include "engine/steptime/search.h"
 
 namespace meshwright::steptime {
+namespace {
+
+// By the strategy's own count: that of as many ranks, or of the next fewer that it was asked about.
+void count_own(const Way& way, Job& job) {
+  auto at = way.own.upper_bound(job.dp() * job.cp);
+  if (at == way.own.begin()) return;
+  --at;
+  job.counted = job.micro_batches > 1 ? at->second.waiting : at->second.once;
+  job.optimizer_bytes *= at->second.updated;
+}
+
+}  // namespace
 
 void lay_out(const Shape& shape, const Way& way, Job& job) {
   const double trained = 1 - shape.frozen.parameters;
@@ -12,6 +24,7 @@ void lay_out(const Shape& shape, const Way& way, Job& job) {
   if (job.ep > 1 && job.dp() * job.cp * job.tp <= job.ep)
     layer -= shape.routed_parameters() / job.ep;
   job.width = way.width;
+  count_own(way, job);
   DataTraffic& data = job.data;
   data = {};
   job.state_whole = job.state_cut = job.whole_gradients = 0;

@@ -69,6 +69,8 @@ Memory memory_of(const Shape& shape, const Job& job) {
     if (job.whole_gradients <= 0)
       out.transient += 2 * reduced + (job.engine_memory ? job.data.root_reduced : 0);
   }
+  out.states *= job.counted;
+  out.transient *= job.counted;
   // What a layer keeps of a token, in elements.
   const double mlp = shape.experts > 0 ? shape.experts_a_token * (2 * shape.expert_ffn + h)
                                        : (shape.gated ? 3 : 2) * f;

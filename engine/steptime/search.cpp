@@ -283,7 +283,8 @@ class Search {
              other.sequence_parallel == job.sequence_parallel && other.async_tp == job.async_tp &&
              other.state_whole == job.state_whole && other.state_cut == job.state_cut &&
              other.whole_gradients == job.whole_gradients && other.stored == job.stored &&
-             other.frozen_whole == job.frozen_whole;
+             other.frozen_whole == job.frozen_whole && other.counted == job.counted &&
+             other.optimizer_bytes == job.optimizer_bytes;
     });
     if (!known) seen_.push_back(job);
     return known;

@@ -12,6 +12,15 @@
 
 namespace meshwright::steptime {
 
+// What a strategy says itself that a rank holds, over what its plan comes to.
+struct OwnCount {
+  // Bytes of states and of what is beside them, where a step is one micro-batch, and where several.
+  double once = 1, waiting = 1;
+  double updated = 1;  // what the rank's optimizer updates
+
+  bool operator==(const OwnCount&) const = default;
+};
+
 // What a strategy can do and how it moves parameters, as its own plan of the model says.
 struct Way {
   std::string strategy;
@@ -37,6 +46,7 @@ struct Way {
   bool frozen_whole = false;  // every rank has these whole
   bool on_host = false;       // weights, gradients and states are on the host, not the device
   bool buckets = false;       // where `whole`: gradients lie in buckets for their reduction as well
+  std::map<double, OwnCount> own = {};  // by the ranks of dp and cp; empty: its plan says it all
 
   bool operator==(const Way&) const = default;
 };

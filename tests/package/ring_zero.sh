@@ -16,6 +16,10 @@ refused E0390 "$meshwright" train $job --nproc 2 --set distributed.tp_size=2
 expect "model.layers.*.mlp.up_proj" "$work/out"
 grep -q "q_proj\",[[:space:]]*\"style" "$work/out" && fail "the named plan was not used"
 
+# Searched by its own count of memory: that of whole copies would be more than a device has.
+"$meshwright" plan "$source/configs/hsdp_tp.toml" --world-size 16 --machine h200x8 --search --fix tp_size=1 --json --set "plugins.load=[\"$plugin/build/libmeshwright_ring_zero.so\"]" --set model.config="$source/configs/models/llama-3-8b.json" --set distributed.strategy=ring_zero --set distributed.dp_replicate_size=1 >"$work/out" 2>/dev/null
+expect '"strategy": "ring_zero"' "$work/out"
+
 trained ddp $job --nproc 2 --set distributed.strategy=ddp
 trained ring_2 $job --nproc 2; same ring_2 ddp
 trained ring_4 $job --nproc 4 --set distributed.ring_zero.reduce_every_micro_batch=true; same ring_4 ddp

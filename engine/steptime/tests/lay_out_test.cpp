@@ -97,5 +97,30 @@ TEST_CASE("copies of everything hold what is cast, and buckets of another dtype"
   CHECK(transient() == doctest::Approx(4 * all));
 }
 
+TEST_CASE("a strategy's own count is that of as many ranks, or of the next fewer it knows") {
+  const published::Row row = published::layouts(kData)[0];
+  Way way = sharded();
+  auto laid = [&](double ranks, double micro_batches) {
+    Job job;
+    job.ranks = job.shard = ranks;
+    job.micro_batches = micro_batches;
+    job.engine_memory = true;
+    lay_out(row.shape, way, job);
+    return job;
+  };
+  auto held = [&](double ranks, double micro_batches) {
+    const Memory memory = memory_of(row.shape, laid(ranks, micro_batches));
+    return memory.states + memory.transient;
+  };
+  const double once = held(8, 1), waiting = held(8, 2), alone = held(2, 1),
+               bytes = laid(8, 1).optimizer_bytes;
+  way.own[4] = {0.5, 0.75, 0.25};
+  way.own[16] = {0.125, 0.125, 0.125};
+  CHECK(held(8, 1) == doctest::Approx(0.5 * once));
+  CHECK(held(8, 2) == doctest::Approx(0.75 * waiting));
+  CHECK(laid(8, 1).optimizer_bytes == 0.25 * bytes);
+  CHECK(held(2, 1) == alone);
+}
+
 }  // namespace
 }  // namespace meshwright::steptime
