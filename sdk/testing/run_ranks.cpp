@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include <exception>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -32,11 +31,6 @@ bool follows_from_another(const std::exception_ptr& error) {
 void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<World>&)>& body,
                std::chrono::milliseconds timeout) {
   auto store = c10::make_intrusive<c10d::HashStore>();
-  // One of gloo's devices for all ranks and groups, made with the first of these. Each device has a
-  // thread that polls, and looks its interface up; whoever leaves a group waits until that thread
-  // has seen it, which takes 10 ms where it has nothing else to see.
-  std::once_flag once;
-  std::shared_ptr<::gloo::transport::Device> device;
   std::vector<std::thread> threads;
   std::mutex mutex;
   std::exception_ptr first;
@@ -45,10 +39,8 @@ void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<Wor
       auto connect = [&, rank](const std::string& name, const std::vector<int64_t>& members) {
         int place = 0;
         while (members[static_cast<size_t>(place)] != rank) ++place;
-        std::call_once(
-            once, [&] { device = c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"); });
         auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-        options->devices.push_back(device);
+        options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
         options->threads = 1;
         return transport_over(c10::make_intrusive<c10d::ProcessGroupGloo>(
                                   c10::make_intrusive<c10d::PrefixStore>(name, store), place,
