@@ -41,12 +41,15 @@ struct Measured {
 };
 const Measured& measured_by_two() {
   static const Measured measured = [] {
-    const Folder folder;
     Measured out;
-    out.ran = run("calibrate --json --nproc 2 " + kQuick + "--out '" + folder.file() + "'",
-                  "2>/dev/null", kThreads);
-    out.text = contents(folder.file());
-    out.files = std::distance(fs::directory_iterator(folder.path), fs::directory_iterator());
+    // What other tests do meanwhile may hide the rate of messages: then it is not written.
+    for (int i = 0; i < 3 && out.text.find("send_inside") == std::string::npos; ++i) {
+      const Folder folder;
+      out.ran = run("calibrate --json --nproc 2 " + kQuick + "--out '" + folder.file() + "'",
+                    "2>/dev/null", kThreads);
+      out.text = contents(folder.file());
+      out.files = std::distance(fs::directory_iterator(folder.path), fs::directory_iterator());
+    }
     return out;
   }();
   return measured;
