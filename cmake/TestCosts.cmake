@@ -2,8 +2,8 @@
 # mostly wait, for a timeout or for a launcher. A test has two of the places that ctest fills, one that waits has one: with two places a core
 # (ctest -j 4 on 2 cores) a core has something else to do meanwhile, and no more tests compute at once than there are cores.
 set(MESHWRIGHT_TEST_COSTS
-  engine_train 250 engine_train_pipeline 220 engine_train_sharded 150 faults 330 faults_resume 290 fake_device 290 train_configs 260 runtime 200 runtime_sockets 200 package_template 250
-  conformance_training 150 parity 140 cli 190 hosts_faults 180 hosts_slurm_requeue 45 package_ring_zero 120 device_faults 100 package_diloco 95 package_models 95
+  engine_train 200 engine_train_pipeline 170 engine_train_sharded 150 faults 330 faults_resume 290 fake_device 250 train_configs 260 runtime 200 runtime_sockets 120 package_template 250
+  conformance_training 120 parity 105 cli 190 hosts_faults 180 hosts_slurm_requeue 45 package_ring_zero 120 device_faults 100 package_diloco 15 package_models 70
   models 90 generate 85 package_cpack 75 hosts 71 hosts_slurm 59 hosts_torchrun 50 package_embed 45 keys 40 capi 40 package_jsonl_gz 30
   faults_hang 31 readme 25 engine_launch 25 engine_rendezvous 22 hosts_openmpi 21 conformance 20 thread_sanitizer_async_save 20
   conformance_fsdp2 17 conformance_diloco 15 hosts_kubernetes 15 plugin_jsonl 15 conformance_megatron_fsdp 14 conformance_moe_ep 13
