@@ -166,9 +166,8 @@ TEST_CASE("what is frozen takes less time, the more of it the less, and nothing 
   }
 }
 
-TEST_CASE(
-    "products of float32 in TF32 are as much faster as its peak is higher, and nothing else") {
-  Machine machine = find_machine("h100", kMachines);
+// Llama 3 8B.
+Shape shape_of_8b() {
   Shape shape;
   shape.hidden = 4096;
   shape.layers = 32;
@@ -177,6 +176,13 @@ TEST_CASE(
   shape.head_dim = 128;
   shape.ffn = 14336;
   shape.vocabulary = 128256;
+  return shape;
+}
+
+TEST_CASE(
+    "products of float32 in TF32 are as much faster as its peak is higher, and nothing else") {
+  Machine machine = find_machine("h100", kMachines);
+  const Shape shape = shape_of_8b();
   auto parts = [&](double width, bool tf32) {
     Job job;
     job.length = 4096;
@@ -196,14 +202,7 @@ TEST_CASE(
 
 TEST_CASE("adapters move 10 bytes an element of the Linears beside which they are, both ways") {
   const Machine machine = find_machine("h100", kMachines);
-  Shape shape;
-  shape.hidden = 4096;
-  shape.layers = 32;
-  shape.heads = 32;
-  shape.kv_heads = 8;
-  shape.head_dim = 128;
-  shape.ffn = 14336;
-  shape.vocabulary = 128256;
+  Shape shape = shape_of_8b();
   Job job;
   job.length = 4096;
   auto products = [&](double adapted) {
