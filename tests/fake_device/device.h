@@ -21,6 +21,10 @@ int fake_device_take(int device, size_t bytes);
 void fake_device_give(int device, size_t bytes);
 void fake_device_map(uintptr_t address, size_t bytes);
 int fake_device_unmap(uintptr_t address, size_t bytes);
+// Whether all of these bytes are allocated memory of a device.
+int fake_device_holds(const void* p, size_t bytes);
+// From now on `told` is called where device memory is given back, under the runtime's lock.
+void fake_device_watch_frees(void (*told)(const void* p, size_t bytes));
 // An operation begins on a stream: it comes after all that the host and the stream know to be over.
 void fake_device_begin(void* stream, int device, const char* what);
 // The operation that began last on the stream reads or writes these bytes.

@@ -112,6 +112,12 @@ void protect(Pinned& pinned) {
   pinned.protection = wanted;
 }
 
+// What NCCL wants to know of memory that is given back.
+std::atomic<void (*)(const void* p, size_t bytes)> watching_frees = nullptr;
+void tell_free(uintptr_t address, size_t bytes) {
+  if (auto* told = watching_frees.load()) told(reinterpret_cast<const void*>(address), bytes);
+}
+
 // The first block given back that is large enough, or 0.
 uintptr_t take_again(std::map<uintptr_t, size_t>& blocks, size_t bytes) {
   for (auto it = blocks.begin(); it != blocks.end(); ++it) {
@@ -228,11 +234,27 @@ int fake_device_unmap(uintptr_t address, size_t bytes) {
   Lock lock;
   const auto it = state().used.find(address);
   if (it == state().used.end() || it->second != bytes) return 0;
+  tell_free(address, bytes);
   forget(address, bytes);
   madvise(view_at(address), bytes, MADV_DONTNEED);
   state().used.erase(it);
   return 1;
 }
+int fake_device_holds(const void* p, size_t bytes) {
+  Lock lock;
+  const std::map<uintptr_t, size_t>& used = state().used;
+  const uintptr_t end = number(p) + bytes;
+  // Segments that grow are of several blocks, side by side.
+  for (uintptr_t at = number(p); at < end;) {
+    auto it = used.upper_bound(at);
+    if (it == used.begin()) return 0;
+    --it;
+    if (at >= it->first + it->second) return 0;
+    at = it->first + it->second;
+  }
+  return 1;
+}
+void fake_device_watch_frees(void (*told)(const void* p, size_t bytes)) { watching_frees = told; }
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   set_up();
@@ -267,6 +289,7 @@ cudaError_t cudaFree(void* p) {
   if (it == all.used.end()) return fail(cudaErrorInvalidValue);
   const auto [address, bytes] = *it;
   const int device = fake_device_of(p);
+  tell_free(address, bytes);
   forget(address, bytes);
   madvise(fake_device_view(p), bytes, MADV_DONTNEED);
   all.free[device].emplace(address, bytes);

@@ -167,12 +167,14 @@ ncclResult_t ncclCommShrink(ncclComm_t, int*, int, ncclComm_t*, ncclConfig_t*, i
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   fake_device_release();
   if (!comm->aborted.exchange(true)) ++given_up;
+  forget_registered(*comm);
   return ncclSuccess;
 }
 // For ever where the others do not come, or something on the device does not end.
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   comm->leave();
   if (!comm->aborted.exchange(true)) ++destroyed;
+  forget_registered(*comm);
   return ncclSuccess;
 }
 ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
@@ -183,11 +185,12 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
   *out = comm->aborted ? ncclRemoteError : ncclSuccess;
   return ncclSuccess;
 }
-ncclResult_t ncclCommRegister(const ncclComm_t, void*, size_t, void** handle) {
-  *handle = nullptr;
-  return ncclSuccess;
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void* p, size_t bytes, void** handle) {
+  return register_memory(*comm, p, bytes, handle);
 }
-ncclResult_t ncclCommDeregister(const ncclComm_t, void*) { return ncclSuccess; }
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
+  return deregister_memory(*comm, handle);
+}
 ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, size_t, ncclWindow_t*, int) {
   return ncclInvalidUsage;
 }

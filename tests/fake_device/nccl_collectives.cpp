@@ -58,9 +58,17 @@ class Running {
         ranks_(static_cast<size_t>(comm_.size)),
         rank_(static_cast<size_t>(comm_.rank)) {
     fake_device_begin(call.stream, comm_.device, what_.c_str());
-    check(call.in);
-    check(call.out);
-    for (const Transfer& transfer : call.transfers) check(transfer.data);
+    const bool exchanges = call.kind == Kind::all_to_all;
+    const size_t bytes = count_ * width_,
+                 in = exchanges || call.kind == Kind::reduce_scatter ? bytes * ranks_ : bytes;
+    size_t out = exchanges || call.kind == Kind::all_gather ? bytes * ranks_ : bytes;
+    if (call.kind == Kind::reduce && comm_.rank != call.root) out = 0;
+    if (call.in == call.out)
+      out = std::max(in, out);
+    else
+      check(call.in, in);
+    check(call.out, out);
+    for (const Transfer& transfer : call.transfers) check(transfer.data, transfer.bytes);
   }
   ~Running() { fake_device_end(); }
   Running(const Running&) = delete;
@@ -104,10 +112,13 @@ class Running {
     }
     return false;
   }
-  void check(const void* p) const {
-    if (p != nullptr && fake_device_of(p) != comm_.device)
+  void check(const void* p, size_t bytes) const {
+    if (p == nullptr) return;
+    if (fake_device_of(p) != comm_.device)
       fake_device_note("fake device: nccl WRONG: %s with memory %p that is not of device %d\n",
                        what_.c_str(), p, comm_.device);
+    else
+      check_registered(comm_, p, bytes, name_of(call_.kind));
   }
   void reads(const void* p, size_t bytes) {
     read_ += bytes;

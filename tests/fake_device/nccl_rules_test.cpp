@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 #include <nccl.h>
 
@@ -94,6 +95,27 @@ int device_of(ncclComm_t comm) {
   int out = -1;
   CHECK(of_the_fake<decltype(ncclCommCuDevice)>("ncclCommCuDevice")(comm, &out) == ncclSuccess);
   return out;
+}
+
+// Memory of this rank's device by NCCL's own allocator, and what is done with it.
+constexpr size_t kMemory = size_t{1} << 16;
+char* device_memory() {
+  void* out = nullptr;
+  REQUIRE(of_the_fake<decltype(ncclMemAlloc)>("ncclMemAlloc")(&out, kMemory) == ncclSuccess);
+  return static_cast<char*>(out);
+}
+void give_back(void* memory) {
+  CHECK(of_the_fake<decltype(ncclMemFree)>("ncclMemFree")(memory) == ncclSuccess);
+}
+ncclResult_t register_memory(ncclComm_t comm, void* memory, size_t bytes, void** handle) {
+  return of_the_fake<decltype(ncclCommRegister)>("ncclCommRegister")(comm, memory, bytes, handle);
+}
+ncclResult_t deregister(ncclComm_t comm, void* handle) {
+  return of_the_fake<decltype(ncclCommDeregister)>("ncclCommDeregister")(comm, handle);
+}
+ncclResult_t all_reduce_bytes(ncclComm_t comm, char* memory, size_t bytes) {
+  return of_the_fake<decltype(ncclAllReduce)>("ncclAllReduce")(memory, memory, bytes, ncclInt8,
+                                                               ncclMax, comm, nullptr);
 }
 
 // Who is in a communicator, in its order, by the ranks that they are among all.
@@ -194,6 +216,101 @@ TEST_CASE("two threads that are in calls of one communicator of NCCL are told") 
   CHECK_MESSAGE(times(ranks[0].log, "nccl WRONG: rank 0 of 2 is in calls of one communicator") == 2,
                 ranks[0].log);
   CHECK_MESSAGE(ranks[1].log.find("nccl WRONG") == std::string::npos, ranks[1].log);
+}
+
+TEST_CASE("rank: brings memory of the host" * doctest::skip()) {
+  const Everyone all;
+  CHECK(all_reduce(all.comm, at::ones({4}, all.options)) == ncclSuccess);
+  CHECK(all_reduce(all.comm, at::ones({4}, at::kFloat)) == ncclSuccess);
+  destroy(all.comm);
+}
+
+TEST_CASE("memory of the host in a collective of NCCL is told") {
+  const Rank rank = play_together("rank: brings memory of the host", 1)[0];
+  CHECK_MESSAGE(times(rank.log, "nccl WRONG") == 1, rank.log);
+  CHECK(times(rank.log, "nccl WRONG: nccl all_reduce with memory ") == 1);
+  CHECK(times(rank.log, " that is not of device 0\n") == 1);
+}
+
+TEST_CASE("rank: registers memory against the rules" * doctest::skip()) {
+  const Everyone all;
+  char *one = device_memory(), *other = device_memory();
+  void* handle = nullptr;
+  // Memory that is no device's, or not all of it.
+  char host[16] = "";
+  CHECK(register_memory(all.comm, host, sizeof host, &handle) == ncclInvalidArgument);
+  CHECK(register_memory(all.comm, one, size_t{1} << 40, &handle) == ncclInvalidArgument);
+  CHECK(handle == nullptr);
+  // The first half alone: what begins there must end there.
+  REQUIRE(register_memory(all.comm, one, kMemory / 2, &handle) == ncclSuccess);
+  CHECK(all_reduce_bytes(all.comm, one, kMemory / 2) == ncclSuccess);
+  CHECK(all_reduce_bytes(all.comm, one + kMemory / 2, kMemory / 2) == ncclSuccess);
+  CHECK(all_reduce_bytes(all.comm, one + kMemory / 4, kMemory / 2) == ncclSuccess);
+  // Handles that are none, or not any more.
+  CHECK(deregister(all.comm, host) == ncclInvalidUsage);
+  CHECK(deregister(all.comm, handle) == ncclSuccess);
+  CHECK(deregister(all.comm, handle) == ncclInvalidUsage);
+  // Given back too early, and not told again.
+  REQUIRE(register_memory(all.comm, one, kMemory, &handle) == ncclSuccess);
+  void* of_other = nullptr;
+  REQUIRE(register_memory(all.comm, other, kMemory, &of_other) == ncclSuccess);
+  CHECK(of_the_fake<decltype(cudaFree)>("cudaFree")(one) == cudaSuccess);
+  give_back(other);
+  CHECK(deregister(all.comm, handle) == ncclSuccess);
+  destroy(all.comm);
+}
+
+TEST_CASE("memory that is registered with NCCL against its rules is told") {
+  const Rank rank = play_together("rank: registers memory against the rules", 1)[0];
+  struct Line {
+    const char* part;
+    int times;
+  };
+  for (const Line& line : {Line{"nccl WRONG: rank 0 of 1 ", 7},
+                           {"registers 16 bytes at ", 1},
+                           {"registers 1099511627776 bytes at ", 1},
+                           {" that are not all memory of device 0\n", 2},
+                           {"calls all_reduce with 32768 bytes at ", 1},
+                           {", of which only the first 16384 are registered\n", 1},
+                           {", which is no handle of this communicator\n", 1},
+                           {", which it has deregistered before\n", 1},
+                           {"has registered 65536 bytes at ", 2},
+                           {", and they are given back before they are deregistered\n", 2}}) {
+    CAPTURE(std::string(line.part));
+    CHECK_MESSAGE(times(rank.log, line.part) == line.times, rank.log);
+  }
+  CHECK(times(rank.log, "nccl WRONG") == 7);
+}
+
+TEST_CASE("rank: registers memory by the rules" * doctest::skip()) {
+  const Everyone all;
+  ncclComm_t part = part_of(all.comm, 0, all.rank);
+  REQUIRE(part != nullptr);
+  char *one = device_memory(), *two = device_memory(), *three = device_memory();
+  void *handle = nullptr, *of_part = nullptr;
+  REQUIRE(register_memory(all.comm, one, kMemory, &handle) == ncclSuccess);
+  CHECK(all_reduce_bytes(all.comm, one, kMemory) == ncclSuccess);
+  CHECK(all_reduce_bytes(all.comm, one + 64, kMemory - 64) == ncclSuccess);
+  // In place, from this rank's half.
+  CHECK(of_the_fake<decltype(ncclAllGather)>("ncclAllGather")(
+            one + static_cast<size_t>(all.rank) * kMemory / 2, one, kMemory / 2, ncclInt8, all.comm,
+            nullptr) == ncclSuccess);
+  CHECK(deregister(all.comm, handle) == ncclSuccess);
+  give_back(one);
+  // Each communicator has its own, until it ends.
+  REQUIRE(register_memory(all.comm, two, kMemory, &handle) == ncclSuccess);
+  REQUIRE(register_memory(part, two, kMemory / 2, &of_part) == ncclSuccess);
+  CHECK(all_reduce_bytes(all.comm, two, kMemory) == ncclSuccess);
+  CHECK(deregister(all.comm, handle) == ncclSuccess);
+  CHECK(of_the_fake<decltype(ncclCommAbort)>("ncclCommAbort")(part) == ncclSuccess);
+  give_back(two);
+  REQUIRE(register_memory(all.comm, three, kMemory, &handle) == ncclSuccess);
+  destroy(all.comm);
+  give_back(three);
+}
+
+TEST_CASE("memory is registered with NCCL until its communicator is destroyed or aborted") {
+  check_played(play_together("rank: registers memory by the rules", 2));
 }
 
 TEST_CASE("rank: splits its communicator" * doctest::skip()) {

@@ -115,6 +115,14 @@ struct Part {
 };
 ncclResult_t split(const ncclComm& parent, int color, int key, Part& part);
 
+// Memory that is registered with a communicator (nccl_registered.cpp). What is against the rules is
+// told: memory that is not of its device, or given back too early, a handle that is none of its own
+// or not any more, and a buffer of a call that begins within and goes on behind the end.
+ncclResult_t register_memory(const ncclComm& comm, const void* p, size_t bytes, void** handle);
+ncclResult_t deregister_memory(const ncclComm& comm, const void* handle);
+void forget_registered(const ncclComm& comm);  // it ends
+void check_registered(const ncclComm& comm, const void* p, size_t bytes, const char* what);
+
 ncclResult_t run(const Call& call);
 // The transfers of a call; false where they cannot end.
 bool send_and_receive(const Call& call);
