@@ -1,6 +1,7 @@
 // The collectives, in rounds of as much as a slot holds. Ranks must call the same one; who touches
 // what is told to the race check.
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 
@@ -15,27 +16,42 @@ bool reduces(Kind kind) {
   return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter;
 }
 
-// "all_reduce of 4 by max"
+const char* operation_of(const Said& said) {
+  switch (said.operation) {
+    case ncclSum:
+      return "sum";
+    case ncclProd:
+      return "product";
+    case ncclMax:
+      return "max";
+    case ncclMin:
+      return "min";
+    case ncclAvg:
+      return "average";
+    default:
+      return "sum with a factor";
+  }
+}
+
+const char* type_of(const Said& said) {
+  // By NCCL's numbers.
+  constexpr std::array<const char*, 12> kTypes{"int8",    "uint8",    "int32",       "uint32",
+                                               "int64",   "uint64",   "float16",     "float32",
+                                               "float64", "bfloat16", "float8_e4m3", "float8_e5m2"};
+  static_assert(ncclInt8 == 0 && ncclFloat32 == 7 && ncclFloat8e5m2 == 11);
+  return said.type < kTypes.size() ? kTypes[said.type] : "?";
+}
+
+// All that ranks must agree on: "reduce of 4 float32 by max to rank 0".
 std::string words_of(const Said& said) {
   const auto kind = static_cast<Kind>(said.kind);
   std::string out = name_of(kind);
   if (kind == Kind::split) return out;
-  out += " of " + std::to_string(said.count);
-  if (!reduces(kind)) return out;
-  switch (said.operation) {
-    case ncclSum:
-      return out + " by sum";
-    case ncclProd:
-      return out + " by product";
-    case ncclMax:
-      return out + " by max";
-    case ncclMin:
-      return out + " by min";
-    case ncclAvg:
-      return out + " by average";
-    default:
-      return out + " by sum with a factor";
-  }
+  out += " of " + std::to_string(said.count) + " " + type_of(said);
+  if (reduces(kind)) out += std::string(" by ") + operation_of(said);
+  if (kind == Kind::reduce) out += " to rank " + std::to_string(said.root);
+  if (kind == Kind::broadcast) out += " from rank " + std::to_string(said.root);
+  return out;
 }
 
 ncclResult_t agree_on(const Call& call) {

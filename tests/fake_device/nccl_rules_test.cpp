@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 #include <nccl.h>
 
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -145,6 +146,21 @@ int times(const std::string& text, const std::string& part) {
   return out;
 }
 
+// Each of two ranks was told what the other one calls where it should call the same, and no more.
+void check_told(const std::vector<Rank>& ranks,
+                const std::vector<std::array<std::string, 2>>& calls) {
+  REQUIRE(ranks.size() == 2);
+  for (size_t rank : {0, 1}) {
+    for (const auto& call : calls) {
+      const std::string line = "nccl WRONG: rank " + std::to_string(rank) + " of 2 calls " +
+                               call[rank] + ", rank " + std::to_string(1 - rank) + " calls " +
+                               call[1 - rank] + "\n";
+      CHECK_MESSAGE(ranks[rank].log.find(line) != std::string::npos, line << ranks[rank].log);
+    }
+    CHECK(times(ranks[rank].log, "nccl WRONG") == static_cast<int>(calls.size()));
+  }
+}
+
 }  // namespace nccl_rules_test
 
 using namespace nccl_rules_test;
@@ -166,15 +182,42 @@ TEST_CASE("rank: calls what the other rank does not call" * doctest::skip()) {
 
 TEST_CASE("ranks of NCCL that reduce by different operations, or split alone, are told") {
   const std::vector<Rank> ranks = play_together("rank: calls what the other rank does not call", 2);
-  for (const char* line : {"rank 0 of 2 calls all_reduce of 4 by sum, rank 1 calls all_reduce of 4 "
-                           "by max\n",
-                           "rank 0 of 2 calls split, rank 1 calls all_reduce of 4 by sum\n"})
-    CHECK_MESSAGE(ranks[0].log.find(line) != std::string::npos, ranks[0].log);
-  for (const char* line : {"rank 1 of 2 calls all_reduce of 4 by max, rank 0 calls all_reduce of 4 "
-                           "by sum\n",
-                           "rank 1 of 2 calls all_reduce of 4 by sum, rank 0 calls split\n"})
-    CHECK_MESSAGE(ranks[1].log.find(line) != std::string::npos, ranks[1].log);
-  for (const Rank& rank : ranks) CHECK(times(rank.log, "nccl WRONG") == 2);
+  check_told(ranks, {{"all_reduce of 4 float32 by sum", "all_reduce of 4 float32 by max"},
+                     {"split", "all_reduce of 4 float32 by sum"}});
+}
+
+TEST_CASE("rank: calls the same with another type, root or size" * doctest::skip()) {
+  const Everyone all;
+  const at::Tensor x = at::full({4}, all.rank + 1, all.options), y = at::zeros({8}, all.options);
+  const void* in = x.const_data_ptr();
+  void* out = y.mutable_data_ptr();
+  const bool first = all.rank == 0;
+  CHECK(of_the_fake<decltype(ncclAllReduce)>("ncclAllReduce")(
+            in, out, 4, first ? ncclFloat32 : ncclInt32, ncclSum, all.comm, nullptr) ==
+        ncclInvalidUsage);
+  CHECK(of_the_fake<decltype(ncclReduce)>("ncclReduce")(in, out, 4, ncclFloat32, ncclMin, all.rank,
+                                                        all.comm, nullptr) == ncclInvalidUsage);
+  CHECK(of_the_fake<decltype(ncclBroadcast)>("ncclBroadcast")(
+            in, out, 4, ncclFloat32, 1 - all.rank, all.comm, nullptr) == ncclInvalidUsage);
+  CHECK(of_the_fake<decltype(ncclAllGather)>("ncclAllGather")(
+            in, out, first ? 4 : 2, ncclFloat32, all.comm, nullptr) == ncclInvalidUsage);
+  // Also in a group, of which nothing comes.
+  of_the_fake<decltype(ncclGroupStart)>("ncclGroupStart")();
+  CHECK(of_the_fake<decltype(ncclReduceScatter)>("ncclReduceScatter")(
+            in, out, 2, ncclFloat32, first ? ncclAvg : ncclProd, all.comm, nullptr) == ncclSuccess);
+  CHECK(of_the_fake<decltype(ncclGroupEnd)>("ncclGroupEnd")() == ncclInvalidUsage);
+  CHECK(y.sum().item<float>() == 0);
+  destroy(all.comm);
+}
+
+TEST_CASE("ranks of NCCL that differ in a type, a root or a size are told which") {
+  check_told(
+      play_together("rank: calls the same with another type, root or size", 2),
+      {{"all_reduce of 4 float32 by sum", "all_reduce of 4 int32 by sum"},
+       {"reduce of 4 float32 by min to rank 0", "reduce of 4 float32 by min to rank 1"},
+       {"broadcast of 4 float32 from rank 1", "broadcast of 4 float32 from rank 0"},
+       {"all_gather of 4 float32", "all_gather of 2 float32"},
+       {"reduce_scatter of 2 float32 by average", "reduce_scatter of 2 float32 by product"}});
 }
 
 TEST_CASE("rank: calls from two threads" * doctest::skip()) {
