@@ -36,8 +36,7 @@ TEST_CASE("layers launched as graphs train as ever, in order, with fewer launche
     REQUIRE_MESSAGE(graphs.code == 0, graphs.said);
     check_close("loss", graphs.losses, plain.losses, row);
     check_close("norm", graphs.norms, plain.norms, row);
-    for (const std::string& log : graphs.logs)
-      for (const std::string& line : wrong_lines(log)) CHECK_MESSAGE(false, line);
+    check_logs(graphs);
     REQUIRE(static_cast<int>(graphs.counters.size()) == row.ranks);
     auto third = [](const Ended& ended, size_t rank) -> const boost::json::object& {
       return ended.counters[rank].at("steps").as_array().at(2).as_object();
@@ -68,11 +67,13 @@ TEST_CASE("layers that are frozen run as ever beside those that are launched") {
                 4};
   Row with = row;
   with.sets.emplace_back("dist_env.cuda_graphs=true");
-  const Ended plain = train(row, On::device), graphs = train(with, On::device);
+  const Ended plain = train(row, On::device),
+              graphs = train(with, On::device, {"FAKE_DEVICE_DELAYS=1"});
   REQUIRE_MESSAGE(plain.code == 0, plain.said);
   REQUIRE_MESSAGE(graphs.code == 0, graphs.said);
   check_close("loss", graphs.losses, plain.losses, row);
   check_close("norm", graphs.norms, plain.norms, row);
+  for (const Ended* ended : {&plain, &graphs}) check_logs(*ended);
   REQUIRE(graphs.counters.size() == 1);
   const boost::json::object& third =
       graphs.counters[0].at("steps").as_array().at(2).as_object().at("operators").as_object();
@@ -89,14 +90,16 @@ TEST_CASE("a run with graphs goes on as if it had not ended, to the bit") {
           0,
           4};
   // The job of the case above, with its delays.
-  const Ended& unbroken = trained(row, On::device, {"FAKE_DEVICE_DELAYS=1"});
+  const Strings delays{"FAKE_DEVICE_DELAYS=1"};
+  const Ended& unbroken = trained(row, On::device, delays);
   row.resume_after = 2;
-  const Ended continued = train(row, On::device);
+  const Ended continued = train(row, On::device, delays);
   REQUIRE_MESSAGE(unbroken.code == 0, unbroken.said);
   REQUIRE_MESSAGE(continued.code == 0, continued.said);
   REQUIRE(unbroken.losses.size() == 4);
   CHECK(continued.losses == unbroken.losses);
   CHECK(continued.norms == unbroken.norms);
+  check_logs(continued);
 }
 
 TEST_CASE("a launch of a graph counts once, and what is in it only by its bytes") {

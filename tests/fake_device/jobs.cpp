@@ -206,6 +206,12 @@ long races(const Ended& ended) {
   return out;
 }
 
+void check_logs(const Ended& ended) {
+  CHECK_FALSE(ended.logs.empty());
+  for (const std::string& log : ended.logs)
+    for (const std::string& line : wrong_lines(log)) CHECK_MESSAGE(false, line);
+}
+
 long counted(const std::string& log, const std::string& word) {
   const size_t line = log.rfind("fake device: process ");
   const size_t at = line == std::string::npos ? line : log.find(" " + word, line);

@@ -64,6 +64,8 @@ const Ended& trained(const Row& row, On on, const Strings& variables = {});
 Strings wrong_lines(const std::string& log);
 // Those of them that tell of a race.
 long races(const Ended& ended);
+// Not a line of all logs of a job tells of a fault.
+void check_logs(const Ended& ended);
 // The number before a word of the summary, or -1.
 long counted(const std::string& log, const std::string& word);
 // Both have a value for each step, and the same.

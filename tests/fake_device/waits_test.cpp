@@ -126,8 +126,7 @@ TEST_CASE(
       row.steps = 2;
       const Ended whole = train(row, On::device, {"FAKE_DEVICE_WAITS=1", "FAKE_DEVICE_DELAYS=1"});
       REQUIRE_MESSAGE(whole.code == 0, whole.said);
-      for (const std::string& log : whole.logs)
-        for (const std::string& line : wrong_lines(log)) CHECK_MESSAGE(false, line);
+      check_logs(whole);
       int wrong = 0;
       for (const Wait& wait : job.waits) {
         CAPTURE(wait.what);
