@@ -22,6 +22,7 @@ namespace fake_device_test {
 const std::string kFirst = "first_fsdp2_cpu", kMegatron = "megatron_fsdp_cpu",
                   kExperts = "experts_cpu";
 const std::string kTwoMicroBatches = "step_scheduler.global_batch_size=8";  // of megatron_fsdp_cpu
+const std::string kNoMeta = "distributed.megatron_fsdp.init_fsdp_with_meta_device=false";
 const std::string kFloat8Linear = "model.float8_linear=true",
                   kBf16 = "distributed.mp_policy.param_dtype=bfloat16",
                   kBf16Out = "distributed.mp_policy.output_dtype=bfloat16";
@@ -54,19 +55,43 @@ const std::vector<Row> kRows{
     {"recomputation", kFirst, 2, {"distributed.activation_checkpointing=full"}},
     {"segments that grow", kFirst, 2, {"dist_env.expandable_segments=true"}},
     // Where they begin, the host has read.
-    {"documents", kFirst, 2, {"dataset.packing=true", "dataset.document_end=7"}},
-    {"hybrid", kFirst, 4, {"distributed.dp_replicate_size=2"}},
+    {"documents, selective recomputation",
+     kFirst,
+     2,
+     {"dataset.packing=true", "dataset.document_end=7",
+      "distributed.activation_checkpointing=selective"}},
+    {"offload, not pinned",
+     kFirst,
+     2,
+     {"distributed.fsdp2.offload_policy=cpu", "distributed.fsdp2.offload_pin_memory=false"}},
+    // The first run trains on while it saves.
+    {"hybrid, continued",
+     kFirst,
+     4,
+     {"distributed.dp_replicate_size=2", "checkpoint.async=true"},
+     kFloat,
+     kWatchedSteps,
+     2,
+     {"checkpoint.every_steps=1"}},
     {"tensor parallel", kFirst, 2, {"distributed.tp_size=2"}},
     {"sequence parallel",
      kFirst,
      2,
      {"distributed.tp_size=2", "distributed.sequence_parallel=true"}},
     {"ddp", kFirst, 2, {"distributed.strategy=ddp"}},
+    {"megatron_fsdp 0",
+     kMegatron,
+     2,
+     {"distributed.megatron_fsdp.zero_dp_strategy=0", kNoMeta, kTwoMicroBatches}},
     {"megatron_fsdp 1",
      kMegatron,
      2,
-     {"distributed.megatron_fsdp.zero_dp_strategy=1",
-      "distributed.megatron_fsdp.init_fsdp_with_meta_device=false", kTwoMicroBatches}},
+     {"distributed.megatron_fsdp.zero_dp_strategy=1", kNoMeta, kTwoMicroBatches}},
+    {"megatron_fsdp 2, double buffer",
+     kMegatron,
+     2,
+     {"distributed.megatron_fsdp.zero_dp_strategy=2", kNoMeta,
+      "distributed.megatron_fsdp.fsdp_double_buffer=true", kTwoMicroBatches}},
     {"megatron_fsdp 3", kMegatron, 2, {"distributed.megatron_fsdp.nccl_ub=true", kTwoMicroBatches}},
     {"asynchronous tensor parallel",
      kFirst,
@@ -130,11 +155,10 @@ const std::set<std::string> kWithin{
 // On the CPU these compute the numbers of another one in the same order: what they ask for is for
 // devices, or says when something is gathered or computed again. One run there is for all of them.
 const std::map<std::string, std::string> kSameOnHost{
-    {"gathered once", "fsdp2"},
-    {"offload", "fsdp2"},
-    {"recomputation", "fsdp2"},
-    {"segments that grow", "fsdp2"},
-    {"experts, all gather", "experts, all to all"}};
+    {"gathered once", "fsdp2"},       {"offload", "fsdp2"},
+    {"offload, not pinned", "fsdp2"}, {"recomputation", "fsdp2"},
+    {"segments that grow", "fsdp2"},  {"experts, all gather", "experts, all to all"},
+};
 
 // Products of 8-bit floats in a step of a rank: three of each Linear of two layers in each
 // micro-batch. Of seven Linears; under tp the 176 columns of an mlp are 88 a rank, which is no
@@ -166,8 +190,9 @@ const std::map<std::string, int64_t> kMoreWaits{
     {"embed, ddp", 1},
     {"embed, pp", 16},
 };
-// Jobs of the matrix that wait for what another one waits for.
+// Jobs that wait for what another one waits for.
 const std::map<std::string, std::string> kLike{
+    {"offload, not pinned", "fsdp2, offload, not pinned"},
     {"experts, ep 2", "experts, all to all"},
     {"experts, ep 2, bfloat16", "experts, all to all"},
     {"continued, experts, ep 2", "experts, all to all"},
@@ -212,7 +237,7 @@ TEST_CASE("what runs on the fake device gives what the CPU gives, and in order")
     if (kWithin.contains(known.name) && !meshwright::all_layouts()) continue;
     DOCTEST_SUBCASE(known.name.c_str()) {
       Row row = known;
-      row.steps = kWatchedSteps;
+      row.steps = kWatchedSteps + row.resume_after;
       CAPTURE(row.name);
       // What is written late must not show either.
       Strings variables{"FAKE_DEVICE_DELAYS=1"};
@@ -232,12 +257,13 @@ TEST_CASE("what runs on the fake device gives what the CPU gives, and in order")
         for (const boost::json::object& rank : device.counters)
           CHECK(calls_of(rank.at("steps").as_array().at(1).as_object(), "aten::_scaled_mm") ==
                 of->second);
-      // What events say of waiting, in each step, and of the ranks' work, from the third one on.
+      // What events say of waiting, in each step, and of the ranks' work, from the third one of a
+      // run on.
       REQUIRE(device.rows.size() == row.steps);
       for (const boost::json::object& one : device.rows)
         CHECK(one.at("exposed_comm_ms").to_number<double>() >= 0);
-      CHECK(device.rows[1].at("slowest_rank").is_null());
-      const boost::json::object& third = device.rows[2];
+      CHECK(device.rows[row.resume_after + 1].at("slowest_rank").is_null());
+      const boost::json::object& third = device.rows[row.resume_after + 2];
       CHECK(third.at("slowest_rank").as_int64() < row.ranks);
       CHECK(third.at("slowest_ms").to_number<double>() >= 0);
       CHECK(third.at("rank_work_ms_least").to_number<double>() > 0);

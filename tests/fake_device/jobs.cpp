@@ -160,17 +160,18 @@ void remove_counters(const fs::path& folder) {
 
 Ended train(const Row& row, On on, const Strings& variables) {
   const Folder folder;
-  auto run_to = [&](size_t steps) {
+  auto run_to = [&](size_t steps, const Strings& more = {}) {
     Strings words{"train", "configs/" + row.config + ".toml", "--nproc", std::to_string(row.ranks)};
     Strings sets{on == On::device ? "dist_env.device=cuda" : "dist_env.device=cpu",
                  "step_scheduler.max_steps=" + std::to_string(steps), "run.name=run",
                  "run.dir=" + folder.path.string()};
     sets.insert(sets.end(), row.sets.begin(), row.sets.end());
+    sets.insert(sets.end(), more.begin(), more.end());
     for (const std::string& set : sets) words.insert(words.end(), {"--set", set});
     return run_program(folder.path, words, on, variables);
   };
   if (row.resume_after > 0) {
-    if (Ended first = run_to(row.resume_after); first.code != 0) return first;
+    if (Ended first = run_to(row.resume_after, row.first_sets); first.code != 0) return first;
     remove_counters(folder.path);  // those of the run that goes on are the job's
   }
   return run_to(row.steps);
@@ -180,9 +181,10 @@ const Ended& trained(const Row& row, On on, const Strings& variables) {
   static std::map<Strings, Ended> kept;  // by all that makes a difference
   Strings key{row.config, std::to_string(row.ranks), std::to_string(row.steps),
               std::to_string(row.resume_after), on == On::device ? "device" : "host"};
-  key.insert(key.end(), row.sets.begin(), row.sets.end());
-  key.emplace_back();
-  key.insert(key.end(), variables.begin(), variables.end());
+  for (const Strings* some : {&row.sets, &row.first_sets, &variables}) {
+    key.insert(key.end(), some->begin(), some->end());
+    key.emplace_back();
+  }
   auto found = kept.find(key);
   if (found == kept.end()) found = kept.emplace(key, train(row, on, variables)).first;
   return found->second;

@@ -26,6 +26,7 @@ struct Row {
   double tolerance = kFloat;
   size_t steps = 3;
   size_t resume_after = 0;  // steps of a first run, which another one continues
+  Strings first_sets = {};  // of that first run alone
 };
 
 // A folder for the runs of a case.

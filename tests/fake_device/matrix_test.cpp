@@ -25,7 +25,7 @@ const std::string kBf16 = "distributed.mp_policy.param_dtype=bfloat16",
 const std::string kFloat8Linear = "model.float8_linear=true";
 const std::string kTp = "distributed.tp_size=2", kSp = "distributed.sequence_parallel=true",
                   kAsyncTp = "distributed.enable_async_tensor_parallel=true";
-const std::string kDdp = "distributed.strategy=ddp",
+const std::string kDdp = "distributed.strategy=ddp", kFsdp2 = "distributed.strategy=fsdp2",
                   kOffload = "distributed.fsdp2.offload_policy=cpu",
                   kFull = "distributed.activation_checkpointing=full",
                   kSelective = "distributed.activation_checkpointing=selective";
@@ -315,68 +315,80 @@ TEST_CASE("the whole matrix of training jobs, with seeds of delays" * doctest::s
   }
 }
 
+namespace {
+
+struct Generation {
+  std::string name;
+  int ranks;
+  Strings sets;
+};
+
+// Ids are the CPU's, and the host waits so often for each token.
+void check_generation(const Generation& job, int seeds, const Table& table) {
+  CAPTURE(job.name);
+  auto generate = [&](On on, const Strings& variables, int tokens) {
+    const Folder folder;
+    Strings words{"generate",
+                  "tests/data/parity/llama",
+                  "--tokens",
+                  "1,2,3",
+                  "--max-new",
+                  std::to_string(tokens),
+                  "--json",
+                  "--nproc",
+                  std::to_string(job.ranks)};
+    Strings sets{on == On::device ? "dist_env.device=cuda" : "dist_env.device=cpu"};
+    sets.insert(sets.end(), job.sets.begin(), job.sets.end());
+    for (const std::string& set : sets) words.insert(words.end(), {"--set", set});
+    return run_program(folder.path, words, on, variables);
+  };
+  auto ids = [](const Ended& ended) {
+    const size_t at = ended.said.find("\"new_ids\"");
+    return at == std::string::npos ? ended.said
+                                   : ended.said.substr(at, ended.said.find(']', at) - at);
+  };
+  auto count_of = [&](const Ended& ended) {
+    const std::string found = ids(ended);
+    return std::count(found.begin(), found.end(), ',') + int64_t{1};
+  };
+  const Ended host = generate(On::host, {}, kTokens);
+  CHECK_MESSAGE(host.code == 0, host.said);
+  Found found;
+  found.has_steps = false;
+  int64_t waits = 0, tokens = 0;  // of the last seed's run
+  for (int seed = 1; seed <= seeds; ++seed) {
+    const Ended device =
+        generate(On::device, {"FAKE_DEVICE_DELAYS=" + std::to_string(seed)}, kTokens);
+    CHECK_MESSAGE(device.code == 0, device.said);
+    CHECK(ids(device) == ids(host));
+    found.add(device);
+    waits = most_waits_of(device);
+    tokens = count_of(device);
+  }
+  // Of a token: for its ids to the device and its logits back. A longer text takes more memory.
+  const Ended longer = generate(On::device, {}, 2 * kTokens);
+  CHECK_MESSAGE(longer.code == 0, longer.said);
+  const int64_t more = count_of(longer) - tokens, waited = most_waits_of(longer) - waits;
+  CHECK(more > 0);
+  CHECK(waited > 0);
+  CHECK(waited <= more * most_waits(job.name, job.ranks));
+  found.costs.waits = more > 0 ? waited / more : 0;
+  CHECK(found.wrong == 0);
+  table.write(job.name, job.ranks, found);
+}
+
+}  // namespace
+
+TEST_CASE("ranks that share out a model's tensors generate on the fake device what the CPU does") {
+  check_generation({"generate, tp", 2, {kFsdp2, kTp}}, /*seeds=*/1, Table());
+}
+
 TEST_CASE("the whole matrix of generation, with seeds of delays" * doctest::skip()) {
   const Table table;
-  struct Model {
-    std::string name;
-    int ranks;
-    Strings sets;
-  };
-  for (const Model& model :
-       {Model{"generate", 1, {}}, Model{"generate, fsdp2", 2, {"distributed.strategy=fsdp2"}},
-        Model{"generate, tp", 2, {"distributed.strategy=fsdp2", "distributed.tp_size=2"}}}) {
-    DOCTEST_SUBCASE(model.name.c_str()) {
-      CAPTURE(model.name);
-      auto generate = [&](On on, const Strings& variables, int tokens) {
-        const Folder folder;
-        Strings words{"generate",
-                      "tests/data/parity/llama",
-                      "--tokens",
-                      "1,2,3",
-                      "--max-new",
-                      std::to_string(tokens),
-                      "--json",
-                      "--nproc",
-                      std::to_string(model.ranks)};
-        Strings sets{on == On::device ? "dist_env.device=cuda" : "dist_env.device=cpu"};
-        sets.insert(sets.end(), model.sets.begin(), model.sets.end());
-        for (const std::string& set : sets) words.insert(words.end(), {"--set", set});
-        return run_program(folder.path, words, on, variables);
-      };
-      auto ids = [](const Ended& ended) {
-        const size_t at = ended.said.find("\"new_ids\"");
-        return at == std::string::npos ? ended.said
-                                       : ended.said.substr(at, ended.said.find(']', at) - at);
-      };
-      auto count_of = [&](const Ended& ended) {
-        const std::string found = ids(ended);
-        return std::count(found.begin(), found.end(), ',') + int64_t{1};
-      };
-      const Ended host = generate(On::host, {}, kTokens);
-      CHECK_MESSAGE(host.code == 0, host.said);
-      Found found;
-      found.has_steps = false;
-      int64_t waits = 0, tokens = 0;  // of the last seed's run
-      for (int seed = 1; seed <= kSeeds; ++seed) {
-        const Ended device =
-            generate(On::device, {"FAKE_DEVICE_DELAYS=" + std::to_string(seed)}, kTokens);
-        CHECK_MESSAGE(device.code == 0, device.said);
-        CHECK(ids(device) == ids(host));
-        found.add(device);
-        waits = most_waits_of(device);
-        tokens = count_of(device);
-      }
-      // Of a token: for its ids to the device and its logits back. A longer text takes more memory.
-      const Ended longer = generate(On::device, {}, 2 * kTokens);
-      CHECK_MESSAGE(longer.code == 0, longer.said);
-      const int64_t more = count_of(longer) - tokens, waited = most_waits_of(longer) - waits;
-      CHECK(more > 0);
-      CHECK(waited > 0);
-      CHECK(waited <= more * most_waits(model.name, model.ranks));
-      found.costs.waits = more > 0 ? waited / more : 0;
-      CHECK(found.wrong == 0);
-      table.write(model.name, model.ranks, found);
-    }
+  for (const Generation& job :
+       {Generation{"generate", 1, {}}, Generation{"generate, fsdp2", 2, {kFsdp2}},
+        Generation{"generate, tp", 2, {kFsdp2, kTp}}}) {
+    DOCTEST_SUBCASE(job.name.c_str()) { check_generation(job, kSeeds, table); }
   }
 }
 
