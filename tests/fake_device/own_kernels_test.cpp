@@ -1,5 +1,6 @@
-// What modules do with kernels of our own on a device: the CPU's numbers, and what only they can.
-// The skipped case is what a process on the fake device does.
+// What modules do with kernels of our own on a device: the CPU's numbers, and what only they can;
+// and updates of so many elements that they go in pieces. Skipped cases are what a process on the
+// fake device does.
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
 #include <doctest/doctest.h>
@@ -18,10 +19,12 @@
 #include "engine/device/device.h"
 #include "engine/modules/activation.h"
 #include "engine/modules/rotary.h"
+#include "engine/trainer/optimizer.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/loss.h"
 #include "meshwright/nn/moe.h"
+#include "meshwright/trainer.h"
 #include "sdk/base/residual.h"
 #include "wrong_lines.h"
 
@@ -273,20 +276,90 @@ void check_memory_of_gradient(at::Device device) {
   CHECK(at::equal(held, gradient_of(false, true)));
 }
 
+// What is cast goes in pieces: on the CPU of 2^20 elements, on a device of 2^24, and there only
+// where gradients are cast.
+void check_updates() {
+  struct Row {
+    const char* what;
+    std::vector<std::pair<std::string, std::string>> keys;
+    int64_t count;
+    at::ScalarType values, gradients;
+  };
+  constexpr int64_t kMore = (int64_t{1} << 20) + 3, kMoreOfDevice = (int64_t{1} << 24) + 3;
+  constexpr double kRate = 0.25;
+  const std::vector<Row> rows{{"whole", {{"name", "\"adamw\""}}, kMore, at::kFloat, at::kFloat},
+                              {"main weights",
+                               {{"name", "\"adamw\""}, {"main_dtype", "float32"}},
+                               kMore,
+                               at::kBFloat16,
+                               at::kBFloat16},
+                              {"narrow gradients",
+                               {{"name", "\"sgd\""}, {"momentum", "0"}, {"weight_decay", "0"}},
+                               kMoreOfDevice,
+                               at::kFloat,
+                               at::kBFloat16}};
+  for (const Row& row : rows) {
+    CAPTURE(std::string(row.what));
+    const Tensor start = at::linspace(-1, 1, row.count).to(row.values),
+                 gradient = at::linspace(2, -3, row.count).to(row.gradients);
+    // Values, what the optimizer keeps of them, and main weights if there are any.
+    auto on = [&](at::Device device) {
+      Job job;
+      for (const auto& [key, value] : row.keys) job.set("optimizer." + key, value);
+      const auto optimizer = train::make_optimizer(job.table("optimizer"));
+      const std::vector<FlatParameterGroup> groups{
+          {start.to(device, /*non_blocking=*/false, /*copy=*/true),
+           gradient.to(device, /*non_blocking=*/false, /*copy=*/true)}};
+      for (int step = 0; step < 2; ++step) optimizer->step(groups, kRate);
+      Tensors all{groups[0].values};
+      for (const train::Optimizer::State& state : optimizer->state())
+        all.push_back(state.tensors.at(0));
+      for (const Tensor& main : optimizer->main_weights()) all.push_back(main);
+      for (Tensor& t : all) t = t.to(at::kCPU);
+      return all;
+    };
+    auto difference = [](const Tensor& a, const Tensor& b) {
+      return (a.to(at::kFloat) - b.to(at::kFloat)).abs().max().item<double>();
+    };
+    const Tensors host = on(at::kCPU), device = on(at::Device(at::kCUDA, 0));
+    REQUIRE(host.size() == device.size());
+    for (size_t i = 0; i < host.size(); ++i) {
+      CAPTURE(i);
+      // Below 2 the last bit of bfloat16 is 1/128.
+      const double most = host[i].scalar_type() == at::kFloat ? 1e-6 : 1.0 / 128;
+      CHECK(difference(host[i], device[i]) <= most);
+      CHECK(host[i].abs().max().item<double>() < 3);
+    }
+    for (const Tensors* all : {&host, &device}) {
+      if (all->size() == 1)
+        CHECK(difference(all->front(), start - 2 * kRate * gradient.to(at::kFloat)) <= 1e-6);
+      if (row.values != at::kFloat)
+        CHECK(all->front().equal(all->back().to(row.values)));  // main weights, rounded
+      CHECK_FALSE(all->front().equal(start));
+    }
+  }
+}
+
 // The code and what the process said.
-std::pair<int, std::string> play(const char* compiles) {
+std::pair<int, std::string> play(const char* compiles, const std::string& cases) {
   const fs::path out = fs::temp_directory_path() / ("own_kernels." + std::to_string(::getpid()));
   const std::string command = std::string("FAKE_DEVICE_NVRTC=") + compiles +
                               " OMP_NUM_THREADS=1 FAKE_DEVICE_LIBRARIES=" FAKE_DEVICE_LIBRARIES
                               " " MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run " +
                               fs::canonical("/proc/self/exe").string() +
-                              " --no-skip --no-version --test-case='device: *' >" + out.string() +
-                              " 2>&1";
+                              " --no-skip --no-version --test-case='device: " + cases + "' >" +
+                              out.string() + " 2>&1";
   const int code = std::system(command.c_str());
   std::ifstream in(out, std::ios::binary);
   std::string said{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   fs::remove(out);
   return {code, said};
+}
+
+void check_nothing_wrong(int code, const std::string& said) {
+  CHECK_MESSAGE(code == 0, said);
+  for (const std::string_view wrong : fake_device_jobs::kWrongLines)
+    CHECK_MESSAGE(said.find(wrong) == std::string::npos, said);
 }
 
 }  // namespace own_kernels_test
@@ -311,13 +384,22 @@ TEST_CASE("device: modules in all types" * doctest::skip()) {
 TEST_CASE("modules on a device give the CPU's numbers, with kernels of our own and without") {
   for (const char* compiles : {"1", "0"}) {
     CAPTURE(std::string(compiles));
-    const auto [code, said] = play(compiles);
-    CHECK_MESSAGE(code == 0, said);
-    for (const std::string_view wrong : fake_device_jobs::kWrongLines)
-      CHECK_MESSAGE(said.find(wrong) == std::string::npos, said);
+    const auto [code, said] = play(compiles, "modules *");
+    check_nothing_wrong(code, said);
     const std::string notice = "kernels of our own cannot be compiled";
     const size_t first = said.find(notice);
     CHECK((first == std::string::npos) == (std::string(compiles) == "1"));
     if (first != std::string::npos) CHECK(said.find(notice, first + 1) == std::string::npos);
   }
+}
+
+TEST_CASE("device: updates in pieces" * doctest::skip()) {
+  REQUIRE(device::cuda_part() != nullptr);
+  device::cuda_part()->use_device(0);
+  check_updates();
+}
+
+TEST_CASE("optimizers update on a device as on the CPU, also more elements than a piece has") {
+  const auto [code, said] = play("1", "updates *");
+  check_nothing_wrong(code, said);
 }
