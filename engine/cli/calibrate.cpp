@@ -11,8 +11,6 @@
 #include "engine/cli/common.h"
 #include "engine/cli/ranks.h"
 #include "engine/forecast/forecast.h"
-#include "engine/plan/before_start.h"
-#include "engine/steptime/figures.h"
 
 namespace meshwright::cli {
 namespace {
@@ -75,16 +73,6 @@ void check_file(const Call& call, const std::string& out) {
         .help("mkdir -p " + folder.string());
 }
 
-// As many ranks as a machine file may give a host, and as the host's memory holds: before one
-// starts, since more than that bring the host down.
-void check_count_of_ranks(int64_t wanted) {
-  if (wanted > steptime::kMostRanksOfAHost)
-    throw Error(ErrorCode::usage, "--nproc " + std::to_string(wanted) + ": a host has 1 to " +
-                                      std::to_string(steptime::kMostRanksOfAHost) + " ranks")
-        .help("--nproc 8, as many as a host has in training");
-  if (wanted > 1) plan::check_room_of_ranks(wanted, plan::host_memory(), "--nproc");
-}
-
 // Keys that are wrong are refused before a rank starts.
 void check_sets(Call& call) {
   Diagnostics diagnostics;
@@ -97,7 +85,7 @@ void check_sets(Call& call) {
 }
 
 int start_calibrate(Call& call, const Ranks& ranks) {
-  const int64_t wanted = call.number("nproc", 1).value_or(1);
+  const int64_t wanted = count_of_ranks(call);
   Screen screen = screen_of(call, started_by_us(ranks));
   if (!started_by_us(ranks)) screen.live = ::isatty(2) == 1;
   const calibrate::Request request = read_calibrate_request(call, screen);
@@ -105,7 +93,6 @@ int start_calibrate(Call& call, const Ranks& ranks) {
     // The parent has checked everything; when it dies, so do its ranks.
     if (!launch::end_with_parent()) return 1;
   } else {
-    check_count_of_ranks(wanted);
     // Only rank 0 writes, and tells the others when it may not.
     if (!ranks || ranks->rank == 0) check_file(call, request.out);
     check_sets(call);

@@ -69,7 +69,7 @@ int check(Call& call, const generate::Request& request, int64_t world_size) {
 }
 
 int start_generate(Call& call, const Ranks& ranks) {
-  int64_t wanted = call.number("nproc", 1).value_or(1);
+  const int64_t wanted = count_of_ranks(call);
   generate::Request request = read_generate_request(call);
   Screen screen = screen_of(call, started_by_us(ranks));
   request.live = screen.live;

@@ -10,6 +10,8 @@
 #include "engine/launch/engine_library.h"
 #include "engine/launch/exit_status.h"
 #include "engine/launch/limits.h"
+#include "engine/plan/before_start.h"
+#include "engine/steptime/figures.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::cli {
@@ -59,6 +61,16 @@ int refuse_together(Call& call, int (*verb)(Call& call, const Ranks& ranks)) {
   } catch (const Error&) {  // without the engine's library there is no way to the others
   }
   ::_exit(status);
+}
+
+int64_t count_of_ranks(const Call& call) {
+  const int64_t wanted = call.number("nproc", 1).value_or(1);
+  if (wanted > steptime::kMostRanksOfAHost)
+    throw Error(ErrorCode::usage, "--nproc " + std::to_string(wanted) + ": a host has 1 to " +
+                                      std::to_string(steptime::kMostRanksOfAHost) + " ranks")
+        .help("--nproc 8, as many as a host has in training");
+  if (wanted > 1) plan::check_room_of_ranks(wanted, plan::host_memory(), "--nproc");
+  return wanted;
 }
 
 Screen screen_of(const Call& call, bool started_by_us) {

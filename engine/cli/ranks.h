@@ -2,6 +2,7 @@
 // that a rank's parent sees.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -23,6 +24,11 @@ inline bool started_by_us(const Ranks& ranks) {
 // themselves, are told of it. Rank 0 alone says notices. Warns when variables look like those of a
 // launcher that is not known. Throws Error(usage) when --nproc is given to a rank of a launcher's.
 int refuse_together(Call& call, int (*verb)(Call& call, const Ranks& ranks));
+
+// How many local ranks --nproc asks for; 1 without it. Refused before one of them starts, since
+// they would bring the host down: more than a machine file may give a host, Error(usage), and more
+// than the host's memory holds by themselves, Error(memory_exceeded).
+int64_t count_of_ranks(const Call& call);
 
 // What rank 0 writes to.
 struct Screen {

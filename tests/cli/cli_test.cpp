@@ -180,6 +180,23 @@ TEST_CASE("a job may be handed on once, not twice") {
   CHECK(planned("fixture_good").status == 0);
 }
 
+TEST_CASE("every verb that starts local ranks refuses more than a host has, before one starts") {
+  // Jobs and folders that would be refused later on, so that no rank ever starts.
+  for (const char* verb : {"train configs/ddp_cpu.toml", "doctor configs/ddp_cpu.toml",
+                           "evaluate nowhere", "generate nowhere --prompt x"})
+    for (const char* count : {"1025", "5000"}) {
+      CAPTURE(verb);
+      CAPTURE(count);
+      const Ran ran = run(verb + std::string(" --nproc ") + count, "2>&1");
+      INFO(ran.out);
+      CHECK(ran.status == 2);
+      CHECK(ran.out.find("E0101") != std::string::npos);
+      CHECK(ran.out.find("--nproc " + std::string(count) + ": a host has 1 to 1024 ranks") !=
+            std::string::npos);
+      CHECK(ran.out.find("help: --nproc 8") != std::string::npos);
+    }
+}
+
 TEST_CASE("every verb explains itself and has its exit statuses") {
   for (const char* verb :
        {"", "plan", "validate", "config show", "config schema", "config explain", "plugins list",
