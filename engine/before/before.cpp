@@ -6,6 +6,7 @@
 #include "engine/data/dataset.h"
 #include "engine/launch/devices.h"
 #include "engine/plan/before_start.h"
+#include "engine/plan/helps.h"
 #include "engine/plan/training.h"
 #include "engine/weights/auxiliary_files.h"
 
@@ -128,6 +129,31 @@ std::string messages(const std::vector<Error>& obstacles, bool missing) {
   return out;
 }
 
+plan::JobPlan plan_or_help(const Reload& reload, plan::Job& job, const plan::PlanRequest& request) {
+  try {
+    return plan::make_plan(job, request);
+  } catch (const Error& error) {
+    if (exit_status(error.code()) != 3) throw;
+    auto is_planned = [&](const std::vector<std::string>& sets, int64_t world) {
+      try {
+        Diagnostics problems;
+        std::optional<plan::Job> other = reload(sets, problems);
+        if (!other || !problems.ok()) return false;
+        other->samples = job.samples;
+        plan::PlanRequest one = request;
+        one.world_size = world;
+        one.rank = std::min(request.rank, world - 1);
+        one.compares_sequence = false;
+        plan::make_plan(*other, one);
+        return true;
+      } catch (const Error&) {
+        return false;
+      }
+    };
+    throw plan::with_tried_help(error, job.config.shared.sizes, request.world_size, is_planned);
+  }
+}
+
 Verdict validate(const Reload& reload, plan::Job& job, std::optional<int64_t> given) {
   // The mesh can be judged once the number of ranks is known: given, or implied by an explicit
   // dp_size. Without it, the sizes and the model are still held against each other, on the smallest
@@ -143,7 +169,7 @@ Verdict validate(const Reload& reload, plan::Job& job, std::optional<int64_t> gi
   count_samples(job);           // what is wrong with the data is said below
   out.strategy = job.strategy;  // or the one that it hands the job on to
   try {
-    plan::JobPlan plan = plan::make_plan(job, {world, 0, !known});
+    plan::JobPlan plan = plan_or_help(reload, job, {world, 0, !known});
     out.strategy = plan.strategy;
     for (const std::string& text : plan.notices) out.said.notice(text);
     for (const std::string& text : plan.warnings) out.said.warning(text);

@@ -28,6 +28,10 @@ std::string count_samples(plan::Job& job);
 // refuses.
 std::string messages(const std::vector<Error>& obstacles, bool missing);
 
+// plan::make_plan(). What it throws names sizes, a batch or a world that lead to a plan, where one
+// of them does so by itself.
+plan::JobPlan plan_or_help(const Reload& reload, plan::Job& job, const plan::PlanRequest& request);
+
 struct Verdict {
   std::optional<int64_t> world;     // the ranks that the job fits; nullopt: that is not known
   loader::LoadedStrategy strategy;  // the one that owns the job

@@ -133,7 +133,7 @@ int run_plan(Call& call) {
   request.rank = call.number("rank", 0).value_or(0);
   Diagnostics said;
   if (const std::string why = before::count_samples(*job); !why.empty()) said.notice(why);
-  plan::JobPlan plan = plan::make_plan(*job, request);
+  plan::JobPlan plan = before::plan_or_help(reload_of(call), *job, request);
   for (const std::string& text : plan.notices) said.notice(text);
   for (const std::string& text : plan.warnings) said.warning(text);
   const std::vector<Error> obstacles = plan::errors_of_training(*job, &plan);
