@@ -73,6 +73,19 @@ std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine&
                                   const Wanted& wanted, const steptime::SearchRequest& request,
                                   const std::vector<std::string>& more = {});
 
+// What a refusal proposes: the search with it, and how a user says so.
+struct Proposal {
+  Wanted wanted;
+  steptime::SearchRequest request;
+  std::string text;
+};
+// A help of a plan as the search takes it, by the flag that was given; nullopt: it says something
+// that is none of the search's.
+std::optional<Proposal> proposal_of(const std::string& help, const Wanted& wanted,
+                                    const steptime::SearchRequest& request);
+// Whether the search finds something with it.
+bool finds_layout(const plan::Job& job, const steptime::Machine& machine, Proposal proposal);
+
 // A layout in the words of the table: tp, cp, pp and ep are 1 where they are not named, the rest is
 // then free.
 struct LayoutWords {

@@ -22,7 +22,10 @@ int64_t samples_of(const plan::Job& job, const Wanted& wanted) {
     error.key("--global-batch");
   else
     error.key("step_scheduler.global_batch_size").at(steps.origin("global_batch_size"));
-  throw error.help("--global-batch 1024");
+  // About as many as a large step has, and a multiple of the ranks, so that every layout takes it.
+  const int64_t each = std::max<int64_t>(1, 1024 / std::max<int64_t>(1, wanted.world_size));
+  throw error.help("--global-batch " +
+                   std::to_string(std::min(each * wanted.world_size, kMostSamples)));
 }
 
 steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& machine,

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/forecast/layouts.h"
+#include "engine/plan/helps.h"
 
 namespace meshwright::forecast {
 namespace {
@@ -11,21 +12,104 @@ using steptime::Layout;
 
 constexpr double kGib = 1024.0 * 1024 * 1024;
 constexpr int64_t kMostWorld = 65'536;
+constexpr const char* kBatchKey = "step_scheduler.global_batch_size";
 
 std::string whole_number(double value) { return std::to_string(std::llround(value)); }
 
 bool is_of_the_plan(const Error& error) { return exit_status(error.code()) == 3; }
 
-// "set distributed.tp_size = 2" as the search takes it: by the flag that was given.
-std::string as_flag(const std::string& help, const Wanted& wanted) {
-  if (const std::string start = "set step_scheduler.global_batch_size = ";
-      wanted.global_batch && help.starts_with(start))
-    return "--global-batch " + help.substr(start.size());
-  for (const auto& [key, size] : wanted.fixed)
-    for (const char* table : {"distributed.", "step_scheduler."})
-      if (const std::string start = "set " + (table + key) + " = "; help.starts_with(start))
-        return "--fix " + key + "=" + help.substr(start.size());
-  return help;
+}  // namespace
+
+std::optional<Proposal> proposal_of(const std::string& help, const Wanted& wanted,
+                                    const steptime::SearchRequest& request) {
+  Proposal out{wanted, request, help};
+  if (const std::optional<int64_t> world = plan::world_in(help)) {
+    out.wanted.world_size = *world;
+    out.request.ranks = static_cast<double>(*world);
+    out.text = "--world-size " + std::to_string(*world);
+    return out;
+  }
+  const std::vector<std::string> sets = plan::settings_in(help);
+  if (sets.size() != 1) return std::nullopt;
+  const size_t at = sets[0].find('=');
+  const std::string key = sets[0].substr(0, at), value = sets[0].substr(at + 1);
+  if (value.empty() || value.size() > 9 ||
+      value.find_first_not_of("0123456789") != std::string::npos)
+    return std::nullopt;
+  const int64_t number = std::stoll(value);
+  if (key == kBatchKey) {
+    out.request.global_batch = static_cast<double>(number);
+    if (wanted.global_batch) {
+      out.wanted.global_batch = number;
+      out.text = "--global-batch " + value;
+    }
+    return out;
+  }
+  for (const auto& [name, size] : wanted.fixed) {
+    if (key != "distributed." + name && key != "step_scheduler." + name) continue;
+    out.wanted.fixed[name] = out.request.fixed[name] = number;
+    out.text = "--fix " + name + "=" + value;
+    return out;
+  }
+  return std::nullopt;
+}
+
+bool finds_layout(const plan::Job& job, const steptime::Machine& machine, Proposal proposal) {
+  proposal.wanted.most = 1;
+  return !planned_layouts(job, machine, proposal.wanted, proposal.request).result.best.empty();
+}
+
+namespace {
+
+// The help of a plan that makes the search find something.
+std::vector<std::string> helps_that_find(const plan::Job& job, const steptime::Machine& machine,
+                                         const Wanted& wanted,
+                                         const steptime::SearchRequest& request,
+                                         const Error& said) {
+  std::vector<std::string> out;
+  for (const std::string& help : said.helps())
+    if (const std::optional<Proposal> proposal = proposal_of(help, wanted, request);
+        proposal && finds_layout(job, machine, *proposal))
+      out.push_back(proposal->text);
+  return out;
+}
+
+// What a size that is fixed divides at best.
+int64_t whole_of(const std::string& key, const steptime::SearchRequest& request) {
+  const double whole = key == "tp_size"
+                           ? std::min(request.machine.network.ranks_per_host, request.ranks)
+                       : key == "ep_size"          ? request.shape.experts
+                       : key == "local_batch_size" ? request.global_batch
+                                                   : request.ranks;
+  return std::max<int64_t>(std::llround(whole), 1);
+}
+
+// Near values of the sizes that are fixed, one at a time, with which something is found.
+std::vector<std::string> other_sizes(const plan::Job& job, const steptime::Machine& machine,
+                                     const Wanted& wanted, const steptime::SearchRequest& request) {
+  constexpr size_t kNamed = 3, kTried = 3;  // of all sizes; of each
+  std::vector<std::string> out;
+  for (const auto& [key, asked] : wanted.fixed) {
+    size_t tried = 0;
+    for (const int64_t size : plan::divisors_by_nearness(whole_of(key, request), asked)) {
+      if (out.size() == kNamed || tried == kTried) break;
+      if (size == asked) continue;
+      Proposal other{wanted, request, "--fix " + key + "=" + std::to_string(size)};
+      other.wanted.fixed[key] = other.request.fixed[key] = size;
+      if (steptime::search(other.request, 1).enumerated == 0) continue;
+      ++tried;
+      if (finds_layout(job, machine, other)) out.push_back(other.text);
+    }
+  }
+  return out;
+}
+
+// The flag that gave the value of a key, else the key.
+std::string flag_of(const std::string& key, const Wanted& wanted) {
+  if (wanted.global_batch && key == kBatchKey) return "--global-batch";
+  for (const auto& [name, size] : wanted.fixed)
+    if (key == "distributed." + name || key == "step_scheduler." + name) return "--fix";
+  return key;
 }
 
 }  // namespace
@@ -77,25 +161,38 @@ namespace {
   std::string asked;
   for (const auto& [key, size] : wanted.fixed)
     asked += " --fix " + key + "=" + std::to_string(size);
-  if (!asked.empty())
-    if (const std::optional<Error> said = said_by_plan(job, machine, wanted, request)) {
-      Error error(said->code(), "no layout has" + asked + ": " + said->message());
-      error.key("--fix");
-      for (const std::string& help : said->helps()) error.help(as_flag(help, wanted));
-      throw error;
-    }
+  std::optional<Error> said;
+  std::vector<std::string> helps;
+  if (!asked.empty()) {
+    said = said_by_plan(job, machine, wanted, request);
+    if (said) helps = helps_that_find(job, machine, wanted, request, *said);
+    if (helps.empty()) helps = other_sizes(job, machine, wanted, request);
+  }
+  if (helps.empty()) {
+    Proposal batch{wanted, request, ""};
+    const double steps = std::max(1.0, std::round(request.global_batch / request.ranks));
+    batch.request.global_batch = steps * request.ranks;
+    batch.text = "--global-batch " + whole_number(batch.request.global_batch);
+    // Without sizes it is what there is to change.
+    if (asked.empty() || finds_layout(job, machine, batch)) helps.push_back(batch.text);
+  }
+  if (!asked.empty()) {
+    Proposal none{wanted, request, "leave out" + asked};
+    none.wanted.fixed.clear();
+    none.request.fixed.clear();
+    if (helps.empty() || finds_layout(job, machine, none)) helps.push_back(none.text);
+  }
   std::string why;
   for (const auto& [reason, count] : found.result.rejected)
     why += (why.empty() ? ": " : "; ") + reason;
-  const std::string ranks = std::to_string(wanted.world_size);
   const bool batch = asked.empty() && std::fmod(request.global_batch, request.ranks) != 0;
-  Error error(batch ? ErrorCode::batch_not_divisible : ErrorCode::model_does_not_fit,
-              "no layout of this model has " + ranks + " ranks, a batch of " +
-                  whole_number(request.global_batch) + (asked.empty() ? "" : " and" + asked) + why);
+  Error error = said ? Error(said->code(), "no layout has" + asked + ": " + said->message())
+                     : Error(batch ? ErrorCode::batch_not_divisible : ErrorCode::model_does_not_fit,
+                             "no layout of this model has " + std::to_string(wanted.world_size) +
+                                 " ranks, a batch of " + whole_number(request.global_batch) +
+                                 (asked.empty() ? "" : " and" + asked) + why);
   error.key(asked.empty() ? "--world-size" : "--fix");
-  if (!asked.empty()) error.help("leave out" + asked);
-  const double steps = std::max(1.0, std::round(request.global_batch / request.ranks));
-  error.help("--global-batch " + whole_number(steps * request.ranks));
+  for (const std::string& help : helps) error.help(help);
   throw error;
 }
 
@@ -110,6 +207,29 @@ std::optional<int64_t> larger_world(const plan::Job& job, const steptime::Machin
       return larger.world_size;
   }
   return std::nullopt;
+}
+
+// A tenth of the unit that a number of bytes is told in.
+double tenth_of_unit(double bytes) {
+  double unit = 1;
+  while (bytes >= 1023.9 * unit) unit *= 1024;
+  return unit / 10;
+}
+
+// Memory of a rank that is enough for the smallest layout of `found`: its bytes, rounded up to
+// whole steps, and more where the search does not come to it otherwise.
+double enough_memory(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
+                     const steptime::SearchRequest& request, const Found& found, double bytes,
+                     double step) {
+  constexpr int kTries = 8;
+  Proposal more{wanted, request, ""};
+  const double least = std::ceil(bytes / step) * step;
+  if (!found.least) return least;  // no layout can be planned
+  for (int i = 0; i < kTries; ++i) {
+    more.request.memory = least + i * step;
+    if (finds_layout(job, machine, more)) return more.request.memory;
+  }
+  return least;
 }
 
 std::string smallest_text(const plan::Job& job, const Layout& layout,
@@ -135,8 +255,14 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
   if (!found.least && found.refused && found.result.fitting > 0) {
     Error error(found.refused->code(),
                 "none of " + all + " can be planned: " + found.refused->message());
-    error.key(found.refused->key());
-    for (const std::string& help : found.refused->helps()) error.help(as_flag(help, wanted));
+    error.key(flag_of(found.refused->key(), wanted));
+    std::vector<std::string> helps = helps_that_find(job, machine, wanted, request, *found.refused);
+    if (helps.empty())  // each is a step of several
+      for (const std::string& help : found.refused->helps()) {
+        const std::optional<Proposal> flag = proposal_of(help, wanted, request);
+        helps.push_back(flag ? flag->text : help);
+      }
+    for (const std::string& help : helps) error.help(help);
     throw error;
   }
   const Layout& smallest = *found.result.smallest;
@@ -150,12 +276,15 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
   if (found.why && found.why->refused)
     error.help("--why " + report::printable(found.why->asked) + ": " +
                found.why->refused->message());
-  if (limited && least <= usable)
-    error.help("--max-memory " + whole_number(std::ceil(least / kGib)));
-  error.help((limited && least <= usable
-                  ? std::string("the smallest is ")
-                  : "a device with " + bytes_text(least) + " for a rank takes ") +
-             smallest_text(job, smallest, request));
+  auto enough = [&](double step) {
+    return enough_memory(job, machine, wanted, request, found, least, step);
+  };
+  if (limited && least <= usable) error.help("--max-memory " + whole_number(enough(kGib) / kGib));
+  error.help(
+      (limited && least <= usable
+           ? std::string("the smallest is ")
+           : "a device with " + bytes_text(enough(tenth_of_unit(least))) + " for a rank takes ") +
+      smallest_text(job, smallest, request));
   if (const std::optional<int64_t> world = larger_world(job, machine, wanted, request))
     error.help("take more ranks: --world-size " + std::to_string(*world));
   else

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/forecast/layouts.h"
+#include "engine/plan/helps.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::forecast {
@@ -87,7 +88,13 @@ class Asked {
  public:
   Asked(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
         const SearchRequest& request, const LayoutWords& words)
-      : job_(job), machine_(machine), words_(words), wanted_(wanted), request_(request) {
+      : job_(job),
+        machine_(machine),
+        words_(words),
+        given_(wanted),
+        all_(request),
+        wanted_(wanted),
+        request_(request) {
     wanted_.most = 1;
     std::erase_if(request_.ways, [&](const steptime::Way& way) {
       return (!words.strategy.empty() && way.strategy != words.strategy) ||
@@ -102,7 +109,7 @@ class Asked {
     }
   }
 
-  void look(Why& out) {
+  void look(Why& out) const {
     const double dp = request_.ranks / (size("tp") * size("cp") * size("pp"));
     if (const auto asked = words_.sizes.find("dp");
         asked != words_.sizes.end() && asked->second != dp) {
@@ -127,8 +134,105 @@ class Asked {
     }
   }
 
+  // The refusal of `look` with what makes a layout of it: other words, and flags of the search.
+  Error told(const Error& said) const {
+    std::vector<std::string> helps, steps;
+    for (const std::string& help : said.helps()) {
+      const std::optional<Proposal> flag = proposal_of(help, given_, all_);
+      steps.push_back(flag ? flag->text : help);
+      std::string found;
+      if (flag && finds(flag->wanted, flag->request, words_))
+        found = flag->text;
+      else if (const std::optional<LayoutWords> other = flag ? std::nullopt : other_words(help);
+               other && finds(given_, all_, *other))
+        found = why_text(*other);
+      if (!found.empty() && std::find(helps.begin(), helps.end(), found) == helps.end())
+        helps.push_back(found);
+    }
+    if (helps.empty()) helps = near_words();
+    if (helps.empty()) helps = steps;  // each is one of several
+    Error out(said.code(), said.message());
+    out.key(said.key());
+    for (const std::string& help : helps) out.help(help);
+    return out;
+  }
+
  private:
   double size(const char* name) const { return words_.sizes.at(name); }
+
+  bool finds(const Wanted& wanted, const SearchRequest& request, const LayoutWords& words) const {
+    const Asked other(job_, machine_, wanted, request, words);
+    const Found found = planned_layouts(job_, machine_, other.wanted_, other.request_);
+    return !found.result.best.empty() && matches(words, found.result.best.front());
+  }
+
+  // With another size than was asked for; that of dp follows.
+  LayoutWords with_size(const std::string& name, double value) const {
+    LayoutWords out = words_;
+    out.sizes[name] = value;
+    if (name != "dp") out.sizes.erase("dp");
+    if (out.sizes.at("pp") > 1) return out;
+    out.sizes.erase("v");
+    out.schedule.reset();
+    return out;
+  }
+
+  // What a help about a size or the strategy makes of the words.
+  std::optional<LayoutWords> other_words(const std::string& help) const {
+    const std::vector<std::string> sets = plan::settings_in(help);
+    if (sets.size() != 1) return std::nullopt;
+    const size_t at = sets[0].find('=');
+    const std::string key = sets[0].substr(0, at);
+    std::string value = sets[0].substr(at + 1);
+    if (key == "distributed.strategy") {
+      std::erase(value, '"');
+      LayoutWords out = words_;
+      out.strategy = value;
+      return out;
+    }
+    constexpr std::pair<const char*, const char*> kNames[] = {
+        {"distributed.tp_size", "tp"}, {"distributed.cp_size", "cp"},
+        {"distributed.pp_size", "pp"}, {"distributed.ep_size", "ep"},
+        {"distributed.dp_size", "dp"}, {"distributed.dp_replicate_size", "replicas"}};
+    for (const auto& [option, name] : kNames)
+      if (const auto other = key == option ? size_in(name + value) : std::nullopt)
+        return with_size(other->first, other->second);
+    return std::nullopt;
+  }
+
+  // Other values of the sizes that were asked for, one at a time, with which there is a layout.
+  std::vector<std::string> near_words() const {
+    constexpr size_t kNamed = 3, kNear = 3;  // of all sizes; of each
+    std::vector<std::string> out;
+    for (const Cut& cut : kCuts) {
+      const double asked = size(cut.name);
+      if (asked <= 1) continue;
+      size_t tried = 0;
+      for (const int64_t near :
+           plan::divisors_by_nearness(std::llround(all_.ranks), std::llround(asked))) {
+        if (out.size() == kNamed || tried == kNear) break;
+        if (static_cast<double>(near) == asked) continue;
+        const LayoutWords other = with_size(cut.name, static_cast<double>(near));
+        const Asked one(job_, machine_, given_, all_, other);
+        if (steptime::search(one.request_, 1).enumerated == 0) continue;
+        ++tried;
+        if (finds(given_, all_, other)) out.push_back(why_text(other));
+      }
+    }
+    return out;
+  }
+
+  static std::string why_text(const LayoutWords& words) {
+    std::vector<std::string> out;
+    if (!words.strategy.empty()) out.push_back(words.strategy);
+    for (const char* name : {"tp", "cp", "pp", "v", "ep", "dp", "replicas"})
+      if (const auto at = words.sizes.find(name); at != words.sizes.end() && at->second > 1)
+        out.push_back(name + std::to_string(std::llround(at->second)));
+    if (words.schedule) out.emplace_back(schedule_name(*words.schedule));
+    out.insert(out.end(), words.options.begin(), words.options.end());
+    return "--why '" + (out.empty() ? "tp1" : text::join(out, " ")) + "'";
+  }
+
   void fix(const char* key, const char* name) {
     if (const auto at = words_.sizes.find(name); at != words_.sizes.end())
       request_.fixed[key] = std::llround(at->second);
@@ -141,7 +245,7 @@ class Asked {
     return {ErrorCode::model_does_not_fit, "no such layout is looked at" + why};
   }
 
-  void too_large(const Layout& smallest, Why& out) {
+  void too_large(const Layout& smallest, Why& out) const {
     const std::vector<std::string> settings =
         settings_of(job_, smallest, request_.shape.layers, request_.global_batch);
     PlannedLayout planned =
@@ -164,7 +268,8 @@ class Asked {
     out.set = set_line(settings);
   }
 
-  // Of the first few that fit by the model, the first that does so by its plan.
+  // Of the first few that fit by the model, the first that does so by its plan, with the other
+  // words as they are.
   std::string fits_with(const steptime::Job& job) const {
     constexpr size_t kTried = 3;
     SearchRequest all = request_;
@@ -174,20 +279,19 @@ class Asked {
     all.fixed.erase("stages_per_rank");
     std::vector<std::pair<Cut, Layout>> found = larger(steptime::search(all, 1).families, job);
     if (found.size() > kTried) found.resize(kTried);
-    for (const auto& [cut, layout] : found) {
-      SearchRequest one = all;
-      for (const Cut& each : kCuts) one.fixed[each.key] = std::llround(layout.job.*each.size);
-      if (!planned_layouts(job_, machine_, wanted_, one).result.best.empty())
+    for (const auto& [cut, layout] : found)
+      if (finds(given_, all_, with_size(cut.name, layout.job.*cut.size)))
         return size_text(cut, layout);
-    }
     return "";
   }
 
   const plan::Job& job_;
   const steptime::Machine& machine_;
   const LayoutWords& words_;
-  Wanted wanted_;
-  SearchRequest request_;
+  const Wanted& given_;
+  const SearchRequest& all_;
+  Wanted wanted_;          // that, for these words alone
+  SearchRequest request_;  // and that
 };
 
 }  // namespace
@@ -256,7 +360,10 @@ Why why_of(const plan::Job& job, const steptime::Machine& machine, const Wanted&
     out.before = i;
   }
   if (out.listed) return out;
-  Asked(job, machine, wanted, request, words).look(out);
+  const Asked asked(job, machine, wanted, request, words);
+  asked.look(out);
+  // Where nothing is found, no words are either.
+  if (out.refused && !out.layout && !best.empty()) out.refused = asked.told(*out.refused);
   if (!out.refused)
     out.before =
         static_cast<size_t>(std::count_if(best.begin(), best.end(), [&](const Layout& layout) {

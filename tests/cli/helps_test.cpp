@@ -1,8 +1,10 @@
 // What a refusal proposes is accepted: each setting, world and flag that it names is applied.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <boost/json.hpp>
 #include <cmath>
+#include <cstdint>
 #include <fstream>
 #include <iterator>
 #include <regex>
@@ -28,6 +30,48 @@ std::vector<std::string> helps_of(const std::string& arguments, int status = 3) 
   return out;
 }
 
+// A search, and what a refusal of it proposes.
+struct Search {
+  std::string job, machine = "h100";
+  int64_t world = 64;
+  std::string flags;
+
+  std::string text() const {
+    return job + " --machine " + machine + " --world-size " + std::to_string(world) +
+           " --search --top 1 " + flags;
+  }
+};
+
+// The flag NAME with what follows it, "--fix tp_size=" with its number, is `now`; one that was not
+// given is added.
+void replace_flag(std::string& flags, const std::string& begin, const std::string& now) {
+  const size_t at = flags.find(begin);
+  if (at == std::string::npos) {
+    flags += " " + now;
+    return;
+  }
+  const size_t end = std::min(flags.find(' ', at + begin.size()), flags.size());
+  flags.replace(at, end - at, now);
+}
+
+std::string number_after(const std::string& text, const std::string& begin) {
+  const size_t at = text.find(begin) + begin.size();
+  return text.substr(at, text.find_first_not_of("0123456789.", at) - at);
+}
+
+// configs/machines/NAME.toml with so much for a rank, whose device takes 2.7e9 bytes for itself.
+std::string machine_with(const std::string& name, double bytes) {
+  std::ifstream in(MESHWRIGHT_SOURCE_DIR "/configs/machines/" + name + ".toml");
+  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  REQUIRE(text.find("outside = 2.7e9") != std::string::npos);
+  const std::string begin = "memory = ";
+  const size_t at = text.find(begin) + begin.size(), end = text.find(',', at);
+  text.replace(at, end - at, std::to_string(std::llround(std::ceil(bytes + 2.7e9))) + ".0");
+  const std::string path = MESHWRIGHT_BUILD_DIR "/helps_machine.toml";
+  std::ofstream(path) << text;
+  return path;
+}
+
 // "set a.b = 2 and c.d = x" as --set takes it; empty: it says something else.
 std::string as_sets(const std::string& help) {
   static const std::regex setting(R"(([a-z_]+(?:\.[a-z0-9_]+)+) = ([^\s,;:]+))");
@@ -38,7 +82,100 @@ std::string as_sets(const std::string& help) {
   return out;
 }
 
+// The search as the help has it; empty: it is no proposal that a program can follow.
+std::string followed(Search search, const std::string& help) {
+  const std::string device = "a device with ";
+  for (const char* flag : {"--global-batch ", "--max-memory "})
+    if (help.starts_with(flag)) {
+      replace_flag(search.flags, flag, help);
+      return search.text();
+    }
+  if (help.starts_with("--fix "))
+    replace_flag(search.flags, help.substr(0, help.find('=') + 1), help);
+  else if (help.find("--world-size ") != std::string::npos)
+    search.world = std::stoll(number_after(help, "--world-size "));
+  else if (help.starts_with("leave out "))
+    for (size_t at; (at = search.flags.find("--fix ")) != std::string::npos;)
+      search.flags.erase(at, std::min(search.flags.find(' ', at + 6), search.flags.size()) - at);
+  else if (help.starts_with(device) && help.find(" GiB for a rank") != std::string::npos)
+    search.machine =
+        machine_with(search.machine, std::stod(number_after(help, device)) * std::exp2(30));
+  else if (const std::string sets = as_sets(help); !sets.empty())
+    search.flags += sets;
+  else
+    return "";
+  return search.text();
+}
+
 }  // namespace
+
+TEST_CASE("every size, batch, world and memory that a refused search proposes finds a layout") {
+  for (const Search& search : {
+           Search{.job = "configs/hsdp_tp.toml", .flags = "--fix tp_size=16"},
+           Search{.job = "configs/hsdp_tp.toml", .world = 8, .flags = "--fix local_batch_size=3"},
+           Search{.job = "configs/hsdp_tp.toml", .world = 7, .flags = ""},
+           Search{.job = "configs/hsdp_tp.toml",
+                  .world = 32,
+                  .flags = "--global-batch 16 --fix pp_size=32"},
+           Search{.job = "configs/moe_ep.toml", .world = 32, .flags = "--fix ep_size=3"},
+           Search{.job = "configs/pipeline_64.toml",
+                  .flags = "--global-batch 64 --fix local_batch_size=7"},
+           Search{.job = "configs/pipeline_64.toml", .machine = "a100-40", .world = 8, .flags = ""},
+           Search{.job = "configs/hsdp_tp.toml", .world = 8, .flags = "--max-memory 5"},
+       }) {
+    CAPTURE(search.text());
+    size_t applied = 0;
+    for (const std::string& help : helps_of(search.text())) {
+      CAPTURE(help);
+      const std::string other = followed(search, help);
+      if (other.empty()) continue;
+      const Ran ran = run("plan " + other, "2>&1");
+      INFO(ran.out);
+      CHECK(ran.status == 0);
+      ++applied;
+    }
+    CHECK(applied > 0);
+  }
+}
+
+TEST_CASE("a batch beyond all training is answered with one that the ranks divide") {
+  const Search search{.job = "configs/hsdp_tp.toml", .world = 7, .flags = "--global-batch 2000000"};
+  const std::vector<std::string> helps = helps_of(search.text(), 2);
+  REQUIRE(helps.size() == 1);
+  CHECK(helps[0] == "--global-batch 1022");
+  CHECK(run("plan " + followed(search, helps[0])).status == 0);
+}
+
+TEST_CASE("what --why proposes is a layout, in words of the table and flags of the search") {
+  struct Row {
+    const char *why, *flags;
+  };
+  for (const Row& row :
+       {Row{"tp3", ""}, Row{"tp2 dp4", ""}, Row{"dp64", "--global-batch 96"}, Row{"ddp tp2", ""}}) {
+    CAPTURE(row.why);
+    const Search search{.job = "configs/hsdp_tp.toml", .flags = row.flags};
+    auto asked = [&](const std::string& text) {
+      const Ran ran = run("plan " + text + " --json");
+      INFO(ran.out);
+      REQUIRE(ran.status == 0);
+      return json::parse(ran.out).at("why").as_object();
+    };
+    const std::string why = " --why '" + std::string(row.why) + "'";
+    const json::object refused = asked(search.text() + why);
+    REQUIRE(refused.at("refused").is_object());
+    size_t applied = 0;
+    for (const json::value& said : refused.at("refused").at("help").as_array()) {
+      const std::string help(said.as_string());
+      CAPTURE(help);
+      CHECK(help.find("step_scheduler.global_batch_size") == std::string::npos);
+      const bool words = help.starts_with("--why ");
+      const std::string other = words ? search.text() + " " + help : followed(search, help) + why;
+      CHECK(asked(other).at("refused").is_null());
+      ++applied;
+    }
+    CHECK(applied > 0);
+  }
+}
 
 TEST_CASE("every setting and every world that a refused plan names is planned") {
   struct Row {
