@@ -121,24 +121,6 @@ void set_offload(const plan::JobPlan& plan, const Ways& ways, Job& job) {
       (ways.every_micro_batch ? passes : 1) * static_cast<double>(plan.footprint->bytes.gradients);
 }
 
-void say_rough(Forecast& out) {
-  const steptime::LayerTime layer = steptime::layer_time(out.machine, out.shape, out.job);
-  if (out.shape.experts > 0) out.rough.push_back("experts: within a fifth");
-  if (out.job.cp > 4) out.rough.push_back("cp over 4: within 12%");
-  if (out.job.offload.on)
-    out.rough.push_back("states on the host: the rates of its link and memory are guessed");
-  const double device =
-      layer.forward.sum() + layer.backward.sum() - layer.forward.host - layer.backward.host;
-  if (device < 1.5e-3 && out.machine.peak_bf16 > 1e13)
-    out.rough.push_back("layers under 1.5 ms: the host decides, measure it");
-  if (!out.machine.guessed.empty()) {
-    std::string names;
-    for (size_t i = 0; i < out.machine.guessed.size(); ++i)
-      names += (i > 0 ? ", " : "") + out.machine.guessed[i];
-    out.rough.push_back("guessed figures of the machine: " + names);
-  }
-}
-
 void finish(Forecast& out) {
   const Job& job = out.job;
   out.usable = out.machine.memory - out.machine.outside;
@@ -150,7 +132,7 @@ void finish(Forecast& out) {
       out.bound = name;
       out.bound_share = seconds / out.time.seconds;
     }
-  say_rough(out);
+  out.rough = rough_of(out);
 }
 
 // What a rank's stages, rows and bytes come to.
@@ -333,10 +315,11 @@ Forecast forecast(const Machine& machine, const Shape& shape, const Job& job) {
   return out;
 }
 
-steptime::Prediction predicted_on(const Machine& machine, const Forecast& forecast) {
+steptime::Prediction predicted_on(const Machine& machine, const Forecast& forecast,
+                                  steptime::Bubble bubble) {
   Job job = forecast.job;
   if (forecast.exchanged) set_exchange_seconds(machine, forecast.shape, *forecast.exchanged, job);
-  return steptime::predict(machine, forecast.shape, job);
+  return steptime::predict(machine, forecast.shape, job, bubble);
 }
 
 }  // namespace meshwright::forecast

@@ -76,7 +76,11 @@ Forecast forecast(const steptime::Machine& machine, const steptime::Shape& shape
                   const steptime::Job& job);
 // The same step on another machine, whose hosts have as many ranks: what forecast() would say of
 // the rank that `forecast.job` is of, without its plan.
-steptime::Prediction predicted_on(const steptime::Machine& machine, const Forecast& forecast);
+steptime::Prediction predicted_on(const steptime::Machine& machine, const Forecast& forecast,
+                                  steptime::Bubble bubble = steptime::Bubble::simulated);
+// Why its figures are rougher than docs/step_time.md promises; of what the machine guesses, only
+// figures that it goes by.
+std::vector<std::string> rough_of(const Forecast& forecast);
 
 // Where the shipped machine files lie: beside the program, or in the source tree.
 std::string machines_folder();

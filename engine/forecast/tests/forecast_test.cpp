@@ -221,6 +221,48 @@ TEST_CASE("adapters count by the Linears that they lie beside") {
   CHECK(adapted("[\"q_proj\", \"v_proj\"]") == Approx(13312.0 / 81920));
 }
 
+TEST_CASE("of the figures that a machine guesses those are named that a forecast goes by") {
+  // The list that the output repeats; empty: nothing guessed is in use.
+  auto guessed = [](const Planned& job, const std::string& machine) {
+    const std::string begin = "guessed figures of the machine: ";
+    const Forecast f =
+        job.on(steptime::find_machine(machine, MESHWRIGHT_SOURCE_DIR "/configs/machines"));
+    for (const std::string& why : f.rough)
+      if (why.starts_with(begin)) return ", " + why.substr(begin.size()) + ",";
+    return std::string();
+  };
+  auto has = [](const std::string& list, const std::string& key) {
+    return list.find(", " + key + ",") != std::string::npos;
+  };
+  // Products and attention are of that device; fp8 and older kernels are not in the job.
+  const std::string b200 = guessed(planned_8b(8, {}), "b200x8");
+  CHECK(b200 == ", rate.product, rate.attention,");
+  CHECK(guessed(planned_8b(8, {}), "h100x8").empty());
+  // One rank exchanges nothing; eight of one host not with another host; sixteen do.
+  const std::string one = guessed(planned_8b(1, {}), "cpu"),
+                    host = guessed(planned_8b(8, {}), "cpu"),
+                    hosts = guessed(planned_8b(16, {}), "cpu");
+  for (const char* key : {"device.memory", "device.outside", "peak.bf16", "rate.product",
+                          "rate.elementwise", "rate.attention", "host.fixed"}) {
+    CAPTURE(key);
+    for (const std::string* list : {&one, &host, &hosts}) CHECK(has(*list, key));
+  }
+  CHECK(one.find("network.") == std::string::npos);
+  CHECK(has(host, "network.step_inside"));
+  for (const char* key : {"network.nic", "network.nic_attained", "network.step_outside"}) {
+    CAPTURE(key);
+    CHECK(!has(host, key));
+    CHECK(has(hosts, key));
+  }
+  // Nothing hides there, so what hiding costs is not asked.
+  CHECK(!has(hosts, "overlap.kappa"));
+  // In float32 the other peak counts.
+  const std::string full = guessed(planned_8b(1, {"distributed.mp_policy.param_dtype=float32",
+                                                  "distributed.mp_policy.output_dtype=float32"}),
+                                   "cpu");
+  CHECK(!has(full, "peak.bf16"));
+}
+
 TEST_CASE("a job that just fits is not called over") {
   Forecast f;
   f.machine.name = "a device";
