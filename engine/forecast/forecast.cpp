@@ -301,6 +301,10 @@ Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine
     else
       judge.take(plan::plan_of_rank(job, plan, rank));
   finish(out);
+  if (has_own_footprint(job, plan))
+    out.rough.push_back(plan.strategy.info->name +
+                        " counts what it holds and sends itself: when that moves, and what hides "
+                        "it, is taken from its plan");
   return out;
 }
 

@@ -163,6 +163,32 @@ bool counts_itself(const Strategy& strategy, const StrategyConfig& config, const
   }
 }
 
+bool same_wire(const Footprint& a, const Footprint& b) {
+  return std::equal(a.wire.begin(), a.wire.end(), b.wire.begin(), b.wire.end(),
+                    [](const WireRow& x, const WireRow& y) {
+                      return x.axis == y.axis && x.op == y.op && x.count == y.count &&
+                             x.bytes == y.bytes && x.every == y.every;
+                    });
+}
+
+// The same of what it sends.
+bool counts_traffic(const Strategy& strategy, StrategyConfig config, const Trained& model) {
+  try {
+    config.shared.sizes = {};
+    MeshRequest mesh;
+    mesh.world_size = 2;
+    mesh.config = config;
+    const MeshPlan planned = strategy.plan_mesh(mesh);
+    if (!planned.device_mesh) return false;
+    const TpPlan no_tp;
+    const ShardingRequest request{model.outline, planned, no_tp, config, model.work, 0};
+    return !same_wire(strategy.footprint(request),
+                      footprint_of(request, strategy.plan_sharding(request)));
+  } catch (const Error&) {  // which its plans will say
+    return false;
+  }
+}
+
 // Its counts on all numbers of ranks that dp and cp can have.
 std::map<double, steptime::OwnCount> own_counts(const Strategy& strategy,
                                                 const StrategyConfig& config, const Whole& model) {
@@ -314,6 +340,15 @@ void check_free(const Free& freed) {
 }
 
 }  // namespace
+
+bool has_own_footprint(const plan::Job& job, const plan::JobPlan& plan) {
+  Trained model;
+  model.outline = shortened(*plan.outline);
+  model.work = plan.workload;
+  const StrategyConfig config = plan::config_of_plan(job, plan);
+  const Strategy& strategy = *plan.strategy.strategy;
+  return counts_itself(strategy, config, model) || counts_traffic(strategy, config, model);
+}
 
 Trained trained_model(plan::Job& job) {
   const std::optional<plan::JobModel> model = plan::model_of(job);

@@ -1,4 +1,5 @@
 // A strategy that counts its memory itself, searched.
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <memory>
@@ -88,6 +89,26 @@ TEST_CASE("a strategy that counts its memory itself is searched by that count") 
     CHECK(found.forecasts[i].memory <= found.memory);
   }
   CHECK(own > 0);
+}
+
+TEST_CASE(
+    "a footprint of the strategy's own makes a forecast rough: its plan says when bytes move") {
+  for (const bool sliced : {true, false}) {
+    Diagnostics said;
+    std::optional<plan::Job> job = sliced_job(
+        sliced ? std::vector<std::string>{} : std::vector<std::string>{"distributed.strategy=ddp"},
+        said);
+    REQUIRE(said.ok());
+    REQUIRE(job.has_value());
+    const plan::JobPlan plan = plan::make_plan(*job, {16, 0, false});
+    const Forecast f = forecast(
+        *job, plan, steptime::find_machine("h200x8", MESHWRIGHT_SOURCE_DIR "/configs/machines"));
+    CHECK(has_own_footprint(*job, plan) == sliced);
+    const bool told = std::any_of(f.rough.begin(), f.rough.end(), [](const std::string& why) {
+      return why.find("counts what it holds and sends itself") != std::string::npos;
+    });
+    CHECK(told == sliced);
+  }
 }
 
 }  // namespace
