@@ -58,15 +58,22 @@ double rate_of(std::vector<Sample> samples, double short_inner) {
   return x > 0 ? 1 / x : 0;
 }
 
+Bounded lost_beside(const BesideTime& time) {
+  return bounded((time.beside - time.alone) / time.gathers, 0, 1);
+}
+
 class Fit {
  public:
   Fit(const Measured& measured, const Shipped& shipped, const std::string& when,
       const std::string& where)
       : measured_(measured),
         shipped_(shipped),
-        by_("measured by meshwright calibrate, " + when + ", " + where) {
+        by_("measured by meshwright calibrate, " + when + ", " + where),
+        at_bound_(std::string(steptime::kAtBound) + " by meshwright calibrate, " + when + ", " +
+                  where) {
     out_.machine = shipped.machine;
     out_.machine.guessed.clear();
+    out_.machine.at_bound.clear();
   }
 
   Fitted run() {
@@ -79,8 +86,8 @@ class Fit {
     alone();
     launches();
     beside();
-    for (const std::string_view name : fit_network(measured_, machine()))
-      take("network." + std::string(name));
+    for (const NetworkFigure& figure : fit_network(measured_, machine()))
+      take("network." + std::string(figure.name), figure.at_bound);
     machine().overlap.adds = !measured_.cuda;
     sources_of_the_rest();
     points();
@@ -89,7 +96,19 @@ class Fit {
 
  private:
   Machine& machine() { return out_.machine; }
-  void take(const std::string& key) { out_.sources[key] = by_; }
+  void take(const std::string& key, bool at_bound = false) {
+    out_.sources[key] = at_bound ? at_bound_ : by_;
+  }
+  void set(const std::string& key, double& figure, const Bounded& found) {
+    figure = found.value;
+    take(key, found.beyond);
+  }
+  // y / x of a line, which is at its bound where y is 0, too.
+  static Bounded ratio_of(const Line& line, double most) {
+    Bounded out = bounded(line.y / line.x, 0, most);
+    out.beyond = out.beyond || line.y <= 0;
+    return out;
+  }
   void guess(const std::string& key, const std::string& why) {
     out_.sources[key] = "guessed: " + why;
   }
@@ -130,10 +149,7 @@ class Fit {
     const Precision anchor = has_main ? main() : other(), rest = has_main ? other() : main();
     double& inner = machine().rate.short_inner;
     const Line line = fit_line(first);
-    if (line.x > 0) {
-      inner = std::min(line.y / line.x, kLongestInner);
-      take("rate.short_inner");
-    }
+    if (line.x > 0) set("rate.short_inner", inner, ratio_of(line, kLongestInner));
     const double rate = rate_of(first, inner);
     double& share = machine().rate.product;
     if (!shipped_.same_device) {
@@ -145,13 +161,11 @@ class Fit {
       const double ratio = peak(rest) / peak(anchor);
       peak(anchor) = most;
       take(peak_key(anchor));
-      share = std::max(0.01, rate / most);
-      take("rate.product");
+      set("rate.product", share, bounded(rate / most, 0.01, 1));
       peak(rest) = ratio * most;
       guess(peak_key(rest), "by the peak of the type that was measured, as shipped");
     } else if (has_main) {
-      share = std::clamp(rate / peak(main()), 0.01, 1.0);
-      take("rate.product");
+      set("rate.product", share, bounded(rate / peak(main()), 0.01, 1));
     } else {
       peak(anchor) = rate / share;
       take(peak_key(anchor));
@@ -177,8 +191,8 @@ class Fit {
     }
     const double x = fit_line(samples).x;
     if (x <= 0) return;
-    machine().rate.elementwise = std::clamp(1 / x / machine().bandwidth, 0.01, 1.0);
-    take("rate.elementwise");
+    set("rate.elementwise", machine().rate.elementwise,
+        bounded(1 / x / machine().bandwidth, 0.01, 1));
   }
 
   // Seconds of the core at a rate of 1, from the model itself.
@@ -202,9 +216,8 @@ class Fit {
       }
       const Line line = fit_line(samples);
       if (line.x <= 0) return;
-      unit.rate.short_sequence = machine().rate.short_sequence =
-          std::min(line.y / line.x, kLongestSequence);
-      take("rate.short_sequence");
+      set("rate.short_sequence", machine().rate.short_sequence, ratio_of(line, kLongestSequence));
+      unit.rate.short_sequence = machine().rate.short_sequence;
     }
     std::vector<Sample> there, back;
     for (const AttentionTime& time : measured_.attention) {
@@ -214,11 +227,9 @@ class Fit {
     }
     const double forward = fit_line(there).x, backward = fit_line(back).x;
     if (forward <= 0 || backward <= 0) return;
-    machine().rate.attention = std::clamp(1 / forward, 0.001, 1.0);
-    take("rate.attention");
-    machine().rate.attention_backward =
-        std::clamp(1 / backward / machine().rate.attention, 0.05, 5.0);
-    take("rate.attention_backward");
+    set("rate.attention", machine().rate.attention, bounded(1 / forward, 0.001, 1));
+    set("rate.attention_backward", machine().rate.attention_backward,
+        bounded(1 / backward / machine().rate.attention, 0.05, 5));
   }
 
   // What a layer takes beyond its products and attention is for the kernels that move bytes.
@@ -229,25 +240,26 @@ class Fit {
     const double took = seconds_a_layer();
     const steptime::LayerTime at = layer_of(unit);
     const steptime::Parts &f = at.forward, &b = at.backward;
-    const double rest = std::max(took - f.products - b.products - f.attention - b.attention,
-                                 kLeastElementwise * took);
-    double share = (f.elementwise + b.elementwise) / rest;
+    const double left = took - f.products - b.products - f.attention - b.attention,
+                 least = kLeastElementwise * took;
+    double share = (f.elementwise + b.elementwise) / std::max(left, least);
     if (took <= 0 || share <= 0) return;
+    const bool noise = left < least;
     if (share > 1) {  // caches give more than the memory
       machine().bandwidth *= share;
       share = 1;
+      if (noise) take("device.bandwidth", true);
     }
-    machine().rate.elementwise = std::max(share, 0.01);
-    take("rate.elementwise");
+    const Bounded found = bounded(share, 0.01, 1);
+    set("rate.elementwise", machine().rate.elementwise, {found.value, found.beyond || noise});
   }
 
   // Clipping and AdamW, of bytes as a plan counts them.
   void updated() {
     for (const MovedTime& time : measured_.moved)
       if (time.kernel == "optimizer" && time.seconds > 0) {
-        machine().rate.optimizer =
-            std::clamp(time.bytes / time.seconds / machine().bandwidth, 0.01, 10.0);
-        take("rate.optimizer");
+        set("rate.optimizer", machine().rate.optimizer,
+            bounded(time.bytes / time.seconds / machine().bandwidth, 0.01, 10));
       }
   }
 
@@ -270,27 +282,25 @@ class Fit {
     if (together <= 0) return;
     // A rank has a core to itself then, or the memory that all had.
     const double most = measured_.cores_shared ? measured_.ranks_a_core : measured_.ranks_per_host;
-    machine().overlap.alone = std::clamp(together / measured_.alone, 1.0, most);
-    take("overlap.alone");
+    // At 1 nothing is gained, as it may be.
+    const double gain = together / measured_.alone;
+    set("overlap.alone", machine().overlap.alone, {std::clamp(gain, 1.0, most), gain > most});
   }
 
   void launches() {
     if (measured_.launches.size() < 2) return;
     const ModelTime &few = measured_.launches.front(), &many = measured_.launches.back();
     const double layers = many.layers - few.layers;
-    auto a_layer = [&](double seconds) { return std::clamp(seconds / layers, 0.0, 1.0); };
-    machine().host.layer_forward = a_layer(many.forward - few.forward);
-    machine().host.layer_backward = a_layer(many.backward - few.backward);
-    take("host.layer_forward");
-    take("host.layer_backward");
+    auto a_layer = [&](double seconds) { return bounded(seconds / layers, 0, 1); };
+    set("host.layer_forward", machine().host.layer_forward, a_layer(many.forward - few.forward));
+    set("host.layer_backward", machine().host.layer_backward,
+        a_layer(many.backward - few.backward));
   }
 
   // Where collectives share the cores nothing hides them.
   void beside() {
-    const std::optional<double> kappa = kappa_of(measured_.beside);
-    if (!measured_.cuda || !kappa) return;
-    machine().overlap.kappa = *kappa;
-    take("overlap.kappa");
+    if (!measured_.cuda || !kappa_of(measured_.beside)) return;
+    set("overlap.kappa", machine().overlap.kappa, lost_beside(measured_.beside));
   }
 
   void sources_of_the_rest() {
@@ -354,7 +364,7 @@ class Fit {
                                  " tokens of " + std::to_string(std::llround(model.hidden)),
                              seconds_a_layer(), at.forward.sum() + at.backward.sum()});
     }
-    if (out_.sources.at("overlap.kappa") == by_)
+    if (out_.measured("overlap.kappa"))
       out_.points.push_back({"products beside all-gathers",
                              "of " + doctor::time_text(measured_.beside.gathers),
                              measured_.beside.beside,
@@ -364,7 +374,7 @@ class Fit {
 
   const Measured& measured_;
   const Shipped& shipped_;
-  std::string by_;
+  std::string by_, at_bound_;  // sources
   Fitted out_;
 };
 
@@ -389,12 +399,21 @@ steptime::LayerTime model_layer(const steptime::Machine& machine, const ModelTim
 std::optional<double> kappa_of(const BesideTime& time) {
   if (time.alone <= 0 || time.beside <= 0 || time.gathers <= 0 || time.gathers > time.alone)
     return std::nullopt;
-  return std::clamp((time.beside - time.alone) / time.gathers, 0.0, 1.0);
+  return lost_beside(time).value;
+}
+
+Bounded bounded(double found, double least, double most) {
+  return {std::clamp(found, least, most), found < least || found > most};
 }
 
 bool Fitted::measured(const std::string& key) const {
   const auto found = sources.find(key);
   return found != sources.end() && found->second.starts_with("measured");
+}
+
+bool Fitted::at_bound(const std::string& key) const {
+  const auto found = sources.find(key);
+  return found != sources.end() && found->second.starts_with(steptime::kAtBound);
 }
 
 Fitted fit(const Measured& measured, const Shipped& shipped, const std::string& when,

@@ -37,7 +37,17 @@ struct Fitted {
   std::vector<Point> points;
 
   bool measured(const std::string& key) const;
+  // Measured, too, but what was found lies beyond what the figure may be.
+  bool at_bound(const std::string& key) const;
 };
+
+// A value within the bounds of its figure. `beyond`: what was found lies outside of them, so that
+// it is noise of what else ran, or nothing that the model knows.
+struct Bounded {
+  double value = 0;
+  bool beyond = false;
+};
+Bounded bounded(double found, double least, double most);
 
 // `when`, `where`: for the sources, "2026-11-26" and a host's name.
 Fitted fit(const Measured& measured, const Shipped& shipped, const std::string& when,

@@ -25,14 +25,18 @@ double rounds(const Collective& c) { return c.op == "all_reduce" ? 2 : 1; }
 constexpr int64_t kRingRanks = 8;
 
 struct Way {
-  double step = 0, rate = 0;  // seconds a ring step; bytes a second
+  Bounded step, rate;  // seconds a ring step; bytes a second
 };
 
 // What fits them best. A rate of 0: nothing says it.
 Way way_through(std::span<const Sample> samples) {
   const Line line = fit_line(samples);
-  // Beyond what a machine file may say lies only what is broken.
-  return {std::min(line.x, 0.1), line.y > 0 ? std::clamp(1 / line.y, 1e6, 1e13) : 0};
+  // Beyond what a machine file may say lies only what is broken. A step takes some time.
+  Way out;
+  out.step = bounded(line.x, 0, 0.1);
+  out.step.beyond = out.step.beyond || line.x <= 0;
+  if (line.y > 0) out.rate = bounded(1 / line.y, 1e6, 1e13);
+  return out;
 }
 
 // Seconds of a ring step and bytes a second of one kind of groups. A rate of 0: nothing says it.
@@ -66,33 +70,40 @@ const GroupTime* find(const Measured& measured, GroupTime::Kind kind) {
   return nullptr;
 }
 
+constexpr double kMostOfSwitch = 4;
+
 // How much faster an all-reduce is than a ring inside a host.
-double in_switch(const GroupTime& host, const Way& way) {
+Bounded in_switch(const GroupTime& host, const Way& way) {
   std::vector<Sample> samples;
   for (const Collective& c : host.collectives)
     if (c.op == "all_reduce")
       samples.push_back({static_cast<double>(c.bytes), 0,
-                         c.seconds - 2 * static_cast<double>(c.ranks - 1) * way.step});
+                         c.seconds - 2 * static_cast<double>(c.ranks - 1) * way.step.value});
   const double seconds_a_byte = fit_line(samples).x;
-  return seconds_a_byte > 0 ? std::clamp(1 / seconds_a_byte / way.rate, 1.0, 4.0) : 1;
+  if (seconds_a_byte <= 0) return {1, true};
+  // At 1 the switch does nothing for it, as it may be.
+  const double gain = 1 / seconds_a_byte / way.rate.value;
+  return {std::clamp(gain, 1.0, kMostOfSwitch), gain > kMostOfSwitch};
 }
 
 constexpr double kSwitchRanks = 6;  // as the model has it
+constexpr double kLeastOfPair = 0.01;
 
 }  // namespace
 
-std::vector<std::string_view> fit_network(const Measured& measured, Machine& machine) {
-  std::vector<std::string_view> out;
+std::vector<NetworkFigure> fit_network(const Measured& measured, Machine& machine) {
+  std::vector<NetworkFigure> out;
   Machine::Network& net = machine.network;
-  auto set = [&](std::string_view name, double& figure, double value) {
-    figure = value;
-    out.push_back(name);
+  auto set = [&](std::string_view name, double& figure, const Bounded& found) {
+    figure = found.value;
+    out.push_back({name, found.beyond});
   };
-  if (measured.ranks > 1) set("ranks_per_host", net.ranks_per_host, measured.ranks_per_host);
+  if (measured.ranks > 1)
+    set("ranks_per_host", net.ranks_per_host, {measured.ranks_per_host, false});
   if (const GroupTime* host = find(measured, GroupTime::Kind::host)) {
     const bool by_switch = measured.cuda && host->group.size >= kSwitchRanks;
     const Way way = way_of(*host, /*all_reduces=*/!by_switch);
-    if (way.rate > 0) {
+    if (way.rate.value > 0) {
       set("bus", net.bus, way.rate);
       set("step_inside", net.step_inside, way.step);
       // Without a sum, whose turn is last, the figure stays as it was.
@@ -101,10 +112,13 @@ std::vector<std::string_view> fit_network(const Measured& measured, Machine& mac
         set("in_switch", net.in_switch, in_switch(*host, way));
     }
     const GroupTime* pair = find(measured, GroupTime::Kind::pair);
-    if (pair != nullptr && way.rate > 0)
-      if (const Way two = way_of(*pair, true); two.rate > 0)
-        set("pair", net.pair, std::clamp(two.rate / net.bus, 0.01, 1.0));
-    if (const Way sent = send_of(*host); sent.rate > 0) {
+    if (pair != nullptr && way.rate.value > 0)
+      if (const Way two = way_of(*pair, true); two.rate.value > 0) {
+        // At 1 a pair has all of the rate, as it may be.
+        const double share = two.rate.value / net.bus;
+        set("pair", net.pair, {std::clamp(share, kLeastOfPair, 1.0), share < kLeastOfPair});
+      }
+    if (const Way sent = send_of(*host); sent.rate.value > 0) {
       set("send_inside", net.send_inside, sent.rate);
       set("send_latency_inside", net.send_latency_inside, sent.step);
     }
@@ -112,17 +126,17 @@ std::vector<std::string_view> fit_network(const Measured& measured, Machine& mac
   const GroupTime* apart = find(measured, GroupTime::Kind::across);
   if (apart == nullptr) apart = find(measured, GroupTime::Kind::all);
   if (apart == nullptr) return out;
-  if (const Way sent = send_of(*apart); sent.rate > 0) {
+  if (const Way sent = send_of(*apart); sent.rate.value > 0) {
     set("send_outside", net.send_outside, sent.rate);
     set("send_latency_outside", net.send_latency_outside, sent.step);
   }
   const Way way = way_of(*apart, true);
-  if (way.rate <= 0) return out;
+  if (way.rate.value <= 0) return out;
   // The model: k NICs side by side, and one step in k goes to another host.
   const double k = apart->group.members_a_host();
-  set("nic", net.nic, std::clamp(way.rate / k / net.nic_attained, 1e6, 1e13));
+  set("nic", net.nic, bounded(way.rate.value / k / net.nic_attained, 1e6, 1e13));
   set("step_outside", net.step_outside,
-      std::clamp(k * (way.step - net.step_inside * (1 - 1 / k)), 0.0, 0.1));
+      bounded(k * (way.step.value - net.step_inside * (1 - 1 / k)), 0, 0.1));
   return out;
 }
 

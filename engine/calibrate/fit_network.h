@@ -8,8 +8,12 @@
 
 namespace meshwright::calibrate {
 
-// Sets what `measured` has groups for, and returns the names of these figures ("bus").
-std::vector<std::string_view> fit_network(const Measured& measured, steptime::Machine& machine);
+struct NetworkFigure {
+  std::string_view name;  // "bus"
+  bool at_bound = false;  // see Bounded
+};
+// Sets what `measured` has groups for, and returns these figures.
+std::vector<NetworkFigure> fit_network(const Measured& measured, steptime::Machine& machine);
 // The collectives and messages that the model knows, beside what it says of them.
 std::vector<Point> network_points(const Measured& measured, const steptime::Machine& machine);
 

@@ -1,5 +1,6 @@
 #include "engine/calibrate/report.h"
 
+#include <algorithm>
 #include <boost/json/array.hpp>
 #include <cmath>
 #include <cstdio>
@@ -50,16 +51,28 @@ std::string Report::text(const report::Style& style) const {
         {point.what, point.size, doctor::time_text(point.measured), sign(point.error())});
   const std::vector<size_t> right = {2, 3};
   out += report::table(style, points, right) + "\n";
+  std::string bounds;
   std::vector<std::vector<std::string>> figures = {{"FIGURE", "value", "source"}};
   for (const steptime::Figure& figure : steptime::figures_of(machine)) {
     const auto source = fitted.sources.find(figure.key());
     if (source == fitted.sources.end()) continue;
+    const bool bound = fitted.at_bound(figure.key());
+    if (bound) bounds += (bounds.empty() ? "" : ", ") + figure.key();
     figures.push_back({figure.key(), figure_text(figure),
-                       fitted.measured(figure.key()) ? "measured" : source->second});
+                       bound                           ? "measured, at a bound: rough"
+                       : fitted.measured(figure.key()) ? "measured"
+                                                       : source->second});
   }
-  return out + report::table(style, figures) + "\n" + file + " is written, in " +
-         report::human_duration(seconds) + ". meshwright plan JOB.toml --machine " +
-         as_machine(file) + "\n";
+  out += report::table(style, figures) + "\n";
+  if (!bounds.empty())
+    for (const std::string& line :
+         report::wrap("Left at the bound of what they may be, and rough: " + bounds +
+                          ". What was measured lies beyond: something else ran meanwhile, or the "
+                          "model knows nothing of it. Measure again while nothing else runs.",
+                      static_cast<size_t>(std::max(style.width, 20))))
+      out += line + "\n";
+  return out + file + " is written, in " + report::human_duration(seconds) +
+         ". meshwright plan JOB.toml --machine " + as_machine(file) + "\n";
 }
 
 boost::json::object Report::json() const {
@@ -70,7 +83,8 @@ boost::json::object Report::json() const {
     if (source == fitted.sources.end()) continue;
     figures[figure.key()] = {{"value", *figure.to},
                              {"source", source->second},
-                             {"measured", fitted.measured(figure.key())}};
+                             {"measured", fitted.measured(figure.key())},
+                             {"at_bound", fitted.at_bound(figure.key())}};
   }
   boost::json::array points;
   for (const Point& point : fitted.points)

@@ -10,17 +10,18 @@ namespace {
 // A figure that is off by so much changes what is made of it, whatever else bounds the step.
 constexpr double kFarOff = 1000;
 
-// The guessed figures of the machine that the forecast goes by: with another value of them it is
-// another one.
-std::vector<std::string> guessed_in_use(const Forecast& f) {
-  std::vector<std::string> out;
+// Those of the machine's figures that the forecast goes by, with commas: with another value of them
+// it is another one.
+std::string in_use(const Forecast& f, const std::vector<std::string>& keys) {
+  std::string out;
+  if (keys.empty()) return out;
   steptime::Machine machine = f.machine;
   const std::vector<steptime::Figure> figures = steptime::figures_of(machine);
   auto seconds = [&] {
     return predicted_on(machine, f, steptime::Bubble::closed_form).seconds;  // has every figure
   };
   const double before = seconds();
-  for (const std::string& key : f.machine.guessed) {
+  for (const std::string& key : keys) {
     const auto figure =
         std::find_if(figures.begin(), figures.end(),
                      [&](const steptime::Figure& candidate) { return candidate.key() == key; });
@@ -36,7 +37,7 @@ std::vector<std::string> guessed_in_use(const Forecast& f) {
     const bool always = key == "device.memory" || key == "device.outside" ||
                         (key == "network.ranks_per_host" && f.job.ranks > 1);
     if (always || changes(was > 0 ? was / kFarOff : figure->most) || changes(was * kFarOff))
-      out.push_back(key);
+      out += (out.empty() ? "" : ", ") + key;
   }
   return out;
 }
@@ -54,9 +55,10 @@ std::vector<std::string> rough_of(const Forecast& f) {
       layer.forward.sum() + layer.backward.sum() - layer.forward.host - layer.backward.host;
   if (device < 1.5e-3 && f.machine.peak_bf16 > 1e13)
     out.emplace_back("layers under 1.5 ms: the host decides, measure it");
-  std::string names;
-  for (const std::string& key : guessed_in_use(f)) names += (names.empty() ? "" : ", ") + key;
-  if (!names.empty()) out.push_back("guessed figures of the machine: " + names);
+  if (const std::string names = in_use(f, f.machine.guessed); !names.empty())
+    out.push_back("guessed figures of the machine: " + names);
+  if (const std::string names = in_use(f, f.machine.at_bound); !names.empty())
+    out.push_back("figures of the machine that were left at a bound: " + names);
   return out;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/steptime/machine.h"
@@ -10,6 +11,10 @@ namespace meshwright::steptime {
 
 // More is a slip.
 inline constexpr int kMostRanksOfAHost = 1024;
+
+// What the source of a figure begins with that a fit left at the bound of its range: what was
+// measured lies beyond, and forecasts that go by it are rough.
+inline constexpr std::string_view kAtBound = "measured at a bound";
 
 // `least` and `most` are what a machine of today or of the next years can have; beyond them it is a
 // slip of the unit.

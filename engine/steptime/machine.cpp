@@ -251,6 +251,7 @@ class File {
         throw missing(root, "source", "source.\"" + figure.key() + "\"",
                       "where the figure comes from");
       if (source->text.starts_with("guessed")) machine.guessed.push_back(figure.key());
+      if (source->text.starts_with(kAtBound)) machine.at_bound.push_back(figure.key());
       machine.sources[figure.key()] = source->text;
     }
   }

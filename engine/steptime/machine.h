@@ -65,6 +65,7 @@ struct Machine {
 
   std::vector<std::string> guessed;            // figures without a source, as "network.bus"
   std::map<std::string, std::string> sources;  // what a file says of each figure that it has
+  std::vector<std::string> at_bound;           // figures whose source begins with kAtBound
 };
 
 // Reads a machine file. Throws Error(file_unreadable | toml_syntax | missing_key | unknown_key |

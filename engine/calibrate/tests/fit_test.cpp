@@ -4,9 +4,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <boost/json/value.hpp>
 #include <cmath>
 #include <optional>
+#include <utility>
 
+#include "engine/calibrate/report.h"
 #include "engine/calibrate/tests/made_up.h"
 #include "engine/steptime/predict.h"
 #include "engine/steptime/write_machine.h"
@@ -213,6 +216,50 @@ TEST_CASE("what products lose to collectives beside them is a share of these") {
   theirs.beside.beside += 1e-3;
   mine.take_all({mine.times(), theirs.times()});
   CHECK(mine.beside.beside == theirs.beside.beside);
+}
+
+TEST_CASE("a figure that ends at the bound of what it may be says so, and is measured no less") {
+  Measured measured = measured_on(cpu_of(2e11), false, Widths::both, 4, 1);
+  const Fitted quiet = fit(measured, other_cpu(), "2026-11-26", "host");
+  for (const auto& [key, source] : quiet.sources) {
+    CAPTURE(key);
+    CHECK(!quiet.at_bound(key));
+  }
+  // Six layers took less time than two, and a small message less than its share of a large one.
+  std::swap(measured.launches.front().forward, measured.launches.back().forward);
+  for (GroupTime& group : measured.groups)
+    for (doctor::Collective& c : group.collectives) {
+      if (c.op == "send/recv") continue;
+      const auto g = static_cast<double>(c.ranks), bytes = static_cast<double>(c.bytes);
+      const double small = (c.op == "all_reduce" ? 2 : 1) * kSmallMessage * (g - 1) / g;
+      c.latency = 0.7 * c.seconds * small / bytes;
+    }
+  const Fitted loud = fit(measured, other_cpu(), "2026-11-26", "host");
+  CHECK(loud.machine.host.layer_forward == 0);
+  CHECK(loud.machine.network.step_inside == 0);
+  for (const char* key : {"host.layer_forward", "network.step_inside"}) {
+    CAPTURE(key);
+    CHECK(loud.sources.at(key) == "measured at a bound by meshwright calibrate, 2026-11-26, host");
+    CHECK(loud.at_bound(key));
+    CHECK(loud.measured(key));
+  }
+  CHECK(!loud.at_bound("host.layer_backward"));
+  CHECK(!loud.at_bound("network.bus"));
+  // The file says it to whom reads it.
+  const steptime::Machine read =
+      steptime::parse_machine(steptime::machine_text(loud.machine, loud.sources, ""), "x.toml");
+  CHECK(read.at_bound == std::vector<std::string>{"network.step_inside", "host.layer_forward"});
+  // And what is printed to who measures.
+  auto printed = [&](const Fitted& fitted) {
+    return Report{measured, fitted, "ours.toml", 1}.text({false, false, 200});
+  };
+  CHECK(printed(loud).find("measured, at a bound: rough") != std::string::npos);
+  CHECK(printed(loud).find("and rough: network.step_inside, host.layer_forward. ") !=
+        std::string::npos);
+  CHECK(printed(quiet).find("rough") == std::string::npos);
+  const boost::json::object told = Report{measured, loud, "ours.toml", 1}.json();
+  CHECK(told.at("figures").at("host.layer_forward").at("at_bound").as_bool());
+  CHECK(!told.at("figures").at("network.bus").at("at_bound").as_bool());
 }
 
 TEST_CASE("a rank gains no more than a core of its own while the others of its host wait") {

@@ -263,6 +263,14 @@ TEST_CASE("of the figures that a machine guesses those are named that a forecast
   CHECK(!has(full, "peak.bf16"));
 }
 
+TEST_CASE("a figure that calibrate left at a bound makes forecasts rough that go by it") {
+  steptime::Machine machine = h100();
+  machine.at_bound = {"rate.product", "overlap.async_tp"};
+  const Forecast f = planned_8b(8, {}).on(machine);
+  const std::string told = "figures of the machine that were left at a bound: rate.product";
+  CHECK(std::find(f.rough.begin(), f.rough.end(), told) != f.rough.end());
+}
+
 TEST_CASE("a job that just fits is not called over") {
   Forecast f;
   f.machine.name = "a device";
