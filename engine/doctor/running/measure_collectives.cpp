@@ -12,6 +12,7 @@
 #include <memory>
 #include <utility>
 
+#include "engine/trainer/largest_of_ranks.h"
 #include "meshwright/parallel/collectives.h"
 #include "sdk/base/mailboxes.h"
 #include "sdk/base/maps_gather.h"
@@ -98,10 +99,10 @@ constexpr Operation kOperations[] = {
     {"send/recv", whole, none, to_next},
 };
 
-double of_all(World& world, double mine, ReduceOp op) {
+double sum_of_all(World& world, double mine) {
   const Tensor out = at::tensor({mine}, at::kDouble).to(world.device());
   const GroupPtr everyone = world.everyone();
-  everyone->all_reduce(out, op, /*control=*/true).wait();
+  everyone->all_reduce(out, ReduceOp::sum, /*control=*/true).wait();
   return detail::read_by_host(*everyone, out).item<double>();
 }
 
@@ -168,8 +169,8 @@ class Meter {
     if (!last.is_cpu()) last.view({-1}).narrow(0, 0, 1).cpu();  // the device has done all
     world_.check();
     if (limits_.ranks_a_core > 0)
-      return of_all(world_, processor_seconds() - spent, ReduceOp::sum) /
-             static_cast<double>(world_.size()) * limits_.ranks_a_core / times;
+      return sum_of_all(world_, processor_seconds() - spent) / static_cast<double>(world_.size()) *
+             limits_.ranks_a_core / times;
     return std::chrono::duration<double>(Steady::now() - begin).count() / times;
   }
   World& world_;
@@ -179,7 +180,7 @@ class Meter {
 
 }  // namespace
 
-double largest(World& world, double mine) { return of_all(world, mine, ReduceOp::max); }
+double largest(World& world, double mine) { return train::largest_of_ranks(world, {mine})[0]; }
 
 std::vector<AxisGroup> axes_to_measure(const plan::JobPlan& plan) {
   std::vector<AxisGroup> out;

@@ -98,7 +98,11 @@ Outcome run(const Subject& subject, const MeshRequest& request, const Reference&
 // Trains in all layouts that the strategy takes.
 class Kit {
  public:
-  Kit(const Subject& subject, Findings& findings) : subject_(subject), findings_(findings) {}
+  // What is wrong is said through `fail`.
+  Kit(const meshwright_strategy* about, void* context, void (*fail)(void*, const char*))
+      : findings_{context, fail} {
+    subject_.strategy = about;
+  }
 
   // The layouts of one key of [distributed] alone: what is wrong beside others does not show.
   void run_of(std::string_view key) {
@@ -189,8 +193,8 @@ class Kit {
     list += layout.name;
   }
 
-  const Subject& subject_;
-  Findings& findings_;
+  Subject subject_;
+  Findings findings_;
   const Reference reference_ = plain_loop();
   std::string looked_at_;
   std::map<std::string, std::string> sized_;  // by key
@@ -205,11 +209,7 @@ extern "C" MESHWRIGHT_API void meshwright_check_training(const meshwright_strate
                                                          void* context,
                                                          void (*fail)(void*, const char*),
                                                          void (*note)(void*, const char*)) {
-  using namespace meshwright::conformance;
-  Subject subject;
-  subject.strategy = about;
-  Findings findings{context, fail};
-  Kit kit(subject, findings);
+  meshwright::conformance::Kit kit(about, context, fail);
   kit.run_all();
   if (kit.trained()) note(context, kit.note().c_str());
 }
@@ -218,10 +218,5 @@ extern "C" MESHWRIGHT_API void meshwright_check_training(const meshwright_strate
 extern "C" MESHWRIGHT_API void meshwright_check_training_of(const meshwright_strategy* about,
                                                             const char* key, void* context,
                                                             void (*fail)(void*, const char*)) {
-  using namespace meshwright::conformance;
-  Subject subject;
-  subject.strategy = about;
-  Findings findings{context, fail};
-  Kit kit(subject, findings);
-  kit.run_of(key);
+  meshwright::conformance::Kit(about, context, fail).run_of(key);
 }
