@@ -1,3 +1,4 @@
+// A function for each section of what `plan` shows: long because there are so many.
 #include "engine/render/render.h"
 
 #include <algorithm>

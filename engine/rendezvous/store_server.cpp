@@ -1,3 +1,4 @@
+// Long because one loop owns every connection, from its greeting to its deadline.
 #include "engine/rendezvous/store_server.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// One class, long because all of a step works on its private state.
 #include "meshwright/trainer.h"
 
 #include <ATen/Context.h>

@@ -1,3 +1,4 @@
+// Long because rings and mailboxes are two halves of one transport.
 #include "shared_memory.h"
 
 #include <ATen/ops/add.h>

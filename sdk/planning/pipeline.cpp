@@ -1,3 +1,4 @@
+// How layers become stages. Long because a refusal tries every other way of dealing them.
 #include "sdk/base/pipeline.h"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // Jobs of the real program on the fake device and on the CPU: the same losses and gradient norms,
-// and nothing wrong in the device's log. README.md says what the device checks.
+// and nothing wrong in the device's log. README.md says what the device checks. Long because all
+// cases share how jobs are run and what their logs hold.
 #include <doctest/doctest.h>
 
 #include <algorithm>

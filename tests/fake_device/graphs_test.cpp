@@ -1,6 +1,6 @@
 // CUDA graphs on the fake device, by LibTorch's own class and by CUDA's calls. Every case runs in a
 // process on the fake device; ctest fails where its log tells of a race, but for the cases that say
-// so.
+// so. Long because there are so many, each of a few lines.
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/cuda/CUDAEvent.h>

@@ -1,4 +1,5 @@
-// The run folder and what a person watches: rows, whole files, lines, bars and the time left.
+// The run folder and what a person watches: rows, whole files, lines, bars and the time left. Long
+// because what is written stands beside its check.
 #include "engine/train/metrics.h"
 
 #include "engine/report/progress.h"

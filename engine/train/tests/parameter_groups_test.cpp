@@ -1,5 +1,6 @@
 // Groups of parameters: rates and decays as torch.optim's param_groups, and what is frozen, alike
-// on every layout. Before doctest: LibTorch has a CHECK of its own.
+// on every layout. Long since all cases share these layouts. Before doctest: LibTorch has a CHECK
+// of its own.
 #include "engine/train/tests/megatron_fsdp.h"
 #include "engine/train/tests/pipeline_layouts.h"
 #include "engine/train/tests/saved.h"

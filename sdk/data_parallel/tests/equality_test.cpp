@@ -1,5 +1,5 @@
 // Sharded and replicated models take the same steps as one process: losses, gradient norms and
-// every parameter.
+// every parameter. Long because all cases share the models and that process.
 #include <ATen/Context.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/cat.h>

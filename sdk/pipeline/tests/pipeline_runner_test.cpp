@@ -1,4 +1,5 @@
-// Stages of a pipeline train as the model in one place does: losses and gradients to the bit.
+// Stages of a pipeline train as the model in one place does: losses and gradients to the bit. Long
+// because all cases share that model and its stages.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/ones.h>

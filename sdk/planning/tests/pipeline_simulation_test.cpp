@@ -1,4 +1,5 @@
-// Messages, times and memory of pipeline runs: closed forms, and what a run may rely on.
+// Messages, times and memory of pipeline runs: closed forms, and what a run may rely on. Long
+// because all cases share the forms.
 #include <doctest/doctest.h>
 
 #include <algorithm>

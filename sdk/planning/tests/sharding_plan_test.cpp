@@ -1,5 +1,5 @@
 // What a plan knows of frozen parameters, of unit rules and of experts, and that its regions make
-// up every parameter once.
+// up every parameter once. Long because each case writes its model.
 #include "meshwright/sharding_plan.h"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
-// encode_ranges(): the ids of encode(), and every byte of the text in its order.
+// encode_ranges(): the ids of encode(), and every byte of the text in its order. Long because each
+// kind of tokenizer is written out.
 #include <doctest/doctest.h>
 #include <utf8proc.h>
 

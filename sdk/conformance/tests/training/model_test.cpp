@@ -1,4 +1,5 @@
-// Model families that are wrong in one way each: a case fails, and says what it is.
+// Model families that are wrong in one way each: a case fails, and says what it is. Long because
+// each is written out.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
