@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 
 namespace meshwright::rendezvous {
 
@@ -14,6 +15,24 @@ inline constexpr std::chrono::milliseconds kStoreAnswers(5000);
 // For a store that has not answered before (a network between two hosts may be gone), and for words
 // that nobody waits for.
 inline constexpr std::chrono::milliseconds kStoreOnceMore(1000);
+
+// Of one connection to the store: whoever has a shorter limit (bounded.h) gives up before it, and
+// says so in words of its own. A connection that is given up is lost for good, so under a long
+// timeout a pause that others would wait for is no end.
+constexpr std::chrono::milliseconds store_replies(std::chrono::milliseconds timeout) {
+  return std::max(std::chrono::milliseconds(60000), timeout);
+}
+// How the kernel asks whether the other host is still there: after two minutes of silence, or the
+// timeout where that is longer, the connection is closed, and frees its descriptor.
+struct KeepAlive {
+  int idle_s, between_s, times;
+};
+constexpr KeepAlive keep_alive_times(std::chrono::milliseconds timeout) {
+  constexpr int64_t kIdle = 60, kTimes = 4, kLongest = 32767;  // of the kernel
+  const int64_t rest = std::chrono::ceil<std::chrono::seconds>(timeout).count() - kIdle;
+  return {kIdle, static_cast<int>(std::clamp<int64_t>((rest + kTimes - 1) / kTimes, 15, kLongest)),
+          kTimes};
+}
 
 // Of a rank that timed out and asks who did not.
 struct RollCallTimes {

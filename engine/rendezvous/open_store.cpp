@@ -261,6 +261,7 @@ Opened open_store(const launch::RankEnvironment& ranks, Milliseconds timeout, Cl
     to.host = doors.own;
     if (agent) to.port = bound_port(doors.sockets[0]);
     out.everywhere = doors.everywhere;
+    for (int fd : doors.sockets) keep_alive(fd, timeout);
     out.server = std::make_shared<StoreServer>(std::move(doors.sockets), to.badge);
   } else if (ranks.one_host()) {
     to.host = "127.0.0.1";  // whatever name the launcher gave it

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <latch>
 #include <memory>
 #include <thread>
@@ -35,6 +36,21 @@ TEST_CASE("whoever timed out has ended ten seconds later, whatever the timeout")
     CHECK(times.window + times.stays < times.all);
     CHECK(times.window >= milliseconds(1000));
   }
+}
+
+TEST_CASE("a connection to the store outlives a pause as long as the timeout") {
+  for (milliseconds timeout : kTimeouts) {
+    CAPTURE(timeout.count());
+    CHECK(store_replies(timeout) >= timeout);
+    CHECK(store_replies(timeout) >= std::chrono::minutes(1));
+    const KeepAlive times = keep_alive_times(timeout);
+    const std::chrono::seconds all(times.idle_s + times.between_s * times.times);
+    CHECK(all >= timeout);
+    CHECK(all >= std::chrono::minutes(2));
+    CHECK(all < std::max<milliseconds>(timeout, std::chrono::minutes(2)) + milliseconds(5000));
+  }
+  // Whoever waits without an end: what the kernel takes.
+  CHECK(keep_alive_times(milliseconds(1'000'000'000'000)).between_s == 32767);
 }
 
 TEST_CASE("ranks that look whether hosts reach each other end ten seconds after the timeout") {

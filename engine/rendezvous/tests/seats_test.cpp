@@ -308,6 +308,9 @@ TEST_CASE("connections to rank 0 are asked at both ends whether the other host i
     CHECK(::getsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, &size) == 0);
     CHECK(on == 1);
     CHECK(idle + between * times <= 120);
+    keep_alive(fd, std::chrono::minutes(30));
+    CHECK(::getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between, &size) == 0);
+    CHECK(idle + between * times >= 30 * 60);
   }
   ::close(in);
   ::close(out);
