@@ -16,6 +16,20 @@ inline constexpr std::chrono::milliseconds kStoreAnswers(5000);
 // that nobody waits for.
 inline constexpr std::chrono::milliseconds kStoreOnceMore(1000);
 
+// How long the keeper of the store stays for ranks that are in the middle of a long computation.
+inline constexpr std::chrono::milliseconds kStay(30000);
+// Of a rank that posts why it ends. `silent`: the store did not answer the last time, not even its
+// keeper. `says`: else it has no more to tell than that another rank is gone.
+struct Posting {
+  bool silent, keeper, says;
+};
+constexpr std::chrono::milliseconds post_limit(const Posting& of,
+                                               std::chrono::milliseconds timeout) {
+  if (of.silent) return kStoreOnceMore;
+  if (of.keeper) return std::min(timeout, kStay) + kStoreAnswers;
+  return of.says ? kStoreAnswers : kStoreOnceMore;
+}
+
 // Of one connection to the store: whoever has a shorter limit (bounded.h) gives up before it, and
 // says so in words of its own. A connection that is given up is lost for good, so under a long
 // timeout a pause that others would wait for is no end.

@@ -120,6 +120,21 @@ OpenDoors open_doors(const launch::RankEnvironment& ranks, const std::string& in
   return out;
 }
 
+OpenDoors doors_at(const std::string& address, const launch::PortRange& ports) {
+  OpenDoors out{{listen_at(address, ports)}, address};
+  const int port = bound_port(out.sockets[0]);
+  for (const char* loopback : {"127.0.0.1", "::1"}) {
+    if (address == loopback) break;
+    try {
+      out.sockets.push_back(listen_at(loopback, port));
+      out.local = loopback;
+      break;
+    } catch (const Error&) {  // another program has the port there, or there is no such address
+    }
+  }
+  return out;
+}
+
 OpenDoors open_doors_beside(const launch::RankEnvironment& ranks, const std::string& interface,
                             const std::string& here) {
   const std::string loopback = "127.0.0.1";
@@ -135,7 +150,7 @@ OpenDoors open_doors_beside(const launch::RankEnvironment& ranks, const std::str
   const bool among = std::find(wanted.begin(), wanted.end(), here) != wanted.end();
   if (of_use && (wanted.empty() || among)) wanted = {here};
   if (wanted.empty()) return {{listen_on(ranks.ports, /*loopback_only=*/false)}, loopback, true};
-  return {{listen_at(wanted[0], ranks.ports)}, wanted[0]};
+  return doors_at(wanted[0], ranks.ports);
 }
 
 }  // namespace meshwright::rendezvous

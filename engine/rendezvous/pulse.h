@@ -41,13 +41,13 @@ class Pulse {
     int64_t rank = -1;  // at its other end, which has said so; -1: not yet
   };
   int reach(const launch::RankEnvironment& ranks, c10d::Store& store, const PulseTimes& times);
-  void accept_lines();
+  void accept_lines(int door);
   void listen_to(Line& line);
   void lose(int64_t rank);
   const int64_t rank_, world_;
   std::mutex mutex_;
-  int door_ = -1;      // of rank 0
-  int64_t token_ = 0;  // which only ranks of this job know
+  std::vector<int> doors_;  // of rank 0: one port
+  int64_t token_ = 0;       // which only ranks of this job know
   std::vector<Line> lines_;
   size_t most_lines_ = 0;
   std::optional<int64_t> ended_;

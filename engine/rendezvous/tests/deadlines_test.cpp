@@ -29,6 +29,10 @@ TEST_CASE("whoever timed out has ended ten seconds later, whatever the timeout")
   CHECK(kStoreAnswers + kStoreOnceMore < kAfterTimeout);
   for (milliseconds timeout : kTimeouts) {
     CAPTURE(timeout.count());
+    // So does rank 0 whose own store is silent.
+    for (bool keeper : {false, true})
+      CHECK(kStoreAnswers + post_limit({.silent = true, .keeper = keeper, .says = true}, timeout) <
+            kAfterTimeout);
     const RollCallTimes times = roll_call_times(timeout);
     // The store answers, and another rank does not; or the store is lost in the middle.
     CHECK(times.all + kStoreOnceMore < kAfterTimeout);
