@@ -81,7 +81,9 @@ struct LookTimes {
 // `end`: of the timeout, which began before the ranks told each other where they are.
 inline LookTimes look_times(LookTimes::Time now, LookTimes::Time end) {
   using std::chrono::milliseconds;
-  return {std::min(now + kKnock, std::max(end, now + milliseconds(2000))), end + milliseconds(3000),
+  // Who has heard late where the others are has less time, for rank 0 waits for its word.
+  const auto least = std::min(now + milliseconds(2000), end + milliseconds(2500));
+  return {std::min(now + kKnock, std::max(end, least)), end + milliseconds(3000),
           end + milliseconds(4000), end + milliseconds(6000), end + milliseconds(7000)};
 }
 

@@ -76,6 +76,17 @@ TEST_CASE("ranks that look whether hosts reach each other end ten seconds after 
     }
 }
 
+TEST_CASE("a rank that hears late where the others are still has its word in time") {
+  const LookTimes::Time end = LookTimes::Time{} + std::chrono::seconds(12);
+  for (int late : {0, 1000, 2000}) {  // the table is heard two seconds after the timeout at most
+    CAPTURE(late);
+    const LookTimes::Time now = end + milliseconds(late);
+    const LookTimes times = look_times(now, end);
+    CHECK(times.knock >= now + milliseconds(500));
+    CHECK(times.knock < times.found);
+  }
+}
+
 TEST_CASE("who connects to hear of ends leaves the first group its time") {
   const PulseTimes::Time now{};
   const PulseTimes times = pulse_times(now);
