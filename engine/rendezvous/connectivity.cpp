@@ -138,7 +138,7 @@ int listen_in(const launch::PortRange& ports, const std::string& before_port,
   if (tried.count() < ports.count()) range = written(tried) + " (the second half of " + range + ")";
   throw Error(ErrorCode::rendezvous_failed, "no port of " + range + " is free on " + where)
       .help(
-          "widen MESHWRIGHT_PORT_RANGE, on all ranks: each rank of a host takes one port for a "
+          "widen MESHWRIGHT_PORT_RANGE, on all ranks: one rank of each host takes one port for a "
           "moment, rank 0 two more for as long as it runs (ss -ltnp shows who has them)");
 }
 

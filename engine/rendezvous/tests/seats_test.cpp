@@ -235,6 +235,7 @@ TEST_CASE("where ranks meet by the job's number nothing else of a job listens") 
   CHECK(tried({29500, 29502}) == std::vector<int>{29500, 29501, 29502});  // too few to divide
   CHECK(tried({29500, 29503}) == std::vector<int>{29502, 29503});
   CHECK(tried({29500, 29504}) == std::vector<int>{29502, 29503, 29504});
+  CHECK(tried({29500, 29503, /*port_given=*/true}) == std::vector<int>{29500, 29501, 29502, 29503});
   CHECK(ports_to_try({}) == std::vector<int>{0});
   // Two of four ports are taken.
   launch::PortRange range;
