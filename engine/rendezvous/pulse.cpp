@@ -67,7 +67,13 @@ Pulse::Pulse(const launch::RankEnvironment& ranks, c10d::Store& store, const Pul
       trouble_ = error.message();
     }
     const int port = doors_.empty() ? 0 : bound_port(doors_[0]);
-    store.set(kKey, bytes_of(std::to_string(port) + " " + std::to_string(token_) + " " + address));
+    try {
+      store.set(kKey,
+                bytes_of(std::to_string(port) + " " + std::to_string(token_) + " " + address));
+    } catch (...) {  // nobody will come, and the destructor is not called
+      for (int door : doors_) ::close(door);
+      throw;
+    }
     most_lines_ = static_cast<size_t>(world_) + kMostStrangeLines;
     return;
   }
