@@ -32,9 +32,11 @@ struct OpenDoors {
 // The inherited socket, loopback alone where all ranks are on one host, else the addresses above
 // and this host's loopback. Throws Error(rendezvous_failed).
 OpenDoors open_doors(const launch::RankEnvironment& ranks, const std::string& interface);
-// A free port (of the range) at that address, and the same at this host's loopback where nobody has
-// it there: an address goes with its link, and ranks of this host must not lose the store with it.
-OpenDoors doors_at(const std::string& address, const launch::PortRange& ports);
+// A free port (of the range) at the first of these addresses. The same, where nobody has it there,
+// at the others, for hosts of the other family, which go where MASTER_ADDR leads; and at this
+// host's loopback: an address goes with its link, and ranks of this host must not lose the store
+// with it.
+OpenDoors doors_at(const std::vector<std::string>& addresses, const launch::PortRange& ports);
 // One such port, the first of the sockets at what `own` says, for a store of rank 0's own beside
 // the launcher's or for pulse.h: where MASTER_ADDR is no address of this host and nothing else
 // tells, at `here`, from which this host reaches it.

@@ -22,7 +22,8 @@ namespace meshwright::rendezvous {
 class Pulse {
  public:
   // Collective. A rank that cannot connect in time is not watched, watches nobody, and says so in
-  // the store. Rank 0 listens where its store does (listen.h), on one address.
+  // the store. Rank 0 listens where its store does (listen.h): one port at each address
+  // of MASTER_ADDR, for a host may have only the second one's family.
   Pulse(const launch::RankEnvironment& ranks, c10d::Store& store, const PulseTimes& times,
         const std::string& interface = {});
   // Says good-bye, unless an exception ends this rank.
