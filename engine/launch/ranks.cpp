@@ -163,6 +163,7 @@ std::optional<RankEnvironment> detect_ranks(const Lookup& environment) {
   if (!out || out->world_size == 1) return out;
   out->secret = secret_of(read);
   out->ports = ports_of(read);
+  out->ports.port_given = read.has("MASTER_PORT") || out->source == Source::nodes;
   out->job = job_of(read, out->source);
   return out;
 }

@@ -17,16 +17,18 @@ namespace meshwright::launch {
 // the kernel gives out.
 struct PortRange {
   int first = 0, last = 0;
+  bool port_given = false;  // somebody has chosen where the ranks meet
   bool limited() const { return first > 0; }
   int count() const { return last - first + 1; }
   // Where ranks meet, by the job's number, and where all else listens, which takes any port that is
   // free: halves, so that nothing of another job has the port where this one is to meet. Of less
-  // than four ports each is the whole.
+  // than four ports each is the whole, and where somebody has chosen the port all is for the
+  // others.
   PortRange to_meet() const {
     return count() < 4 ? *this : PortRange{first, first + count() / 2 - 1};
   }
   PortRange for_others() const {
-    return count() < 4 ? *this : PortRange{first + count() / 2, last};
+    return port_given || count() < 4 ? *this : PortRange{first + count() / 2, last};
   }
 };
 

@@ -16,8 +16,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// How long the keeper of the store stays for ranks that are in the middle of a long computation.
-constexpr Milliseconds kStay = std::chrono::seconds(30);
 // Each look at a store that does not answer leaves a thread behind.
 constexpr Milliseconds kSeldom = std::chrono::seconds(30);
 
@@ -62,9 +60,8 @@ void Board::post(const Error& error) noexcept {
     std::string text =
         follows(error.code()) ? "" : name_here(ranks_.rank) + "\n" + encode_error(error);
     auto end = Clock::now() + std::min(timeout_, kStay);
-    const Milliseconds limit = keeper()       ? std::min(timeout_, kStay) + kStoreAnswers
-                               : text.empty() ? kStoreOnceMore
-                                              : answers();
+    const Milliseconds limit =
+        post_limit({.silent = silent_, .keeper = keeper(), .says = !text.empty()}, timeout_);
     bounded(limit, [store = store_, text, lost, end, stays = keeper(), world = ranks_.world_size] {
       if (!text.empty() && store->add(lost ? "losses" : "errors", 1) == 1)
         store->set(lost ? "lost" : "error", bytes_of(text));

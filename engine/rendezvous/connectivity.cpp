@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "engine/rendezvous/bounded.h"
+#include "engine/rendezvous/deadlines.h"
 #include "engine/rendezvous/interfaces.h"
 #include "engine/rendezvous/notices.h"
 #include "meshwright/error.h"
@@ -27,16 +28,6 @@ namespace meshwright::rendezvous {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Accepted connections inherit this: a connection whose other host is gone without a word is closed
-// after two minutes, and frees its descriptor.
-void keep_alive(int fd) {
-  int on = 1, idle_s = 60, between_s = 15, times = 4;
-  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between_s, sizeof between_s);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, sizeof times);
-}
 
 // 0, or the reason in errno's terms; -1 where the machine has no such family.
 int try_to_listen(int family, const sockaddr* address, socklen_t size, int& fd) {
@@ -147,11 +138,20 @@ int listen_in(const launch::PortRange& ports, const std::string& before_port,
   if (tried.count() < ports.count()) range = written(tried) + " (the second half of " + range + ")";
   throw Error(ErrorCode::rendezvous_failed, "no port of " + range + " is free on " + where)
       .help(
-          "widen MESHWRIGHT_PORT_RANGE, on all ranks: each rank of a host takes one port for a "
+          "widen MESHWRIGHT_PORT_RANGE, on all ranks: one rank of each host takes one port for a "
           "moment, rank 0 two more for as long as it runs (ss -ltnp shows who has them)");
 }
 
 }  // namespace
+
+void keep_alive(int fd, std::chrono::milliseconds timeout) {
+  const int on = 1;
+  const KeepAlive times = keep_alive_times(timeout);
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &times.idle_s, sizeof times.idle_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &times.between_s, sizeof times.between_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times.times, sizeof times.times);
+}
 
 int listen_on(int port, bool loopback_only) {
   int fd = -1;

@@ -35,6 +35,9 @@ std::string try_connect(const std::string& host, int port,
 // back half a second later at most, however long a name server takes.
 Route route_to_master(const launch::RankEnvironment& ranks,
                       std::chrono::steady_clock::time_point end);
+// Of a listening socket, whose connections inherit it, or of a connection: as long as
+// keep_alive_times() (deadlines.h) says. By default, without a timeout, two minutes.
+void keep_alive(int fd, std::chrono::milliseconds timeout = {});
 // The connection itself, which does not block and ends when the other host is gone; -1: there is
 // none, and `why` says the reason.
 int connect_to(const std::string& host, int port, std::chrono::steady_clock::time_point end,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 
 namespace meshwright::rendezvous {
 
@@ -14,6 +15,38 @@ inline constexpr std::chrono::milliseconds kStoreAnswers(5000);
 // For a store that has not answered before (a network between two hosts may be gone), and for words
 // that nobody waits for.
 inline constexpr std::chrono::milliseconds kStoreOnceMore(1000);
+
+// How long the keeper of the store stays for ranks that are in the middle of a long computation.
+inline constexpr std::chrono::milliseconds kStay(30000);
+// Of a rank that posts why it ends. `silent`: the store did not answer the last time, not even its
+// keeper. `says`: else it has no more to tell than that another rank is gone.
+struct Posting {
+  bool silent, keeper, says;
+};
+constexpr std::chrono::milliseconds post_limit(const Posting& of,
+                                               std::chrono::milliseconds timeout) {
+  if (of.silent) return kStoreOnceMore;
+  if (of.keeper) return std::min(timeout, kStay) + kStoreAnswers;
+  return of.says ? kStoreAnswers : kStoreOnceMore;
+}
+
+// Of one connection to the store: whoever has a shorter limit (bounded.h) gives up before it, and
+// says so in words of its own. A connection that is given up is lost for good, so under a long
+// timeout a pause that others would wait for is no end.
+constexpr std::chrono::milliseconds store_replies(std::chrono::milliseconds timeout) {
+  return std::max(std::chrono::milliseconds(60000), timeout);
+}
+// How the kernel asks whether the other host is still there: after two minutes of silence, or the
+// timeout where that is longer, the connection is closed, and frees its descriptor.
+struct KeepAlive {
+  int idle_s, between_s, times;
+};
+constexpr KeepAlive keep_alive_times(std::chrono::milliseconds timeout) {
+  constexpr int64_t kIdle = 60, kTimes = 4, kLongest = 32767;  // of the kernel
+  const int64_t rest = std::chrono::ceil<std::chrono::seconds>(timeout).count() - kIdle;
+  return {kIdle, static_cast<int>(std::clamp<int64_t>((rest + kTimes - 1) / kTimes, 15, kLongest)),
+          kTimes};
+}
 
 // Of a rank that timed out and asks who did not.
 struct RollCallTimes {
@@ -48,7 +81,9 @@ struct LookTimes {
 // `end`: of the timeout, which began before the ranks told each other where they are.
 inline LookTimes look_times(LookTimes::Time now, LookTimes::Time end) {
   using std::chrono::milliseconds;
-  return {std::min(now + kKnock, std::max(end, now + milliseconds(2000))), end + milliseconds(3000),
+  // Who has heard late where the others are has less time, for rank 0 waits for its word.
+  const auto least = std::min(now + milliseconds(2000), end + milliseconds(2500));
+  return {std::min(now + kKnock, std::max(end, least)), end + milliseconds(3000),
           end + milliseconds(4000), end + milliseconds(6000), end + milliseconds(7000)};
 }
 

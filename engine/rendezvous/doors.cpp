@@ -44,8 +44,7 @@ bool lower(const Seat& a, const Seat& b) {
   return bytes(a) < bytes(b);
 }
 
-// Binds to a free port of the range at that address, which may be one for all; false: there is
-// none.
+// Binds to a free port of the range at that address; false: there is none.
 bool bind_in(const launch::PortRange& ports, int fd, const std::string& address) {
   for (int number : ports_to_try(ports)) {
     std::optional<SocketAddress> here = socket_address(address, number);
@@ -54,18 +53,18 @@ bool bind_in(const launch::PortRange& ports, int fd, const std::string& address)
   return false;
 }
 
-// A socket for packets at that address, empty: at every one; -1: none is to be had. `is_v6`: it has
-// IPv4 addresses as parts of IPv6's.
+// A socket for packets at that address; -1: none is to be had. `is_v6`: it has IPv4 addresses as
+// parts of IPv6's.
 int packets_at(const launch::PortRange& ports, const std::string& address, bool& is_v6) {
   const bool four = address.find(':') == std::string::npos;
   int fd = ::socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), off = 0;
   is_v6 = fd >= 0 && ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0 &&
-          bind_in(ports, fd, address.empty() ? "::" : (four ? "::ffff:" : "") + address);
+          bind_in(ports, fd, (four ? "::ffff:" : "") + address);
   if (is_v6) return fd;
   if (fd >= 0) ::close(fd);
   if (!four) return -1;
   fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0 || bind_in(ports, fd, address.empty() ? "0.0.0.0" : address)) return fd;
+  if (fd < 0 || bind_in(ports, fd, address)) return fd;
   ::close(fd);
   return -1;
 }
@@ -73,8 +72,7 @@ int packets_at(const launch::PortRange& ports, const std::string& address, bool&
 }  // namespace
 
 Doors::Doors(const std::string& address, const launch::PortRange& ports)
-    : tcp_(address.empty() ? listen_on(ports, /*loopback_only=*/false)
-                           : listen_at(address, ports)) {
+    : tcp_(listen_at(address, ports)) {
   tcp_port_ = bound_port(tcp_);
   // Without it nothing is lost but the direction in an error.
   udp_ = packets_at(ports, address, udp_is_v6_);

@@ -14,9 +14,9 @@ namespace meshwright::rendezvous {
 class Doors {
  public:
   // Listens on a free port, of the range where there is one, for connections and packets at that
-  // address alone; empty: at every one. Lets in whoever knocks and closes, so that no stranger's
+  // address alone. Lets in whoever knocks and closes, so that no stranger's
   // connections fill the queue. Throws Error(rendezvous_failed).
-  explicit Doors(const std::string& address = {}, const launch::PortRange& ports = {});
+  explicit Doors(const std::string& address, const launch::PortRange& ports = {});
   ~Doors();
   Doors(const Doors&) = delete;
   Doors& operator=(const Doors&) = delete;

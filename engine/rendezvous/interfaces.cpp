@@ -79,6 +79,12 @@ bool is_loopback_address(const std::string& numeric_address) {
   return numeric_address.starts_with("127.") || numeric_address == "::1";
 }
 
+bool is_of_this_host(const std::string& numeric_address) {
+  const std::vector<Interface> all = interfaces();
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Interface& i) { return i.address == numeric_address; });
+}
+
 std::vector<Interface> interfaces() {
   std::vector<Interface> out;
   ifaddrs* found = nullptr;

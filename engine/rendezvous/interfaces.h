@@ -38,6 +38,7 @@ struct SocketAddress {
 };
 std::optional<SocketAddress> socket_address(const std::string& numeric_address, int port);
 bool is_loopback_address(const std::string& numeric_address);
+bool is_of_this_host(const std::string& numeric_address);  // of an interface that is up
 
 // The address of this host from which packets to that address would leave; empty when there is no
 // route.

@@ -120,6 +120,27 @@ OpenDoors open_doors(const launch::RankEnvironment& ranks, const std::string& in
   return out;
 }
 
+OpenDoors doors_at(const std::vector<std::string>& addresses, const launch::PortRange& ports) {
+  OpenDoors out{{listen_at(addresses.at(0), ports)}, addresses[0]};
+  const int port = bound_port(out.sockets[0]);
+  auto listens = [&](const std::string& address) {
+    try {
+      out.sockets.push_back(listen_at(address, port));
+      return true;
+    } catch (const Error&) {  // another program has the port there, or there is no such address
+      return false;
+    }
+  };
+  for (size_t i = 1; i < addresses.size(); ++i) listens(addresses[i]);
+  for (const char* loopback : {"127.0.0.1", "::1"}) {
+    if (std::find(addresses.begin(), addresses.end(), loopback) != addresses.end()) break;
+    if (!listens(loopback)) continue;
+    out.local = loopback;
+    break;
+  }
+  return out;
+}
+
 OpenDoors open_doors_beside(const launch::RankEnvironment& ranks, const std::string& interface,
                             const std::string& here) {
   const std::string loopback = "127.0.0.1";
@@ -135,7 +156,7 @@ OpenDoors open_doors_beside(const launch::RankEnvironment& ranks, const std::str
   const bool among = std::find(wanted.begin(), wanted.end(), here) != wanted.end();
   if (of_use && (wanted.empty() || among)) wanted = {here};
   if (wanted.empty()) return {{listen_on(ranks.ports, /*loopback_only=*/false)}, loopback, true};
-  return {{listen_at(wanted[0], ranks.ports)}, wanted[0]};
+  return doors_at(wanted, ranks.ports);
 }
 
 }  // namespace meshwright::rendezvous

@@ -26,13 +26,20 @@ struct OpenDoors {
   std::vector<int> sockets;  // listening
   std::string own;           // where rank 0 itself connects
   bool everywhere = false;   // on every interface, for nothing tells which
+  std::string local = {};    // where ranks of this host connect; empty: as own
+  const std::string& nearest() const { return local.empty() ? own : local; }
 };
 // The inherited socket, loopback alone where all ranks are on one host, else the addresses above
 // and this host's loopback. Throws Error(rendezvous_failed).
 OpenDoors open_doors(const launch::RankEnvironment& ranks, const std::string& interface);
-// One socket at any port (of the range), for a store of rank 0's own beside the launcher's or for
-// pulse.h: where MASTER_ADDR is no address of this host and nothing else tells, at `here`, from
-// which this host reaches it.
+// A free port (of the range) at the first of these addresses. The same, where nobody has it there,
+// at the others, for hosts of the other family, which go where MASTER_ADDR leads; and at this
+// host's loopback: an address goes with its link, and ranks of this host must not lose the store
+// with it.
+OpenDoors doors_at(const std::vector<std::string>& addresses, const launch::PortRange& ports);
+// One such port, the first of the sockets at what `own` says, for a store of rank 0's own beside
+// the launcher's or for pulse.h: where MASTER_ADDR is no address of this host and nothing else
+// tells, at `here`, from which this host reaches it.
 OpenDoors open_doors_beside(const launch::RankEnvironment& ranks, const std::string& interface,
                             const std::string& here);
 

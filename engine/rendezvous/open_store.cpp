@@ -135,7 +135,8 @@ StorePtr store_of_agent(const launch::RankEnvironment& ranks, Milliseconds timeo
 }
 
 // Where the ranks meet, as rank 0 tells in the launcher's store: here, or in its own at "29501
-// 10.70.0.1"; without an address that is where MASTER_ADDR leads.
+// 10.70.0.1 127.0.0.1", the last for ranks of its own host; without an address that is where
+// MASTER_ADDR leads.
 const std::string kPlaceOfOwn = "store", kHere = "here";
 
 // Rank 0; false: the launcher's store does not answer.
@@ -171,8 +172,9 @@ OpenDoors tell_place(const launch::RankEnvironment& ranks, const StorePtr& agent
                      Milliseconds timeout, const std::string& interface, Clock::time_point end) {
   const std::string here = ranks.one_host() ? "" : route_to_master(ranks, end).local;
   OpenDoors doors = open_doors_beside(ranks, interface, here);
-  const std::string place =
+  std::string place =
       std::to_string(bound_port(doors.sockets[0])) + " " + (doors.everywhere ? "" : doors.own);
+  if (!doors.local.empty()) place += " " + doors.local;
   if (tell(agent, place, end)) return doors;
   for (int fd : doors.sockets) ::close(fd);
   unreachable(ranks, timeout, "the launcher's store, which was there, does not answer", false);
@@ -186,17 +188,21 @@ StorePtr follow_place(const launch::RankEnvironment& ranks, const StorePtr& agen
   for (Milliseconds patience(1000);; patience = std::min(2 * patience, Milliseconds(16000))) {
     const std::string told = heard(ranks, agent, timeout, end);
     if (told == kHere) refused(ranks, {NoStore::Why::refused, "", wire::Refusal::secret_unknown});
-    const size_t space = std::min(told.find(' '), told.size());
-    const std::string address = told.substr(std::min(space + 1, told.size()));
+    const size_t space = std::min(told.find(' '), told.size()),
+                 second = std::min(told.find(' ', space + 1), told.size());
+    const std::string address = told.substr(std::min(space + 1, second),
+                                            second - std::min(space + 1, second)),
+                      local = told.substr(std::min(second + 1, told.size()));
     const int64_t port = number_of(told.substr(0, space), kPlaceOfOwn, "rank 0");
-    if (port < 1 || port > 65535 || (!address.empty() && !socket_address(address, 1)))
+    if (port < 1 || port > 65535 || (!address.empty() && !socket_address(address, 1)) ||
+        (!local.empty() && !is_loopback_address(local)))
       unreachable(ranks, timeout,
                   "\"" + told.substr(0, 80) + "\", as the launcher's store says, is no place",
                   false);
     launch::RankEnvironment there = ranks;  // in the words of errors
     if (!address.empty()) there.master_addr = address;
     there.master_port = to.port = static_cast<int>(port);
-    to.host = there.master_addr;
+    to.host = !local.empty() && is_of_this_host(address) ? local : there.master_addr;
     const Clock::time_point once = std::min(end, Clock::now() + patience);
     auto is_over = [&] { return Clock::now() + Milliseconds(200) >= end; };
     try {
@@ -258,9 +264,10 @@ Opened open_store(const launch::RankEnvironment& ranks, Milliseconds timeout, Cl
   if (ranks.rank == 0) {
     OpenDoors doors =
         agent ? tell_place(ranks, agent, timeout, interface, end) : open_doors(ranks, interface);
-    to.host = doors.own;
+    to.host = doors.nearest();
     if (agent) to.port = bound_port(doors.sockets[0]);
     out.everywhere = doors.everywhere;
+    for (int fd : doors.sockets) keep_alive(fd, timeout);
     out.server = std::make_shared<StoreServer>(std::move(doors.sockets), to.badge);
   } else if (ranks.one_host()) {
     to.host = "127.0.0.1";  // whatever name the launcher gave it

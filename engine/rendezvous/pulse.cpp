@@ -61,13 +61,19 @@ Pulse::Pulse(const launch::RankEnvironment& ranks, c10d::Store& store, const Pul
       if (ranks.agent_store && !ranks.one_host())
         here = route_to_master(ranks, Clock::now() + kAgentAnswers).local;
       const OpenDoors doors = open_doors_beside(ranks, interface, here);
-      door_ = doors.sockets[0];
+      doors_ = doors.sockets;
       if (!ranks.one_host() && !doors.everywhere) address = doors.own;
     } catch (const Error& error) {  // nobody waits for it
       trouble_ = error.message();
     }
-    const int port = door_ >= 0 ? bound_port(door_) : 0;
-    store.set(kKey, bytes_of(std::to_string(port) + " " + std::to_string(token_) + " " + address));
+    const int port = doors_.empty() ? 0 : bound_port(doors_[0]);
+    try {
+      store.set(kKey,
+                bytes_of(std::to_string(port) + " " + std::to_string(token_) + " " + address));
+    } catch (...) {  // nobody will come, and the destructor is not called
+      for (int door : doors_) ::close(door);
+      throw;
+    }
     most_lines_ = static_cast<size_t>(world_) + kMostStrangeLines;
     return;
   }
@@ -125,7 +131,7 @@ std::string Pulse::unwatched(c10d::Store& store, PulseTimes::Time end) {
     at = space + 1;
   }
   std::sort(out.begin(), out.end());
-  return named_ranks(out) + " could not connect to port " + std::to_string(bound_port(door_)) +
+  return named_ranks(out) + " could not connect to port " + std::to_string(bound_port(doors_[0])) +
          " of rank 0, over which ranks hear at once when another has ended: whoever is not "
          "connected hears of that after the timeout, and is missed no sooner; let firewalls "
          "between the hosts pass the port (MESHWRIGHT_PORT_RANGE says of which it is)";
@@ -140,21 +146,21 @@ Pulse::~Pulse() {
     ::recv(line.fd, unread.data(), sizeof unread, MSG_DONTWAIT);
     ::close(line.fd);
   }
-  if (door_ >= 0) ::close(door_);
+  for (int door : doors_) ::close(door);
 }
 
 std::optional<int64_t> Pulse::ended() {
   std::lock_guard lock(mutex_);
-  if (door_ >= 0) accept_lines();
+  for (int door : doors_) accept_lines(door);
   for (Line& line : lines_)
     if (line.fd >= 0) listen_to(line);
   return ended_;
 }
 
-void Pulse::accept_lines() {
-  pollfd ready{door_, POLLIN, 0};
+void Pulse::accept_lines(int door) {
+  pollfd ready{door, POLLIN, 0};
   for (int i = 0; i < kMostAtOnce && ::poll(&ready, 1, 0) > 0; ++i) {
-    const int fd = ::accept4(door_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    const int fd = ::accept4(door, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
     std::erase_if(lines_, [](const Line& line) { return line.fd < 0; });
     if (lines_.size() >= most_lines_) {

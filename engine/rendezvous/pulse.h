@@ -22,7 +22,8 @@ namespace meshwright::rendezvous {
 class Pulse {
  public:
   // Collective. A rank that cannot connect in time is not watched, watches nobody, and says so in
-  // the store. Rank 0 listens where its store does (listen.h), on one address.
+  // the store. Rank 0 listens where its store does (listen.h): one port at each address
+  // of MASTER_ADDR, for a host may have only the second one's family.
   Pulse(const launch::RankEnvironment& ranks, c10d::Store& store, const PulseTimes& times,
         const std::string& interface = {});
   // Says good-bye, unless an exception ends this rank.
@@ -41,13 +42,13 @@ class Pulse {
     int64_t rank = -1;  // at its other end, which has said so; -1: not yet
   };
   int reach(const launch::RankEnvironment& ranks, c10d::Store& store, const PulseTimes& times);
-  void accept_lines();
+  void accept_lines(int door);
   void listen_to(Line& line);
   void lose(int64_t rank);
   const int64_t rank_, world_;
   std::mutex mutex_;
-  int door_ = -1;      // of rank 0
-  int64_t token_ = 0;  // which only ranks of this job know
+  std::vector<int> doors_;  // of rank 0: one port
+  int64_t token_ = 0;       // which only ranks of this job know
   std::vector<Line> lines_;
   size_t most_lines_ = 0;
   std::optional<int64_t> ended_;

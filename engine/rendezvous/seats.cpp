@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "engine/rendezvous/connectivity.h"
 #include "engine/rendezvous/deadlines.h"
 #include "engine/rendezvous/doors.h"
 #include "engine/rendezvous/interfaces.h"
-#include "engine/rendezvous/listen.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/rendezvous/separators.h"
 #include "engine/rendezvous/with_others.h"
@@ -60,19 +60,13 @@ struct Row {
 };
 
 std::string encode(const Row& row) {
-  return join({row.seat.host, row.seat.address, std::to_string(row.seat.tcp_port),
-               std::to_string(row.seat.udp_port), row.reached, row.problem},
-              kUnitSeparator);
+  return join({row.seat.host, row.seat.address, row.reached, row.problem}, kUnitSeparator);
 }
 
-Row decode_row(const std::string& text, const std::string& key, const std::string& who) {
+Row decode_row(const std::string& text) {
   Words words = split(text, kUnitSeparator);
-  words.resize(6);
-  auto port = [&](const std::string& word) {
-    const int64_t number = number_of(word, key, who);
-    return number >= 0 && number <= 65535 ? static_cast<int>(number) : 0;
-  };
-  return {{words[0], words[1], port(words[2]), port(words[3])}, words[4], words[5]};
+  words.resize(4);
+  return {{words[0], words[1]}, words[2], words[3]};
 }
 
 // An error that all ranks throw, or a table of seats.
@@ -232,26 +226,68 @@ std::string cause(const Words& from, const Words& to, const std::string& why, bo
   return out + "no packet passes in either direction";
 }
 
-// Collective. Rank 0 is the first of those that knock, and collects what they found.
-void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats, Doors& doors,
-               const LookTimes& times) {
+// The seats of those that knock, with the ports of their doors, as far as they have told until
+// `end`: who has not is missed later, by name.
+std::vector<Seat> with_ports(c10d::Store& store, const std::vector<int64_t>& knockers,
+                             const std::vector<Seat>& seats, Clock::time_point end) {
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < knockers.size(); ++i) keys.push_back("door/" + std::to_string(i));
+  bool all = true;
+  try {
+    store.wait(keys, left_until(end));
+  } catch (const c10::DistStoreError&) {
+    all = false;
+  }
+  std::vector<std::vector<uint8_t>> told(keys.size());
+  if (all) told = store.multiGet(keys);
+  std::vector<Seat> out;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    out.push_back(seats[static_cast<size_t>(knockers[i])]);
+    if (!all && store.check({keys[i]})) told[i] = store.get(keys[i]);
+    if (told[i].empty()) continue;
+    Words words = split(text_of(told[i]), kUnitSeparator);
+    words.resize(2);
+    auto port = [&](const std::string& word) {
+      const int64_t number =
+          number_of(word, "seats/" + keys[i], "rank " + std::to_string(knockers[i]));
+      return number >= 0 && number <= 65535 ? static_cast<int>(number) : 0;
+    };
+    out.back().tcp_port = port(words[0]);
+    out.back().udp_port = port(words[1]);
+  }
+  return out;
+}
+
+// Collective. Rank 0 is the first of those that knock, and collects what they found. A door is at
+// the address that the others are told, and only those that knock have one: of many ranks of a
+// host none takes a port from the others.
+void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats,
+               const launch::PortRange& ports, Clock::time_point end) {
   std::vector<int64_t> knockers = one_of_each_host(seats);
   if (knockers.size() < 2) return;
   auto readers = static_cast<int64_t>(seats.size()) - 1;
   auto place =
       static_cast<size_t>(std::find(knockers.begin(), knockers.end(), rank) - knockers.begin());
   bool knocks = place < knockers.size();
+  std::optional<Doors> doors;
+  std::vector<Seat> theirs;
   if (knocks) {
-    std::vector<Seat> theirs;
-    for (int64_t r : knockers) theirs.push_back(seats[static_cast<size_t>(r)]);
+    doors.emplace(seats[static_cast<size_t>(rank)].address, ports);
+    store.set("door/" + std::to_string(place),
+              bytes_of(std::to_string(doors->tcp_port()) + kUnitSeparator +
+                       std::to_string(doors->udp_port())));
+    theirs = with_ports(store, knockers, seats, end);
+  }
+  const LookTimes times = look_times(Clock::now(), end);
+  if (knocks) {
     Words lines;
-    for (const Doors::Refused& refused : doors.knock(theirs, place, times.knock))
+    for (const Doors::Refused& refused : doors->knock(theirs, place, times.knock))
       lines.push_back(std::to_string(refused.to) + kUnitSeparator + refused.why);
     store.set("found/" + std::to_string(place), bytes_of(join(lines, kRecordSeparator)));
   }
   auto hear_marks = [&] {
     std::string marks;
-    for (bool heard : doors.heard(knockers.size())) marks += heard ? '1' : '0';
+    for (bool heard : doors->heard(knockers.size())) marks += heard ? '1' : '0';
     store.set("heard/" + std::to_string(place), bytes_of(marks));
   };
   if (rank != 0) {
@@ -266,11 +302,11 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats,
     publish(store, "causes", encoded, readers);
     throw_if_error(encoded);
   };
-  auto from_each = [&](const std::string& key, Clock::time_point end) {
+  auto from_each = [&](const std::string& key, Clock::time_point until) {
     Words out;
     for (size_t i = 0; i < knockers.size(); ++i) {
       try {
-        store.wait({key + std::to_string(i)}, left_until(end));
+        store.wait({key + std::to_string(i)}, left_until(until));
       } catch (const c10::DistStoreError&) {
         const std::string who = with_address(knockers[i], seats[static_cast<size_t>(knockers[i])]);
         throw Error(ErrorCode::rendezvous_failed,
@@ -327,7 +363,7 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats,
 }
 
 std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks, const Row& mine,
-                       Doors& doors, Clock::time_point end) {
+                       Clock::time_point end) {
   store.set("row/" + std::to_string(ranks.rank), bytes_of(encode(mine)));
   std::string table;
   if (ranks.rank == 0) {
@@ -335,8 +371,7 @@ std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks,
     for (int64_t r = 0; r < ranks.world_size; ++r) {
       std::string key = "row/" + std::to_string(r);
       store.wait({key}, left_until(end));
-      rows.push_back(
-          decode_row(text_of(store.get(key)), "seats/" + key, "rank " + std::to_string(r)));
+      rows.push_back(decode_row(text_of(store.get(key))));
     }
     try {
       Words lines;
@@ -352,26 +387,14 @@ std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks,
   throw_if_error(table);
   std::vector<Seat> seats;
   for (const std::string& line : split(table, kRecordSeparator))
-    seats.push_back(decode_row(line, "seats/table", "rank 0").seat);
+    seats.push_back(decode_row(line).seat);
   if (seats.size() != static_cast<size_t>(ranks.world_size))
     throw Error(ErrorCode::rendezvous_failed,
                 "what rank 0 left in the store under \"seats/table\" has " +
                     std::to_string(seats.size()) + " rows for " + std::to_string(ranks.world_size) +
                     " ranks");
-  try_pairs(store, ranks.rank, seats, doors, look_times(Clock::now(), end));
+  try_pairs(store, ranks.rank, seats, ranks.ports, end);
   return seats;
-}
-
-// Rank 0 knows no address of its own before the others have come: the one at which its store
-// listens; empty: there are several, or nothing tells.
-std::string store_address(const launch::RankEnvironment& ranks, const WantedInterface& wanted) {
-  if (ranks.rank != 0) return "";  // and asks no name server
-  try {
-    const std::vector<std::string> open = addresses_to_open(ranks, wanted.name);
-    if (open.size() == 1 && !is_loopback_address(open[0])) return open[0];
-  } catch (const Error&) {
-  }
-  return "";
 }
 
 }  // namespace
@@ -387,15 +410,11 @@ std::vector<Seat> seat_ranks(const c10::intrusive_ptr<c10d::Store>& base,
                              Milliseconds timeout) {
   auto store = c10::make_intrusive<c10d::PrefixStore>("seats", base);
   auto end = Clock::now() + timeout;
-  Row mine = own_row(ranks, wanted, end);
-  auto doors = std::make_shared<Doors>(
-      mine.seat.address.empty() ? store_address(ranks, wanted) : mine.seat.address, ranks.ports);
-  mine.seat.tcp_port = doors->tcp_port();
-  mine.seat.udp_port = doors->udp_port();
+  const Row mine = own_row(ranks, wanted, end);
   const WithOthers words{ranks.rank, timeout, "learn the addresses of the others",
                          "a rank did not come"};
   return with_others(words, left_until(look_times(Clock::now(), end).all),
-                     [=] { return seat(*store, ranks, mine, *doors, end); });
+                     [=] { return seat(*store, ranks, mine, end); });
 }
 
 }  // namespace meshwright::rendezvous

@@ -13,7 +13,7 @@ namespace meshwright::rendezvous {
 struct Seat {
   std::string host, address;  // "gpu004", "10.70.0.2"
   int tcp_port = 0,
-      udp_port = 0;  // of the rank's doors, while the ranks look whether they reach each other
+      udp_port = 0;  // of its door, for those that look whether the hosts reach each other
 };
 
 // The interface that the user asked for: GLOO_SOCKET_IFNAME, which may differ from host to host,

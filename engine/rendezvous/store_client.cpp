@@ -19,6 +19,7 @@
 
 #include "engine/base/store_bytes.h"
 #include "engine/rendezvous/connectivity.h"
+#include "engine/rendezvous/deadlines.h"
 #include "engine/rendezvous/store_server.h"
 
 namespace meshwright::rendezvous {
@@ -29,9 +30,6 @@ using Clock = std::chrono::steady_clock;
 using Bytes = std::vector<uint8_t>;
 using wire::Message, wire::Op, wire::Status;
 
-// Beyond what a request waits for; a store that takes longer has nobody at its other end. Whoever
-// has a shorter limit (bounded.h) says so in words of its own before.
-constexpr std::chrono::milliseconds kToReply(60000);
 // For another connection to a store that is there.
 constexpr std::chrono::milliseconds kToClone(10000);
 constexpr std::chrono::milliseconds kForEver(1'000'000'000'000);  // 31 years
@@ -135,7 +133,8 @@ std::string shake_hands(int fd, const wire::Badge& badge, Clock::time_point end)
 
 }  // namespace
 
-StoreClient::StoreClient(const StorePlace& place, Clock::time_point end) {
+StoreClient::StoreClient(const StorePlace& place, Clock::time_point end,
+                         std::chrono::milliseconds timeout) {
   for (;;) {
     std::string why;
     fd_ = connect_to(place.host, place.port, end, &why);
@@ -151,6 +150,7 @@ StoreClient::StoreClient(const StorePlace& place, Clock::time_point end) {
       throw;
     }
     if (!key.empty()) {
+      keep_alive(fd_, timeout);
       speaks_ = wire::Seal(key, wire::kToStore);
       hears_ = wire::Seal(key, wire::kFromStore);
       return;
@@ -200,7 +200,7 @@ class RemoteStore final : public c10d::Store {
       : Store(timeout),
         server_(std::move(server)),
         place_(std::move(place)),
-        client_(place_, end) {}
+        client_(place_, end, patience(timeout)) {}
 
   c10::intrusive_ptr<Store> clone() override {
     try {
@@ -261,8 +261,9 @@ class RemoteStore final : public c10d::Store {
   }
   Message ask(Op op, int64_t number, std::vector<std::string> parts,
               std::chrono::milliseconds waits = std::chrono::milliseconds(0)) {
-    Message out =
-        client_.ask({static_cast<uint8_t>(op), number, std::move(parts)}, waits + kToReply);
+    // Beyond what the request waits for.
+    Message out = client_.ask({static_cast<uint8_t>(op), number, std::move(parts)},
+                              waits + store_replies(patience(timeout_)));
     if (out.what == static_cast<uint8_t>(Status::late))
       C10_THROW_ERROR(DistStoreError, "wait timeout");
     if (out.what != static_cast<uint8_t>(Status::done))

@@ -36,8 +36,10 @@ struct NoStore {
 class StoreClient {
  public:
   // Connects, and proves both ways that the other end knows the secret. Tries until `end`; throws
-  // NoStore, at once where it is refused or another program answers.
-  StoreClient(const StorePlace& place, std::chrono::steady_clock::time_point end);
+  // NoStore, at once where it is refused or another program answers. `timeout`: of later calls; so
+  // long the other host may be silent.
+  StoreClient(const StorePlace& place, std::chrono::steady_clock::time_point end,
+              std::chrono::milliseconds timeout = {});
   ~StoreClient();
   StoreClient(const StoreClient&) = delete;
   StoreClient& operator=(const StoreClient&) = delete;

@@ -164,7 +164,8 @@ World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& s
         prefixed->set("port/" + std::to_string(index), bytes_of(std::to_string(port)));
         auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, index, size, options);
         // All have come, and gloo would take whoever else connects for as long as the job lasts.
-        if (port > 0) shut(own.address, port);
+        // Where the kernel keeps the port open, strangers take descriptors, and nothing else.
+        if (port > 0) static_cast<void>(shut(own.address, port));
         name_peers(*prefixed, static_cast<size_t>(index), members, seats);
         return group;
       };

@@ -23,7 +23,7 @@ constexpr auto kRest = std::chrono::seconds(1);
 
 // Whether the call came back. NCCL may wait for ever: it stays behind in its thread then. Else that
 // thread has ended too, with what the call holds: back ends must go before the devices' libraries.
-bool in_time(std::chrono::seconds limit, std::function<void()> call) {
+bool in_time(std::chrono::milliseconds limit, std::function<void()> call) {
   std::packaged_task<void()> task(std::move(call));
   auto done = task.get_future();
   std::thread thread(std::move(task));
@@ -193,7 +193,7 @@ void Watchdog::run() {
 
 // Collectives of one group end in their order, so the first late one is the one to name.
 void Watchdog::look(std::unique_lock<std::mutex>& lock) {
-  auto now = std::chrono::steady_clock::now();
+  auto now = std::chrono::steady_clock::now(), since = now;
   std::vector<Entry> left;
   for (Entry& entry : entries_) {
     if (failure_) break;
@@ -210,7 +210,10 @@ void Watchdog::look(std::unique_lock<std::mutex>& lock) {
         log_->mark(entry.ticket, CollectiveState::completed);
         continue;
       }
-      if (now > entry.deadline) failure_ = failure("timed out");
+      if (now > entry.deadline) {
+        since = entry.deadline;
+        failure_ = failure("timed out");
+      }
     } catch (const c10::Error& error) {
       failure_ = failure(error.what_without_backtrace());
     } catch (const std::exception& error) {
@@ -237,7 +240,9 @@ void Watchdog::look(std::unique_lock<std::mutex>& lock) {
   entries_.clear();
   std::vector<Guarded> guarded = guarded_;
   lock.unlock();
-  in_time(kTogether, [guarded] {
+  // Calling the roll has taken some of the time.
+  const auto late = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since);
+  in_time(abort_limit(late), [guarded] {
     for (const Guarded& one : guarded) try {
         one.transport->abort();
       } catch (const std::exception&) {  // the others are aborted all the same

@@ -5,6 +5,7 @@
 #include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -39,6 +40,14 @@ struct Place {
   Error failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited = -1,
                 const Doing& doing = Activity::now()) const;
 };
+
+// How long what is under way may take to be aborted, NCCL's kernels among it, where a collective
+// timed out so long ago: a fault ends a rank ten seconds after its timeout, with what its error
+// takes.
+constexpr std::chrono::milliseconds abort_limit(std::chrono::milliseconds since_timeout) {
+  using std::chrono::milliseconds;
+  return std::clamp(milliseconds(8500) - since_timeout, milliseconds(1000), milliseconds(8500));
+}
 
 class Watchdog {
  public:

@@ -11,6 +11,7 @@ long=(--set step_scheduler.max_steps=1000000)
 two_ranks() {  # ARGUMENT...: of both
   start hosta 0 2 10.70.0.1 -- "${short[@]}" "$@"; start hostb 1 2 10.70.0.1 -- "${short[@]}" "$@"
 }
+deps=${MESHWRIGHT_DEPS:-$source_dir/.deps}/python
 in_time() { local label; for label in "${!code[@]}"; do expect_within $label $bound; done; }
 two_that_train() {
   two_hosts
@@ -36,6 +37,68 @@ link_goes_down() {
 link_goes_down_under_a_longer_timeout() {
   local short=(--set dist_env.timeout_minutes=0.67) bound=50
   link_goes_down
+}
+# All four end, whoever keeps the store and whoever shares a host with whom.
+link_goes_down_between_hosts_of_two_ranks() {
+  two_hosts
+  local rank host
+  for rank in 0 1 2 3; do
+    [ $rank -lt 2 ] && host=hosta || host=hostb
+    start $host $rank 4 10.70.0.1 LOCAL_RANK=$((rank % 2)) LOCAL_WORLD_SIZE=2 -- "${short[@]}" "${long[@]}"
+  done
+  await 100 trains || fail 0 "no step was made"
+  since=$(date +%s)
+  on hostb ip link set net0 down
+  finish; in_time
+  # Who misses whom depends on the collective, and on who ends first.
+  for rank in 0 1 2 3; do expect $rank 6 "error[E"; done
+  if cat "$folder/$name".[01] | grep -qE 'no word from ranks? \[?[23]'; then echo "ok: $name: hosta misses a rank of hostb"; else fail 0 "hosta misses no rank of hostb"; fi
+}
+# An address of IPv6 goes with its link.
+link_goes_down_over_ipv6() {
+  make_switch
+  make_host hosta; make_host hostb
+  join hosta fd00:70::1/64; join hostb fd00:70::2/64
+  start hosta 0 2 fd00:70::1 -- "${short[@]}" "${long[@]}"; start hostb 1 2 fd00:70::1 -- "${short[@]}" "${long[@]}"
+  await 100 trains || fail 0 "no step was made"
+  since=$(date +%s)
+  on hosta ip link set net0 down
+  finish; in_time
+  expect 0 6 "rank 1"; expect 1 6 "rank 0"
+}
+ranks_of() { local p; for p in $(processes_of $1); do [ "$(readlink /proc/$p/exe)" = "$program" ] && echo $p; done 2> /dev/null; }
+# The agents of both hosts, which have nothing left to do.
+end_agents() { local host p; for host in hosta hostb; do for p in $(processes_of $host); do [[ "$(readlink /proc/$p/exe)" == *python* ]] && kill -9 $p; done; done 2> /dev/null; }
+# The store of rank 0 is beside torchrun's, at an address that goes with the link; torchrun's end when its ranks have ended.
+link_goes_down_under_torchrun_over_ipv6() {
+  make_switch
+  make_host hosta; make_host hostb
+  join hosta fd00:70::1/64; join hostb fd00:70::2/64
+  names hosta "fd00:70::1 hosta\nfd00:70::2 hostb\n"; names hostb "fd00:70::1 hosta\nfd00:70::2 hostb\n"
+  local -x MESHWRIGHT_JOB_SECRET=0123456789abcdef0
+  local node host
+  for node in 0 1; do
+    [ $node = 0 ] && host=hosta || host=hostb
+    launch torchrun$node $host OMP_NUM_THREADS=1 PYTHONPATH="$deps${PYTHONPATH:+:$PYTHONPATH}" python3 -m torch.distributed.run --no-python \
+      --nnodes 2 --node-rank $node --nproc-per-node 2 --master-addr hosta --master-port 29555 \
+      "$program" train "$job" --set run.name=$name "${short[@]}" "${long[@]}"
+  done
+  await 100 trains || fail torchrun0 "no step was made"
+  since=$(date +%s)
+  on hosta ip link set net0 down
+  # The ranks themselves have to end; their agents, which look for each other, may take longer.
+  local left ended=
+  while [ $(($(date +%s) - since)) -le $((3 * bound)) ]; do
+    left=$(for host in hosta hostb; do ranks_of $host; done)
+    [ -n "$left" ] || { ended=$(($(date +%s) - since)); break; }
+    sleep 0.2
+  done
+  local most=$bound
+  [ "$(awk -v cores="$(nproc)" '{ print ($1 > 2 * cores) }' /proc/loadavg)" = 0 ] || most=$((3 * bound))
+  if [ -n "$ended" ] && [ $ended -le $most ]; then echo "ok: $name: all ranks ended in $ended s"; else fail torchrun0 "ranks took ${ended:-more than $((3 * bound))} s, wanted at most $most"; fi
+  if grep -qF 'error[E' "$folder/$name.torchrun0" && grep -qF 'error[E' "$folder/$name.torchrun1"; then echo "ok: $name: both hosts say why"; else fail torchrun1 "a host does not say why"; fi
+  end_agents
+  finish
 }
 firewall_shuts_a_running_job() {
   two_that_train
@@ -106,7 +169,13 @@ config_differs() {
   for rank in 0 1; do expect $rank 4 "error[E0503]: rank 1 has optimizer.lr 0.002"; done
 }
 
-all="host_is_missing first_host_is_missing first_host_is_off config_differs link_goes_down link_goes_down_under_a_longer_timeout"
+all="host_is_missing first_host_is_missing first_host_is_off config_differs link_goes_down link_goes_down_under_a_longer_timeout
+  link_goes_down_between_hosts_of_two_ranks"
+if [ -e /proc/net/if_inet6 ]; then
+  all="$all link_goes_down_over_ipv6"
+  if PYTHONPATH="$deps" python3 -c "import torch.distributed.run" 2> /dev/null; then all="$all link_goes_down_under_torchrun_over_ipv6"
+  elif [ $# = 0 ]; then cannot "torchrun, which a case needs, is not installed"; fi
+elif [ $# = 0 ]; then cannot "this machine has no IPv6"; fi
 if command -v nft > /dev/null; then all="$all firewall_shuts_a_running_job firewall_before_the_groups link_is_lost_while_hosts_knock firewall_before_the_store"
 elif [ $# = 0 ]; then cannot "nft, which the cases with a firewall need, is not installed"; fi
 run_cases "$all" "$@"

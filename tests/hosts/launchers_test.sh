@@ -61,8 +61,9 @@ torchrun_with_a_secret() {
       --set step_scheduler.max_steps=200
   done
   await 100 trains || fail hosta "no step was made"
-  # The look whether hosts reach each other is over: one port of the range is open, the store's, and the other host's rank is connected to it.
-  open=$(for host in hosta hostb; do on $host ss -ltnH 'sport >= :29600 and sport <= :29609'; done | awk '{ print $4 }')
+  # The look whether hosts reach each other is over: one port of the range is open, the store's (for ranks of its host at the loopback, too), and the
+  # other host's rank is connected to it.
+  open=$(for host in hosta hostb; do on $host ss -ltnH 'sport >= :29600 and sport <= :29609'; done | awk '$4 !~ /^127/ { print $4 }')
   if [[ $open =~ ^10\.70\.0\.([12]):[0-9]+$ ]]; then
     [ ${BASH_REMATCH[1]} = 1 ] && other=hostb || other=hosta
     held=$(on $other ss -tnH | awk -v store="$open" '$1 == "ESTAB" && $5 == store' | wc -l)

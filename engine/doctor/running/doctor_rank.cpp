@@ -9,6 +9,8 @@
 #include <boost/json/serialize.hpp>
 #include <chrono>
 #include <cstdio>
+#include <functional>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -76,10 +78,13 @@ class Examination {
     versions_ = judge(look_at_versions());
     // Only once a host: what is slow, and would be in the way of itself.
     if (ranks_.local_rank == 0) {
+      // At once: where neither answers, the others wait for this rank no longer than for one.
+      auto name = std::async(std::launch::async, [one = ranks_.one_host()] {
+        return bounded_look("host name", [one] { return judge(look_at_host_name(one)); });
+      });
       disk_ = bounded_look(
           "run folder", [folder = run_folder()] { return judge(look_at_disk(folder, kWriteFor)); });
-      name_ = bounded_look("host name",
-                           [one = ranks_.one_host()] { return judge(look_at_host_name(one)); });
+      name_ = name.get();
     }
     const Devices devices = look_at_devices(job_.table("dist_env"), ranks_);
     devices_ = judge(devices);
@@ -249,9 +254,9 @@ int doctor_rank(const Request& request, rendezvous::Ending& ending) {
   const bool first = ranks.rank == 0;
   Report report;
   mine.look_alone();
-  auto finish = [&] {
+  auto finish = [&](int exit) {
     report.seconds = std::chrono::duration<double>(Steady::now() - begin).count();
-    report.exit = report.exit_status();
+    report.exit = exit;
     if (first) write(report, request);
   };
   bool told = false;  // what all ranks found is in the report
@@ -276,11 +281,10 @@ int doctor_rank(const Request& request, rendezvous::Ending& ending) {
       if (!one_host) report.add(mine.clocks(report.links, report.hosts));
       report.add(judge(report.links, report.hosts));
     }
-    report.exit = report.exit_status();
     // All ranks end alike.
     const std::string status =
         train::gather_texts(*world, std::to_string(report.exit_status())).front();
-    finish();
+    finish(report.exit_status());
     return std::stoi(status);
   } catch (...) {
     const Error error = train::error_being_handled();
@@ -291,7 +295,7 @@ int doctor_rank(const Request& request, rendezvous::Ending& ending) {
                                   "the ranks have not met")});
       }
       report.add(finding_of("ranks", error));
-      finish();
+      finish(meshwright::exit_status(error.code()));  // as the process does
     }
     throw;
   }

@@ -418,7 +418,16 @@ TEST_CASE("a range of ports limits what the program chooses, where the ranks mee
         detect(with(launcher, {{"MESHWRIGHT_PORT_RANGE", "40000-40009"}}))->master_port;
     CHECK(port >= 40000);
     CHECK(port <= 40004);  // the other half is for what listens at any port
+    CHECK(detect(with(launcher, {{"MESHWRIGHT_PORT_RANGE", "40000-40009"}}))
+              ->ports.for_others()
+              .count() == 5);
+    // All of it, where nobody meets by a number.
+    CHECK(
+        detect(with(launcher, {{"MESHWRIGHT_PORT_RANGE", "40000-40009"}, {"MASTER_PORT", "1234"}}))
+            ->ports.for_others()
+            .count() == 10);
   }
+  CHECK(some->ports.for_others().count() == 100);
   const Variables two = with(kSlurm, {{"MESHWRIGHT_PORT_RANGE", "40000-40002"}});
   std::set<int> ports;
   for (const char* job : {"7001", "7002", "7003"})

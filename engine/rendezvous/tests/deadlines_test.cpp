@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <latch>
 #include <memory>
 #include <thread>
@@ -28,6 +29,10 @@ TEST_CASE("whoever timed out has ended ten seconds later, whatever the timeout")
   CHECK(kStoreAnswers + kStoreOnceMore < kAfterTimeout);
   for (milliseconds timeout : kTimeouts) {
     CAPTURE(timeout.count());
+    // So does rank 0 whose own store is silent.
+    for (bool keeper : {false, true})
+      CHECK(kStoreAnswers + post_limit({.silent = true, .keeper = keeper, .says = true}, timeout) <
+            kAfterTimeout);
     const RollCallTimes times = roll_call_times(timeout);
     // The store answers, and another rank does not; or the store is lost in the middle.
     CHECK(times.all + kStoreOnceMore < kAfterTimeout);
@@ -35,6 +40,21 @@ TEST_CASE("whoever timed out has ended ten seconds later, whatever the timeout")
     CHECK(times.window + times.stays < times.all);
     CHECK(times.window >= milliseconds(1000));
   }
+}
+
+TEST_CASE("a connection to the store outlives a pause as long as the timeout") {
+  for (milliseconds timeout : kTimeouts) {
+    CAPTURE(timeout.count());
+    CHECK(store_replies(timeout) >= timeout);
+    CHECK(store_replies(timeout) >= std::chrono::minutes(1));
+    const KeepAlive times = keep_alive_times(timeout);
+    const std::chrono::seconds all(times.idle_s + times.between_s * times.times);
+    CHECK(all >= timeout);
+    CHECK(all >= std::chrono::minutes(2));
+    CHECK(all < std::max<milliseconds>(timeout, std::chrono::minutes(2)) + milliseconds(5000));
+  }
+  // Whoever waits without an end: what the kernel takes.
+  CHECK(keep_alive_times(milliseconds(1'000'000'000'000)).between_s == 32767);
 }
 
 TEST_CASE("ranks that look whether hosts reach each other end ten seconds after the timeout") {
@@ -54,6 +74,17 @@ TEST_CASE("ranks that look whether hosts reach each other end ten seconds after 
       CHECK(times.told < times.all);
       CHECK(times.all + kStoreOnceMore < end + kAfterTimeout);
     }
+}
+
+TEST_CASE("a rank that hears late where the others are still has its word in time") {
+  const LookTimes::Time end = LookTimes::Time{} + std::chrono::seconds(12);
+  for (int late : {0, 1000, 2000}) {  // the table is heard two seconds after the timeout at most
+    CAPTURE(late);
+    const LookTimes::Time now = end + milliseconds(late);
+    const LookTimes times = look_times(now, end);
+    CHECK(times.knock >= now + milliseconds(500));
+    CHECK(times.knock < times.found);
+  }
 }
 
 TEST_CASE("who connects to hear of ends leaves the first group its time") {

@@ -45,7 +45,8 @@ struct Found {
   size_t helps = 0;
 };
 std::vector<Found> seat_all(const std::vector<std::string>& wanted, bool one_host,
-                            const std::string& master, int port) {
+                            const std::string& master, int port,
+                            const launch::PortRange& ports = {}) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(milliseconds(30000));
   std::vector<Found> out(wanted.size());
@@ -58,6 +59,7 @@ std::vector<Found> seat_all(const std::vector<std::string>& wanted, bool one_hos
       ranks.local_world_size = one_host ? ranks.world_size : 1;
       ranks.master_addr = master;
       ranks.master_port = port;
+      ranks.ports = ports;
       try {
         out[r].seats =
             seat_ranks(store, ranks, {wanted[r], "dist_env.interface"}, milliseconds(30000));
@@ -157,7 +159,7 @@ TEST_CASE("an interface that one rank does not have is an error on all, which na
 TEST_CASE(
     "of two seats the one with the higher address knocks; refused connections are named, and "
     "packets are heard") {
-  Doors low, high;
+  Doors low("127.0.0.1"), high("127.0.0.2");
   std::vector<Seat> seats = {{"a", "127.0.0.1", low.tcp_port(), low.udp_port()},
                              {"b", "127.0.0.2", high.tcp_port(), high.udp_port()}};
   CHECK(high.knock(seats, 1, Clock::now() + milliseconds(20000)).empty());
@@ -184,6 +186,19 @@ TEST_CASE(
     ::sendto(fd, text, std::strlen(text), 0, door->get(), door->size);
   ::close(fd);
   CHECK(low.heard(2) == std::vector<bool>{false, false});
+}
+
+TEST_CASE("only one rank of each host takes a port to look, and none where there is one host") {
+  Listener listener;
+  launch::PortRange one;
+  {
+    Listener gone;
+    one = {gone.port, gone.port};
+  }
+  for (const Found& found : seat_all({"", "", ""}, false, "localhost", listener.port, one)) {
+    CHECK(found.message == "");
+    CHECK(found.seats.size() == 3);
+  }
 }
 
 TEST_CASE("a range of ports holds for doors of both kinds, and an error says when it is used up") {
@@ -220,6 +235,7 @@ TEST_CASE("where ranks meet by the job's number nothing else of a job listens") 
   CHECK(tried({29500, 29502}) == std::vector<int>{29500, 29501, 29502});  // too few to divide
   CHECK(tried({29500, 29503}) == std::vector<int>{29502, 29503});
   CHECK(tried({29500, 29504}) == std::vector<int>{29502, 29503, 29504});
+  CHECK(tried({29500, 29503, /*port_given=*/true}) == std::vector<int>{29500, 29501, 29502, 29503});
   CHECK(ports_to_try({}) == std::vector<int>{0});
   // Two of four ports are taken.
   launch::PortRange range;
@@ -308,6 +324,9 @@ TEST_CASE("connections to rank 0 are asked at both ends whether the other host i
     CHECK(::getsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, &size) == 0);
     CHECK(on == 1);
     CHECK(idle + between * times <= 120);
+    keep_alive(fd, std::chrono::minutes(30));
+    CHECK(::getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between, &size) == 0);
+    CHECK(idle + between * times >= 30 * 60);
   }
   ::close(in);
   ::close(out);

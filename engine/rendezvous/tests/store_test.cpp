@@ -206,6 +206,27 @@ TEST_CASE("rank 0 listens at the address that MASTER_ADDR names, not at every on
   }
 }
 
+TEST_CASE("rank 0's own store has one port at each of its addresses, and at its host's loopback") {
+  const OpenDoors doors = doors_at({"127.0.0.3", "127.0.0.4"}, {});
+  const int port = bound_port(doors.sockets.at(0));
+  CHECK(doors.own == "127.0.0.3");
+  CHECK(doors.sockets.size() == 3);
+  CHECK(doors.nearest() == "127.0.0.1");
+  for (const char* address : {"127.0.0.1", "127.0.0.3", "127.0.0.4"}) {
+    const int fd = connect_to(address, port, Clock::now() + milliseconds(5000));
+    CHECK(fd >= 0);
+    if (fd >= 0) ::close(fd);
+  }
+  for (int fd : doors.sockets) ::close(fd);
+  // Nothing but the loopback is asked for.
+  const OpenDoors one = doors_at({"127.0.0.1"}, {});
+  CHECK(one.sockets.size() == 1);
+  CHECK(one.nearest() == "127.0.0.1");
+  ::close(one.sockets.at(0));
+  CHECK(is_of_this_host("127.0.0.1"));
+  CHECK(!is_of_this_host("203.0.113.9"));
+}
+
 TEST_CASE("while nobody answers for MASTER_ADDR, rank 0 does not listen at every address") {
   const std::vector<Interface> two = {{"lo", "127.0.0.1", true, false},
                                       {"eth0", "10.70.0.1", false, false},

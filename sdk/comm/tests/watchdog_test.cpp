@@ -12,6 +12,7 @@
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/transport.h"
 #include "sdk/base/read_by_host.h"
+#include "sdk/comm/watchdog.h"
 
 namespace watchdog_test {
 
@@ -92,6 +93,20 @@ TEST_CASE(
   // Nor is anything read that it was to bring.
   const at::Tensor brought = at::zeros({1});
   CHECK_THROWS_AS(meshwright::detail::read_by_host(*group, brought), Error);
+}
+
+TEST_CASE("a rank whose back ends do not let go ends ten seconds after the timeout all the same") {
+  using meshwright::detail::abort_limit;
+  using std::chrono::milliseconds;
+  // The roll takes six and a half seconds at most (engine/rendezvous/deadlines.h), and the post
+  // one.
+  for (int roll : {0, 100, 5000, 6600}) {
+    CHECK(milliseconds(roll) + abort_limit(milliseconds(roll)) + milliseconds(1000) <
+          milliseconds(10000));
+    CHECK(abort_limit(milliseconds(roll)) >= milliseconds(1500));
+  }
+  // Nothing is left: they are asked to, for a moment.
+  CHECK(abort_limit(milliseconds(60000)) == milliseconds(1000));
 }
 
 TEST_CASE("a collective that failed on the device is reported with the reason") {
