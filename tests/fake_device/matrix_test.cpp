@@ -46,6 +46,8 @@ const std::string kCp = "distributed.cp_size=2", kRing = "distributed.context.ri
                   kAllKeys = "distributed.context.method=all_gather";
 // Routing weights are rounded after other operators than on the CPU.
 constexpr double kRouted = 2e-4;
+// kQuick has twice the layers of kFirst's model: under fsdp2, too, norms differ by 3e-4.
+constexpr double kQuickHalf = 5e-4;
 
 Row megatron(const std::string& name, const std::string& level, Strings more, int ranks = 2) {
   Strings sets{kLevel + level, kNoMeta};
@@ -181,7 +183,7 @@ const std::vector<Row> kMatrix{
      kFirst,
      2,
      {kQuick, kPp, kPpBatch, kSchedule + "ZBVZeroBubble", kBf16, kBf16Out},
-     kHalf},
+     kQuickHalf},
     {"saved every step", kFirst, 2, {"checkpoint.every_steps=1"}},
     {"saved every step, asynchronous",
      kFirst,
