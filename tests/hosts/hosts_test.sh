@@ -198,7 +198,7 @@ four_ranks() {  # starts them with a verb and waits: $folder/$name.RANK
   for r in 0 1 2 3; do
     on $([ $r -lt 2 ] && echo hosta || echo hostb) timeout -k 5 60 env -u GLOO_SOCKET_IFNAME RANK=$r WORLD_SIZE=4 LOCAL_RANK=$((r % 2)) \
       LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.70.0.1 MASTER_PORT=29555 OMP_NUM_THREADS=1 COLUMNS=300 "$program" "$@" > "$folder/$name.$r" 2>&1 &
-    started[$r]=$!
+    started[$r]=$!; began[$r]=$(date +%s)
   done
   finish
   took=$((($(date +%s%N) - begin) / 1000000))
