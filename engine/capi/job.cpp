@@ -147,7 +147,7 @@ int meshwright_job_plan(meshwright_job* job, int64_t world_size, int64_t rank, c
     Diagnostics said;
     if (const std::string why = meshwright::before::count_samples(here.job); !why.empty())
       said.notice(why);
-    const plan::JobPlan made = plan::make_plan(here.job, request);
+    const plan::JobPlan made = meshwright::before::plan_or_help(here.reload(), here.job, request);
     for (const std::string& text : made.notices) said.notice(text);
     for (const std::string& text : made.warnings) said.warning(text);
     here.tell(said);

@@ -186,7 +186,7 @@ TEST_CASE("ranks of NCCL that reduce by different operations, or split alone, ar
                      {"split", "all_reduce of 4 float32 by sum"}});
 }
 
-TEST_CASE("rank: calls the same with another type, root or size" * doctest::skip()) {
+TEST_CASE("rank: calls the same with another type or root or size" * doctest::skip()) {
   const Everyone all;
   const at::Tensor x = at::full({4}, all.rank + 1, all.options), y = at::zeros({8}, all.options);
   const void* in = x.const_data_ptr();
@@ -212,7 +212,7 @@ TEST_CASE("rank: calls the same with another type, root or size" * doctest::skip
 
 TEST_CASE("ranks of NCCL that differ in a type, a root or a size are told which") {
   check_told(
-      play_together("rank: calls the same with another type, root or size", 2),
+      play_together("rank: calls the same with another type or root or size", 2),
       {{"all_reduce of 4 float32 by sum", "all_reduce of 4 int32 by sum"},
        {"reduce of 4 float32 by min to rank 0", "reduce of 4 float32 by min to rank 1"},
        {"broadcast of 4 float32 from rank 1", "broadcast of 4 float32 from rank 0"},
