@@ -108,16 +108,7 @@ class File {
     for (const Figure& figure : figures) take(*root, figure);
     if (machine.rate.attention_fa2 == 0) machine.rate.attention_fa2 = machine.rate.attention;
     if (machine.rate.attention_triton == 0) machine.rate.attention_triton = machine.rate.attention;
-    if (machine.outside >= machine.memory) {
-      const Value* outside = figure_at(*root, "device", "outside");
-      if (outside == nullptr) outside = figure_at(*root, "device", "memory");
-      throw Error(ErrorCode::out_of_range, "device.outside " + shown(machine.outside) +
-                                               " leaves nothing of device.memory " +
-                                               shown(machine.memory))
-          .key("device.outside")
-          .at(origin(outside == nullptr ? config::Place() : outside->place))
-          .help("set device.outside = 2.5e9");
-    }
+    if (machine.outside >= machine.memory) throw nothing_left(*root, machine);
     check_narrow(*root, "fp8", machine.peak_fp8, "bf16", machine.peak_bf16);
     check_narrow(*root, "tf32", machine.peak_tf32, "fp32", machine.peak_fp32);
     read_sources(*root, figures, machine);
@@ -150,6 +141,25 @@ class File {
         .key(key)
         .at(origin(in == nullptr ? config::Place() : in->place))
         .help("add " + key + "; configs/machines holds complete files to start from");
+  }
+
+  // A tenth always fits. A memory below what is assumed where a file does not say may be the slip.
+  Error nothing_left(const Value& root, const Machine& machine) const {
+    const double assumed = Machine().outside;
+    const Value* memory = figure_at(root, "device", "memory");
+    const Value* outside = figure_at(root, "device", "outside");
+    const Value* place = outside == nullptr ? memory : outside;
+    Error error(ErrorCode::out_of_range,
+                "device.outside " + shown(machine.outside) +
+                    (outside == nullptr ? ", as where a file does not say it," : "") +
+                    " leaves nothing of device.memory " + shown(machine.memory));
+    error.key("device.outside")
+        .about("device.memory")
+        .at(origin(place == nullptr ? config::Place() : place->place))
+        .help("set device.outside = " + shown(std::floor(machine.memory / 10)));
+    if (machine.memory <= assumed)
+      error.help("where the device has more, give device.memory in bytes: all of them");
+    return error;
   }
 
   std::vector<std::string> names(const Value& value) const {

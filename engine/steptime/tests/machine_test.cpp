@@ -204,6 +204,37 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
   CHECK(error_of("/nowhere/x.toml").code() == ErrorCode::file_unreadable);
 }
 
+TEST_CASE("what is offered where device.outside leaves nothing leaves something") {
+  struct Row {
+    const char *to, *mended, *help;
+    bool small;
+  };
+  const std::string from = "memory = 85.9e9, units = 132, bandwidth = 3.35e12, outside = 2.7e9";
+  const Row table[] = {
+      {"memory = 2e9, units = 132, bandwidth = 3.35e12, outside = 2.7e9",
+       "memory = 2e9, units = 132, bandwidth = 3.35e12, outside = 2e+08",
+       "set device.outside = 2e+08", true},
+      {"memory = 2e9, units = 132, bandwidth = 3.35e12",
+       "memory = 2e9, units = 132, bandwidth = 3.35e12, outside = 2e+08",
+       "set device.outside = 2e+08", true},
+      {"memory = 40e9, units = 132, bandwidth = 3.35e12, outside = 40e9",
+       "memory = 40e9, units = 132, bandwidth = 3.35e12, outside = 4e+09",
+       "set device.outside = 4e+09", false},
+  };
+  const Scratch scratch;
+  for (const Row& row : table) {
+    CAPTURE(row.to);
+    const Error error = error_of(scratch.with(from, row.to));
+    CHECK(error.code() == ErrorCode::out_of_range);
+    CHECK(error.origin().line == 3);
+    REQUIRE(error.helps().size() == (row.small ? size_t{2} : size_t{1}));
+    CHECK(error.helps().front() == row.help);
+    if (row.small) CHECK(error.helps().back().find("device.memory") != std::string::npos);
+    const Machine read = read_machine(scratch.with(from, row.mended));
+    CHECK(read.outside < read.memory);
+  }
+}
+
 TEST_CASE("what a pipeline's messages take is read as it was written, and need not be there") {
   const Machine without = find_machine("h100", kMachines);
   CHECK(without.network.send_inside == 0);
