@@ -175,6 +175,7 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
        "network.ranks_per_host"},
       {"ranks_per_host = 8", "ranks_per_host = 1025", ErrorCode::out_of_range,
        "network.ranks_per_host"},
+      {"units = 132", "units = 132.5", ErrorCode::out_of_range, "device.units"},
       {"outside = 2.7e9", "outside = 99e9", ErrorCode::out_of_range, "device.outside"},
       {"schema = 1", "schema = 2", ErrorCode::schema_version, ""},
       {"peak = \"published: NVIDIA, data sheet\"\n", "", ErrorCode::missing_key,
@@ -233,6 +234,74 @@ TEST_CASE("what is offered where device.outside leaves nothing leaves something"
     const Machine read = read_machine(scratch.with(from, row.mended));
     CHECK(read.outside < read.memory);
   }
+}
+
+TEST_CASE("peaks and a bandwidth a slip of the unit apart are refused, with what is likely") {
+  struct Row {
+    const char *from, *to, *mended, *key, *help;
+  };
+  const Row table[] = {
+      {"bf16 = 989e12, fp8 = 1979e12", "bf16 = 989e9, fp8 = 1979e9",
+       "bf16 = 9.89e+14, fp8 = 1.979e+15", "peak.bf16",
+       "set peak.bf16 = 9.89e+14 and peak.fp8 = 1.979e+15"},
+      {"bf16 = 989e12, fp8 = 1979e12", "bf16 = 1e17, fp8 = 1e17", "bf16 = 1e+14, fp8 = 1e+14",
+       "peak.bf16", "set peak.bf16 = 1e+14 and peak.fp8 = 1e+14"},
+      {"bf16 = 989e12, fp8 = 1979e12", "bf16 = 989e6, fp8 = 1979e12",
+       "bf16 = 9.89e+14, fp8 = 1979e12", "peak.bf16", "set peak.bf16 = 9.89e+14"},
+      {"fp32 = 67e12", "fp32 = 67e9", "fp32 = 6.7e+13", "peak.fp32", "set peak.fp32 = 6.7e+13"},
+      {"bandwidth = 3.35e12", "bandwidth = 3.35e9", "bandwidth = 3.35e+12", "device.bandwidth",
+       "set device.bandwidth = 3.35e+12"},
+      // The memory of no device is as slow as would fit to these.
+      {"bf16 = 989e12, fp8 = 1979e12, fp32 = 67e12, tf32 = 494.7e12",
+       "bf16 = 989e9, fp8 = 1979e9, fp32 = 67e9, tf32 = 494.7e9",
+       "bf16 = 9.89e+14, fp8 = 1.979e+15, fp32 = 6.7e+13, tf32 = 4.947e+14", "peak.bf16",
+       "set peak.bf16 = 9.89e+14 and peak.fp8 = 1.979e+15 and peak.fp32 = 6.7e+13 and "
+       "peak.tf32 = 4.947e+14"},
+  };
+  const Scratch scratch;
+  for (const Row& row : table) {
+    CAPTURE(row.to);
+    const Error error = error_of(scratch.with(row.from, row.to));
+    CHECK(error.code() == ErrorCode::out_of_range);
+    CHECK(error.key() == row.key);
+    CHECK(error.origin().line == (error.key() == "device.bandwidth" ? 3 : 4));
+    CHECK(error.message().find("(line 3)") != std::string::npos);
+    CHECK(error.message().find("(line 4)") != std::string::npos);
+    REQUIRE(!error.helps().empty());
+    CHECK(error.helps().front() == row.help);
+    CHECK(read_machine(scratch.with(row.from, row.mended)).bandwidth == 3.35e12);
+  }
+}
+
+TEST_CASE("a processor's peaks may be few operations for a byte, and those of one type fewer") {
+  auto with = [](double bf16, double fp32, double bandwidth) {
+    Machine machine = find_machine("cpu", kMachines);
+    machine.peak_bf16 = bf16;
+    machine.peak_fp32 = fp32;
+    machine.bandwidth = bandwidth;
+    return machine_text(machine, machine.sources, "");
+  };
+  struct Row {
+    double bf16, fp32, bandwidth;
+  };
+  // As calibrate found them, or would: bfloat16 as float32, without instructions, and in tiles.
+  for (const Row& row : {Row{90e9, 90e9, 17e9}, Row{45e9, 45e9, 8e9}, Row{0.9e9, 90e9, 17e9},
+                         Row{0.45e9, 45e9, 8e9}, Row{2e12, 90e9, 17e9}, Row{45e9, 45e9, 2e11}}) {
+    CAPTURE(row.bf16);
+    CAPTURE(row.bandwidth);
+    const std::string text = with(row.bf16, row.fp32, row.bandwidth);
+    CHECK(parse_machine(text, "x.toml").peak_fp32 == row.fp32);
+  }
+  auto help_of = [](const std::string& text) {
+    try {
+      parse_machine(text, "x.toml");
+    } catch (const Error& error) {
+      return error.helps().front();
+    }
+    return std::string();
+  };
+  CHECK(help_of(with(45e9, 90e12, 17e9)) == "set peak.fp32 = 9e+10");
+  CHECK(help_of(with(90e9, 90e9, 17e12)) == "set device.bandwidth = 1.7e+10");
 }
 
 TEST_CASE("what a pipeline's messages take is read as it was written, and need not be there") {
