@@ -62,6 +62,31 @@ TEST_CASE("every shipped machine can be read, by its name and with its ranks a h
   CHECK(!find_machine("b200", kMachines).guessed.empty());
 }
 
+TEST_CASE("what no fit row is of is guessed, and what the fit left at its cap says so") {
+  for (const char* name : {"b200", "l40s"}) {
+    CAPTURE(name);
+    const Machine machine = find_machine(name, kMachines);
+    for (const char* key : {"network.nic_attained", "network.step_outside", "overlap.kappa",
+                            "overlap.async_tp", "overlap.async_tp_buffers", "overlap.jitter"}) {
+      CAPTURE(key);
+      CHECK(machine.sources.at(key) == "guessed: as fitted on A100 and H100");
+      CHECK(std::find(machine.guessed.begin(), machine.guessed.end(), key) !=
+            machine.guessed.end());
+    }
+    for (const auto& entry : machine.sources) {
+      CAPTURE(entry.first);
+      CHECK(!entry.second.starts_with("fitted"));
+    }
+  }
+  for (const char* name : {"a100-40", "a100-80", "h100", "h100-2024", "h100-500w", "h200"}) {
+    CAPTURE(name);
+    const Machine machine = find_machine(name, kMachines);
+    CHECK(machine.network.nic_attained > 0.999);
+    CHECK(machine.sources.at("network.nic_attained").ends_with(", at its cap of 1"));
+    CHECK(machine.at_bound.empty());  // of calibrate's, which make forecasts rough
+  }
+}
+
 TEST_CASE("a file that does not say the peak of TF32 is read, and has float32's") {
   const Scratch scratch;
   const Machine machine = read_machine(scratch.with(", tf32 = 494.7e12", ""));
@@ -75,8 +100,15 @@ TEST_CASE(
   REQUIRE(found.has_value());
   CHECK(found->name == "NVIDIA H100 SXM 700 W");
   CHECK(found->peak_bf16 == find_machine("h100", kMachines).peak_bf16);
-  CHECK(machine_reported("NVIDIA A100 80GB PCIe", kMachines)->memory > 80e9);
-  CHECK(!machine_reported("NVIDIA H100 PCIe", kMachines).has_value());  // of another peak
+  const auto large = machine_reported("NVIDIA A100-SXM4-80GB", kMachines);
+  REQUIRE(large.has_value());
+  CHECK(large->memory > 80e9);
+  // Cards of another peak, memory or network than the boards that there are files of.
+  for (const char* card :
+       {"NVIDIA H100 PCIe", "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB", "NVIDIA H200 NVL"}) {
+    CAPTURE(card);
+    CHECK(!machine_reported(card, kMachines).has_value());
+  }
   CHECK(!machine_reported("", kMachines).has_value());
   CHECK(!machine_reported("NVIDIA H100 80GB HBM3", "/nowhere").has_value());
   const std::filesystem::path folder =
