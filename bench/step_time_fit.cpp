@@ -1,7 +1,7 @@
 // Fits the constants of the step-time model to the `fit` rows of tests/data/published, and to no
 // others: coordinate descent on the squared logarithms of predicted over measured seconds, with a
-// weak pull to where each constant starts, which decides what the few rows leave open. Prints the
-// constants; with --write it puts them into configs/machines.
+// weak pull to where each constant starts, which decides what the few rows leave open. None may be
+// above 1. Prints the constants; with --write it puts them into configs/machines.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -132,9 +132,12 @@ int main(int count, char** arguments) {
       if (best == before) break;
     }
   std::printf("loss %.5f at the end\n", best);
+  // What is within the last step of 1 would go on if it could: its source in the files says so.
+  auto capped = [](const Constant& c) { return c.value > 1 / 1.001; };
   const bool writes = count > 1 && std::strcmp(arguments[1], "--write") == 0;
   for (const Constant& c : values) {
-    std::printf("  %-17s %-10s %.4g (from %.4g)\n", c.key, c.files.front(), c.value, c.start);
+    std::printf("  %-17s %-10s %.4g (from %.4g%s)\n", c.key, c.files.front(), c.value, c.start,
+                capped(c) ? ", at its cap of 1" : "");
     if (writes) write(c, folder);
   }
   return 0;

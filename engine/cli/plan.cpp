@@ -223,7 +223,8 @@ folder.
 --machine NAME  Predict time and memory of a step there: a shipped machine (a100-80, h100, h200, ...), with the ranks
  of a host as in h100x8, or a machine file. Default: report.machine.
 --search        Rank the layouts of the model on that machine by predicted time, with the settings to use them.
---fix KEY=N...  With --search: keep tp_size, cp_size, pp_size, ep_size, dp_replicate_size or local_batch_size.
+--fix KEY=N...  With --search: keep tp_size, cp_size, pp_size, ep_size, dp_replicate_size or local_batch_size (samples
+ of a micro-batch).
 --free KEY...   With --search: try the values of this option of a strategy's own table though the file sets it.
 --why LAYOUT    With --search: what takes this layout's time and memory, how far it is behind the first, or why it
  cannot be. In words of the table, as in --why 'tp8 pp2'; tp, cp, pp and ep that are not named are 1.

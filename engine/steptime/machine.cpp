@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
+#include <iterator>
 
 #include "engine/config/toml_value.h"
+#include "engine/steptime/balance.h"
 #include "engine/steptime/figures.h"
 #include "meshwright/error.h"
 #include "sdk/base/words.h"
@@ -16,7 +19,7 @@ std::vector<Figure> figures_of(Machine& m) {
   const char* const share = "a share of the peak";
   return {
       {"device", "memory", &m.memory, 1e8, 1e14, "bytes of the device"},
-      {"device", "units", &m.units, 1, 1e5, "streaming multiprocessors, or cores"},
+      {"device", "units", &m.units, 1, 1e5, "streaming multiprocessors, or cores", true, true},
       {"device", "bandwidth", &m.bandwidth, 1e8, 1e15, "bytes a second of its memory"},
       {"device", "outside", &m.outside, 0, 1e12, "bytes that no job can have", false},
       {"peak", "bf16", &m.peak_bf16, 1e8, 1e17, "operations a second, dense"},
@@ -73,6 +76,13 @@ using config::Value;
 // 4.8e+12 as in the file, short.
 std::string shown(double value) { return config::to_toml(config::number_value(value)); }
 
+// Of what was divided: 0.295.
+std::string three_digits(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.3g", value);
+  return text;
+}
+
 class File {
  public:
   explicit File(std::string path) : path_(std::move(path)) {}
@@ -108,16 +118,8 @@ class File {
     for (const Figure& figure : figures) take(*root, figure);
     if (machine.rate.attention_fa2 == 0) machine.rate.attention_fa2 = machine.rate.attention;
     if (machine.rate.attention_triton == 0) machine.rate.attention_triton = machine.rate.attention;
-    if (machine.outside >= machine.memory) {
-      const Value* outside = figure_at(*root, "device", "outside");
-      if (outside == nullptr) outside = figure_at(*root, "device", "memory");
-      throw Error(ErrorCode::out_of_range, "device.outside " + shown(machine.outside) +
-                                               " leaves nothing of device.memory " +
-                                               shown(machine.memory))
-          .key("device.outside")
-          .at(origin(outside == nullptr ? config::Place() : outside->place))
-          .help("set device.outside = 2.5e9");
-    }
+    if (machine.outside >= machine.memory) throw nothing_left(*root, machine);
+    check_balance(*root, machine);
     check_narrow(*root, "fp8", machine.peak_fp8, "bf16", machine.peak_bf16);
     check_narrow(*root, "tf32", machine.peak_tf32, "fp32", machine.peak_fp32);
     read_sources(*root, figures, machine);
@@ -152,6 +154,25 @@ class File {
         .help("add " + key + "; configs/machines holds complete files to start from");
   }
 
+  // A tenth always fits. A memory below what is assumed where a file does not say may be the slip.
+  Error nothing_left(const Value& root, const Machine& machine) const {
+    const double assumed = Machine().outside;
+    const Value* memory = figure_at(root, "device", "memory");
+    const Value* outside = figure_at(root, "device", "outside");
+    const Value* place = outside == nullptr ? memory : outside;
+    Error error(ErrorCode::out_of_range,
+                "device.outside " + shown(machine.outside) +
+                    (outside == nullptr ? ", as where a file does not say it," : "") +
+                    " leaves nothing of device.memory " + shown(machine.memory));
+    error.key("device.outside")
+        .about("device.memory")
+        .at(origin(place == nullptr ? config::Place() : place->place))
+        .help("set device.outside = " + shown(std::floor(machine.memory / 10)));
+    if (machine.memory <= assumed)
+      error.help("where the device has more, give device.memory in bytes: all of them");
+    return error;
+  }
+
   std::vector<std::string> names(const Value& value) const {
     std::vector<std::string> out;
     const bool list = value.kind == Value::Kind::list;
@@ -160,6 +181,40 @@ class File {
                              [](const Value& item) { return item.kind != Value::Kind::string; }))
       throw wrong(value, "device.reported", "a list of names");
     return out;
+  }
+
+  // Each in the range of its own, a peak and the bandwidth can still be a slip of the unit apart.
+  void check_balance(const Value& root, const Machine& machine) const {
+    const double bandwidth = machine.bandwidth;
+    const std::vector<Peak> peaks = peaks_that_fit(machine);
+    const auto first = std::find_if(peaks.begin(), peaks.end(),
+                                    [&](const Peak& peak) { return !peak.fits(bandwidth); });
+    if (first == peaks.end()) return;
+    // All that are off the same way. Where these are all there are, the bandwidth may have slipped.
+    const bool low = first->low(bandwidth);
+    std::vector<Peak> off;
+    std::copy_if(peaks.begin(), peaks.end(), std::back_inserter(off), [&](const Peak& peak) {
+      return !peak.fits(bandwidth) && peak.low(bandwidth) == low;
+    });
+    const Slip slip = slip_of(machine, off, low, off.size() == peaks.size());
+    const Value* peak = figure_at(root, "peak", first->name);
+    const Value* memory = figure_at(root, "device", "bandwidth");
+    const config::Place peak_at = peak == nullptr ? config::Place() : peak->place,
+                        memory_at = memory == nullptr ? config::Place() : memory->place;
+    const std::string key = first->key(), likely = slip.of_memory ? "device.bandwidth" : key;
+    Error error(ErrorCode::out_of_range,
+                key + " = " + shown(first->value) + " (line " + std::to_string(peak_at.line) +
+                    ") and device.bandwidth = " + shown(bandwidth) + " (line " +
+                    std::to_string(memory_at.line) + ") make no sense together: " +
+                    three_digits(first->value / bandwidth) + " operations for a byte, where a " +
+                    (machine.overlap.adds ? "processor" : "device") + " has " +
+                    shown(first->least) + " to " + shown(kMostForAByte) + "; likely " + likely +
+                    " is in another unit");
+    error.key(likely)
+        .about(slip.of_memory ? key : "device.bandwidth")
+        .at(origin(slip.of_memory ? memory_at : peak_at));
+    if (!slip.mended.empty()) error.help("set " + slip.mended);
+    throw error.help("give peaks in operations a second and device.bandwidth in bytes a second");
   }
 
   // Where a file says a peak of a narrower type it is no slower than that of the wider one.

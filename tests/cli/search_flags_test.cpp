@@ -60,6 +60,34 @@ TEST_CASE("a batch that --global-batch gave is mended by --global-batch, the fil
   }
 }
 
+TEST_CASE("--fix local_batch_size keeps the samples of a micro-batch, with stages and without") {
+  struct Row {
+    const char *flags, *setting, *size;
+  };
+  for (const Row& row :
+       {Row{"--fix pp_size=1", "step_scheduler.local_batch_size=8", "distributed.pp_size=1"},
+        Row{"--fix pp_size=2", "distributed.pipeline.pp_microbatch_size=8",
+            "distributed.pp_size=2"}}) {
+    CAPTURE(row.flags);
+    const Ran ran = run(kJob + "--machine h100x8 --search --top 3 --json " +
+                        "--fix local_batch_size=8 " + row.flags);
+    REQUIRE(ran.status == 0);
+    const json::value found = json::parse(ran.out);
+    REQUIRE(!found.at("layouts").as_array().empty());
+    for (const json::value& layout : found.at("layouts").as_array()) {
+      const std::string use = std::string(layout.at("use").as_string()) + " ";
+      CAPTURE(use);
+      CHECK(use.find(std::string(" ") + row.setting + " ") != std::string::npos);
+      CHECK(use.find(std::string(" ") + row.size + " ") != std::string::npos);
+    }
+  }
+  // What the help calls it, wherever its lines break.
+  std::istringstream words(run("plan --help").out);
+  std::string text;
+  for (std::string word; words >> word;) text += word + " ";
+  CHECK(text.find("local_batch_size (samples of a micro-batch)") != std::string::npos);
+}
+
 TEST_CASE("where no layout keeps to --max-memory, that is the key, and no machine the help") {
   const Ran ran = run(kJob + "--machine h100x8 --search --max-memory 8 --json");
   INFO(ran.out);

@@ -234,9 +234,14 @@ TEST_CASE("of the figures that a machine guesses those are named that a forecast
   auto has = [](const std::string& list, const std::string& key) {
     return list.find(", " + key + ",") != std::string::npos;
   };
-  // Products and attention are of that device; fp8 and older kernels are not in the job.
-  const std::string b200 = guessed(planned_8b(8, {}), "b200x8");
-  CHECK(b200 == ", rate.product, rate.attention,");
+  // Products, attention and what hides are that device's; fp8 and older kernels not in the job.
+  const std::string b200 = guessed(planned_8b(8, {}), "b200x8"),
+                    b200s = guessed(planned_8b(16, {}), "b200x8");
+  CHECK(b200 == ", rate.product, rate.attention, overlap.kappa,");
+  for (const char* key : {"network.nic_attained", "network.step_outside", "overlap.jitter"}) {
+    CAPTURE(key);
+    CHECK(has(b200s, key));
+  }
   CHECK(guessed(planned_8b(8, {}), "h100x8").empty());
   // One rank exchanges nothing; eight of one host not with another host; sixteen do.
   const std::string one = guessed(planned_8b(1, {}), "cpu"),

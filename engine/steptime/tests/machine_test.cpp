@@ -62,6 +62,31 @@ TEST_CASE("every shipped machine can be read, by its name and with its ranks a h
   CHECK(!find_machine("b200", kMachines).guessed.empty());
 }
 
+TEST_CASE("what no fit row is of is guessed, and what the fit left at its cap says so") {
+  for (const char* name : {"b200", "l40s"}) {
+    CAPTURE(name);
+    const Machine machine = find_machine(name, kMachines);
+    for (const char* key : {"network.nic_attained", "network.step_outside", "overlap.kappa",
+                            "overlap.async_tp", "overlap.async_tp_buffers", "overlap.jitter"}) {
+      CAPTURE(key);
+      CHECK(machine.sources.at(key) == "guessed: as fitted on A100 and H100");
+      CHECK(std::find(machine.guessed.begin(), machine.guessed.end(), key) !=
+            machine.guessed.end());
+    }
+    for (const auto& entry : machine.sources) {
+      CAPTURE(entry.first);
+      CHECK(!entry.second.starts_with("fitted"));
+    }
+  }
+  for (const char* name : {"a100-40", "a100-80", "h100", "h100-2024", "h100-500w", "h200"}) {
+    CAPTURE(name);
+    const Machine machine = find_machine(name, kMachines);
+    CHECK(machine.network.nic_attained > 0.999);
+    CHECK(machine.sources.at("network.nic_attained").ends_with(", at its cap of 1"));
+    CHECK(machine.at_bound.empty());  // of calibrate's, which make forecasts rough
+  }
+}
+
 TEST_CASE("a file that does not say the peak of TF32 is read, and has float32's") {
   const Scratch scratch;
   const Machine machine = read_machine(scratch.with(", tf32 = 494.7e12", ""));
@@ -75,8 +100,15 @@ TEST_CASE(
   REQUIRE(found.has_value());
   CHECK(found->name == "NVIDIA H100 SXM 700 W");
   CHECK(found->peak_bf16 == find_machine("h100", kMachines).peak_bf16);
-  CHECK(machine_reported("NVIDIA A100 80GB PCIe", kMachines)->memory > 80e9);
-  CHECK(!machine_reported("NVIDIA H100 PCIe", kMachines).has_value());  // of another peak
+  const auto large = machine_reported("NVIDIA A100-SXM4-80GB", kMachines);
+  REQUIRE(large.has_value());
+  CHECK(large->memory > 80e9);
+  // Cards of another peak, memory or network than the boards that there are files of.
+  for (const char* card :
+       {"NVIDIA H100 PCIe", "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB", "NVIDIA H200 NVL"}) {
+    CAPTURE(card);
+    CHECK(!machine_reported(card, kMachines).has_value());
+  }
   CHECK(!machine_reported("", kMachines).has_value());
   CHECK(!machine_reported("NVIDIA H100 80GB HBM3", "/nowhere").has_value());
   const std::filesystem::path folder =
@@ -175,6 +207,7 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
        "network.ranks_per_host"},
       {"ranks_per_host = 8", "ranks_per_host = 1025", ErrorCode::out_of_range,
        "network.ranks_per_host"},
+      {"units = 132", "units = 132.5", ErrorCode::out_of_range, "device.units"},
       {"outside = 2.7e9", "outside = 99e9", ErrorCode::out_of_range, "device.outside"},
       {"schema = 1", "schema = 2", ErrorCode::schema_version, ""},
       {"peak = \"published: NVIDIA, data sheet\"\n", "", ErrorCode::missing_key,
@@ -202,6 +235,105 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
   CHECK(read_machine(scratch.with("ranks_per_host = 8", "ranks_per_host = 4.0"))
             .network.ranks_per_host == 4);
   CHECK(error_of("/nowhere/x.toml").code() == ErrorCode::file_unreadable);
+}
+
+TEST_CASE("what is offered where device.outside leaves nothing leaves something") {
+  struct Row {
+    const char *to, *mended, *help;
+    bool small;
+  };
+  const std::string from = "memory = 85.9e9, units = 132, bandwidth = 3.35e12, outside = 2.7e9";
+  const Row table[] = {
+      {"memory = 2e9, units = 132, bandwidth = 3.35e12, outside = 2.7e9",
+       "memory = 2e9, units = 132, bandwidth = 3.35e12, outside = 2e+08",
+       "set device.outside = 2e+08", true},
+      {"memory = 2e9, units = 132, bandwidth = 3.35e12",
+       "memory = 2e9, units = 132, bandwidth = 3.35e12, outside = 2e+08",
+       "set device.outside = 2e+08", true},
+      {"memory = 40e9, units = 132, bandwidth = 3.35e12, outside = 40e9",
+       "memory = 40e9, units = 132, bandwidth = 3.35e12, outside = 4e+09",
+       "set device.outside = 4e+09", false},
+  };
+  const Scratch scratch;
+  for (const Row& row : table) {
+    CAPTURE(row.to);
+    const Error error = error_of(scratch.with(from, row.to));
+    CHECK(error.code() == ErrorCode::out_of_range);
+    CHECK(error.origin().line == 3);
+    REQUIRE(error.helps().size() == (row.small ? size_t{2} : size_t{1}));
+    CHECK(error.helps().front() == row.help);
+    if (row.small) CHECK(error.helps().back().find("device.memory") != std::string::npos);
+    const Machine read = read_machine(scratch.with(from, row.mended));
+    CHECK(read.outside < read.memory);
+  }
+}
+
+TEST_CASE("peaks and a bandwidth a slip of the unit apart are refused, with what is likely") {
+  struct Row {
+    const char *from, *to, *mended, *key, *help;
+  };
+  const Row table[] = {
+      {"bf16 = 989e12, fp8 = 1979e12", "bf16 = 989e9, fp8 = 1979e9",
+       "bf16 = 9.89e+14, fp8 = 1.979e+15", "peak.bf16",
+       "set peak.bf16 = 9.89e+14 and peak.fp8 = 1.979e+15"},
+      {"bf16 = 989e12, fp8 = 1979e12", "bf16 = 1e17, fp8 = 1e17", "bf16 = 1e+14, fp8 = 1e+14",
+       "peak.bf16", "set peak.bf16 = 1e+14 and peak.fp8 = 1e+14"},
+      {"bf16 = 989e12, fp8 = 1979e12", "bf16 = 989e6, fp8 = 1979e12",
+       "bf16 = 9.89e+14, fp8 = 1979e12", "peak.bf16", "set peak.bf16 = 9.89e+14"},
+      {"fp32 = 67e12", "fp32 = 67e9", "fp32 = 6.7e+13", "peak.fp32", "set peak.fp32 = 6.7e+13"},
+      {"bandwidth = 3.35e12", "bandwidth = 3.35e9", "bandwidth = 3.35e+12", "device.bandwidth",
+       "set device.bandwidth = 3.35e+12"},
+      // The memory of no device is as slow as would fit to these.
+      {"bf16 = 989e12, fp8 = 1979e12, fp32 = 67e12, tf32 = 494.7e12",
+       "bf16 = 989e9, fp8 = 1979e9, fp32 = 67e9, tf32 = 494.7e9",
+       "bf16 = 9.89e+14, fp8 = 1.979e+15, fp32 = 6.7e+13, tf32 = 4.947e+14", "peak.bf16",
+       "set peak.bf16 = 9.89e+14 and peak.fp8 = 1.979e+15 and peak.fp32 = 6.7e+13 and "
+       "peak.tf32 = 4.947e+14"},
+  };
+  const Scratch scratch;
+  for (const Row& row : table) {
+    CAPTURE(row.to);
+    const Error error = error_of(scratch.with(row.from, row.to));
+    CHECK(error.code() == ErrorCode::out_of_range);
+    CHECK(error.key() == row.key);
+    CHECK(error.origin().line == (error.key() == "device.bandwidth" ? 3 : 4));
+    CHECK(error.message().find("(line 3)") != std::string::npos);
+    CHECK(error.message().find("(line 4)") != std::string::npos);
+    REQUIRE(!error.helps().empty());
+    CHECK(error.helps().front() == row.help);
+    CHECK(read_machine(scratch.with(row.from, row.mended)).bandwidth == 3.35e12);
+  }
+}
+
+TEST_CASE("a processor's peaks may be few operations for a byte, and those of one type fewer") {
+  auto with = [](double bf16, double fp32, double bandwidth) {
+    Machine machine = find_machine("cpu", kMachines);
+    machine.peak_bf16 = bf16;
+    machine.peak_fp32 = fp32;
+    machine.bandwidth = bandwidth;
+    return machine_text(machine, machine.sources, "");
+  };
+  struct Row {
+    double bf16, fp32, bandwidth;
+  };
+  // As calibrate found them, or would: bfloat16 as float32, without instructions, and in tiles.
+  for (const Row& row : {Row{90e9, 90e9, 17e9}, Row{45e9, 45e9, 8e9}, Row{0.9e9, 90e9, 17e9},
+                         Row{0.45e9, 45e9, 8e9}, Row{2e12, 90e9, 17e9}, Row{45e9, 45e9, 2e11}}) {
+    CAPTURE(row.bf16);
+    CAPTURE(row.bandwidth);
+    const std::string text = with(row.bf16, row.fp32, row.bandwidth);
+    CHECK(parse_machine(text, "x.toml").peak_fp32 == row.fp32);
+  }
+  auto help_of = [](const std::string& text) {
+    try {
+      parse_machine(text, "x.toml");
+    } catch (const Error& error) {
+      return error.helps().front();
+    }
+    return std::string();
+  };
+  CHECK(help_of(with(45e9, 90e12, 17e9)) == "set peak.fp32 = 9e+10");
+  CHECK(help_of(with(90e9, 90e9, 17e12)) == "set device.bandwidth = 1.7e+10");
 }
 
 TEST_CASE("what a pipeline's messages take is read as it was written, and need not be there") {

@@ -1,0 +1,51 @@
+#include "engine/steptime/balance.h"
+
+#include <algorithm>
+
+#include "engine/config/toml_value.h"
+
+namespace meshwright::steptime {
+namespace {
+
+std::string setting(const std::string& key, double value) {
+  return key + " = " + config::to_toml(config::number_value(value));
+}
+
+}  // namespace
+
+std::vector<Peak> peaks_that_fit(const Machine& m) {
+  const bool processor = m.overlap.adds;
+  const double least = processor ? 0.1 : 2, of_float32 = processor ? 0.1 : 0.2;
+  std::vector<Peak> out{{"bf16", m.peak_bf16, least},
+                        {"fp8", m.peak_fp8, least},
+                        {"fp32", m.peak_fp32, of_float32},
+                        {"tf32", m.peak_tf32, of_float32}};
+  std::erase_if(out, [](const Peak& peak) { return peak.value == 0; });
+  if (!processor || out.empty()) return out;
+  const Peak fastest =
+      *std::max_element(out.begin(), out.end(),
+                        [](const Peak& one, const Peak& other) { return one.value < other.value; });
+  return {fastest};
+}
+
+Slip slip_of(const Machine& machine, const std::vector<Peak>& off, bool low, bool all) {
+  for (const double unit : {1e3, 1e6, 1e9}) {
+    const double other = low ? machine.bandwidth / unit : machine.bandwidth * unit;
+    const bool is_memory =
+        machine.overlap.adds ? other >= 1e8 && other <= 2e12 : other >= 2e10 && other <= 1e14;
+    if (all && is_memory &&
+        std::all_of(off.begin(), off.end(), [&](const Peak& peak) { return peak.fits(other); }))
+      return {true, setting("device.bandwidth", other)};
+    bool fit = true;
+    std::string mended;
+    for (Peak peak : off) {
+      peak.value = low ? peak.value * unit : peak.value / unit;
+      fit = fit && peak.fits(machine.bandwidth);
+      mended += (mended.empty() ? "" : " and ") + setting(peak.key(), peak.value);
+    }
+    if (fit) return {false, mended};
+  }
+  return {};
+}
+
+}  // namespace meshwright::steptime
