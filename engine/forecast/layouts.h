@@ -67,8 +67,8 @@ inline constexpr double kPipelineMargin = 1.15;
 Found planned_layouts(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
                       const steptime::SearchRequest& request);
 
-// What `plan` says of the sizes that are fixed, with 1 for the others, and of `more` settings.
-// nullopt: nothing.
+// What `plan` says of the sizes that are fixed, with 1 for the others, and of `more` settings, the
+// job's own strategy first. nullopt: nothing, as some strategy plans them.
 std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine& machine,
                                   const Wanted& wanted, const steptime::SearchRequest& request,
                                   const std::vector<std::string>& more = {});

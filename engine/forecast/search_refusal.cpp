@@ -144,10 +144,14 @@ std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine&
         settings_of(job, layout, request.shape.layers, request.global_batch);
     settings.insert(settings.end(), more.begin(), more.end());
     PlannedLayout planned = plan_layout(job, machine, wanted.reload, wanted.world_size, settings);
-    if (!planned.refused || !is_of_the_plan(*planned.refused)) continue;
-    // That one strategy lacks it says less than what all would say.
-    if (!out || out->code() == ErrorCode::size_not_supported) out = std::move(planned.refused);
-    if (out->code() != ErrorCode::size_not_supported) break;
+    // What the others lack is then no reason.
+    if (!planned.refused) return std::nullopt;
+    if (!is_of_the_plan(*planned.refused)) continue;
+    // The job's own strategy comes first. That one strategy lacks a size says less than what all
+    // would say.
+    const bool lacks = planned.refused->code() == ErrorCode::size_not_supported;
+    if (!out || (!lacks && out->code() == ErrorCode::size_not_supported))
+      out = std::move(planned.refused);
   }
   return out;
 }
