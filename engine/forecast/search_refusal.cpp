@@ -74,6 +74,11 @@ std::vector<std::string> helps_that_find(const plan::Job& job, const steptime::M
   return out;
 }
 
+// "--fix pp_size=8": 1 is none to speak of.
+bool names_size(const std::string& help) {
+  return help.starts_with("--fix ") && !help.ends_with("=1");
+}
+
 // What a size that is fixed divides at best.
 int64_t whole_of(const std::string& key, const steptime::SearchRequest& request) {
   const double whole = key == "tp_size"
@@ -170,7 +175,11 @@ namespace {
   if (!asked.empty()) {
     said = said_by_plan(job, machine, wanted, request);
     if (said) helps = helps_that_find(job, machine, wanted, request, *said);
-    if (helps.empty()) helps = other_sizes(job, machine, wanted, request);
+    if (std::none_of(helps.begin(), helps.end(), names_size)) {
+      for (const std::string& near : other_sizes(job, machine, wanted, request))
+        if (std::find(helps.begin(), helps.end(), near) == helps.end()) helps.push_back(near);
+      std::stable_partition(helps.begin(), helps.end(), names_size);
+    }
   }
   if (helps.empty()) {
     Proposal batch{wanted, request, ""};

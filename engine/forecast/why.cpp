@@ -136,7 +136,10 @@ class Asked {
 
   // The refusal of `look` with what makes a layout of it: other words, and flags of the search.
   Error told(const Error& said) const {
-    std::vector<std::string> helps, steps;
+    std::vector<std::string> helps, ones, steps;
+    auto add = [](std::vector<std::string>& to, const std::string& help) {
+      if (std::find(to.begin(), to.end(), help) == to.end()) to.push_back(help);
+    };
     for (const std::string& help : said.helps()) {
       const std::optional<Proposal> flag = proposal_of(help, given_, all_);
       steps.push_back(flag ? flag->text : help);
@@ -146,10 +149,13 @@ class Asked {
       else if (const std::optional<LayoutWords> other = flag ? std::nullopt : other_words(help);
                other && finds(given_, all_, *other))
         found = why_text(*other);
-      if (!found.empty() && std::find(helps.begin(), helps.end(), found) == helps.end())
-        helps.push_back(found);
+      if (found.empty()) continue;
+      const std::vector<std::string> sets = plan::settings_in(help);
+      add(sets.size() == 1 && sets[0].ends_with("=1") ? ones : helps, found);
     }
+    // That a size of 1 would do is said behind what is nearer to what was asked.
     if (helps.empty()) helps = near_words();
+    for (const std::string& one : ones) add(helps, one);
     if (helps.empty()) helps = steps;  // each is one of several
     Error out(said.code(), said.message());
     out.key(said.key());
