@@ -86,6 +86,9 @@ std::optional<Proposal> proposal_of(const std::string& help, const Wanted& wante
 // Whether the search finds something with it.
 bool finds_layout(const plan::Job& job, const steptime::Machine& machine, Proposal proposal);
 
+// Whether something of it fits by the model: less to do than to plan it.
+bool may_fit(steptime::SearchRequest request);
+
 // A layout in the words of the table: tp, cp, pp and ep are 1 where they are not named, the rest is
 // then free.
 struct LayoutWords {

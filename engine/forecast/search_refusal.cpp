@@ -59,6 +59,11 @@ bool finds_layout(const plan::Job& job, const steptime::Machine& machine, Propos
   return !planned_layouts(job, machine, proposal.wanted, proposal.request).result.best.empty();
 }
 
+bool may_fit(steptime::SearchRequest request) {
+  request.pipeline_margin = kPipelineMargin;
+  return steptime::search(request, 1).fitting > 0;
+}
+
 namespace {
 
 // The help of a plan that makes the search find something.
@@ -101,11 +106,25 @@ std::vector<std::string> other_sizes(const plan::Job& job, const steptime::Machi
       if (size == asked) continue;
       Proposal other{wanted, request, "--fix " + key + "=" + std::to_string(size)};
       other.wanted.fixed[key] = other.request.fixed[key] = size;
-      if (steptime::search(other.request, 1).enumerated == 0) continue;
+      if (!may_fit(other.request)) continue;
       ++tried;
       if (finds_layout(job, machine, other)) out.push_back(other.text);
     }
   }
+  return out;
+}
+
+std::string fixed_text(const Wanted& wanted) {
+  std::string out;
+  for (const auto& [key, size] : wanted.fixed) out += " --fix " + key + "=" + std::to_string(size);
+  return out;
+}
+
+// The search without the sizes that are fixed.
+Proposal without_fixed(const Wanted& wanted, const steptime::SearchRequest& request) {
+  Proposal out{wanted, request, "leave out" + fixed_text(wanted)};
+  out.wanted.fixed.clear();
+  out.request.fixed.clear();
   return out;
 }
 
@@ -167,9 +186,7 @@ namespace {
 [[noreturn]] void refuse_sizes_asked(const plan::Job& job, const steptime::Machine& machine,
                                      const Wanted& wanted, const steptime::SearchRequest& request,
                                      const Found& found) {
-  std::string asked;
-  for (const auto& [key, size] : wanted.fixed)
-    asked += " --fix " + key + "=" + std::to_string(size);
+  const std::string asked = fixed_text(wanted);
   std::optional<Error> said;
   std::vector<std::string> helps;
   if (!asked.empty()) {
@@ -190,9 +207,7 @@ namespace {
     if (asked.empty() || finds_layout(job, machine, batch)) helps.push_back(batch.text);
   }
   if (!asked.empty()) {
-    Proposal none{wanted, request, "leave out" + asked};
-    none.wanted.fixed.clear();
-    none.request.fixed.clear();
+    const Proposal none = without_fixed(wanted, request);
     if (helps.empty() || finds_layout(job, machine, none)) helps.push_back(none.text);
   }
   std::string why;
@@ -285,10 +300,17 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
   Error error(ErrorCode::memory_exceeded, "none of " + all + " fits: the smallest needs " +
                                               bytes_text(least) + " of " +
                                               bytes_text(found.memory) + " a rank");
-  error.key(limited ? "--max-memory" : "--machine");
+  std::vector<std::string> others;  // that fit, where it is the sizes asked for that do not
+  if (!wanted.fixed.empty()) {
+    others = other_sizes(job, machine, wanted, request);
+    if (const Proposal none = without_fixed(wanted, request); finds_layout(job, machine, none))
+      others.push_back(none.text);
+  }
+  error.key(!others.empty() ? "--fix" : limited ? "--max-memory" : "--machine");
   if (found.why && found.why->refused)
     error.help("--why " + report::printable(found.why->asked) + ": " +
                found.why->refused->message());
+  for (const std::string& other : others) error.help(other);
   auto enough = [&](double step) {
     return enough_memory(job, machine, wanted, request, found, least, step);
   };

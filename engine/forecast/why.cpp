@@ -220,7 +220,7 @@ class Asked {
         if (static_cast<double>(near) == asked) continue;
         const LayoutWords other = with_size(cut.name, static_cast<double>(near));
         const Asked one(job_, machine_, given_, all_, other);
-        if (steptime::search(one.request_, 1).enumerated == 0) continue;
+        if (!may_fit(one.request_)) continue;
         ++tried;
         if (finds(given_, all_, other)) out.push_back(why_text(other));
       }

@@ -127,6 +127,10 @@ TEST_CASE("every size, batch, world and memory that a refused search proposes fi
            Search{.job = "configs/pipeline_64.toml",
                   .flags = "--fix pp_size=64",
                   .names = "--fix pp_size=8"},
+           // It is the copies that take the memory.
+           Search{.job = "configs/pipeline_64.toml",
+                  .flags = "--fix dp_replicate_size=32",
+                  .names = "--fix dp_replicate_size=2"},
        }) {
     CAPTURE(search.text());
     size_t applied = 0;

@@ -310,6 +310,15 @@ TEST_CASE(
   CAPTURE(limited.out);
   CHECK(limited.status == 3);
   CHECK(limited.out.find("--max-memory ") != std::string::npos);
+  const Ran copies =
+      run("plan configs/pipeline_64.toml --machine h100 --search --world-size 64 "
+          "--fix dp_replicate_size=32 --json");
+  INFO(copies.out);
+  REQUIRE(copies.status == 3);
+  const json::object error = json::parse(copies.out).at("error").as_object();
+  CHECK(error.at("code").as_string() == "E0319");
+  CHECK(error.at("key").as_string() == "--fix");
+  CHECK(copies.out.find("\"leave out --fix dp_replicate_size=32\"") != std::string::npos);
 }
 
 #ifdef NDEBUG
