@@ -210,15 +210,16 @@ class Asked {
   std::vector<std::string> near_words() const {
     constexpr size_t kNamed = 3, kNear = 3;  // of all sizes; of each
     std::vector<std::string> out;
-    for (const Cut& cut : kCuts) {
-      const double asked = size(cut.name);
-      if (asked <= 1) continue;
+    for (const std::string name : {"replicas", "v", "tp", "cp", "pp", "ep"}) {
+      const auto at = words_.sizes.find(name);
+      if (at == words_.sizes.end() || at->second <= 1) continue;
+      const double asked = at->second, whole = name == "v" ? all_.shape.layers : all_.ranks;
       size_t tried = 0;
       for (const int64_t near :
-           plan::divisors_by_nearness(std::llround(all_.ranks), std::llround(asked))) {
+           plan::divisors_by_nearness(std::llround(whole), std::llround(asked))) {
         if (out.size() == kNamed || tried == kNear) break;
         if (static_cast<double>(near) == asked) continue;
-        const LayoutWords other = with_size(cut.name, static_cast<double>(near));
+        const LayoutWords other = with_size(name, static_cast<double>(near));
         const Asked one(job_, machine_, given_, all_, other);
         if (!may_fit(one.request_)) continue;
         ++tried;

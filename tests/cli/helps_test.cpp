@@ -167,7 +167,10 @@ TEST_CASE("what --why proposes is a layout, in words of the table and flags of t
     const char* names = "";  // one of the proposals
   };
   for (const Row& row : {Row{"tp3", ""}, Row{"tp2 dp4", ""}, Row{"dp64", "--global-batch 96"},
-                         Row{"ddp tp2", ""}, Row{"pp64", "", "pipeline_64", "--why 'pp16'"}}) {
+                         Row{"ddp tp2", ""}, Row{"pp64", "", "pipeline_64", "--why 'pp16'"},
+                         Row{"replicas64", "", "hsdp_tp", "--why 'replicas32'"},
+                         Row{"pp16 v3", "", "hsdp_tp", "--why 'pp16 v2'"},
+                         Row{"tp8 pp8 v3", "", "pipeline_64", "--why 'tp8 pp8 v2'"}}) {
     CAPTURE(row.why);
     const Search search{.job = std::string("configs/") + row.job + ".toml", .flags = row.flags};
     auto asked = [&](const std::string& text) {
