@@ -105,8 +105,10 @@ Why why_of(const plan::Job& job, const steptime::Machine& machine, const Wanted&
 std::vector<RefusedFamily> refused_families(const steptime::SearchRequest& request,
                                             const std::vector<steptime::Layout>& families);
 
-// What would put another of the first ten of `found` first, by predictions with one constant
-// of their machine off at a time. Only `best`, its memory, and `forecasts` are read.
+// Of the first layouts, how many turns_of compares.
+inline constexpr size_t kMostRivals = 10;
+// What would put another of these first, by predictions with one constant of their machine off at a
+// time. Only `best`, its memory, and `forecasts` are read.
 std::vector<Turn> turns_of(const Found& found);
 
 // Why nothing was found, with what would have to change.
