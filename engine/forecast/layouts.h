@@ -67,8 +67,8 @@ inline constexpr double kPipelineMargin = 1.15;
 Found planned_layouts(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
                       const steptime::SearchRequest& request);
 
-// What `plan` says of the sizes that are fixed, with 1 for the others, and of `more` settings.
-// nullopt: nothing.
+// What `plan` says of the sizes that are fixed, with 1 for the others, and of `more` settings, the
+// job's own strategy first. nullopt: nothing, as some strategy plans them.
 std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine& machine,
                                   const Wanted& wanted, const steptime::SearchRequest& request,
                                   const std::vector<std::string>& more = {});
@@ -86,6 +86,9 @@ std::optional<Proposal> proposal_of(const std::string& help, const Wanted& wante
 // Whether the search finds something with it.
 bool finds_layout(const plan::Job& job, const steptime::Machine& machine, Proposal proposal);
 
+// Whether something of it fits by the model: less to do than to plan it.
+bool may_fit(steptime::SearchRequest request);
+
 // A layout in the words of the table: tp, cp, pp and ep are 1 where they are not named, the rest is
 // then free.
 struct LayoutWords {
@@ -102,8 +105,10 @@ Why why_of(const plan::Job& job, const steptime::Machine& machine, const Wanted&
 std::vector<RefusedFamily> refused_families(const steptime::SearchRequest& request,
                                             const std::vector<steptime::Layout>& families);
 
-// What would put another of the first ten of `found` first, by predictions with one constant
-// of their machine off at a time. Only `best`, its memory, and `forecasts` are read.
+// Of the first layouts, how many turns_of compares.
+inline constexpr size_t kMostRivals = 10;
+// What would put another of these first, by predictions with one constant of their machine off at a
+// time. Only `best`, its memory, and `forecasts` are read.
 std::vector<Turn> turns_of(const Found& found);
 
 // Why nothing was found, with what would have to change.

@@ -59,6 +59,11 @@ bool finds_layout(const plan::Job& job, const steptime::Machine& machine, Propos
   return !planned_layouts(job, machine, proposal.wanted, proposal.request).result.best.empty();
 }
 
+bool may_fit(steptime::SearchRequest request) {
+  request.pipeline_margin = kPipelineMargin;
+  return steptime::search(request, 1).fitting > 0;
+}
+
 namespace {
 
 // The help of a plan that makes the search find something.
@@ -72,6 +77,11 @@ std::vector<std::string> helps_that_find(const plan::Job& job, const steptime::M
         proposal && finds_layout(job, machine, *proposal))
       out.push_back(proposal->text);
   return out;
+}
+
+// "--fix pp_size=8": 1 is none to speak of.
+bool names_size(const std::string& help) {
+  return help.starts_with("--fix ") && !help.ends_with("=1");
 }
 
 // What a size that is fixed divides at best.
@@ -96,11 +106,25 @@ std::vector<std::string> other_sizes(const plan::Job& job, const steptime::Machi
       if (size == asked) continue;
       Proposal other{wanted, request, "--fix " + key + "=" + std::to_string(size)};
       other.wanted.fixed[key] = other.request.fixed[key] = size;
-      if (steptime::search(other.request, 1).enumerated == 0) continue;
+      if (!may_fit(other.request)) continue;
       ++tried;
       if (finds_layout(job, machine, other)) out.push_back(other.text);
     }
   }
+  return out;
+}
+
+std::string fixed_text(const Wanted& wanted) {
+  std::string out;
+  for (const auto& [key, size] : wanted.fixed) out += " --fix " + key + "=" + std::to_string(size);
+  return out;
+}
+
+// The search without the sizes that are fixed.
+Proposal without_fixed(const Wanted& wanted, const steptime::SearchRequest& request) {
+  Proposal out{wanted, request, "leave out" + fixed_text(wanted)};
+  out.wanted.fixed.clear();
+  out.request.fixed.clear();
   return out;
 }
 
@@ -144,10 +168,14 @@ std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine&
         settings_of(job, layout, request.shape.layers, request.global_batch);
     settings.insert(settings.end(), more.begin(), more.end());
     PlannedLayout planned = plan_layout(job, machine, wanted.reload, wanted.world_size, settings);
-    if (!planned.refused || !is_of_the_plan(*planned.refused)) continue;
-    // That one strategy lacks it says less than what all would say.
-    if (!out || out->code() == ErrorCode::size_not_supported) out = std::move(planned.refused);
-    if (out->code() != ErrorCode::size_not_supported) break;
+    // What the others lack is then no reason.
+    if (!planned.refused) return std::nullopt;
+    if (!is_of_the_plan(*planned.refused)) continue;
+    // The job's own strategy comes first. That one strategy lacks a size says less than what all
+    // would say.
+    const bool lacks = planned.refused->code() == ErrorCode::size_not_supported;
+    if (!out || (!lacks && out->code() == ErrorCode::size_not_supported))
+      out = std::move(planned.refused);
   }
   return out;
 }
@@ -158,15 +186,17 @@ namespace {
 [[noreturn]] void refuse_sizes_asked(const plan::Job& job, const steptime::Machine& machine,
                                      const Wanted& wanted, const steptime::SearchRequest& request,
                                      const Found& found) {
-  std::string asked;
-  for (const auto& [key, size] : wanted.fixed)
-    asked += " --fix " + key + "=" + std::to_string(size);
+  const std::string asked = fixed_text(wanted);
   std::optional<Error> said;
   std::vector<std::string> helps;
   if (!asked.empty()) {
     said = said_by_plan(job, machine, wanted, request);
     if (said) helps = helps_that_find(job, machine, wanted, request, *said);
-    if (helps.empty()) helps = other_sizes(job, machine, wanted, request);
+    if (std::none_of(helps.begin(), helps.end(), names_size)) {
+      for (const std::string& near : other_sizes(job, machine, wanted, request))
+        if (std::find(helps.begin(), helps.end(), near) == helps.end()) helps.push_back(near);
+      std::stable_partition(helps.begin(), helps.end(), names_size);
+    }
   }
   if (helps.empty()) {
     Proposal batch{wanted, request, ""};
@@ -177,9 +207,7 @@ namespace {
     if (asked.empty() || finds_layout(job, machine, batch)) helps.push_back(batch.text);
   }
   if (!asked.empty()) {
-    Proposal none{wanted, request, "leave out" + asked};
-    none.wanted.fixed.clear();
-    none.request.fixed.clear();
+    const Proposal none = without_fixed(wanted, request);
     if (helps.empty() || finds_layout(job, machine, none)) helps.push_back(none.text);
   }
   std::string why;
@@ -272,10 +300,17 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
   Error error(ErrorCode::memory_exceeded, "none of " + all + " fits: the smallest needs " +
                                               bytes_text(least) + " of " +
                                               bytes_text(found.memory) + " a rank");
-  error.key(limited ? "--max-memory" : "--machine");
+  std::vector<std::string> others;  // that fit, where it is the sizes asked for that do not
+  if (!wanted.fixed.empty()) {
+    others = other_sizes(job, machine, wanted, request);
+    if (const Proposal none = without_fixed(wanted, request); finds_layout(job, machine, none))
+      others.push_back(none.text);
+  }
+  error.key(!others.empty() ? "--fix" : limited ? "--max-memory" : "--machine");
   if (found.why && found.why->refused)
     error.help("--why " + report::printable(found.why->asked) + ": " +
                found.why->refused->message());
+  for (const std::string& other : others) error.help(other);
   auto enough = [&](double step) {
     return enough_memory(job, machine, wanted, request, found, least, step);
   };

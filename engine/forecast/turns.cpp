@@ -22,7 +22,6 @@ using steptime::Layout;
 constexpr std::array<double, 4> kRings = {1.1, 1.25, 1.5, 2};
 constexpr double kNear = 0.002;  // of a factor, which is shown in whole percent
 constexpr std::uintmax_t kCalls = 20;
-constexpr size_t kMostRivals = 10;  // of the first
 
 // Figures of a machine that are off together.
 struct Constant {

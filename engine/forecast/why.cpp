@@ -136,7 +136,10 @@ class Asked {
 
   // The refusal of `look` with what makes a layout of it: other words, and flags of the search.
   Error told(const Error& said) const {
-    std::vector<std::string> helps, steps;
+    std::vector<std::string> helps, ones, steps;
+    auto add = [](std::vector<std::string>& to, const std::string& help) {
+      if (std::find(to.begin(), to.end(), help) == to.end()) to.push_back(help);
+    };
     for (const std::string& help : said.helps()) {
       const std::optional<Proposal> flag = proposal_of(help, given_, all_);
       steps.push_back(flag ? flag->text : help);
@@ -146,10 +149,13 @@ class Asked {
       else if (const std::optional<LayoutWords> other = flag ? std::nullopt : other_words(help);
                other && finds(given_, all_, *other))
         found = why_text(*other);
-      if (!found.empty() && std::find(helps.begin(), helps.end(), found) == helps.end())
-        helps.push_back(found);
+      if (found.empty()) continue;
+      const std::vector<std::string> sets = plan::settings_in(help);
+      add(sets.size() == 1 && sets[0].ends_with("=1") ? ones : helps, found);
     }
+    // That a size of 1 would do is said behind what is nearer to what was asked.
     if (helps.empty()) helps = near_words();
+    for (const std::string& one : ones) add(helps, one);
     if (helps.empty()) helps = steps;  // each is one of several
     Error out(said.code(), said.message());
     out.key(said.key());
@@ -204,17 +210,18 @@ class Asked {
   std::vector<std::string> near_words() const {
     constexpr size_t kNamed = 3, kNear = 3;  // of all sizes; of each
     std::vector<std::string> out;
-    for (const Cut& cut : kCuts) {
-      const double asked = size(cut.name);
-      if (asked <= 1) continue;
+    for (const std::string name : {"replicas", "v", "tp", "cp", "pp", "ep"}) {
+      const auto at = words_.sizes.find(name);
+      if (at == words_.sizes.end() || at->second <= 1) continue;
+      const double asked = at->second, whole = name == "v" ? all_.shape.layers : all_.ranks;
       size_t tried = 0;
       for (const int64_t near :
-           plan::divisors_by_nearness(std::llround(all_.ranks), std::llround(asked))) {
+           plan::divisors_by_nearness(std::llround(whole), std::llround(asked))) {
         if (out.size() == kNamed || tried == kNear) break;
         if (static_cast<double>(near) == asked) continue;
-        const LayoutWords other = with_size(cut.name, static_cast<double>(near));
+        const LayoutWords other = with_size(name, static_cast<double>(near));
         const Asked one(job_, machine_, given_, all_, other);
-        if (steptime::search(one.request_, 1).enumerated == 0) continue;
+        if (!may_fit(one.request_)) continue;
         ++tried;
         if (finds(given_, all_, other)) out.push_back(why_text(other));
       }

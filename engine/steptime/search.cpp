@@ -112,7 +112,9 @@ class Search {
         continue;
       }
       if (stage_counts(pp).empty()) {
-        count("the layers do not divide into the stages of pp");
+        count(asked("stages_per_rank").value_or(1) > static_cast<double>(kMostStages)
+                  ? "more than 10 stages a rank are not looked at"
+                  : "the layers do not divide into the stages of pp");
         continue;
       }
       std::vector<double> sizes_of_cp;

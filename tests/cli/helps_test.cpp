@@ -35,6 +35,7 @@ struct Search {
   std::string job, machine = "h100";
   int64_t world = 64;
   std::string flags;
+  std::string names = {};  // one of the proposals; empty: whichever
 
   std::string text() const {
     return job + " --machine " + machine + " --world-size " + std::to_string(world) +
@@ -122,10 +123,23 @@ TEST_CASE("every size, batch, world and memory that a refused search proposes fi
                   .flags = "--global-batch 64 --fix local_batch_size=7"},
            Search{.job = "configs/pipeline_64.toml", .machine = "a100-40", .world = 8, .flags = ""},
            Search{.job = "configs/hsdp_tp.toml", .world = 8, .flags = "--max-memory 5"},
+           // That one stage would do is not all that there is to say.
+           Search{.job = "configs/pipeline_64.toml",
+                  .flags = "--fix pp_size=64",
+                  .names = "--fix pp_size=8"},
+           // It is the copies that take the memory.
+           Search{.job = "configs/pipeline_64.toml",
+                  .flags = "--fix dp_replicate_size=32",
+                  .names = "--fix dp_replicate_size=2"},
        }) {
     CAPTURE(search.text());
     size_t applied = 0;
-    for (const std::string& help : helps_of(search.text())) {
+    const std::vector<std::string> helps = helps_of(search.text());
+    if (!search.names.empty()) {
+      CAPTURE(search.names);
+      CHECK(std::count(helps.begin(), helps.end(), search.names) == 1);
+    }
+    for (const std::string& help : helps) {
       CAPTURE(help);
       const std::string other = followed(search, help);
       if (other.empty()) continue;
@@ -149,11 +163,16 @@ TEST_CASE("a batch beyond all training is answered with one that the ranks divid
 TEST_CASE("what --why proposes is a layout, in words of the table and flags of the search") {
   struct Row {
     const char *why, *flags;
+    const char* job = "hsdp_tp";
+    const char* names = "";  // one of the proposals
   };
-  for (const Row& row :
-       {Row{"tp3", ""}, Row{"tp2 dp4", ""}, Row{"dp64", "--global-batch 96"}, Row{"ddp tp2", ""}}) {
+  for (const Row& row : {Row{"tp3", ""}, Row{"tp2 dp4", ""}, Row{"dp64", "--global-batch 96"},
+                         Row{"ddp tp2", ""}, Row{"pp64", "", "pipeline_64", "--why 'pp16'"},
+                         Row{"replicas64", "", "hsdp_tp", "--why 'replicas32'"},
+                         Row{"pp16 v3", "", "hsdp_tp", "--why 'pp16 v2'"},
+                         Row{"tp8 pp8 v3", "", "pipeline_64", "--why 'tp8 pp8 v2'"}}) {
     CAPTURE(row.why);
-    const Search search{.job = "configs/hsdp_tp.toml", .flags = row.flags};
+    const Search search{.job = std::string("configs/") + row.job + ".toml", .flags = row.flags};
     auto asked = [&](const std::string& text) {
       const Ran ran = run("plan " + text + " --json");
       INFO(ran.out);
@@ -164,8 +183,10 @@ TEST_CASE("what --why proposes is a layout, in words of the table and flags of t
     const json::object refused = asked(search.text() + why);
     REQUIRE(refused.at("refused").is_object());
     size_t applied = 0;
+    bool named = *row.names == '\0';
     for (const json::value& said : refused.at("refused").at("help").as_array()) {
       const std::string help(said.as_string());
+      named = named || help == row.names;
       CAPTURE(help);
       CHECK(help.find("step_scheduler.global_batch_size") == std::string::npos);
       const bool words = help.starts_with("--why ");
@@ -173,6 +194,7 @@ TEST_CASE("what --why proposes is a layout, in words of the table and flags of t
       CHECK(asked(other).at("refused").is_null());
       ++applied;
     }
+    CHECK(named);
     CHECK(applied > 0);
   }
 }

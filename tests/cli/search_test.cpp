@@ -243,6 +243,13 @@ TEST_CASE("sizes that cannot be are refused as plan refuses them, with sizes tha
            Row{"--world-size 64 --fix pp_size=3", "E0301", "--fix pp_size=2"},
            Row{"--world-size 64 --fix cp_size=3", "E0301", "--fix cp_size=2"},
            Row{"--world-size 64 --fix ep_size=2", "E0316", "no experts"},
+           // The strategy of the file plans these: what others lack is no reason.
+           Row{"--world-size 64 --fix cp_size=16", "E0316", "under 512 tokens a rank"},
+           Row{"--world-size 64 --fix cp_size=64", "E0316", "--fix cp_size=8"},
+           Row{"--world-size 64 --fix tp_size=8 --fix dp_replicate_size=8", "E0316",
+               "dp_replicate does not divide dp, or is all of it"},
+           Row{"--world-size 64 --fix stages_per_rank=16 --fix pp_size=2", "E0316",
+               "more than 10 stages"},
            Row{"--world-size 8 --fix local_batch_size=3", "E0310", "local_batch_size"},
            Row{"--world-size 7", "E0310", "--global-batch 63"},
            Row{"--world-size 32 --global-batch 16 --fix pp_size=32", "E03", "--fix pp_size=32"},
@@ -303,6 +310,15 @@ TEST_CASE(
   CAPTURE(limited.out);
   CHECK(limited.status == 3);
   CHECK(limited.out.find("--max-memory ") != std::string::npos);
+  const Ran copies =
+      run("plan configs/pipeline_64.toml --machine h100 --search --world-size 64 "
+          "--fix dp_replicate_size=32 --json");
+  INFO(copies.out);
+  REQUIRE(copies.status == 3);
+  const json::object error = json::parse(copies.out).at("error").as_object();
+  CHECK(error.at("code").as_string() == "E0319");
+  CHECK(error.at("key").as_string() == "--fix");
+  CHECK(copies.out.find("\"leave out --fix dp_replicate_size=32\"") != std::string::npos);
 }
 
 #ifdef NDEBUG

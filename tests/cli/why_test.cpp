@@ -162,6 +162,22 @@ TEST_CASE("a layout that the mesh refuses has plan's own message") {
         std::string::npos);
 }
 
+TEST_CASE("what a strategy lacks is no reason against a layout that another one plans") {
+  struct Row {
+    const char *words, *says;
+  };
+  for (const Row& row : {Row{"pp16 v3", "the layers do not divide into the stages of pp"},
+                         Row{"pp2 v3 DualPipeV", "the layers do not divide into the stages of pp"},
+                         Row{"pp2 v100", "more than 10 stages a rank"},
+                         Row{"cp16", "samples are too short for cp"}}) {
+    CAPTURE(row.words);
+    const json::value asked = why(kJob, row.words);
+    REQUIRE(asked.at("refused").is_object());
+    CHECK(asked.at("refused").at("code").as_string() == "E0316");
+    CHECK(asked.at("refused").at("message").as_string().find(row.says) != std::string::npos);
+  }
+}
+
 TEST_CASE("words that no layout has are refused with those that there are") {
   struct Row {
     const char *arguments, *says, *help;

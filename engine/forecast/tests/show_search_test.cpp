@@ -277,10 +277,23 @@ TEST_CASE("what cannot be says why, with numbers, and so do sizes that no way ma
 
 TEST_CASE("what puts another layout first is told, the nearest three in words") {
   Found found = found_here();
-  CHECK(
-      has(forecast::draw({false, true, 300}, found),
-          "\nThe first two are equal: within 3% of each other. None of the figures that are tried, "
-          "halved or doubled, would put another of the first ten first.\n"));
+  // Of those that are compared: as many as are shown, and ten at most.
+  const std::pair<size_t, const char*> rows[] = {{2, "the second"},
+                                                 {3, "another of the first 3"},
+                                                 {10, "another of the first 10"},
+                                                 {12, "another of the first 10"}};
+  for (const auto& [shown, said] : rows) {
+    CAPTURE(shown);
+    Found some = found;
+    while (some.result.best.size() < shown) add(some, found.result.best.back(), 1.3, {});
+    some.result.best.resize(shown);
+    some.forecasts.resize(shown);
+    some.sets.resize(shown);
+    CHECK(has(forecast::draw({false, true, 300}, some),
+              "\nThe first two are equal: within 3% of each other. None of the figures that are "
+              "tried, halved or doubled, would put " +
+                  std::string(said) + " first.\n"));
+  }
   CHECK(forecast::to_json(found).at("turns").as_array().empty());
   found.turns = {{{"network.nic"}, 0.98, "the network between hosts", "2% slower"},
                  {{"peak.bf16", "peak.fp32"}, 1.08, "products and attention", "8% faster", 4},
