@@ -248,8 +248,6 @@ TEST_CASE("sizes that cannot be are refused as plan refuses them, with sizes tha
            Row{"--world-size 64 --fix cp_size=64", "E0316", "--fix cp_size=8"},
            Row{"--world-size 64 --fix tp_size=8 --fix dp_replicate_size=8", "E0316",
                "dp_replicate does not divide dp, or is all of it"},
-           Row{"--world-size 64 --fix stages_per_rank=16 --fix pp_size=2", "E0316",
-               "more than 10 stages"},
            Row{"--world-size 8 --fix local_batch_size=3", "E0310", "local_batch_size"},
            Row{"--world-size 7", "E0310", "--global-batch 63"},
            Row{"--world-size 32 --global-batch 16 --fix pp_size=32", "E03", "--fix pp_size=32"},
