@@ -116,7 +116,9 @@ int main(int count, char** arguments) {
   for (Constant& c : values) c.value = c.start;
   double best = loss(values, rows, machines);
   std::printf("%zu rows, loss %.5f at the start\n", rows.size(), best);
-  for (double step = 0.08; step > 0.0005; step *= 0.7)
+  constexpr int kSteps = 15;  // of 8% to 0.05%
+  double step = 0.08;
+  for (int i = 0; i < kSteps; ++i, step *= 0.7)
     for (int round = 0; round < 20; ++round) {
       const double before = best;
       for (Constant& c : values)
