@@ -85,7 +85,7 @@ void check_sets(Call& call) {
 }
 
 int start_calibrate(Call& call, const Ranks& ranks) {
-  const int64_t wanted = count_of_ranks(call);
+  const int64_t wanted = count_of_ranks(call, ranks);
   Screen screen = screen_of(call, started_by_us(ranks));
   if (!started_by_us(ranks)) screen.live = ::isatty(2) == 1;
   const calibrate::Request request = read_calibrate_request(call, screen);

@@ -33,7 +33,7 @@ int check(Call& call, int64_t world_size) {
 }
 
 int start_doctor(Call& call, const Ranks& ranks) {
-  const int64_t wanted = count_of_ranks(call);
+  const int64_t wanted = count_of_ranks(call, ranks);
   const Screen screen = screen_of(call, started_by_us(ranks));
   const doctor::Request request = read_doctor_request(call, screen);
   if (started_by_us(ranks)) {

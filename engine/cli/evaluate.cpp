@@ -74,7 +74,7 @@ int check(Call& call, const evaluate::Request& request, int64_t world_size) {
 }
 
 int start_evaluate(Call& call, const Ranks& ranks) {
-  const int64_t wanted = count_of_ranks(call);
+  const int64_t wanted = count_of_ranks(call, ranks);
   Screen screen = screen_of(call, started_by_us(ranks));
   if (!started_by_us(ranks)) screen.live = ::isatty(2) == 1;
   const evaluate::Request request = read_evaluate_request(call, screen);

@@ -69,7 +69,7 @@ int check(Call& call, const generate::Request& request, int64_t world_size) {
 }
 
 int start_generate(Call& call, const Ranks& ranks) {
-  const int64_t wanted = count_of_ranks(call);
+  const int64_t wanted = count_of_ranks(call, ranks);
   generate::Request request = read_generate_request(call);
   Screen screen = screen_of(call, started_by_us(ranks));
   request.live = screen.live;

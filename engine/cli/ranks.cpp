@@ -63,8 +63,9 @@ int refuse_together(Call& call, int (*verb)(Call& call, const Ranks& ranks)) {
   ::_exit(status);
 }
 
-int64_t count_of_ranks(const Call& call) {
+int64_t count_of_ranks(const Call& call, const Ranks& ranks) {
   const int64_t wanted = call.number("nproc", 1).value_or(1);
+  if (started_by_us(ranks)) return wanted;  // its parent has asked
   if (wanted > steptime::kMostRanksOfAHost)
     throw Error(ErrorCode::usage, "--nproc " + std::to_string(wanted) + ": a host has 1 to " +
                                       std::to_string(steptime::kMostRanksOfAHost) + " ranks")

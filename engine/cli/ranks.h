@@ -28,7 +28,7 @@ int refuse_together(Call& call, int (*verb)(Call& call, const Ranks& ranks));
 // How many local ranks --nproc asks for; 1 without it. Refused before one of them starts, since
 // they would bring the host down: more than a machine file may give a host, Error(usage), and more
 // than the host's memory holds by themselves, Error(memory_exceeded).
-int64_t count_of_ranks(const Call& call);
+int64_t count_of_ranks(const Call& call, const Ranks& ranks);
 
 // What rank 0 writes to.
 struct Screen {

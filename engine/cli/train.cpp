@@ -142,7 +142,7 @@ int run_locally(Call& call, const plan::Job& job, launch::LocalJob local) {
 }
 
 int start_train(Call& call, const Ranks& ranks) {
-  const int64_t wanted = count_of_ranks(call), restarts = restarts_of(call, ranks);
+  const int64_t wanted = count_of_ranks(call, ranks), restarts = restarts_of(call, ranks);
   const Screen screen = screen_of(call, started_by_us(ranks));
   const train::RunOptions options = read_options(call, ranks, screen);
   auto run_here = [&] { return run_rank(call, ranks, "meshwright_train_rank", &options); };
