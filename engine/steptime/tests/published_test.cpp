@@ -23,7 +23,8 @@ double quantile(std::vector<double> values, double share) {
 struct Compared {
   Row row;
   Prediction predicted;
-  double error = 0, room = 0;  // of seconds; share of the card in use
+  double error = 0;             // of seconds
+  double use = 0, of_card = 0;  // of what ranks may take, and of all that the device has
 };
 std::vector<Compared> compare(const std::vector<Row>& rows) {
   const Machines all = machines(kMachines);
@@ -32,7 +33,8 @@ std::vector<Compared> compare(const std::vector<Row>& rows) {
     const Machine machine = machine_of(row, all);
     const Prediction p = predict(machine, row.shape, row.job);
     out.push_back({row, p, std::abs(p.seconds / row.seconds - 1),
-                   p.memory.peak() / (machine.memory - machine.outside)});
+                   p.memory.peak() / (machine.memory - machine.outside),
+                   p.memory.peak() / machine.memory});
   }
   return out;
 }
@@ -65,14 +67,21 @@ TEST_CASE("the rows that the constants were fitted on are met within 3% at the m
 }
 
 TEST_CASE("dense bf16 runs it never saw, memory not tight: 4% at the median, 9% for nine in ten") {
+  // Below 85% of the card, as the bar is put: 150 rows within a tenth.
   const std::vector<double> held =
-      errors([](const Compared& c) { return held_dense(c) && c.room < 0.85; });
-  CHECK(held.size() == 150);
+      errors([](const Compared& c) { return held_dense(c) && c.of_card < 0.85; });
+  CHECK(held.size() == 166);
   CHECK(quantile(held, 0.5) <= 0.04);
   CHECK(quantile(held, 0.9) <= 0.09);
-  // 161 rows when the model was designed: by this count of memory 11 of them have 85% or more, and
-  // are among the tight ones. The bar is the same share of what is left.
-  CHECK(within(held, 0.10) >= 150.0 / 161);
+  CHECK(within(held, 0.10) * static_cast<double>(held.size()) >= 150);
+  // Below 85% of what is left when others have theirs, which is what the program calls tight: a
+  // share as large.
+  const std::vector<double> comfortable =
+      errors([](const Compared& c) { return held_dense(c) && c.use < 0.85; });
+  CHECK(comfortable.size() == 150);
+  CHECK(quantile(comfortable, 0.5) <= 0.04);
+  CHECK(quantile(comfortable, 0.9) <= 0.09);
+  CHECK(within(comfortable, 0.10) >= 150.0 / 161);
 }
 
 TEST_CASE("fp8 runs are met within 6% at the median") {

@@ -54,30 +54,41 @@ SearchRequest request_of(const published::Row& row, std::vector<Way> ways) {
   return out;
 }
 
+// Seconds of a step of a layout that the vendor recommends.
+double vendors_step(const published::Row& row, const SearchRequest& request) {
+  Job vendor = request.base;
+  vendor.ranks = row.job.ranks;
+  vendor.tp = row.job.tp;
+  vendor.pp = row.job.pp;
+  vendor.cp = row.job.cp;
+  vendor.stages = row.job.stages;
+  if (vendor.stages > 1) vendor.schedule = PipelineSchedule::interleaved_1f1b;
+  vendor.micro_batch = row.job.micro_batch;
+  vendor.micro_batches = row.job.micro_batches;
+  vendor.sequence_parallel = vendor.tp > 1;
+  vendor.shard = vendor.dp() * vendor.cp;
+  lay_out(row.shape, sharded_optimizer(), vendor);
+  return predict(request.machine, row.shape, vendor).seconds;
+}
+
 TEST_CASE("the vendor's five layouts are at most 3% slower than the best that the search finds") {
   for (const published::Row& row : published::layouts(kData)) {
     CAPTURE(row.id);
-    SearchRequest request = request_of(row, {sharded_optimizer()});
-    request.recompute = Recompute::none;
+    // Whatever is sharded, over all ranks or those of a host, and whatever is recomputed.
+    SearchRequest request = request_of(row, {sharded_optimizer(), sharded()});
+    const double theirs = vendors_step(row, request);
     const SearchResult found = search(request, 5);
     REQUIRE(!found.best.empty());
-    Job vendor = request.base;
-    vendor.ranks = row.job.ranks;
-    vendor.tp = row.job.tp;
-    vendor.pp = row.job.pp;
-    vendor.cp = row.job.cp;
-    vendor.stages = row.job.stages;
-    if (vendor.stages > 1) vendor.schedule = PipelineSchedule::interleaved_1f1b;
-    vendor.micro_batch = row.job.micro_batch;
-    vendor.micro_batches = row.job.micro_batches;
-    vendor.sequence_parallel = vendor.tp > 1;
-    vendor.shard = vendor.dp() * vendor.cp;
-    lay_out(row.shape, request.ways.front(), vendor);
-    const double theirs = predict(request.machine, row.shape, vendor).seconds,
-                 best = found.best.front().predicted.seconds;
+    const double best = found.best.front().predicted.seconds;
     CAPTURE(theirs);
     CAPTURE(best);
     CHECK(theirs <= 1.03 * best);
+    // Schedules that halve the backward, which theirs could not choose: 3.1% for one of the five.
+    request.schedules = {PipelineSchedule::interleaved_zero_bubble,
+                         PipelineSchedule::zbv_zero_bubble, PipelineSchedule::dual_pipe_v};
+    const double with_halves = search(request, 5).best.front().predicted.seconds;
+    CAPTURE(with_halves);
+    CHECK(theirs <= 1.035 * with_halves);
   }
 }
 
