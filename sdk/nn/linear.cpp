@@ -158,10 +158,12 @@ Tensor LinearImpl::forward(const Tensor& x) {
                     x.numel() * weight.size(0) >= kWorthwhile && onednn() != nullptr;
   const bool puts_off = plain && weight.requires_grad() && weight.is_leaf() &&
                         detail::current_weight_gradients() != nullptr;
-  // Whose gradient has a place to be written to.
-  const bool placed = plain && x.is_cuda() && detail::has_gradient_keeper(weight);
-  if (!fast && !puts_off && !placed) return torch::nn::LinearImpl::forward(x);
-  return FastLinear::apply(placed ? detail::SharedInput::read(x) : x, weight,
+  // On a device each launch counts: whose gradient has a place to be written to, or whose input's
+  // gradient others add to.
+  const bool joins = plain && x.is_cuda() && c10::GradMode::is_enabled() &&
+                     (x.requires_grad() || detail::has_gradient_keeper(weight));
+  if (!fast && !puts_off && !joins) return torch::nn::LinearImpl::forward(x);
+  return FastLinear::apply(joins ? detail::SharedInput::read(x) : x, weight,
                            bias.defined() ? std::optional<Tensor>(bias) : std::nullopt, fast);
 }
 
