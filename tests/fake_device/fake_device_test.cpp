@@ -184,12 +184,6 @@ const std::map<std::string, int64_t> kMoreWaits{
     {"saved every step", kSaved + kAgreed},
     {"saved every step, asynchronous", kSaved + kAgreed},
     {"saved every step, asynchronous, offload", kAgreed},  // values are on the host
-    // The example copies each micro-batch from memory that is not pinned, in a pipeline on each
-    // rank.
-    {"embed on 1", 4},
-    {"embed on 2", 2},
-    {"embed, ddp", 1},
-    {"embed, pp", 16},
 };
 // Jobs that wait for what another one waits for.
 const std::map<std::string, std::string> kLike{
