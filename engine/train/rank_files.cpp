@@ -22,20 +22,20 @@ std::string rank_file_name(const char* kind, int64_t rank, int64_t world) {
   return text;
 }
 
-checkpoint::FileRecord write_rank_file(const RankFile& file, const fs::path& folder,
-                                       const std::string& name) {
+checkpoint::FileRecord write_rank_file(const RankFile& file, HostReads& values,
+                                       const fs::path& folder, const std::string& name) {
   checkpoint::BlockChecksums sums;
   std::vector<weights::TensorSpec> specs;
   for (const FileEntry& entry : file.entries) specs.push_back(entry.spec);
   weights::SafetensorsWriter writer(folder / name, std::move(specs), {{"format", "pt"}},
                                     [&](auto bytes) { sums.add(bytes); });
   for (size_t i = 0; i < file.entries.size(); ++i) {
-    at::Tensor host = file.entries[i].values.cpu();
     // In pieces that are still in the cache when they are written after their checksum.
     constexpr size_t kPiece = 1 << 20;
-    for (std::span rest(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes());
-         !rest.empty(); rest = rest.subspan(std::min(kPiece, rest.size())))
-      writer.append(i, rest.first(std::min(kPiece, rest.size())));
+    values.next([&](std::span<const std::byte> rest) {
+      for (; !rest.empty(); rest = rest.subspan(std::min(kPiece, rest.size())))
+        writer.append(i, rest.first(std::min(kPiece, rest.size())));
+    });
   }
   writer.finish();
   return {name, writer.size(), sums.finish()};

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/checkpoint/meta.h"
+#include "engine/train/host_reads.h"
 #include "engine/weights/safetensors_writer.h"
 
 namespace meshwright::train {
@@ -26,8 +27,10 @@ struct RankFile {
 // "model-00001-of-00002.safetensors"
 std::string rank_file_name(const char* kind, int64_t rank, int64_t world);
 
-// Writes the file into `folder` as `name`, with the checksums of its blocks.
-checkpoint::FileRecord write_rank_file(const RankFile& file, const std::filesystem::path& folder,
+// Writes the file into `folder` as `name`, with the checksums of its blocks. `values` reads those
+// of its entries next.
+checkpoint::FileRecord write_rank_file(const RankFile& file, HostReads& values,
+                                       const std::filesystem::path& folder,
                                        const std::string& name);
 // Copies a file into `folder` as `name`, which may lie in a folder of its own there.
 checkpoint::FileRecord copy_into(const std::filesystem::path& from,

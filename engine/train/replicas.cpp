@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <map>
 #include <span>
+#include <utility>
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/rendezvous/notices.h"
+#include "engine/train/host_reads.h"
 #include "engine/trainer/rank_agreement.h"
 
 namespace meshwright::train {
@@ -16,6 +18,10 @@ constexpr size_t kDigits = 16;
 
 bool contains(const std::vector<int64_t>& ranks, int64_t rank) {
   return std::binary_search(ranks.begin(), ranks.end(), rank);
+}
+
+uint64_t checksum_of_all(const std::vector<uint64_t>& checksums) {
+  return checkpoint::checksum(std::as_bytes(std::span(checksums)));
 }
 
 // The ranks that are unlike the majority, at a tie unlike the first rank.
@@ -44,13 +50,19 @@ std::vector<uint64_t> read_digests(const std::string& text, size_t first, size_t
 
 ReplicaDigests replica_digests(const std::vector<Replicas>& replicas,
                                const std::vector<LocalTensor>& tensors, int64_t rank) {
+  std::vector<at::Tensor> held;
+  for (const Replicas& group : replicas)
+    if (contains(group.ranks, rank))
+      for (size_t i : group.tensors) held.push_back(tensors[i].local.contiguous());
+  HostReads values(std::move(held));
   ReplicaDigests out(replicas.size());
   for (size_t g = 0; g < replicas.size(); ++g) {
     if (!contains(replicas[g].ranks, rank)) continue;
-    for (size_t i : replicas[g].tensors) {
-      at::Tensor values = tensors[i].local.contiguous().cpu();
-      out[g].push_back(checkpoint::checksum(
-          std::span(static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes())));
+    for (size_t i = 0; i < replicas[g].tensors.size(); ++i) {
+      // A tensor may come in pieces, whose ends depend on what else this rank holds.
+      checkpoint::BlockChecksums sums;
+      values.next([&](std::span<const std::byte> piece) { sums.add(piece); });
+      out[g].push_back(checksum_of_all(sums.finish()));
     }
   }
   return out;
@@ -59,8 +71,7 @@ ReplicaDigests replica_digests(const std::vector<Replicas>& replicas,
 std::string summary_of(const ReplicaDigests& digests) {
   std::string out;
   for (const std::vector<uint64_t>& group : digests)
-    if (!group.empty())
-      out += checkpoint::to_hex(checkpoint::checksum(std::as_bytes(std::span(group))));
+    if (!group.empty()) out += checkpoint::to_hex(checksum_of_all(group));
   return out;
 }
 

@@ -9,6 +9,7 @@
 #include "engine/checkpoint/adapters.h"
 #include "engine/plan/plan.h"
 #include "engine/train/generators.h"
+#include "engine/train/host_reads.h"
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/stages.h"
 #include "engine/trainer/step_monitor.h"
@@ -169,11 +170,17 @@ void Saver::start(std::function<std::string()> work) {
 std::string Saver::write_files(const std::vector<RankFile>& files) const {
   fs::path folder = checkpoint::temporary_folder(settings_.folder, report_.step);
   World& world = trainer_.world();
+  // Those of all files together, so that a batch may hold the end of one and the beginning of the
+  // next.
+  std::vector<Tensor> tensors;
+  for (const RankFile& file : files)
+    for (const FileEntry& entry : file.entries) tensors.push_back(entry.values);
+  HostReads values(std::move(tensors));
   std::vector<checkpoint::FileRecord> out;
   for (const RankFile& file : files)
     if (!file.entries.empty())
-      out.push_back(
-          write_rank_file(file, folder, rank_file_name(file.kind, world.rank(), world.size())));
+      out.push_back(write_rank_file(file, values, folder,
+                                    rank_file_name(file.kind, world.rank(), world.size())));
   if (world.rank() == 0)
     for (const auto& [name, source] : settings_.carried)
       out.push_back(copy_into(source, folder, name));

@@ -36,9 +36,9 @@ struct SaveReport {
 };
 
 // Writes checkpoints of a trainer. With `background` the values are copied while the next step
-// computes (only its update has to wait for that) and written beside training, which costs the
-// memory of what this rank writes; a save that is still under way is waited for when the next one
-// begins. Only one per trainer at a time.
+// computes (only its update has to wait for that; a device copies before it computes, and nothing
+// waits) and written beside training, which costs the memory of what this rank writes; a save that
+// is still under way is waited for when the next one begins. Only one per trainer at a time.
 class Saver {
  public:
   struct Settings {

@@ -1,7 +1,10 @@
 #include "engine/train/snapshot.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -14,6 +17,8 @@ void Snapshot::prepare(std::vector<RankFile>& files) {
   for (const RankFile& file : files) count += file.entries.size();
   copies_.resize(count);
   originals_.assign(count, at::Tensor());
+  copied_.reset();
+  std::optional<at::Device> device;
   size_t i = 0;
   for (RankFile& file : files)
     for (FileEntry& entry : file.entries) {
@@ -25,11 +30,17 @@ void Snapshot::prepare(std::vector<RankFile>& files) {
       if (values.is_cpu() && entry.spec.name.rfind("buffer/", 0) != 0)
         originals_[i] = values;
       else
-        copy.copy_(values);
+        copy.copy_(values, /*non_blocking=*/values.is_cuda());
+      if (values.is_cuda()) device = values.device();
       entry.values = copy;
       ++i;
     }
-  taken_ = false;
+  if (device) {
+    copied_.emplace(device->type());
+    copied_->record(c10::impl::VirtualGuardImpl(device->type()).getStream(*device));
+  }
+  taken_ = std::none_of(originals_.begin(), originals_.end(),
+                        [](const at::Tensor& original) { return original.defined(); });
 }
 
 void Snapshot::take() {
@@ -39,6 +50,10 @@ void Snapshot::take() {
                   originals_[i].nbytes());
   taken_ = true;
   taken_.notify_all();
+  if (!copied_) return;
+  // This thread's own device may be another one.
+  const c10::DeviceGuard guard(copied_->device());
+  copied_->synchronize();
 }
 
 double Snapshot::wait() const {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "engine/train/rank_files.h"
@@ -13,18 +15,20 @@ namespace meshwright::train {
 // The memory of the copies is kept for the next save.
 class Snapshot {
  public:
-  // From here on the entries are copies. What only the optimizer changes is copied by take(), the
-  // rest (buffers, which a forward may change, and what lies on a device) at once.
+  // From here on the entries are copies. Of what lies on the host, what only the optimizer changes
+  // is copied by take(), buffers, which a forward may change, at once. What lies on a device is
+  // copied by its stream: before all that is launched there afterwards, and nobody waits here.
   void prepare(std::vector<RankFile>& files);
-  // In the thread that writes. After it the optimizer may change the values.
+  // In the thread that writes. After it the copies are whole.
   void take();
-  // In the thread that trains, before an update: returns once take() is done, and the milliseconds
-  // that took.
+  // In the thread that trains, before an update: returns once the update may change the values, and
+  // the milliseconds that took.
   double wait() const;
 
  private:
-  std::vector<at::Tensor> originals_, copies_;  // an undefined original is copied already
-  std::atomic<bool> taken_ = true;
+  std::vector<at::Tensor> originals_, copies_;  // an undefined original is copied without take()
+  std::optional<c10::Event> copied_;            // comes after a device's copies
+  std::atomic<bool> taken_ = true;              // the originals
 };
 
 }  // namespace meshwright::train
