@@ -72,6 +72,39 @@ bool depends_on_the_world(ErrorCode code) {
          code == ErrorCode::ep_not_divisor || code == ErrorCode::bad_rank_list;
 }
 
+// `reload` is to outlive it.
+ReloadFor for_any_world(const Reload& reload) {
+  return [&reload](int64_t, const std::vector<std::string>& sets, Diagnostics& problems) {
+    return reload(sets, problems);
+  };
+}
+
+plan::JobPlan plan_or_try(const ReloadFor& reload, plan::Job& job,
+                          const plan::PlanRequest& request) {
+  try {
+    return plan::make_plan(job, request);
+  } catch (const Error& error) {
+    if (exit_status(error.code()) != 3) throw;
+    auto is_planned = [&](const std::vector<std::string>& sets, int64_t world) {
+      try {
+        Diagnostics problems;
+        std::optional<plan::Job> other = reload(world, sets, problems);
+        if (!other || !problems.ok()) return false;
+        other->samples = job.samples;
+        plan::PlanRequest one = request;
+        one.world_size = world;
+        one.rank = std::min(request.rank, world - 1);
+        one.compares_sequence = false;
+        plan::make_plan(*other, one);
+        return true;
+      } catch (const Error&) {
+        return false;
+      }
+    };
+    throw plan::with_tried_help(error, job.config.shared.sizes, request.world_size, is_planned);
+  }
+}
+
 }  // namespace
 
 Diagnostics check_before_start(const Reload& reload, const plan::Job& job,
@@ -130,28 +163,18 @@ std::string messages(const std::vector<Error>& obstacles, bool missing) {
 }
 
 plan::JobPlan plan_or_help(const Reload& reload, plan::Job& job, const plan::PlanRequest& request) {
-  try {
-    return plan::make_plan(job, request);
-  } catch (const Error& error) {
-    if (exit_status(error.code()) != 3) throw;
-    auto is_planned = [&](const std::vector<std::string>& sets, int64_t world) {
-      try {
-        Diagnostics problems;
-        std::optional<plan::Job> other = reload(sets, problems);
-        if (!other || !problems.ok()) return false;
-        other->samples = job.samples;
-        plan::PlanRequest one = request;
-        one.world_size = world;
-        one.rank = std::min(request.rank, world - 1);
-        one.compares_sequence = false;
-        plan::make_plan(*other, one);
-        return true;
-      } catch (const Error&) {
-        return false;
-      }
-    };
-    throw plan::with_tried_help(error, job.config.shared.sizes, request.world_size, is_planned);
-  }
+  return plan_or_try(for_any_world(reload), job, request);
+}
+
+plan::JobPlan plan_to_start(const Reload& reload, plan::Job& job, const Ranks& ranks,
+                            int64_t wanted) {
+  return plan_to_start(for_any_world(reload), job, ranks, wanted);
+}
+
+plan::JobPlan plan_to_start(const ReloadFor& reload, plan::Job& job, const Ranks& ranks,
+                            int64_t wanted) {
+  const plan::PlanRequest request{.world_size = ranks ? ranks->world_size : wanted, .rank = 0};
+  return ranks ? plan::make_plan(job, request) : plan_or_try(reload, job, request);
 }
 
 Verdict validate(const Reload& reload, plan::Job& job, std::optional<int64_t> given) {

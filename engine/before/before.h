@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/launch/ranks.h"
 #include "engine/plan/plan.h"
 
 namespace meshwright::before {
@@ -14,6 +15,11 @@ namespace meshwright::before {
 // The same job with more overrides; nullopt: there is no such job.
 using Reload = std::function<std::optional<plan::Job>(const std::vector<std::string>& sets,
                                                       Diagnostics& problems)>;
+// The same of a job that is made for a number of ranks.
+using ReloadFor = std::function<std::optional<plan::Job>(
+    int64_t world, const std::vector<std::string>& sets, Diagnostics& problems)>;
+// Which rank this process is; nullopt: nobody launched it as one.
+using Ranks = std::optional<launch::RankEnvironment>;
 
 // Looks at the data of the job and holds the memory of `local_ranks` ranks against that of this
 // host; nullopt: no rank is about to start here, and where they will is not known, so what one rank
@@ -31,6 +37,14 @@ std::string messages(const std::vector<Error>& obstacles, bool missing);
 // plan::make_plan(). What it throws names sizes, a batch or a world that lead to a plan, where one
 // of them does so by itself.
 plan::JobPlan plan_or_help(const Reload& reload, plan::Job& job, const plan::PlanRequest& request);
+
+// The plan, before a rank starts, of a job on the launcher's ranks, of which this process is one,
+// else on `wanted` ranks that it starts or is. Throws what plan_or_help() throws, in a launcher's
+// rank what plan::make_plan() throws: every one asks, and not all are to try what would help.
+plan::JobPlan plan_to_start(const Reload& reload, plan::Job& job, const Ranks& ranks,
+                            int64_t wanted);
+plan::JobPlan plan_to_start(const ReloadFor& reload, plan::Job& job, const Ranks& ranks,
+                            int64_t wanted);
 
 struct Verdict {
   std::optional<int64_t> world;     // the ranks that the job fits; nullopt: that is not known

@@ -60,11 +60,8 @@ void check(const meshwright_job& given, const Ranks& ranks, const Tell& tell) {
   if (job) plan::check_exports(job->config, problems);
   if (!problems.ok()) throw Mistakes{problems.errors()};
   meshwright::before::count_samples(*job);  // what is wrong with the data is said below
-  const plan::PlanRequest request{.world_size = ranks ? ranks->world_size : 1, .rank = 0};
-  // Ranks of a launcher, of which every one asks, are not all to try what would help.
-  const plan::JobPlan plan = ranks
-                                 ? plan::make_plan(*job, request)
-                                 : meshwright::before::plan_or_help(given.reload(), *job, request);
+  const plan::JobPlan plan =
+      meshwright::before::plan_to_start(given.reload(), *job, ranks, /*wanted=*/1);
   plan::check_runs(plan, *job);
   // What depends on the host is asked by one rank of each.
   if (ranks && ranks->local_rank != 0) return;

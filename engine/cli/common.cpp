@@ -33,6 +33,12 @@ std::optional<plan::Job> load_job(Call& call, int& status) {
   return std::nullopt;
 }
 
+std::optional<plan::Job> load_job(const generate::Settings& settings, Diagnostics& problems) {
+  config::LoadOptions options;
+  options.sets = settings.sets;
+  return plan::load_job(config::Source::parse(settings.toml, options, problems), problems);
+}
+
 loader::SearchPath search_path(const Call& call) {
   loader::SearchPath search;
   if (!call.has("file")) return search;

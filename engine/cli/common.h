@@ -5,6 +5,7 @@
 
 #include "engine/before/before.h"
 #include "engine/cli/verb.h"
+#include "engine/generate/source.h"
 #include "engine/plan/plan.h"
 
 namespace meshwright::cli {
@@ -18,6 +19,8 @@ int64_t world_size(const Call& call);
 // Loads, says notices and warnings; nullopt after printing errors, whose exit status goes to
 // `status`.
 std::optional<plan::Job> load_job(Call& call, int& status);
+// The job that generating or evaluating amounts to.
+std::optional<plan::Job> load_job(const generate::Settings& settings, Diagnostics& problems);
 // Where plugins are looked for; with --file, where that configuration says too.
 loader::SearchPath search_path(const Call& call);
 // The plugin of a library, or of a strategy, a model family or a data set by its name.

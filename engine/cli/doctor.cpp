@@ -23,12 +23,12 @@ doctor::Request read_doctor_request(const Call& call, const Screen& screen) {
 }
 
 // A file that cannot be planned for these ranks is refused as by all other verbs.
-int check(Call& call, int64_t world_size) {
+int check(Call& call, const Ranks& ranks, int64_t wanted) {
   if (call.positional(0).empty()) return 0;
   int status = 0;
   std::optional<plan::Job> job = load_job(call, status);
   if (!job) return status;
-  plan::make_plan(*job, {.world_size = world_size, .rank = 0});
+  before::plan_to_start(reload_of(call), *job, ranks, wanted);
   return 0;
 }
 
@@ -39,7 +39,7 @@ int start_doctor(Call& call, const Ranks& ranks) {
   if (started_by_us(ranks)) {
     // The parent has checked everything; when it dies, so do its ranks.
     if (!launch::end_with_parent()) return 1;
-  } else if (int status = check(call, ranks ? ranks->world_size : wanted); status != 0) {
+  } else if (int status = check(call, ranks, wanted); status != 0) {
     return status;  // every rank asks, so that all of them refuse alike and at once
   }
   if (ranks || wanted == 1) return run_rank(call, ranks, "meshwright_doctor_rank", &request);

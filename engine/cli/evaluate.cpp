@@ -49,18 +49,20 @@ evaluate::Request read_evaluate_request(const Call& call, const Screen& screen) 
 }
 
 // Everything that can be refused before a rank starts.
-int check(Call& call, const evaluate::Request& request, int64_t world_size) {
+int check(Call& call, const evaluate::Request& request, const Ranks& ranks, int64_t wanted) {
   const evaluate::Subject subject = evaluate::subject_of(request);
-  const generate::Settings settings = evaluate::settings(subject, request, world_size);
+  const before::ReloadFor load = [&](int64_t world, const std::vector<std::string>& sets,
+                                     Diagnostics& problems) {
+    evaluate::Request with = request;
+    with.sets.insert(with.sets.end(), sets.begin(), sets.end());
+    return load_job(evaluate::settings(subject, with, world), problems);
+  };
   Diagnostics diagnostics;
-  config::LoadOptions options;
-  options.sets = settings.sets;
-  std::optional<plan::Job> job =
-      plan::load_job(config::Source::parse(settings.toml, options, diagnostics), diagnostics);
+  std::optional<plan::Job> job = load(ranks ? ranks->world_size : wanted, {}, diagnostics);
   if (job) plan::check_trainable(*job, diagnostics);
   call.say(diagnostics);
   if (!diagnostics.ok()) return call.fail(diagnostics.errors());
-  plan::check_runs(plan::make_plan(*job, {.world_size = world_size, .rank = 0}), *job);
+  plan::check_runs(before::plan_to_start(load, *job, ranks, wanted), *job);
   const data::DatasetConfig data = evaluate::data_of(*job, subject, request);
   try {
     data::look_at_data(data, "");
@@ -83,8 +85,7 @@ int start_evaluate(Call& call, const Ranks& ranks) {
     if (!launch::end_with_parent()) return 1;
   } else {
     // Every rank asks, so that all of them refuse alike and at once.
-    if (int status = check(call, request, ranks ? ranks->world_size : wanted); status != 0)
-      return status;
+    if (int status = check(call, request, ranks, wanted); status != 0) return status;
   }
   if (ranks || wanted == 1) return run_rank(call, ranks, "meshwright_evaluate_rank", &request);
   launch::LocalJob local = local_ranks(

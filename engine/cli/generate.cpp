@@ -48,23 +48,26 @@ generate::Request read_generate_request(const Call& call) {
 }
 
 // Everything that can be refused before a rank starts.
-int check(Call& call, const generate::Request& request, int64_t world_size) {
+int check(Call& call, const generate::Request& request, const Ranks& ranks, int64_t wanted) {
   generate::Source source(request.folder, request.sets);
   (void)source.prompt(request);
   (void)source.stops(request);
   const std::optional<generate::Adapter> adapter = generate::adapter_of(source, request);
-  generate::Settings settings = generate::settings(
-      source, request.sets, world_size, adapter ? adapter->settings() : std::vector<std::string>());
+  const before::ReloadFor load = [&](int64_t world, const std::vector<std::string>& more,
+                                     Diagnostics& problems) {
+    std::vector<std::string> sets = request.sets;
+    sets.insert(sets.end(), more.begin(), more.end());
+    return load_job(generate::settings(source, sets, world,
+                                       adapter ? adapter->settings() : std::vector<std::string>()),
+                    problems);
+  };
   Diagnostics diagnostics;
-  config::LoadOptions options;
-  options.sets = settings.sets;
-  std::optional<plan::Job> job =
-      plan::load_job(config::Source::parse(settings.toml, options, diagnostics), diagnostics);
+  std::optional<plan::Job> job = load(ranks ? ranks->world_size : wanted, {}, diagnostics);
   if (job) plan::check_trainable(*job, diagnostics);
   if (adapter && !adapter->notice().empty()) diagnostics.notice(adapter->notice());
   call.say(diagnostics);
   if (!diagnostics.ok()) return call.fail(diagnostics.errors());
-  plan::check_runs(plan::make_plan(*job, {.world_size = world_size, .rank = 0}), *job);
+  plan::check_runs(before::plan_to_start(load, *job, ranks, wanted), *job);
   return 0;
 }
 
@@ -78,8 +81,7 @@ int start_generate(Call& call, const Ranks& ranks) {
     if (!launch::end_with_parent()) return 1;
   } else {
     // Every rank asks, so that all of them refuse alike and at once.
-    if (int status = check(call, request, ranks ? ranks->world_size : wanted); status != 0)
-      return status;
+    if (int status = check(call, request, ranks, wanted); status != 0) return status;
   }
   if (ranks || wanted == 1) return run_rank(call, ranks, "meshwright_generate_rank", &request);
   launch::LocalJob local = local_ranks(call, "generate",

@@ -81,10 +81,7 @@ int check(Call& call, plan::Job& job, const train::RunOptions& options, const Ra
   plan::check_exports(job.config, missing);
   if (!missing.ok()) return call.fail(missing.errors());
   before::count_samples(job);  // what is wrong with the data is said below
-  const plan::PlanRequest request{.world_size = ranks ? ranks->world_size : wanted, .rank = 0};
-  // Ranks of a launcher, of which every one asks, are not all to try what would help.
-  plan::JobPlan plan =
-      ranks ? plan::make_plan(job, request) : before::plan_or_help(reload_of(call), job, request);
+  const plan::JobPlan plan = before::plan_to_start(reload_of(call), job, ranks, wanted);
   plan::check_runs(plan, job);
   if (plan.outline) train::check_sample(options, plan.outline->vocab_size);
   // What depends on the host is asked by one rank of each.

@@ -110,6 +110,32 @@ std::string followed(Search search, const std::string& help) {
 
 }  // namespace
 
+TEST_CASE("verbs that start ranks try what they propose") {
+  struct Row {
+    std::string arguments, proposes, does_not;
+  };
+  const std::string job = " configs/first_fsdp2_cpu.toml", folder = " tests/data/nets/llama",
+                    fsdp2 = " --set distributed.strategy=fsdp2",
+                    three = " --nproc 4 --set distributed.tp_size=3",
+                    two = "set distributed.tp_size = 2",
+                    four = "set distributed.tp_size = 4";  // of two key-value heads
+  for (const Row& row : std::vector<Row>{
+           {"train" + job + three, two, four},
+           {"doctor" + job + three, two, four},
+           {"generate" + folder + " --tokens 1" + fsdp2 + three, two, four},
+           {"evaluate" + folder + " --kind mock --seq-len 32" + fsdp2 + three, two, four},
+           // The batch that generating amounts to is one for six ranks then.
+           {"generate" + folder + " --tokens 1" + fsdp2 + " --nproc 5 --set distributed.tp_size=2",
+            "use a world size of 6", "set distributed.tp_size = 5"}}) {
+    CAPTURE(row.arguments);
+    const Ran ran = run(row.arguments, "2>&1");
+    INFO(ran.out);
+    CHECK(ran.status == 3);
+    CHECK(ran.out.find(row.proposes) != std::string::npos);
+    CHECK(ran.out.find(row.does_not) == std::string::npos);
+  }
+}
+
 TEST_CASE("every size, batch, world and memory that a refused search proposes finds a layout") {
   for (const Search& search : {
            Search{.job = "configs/hsdp_tp.toml", .flags = "--fix tp_size=16"},
