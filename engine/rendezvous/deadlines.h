@@ -93,7 +93,7 @@ struct PulseTimes {
   using Time = std::chrono::steady_clock::time_point;
   Time told;       // rank 0 asks a name server for 5 s at most before it tells where it listens
   Time connected;  // the kernel repeats a lost packet after a second
-  Time counted;    // rank 0 waits for what became of all
+  Time counted;    // rank 0 waits for what became of all; it asks for later words with a group
   Time all;        // who has not come so far goes on without
 };
 inline PulseTimes pulse_times(PulseTimes::Time now) {

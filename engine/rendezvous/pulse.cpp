@@ -122,14 +122,25 @@ std::string Pulse::unwatched(c10d::Store& store, PulseTimes::Time end) {
     return "no rank will hear at once when another has ended, but after the timeout: " + trouble_;
   while (store.add(kTried, 0) < world_ - 1 && !ended() && Clock::now() < end)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  return name_unwatched(store, 0);
+}
+
+std::string Pulse::unwatched_since(c10d::Store& store) {
+  return trouble_.empty() ? name_unwatched(store, named_) : "";
+}
+
+// Those that have written behind the first `from` bytes.
+std::string Pulse::name_unwatched(c10d::Store& store, size_t from) {
   if (!store.check({kUnwatched})) return "";
   const std::string told = text_of(store.get(kUnwatched));
+  named_ = told.size();
   std::vector<int64_t> out;
-  for (size_t at = 0; at < told.size();) {
+  for (size_t at = from; at < told.size();) {
     const size_t space = std::min(told.find(' ', at), told.size());
     out.push_back(number_of(told.substr(at, space - at), kUnwatched, "a rank"));
     at = space + 1;
   }
+  if (out.empty()) return "";
   std::sort(out.begin(), out.end());
   return named_ranks(out) + " could not connect to port " + std::to_string(bound_port(doors_[0])) +
          " of rank 0, over which ranks hear at once when another has ended: whoever is not "

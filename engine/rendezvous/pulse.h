@@ -5,6 +5,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -35,6 +36,10 @@ class Pulse {
   // Rank 0: which ranks it does not watch, for the user; empty: it watches all. Waits until each
   // has connected or could not, until `end` at most.
   std::string unwatched(c10d::Store& store, PulseTimes::Time end);
+  // Rank 0, once all ranks have met elsewhere, so that none is left that still tries: those that
+  // have said since unwatched() that they could not connect, in the same words; empty: none. Waits
+  // for nobody.
+  std::string unwatched_since(c10d::Store& store);
 
  private:
   struct Line {
@@ -42,6 +47,7 @@ class Pulse {
     int64_t rank = -1;  // at its other end, which has said so; -1: not yet
   };
   int reach(const launch::RankEnvironment& ranks, c10d::Store& store, const PulseTimes& times);
+  std::string name_unwatched(c10d::Store& store, size_t from);
   void accept_lines(int door);
   void listen_to(Line& line);
   void lose(int64_t rank);
@@ -52,7 +58,8 @@ class Pulse {
   std::vector<Line> lines_;
   size_t most_lines_ = 0;
   std::optional<int64_t> ended_;
-  std::string trouble_;  // why rank 0 watches nobody
+  std::string trouble_;            // why rank 0 watches nobody
+  std::atomic<size_t> named_ = 0;  // of what the unwatched have written: rank 0 has read so much
 };
 
 }  // namespace meshwright::rendezvous

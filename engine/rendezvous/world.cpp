@@ -218,12 +218,25 @@ std::string unwatched_by(const launch::RankEnvironment& ranks, const std::shared
   return "";
 }
 
+// As Pulse::unwatched_since(); the store has just answered.
+std::string unwatched_since(const std::shared_ptr<Pulse>& pulse, const StorePtr& store) {
+  try {
+    return bounded(Milliseconds(500), [=] { return pulse->unwatched_since(*store); });
+  } catch (const NoAnswer&) {  // the next group asks again
+  } catch (const std::exception&) {
+  }
+  return "";
+}
+
+// `world`: where it is once it has been made.
 World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& store,
                          const device::Chosen& chosen, Milliseconds timeout,
-                         const std::shared_ptr<Board>& board, const std::shared_ptr<Pulse>& pulse) {
+                         const std::shared_ptr<Board>& board, const std::shared_ptr<Pulse>& pulse,
+                         const std::shared_ptr<World*>& world) {
   // The world's own watch speaks first, in our words; LibTorch's would end the process.
   Milliseconds last_resort = timeout + std::chrono::minutes(2);
-  return [store, timeout, last_resort, board, pulse, nccl = chosen.nccl, device = chosen.device,
+  return [store, timeout, last_resort, board, pulse, world, nccl = chosen.nccl,
+          device = chosen.device,
           rank = ranks.rank](const std::string& name, const std::vector<int64_t>& members) {
     auto index =
         static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
@@ -242,6 +255,11 @@ World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& s
         posted = std::min(posted, now + (board ? kPosted : Milliseconds(0)));
         if (now >= posted) throw std::runtime_error("rank " + std::to_string(*ended) + " ended");
       });
+      // Who is in a group tries no longer to connect to rank 0's port, as some may have when rank 0
+      // counted.
+      if (rank == 0 && pulse && *world != nullptr && std::ssize(members) == (*world)->size())
+        if (const std::string late = unwatched_since(pulse, store); !late.empty())
+          (*world)->notice(late);
       return transport_over(std::move(backend), device);
     } catch (const NoAnswer&) {
       throw std::runtime_error("timed out after " + seconds(timeout));
@@ -278,6 +296,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
   World::Connect connect;
   std::shared_ptr<Pulse> pulse;
   std::string unwatched;
+  auto where = std::make_shared<World*>(nullptr);
   if (ranks.world_size > 1 && chosen.nccl) {
     // NCCL reads its own variable, when the first group is made.
     if (!interface.empty()) {
@@ -287,7 +306,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
     const PulseTimes times = pulse_times(std::chrono::steady_clock::now());
     pulse = feel_pulse(ranks, store, times, interface);
     if (ranks.rank == 0) unwatched = unwatched_by(ranks, pulse, store, times.counted);
-    connect = over_nccl(ranks, store, chosen, timeout, board, pulse);
+    connect = over_nccl(ranks, store, chosen, timeout, board, pulse, where);
   } else if (ranks.world_size > 1) {
     connect =
         over_gloo(ranks, store, seat_ranks(store, ranks, wanted_interface(interface), timeout),
@@ -295,6 +314,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
   }
   auto world =
       std::make_shared<World>(ranks.rank, ranks.world_size, chosen.device, timeout, connect);
+  *where = world.get();
   for (const std::string& notice : chosen.notices) world->notice(notice);
   if (WantedInterface wanted = wanted_interface(interface);
       ranks.world_size > 1 && !interface.empty() && wanted.name != interface)

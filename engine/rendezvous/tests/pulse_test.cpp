@@ -162,6 +162,29 @@ TEST_CASE("rank 0 says which ranks could not connect, and watches the others") {
   CHECK(!ranks[1]->ended());
 }
 
+TEST_CASE("who finds that it cannot connect when rank 0 has counted is named after that, once") {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  Pulse first(of_one_host(0, 4), *store, pulse_times(Clock::now()));
+  const std::string told = told_in(*store);
+  const int closed = listen_on(0, /*loopback_only=*/true);
+  const std::string nowhere = std::to_string(bound_port(closed)) + told.substr(told.find(' '));
+  ::close(closed);
+  store->set("pulse", bytes_of(nowhere));
+  std::vector<std::unique_ptr<Pulse>> others;
+  auto come = [&](int64_t rank) {
+    auto times = pulse_times(Clock::now());
+    times.connected = Clock::now();
+    others.push_back(std::make_unique<Pulse>(of_one_host(rank, 4), *store, times));
+  };
+  CHECK(first.unwatched_since(*store).empty());
+  come(2);
+  CHECK(first.unwatched(*store, Clock::now()).starts_with("rank 2 could not connect to port "));
+  CHECK(first.unwatched_since(*store).empty());  // named already
+  for (int64_t rank : {3, 1}) come(rank);
+  CHECK(first.unwatched_since(*store).starts_with("ranks 1, 3 could not connect to port "));
+  CHECK(first.unwatched_since(*store).empty());
+}
+
 TEST_CASE("under an agent nobody looks for rank 0 where MASTER_ADDR leads but where rank 0 says") {
   for (bool agent : {false, true}) {
     CAPTURE(agent);
