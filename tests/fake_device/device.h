@@ -7,6 +7,12 @@
 #include <cstdint>
 #include <functional>
 
+// Of an operation in the order: its stream's number, and the how many'th it is there; 0: none.
+struct FakeDevicePlace {
+  size_t stream = 0;
+  uint64_t time = 0;
+};
+
 extern "C" {
 // The host's view of device or pinned memory; other memory is its own view. Device addresses
 // themselves are mapped without access, so that the host faults on them as beside a true device.
@@ -32,6 +38,9 @@ void fake_device_access(void* stream, int device, const void* p, size_t bytes, i
                         const char* what);
 // The operation of this thread has done its work.
 void fake_device_end();
+// Whether the operation that began last on the stream comes after the one at that place, where it
+// is then itself.
+int fake_device_follows(void* stream, int device, FakeDevicePlace* place);
 // How a stream stands to captures of graphs: 0, what is called on it runs now; -1, it is captured,
 // so that fake_device_record() keeps `run` for each launch of the graph, and what
 // fake_device_launched() is told until fake_device_recorded() is the graph's; otherwise CUDA's

@@ -81,6 +81,27 @@ ncclResult_t put_transfer(bool send, void* p, size_t count, ncclDataType_t type,
               .transfers = {{send, p, count * width_of(type), peer}}});
 }
 
+bool has_several_streams(const std::vector<Call>& calls) {  // of one communicator
+  return std::any_of(calls.begin(), calls.end(), [&](const Call& one) {
+    return std::any_of(calls.begin(), calls.end(), [&](const Call& other) {
+      return one.comm == other.comm && one.stream != other.stream;
+    });
+  });
+}
+// NCCL makes the streams of one communicator's calls in a group wait for each other, before its
+// kernel and behind it.
+void wait_for_each_other(const std::vector<Call>& calls) {
+  for (const Call& one : calls)
+    for (const Call& other : calls) {
+      if (one.comm != other.comm || one.stream == other.stream) continue;
+      cudaEvent_t event = nullptr;
+      cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+      cudaEventRecord(event, one.stream);
+      cudaStreamWaitEvent(other.stream, event, 0);
+      cudaEventDestroy(event);
+    }
+}
+
 const char* last_error = "";
 ncclResult_t no_memory() {
   last_error = "Cuda failure 2 'out of memory'";
@@ -218,9 +239,13 @@ ncclResult_t ncclGroupEnd() {
   if (--depth > 0) return ncclSuccess;
   std::vector<Call> calls;
   calls.swap(waiting);
+  const bool waits = has_several_streams(calls);
   ncclResult_t result = ncclSuccess;
-  for (const Call& call : calls)
+  for (const Call& call : calls) {
+    if (waits) wait_for_each_other(calls);
     if (result == ncclSuccess) result = run(call);
+  }
+  if (waits) wait_for_each_other(calls);
   leave_entered();
   return result;
 }

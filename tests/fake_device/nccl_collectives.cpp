@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "device.h"
 #include "nccl_shared.h"
@@ -46,7 +47,7 @@ const char* type_of(const Said& said) {
 std::string words_of(const Said& said) {
   const auto kind = static_cast<Kind>(said.kind);
   std::string out = name_of(kind);
-  if (kind == Kind::split) return out;
+  if (kind == Kind::split || kind == Kind::pairs) return out;
   out += " of " + std::to_string(said.count) + " " + type_of(said);
   if (reduces(kind)) out += std::string(" by ") + operation_of(said);
   if (kind == Kind::reduce) out += " to rank " + std::to_string(said.root);
@@ -54,12 +55,30 @@ std::string words_of(const Said& said) {
   return out;
 }
 
-ncclResult_t agree_on(const Call& call) {
-  if (call.kind == Kind::pairs) return ncclSuccess;  // only who has messages comes
+Said said_of(const Call& call) {
   // Sums with factors have the numbers that each rank has given them, and may have other factors.
   const auto operation = std::min(static_cast<uint32_t>(call.operation), uint32_t{ncclNumOps});
-  return agree(*call.comm, {static_cast<uint32_t>(call.kind), static_cast<uint32_t>(call.type),
-                            static_cast<uint32_t>(call.root), operation, call.count});
+  return {static_cast<uint32_t>(call.kind), static_cast<uint32_t>(call.type),
+          static_cast<uint32_t>(call.root), operation, call.count};
+}
+
+ncclResult_t agree_on(const Call& call) {
+  if (call.kind == Kind::pairs) return ncclSuccess;  // only who has messages comes
+  return agree(*call.comm, said_of(call));
+}
+
+// A communicator has one operation at a time: on another stream than the one before, an operation
+// must come after that one.
+void check_order(const Call& call) {
+  ncclComm& comm = *call.comm;
+  const Said now = said_of(call), before = std::exchange(comm.last, now);
+  const FakeDevicePlace place = comm.last_place;
+  if (fake_device_follows(call.stream, comm.device, &comm.last_place) != 0) return;
+  fake_device_note(
+      "fake device: nccl WRONG: rank %d of %d calls %s on stream %zu, and nothing orders it behind "
+      "%s on stream %zu of the same communicator\n",
+      comm.rank, comm.size, words_of(now).c_str(), comm.last_place.stream, words_of(before).c_str(),
+      place.stream);
 }
 
 // One call under way.
@@ -330,6 +349,7 @@ ncclResult_t run(const Call& call) {
   if (call.comm->aborted) return ncclInvalidUsage;
   if (hangs(call)) return hang(call);
   Running running(call);
+  check_order(call);
   const ncclResult_t result = Running::moves(call) ? agree_on(call) : ncclSuccess;
   if (result == ncclSuccess && running.run()) return ncclSuccess;
   if (call.comm->lost) return hang(call);

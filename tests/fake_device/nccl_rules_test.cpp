@@ -57,11 +57,29 @@ void destroy(ncclComm_t comm) {
   CHECK(of_the_fake<decltype(ncclCommDestroy)>("ncclCommDestroy")(comm) == ncclSuccess);
 }
 
-// In place, on LibTorch's stream.
-ncclResult_t all_reduce(ncclComm_t comm, const at::Tensor& x, ncclRedOp_t operation = ncclSum) {
+// In place; without a stream on LibTorch's.
+ncclResult_t all_reduce(ncclComm_t comm, const at::Tensor& x, ncclRedOp_t operation = ncclSum,
+                        cudaStream_t stream = nullptr) {
   return of_the_fake<decltype(ncclAllReduce)>("ncclAllReduce")(
       x.const_data_ptr(), x.mutable_data_ptr(), static_cast<size_t>(x.numel()), ncclFloat,
-      operation, comm, nullptr);
+      operation, comm, stream);
+}
+
+cudaStream_t new_stream() {
+  cudaStream_t out = nullptr;
+  CHECK(of_the_fake<decltype(cudaStreamCreateWithFlags)>("cudaStreamCreateWithFlags")(
+            &out, cudaStreamNonBlocking) == cudaSuccess);
+  return out;
+}
+// What follows on `later` comes after all that was called on `earlier`.
+void wait_for(cudaStream_t later, cudaStream_t earlier) {
+  cudaEvent_t event = nullptr;
+  CHECK(of_the_fake<decltype(cudaEventCreateWithFlags)>("cudaEventCreateWithFlags")(
+            &event, cudaEventDisableTiming) == cudaSuccess);
+  CHECK(of_the_fake<decltype(cudaEventRecord)>("cudaEventRecord")(event, earlier) == cudaSuccess);
+  CHECK(of_the_fake<decltype(cudaStreamWaitEvent)>("cudaStreamWaitEvent")(later, event, 0) ==
+        cudaSuccess);
+  CHECK(of_the_fake<decltype(cudaEventDestroy)>("cudaEventDestroy")(event) == cudaSuccess);
 }
 
 // A sum of halves.
@@ -259,6 +277,49 @@ TEST_CASE("two threads that are in calls of one communicator of NCCL are told") 
   CHECK_MESSAGE(times(ranks[0].log, "nccl WRONG: rank 0 of 2 is in calls of one communicator") == 2,
                 ranks[0].log);
   CHECK_MESSAGE(ranks[1].log.find("nccl WRONG") == std::string::npos, ranks[1].log);
+}
+
+TEST_CASE("rank: calls on two streams" * doctest::skip()) {
+  const Everyone all;
+  ncclComm_t part = part_of(all.comm, 0, all.rank);
+  REQUIRE(part != nullptr);
+  const at::Tensor x = at::ones({4}, all.options), y = at::ones({8}, all.options);
+  cudaStream_t one = new_stream(), two = new_stream();
+  CHECK(of_the_fake<decltype(cudaDeviceSynchronize)>("cudaDeviceSynchronize")() == cudaSuccess);
+  CHECK(all_reduce(all.comm, x, ncclSum, one) == ncclSuccess);
+  CHECK(all_reduce(all.comm, y, ncclMax, two) == ncclSuccess);  // told
+  // Behind an event, and behind what the host has waited for.
+  wait_for(one, two);
+  CHECK(all_reduce(all.comm, x, ncclMin, one) == ncclSuccess);
+  CHECK(of_the_fake<decltype(cudaStreamSynchronize)>("cudaStreamSynchronize")(one) == cudaSuccess);
+  CHECK(all_reduce(all.comm, y, ncclMin, two) == ncclSuccess);
+  // Streams of a group wait for each other.
+  of_the_fake<decltype(ncclGroupStart)>("ncclGroupStart")();
+  CHECK(all_reduce(all.comm, y, ncclMax, two) == ncclSuccess);
+  CHECK(all_reduce(all.comm, x, ncclMax, one) == ncclSuccess);
+  CHECK(of_the_fake<decltype(ncclGroupEnd)>("ncclGroupEnd")() == ncclSuccess);
+  CHECK(all_reduce(all.comm, y, ncclMax, two) == ncclSuccess);
+  // Each communicator has an order of its own.
+  CHECK(all_reduce(part, x, ncclMax, one) == ncclSuccess);
+  CHECK(of_the_fake<decltype(cudaDeviceSynchronize)>("cudaDeviceSynchronize")() == cudaSuccess);
+  for (ncclComm_t comm : {part, all.comm}) destroy(comm);
+}
+
+TEST_CASE("operations of one communicator of NCCL on streams that nothing orders are told") {
+  const std::vector<Rank> ranks = play_together("rank: calls on two streams", 2);
+  for (size_t rank : {0, 1}) {
+    const std::string& log = ranks[rank].log;
+    for (const std::string& part :
+         {"nccl WRONG: rank " + std::to_string(rank) +
+              " of 2 calls all_reduce of 8 float32 by max on stream ",
+          std::string(", and nothing orders it behind all_reduce of 4 float32 by sum on stream "),
+          std::string(" of the same communicator\n")}) {
+      CAPTURE(part);
+      CHECK_MESSAGE(times(log, part) == 1, log);
+    }
+    CHECK_MESSAGE(times(log, "nccl WRONG") == 1, log);
+    CHECK_MESSAGE(times(log, "RACE") == 0, log);
+  }
 }
 
 TEST_CASE("rank: brings memory of the host" * doctest::skip()) {

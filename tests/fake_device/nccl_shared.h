@@ -10,6 +10,19 @@
 #include <string>
 #include <vector>
 
+#include "device.h"
+
+namespace fake_device {
+
+// What a rank calls, for the others to compare.
+struct Said {
+  uint32_t kind = 0, type = 0, root = 0, operation = 0;
+  uint64_t count = 0;
+  bool operator==(const Said&) const = default;
+};
+
+}  // namespace fake_device
+
 // Of a rank that sends and receives: with whom it still waits, as bits.
 struct Pending {
   uint64_t sends = 0, receives = 0;
@@ -20,6 +33,8 @@ struct ncclComm {
   int rank = 0, size = 0, device = 0;
   std::atomic<bool> aborted{false};
   mutable std::atomic<bool> lost{false};  // a rank will never come
+  fake_device::Said last;                 // what it was called for, and where in the order
+  FakeDevicePlace last_place;
 
   // Joins the ranks that have the same file; false when that cannot be.
   bool open(const std::string& path);
@@ -68,12 +83,6 @@ enum class Kind : uint8_t {
 };
 const char* name_of(Kind kind);
 
-// What a rank calls, for the others to compare.
-struct Said {
-  uint32_t kind = 0, type = 0, root = 0, operation = 0;
-  uint64_t count = 0;
-  bool operator==(const Said&) const = default;
-};
 // Success where all ranks of the communicator say the same.
 ncclResult_t agree(const ncclComm& comm, const Said& mine);
 

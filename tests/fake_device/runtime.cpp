@@ -197,6 +197,13 @@ void fake_device_access(void* stream, int device, const void* p, size_t bytes, i
   touch(*stream_of(static_cast<cudaStream_t>(stream), device), reinterpret_cast<uintptr_t>(p),
         bytes, write != 0, keep(what));
 }
+int fake_device_follows(void* stream, int device, FakeDevicePlace* place) {
+  Lock lock;
+  const Stream& on = *stream_of(static_cast<cudaStream_t>(stream), device);
+  const bool follows = at(on.clock, place->stream) >= place->time;
+  *place = {on.number, at(on.clock, on.number)};
+  return follows ? 1 : 0;
+}
 void fake_device_name(const void* p, size_t bytes, const char* what) {
   if (!settings().arithmetic) return;
   Lock lock;
