@@ -219,9 +219,13 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t) { return ncclInv
 int ncclDevCommCreate() { return ncclInvalidUsage; }
 int ncclDevCommDestroy() { return ncclInvalidUsage; }
 ncclResult_t ncclMemAlloc(void** out, size_t bytes) {
-  return cudaMalloc(out, bytes) == cudaSuccess ? ncclSuccess : no_memory();
+  if (cudaMalloc(out, bytes) != cudaSuccess) return no_memory();
+  remember_allocated(*out);
+  return ncclSuccess;
 }
 ncclResult_t ncclMemFree(void* p) {
+  if (p == nullptr) return ncclSuccess;
+  forget_allocated(p);
   return cudaFree(p) == cudaSuccess ? ncclSuccess : ncclSystemError;
 }
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* out, void* scalar, ncclDataType_t type,

@@ -1,6 +1,8 @@
 // Memory that is registered with a communicator: NCCL reaches it without copies of its own, so it
-// must be device memory that stays there until it is deregistered or the communicator ends.
+// must be device memory that stays there until it is deregistered or the communicator ends. And
+// memory of NCCL's own allocator, which is given back to it.
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "device.h"
@@ -26,7 +28,8 @@ struct Registered {
 // under its own lock, so whoever holds the mutex calls nothing that takes that one.
 struct State {
   std::mutex mutex;
-  std::vector<Registered*> all;  // for good: a handle means one of them for ever
+  std::vector<Registered*> all;   // for good: a handle means one of them for ever
+  std::set<uintptr_t> allocated;  // by NCCL's allocator
 };
 State& state() {
   static auto* made = new State;
@@ -38,6 +41,11 @@ uintptr_t number(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 // Device memory is given back.
 void watch(const void* p, size_t bytes) {
   const std::lock_guard<std::mutex> lock(state().mutex);
+  if (state().allocated.erase(number(p)) > 0)
+    fake_device_note(
+        "fake device: nccl WRONG: memory at %p comes from ncclMemAlloc(), and cudaFree() gives it "
+        "back\n",
+        p);
   for (Registered* one : state().all) {
     if (!one->there || one->given_back) continue;
     if (one->begin >= number(p) + bytes || one->end() <= number(p)) continue;
@@ -108,6 +116,21 @@ void check_registered(const ncclComm& comm, const void* p, size_t bytes, const c
       "fake device: nccl WRONG: rank %d of %d calls %s with %zu bytes at %p, of which only the "
       "first %zu are registered\n",
       comm.rank, comm.size, what, bytes, p, begins->end() - number(p));
+}
+
+void remember_allocated(const void* p) {
+  fake_device_watch_frees(&watch);
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  state().allocated.insert(number(p));
+}
+
+void forget_allocated(const void* p) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  if (state().allocated.erase(number(p)) > 0) return;
+  fake_device_note(
+      "fake device: nccl WRONG: ncclMemFree() gives back memory at %p that does not come from "
+      "ncclMemAlloc()\n",
+      p);
 }
 
 }  // namespace fake_device

@@ -1,6 +1,6 @@
 // NCCL's rules, which the fake one enforces, and communicators that are split, by its own
 // interface: LibTorch keeps most of the rules. A case that is skipped is what one rank does
-// (ranks.h).
+// (ranks.h). Longer than others: every rule has a case that breaks it beside the one that looks.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -125,6 +125,15 @@ char* device_memory() {
 }
 void give_back(void* memory) {
   CHECK(of_the_fake<decltype(ncclMemFree)>("ncclMemFree")(memory) == ncclSuccess);
+}
+// The same of CUDA's allocator.
+char* cuda_memory() {
+  void* out = nullptr;
+  REQUIRE(of_the_fake<cudaError_t(void**, size_t)>("cudaMalloc")(&out, kMemory) == cudaSuccess);
+  return static_cast<char*>(out);
+}
+void give_back_to_cuda(void* memory) {
+  CHECK(of_the_fake<decltype(cudaFree)>("cudaFree")(memory) == cudaSuccess);
 }
 ncclResult_t register_memory(ncclComm_t comm, void* memory, size_t bytes, void** handle) {
   return of_the_fake<decltype(ncclCommRegister)>("ncclCommRegister")(comm, memory, bytes, handle);
@@ -338,7 +347,7 @@ TEST_CASE("memory of the host in a collective of NCCL is told") {
 
 TEST_CASE("rank: registers memory against the rules" * doctest::skip()) {
   const Everyone all;
-  char *one = device_memory(), *other = device_memory();
+  char *one = cuda_memory(), *other = device_memory();
   void* handle = nullptr;
   // Memory that is no device's, or not all of it.
   char host[16] = "";
@@ -358,7 +367,7 @@ TEST_CASE("rank: registers memory against the rules" * doctest::skip()) {
   REQUIRE(register_memory(all.comm, one, kMemory, &handle) == ncclSuccess);
   void* of_other = nullptr;
   REQUIRE(register_memory(all.comm, other, kMemory, &of_other) == ncclSuccess);
-  CHECK(of_the_fake<decltype(cudaFree)>("cudaFree")(one) == cudaSuccess);
+  give_back_to_cuda(one);
   give_back(other);
   CHECK(deregister(all.comm, handle) == ncclSuccess);
   destroy(all.comm);
@@ -384,6 +393,25 @@ TEST_CASE("memory that is registered with NCCL against its rules is told") {
     CHECK_MESSAGE(times(rank.log, line.part) == line.times, rank.log);
   }
   CHECK(times(rank.log, "nccl WRONG") == 7);
+}
+
+TEST_CASE("rank: gives memory back to another allocator" * doctest::skip()) {
+  const Everyone all;
+  // By the rules: nothing is told, also of addresses that come again from the other one.
+  give_back(device_memory());
+  give_back_to_cuda(cuda_memory());
+  give_back(nullptr);
+  give_back(cuda_memory());
+  give_back_to_cuda(device_memory());
+  destroy(all.comm);
+}
+
+TEST_CASE("memory of NCCL's allocator that CUDA's takes back is told, and the reverse") {
+  const Rank rank = play_together("rank: gives memory back to another allocator", 1)[0];
+  CHECK_MESSAGE(times(rank.log, "nccl WRONG: ncclMemFree() gives back memory at ") == 1, rank.log);
+  CHECK(times(rank.log, " that does not come from ncclMemAlloc()\n") == 1);
+  CHECK(times(rank.log, " comes from ncclMemAlloc(), and cudaFree() gives it back\n") == 1);
+  CHECK(times(rank.log, "nccl WRONG") == 2);
 }
 
 TEST_CASE("rank: registers memory by the rules" * doctest::skip()) {

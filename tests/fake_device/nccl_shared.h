@@ -131,6 +131,10 @@ ncclResult_t register_memory(const ncclComm& comm, const void* p, size_t bytes, 
 ncclResult_t deregister_memory(const ncclComm& comm, const void* handle);
 void forget_registered(const ncclComm& comm);  // it ends
 void check_registered(const ncclComm& comm, const void* p, size_t bytes, const char* what);
+// Memory of NCCL's own allocator, which takes it back itself: other memory that it is to take, and
+// its own where CUDA takes that, are told.
+void remember_allocated(const void* p);
+void forget_allocated(const void* p);
 
 ncclResult_t run(const Call& call);
 // The transfers of a call; false where they cannot end.
