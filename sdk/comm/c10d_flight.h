@@ -61,7 +61,7 @@ inline c10d::AllreduceOptions reduced_by(ReduceOp op) {
   return options;
 }
 
-std::shared_ptr<Transport> gloo_transport(c10::intrusive_ptr<c10d::Backend> backend);
+std::shared_ptr<Transport> gloo_transport(std::vector<c10::intrusive_ptr<c10d::Backend>> backends);
 std::shared_ptr<Transport> nccl_transport(c10::intrusive_ptr<c10d::Backend> backend,
                                           at::Device device);
 

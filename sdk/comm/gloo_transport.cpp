@@ -1,14 +1,18 @@
 // gloo: sockets between hosts, in the memory of the host. Its all-gather and all-to-all copy what
-// may stay in place, so those are messages from rank to rank here.
+// may stay in place, so those are messages from rank to rank here. Several back ends are as many
+// connections between any two ranks: what is large goes in parts over all of them, and smaller
+// messages take turns.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "c10d_flight.h"
+#include "link_parts.h"
 
 namespace meshwright::detail {
 
@@ -55,6 +59,8 @@ class GlooFlight final : public C10dFlight {
                        also_input ? t.cpu() : at::empty(t.sizes(), t.options().device(at::kCPU)));
     return lent_.back().second;
   }
+  // wait() copies `from` to `into`.
+  void copy_at_end(const Tensor& into, const Tensor& from) { lent_.emplace_back(into, from); }
   // wait() adds `other`, which comes from the other rank, to `sum`.
   Tensor sum_with_other(const Tensor& sum, Spares& spares) {
     sum_ = sum;
@@ -63,15 +69,15 @@ class GlooFlight final : public C10dFlight {
   }
   void wait() override {
     C10dFlight::wait();
-    for (auto& [device, host] : lent_)
-      if (device.defined()) device.copy_(host);
+    for (auto& [into, from] : lent_)
+      if (into.defined()) into.copy_(from);
     if (!other_.defined()) return;
     at::add_out(sum_, sum_, other_);
     spares_->keep(std::move(other_));
   }
 
  private:
-  std::vector<std::pair<Tensor, Tensor>> lent_;  // device tensor to write (or none), host copy
+  std::vector<std::pair<Tensor, Tensor>> lent_;  // to write at the end (or none), from the host's
   Tensor sum_, other_;
   Spares* spares_ = nullptr;
 };
@@ -83,8 +89,8 @@ Tensor slot(const Tensor& flat, int64_t index, int64_t count) {
 
 class GlooTransport final : public Transport {
  public:
-  explicit GlooTransport(c10::intrusive_ptr<c10d::Backend> backend)
-      : backend_(std::move(backend)), n_(backend_->getSize()), me_(backend_->getRank()) {
+  explicit GlooTransport(std::vector<c10::intrusive_ptr<c10d::Backend>> backends)
+      : backends_(std::move(backends)), n_(backends_[0]->getSize()), me_(backends_[0]->getRank()) {
     sent_.resize(static_cast<size_t>(n_));
     received_.resize(static_cast<size_t>(n_));
   }
@@ -120,8 +126,15 @@ class GlooTransport final : public Transport {
 
   FlightPtr reduce_scatter(const Tensor& packed, const Tensor& shard) override {
     auto out = std::make_unique<GlooFlight>();
+    if (number_of_parts(packed) > 1) {
+      // gloo's own is the sum of a copy, too.
+      const Tensor sums = (packed.is_cpu() ? packed.clone() : packed.cpu()).view({-1});
+      sum_in_parts(*out, sums, ReduceOp::sum);
+      out->copy_at_end(shard, slot(sums, me_, n_).view(shard.sizes()));
+      return out;
+    }
     Tensor in = out->input(packed), into = out->output(shard);
-    out->start(backend_->_reduce_scatter_base(into, in));
+    out->start(backends_[0]->_reduce_scatter_base(into, in));
     return out;
   }
 
@@ -134,15 +147,17 @@ class GlooTransport final : public Transport {
       swap_pair(*out, tensor, out->sum_with_other(tensor, spares_));
       return out;
     }
-    std::vector<Tensor> tensors = one(out->output(tensor, /*also_input=*/true));
-    out->start(backend_->allreduce(tensors, reduced_by(op)));
+    sum_in_parts(*out, out->output(tensor, /*also_input=*/true), op);
     return out;
   }
 
   FlightPtr broadcast(const Tensor& tensor, int64_t root) override {
     auto out = std::make_unique<GlooFlight>();
-    std::vector<Tensor> tensors = one(out->output(tensor, /*also_input=*/true));
-    out->start(backend_->broadcast(tensors, from_root(root)));
+    each_part(out->output(tensor, /*also_input=*/true), /*turn=*/0,
+              [&](c10d::Backend& backend, const Tensor& part) {
+                std::vector<Tensor> tensors = one(part);
+                out->start(backend.broadcast(tensors, from_root(root)));
+              });
     return out;
   }
 
@@ -188,7 +203,7 @@ class GlooTransport final : public Transport {
 
   FlightPtr barrier() override {
     auto out = std::make_unique<GlooFlight>();
-    out->start(backend_->barrier({}));
+    out->start(backends_[0]->barrier({}));
     return out;
   }
 
@@ -196,13 +211,45 @@ class GlooTransport final : public Transport {
   static constexpr int kMessages = 1 << 30;  // tags of messages lie above those of collectives
   static int next_tag(int& last) { return last = (last + 1) & (kMessages - 1); }
 
+  int64_t number_of_parts(const Tensor& tensor) const {
+    return LinkParts(static_cast<int64_t>(tensor.nbytes()), std::ssize(backends_)).number;
+  }
+  // Calls f(back end, part) for each part of the tensor, which is contiguous; the first goes to the
+  // back end of number `turn`, on all ranks alike.
+  template <class F>
+  void each_part(const Tensor& tensor, int turn, F&& f) {
+    const LinkParts parts(static_cast<int64_t>(tensor.nbytes()), std::ssize(backends_));
+    auto backend = [&](int64_t part) -> c10d::Backend& {
+      return *backends_[(static_cast<size_t>(turn) + static_cast<size_t>(part)) % backends_.size()];
+    };
+    if (parts.number == 1) {
+      f(backend(0), tensor);
+      return;
+    }
+    const auto width = static_cast<int64_t>(tensor.element_size());
+    const Tensor flat = tensor.view({-1});
+    for (int64_t i = 0; i < parts.number; ++i)
+      f(backend(i), flat.narrow(0, parts.begin(i) / width, parts.size(i) / width));
+  }
+  // Of two ranks: the same sums to the bit in however many parts. Among more gloo adds in an order
+  // that depends on where in its part an element lies.
+  void sum_in_parts(C10dFlight& flight, const Tensor& tensor, ReduceOp op) {
+    each_part(tensor, /*turn=*/0, [&](c10d::Backend& backend, const Tensor& part) {
+      std::vector<Tensor> tensors = one(part);
+      flight.start(backend.allreduce(tensors, reduced_by(op)));
+    });
+  }
   void send(C10dFlight& flight, const Tensor& tensor, int64_t peer, int tag) {
-    std::vector<Tensor> tensors = one(tensor);
-    flight.start(backend_->send(tensors, static_cast<int>(peer), tag));
+    each_part(tensor, tag, [&](c10d::Backend& backend, const Tensor& part) {
+      std::vector<Tensor> tensors = one(part);
+      flight.start(backend.send(tensors, static_cast<int>(peer), tag));
+    });
   }
   void receive(C10dFlight& flight, const Tensor& tensor, int64_t peer, int tag) {
-    std::vector<Tensor> tensors = one(tensor);
-    flight.start(backend_->recv(tensors, static_cast<int>(peer), tag));
+    each_part(tensor, tag, [&](c10d::Backend& backend, const Tensor& part) {
+      std::vector<Tensor> tensors = one(part);
+      flight.start(backend.recv(tensors, static_cast<int>(peer), tag));
+    });
   }
   // Two ranks: `mine` goes over while `other` comes. Broadcasts would queue on gloo's thread, so
   // that half of a link would rest.
@@ -212,7 +259,7 @@ class GlooTransport final : public Transport {
     send(flight, mine, 1 - me_, tag);
   }
 
-  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::vector<c10::intrusive_ptr<c10d::Backend>> backends_;  // one a connection, one at least
   int64_t n_, me_;
   int collectives_ = 0;
   std::vector<int> sent_, received_;  // by peer: tags of the last messages
@@ -221,8 +268,8 @@ class GlooTransport final : public Transport {
 
 }  // namespace
 
-std::shared_ptr<Transport> gloo_transport(c10::intrusive_ptr<c10d::Backend> backend) {
-  return std::make_shared<GlooTransport>(std::move(backend));
+std::shared_ptr<Transport> gloo_transport(std::vector<c10::intrusive_ptr<c10d::Backend>> backends) {
+  return std::make_shared<GlooTransport>(std::move(backends));
 }
 
 }  // namespace meshwright::detail

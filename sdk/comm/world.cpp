@@ -18,7 +18,12 @@ std::shared_ptr<Transport> transport_over(c10::intrusive_ptr<c10d::Backend> back
                                           at::Device device) {
   if (backend->getBackendName() == "nccl")
     return detail::nccl_transport(std::move(backend), device);
-  return detail::gloo_transport(std::move(backend));
+  return transport_over(std::vector{std::move(backend)});
+}
+
+std::shared_ptr<Transport> transport_over(
+    std::vector<c10::intrusive_ptr<c10d::Backend>> connections) {
+  return detail::gloo_transport(std::move(connections));
 }
 
 World::World(int64_t rank, int64_t size, at::Device device, std::chrono::milliseconds timeout,

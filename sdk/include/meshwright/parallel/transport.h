@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "meshwright/export.h"
 #include "meshwright/parallel/group.h"
@@ -68,6 +69,10 @@ class MESHWRIGHT_API Transport {
 // "nccl", those made for gloo for all others.
 MESHWRIGHT_API std::shared_ptr<Transport> transport_over(c10::intrusive_ptr<c10d::Backend> backend,
                                                          at::Device device);
+// The same over gloo with several connections between two ranks: a back end each, over one set of
+// ranks, alike on all. What is large goes in as many parts at once, other messages take turns.
+MESHWRIGHT_API std::shared_ptr<Transport> transport_over(
+    std::vector<c10::intrusive_ptr<c10d::Backend>> connections);
 
 // From now on errors call a socket address ("10.70.0.2", 35123) so: "rank 1 on gpu004". The latest
 // name of an address counts; port 0 is none. Thread-safe.
