@@ -97,6 +97,12 @@ constexpr std::array kDistEnv = {
                     "Network interface between hosts (\"eth0\"). \"auto\": the route to "
                     "MASTER_ADDR. GLOO_SOCKET_IFNAME comes before it."),
                MESHWRIGHT_OPTIONAL),
+    at_most(
+        int_option("connections_per_peer", "1", 1,
+                   "TCP connections of two ranks on different hosts in each group, for links "
+                   "that one does not fill. For NCCL's sockets it sets "
+                   "NCCL_NSOCKS_PERTHREAD and NCCL_SOCKET_NTHREADS, unless one of them is set."),
+        8),
 };
 
 constexpr std::array kStepScheduler = {

@@ -53,12 +53,13 @@ void refuse(const launch::RankEnvironment& ranks, const Error& error) noexcept;
 
 // Collective. The world of these ranks, its groups over NCCL or gloo as chosen. `interface`:
 // dist_env.interface; empty: the route to MASTER_ADDR decides. With a board a collective that
-// breaks because another rank has ended throws what that one posted. Throws what seat_ranks() does
-// (seats.h).
+// breaks because another rank has ended throws what that one posted. `connections`:
+// dist_env.connections_per_peer, alike on all ranks. Throws what seat_ranks() does (seats.h).
 std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks,
                                   const c10::intrusive_ptr<c10d::Store>& store,
                                   const device::Chosen& chosen, std::chrono::milliseconds timeout,
                                   const std::string& interface = {},
-                                  const std::shared_ptr<Board>& board = nullptr);
+                                  const std::shared_ptr<Board>& board = nullptr,
+                                  int64_t connections = 1);
 
 }  // namespace meshwright::rendezvous

@@ -131,20 +131,27 @@ void name_peers(c10d::Store& store, size_t index, const std::vector<int64_t>& me
   for (size_t k = 0; k < others.size(); ++k) name(others[k], opened[k]);
 }
 
+// Whether members may be on several hosts, alike on all of them. MESHWRIGHT_HOSTS pretends some on
+// one machine.
+bool spans_hosts(const std::vector<int64_t>& members, const std::vector<Seat>& seats) {
+  auto address = [&](int64_t rank) { return seats[static_cast<size_t>(rank)].address; };
+  return std::getenv("MESHWRIGHT_HOSTS") != nullptr ||
+         std::any_of(members.begin(), members.end(),
+                     [&](int64_t rank) { return address(rank) != address(members[0]); });
+}
+
 World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& store,
                          std::vector<Seat> seats, Milliseconds timeout,
-                         const std::shared_ptr<Board>& board) {
-  return [store, timeout, board, seats = std::move(seats), rank = ranks.rank](
+                         const std::shared_ptr<Board>& board, int64_t connections) {
+  return [store, timeout, board, connections, seats = std::move(seats), rank = ranks.rank](
              const std::string& name, const std::vector<int64_t>& members) {
     auto index =
         static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
-    auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     const Seat& own = seats[static_cast<size_t>(rank)];
-    int port = 0;
+    std::vector<Listening> listening;  // one for each connection
     try {
-      Listening listening = listen_for_group(own.address);
-      options->devices.push_back(listening.device);
-      port = listening.port;
+      const int64_t number = spans_hosts(members, seats) ? connections : 1;
+      for (int64_t i = 0; i < number; ++i) listening.push_back(listen_for_group(own.address));
     } catch (const std::exception& error) {
       std::string why = error.what();
       throw Error(ErrorCode::bad_interface, "rank " + std::to_string(rank) + " on " + own.host +
@@ -156,24 +163,35 @@ World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& s
               "set dist_env.interface, or GLOO_SOCKET_IFNAME on each host, to the interface that "
               "joins the hosts");
     }
-    options->threads = 1;  // as fast as more, and switches least
-    auto prefixed = c10::make_intrusive<c10d::PrefixStore>("group/" + name, store);
     auto size = static_cast<int>(members.size());
     try {
-      auto connect = [=]() -> c10::intrusive_ptr<c10d::Backend> {
-        prefixed->set("port/" + std::to_string(index), bytes_of(std::to_string(port)));
+      auto connect_one = [=](const std::string& prefix,
+                             const Listening& door) -> c10::intrusive_ptr<c10d::Backend> {
+        auto prefixed = c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+        auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+        options->devices.push_back(door.device);
+        options->threads = 1;  // as fast as more, and switches least
+        prefixed->set("port/" + std::to_string(index), bytes_of(std::to_string(door.port)));
         auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, index, size, options);
         // All have come, and gloo would take whoever else connects for as long as the job lasts.
         // Where the kernel keeps the port open, strangers take descriptors, and nothing else.
-        if (port > 0) static_cast<void>(shut(own.address, port));
+        if (door.port > 0) static_cast<void>(shut(own.address, door.port));
         name_peers(*prefixed, static_cast<size_t>(index), members, seats);
         return group;
       };
+      auto connect = [=] {
+        std::vector<c10::intrusive_ptr<c10d::Backend>> out;
+        for (const Listening& door : listening)
+          out.push_back(connect_one(
+              "group/" + name + (out.empty() ? "" : "/connection/" + std::to_string(out.size())),
+              door));
+        return out;
+      };
       // A member that has ended will never come.
-      auto backend = bounded(timeout + Milliseconds(2000), connect, [&] {
+      auto backends = bounded(timeout + Milliseconds(2000), connect, [&] {
         if (std::optional<Error> told = board ? board->read_beside() : std::nullopt) throw *told;
       });
-      return transport_over(std::move(backend), at::kCPU);
+      return transport_over(std::move(backends));
     } catch (const NoAnswer&) {
       const bool store_answers = board && !board->silent();
       throw Error(ErrorCode::rendezvous_failed,
@@ -287,15 +305,28 @@ std::vector<std::string> open_to_others(const launch::RankEnvironment& ranks, c1
   return out;
 }
 
+// Of NCCL's sockets between hosts, before it reads its variables. What comes before the key; empty:
+// nothing.
+std::string set_nccl_connections(int64_t connections) {
+  constexpr const char *kEach = "NCCL_NSOCKS_PERTHREAD", *kThreads = "NCCL_SOCKET_NTHREADS";
+  if (connections == 1) return "";
+  for (const char* name : {kEach, kThreads})
+    if (std::getenv(name) != nullptr) return name;
+  // These sockets belong to threads, of which NCCL has none by itself.
+  ::setenv(kThreads, "1", /*overwrite=*/0);
+  ::setenv(kEach, std::to_string(connections).c_str(), /*overwrite=*/0);
+  return "";
+}
+
 }  // namespace
 
 std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const StorePtr& store,
                                   const device::Chosen& chosen, Milliseconds timeout,
-                                  const std::string& interface,
-                                  const std::shared_ptr<Board>& board) {
+                                  const std::string& interface, const std::shared_ptr<Board>& board,
+                                  int64_t connections) {
   World::Connect connect;
   std::shared_ptr<Pulse> pulse;
-  std::string unwatched;
+  std::string unwatched, before_connections;
   auto where = std::make_shared<World*>(nullptr);
   if (ranks.world_size > 1 && chosen.nccl) {
     // NCCL reads its own variable, when the first group is made.
@@ -303,6 +334,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
       address_of(interface, "dist_env.interface", interfaces());
       ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
     }
+    if (!ranks.one_host()) before_connections = set_nccl_connections(connections);
     const PulseTimes times = pulse_times(std::chrono::steady_clock::now());
     pulse = feel_pulse(ranks, store, times, interface);
     if (ranks.rank == 0) unwatched = unwatched_by(ranks, pulse, store, times.counted);
@@ -310,7 +342,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
   } else if (ranks.world_size > 1) {
     connect =
         over_gloo(ranks, store, seat_ranks(store, ranks, wanted_interface(interface), timeout),
-                  timeout, board);
+                  timeout, board, connections);
   }
   auto world =
       std::make_shared<World>(ranks.rank, ranks.world_size, chosen.device, timeout, connect);
@@ -320,7 +352,15 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
       ranks.world_size > 1 && !interface.empty() && wanted.name != interface)
     world->notice("rank 0 uses the interface " + wanted.name + " of " + wanted.named_by +
                   ", which comes before dist_env.interface = \"" + interface + "\"");
+  const std::string more = "dist_env.connections_per_peer = " + std::to_string(connections);
+  if (!before_connections.empty())
+    world->notice("rank 0 has " + before_connections + " set, which comes before " + more);
+  else if (connections > 1 && ranks.world_size > 1 && ranks.one_host() &&
+           std::getenv("MESHWRIGHT_HOSTS") == nullptr)
+    world->notice(more + " has no effect: all ranks are on one host");
   if (ranks.world_size == 1) {
+    if (connections > 1)
+      world->notice(more + " has no effect: one rank alone has nobody to connect to");
     if (!interface.empty())
       world->notice("dist_env.interface = \"" + interface +
                     "\" has no effect: one rank alone has nobody to reach through it");

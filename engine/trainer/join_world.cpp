@@ -79,7 +79,8 @@ std::shared_ptr<World> join_world(const Job& job,
   if (ending && ranks.world_size > 1 && ranks.source != launch::RankEnvironment::Source::local)
     board = std::make_shared<rendezvous::Board>(ranks, store, timeout);
   if (ending) ending->joined(board);
-  return rendezvous::make_world(ranks, store, chosen, timeout, interface, board);
+  return rendezvous::make_world(ranks, store, chosen, timeout, interface, board,
+                                dist.get_int("connections_per_peer"));
 }
 
 }  // namespace train

@@ -136,6 +136,20 @@ const std::vector<Row>& rows() {
        {},
        "engine/rendezvous/tests/rendezvous_test.cpp: one rank alone is told that the interface it "
        "was given has no effect"},
+      {"dist_env.connections_per_peer",
+       "2",
+       test,
+       {},
+       {},
+       "engine/rendezvous/tests/rendezvous_test.cpp: however many connections two ranks on "
+       "different hosts have, collectives give the same"},
+      {"dist_env.connections_per_peer",
+       "2",
+       test,
+       {},
+       {},
+       "engine/rendezvous/tests/rendezvous_test.cpp: more connections than one are said to have no "
+       "effect where no rank is on another host"},
       // [step_scheduler]
       {"step_scheduler.global_batch_size", "32", plan},
       {"step_scheduler.local_batch_size", "1", plan},

@@ -87,6 +87,7 @@ TEST_CASE("an empty file has every default of the documentation") {
                          {"dist_env", "backend", "\"auto\""},
                          {"dist_env", "timeout_minutes", "10"},
                          {"dist_env", "expandable_segments", "false"},
+                         {"dist_env", "connections_per_peer", "1"},
                          {"distributed", "strategy", "\"fsdp2\""},
                          {"distributed", "dp_size", "\"none\""},
                          {"distributed", "dp_replicate_size", "1"},
