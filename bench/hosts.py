@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training over two hosts whose link is slow, beside PyTorch's own strategies, in turns in one run.
 
-    bench/hosts.py [--build build] [--deps .deps] [--rates 100mbit 1gbit] [--each 1 2] [--strategies fsdp2 ddp hsdp zero1] [--rounds 2] [--steps 8] [--no-one-host] [--set KEY=VALUE ...]
+    bench/hosts.py [--build build] [--deps .deps] [--rates 100mbit 1gbit] [--each 1 2] [--strategies fsdp2 ddp hsdp zero1] [--rounds 2] [--steps 8] [--no-one-host] [--delay 10ms] [--send-buffer BYTES] [--set KEY=VALUE ...]
 
 Hosts are namespaces of network, names and shared memory on this machine, joined by a cable (veth) on whose ends `tc` keeps what goes out to a
 rate (tbf). They need root and end with this program. Ranks have one thread; 5.9 M parameters in float32 (tests/reference_pytorch/make_fixture.py), sequences
@@ -15,6 +15,8 @@ the hosts and shards inside them. Figures are of all steps but the first three:
   busy     of the direction with more bytes: bytes with the headers of every packet on the wire, as tbf counts them, over what the rate allows
            between the first and the last byte of a step, whole samples of 5 ms; the middle one of the steps
   of link  least time on the wire, over the step
+With --delay `tc` (netem) also holds back what goes out, and --send-buffer bounds what a connection has under way, as on a link that is too long for
+one: `--delay 10ms --send-buffer 262144 --set dist_env.connections_per_peer=4`, beside the same without the key.
 Steps are told apart by what rank 0 writes at their ends. "plain" is one connection that sends all it can: what these figures can reach.
 The last lines: ddp over two ranks of this machine beside two ranks that train by themselves at once, each with the same batch.
 """
@@ -32,7 +34,7 @@ BOUND = ["setpriv", "--pdeathsig", "KILL"]  # ends with this program, however th
 class Link:
     """Two hosts and the cable between them."""
 
-    def __init__(self, rate):
+    def __init__(self, rate, delay=None, send_buffer=None):
         self.bytes_a_second = {"gbit": 1e9, "mbit": 1e6}[rate[-4:]] * float(rate[:-4]) / 8
         self.keepers = []
         try:
@@ -48,7 +50,13 @@ class Link:
                 self.on(host, "ip", "addr", "add", f"{address}/24", "dev", "net0")
                 self.on(host, "ip", "link", "set", "net0", "up")
                 # Room for one of the largest packets; a queue of 50 ms, which TCP does not fill.
-                self.on(host, "tc", "qdisc", "add", "dev", "net0", "root", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
+                place = ["root"]
+                if delay:
+                    self.on(host, "tc", "qdisc", "add", "dev", "net0", "root", "handle", "1:0", "netem", "delay", delay, "limit", "100000")
+                    place = ["parent", "1:1"]
+                self.on(host, "tc", "qdisc", "add", "dev", "net0", *place, "handle", "10:", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
+                if send_buffer:
+                    self.on(host, "sh", "-c", f"echo 4096 16384 {send_buffer} > /proc/sys/net/ipv4/tcp_wmem")
         except BaseException:
             self.close()
             raise
@@ -67,7 +75,7 @@ class Link:
 
     def on_wire(self, host):
         """Bytes that tbf let go, each packet of the wire with its headers."""
-        return int(re.search(r"Sent (\d+) bytes", self.on(host, "tc", "-s", "qdisc", "show", "dev", "net0")).group(1))
+        return int(re.search(r"qdisc tbf.*?Sent (\d+) bytes", self.on(host, "tc", "-s", "qdisc", "show", "dev", "net0"), re.DOTALL).group(1))
 
     def close(self):
         for keeper in self.keepers:
@@ -217,7 +225,7 @@ def rows_of_link(a, folder, fixture):
     form = "{:9}{:6}{:8}{:>6}{:>10}{:>10}{:>8}{:>10}{:>10}{:>9}{:>8}{:>8}{:>9}"
     print(form.format("link", "ranks", "strategy", "round", "ours ms", "PyTorch", "ratio", "MB out", "PyTorch", "least", "busy", "PyTorch", "of link"))
     for rate in a.rates:
-        with contextlib.closing(Link(rate)) as link:
+        with contextlib.closing(Link(rate, a.delay, a.send_buffer)) as link:
             print(f"{rate:9}plain: {plain(link):.0%} of the rate", flush=True)
             ratios = {}
             for turn in range(a.rounds):
@@ -275,6 +283,8 @@ def main():
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--steps", type=int, default=8)
     p.add_argument("--no-one-host", action="store_true")
+    p.add_argument("--delay", help="of each direction, as tc takes it")
+    p.add_argument("--send-buffer", type=int, metavar="BYTES", help="the most that a connection keeps until it is acknowledged")
     p.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="keys of our jobs over the link")
     a = p.parse_args()
     a.build, a.deps = os.path.abspath(a.build), os.path.abspath(a.deps)

@@ -22,6 +22,25 @@ interface_by_key() {
   start hosta 0 2 10.70.0.1 -- --set dist_env.interface=net0; start hostb 1 2 10.70.0.1 -- --set dist_env.interface=net0
   finish; expect 0 0 "done: 2 steps"
 }
+# With more connections the ranks have more sockets to each other, and the losses stay the same.
+connections_by_key() {
+  two_hosts
+  local number run sockets=() losses=()
+  for number in 1 3; do
+    run=${name}_$number
+    start hosta 0 2 10.70.0.1 -- --set run.name=$run --set dist_env.connections_per_peer=$number --set step_scheduler.max_steps=200
+    start hostb 1 2 10.70.0.1 -- --set run.name=$run --set dist_env.connections_per_peer=$number --set step_scheduler.max_steps=200
+    await 100 trains $run || fail 0 "no step was made"
+    sockets+=($(on hosta ss -Htn state established dst 10.70.0.2 | wc -l))
+    finish; expect 0 0 "done: 200 steps"; expect 1 0 ""
+    losses+=("$(grep -o '"loss": *[0-9.e-]*' "$folder/runs/$run/metrics.jsonl" | tail -1)")
+  done
+  if [ ${sockets[1]} -gt ${sockets[0]} ] && [ -n "${losses[0]}" ] && [ "${losses[0]}" = "${losses[1]}" ]; then
+    echo "ok: $name: ${sockets[0]} sockets, then ${sockets[1]}, and ${losses[0]}"
+  else
+    fail 0 "${sockets[0]} sockets with one connection, ${sockets[1]} with three; ${losses[0]}, ${losses[1]}"
+  fi
+}
 # The variable comes before the key, and says so.
 interface_by_variable() {
   two_hosts
@@ -259,5 +278,5 @@ calibrate_of_two_hosts() {
     { failures=$((failures + 1)); echo "FAILED: $name: not the bandwidth of the link:"; grep -A8 '^.network' "$folder/$name.toml"; }
 }
 
-all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable secret_of_the_job second_job_on_the_port one_interface_listens ports_are_limited wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer each_byte_once doctor_of_two_hosts doctor_of_a_host_with_a_fault doctor_of_a_slow_link calibrate_of_two_hosts"
+all="own_name_is_loopback own_name_is_unknown interface_by_key connections_by_key interface_by_variable secret_of_the_job second_job_on_the_port one_interface_listens ports_are_limited wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer each_byte_once doctor_of_two_hosts doctor_of_a_host_with_a_fault doctor_of_a_slow_link calibrate_of_two_hosts"
 run_cases "$all" "$@"
