@@ -1,8 +1,10 @@
-// What a dense layer and the loss run on a device beside their matrix products: milliseconds, and
-// the bytes that have to pass over the memory at least as a share of what a plain copy moves. At
-// the sizes of Llama 3.2 1B, bfloat16; attention in TFLOP/s.
+// What a dense layer, experts and the loss run on a device beside their matrix products:
+// milliseconds, and the bytes that have to pass over the memory at least as a share of what a plain
+// copy moves. At the sizes of Llama 3.2 1B, bfloat16; attention in TFLOP/s.
 //   bench_device_kernels [TOKENS HIDDEN FFN VOCABULARY]
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -25,6 +27,9 @@
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/loss.h"
+#include "meshwright/nn/moe.h"
+#include "sdk/base/kernels/grouped_arguments.h"
+#include "sdk/base/own_kernels.h"
 #include "sdk/base/residual.h"
 
 using namespace meshwright;
@@ -93,12 +98,87 @@ class Table {
   double copied_;
 };
 
+double bytes(const Tensor& t) { return static_cast<double>(t.nbytes()); }
+
+// Rows of tokens by expert and back, what experts do between their products, and the products of
+// float32 experts that are small enough for one launch. Backward takes and adds up rows, too.
+void measure_experts(const cuda::CudaPart& part, const Sizes& s, const Table& table) {
+  constexpr int64_t kExperts = 8, kActive = 2, kRowsOfSmall = 64;
+  const c10::NoGradGuard no_grad;
+  const auto options = at::TensorOptions().dtype(at::kBFloat16).device(at::kCUDA, 0),
+             wide = options.dtype(at::kFloat);
+  const Tensor x = at::randn({s.tokens, s.hidden}, options);
+  const ExpertOrder order = sort_without_counts(
+      at::randint(kExperts, {s.tokens, kActive}, options.dtype(at::kLong)), kExperts);
+  const Tensor rows = gather_tokens(x, order);
+  table.row("take_rows", milliseconds(part, [&] { gather_tokens(x, order); }),
+            bytes(x) + bytes(rows) + bytes(order.token));
+  table.row("combine_rows", milliseconds(part, [&] { combine_tokens(rows, order); }),
+            bytes(rows) + bytes(x) + bytes(order.place));
+
+  const int64_t all = rows.size(0), inner = std::max(s.ffn / 4, kHeadDim);
+  const Tensor h = at::randn({all, 2 * inner}, options), grad = at::randn({all, inner}, options),
+               weights = at::randn({all}, wide), to_h = at::empty_like(h),
+               active = at::empty_like(grad), to_weights = at::empty_like(weights),
+               a = at::randn({kExperts * kRowsOfSmall, s.hidden}, wide),
+               b = at::randn({kExperts, s.hidden, 2 * inner}, wide),
+               product = at::empty({a.size(0), b.size(2)}, wide),
+               bounds = at::arange(0, a.size(0) + 1, kRowsOfSmall, options.dtype(at::kInt));
+  const std::optional<OwnKernels> own = OwnKernels::of(h, {inner}),
+                                  own_wide = OwnKernels::of(a, {4});
+  if (!own || !own_wide) {
+    std::printf("%-28s kernels of our own do not run here\n", "weighted_swiglu");
+    return;
+  }
+  const int64_t blocks = ceil_divide(all, kernels::kBlock / 32);
+  const kernels::WeightedSwiglu there{.h = h.const_data_ptr(),
+                                      .weights = weights.const_data_ptr<float>(),
+                                      .out = active.mutable_data_ptr(),
+                                      .rows = all,
+                                      .size = inner};
+  const kernels::WeightedSwigluBackward back{.h = h.const_data_ptr(),
+                                             .grad = grad.const_data_ptr(),
+                                             .weights = weights.const_data_ptr<float>(),
+                                             .to_h = to_h.mutable_data_ptr(),
+                                             .weighted = active.mutable_data_ptr(),
+                                             .to_weights = to_weights.mutable_data_ptr<float>(),
+                                             .rows = all,
+                                             .size = inner};
+  table.rows("weighted_swiglu",
+             {milliseconds(part, [&] { own->launch("weighted_swiglu", blocks, there); }),
+              milliseconds(part, [&] { own->launch("weighted_swiglu_backward", blocks, back); })},
+             bytes(h) + bytes(weights) + bytes(active),
+             2 * bytes(h) + 2 * bytes(weights) + bytes(grad) + bytes(active));
+
+  using kernels::GroupedProduct;
+  const GroupedProduct grouped{.a = a.const_data_ptr<float>(),
+                               .b = b.const_data_ptr<float>(),
+                               .out = product.mutable_data_ptr<float>(),
+                               .bounds = bounds.const_data_ptr<int32_t>(),
+                               .rows = a.size(0),
+                               .width = b.size(2),
+                               .inner = b.size(1),
+                               .b_inner = b.stride(1),
+                               .b_column = b.stride(2),
+                               .groups = static_cast<int>(kExperts)};
+  const int64_t tiles = (a.size(0) / GroupedProduct::kTile + kExperts) *
+                        ceil_divide(b.size(2), GroupedProduct::kTile);
+  const double grouped_ms = milliseconds(part, [&] {
+    own_wide->launch("grouped_product", tiles, grouped,
+                     GroupedProduct::kFloats * static_cast<int64_t>(sizeof(float)));
+  });
+  table.row("grouped_product, float32", grouped_ms,
+            bytes(a) + bytes(b) + bytes(product) + bytes(bounds));
+  const auto work = static_cast<double>(2 * a.size(0) * b.size(1) * b.size(2));
+  std::printf("%-28s %10.3f %34.1f TFLOP/s\n", "grouped_product, float32", grouped_ms,
+              work / grouped_ms / 1e9);
+}
+
 void measure(const cuda::CudaPart& part, const Sizes& s) {
   const auto options = at::TensorOptions().dtype(at::kBFloat16).device(at::kCUDA, 0);
   auto leaf = [&](at::IntArrayRef sizes) {
     return at::randn(sizes, options).set_requires_grad(true);
   };
-  const auto bytes = [](const Tensor& t) { return static_cast<double>(t.nbytes()); };
   const Tensor from = at::randn({s.tokens, s.vocabulary}, options), to = at::empty_like(from);
   const Table table(2 * bytes(from) / milliseconds(part, [&] { to.copy_(from); }) * 1e3);
 
@@ -154,6 +234,8 @@ void measure(const cuda::CudaPart& part, const Sizes& s) {
   table.rows("cross entropy",
              both(part, {logits}, {}, [&] { return cross_entropy_sum(logits, targets); }),
              bytes(logits), 2 * bytes(logits));
+
+  measure_experts(part, s, table);
 
   // Samples of a quarter of the tokens; rows as they are for the other kernels.
   const int64_t samples = s.tokens % 4 == 0 ? 4 : 1, length = s.tokens / samples;
