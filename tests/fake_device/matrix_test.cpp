@@ -1,5 +1,6 @@
 // The whole matrix: every strategy with its options on 1, 2, 4 and 8 fake devices, each with three
-// seeds of delays, beside the CPU. tests/fake_device/matrix runs it and keeps the table.
+// seeds of delays, beside the CPU. tests/fake_device/matrix runs it and keeps the table. Long
+// because of the rows.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -44,6 +45,11 @@ const std::string kFewer = "step_scheduler.global_batch_size=16";  // of megatro
 const std::string kCp = "distributed.cp_size=2", kRing = "distributed.context.ring_size=2",
                   kUlysses = "distributed.context.ulysses_size=2",
                   kAllKeys = "distributed.context.method=all_gather";
+// No backward comes to the first layer; and it passes through all of them.
+const std::string kFrozenBelow =
+                      R"(optimizer.group=[{pattern="model.embed_tokens.*", frozen=true}, )"
+                      R"({pattern="model.layers.0.*", frozen=true}])",
+                  kFrozenTower = R"(optimizer.group=[{pattern="model.layers.*", frozen=true}])";
 // Routing weights are rounded after other operators than on the CPU.
 constexpr double kRouted = 2e-4;
 // kQuick has twice the layers of kFirst's model: under fsdp2, too, norms differ by 3e-4.
@@ -81,6 +87,7 @@ const std::vector<Row> kMatrix{
      2,
      {kBf16, kBf16Out, "distributed.mp_policy.reduce_dtype=float32"},
      kHalf},
+    {"fsdp2, bfloat16, four layers", kFirst, 2, {kQuick, kBf16, kBf16Out}, kQuickHalf},
     {"fsdp2, bfloat16, float8", kFirst, 2, {kFloat8Linear, kBf16, kBf16Out}, kFloat8},
     {"fsdp2, bfloat16, float8, recomputation",
      kFirst,
@@ -103,6 +110,9 @@ const std::vector<Row> kMatrix{
     {"fsdp2, recomputation", kFirst, 2, {kFull}},
     {"fsdp2, selective recomputation", kFirst, 2, {kSelective}},
     {"fsdp2, offload, recomputation", kFirst, 4, {kOffload, kFull}},
+    {"fsdp2, frozen from below", kFirst, 2, {kFrozenBelow}},
+    {"fsdp2, frozen tower", kFirst, 2, {kFrozenTower}},
+    {"fsdp2, frozen tower, recomputation", kFirst, 2, {kFrozenTower, kFull}},
     {"HSDP", kFirst, 4, {"distributed.dp_replicate_size=2"}},
     {"HSDP", kFirst, 8, {"distributed.dp_replicate_size=2", kSmall}},
     {"HSDP, offload", kFirst, 4, {"distributed.dp_replicate_size=2", kOffload}},
