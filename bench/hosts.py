@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training over two hosts whose link is slow, beside PyTorch's own strategies, in turns in one run.
 
-    bench/hosts.py [--build build] [--deps .deps] [--rates 100mbit 1gbit] [--each 1 2] [--strategies fsdp2 ddp hsdp zero1] [--rounds 2] [--steps 8] [--no-one-host] [--delay 10ms] [--send-buffer BYTES] [--set KEY=VALUE ...]
+    bench/hosts.py [--build build] [--deps .deps] [--rates 100mbit 1gbit] [--each 1 2] [--strategies fsdp2 ddp hsdp zero1] [--rounds 2] [--steps 8] [--no-one-host] [--flow 250mbit] [--set KEY=VALUE ...]
 
 Hosts are namespaces of network, names and shared memory on this machine, joined by a cable (veth) on whose ends `tc` keeps what goes out to a
 rate (tbf). They need root and end with this program. Ranks have one thread; 5.9 M parameters in float32 (tests/reference_pytorch/make_fixture.py), sequences
@@ -15,8 +15,8 @@ the hosts and shards inside them. Figures are of all steps but the first three:
   busy     of the direction with more bytes: bytes with the headers of every packet on the wire, as tbf counts them, over what the rate allows
            between the first and the last byte of a step, whole samples of 5 ms; the middle one of the steps
   of link  least time on the wire, over the step
-With --delay `tc` (netem) also holds back what goes out, and --send-buffer bounds what a connection has under way, as on a link that is too long for
-one: `--delay 10ms --send-buffer 262144 --set dist_env.connections_per_peer=4`, beside the same without the key.
+With --flow no connection sends more than that (a library in front of libc paces sockets), as clouds limit one: `--flow 250mbit --set dist_env.connections_per_peer=4`,
+beside the same without the key.
 Steps are told apart by what rank 0 writes at their ends. "plain" is one connection that sends all it can: what these figures can reach.
 The last lines: ddp over two ranks of this machine beside two ranks that train by themselves at once, each with the same batch.
 """
@@ -31,11 +31,36 @@ LIMIT = 300  # seconds of a run
 BOUND = ["setpriv", "--pdeathsig", "KILL"]  # ends with this program, however that ends
 
 
+# In front of libc: every connection over a network is paced; what a listening socket accepts has its rate.
+PACED = """#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/socket.h>
+int socket(int domain, int type, int protocol) {
+  int (*made)(int, int, int) = (int (*)(int, int, int))dlsym(RTLD_NEXT, "socket");
+  int out = made(domain, type, protocol);
+  unsigned rate = RATE;
+  if (out >= 0 && domain != AF_UNIX && (type & 15) == SOCK_STREAM) setsockopt(out, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate);
+  return out;
+}
+"""
+
+
+def bytes_a_second(rate):
+    return {"gbit": 1e9, "mbit": 1e6}[rate[-4:]] * float(rate[:-4]) / 8
+
+
+def paced(folder, rate):
+    """Variables of the environment under which no connection sends more."""
+    library = f"{folder}/paced.so"
+    subprocess.run(["cc", "-shared", "-fPIC", f"-DRATE={int(bytes_a_second(rate))}", "-x", "c", "-", "-o", library], input=PACED, text=True, check=True)
+    return {"LD_PRELOAD": library}
+
+
 class Link:
     """Two hosts and the cable between them."""
 
-    def __init__(self, rate, delay=None, send_buffer=None):
-        self.bytes_a_second = {"gbit": 1e9, "mbit": 1e6}[rate[-4:]] * float(rate[:-4]) / 8
+    def __init__(self, rate):
+        self.bytes_a_second = bytes_a_second(rate)
         self.keepers = []
         try:
             for _ in ADDRESSES:
@@ -50,13 +75,7 @@ class Link:
                 self.on(host, "ip", "addr", "add", f"{address}/24", "dev", "net0")
                 self.on(host, "ip", "link", "set", "net0", "up")
                 # Room for one of the largest packets; a queue of 50 ms, which TCP does not fill.
-                place = ["root"]
-                if delay:
-                    self.on(host, "tc", "qdisc", "add", "dev", "net0", "root", "handle", "1:0", "netem", "delay", delay, "limit", "100000")
-                    place = ["parent", "1:1"]
-                self.on(host, "tc", "qdisc", "add", "dev", "net0", *place, "handle", "10:", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
-                if send_buffer:
-                    self.on(host, "sh", "-c", f"echo 4096 16384 {send_buffer} > /proc/sys/net/ipv4/tcp_wmem")
+                self.on(host, "tc", "qdisc", "add", "dev", "net0", "root", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
         except BaseException:
             self.close()
             raise
@@ -75,7 +94,7 @@ class Link:
 
     def on_wire(self, host):
         """Bytes that tbf let go, each packet of the wire with its headers."""
-        return int(re.search(r"qdisc tbf.*?Sent (\d+) bytes", self.on(host, "tc", "-s", "qdisc", "show", "dev", "net0"), re.DOTALL).group(1))
+        return int(re.search(r"Sent (\d+) bytes", self.on(host, "tc", "-s", "qdisc", "show", "dev", "net0")).group(1))
 
     def close(self):
         for keeper in self.keepers:
@@ -189,7 +208,7 @@ def ours(a, folder, fixture, link, strategy, each):
     shutil.rmtree(f"{folder}/bench/runs", ignore_errors=True)
     metrics = f"{folder}/bench/runs/bench/metrics.jsonl"
     with Sampler(link, metrics) as seen:
-        ranks = [start(a, folder, link.inside(r // each), r, world, each, [f"{a.build}/bin/meshwright", "train", text, *(w for o in a.set for w in ("--set", o))], os.environ) for r in range(world)]
+        ranks = [start(a, folder, link.inside(r // each), r, world, each, [f"{a.build}/bin/meshwright", "train", text, *(w for o in a.set for w in ("--set", o))], dict(os.environ, **a.paced)) for r in range(world)]
         finish(ranks, LIMIT, [f"{folder}/rank.{r}" for r in range(world)])
     return jobs.rows(metrics), seen
 
@@ -199,7 +218,7 @@ def theirs(a, folder, fixture, link, strategy, each):
     name = "ddp" if strategy == "zero1" else strategy
     command = [sys.executable, os.path.join(jobs.ROOT, "tests/reference_pytorch/peer_train.py"), "--impl", "lean", "--model", f"{fixture}/llama", "--tokens", f"{fixture}/train.bin",
                "--strategy", name, "--dp-replicate", "2" if name == "hsdp" else "1", "--seq-len", "128", "--micro-batch", "2", "--steps", str(a.steps), "--out", f"{folder}/peer.jsonl"]
-    environment = dict(os.environ, PYTHONPATH=os.path.join(a.deps, "python"), GLOO_SOCKET_IFNAME="net0")
+    environment = dict(os.environ, PYTHONPATH=os.path.join(a.deps, "python"), GLOO_SOCKET_IFNAME="net0", **a.paced)
     with Sampler(link, f"{folder}/rank.0") as seen:
         ranks = [start(a, folder, link.inside(r // each), r, world, each, command, environment) for r in range(world)]
         finish(ranks, LIMIT, [f"{folder}/rank.{r}" for r in range(world)])
@@ -225,7 +244,7 @@ def rows_of_link(a, folder, fixture):
     form = "{:9}{:6}{:8}{:>6}{:>10}{:>10}{:>8}{:>10}{:>10}{:>9}{:>8}{:>8}{:>9}"
     print(form.format("link", "ranks", "strategy", "round", "ours ms", "PyTorch", "ratio", "MB out", "PyTorch", "least", "busy", "PyTorch", "of link"))
     for rate in a.rates:
-        with contextlib.closing(Link(rate, a.delay, a.send_buffer)) as link:
+        with contextlib.closing(Link(rate)) as link:
             print(f"{rate:9}plain: {plain(link):.0%} of the rate", flush=True)
             ratios = {}
             for turn in range(a.rounds):
@@ -283,8 +302,7 @@ def main():
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--steps", type=int, default=8)
     p.add_argument("--no-one-host", action="store_true")
-    p.add_argument("--delay", help="of each direction, as tc takes it")
-    p.add_argument("--send-buffer", type=int, metavar="BYTES", help="the most that a connection keeps until it is acknowledged")
+    p.add_argument("--flow", metavar="RATE", help="the most that one connection sends")
     p.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="keys of our jobs over the link")
     a = p.parse_args()
     a.build, a.deps = os.path.abspath(a.build), os.path.abspath(a.deps)
@@ -295,6 +313,7 @@ def main():
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as folder:
+        a.paced = paced(folder, a.flow) if a.flow else {}
         fixture = jobs.make_fixture(folder, "small", dict(os.environ, PYTHONPATH=os.path.join(a.deps, "python")), "llama")
         if a.rates:
             rows_of_link(a, folder, fixture)
