@@ -14,11 +14,15 @@ namespace {
 
 using steptime::Layout;
 
-// Plans of a round that can be made, and all; a round starts anew where too many were left out.
-constexpr size_t kMostPlans = 24, kMostTries = 64, kRounds = 3, kKept = 64;
-// Layouts that are planned at least: plan and model differ by some percent, which may change the
-// order.
-constexpr size_t kPlansEach = 2, kLeastPlans = 8;
+// A round ends where so many were too large, or where some strategy's plans are refused: the next
+// one is searched with what they say. And the most in all.
+constexpr size_t kTooLarge = 8, kRefused = 12, kRounds = 10, kMostTooLarge = 64, kMostTries = 96,
+                 kKept = 64;
+// Layouts that fit and are planned at least, however few are shown: plan and model differ by some
+// percent, which may change the order.
+constexpr size_t kPlansEach = 2, kLeastPlans = 10;
+// Parts of the memory of which some layouts are planned where that is not enough.
+constexpr double kSafe[] = {0.97, 0.94, 0.9, 0.85};
 // Sizes whose smallest layouts are planned where nothing fits.
 constexpr size_t kSmallest = 12;
 
@@ -53,15 +57,18 @@ class Planned {
   }
 
   Found run() {
-    for (size_t round = 0; round < kRounds && !enough(); ++round) {
+    for (size_t round = 0; round < kRounds && !enough() && !spent(); ++round) {
       steptime::SearchResult found = steptime::search(request_, std::max(kKept, 2 * wanted_.most));
       const std::vector<Layout> layouts = std::exchange(found.best, {});
       if (round == 0) out_.result = std::move(found);
-      made_ = tried_ = 0;
-      too_large_ = counted_ = 0;
-      for (size_t i = 0; i < layouts.size() && !enough() && !spent(); ++i) take(layouts[i]);
-      if (!narrow()) break;
+      too_large_ = refused_ = 0;
+      for (size_t i = 0; i < layouts.size() && !enough() && !spent() && too_large_ < kTooLarge &&
+                         refused_ < kRefused;
+           ++i)
+        take(layouts[i]);
+      if (!learn()) break;
     }
+    if (!enough() && spent()) take_safe();
     take_own();
     // By the model nothing may fit, or what does is too large by its plan.
     if (layouts_.empty() && out_.result.smallest) take_smallest();
@@ -70,12 +77,30 @@ class Planned {
 
  private:
   bool enough() const {
+    if (wanted_.any) return !layouts_.empty();
     return layouts_.size() >= wanted_.most &&
-           planned_ >= std::max(kLeastPlans, kPlansEach * wanted_.most);
+           fitting_ >= std::max(kLeastPlans, kPlansEach * wanted_.most);
   }
   bool spent() const {
-    return made_ >= std::max(kMostPlans, 2 * wanted_.most) ||
+    return request_.left_out.size() >= kMostTooLarge ||
            tried_ >= std::max(kMostTries, 4 * wanted_.most);
+  }
+  // Where plan after plan was too large: the first of those that fit with something to spare.
+  void take_safe() {
+    steptime::SearchRequest request = request_;
+    request.pipeline_margin = 1;
+    for (const double part : kSafe) {
+      request.memory = part * out_.memory;
+      size_t left = kLeastPlans;
+      for (const Layout& layout : steptime::search(request, kLeastPlans).best) {
+        if (left-- == 0 || enough()) break;
+        take(layout);
+      }
+      learn();
+      request.counts = request_.counts;
+      request.takes = request_.takes;
+      request.left_out = request_.left_out;
+    }
   }
   // The model's smallest, and the smallest of the sizes nearest to it: plans differ.
   void take_smallest() {
@@ -96,24 +121,33 @@ class Planned {
     for (const std::string& name : names) {
       steptime::SearchRequest request = request_;
       std::erase_if(request.ways, [&](const steptime::Way& way) { return way.strategy != name; });
-      request.memory = out_.memory;  // without what rounds have taken off
       const std::vector<Layout> first = steptime::search(request, kLeastPlans).best;
       for (const Layout& layout : first) take(layout);
     }
   }
-  // Leaves out of the next round what this one has found in vain. False: nothing.
-  bool narrow() {
+  // For the next round: strategies that no plan was made for stay away, and how much plans of a
+  // kind come to at least is known. False: this one told nothing.
+  bool learn() {
     const size_t before = request_.ways.size();
     std::erase_if(request_.ways, [&](const steptime::Way& way) {
       const auto found = made_by_.find(way.strategy);
       return found != made_by_.end() && found->second.first == 0 && found->second.second >= 3;
     });
-    if (too_large_ <= 0) return request_.ways.size() < before;
-    // The model counts too little for this job: what it may take is less by that.
-    const double counts = std::clamp(counted_ / too_large_, 0.3, 1.0);
-    request_.memory *= counts;
-    const bool wide = std::exchange(request_.pipeline_margin, 1) > 1;
-    return counts < 1 || wide || request_.ways.size() < before;
+    request_.counts = counts_;
+    request_.takes = takes_;
+    return too_large_ > 0 || request_.ways.size() < before;
+  }
+  void learn_of(const Layout& layout, const Forecast& forecast) {
+    auto keep_least = [](double& of, double value) { of = of > 0 ? std::min(of, value) : value; };
+    steptime::LayoutKind kind = kind_of(layout);
+    // The model's own, without what is known already.
+    const double seconds =
+        layout.predicted.parts.sum() > 0 ? layout.predicted.parts.sum() : layout.predicted.seconds;
+    const double counts = forecast.memory / layout.predicted.memory.peak();
+    keep_least(takes_[kind], forecast.time.seconds / seconds);
+    keep_least(counts_[kind], counts);
+    kind.options.clear();
+    keep_least(counts_[kind], counts);
   }
   void count(const std::string& reason) { ++out_.result.rejected[reason]; }
 
@@ -131,22 +165,24 @@ class Planned {
             error_info(planned.refused->code()).title);
       if (!out_.refused) out_.refused = std::move(planned.refused);
       ++refused;
+      ++refused_;
       return;
     }
     ++made;
-    ++made_;
-    ++planned_;
     const Forecast& forecast = *planned.forecast;
+    learn_of(layout, forecast);
     if (!out_.least || forecast.memory < *out_.least) {
       out_.least = forecast.memory;
       least_ = layout;
     }
     if (forecast.memory > out_.memory) {
       count("more memory than a rank has, by its plan");
-      too_large_ += forecast.memory;
-      counted_ += layout.predicted.memory.peak();
+      if (out_.result.fitting > 0) --out_.result.fitting;  // as the model had it
+      ++too_large_;
+      request_.left_out.push_back(layout);
       return;
     }
+    ++fitting_;
     if (is_known(layout, forecast)) {
       count("the same as one before it");
       return;
@@ -194,9 +230,10 @@ class Planned {
   std::optional<Layout> least_;
   std::set<std::string> lines_;
   std::map<std::string, std::pair<size_t, size_t>> made_by_;  // of a strategy: plans, refusals
-  size_t planned_ = 0;                                        // plans that could be made
-  size_t made_ = 0, tried_ = 0;                               // of this round
-  double too_large_ = 0, counted_ = 0;  // bytes of those too large, by their plans and by the model
+  // The least of plans over the model: bytes, whatever the options, and seconds.
+  std::map<steptime::LayoutKind, double> counts_, takes_;
+  size_t fitting_ = 0, tried_ = 0;      // plans that fit, and all that were asked for
+  size_t too_large_ = 0, refused_ = 0;  // of this round
 };
 
 }  // namespace

@@ -56,6 +56,7 @@ std::optional<Proposal> proposal_of(const std::string& help, const Wanted& wante
 
 bool finds_layout(const plan::Job& job, const steptime::Machine& machine, Proposal proposal) {
   proposal.wanted.most = 1;
+  proposal.wanted.any = true;
   return !planned_layouts(job, machine, proposal.wanted, proposal.request).result.best.empty();
 }
 
@@ -229,6 +230,7 @@ std::optional<int64_t> larger_world(const plan::Job& job, const steptime::Machin
                                     const Wanted& wanted, const steptime::SearchRequest& request) {
   Wanted larger = wanted;
   larger.most = 1;
+  larger.any = true;
   while (larger.world_size <= kMostWorld / 2) {
     larger.world_size *= 2;
     if (!planned_layouts(job, machine, larger, request).result.best.empty())

@@ -266,11 +266,12 @@ class Search {
     const double limit = others ? std::max(limit_, other_limit_) : limit_;
     if (request_.bounded && least(layout.job) > limit) return;
     ++out_.predicted;
-    layout.predicted = predict(request_.machine, request_.shape, layout.job, Bubble::closed_form);
+    set_time(layout, Bubble::closed_form);
     if (others) {
       others_.push_back(layout);
       if (others_.size() >= 4 * kOthers) keep_others();
     }
+    if (is_left_out(layout)) return;
     out_.best.push_back(std::move(layout));
     if (out_.best.size() < 4 * kSimulated) return;
     keep(kSimulated);
@@ -311,17 +312,44 @@ class Search {
   bool fits(Layout& layout) {
     ++out_.enumerated;
     layout.predicted.memory = memory_of(request_.shape, layout.job);
-    layout.use = layout.predicted.memory.peak() / request_.memory;
+    const double counts = said_of_memory(layout);
+    layout.use = layout.predicted.memory.peak() / request_.memory * (counts > 0 ? counts : 1);
     if (!out_.smallest || layout.use < out_.smallest->use) out_.smallest = layout;
     const std::array<double, 4> cut = {layout.job.tp, layout.job.cp, layout.job.pp, layout.job.ep};
     const auto [known, added] = families_.try_emplace(cut, layout);
     if (!added && layout.use < known->second.use) known->second = layout;
-    if (layout.use > (layout.job.pp > 1 ? request_.pipeline_margin : 1)) {
+    if (layout.use > (layout.job.pp > 1 && counts <= 0 ? request_.pipeline_margin : 1)) {
       count("more memory than a rank has");
       return false;
     }
     ++out_.fitting;
     return true;
+  }
+
+  // What plans say of the kind; 0: nothing.
+  static double known(const std::map<LayoutKind, double>& said, const LayoutKind& kind) {
+    const auto found = said.find(kind);
+    return found == said.end() ? 0 : found->second;
+  }
+  static LayoutKind without_options(const Layout& layout) {
+    LayoutKind out = kind_of(layout);
+    out.options.clear();
+    return out;
+  }
+  double said_of_memory(const Layout& layout) const {
+    if (request_.counts.empty()) return 0;
+    const double exactly = known(request_.counts, kind_of(layout));
+    return exactly > 0 ? exactly : known(request_.counts, without_options(layout));
+  }
+  void set_time(Layout& layout, Bubble bubble) const {
+    layout.predicted = predict(request_.machine, request_.shape, layout.job, bubble);
+    if (request_.takes.empty()) return;
+    // Never less, for the sake of the lower bounds.
+    layout.predicted.seconds *= std::max(1.0, known(request_.takes, kind_of(layout)));
+  }
+  bool is_left_out(const Layout& layout) const {
+    return std::any_of(request_.left_out.begin(), request_.left_out.end(),
+                       [&](const Layout& other) { return other.is_cut_as(layout); });
   }
 
   // Seconds that no way of moving parameters and no schedule undercuts: kernels and the exchanges
@@ -362,8 +390,7 @@ class Search {
     keep(kSimulated);
     keep_others();
     for (Layout& layout : out_.best)
-      if (layout.job.pp > 1)
-        layout.predicted = predict(request_.machine, request_.shape, layout.job);
+      if (layout.job.pp > 1) set_time(layout, Bubble::simulated);
     for (const Layout& other : others_)
       for (const PipelineSchedule schedule : request_.schedules) {
         if ((folds(schedule) && other.job.stages != 2) ||
@@ -372,9 +399,9 @@ class Search {
           continue;
         Layout layout = other;
         layout.job.schedule = schedule;
-        if (!fits(layout)) continue;
+        if (!fits(layout) || is_left_out(layout)) continue;
         ++out_.predicted;
-        layout.predicted = predict(request_.machine, request_.shape, layout.job);
+        set_time(layout, Bubble::simulated);
         out_.best.push_back(std::move(layout));
       }
     keep(most_);
@@ -398,6 +425,23 @@ class Search {
 };
 
 }  // namespace
+
+double Layout::score() const { return predicted.seconds * (use > kComfortable ? 1.05 : 1); }
+
+bool Layout::is_cut_as(const Layout& other) const {
+  const Job &a = job, &b = other.job;
+  return a.tp == b.tp && a.cp == b.cp && a.pp == b.pp && a.ep == b.ep && a.stages == b.stages &&
+         a.shard == b.shard && a.micro_batch == b.micro_batch && a.recompute == b.recompute &&
+         a.schedule == b.schedule && strategy == other.strategy && options == other.options;
+}
+
+LayoutKind kind_of(const Layout& layout) {
+  const Job& job = layout.job;
+  return {layout.strategy, layout.options, job.tp > 1,
+          job.cp > 1,      job.pp > 1,     job.ep > 1,
+          job.stages > 1,  job.shard > 1,  job.pp > 1 ? job.schedule : PipelineSchedule::gpipe,
+          job.recompute};
+}
 
 SearchResult search(const SearchRequest& request, size_t most) {
   return Search(request, most).run();

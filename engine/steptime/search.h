@@ -54,6 +54,33 @@ struct Way {
 // Where the ranks of cp change heads for tokens instead of gathering keys (ulysses).
 enum class Exchange : uint8_t { never, where_it_sends_less, always };
 
+struct Layout {
+  std::string strategy;
+  std::vector<std::string> options;  // of the way
+  Job job;
+  double less = 0;  // layers that the first and the last stage have less
+  Prediction predicted;
+  double use = 0;  // memory over what a rank may take
+
+  double replicas() const { return job.replicas(); }
+  // What layouts are ranked by: tight ones after comfortable ones that are within 5%.
+  double score() const;
+  // The same way at the same sizes.
+  bool is_cut_as(const Layout& other) const;
+};
+
+// Layouts whose plans differ alike from what the model says of them.
+struct LayoutKind {
+  std::string strategy;
+  std::vector<std::string> options;
+  bool tp = false, cp = false, pp = false, ep = false, stages = false, sharded = false;
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  Recompute recompute = Recompute::none;
+
+  auto operator<=>(const LayoutKind&) const = default;
+};
+LayoutKind kind_of(const Layout& layout);
+
 struct SearchRequest {
   Machine machine;
   Shape shape;
@@ -64,6 +91,11 @@ struct SearchRequest {
   double memory = 0;  // bytes that a rank may take
   // Pipelines that count up to so many times as much stay: their plans may say less.
   double pipeline_margin = 1;
+  // Of kinds of which plans are known, each at least: their bytes over what the model counts, also
+  // of a kind without its options, and their seconds over the model's.
+  std::map<LayoutKind, double> counts = {}, takes = {};
+  // Layouts whose plans are too large: others take their places.
+  std::vector<Layout> left_out = {};
   // Sizes that stay: "tp_size", "cp_size", "pp_size", "ep_size", "dp_replicate_size",
   // "local_batch_size", "stages_per_rank".
   std::map<std::string, int64_t> fixed;
@@ -76,19 +108,6 @@ struct SearchRequest {
 };
 
 inline constexpr double kComfortable = 0.85;  // of what a rank may take
-
-struct Layout {
-  std::string strategy;
-  std::vector<std::string> options;  // of the way
-  Job job;
-  double less = 0;  // layers that the first and the last stage have less
-  Prediction predicted;
-  double use = 0;  // memory over what a rank may take
-
-  double replicas() const { return job.replicas(); }
-  // What layouts are ranked by: tight ones after comfortable ones that are within 5%.
-  double score() const { return predicted.seconds * (use > kComfortable ? 1.05 : 1); }
-};
 
 struct SearchResult {
   std::vector<Layout> best;  // fastest first; tight ones after comfortable ones within 5%
