@@ -145,8 +145,13 @@ int run_plan(Call& call) {
   if (const std::string named = machine_named(call, *job);
       !named.empty() && (can || call.has("machine"))) {
     const steptime::Machine machine = steptime::find_machine(named, forecast::machines_folder());
-    forecast = forecast::forecast(*job, plan, machine);
-    if (forecast->room() < 0)
+    try {
+      forecast = forecast::forecast(*job, plan, machine);
+    } catch (const Error& error) {  // of the machine that the file names
+      if (call.has("machine")) throw;
+      said.warning("no step time is predicted: " + error.message());
+    }
+    if (forecast && forecast->room() < 0)
       said.warning("the job does not fit on " + machine.name + ": " +
                    (forecast->fullest->stage_rank ? forecast->fullest->text() : "a rank") +
                    " needs " + report::human_bytes(std::llround(forecast->memory)) + " of " +

@@ -21,11 +21,11 @@ struct Ways {
   bool rows = true, hidden = true;
   double ahead = 1;
   double width = 2, reduced = 4;
-  bool every_micro_batch = false, tf32 = false;
+  bool every_micro_batch = false, tf32 = false, float8 = false;
   OffloadPolicy offload;
 };
 
-Ways ways_of(const plan::Job& job, const plan::JobPlan& plan) {
+Ways ways_of(const plan::Job& job, const plan::JobPlan& plan, bool float8 = false) {
   const StrategyConfig config = plan::config_of_plan(job, plan);
   const ModelOutline part = plan::outline_of_rank(plan);
   const ShardingPlan said = plan.strategy.strategy->plan_sharding(
@@ -39,6 +39,7 @@ Ways ways_of(const plan::Job& job, const plan::JobPlan& plan) {
   out.reduced = static_cast<double>(dtype_size(mp.reduce));
   out.every_micro_batch = reduces_each(said);
   out.tf32 = asks_for_tf32(job);
+  out.float8 = float8;
   if (!said.replicated) out.offload = said.sharding.offload;
   return out;
 }
@@ -143,6 +144,8 @@ Job job_of_rank(const plan::JobPlan& plan, const Ways& ways, const Exchanged& sa
   out.ranks_per_host = std::min(machine.network.ranks_per_host, out.ranks);
   out.width = ways.width;
   out.tf32 = ways.tf32;
+  out.fp8 = ways.float8;
+  out.engine_casts = true;
   out.sequence_parallel = cuts_sequence(plan.tp);
   switch (plan.shared.activation_checkpointing) {
     case ActivationCheckpointing::none:
@@ -277,6 +280,26 @@ bool asks_for_tf32(const plan::Job& job) {
   return job.config.table("run").get_string("float32_matmul_precision") == "high";
 }
 
+bool asks_for_float8(const plan::Job& job) {
+  return job.config.table("model").get_bool("float8_linear");
+}
+
+bool multiplies_in_float8(const plan::Job& job, const Machine& machine) {
+  if (!asks_for_float8(job) || machine.overlap.adds) return false;
+  if (machine.peak_fp8 > 0 && machine.rate.product_fp8 > 0) return true;
+  const std::string key = machine.peak_fp8 > 0 ? "rate.product_fp8" : "peak.fp8";
+  throw Error(ErrorCode::missing_key,
+              "model.float8_linear wants products of 8-bit floats, and the machine file of " +
+                  machine.name + " has no " + key +
+                  (machine.peak_fp8 > 0 ? "" : ": train refuses a device without them"))
+      .key(key)
+      .about("model.float8_linear")
+      .help("set model.float8_linear = false")
+      .help(
+          "where the device has them (capability 8.9 or above), give peak.fp8 and "
+          "rate.product_fp8 in a machine file of your own");
+}
+
 double peak_of(const Machine& machine, double width, bool tf32) {
   return width > 2 ? machine.peak_of_float32(tf32) : machine.peak_bf16;
 }
@@ -293,7 +316,7 @@ Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine
   Forecast out;
   out.machine = machine;
   out.shape = shape_of(*plan.outline);
-  const Ways ways = ways_of(job, plan);
+  const Ways ways = ways_of(job, plan, multiplies_in_float8(job, machine));
   Judge judge(ways, out);
   for (const int64_t rank : ranks_to_judge(plan))
     if (rank == plan.rank)
@@ -301,6 +324,8 @@ Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine
     else
       judge.take(plan::plan_of_rank(job, plan, rank));
   finish(out);
+  if (asks_for_float8(job) && !ways.float8)
+    out.rough.emplace_back("8-bit floats on a processor: products of float32, without their casts");
   if (has_own_footprint(job, plan))
     out.rough.push_back(plan.strategy.info->name +
                         " counts what it holds and sends itself: when that moves, and what hides "

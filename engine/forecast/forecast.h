@@ -69,6 +69,11 @@ double compute_width(const plan::Job& job, const plan::JobPlan& plan);
 // Whether its products of float32 may be in TF32, which has a peak of its own.
 bool asks_for_tf32(const plan::Job& job);
 double peak_of(const steptime::Machine& machine, double width, bool tf32);
+// Whether the job wants Linears of layers in 8-bit floats, and whether the machine multiplies in
+// them: a processor has the same numbers in float32. Throws Error(missing_key) for a device without
+// a peak of theirs, as `train` refuses it.
+bool asks_for_float8(const plan::Job& job);
+bool multiplies_in_float8(const plan::Job& job, const steptime::Machine& machine);
 // Which rank the plan is of changes nothing but for rows that do not divide evenly. Throws
 // Error(missing_key) when the plan has no model or no length of a sample.
 Forecast forecast(const plan::Job& job, const plan::JobPlan& plan,

@@ -49,6 +49,9 @@ std::vector<std::string> rough_of(const Forecast& f) {
   const steptime::LayerTime layer = steptime::layer_time(f.machine, f.shape, f.job);
   if (f.shape.experts > 0) out.emplace_back("experts: within a fifth");
   if (f.job.cp > 4) out.emplace_back("cp over 4: within 12%");
+  if (f.job.fp8)
+    out.emplace_back(
+        "8-bit floats: the bytes of their casts are counted, no run has measured them");
   if (f.job.offload.on)
     out.emplace_back("states on the host: the rates of its link and memory are guessed");
   const double device =

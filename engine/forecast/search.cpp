@@ -55,6 +55,8 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
   base.logits = 4;  // in bfloat16, with their gradient; the loss makes no copy
   base.engine_memory = true;
   base.tf32 = asks_for_tf32(job);
+  base.fp8 = multiplies_in_float8(job, machine);
+  base.engine_casts = true;
   const ContextOptions& context = job.config.shared.context;
   if (context.method == ContextMethod::ring) base.context = steptime::ContextWay::ring;
   if (context.method == ContextMethod::ulysses)

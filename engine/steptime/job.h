@@ -96,6 +96,9 @@ struct Job {
   Loss loss = Loss::plain;
   Attention attention = Attention::flash;
   bool fp8 = false, lora = false;
+  // Casts to fp8 as this engine makes them, which are several kernels, of the Linears whose sizes
+  // allow it and of no experts; not as the published runs' programs do.
+  bool engine_casts = false;
   bool tf32 = false;  // products of float32, where the machine has a peak for it
 
   bool sequence_parallel = true;

@@ -8,8 +8,8 @@
 namespace meshwright::steptime {
 namespace {
 
-Precision precision_of(const Job& job) {
-  if (job.fp8) return Precision::fp8;
+Precision precision_of(const Job& job, bool fp8) {
+  if (fp8) return Precision::fp8;
   if (job.width <= 2) return Precision::half;
   return job.tf32 ? Precision::tf32 : Precision::full;
 }
@@ -18,18 +18,47 @@ struct Both {
   double forward = 0, backward = 0;
 };
 
+// Whether a product is in fp8. `each`: columns of one weight, where several stand beside each
+// other.
+bool fits_fp8(const Job& job, const Product& p, double each) {
+  constexpr double kMultiple = 16;  // what the engine's products take
+  if (!job.fp8 || !job.engine_casts) return job.fp8;
+  return std::fmod(p.inner, kMultiple) == 0 && std::fmod(each, kMultiple) == 0;
+}
+
+// Of a product in fp8, the casts of its matrices. `trained`: the share of its weights that have a
+// gradient.
+Both casts(const Machine& machine, const Job& job, const Product& p, double trained) {
+  if (!job.engine_casts) {
+    const double bytes = job.fusion == Fusion::fused ? 2 : 4;
+    return {elementwise(machine, bytes * p.rows * p.inner),
+            elementwise(machine, bytes * p.rows * p.columns)};
+  }
+  // Each kernel reads and writes: the largest element is looked for, a copy in float32 is made and
+  // scaled, and that is cast. Backward has them again, and lays matrices out the other way.
+  constexpr double kScaled = 8, kCast = 5, kTurned = 2;
+  const double each = job.width + (job.width < 4 ? job.width + 4 : 0) + kScaled + kCast;
+  const double input = p.rows * p.inner, weight = p.columns * p.inner, result = p.rows * p.columns;
+  return {elementwise(machine, each * (input + weight)),
+          elementwise(machine, each * (result + weight) + kTurned * weight +
+                                   trained * (each * input + kTurned * (input + result)))};
+}
+
 // A Linear of a rank with its gradients, those of weights as often as `frozen` says; fp8 casts its
-// inputs, and adapters read and write both ends once more.
-Both linear(const Machine& machine, const Job& job, const Product& p, const Frozen& frozen = {}) {
-  const Precision precision = precision_of(job);
+// matrices, and adapters read and write both ends once more. `each`: see fits_fp8(); 0: all
+// columns.
+Both linear(const Machine& machine, const Job& job, const Product& p, const Frozen& frozen = {},
+            double each = 0) {
+  const bool fp8 = fits_fp8(job, p, each > 0 ? each : p.columns);
+  const Precision precision = precision_of(job, fp8);
   const double input = seconds_of(machine, {p.rows, p.inner, p.columns}, precision);
   const double weight = seconds_of(machine, {p.columns, p.inner, p.rows}, precision);
-  Both out{seconds_of(machine, p, precision),
-           input + (job.lora ? 0 : (1 - frozen.products) * weight)};
-  if (job.fp8) {
-    const double bytes = job.fusion == Fusion::fused ? 2 : 4;
-    out.forward += elementwise(machine, bytes * p.rows * p.inner);
-    out.backward += elementwise(machine, bytes * p.rows * p.columns);
+  const double trained = job.lora ? 0 : 1 - frozen.products;
+  Both out{seconds_of(machine, p, precision), input + trained * weight};
+  if (fp8) {
+    const Both more = casts(machine, job, p, trained);
+    out.forward += more.forward;
+    out.backward += more.backward;
   }
   if (const double adapted = job.lora ? 1 : frozen.adapted; adapted > 0) {
     const double extra = elementwise(machine, adapted * 10 * p.rows * (p.inner + p.columns));
@@ -123,15 +152,18 @@ Mlp experts(const Machine& machine, const Shape& shape, const Job& job) {
   const double rows = copies * job.ep / shape.experts;
   // Grouped: all experts of a rank in one launch, so waves fill over all of them.
   const Frozen& frozen = shape.frozen;
-  const Both up = linear(machine, job, {held * rows, 2 * shape.expert_ffn, shape.hidden}, frozen);
-  const Both down = linear(machine, job, {held * rows, shape.hidden, shape.expert_ffn}, frozen);
+  Job grouped = job;
+  grouped.fp8 = job.fp8 && !job.engine_casts;
+  const Both up =
+      linear(machine, grouped, {held * rows, 2 * shape.expert_ffn, shape.hidden}, frozen);
+  const Both down = linear(machine, grouped, {held * rows, shape.hidden, shape.expert_ffn}, frozen);
   constexpr double kGrouped = 0.90;
   Mlp out{{up.forward / kGrouped, up.backward / kGrouped},
           {down.forward / kGrouped, down.backward / kGrouped},
           copies * (8 * shape.hidden + 6 * shape.expert_ffn)};
   if (shape.shared_ffn > 0) {
-    out.up = add(out.up,
-                 linear(machine, job, {job.tokens(), 2 * shape.shared_ffn, shape.hidden}, frozen));
+    out.up = add(out.up, linear(machine, job, {job.tokens(), 2 * shape.shared_ffn, shape.hidden},
+                                frozen, shape.shared_ffn));
     out.down =
         add(out.down, linear(machine, job, {job.tokens(), shape.hidden, shape.shared_ffn}, frozen));
   }
@@ -143,7 +175,8 @@ Mlp mlp_of(const Machine& machine, const Shape& shape, const Job& job, double f)
   Mlp out;
   if (sparse < 1) {
     const Frozen& frozen = shape.frozen;
-    out.up = linear(machine, job, {job.tokens(), (shape.gated ? 2 : 1) * f, shape.hidden}, frozen);
+    out.up =
+        linear(machine, job, {job.tokens(), (shape.gated ? 2 : 1) * f, shape.hidden}, frozen, f);
     out.down = linear(machine, job, {job.tokens(), shape.hidden, f}, frozen);
   }
   if (sparse > 0) {
@@ -178,7 +211,7 @@ LayerTime layer_time(const Machine& machine, const Shape& shape, const Job& job)
   const double T = job.tokens(), h = shape.hidden;
   const Widths w = widths_of(shape, job);
   const Frozen& frozen = shape.frozen;
-  const Both qkv = linear(machine, job, {T, w.q + 2 * w.kv, h}, frozen);
+  const Both qkv = linear(machine, job, {T, w.q + 2 * w.kv, h}, frozen, w.kv);
   const Both o = linear(machine, job, {T, h, w.q}, frozen);
   const Mlp mlp = mlp_of(machine, shape, job, w.f);
   const Core core = attention_core(machine, job, w.q / shape.head_dim, shape.head_dim);

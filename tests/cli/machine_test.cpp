@@ -147,6 +147,9 @@ TEST_CASE("mistakes around machines and the search are answered with what works"
            Row{"configs/pipeline_64.toml --world-size 8 --machine a100-40 --search", 3, "E0319",
                "the smallest needs"},
            Row{kJob + "--machine h100 --search --fix tp_size=3", 3, "E0301", "--fix tp_size=2"},
+           Row{kJob + "--machine a100-80 --set model.float8_linear=true", 2, "E0206", "peak.fp8"},
+           Row{kJob + "--machine a100-80 --search --set model.float8_linear=true", 2, "E0206",
+               "peak.fp8"},
        }) {
     CAPTURE(row.arguments);
     const Ran ran = run("plan " + row.arguments, "2>&1");

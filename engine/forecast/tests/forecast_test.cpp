@@ -82,6 +82,42 @@ TEST_CASE(
   CHECK(with("bfloat16", "high").time.seconds == with("bfloat16", "highest").time.seconds);
 }
 
+TEST_CASE("Linears in 8-bit floats are predicted by the peak of these, where a machine has one") {
+  auto on = [](const std::string& machine, const std::string& wanted) {
+    return planned_8b(64, {"model.float8_linear=" + wanted})
+        .on(steptime::find_machine(machine, MESHWRIGHT_SOURCE_DIR "/configs/machines"));
+  };
+  auto tells = [](const Forecast& f) {
+    return std::any_of(f.rough.begin(), f.rough.end(),
+                       [](const std::string& why) { return why.starts_with("8-bit floats"); });
+  };
+  const Forecast plain = on("h100", "false"), narrow = on("h100", "true");
+  CHECK(!plain.job.fp8);
+  CHECK(narrow.job.fp8);
+  steptime::Job job = plain.job;
+  job.fp8 = true;
+  CHECK(narrow.time.seconds == steptime::predict(plain.machine, plain.shape, job).seconds);
+  CHECK(narrow.time.seconds != plain.time.seconds);
+  CHECK(narrow.time.parts.attention == plain.time.parts.attention);
+  CHECK(narrow.memory == plain.memory);
+  CHECK(tells(narrow));
+  CHECK(!tells(plain));
+  // Devices of before 8.9 have no such products.
+  CHECK(on("a100-80", "false").time.seconds > 0);
+  try {
+    on("a100-80", "true");
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::missing_key);
+    CHECK(error.key() == "peak.fp8");
+    CHECK(error.helps().front() == "set model.float8_linear = false");
+  }
+  const Forecast processor = on("cpu", "true");
+  CHECK(!processor.job.fp8);
+  CHECK(tells(processor));
+  CHECK(processor.time.seconds == on("cpu", "false").time.seconds);
+}
+
 TEST_CASE("without a pipeline all ranks are alike, and no stage is named") {
   const Forecast f = planned_8b(8, {}, 5).on(h100());
   CHECK(f.fullest->rank == 0);

@@ -200,6 +200,52 @@ TEST_CASE(
   CHECK(parts(4, true).products == full.products);
 }
 
+TEST_CASE("casts of the engine to fp8 are counted by its kernels, of the Linears that take part") {
+  const Machine machine = find_machine("h100", kMachines);
+  Shape shape = shape_of_8b();
+  Job job;
+  job.length = 4096;
+  job.fusion = Fusion::fused;
+  auto products = [&](bool fp8, bool engine) {
+    job.fp8 = fp8;
+    job.engine_casts = engine;
+    return predict(machine, shape, job).parts.products;
+  };
+  // Of q, k and v together, o, gate and up together, down.
+  const double input = 4096.0 * (3 * 4096 + 14336), weight = 4096.0 * (6144 + 4096 + 28672 + 14336),
+               result = 4096.0 * (6144 + 4096 + 28672 + 4096);
+  auto seconds = [](double bytes) { return 32 * bytes / (0.8 * 3.35e12); };
+  const double theirs = 2 * (input + result);
+  auto ours = [&](double each) {
+    return each * (2 * input + 2 * weight + result) + 2 * (input + weight + result);
+  };
+  CHECK(products(true, true) - products(true, false) ==
+        doctest::Approx(seconds(ours(21) - theirs)));
+  job.width = 4;
+  CHECK(products(true, true) - products(true, false) ==
+        doctest::Approx(seconds(ours(17) - theirs)));
+  job.width = 2;
+  CHECK(products(false, true) == products(false, false));
+  CHECK(products(true, false) < 0.7 * products(false, false));
+  // Frozen weights have no gradient, and their inputs are not cast for one.
+  shape.frozen.products = 1;
+  CHECK(products(true, true) - products(true, false) ==
+        doctest::Approx(seconds(21 * (input + 2 * weight + result) + 2 * weight - theirs)));
+  shape.frozen.products = 0;
+  // Sizes of 8 and 88 are no multiples of 16, and experts are multiplied as before.
+  shape.heads = shape.kv_heads = 1;
+  shape.head_dim = 8;
+  shape.ffn = 88;
+  CHECK(products(true, true) == products(false, true));
+  shape.experts = 8;
+  shape.experts_a_token = 2;
+  shape.expert_ffn = 512;
+  CHECK(products(true, true) == products(false, true));
+  CHECK(products(true, false) != products(false, true));
+  shape.shared_ffn = 512;
+  CHECK(products(true, true) != products(false, true));
+}
+
 TEST_CASE("adapters move 10 bytes an element of the Linears beside which they are, both ways") {
   const Machine machine = find_machine("h100", kMachines);
   Shape shape = shape_of_8b();
