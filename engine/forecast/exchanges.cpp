@@ -75,7 +75,7 @@ double seconds_of_rows(const steptime::Machine& machine, std::span<const WireRow
 
 double expert_seconds(const steptime::Machine& machine, std::span<const WireRow> wire,
                       const steptime::Shape& shape, const steptime::Job& job) {
-  const steptime::Group group{job.ep, 1, job.ranks_per_host};
+  const steptime::Group group{job.ep, 1, job.ranks_per_host, job.ranks};
   double dispatches = 0;
   for (const WireRow& row : wire)
     if (row.axis == "ep" && row.op == "all_to_all") dispatches += static_cast<double>(row.count);
@@ -86,7 +86,7 @@ double expert_seconds(const steptime::Machine& machine, std::span<const WireRow>
 
 double context_seconds(const steptime::Machine& machine, std::span<const WireRow> wire,
                        const steptime::Shape& shape, const steptime::Job& job, bool ring) {
-  const steptime::Group group{job.cp, job.tp, job.ranks_per_host};
+  const steptime::Group group{job.cp, job.tp, job.ranks_per_host, job.ranks};
   double bare = 0, sent = 0;
   for (const WireRow& row : wire) {
     if (row.axis != "cp") continue;
@@ -114,8 +114,8 @@ Exchanged exchanged_of(const plan::JobPlan& plan) {
 void set_exchange_seconds(const steptime::Machine& machine, const steptime::Shape& shape,
                           const Exchanged& said, steptime::Job& job) {
   const double passes = job.micro_batches * job.runs * shape.layers / job.pp;
-  const steptime::Group tp{job.tp, 1, job.ranks_per_host},
-      replicas{job.replicas(), job.tp * job.shard, job.ranks_per_host};
+  const steptime::Group tp{job.tp, 1, job.ranks_per_host, job.ranks},
+      replicas{job.replicas(), job.tp * job.shard, job.ranks_per_host, job.ranks};
   const double left = job.async_tp == steptime::AsyncTp::torch ? machine.overlap.async_tp : 1;
   if (job.tp > 1) job.tp_seconds = left * seconds_of_rows(machine, said.wire, "tp", tp) / passes;
   if (job.cp > 1)

@@ -97,7 +97,7 @@ struct Exchanges {
 
 Exchanges tensor_exchanges(const Machine& machine, const Shape& shape, const Job& job) {
   if (job.tp <= 1) return {};
-  const Group group{job.tp, 1, job.ranks_per_host};
+  const Group group{job.tp, 1, job.ranks_per_host, job.ranks};
   const double payload = job.width * job.tokens() * shape.hidden;
   Exchanges out;
   if (!job.sequence_parallel) {
@@ -120,7 +120,7 @@ Exchanges tensor_exchanges(const Machine& machine, const Shape& shape, const Job
 
 Exchanges context_exchanges(const Machine& machine, const Job& job, double kv, const Core& core) {
   if (job.cp <= 1) return {};
-  const Group group{job.cp, job.tp, job.ranks_per_host};
+  const Group group{job.cp, job.tp, job.ranks_per_host, job.ranks};
   const double keys = job.width * 2 * kv * job.micro_batch * job.length;  // keys and values, whole
   const double gathered = all_gather(machine, group, keys);
   if (job.context == ContextWay::gather)
@@ -192,7 +192,7 @@ Mlp mlp_of(const Machine& machine, const Shape& shape, const Job& job, double f)
 double expert_exchange(const Machine& machine, const Shape& shape, const Job& job) {
   if (job.ep <= 1 || shape.experts <= 0) return 0;
   const double sparse = (shape.layers - shape.dense_layers) / shape.layers;
-  return sparse * dispatch(machine, {job.ep, 1, job.ranks_per_host}, job.tokens(),
+  return sparse * dispatch(machine, {job.ep, 1, job.ranks_per_host, job.ranks}, job.tokens(),
                            shape.experts_a_token, job.width * shape.hidden);
 }
 
@@ -319,7 +319,7 @@ EndTime end_time(const Machine& machine, const Shape& shape, const Job& job) {
   out.head_forward.elementwise = elementwise(machine, bytes * T * words / 2);
   out.head_backward.elementwise = out.head_forward.elementwise;
   if (job.tp > 1 && job.tp_seconds < 0) {
-    const Group group{job.tp, 1, job.ranks_per_host};
+    const Group group{job.tp, 1, job.ranks_per_host, job.ranks};
     const double payload = job.width * T * h, one = all_gather(machine, group, payload);
     if (job.head_cut) out.embedding_forward.tp = out.embedding_backward.tp = one;
     out.head_forward.tp = out.head_backward.tp = one;

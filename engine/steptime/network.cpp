@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <numeric>
 
 namespace meshwright::steptime {
 namespace {
@@ -17,12 +19,48 @@ double ring(const Machine& machine, const Group& group, double bytes) {
   return (g - 1) * way.step + bytes * (g - 1) / g / way.rate;
 }
 
+// Of the groups of a job the fewest members that one has on a host of its, and the most hosts.
+struct Spread {
+  double members, hosts;
+};
+
+Spread spread_of(const Group& group) {
+  const double whole = std::max(
+                   1.0, std::min(group.size, std::floor(group.ranks_per_host / group.stride))),
+               reach = group.size * group.stride;
+  if (group.size < 2 || group.ranks < reach || group.stride >= group.ranks_per_host ||
+      std::fmod(reach, group.ranks_per_host) == 0 || std::fmod(group.ranks_per_host, reach) == 0)
+    return {whole, std::ceil(group.size / whole)};
+  // Groups begin at every rank below `stride` of a block of `reach` ranks. After some blocks their
+  // places on hosts repeat.
+  constexpr int64_t kMostBlocks = 64;
+  const auto size = static_cast<int64_t>(group.size), stride = static_cast<int64_t>(group.stride),
+             host = static_cast<int64_t>(group.ranks_per_host), block = size * stride;
+  const int64_t blocks = std::min(
+      {static_cast<int64_t>(group.ranks / reach), host / std::gcd(host, block), kMostBlocks});
+  int64_t members = size, hosts = 1;
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t begin = i * block % host;
+    // The group with fewest on its first host, or on its last, is one of these: the first and the
+    // last of the block, that which begins at a host's end, and that which ends at a host's begin.
+    const int64_t ends = (host - (begin + (size - 1) * stride) % host) % host;
+    for (const int64_t offset : {int64_t{0}, stride - 1, host - 1 - begin, ends}) {
+      if (offset < 0 || offset >= stride) continue;
+      const int64_t first = (begin + offset) % host, last = first + (size - 1) * stride,
+                    over = last / host + 1;
+      if (over == 1) continue;
+      members = std::min({members, (host - first + stride - 1) / stride, last % host / stride + 1});
+      if (over > 2) members = std::min(members, host / stride);
+      hosts = std::max(hosts, over);
+    }
+  }
+  return {static_cast<double>(members), static_cast<double>(hosts)};
+}
+
 }  // namespace
 
-double Group::members_a_host() const {
-  return std::max(1.0, std::min(size, std::floor(ranks_per_host / stride)));
-}
-double Group::hosts() const { return std::ceil(size / members_a_host()); }
+double Group::members_a_host() const { return spread_of(*this).members; }
+double Group::hosts() const { return spread_of(*this).hosts; }
 
 Ring ring_of(const Machine& machine, const Group& group) {
   const Machine::Network& net = machine.network;

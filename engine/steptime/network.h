@@ -8,8 +8,11 @@ namespace meshwright::steptime {
 // Every `stride`-th rank, `size` of them; of each host `ranks_per_host` take part in the job.
 struct Group {
   double size = 1, stride = 1, ranks_per_host = 8;
+  // All of the job, which such groups divide up: where hosts are no multiple of a group, nor it of
+  // them, some lie across hosts, and what is said is of the worst. 0: each begins with a host.
+  double ranks = 0;
 
-  double members_a_host() const;
+  double members_a_host() const;  // the fewest on one of its hosts
   double hosts() const;
 };
 

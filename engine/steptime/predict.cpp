@@ -48,8 +48,8 @@ struct Shards {
 
 Shards shards_of(const Machine& machine, const Job& job) {
   const DataTraffic& data = job.data;
-  const Group shard{job.shard, job.tp, job.ranks_per_host},
-      replicas{job.replicas(), job.tp * job.shard, job.ranks_per_host};
+  const Group shard{job.shard, job.tp, job.ranks_per_host, job.ranks},
+      replicas{job.replicas(), job.tp * job.shard, job.ranks_per_host, job.ranks};
   auto reduce = [&](double scattered, double summed) {
     return reduce_scatter(machine, shard, scattered) + all_reduce(machine, replicas, summed);
   };
@@ -151,7 +151,7 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
   times.back().input += ends.head_backward.sum() / 2;
   times.back().weight += ends.head_backward.sum() / 2;
   const double cut = job.sequence_parallel ? job.tp : 1;
-  const double message = send(machine, {job.pp, job.ranks / job.pp, job.ranks_per_host},
+  const double message = send(machine, {job.pp, job.ranks / job.pp, job.ranks_per_host, job.ranks},
                               job.width * job.tokens() * shape.hidden / cut);
   const bool folded = folds(job.schedule);  // both ends on the first rank
   const double work = m * job.stages * (forward + share * backward),

@@ -303,7 +303,7 @@ class Search {
     const double sent = 4 * (c - 1) / c * (heads + std::max(kv, c));
     if (request_.exchange == Exchange::where_it_sends_less && sent >= 6 * (c - 1) * kv) return;
     const double times = job.recompute == Recompute::full ? 1.5 : 1;  // forward again
-    const Ring ring = ring_of(request_.machine, {c, job.tp, job.ranks_per_host});
+    const Ring ring = ring_of(request_.machine, {c, job.tp, job.ranks_per_host, job.ranks});
     job.cp_seconds = times * (8 * (c - 1) * ring.step + sent * request_.shape.head_dim *
                                                             job.tokens() * job.width / ring.rate);
   }

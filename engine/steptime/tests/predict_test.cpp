@@ -2,7 +2,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
+#include <utility>
 
 #include "engine/steptime/network.h"
 #include "engine/steptime/pipeline_time.h"
@@ -341,6 +344,63 @@ TEST_CASE("a group over whole hosts has the sum of their NICs, one of a rank a h
   CHECK(all_reduce(machine, {32, 1, 8}, 1e9) <= 2 * gather * (1 + 1e-9));
   CHECK(all_reduce(machine, {4, 1, 8}, 1e9) ==
         doctest::Approx(2 * all_gather(machine, {4, 1, 8}, 1e9)).epsilon(0.06));
+}
+
+TEST_CASE("groups that do not divide the hosts have the fewest ranks a host that one of them has") {
+  // Rank by rank: the fewest members on a host that a group is on, and the most hosts.
+  auto counted = [](int stride, int size, int host, int ranks) {
+    int fewest = size, most = 1;
+    for (int block = 0; block + stride * size <= ranks; block += stride * size)
+      for (int offset = 0; offset < stride; ++offset) {
+        std::map<int, int> members;
+        for (int i = 0; i < size; ++i) ++members[(block + offset + i * stride) / host];
+        for (const auto& [on, count] : members) fewest = std::min(fewest, count);
+        most = std::max(most, static_cast<int>(members.size()));
+      }
+    return std::pair<double, double>(fewest, most);
+  };
+  int split = 0;
+  for (int host = 1; host <= 12; ++host)
+    for (int stride = 1; stride <= 12; ++stride)
+      for (int size = 2; size <= 12; ++size)
+        for (int blocks = 1; blocks <= 4; ++blocks) {
+          const int ranks = stride * size * blocks, here = std::min(host, ranks);
+          const Group group{double(size), double(stride), double(here), double(ranks)};
+          const Group begins{double(size), double(stride), double(here)};
+          const bool divides =
+              stride >= here || here % (stride * size) == 0 || stride * size % here == 0;
+          const double members = group.members_a_host(), hosts = group.hosts();
+          if (divides ? members == begins.members_a_host() && hosts == begins.hosts()
+                      : std::pair(members, hosts) == counted(stride, size, here, ranks)) {
+            split += members != begins.members_a_host();
+            continue;
+          }
+          CAPTURE(host);
+          CAPTURE(stride);
+          CAPTURE(size);
+          CAPTURE(ranks);
+          CHECK(members == counted(stride, size, here, ranks).first);
+          CHECK(hosts == counted(stride, size, here, ranks).second);
+        }
+  CHECK(split > 100);
+  // tp 4 on hosts of 6: ranks 4 to 7 lie on two of them, two on each.
+  const Machine machine = find_machine("h100x6", kMachines);
+  const double nic = machine.network.nic * machine.network.nic_attained;
+  CHECK(ring_of(machine, {4, 1, 6, 24}).rate == doctest::Approx(2 * nic));
+  CHECK(ring_of(machine, {3, 1, 6, 24}).rate == machine.network.bus);
+  Job job;
+  job.ranks = 24;
+  job.ranks_per_host = 6;
+  job.length = 4096;
+  job.tp = 4;
+  CHECK(predict(machine, shape_of_8b(), job).parts.tp >
+        2 * predict(find_machine("h100x8", kMachines), shape_of_8b(),
+                    [&] {
+                      Job whole = job;
+                      whole.ranks_per_host = 8;
+                      return whole;
+                    }())
+                .parts.tp);
 }
 
 }  // namespace
