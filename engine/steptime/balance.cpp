@@ -1,6 +1,7 @@
 #include "engine/steptime/balance.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "engine/config/toml_value.h"
 
@@ -46,6 +47,30 @@ Slip slip_of(const Machine& machine, const std::vector<Peak>& off, bool low, boo
     if (fit) return {false, mended};
   }
   return {};
+}
+
+const MostOfDevices* most_of_devices(std::string_view key) {
+  static constexpr MostOfDevices kMost[] = {
+      {"device.memory", 4e12, "in bytes, 1e9 a gigabyte", 1e3},
+      {"network.nic", 200e9, "in bytes, not bits", kBits},
+      {"network.send_outside", 200e9, "in bytes, not bits", kBits},
+      {"network.step_inside", 1e-3, "in seconds, not milliseconds", 1e3},
+      {"network.step_outside", 2e-3, "in seconds, not milliseconds", 1e3},
+      {"network.send_latency_inside", 1e-3, "in seconds, not milliseconds", 1e3},
+      {"network.send_latency_outside", 2e-3, "in seconds, not milliseconds", 1e3},
+      {"host.layer_forward", 0.05, "in seconds, not milliseconds", 1e3},
+      {"host.layer_backward", 0.05, "in seconds, not milliseconds", 1e3},
+      {"host.fixed", 1, "in seconds, not milliseconds", 1e3},
+  };
+  const auto* const found =
+      std::find_if(std::begin(kMost), std::end(kMost),
+                   [&](const MostOfDevices& most) { return key == most.key; });
+  return found == std::end(kMost) ? nullptr : found;
+}
+
+double in_other_unit(const MostOfDevices& of, double value) {
+  const double other = value / of.units;
+  return other <= of.most ? other : 0;
 }
 
 }  // namespace meshwright::steptime

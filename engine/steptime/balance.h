@@ -1,8 +1,9 @@
-// Peaks of a machine file beside the bandwidth of its memory: a slip of the unit in one of them
-// shows there, though each is within what some machine has.
+// Slips of the unit in a machine file whose figures are each within what some machine has: peaks
+// beside the bandwidth of the memory, and what a processor may have and no device.
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/steptime/machine.h"
@@ -36,5 +37,18 @@ struct Slip {
 // that memory of such machines has. `low`: they are too small, else too large; `all`: there are no
 // others.
 Slip slip_of(const Machine& machine, const std::vector<Peak>& off, bool low, bool all);
+
+// No device of today or of the next years has more, and none takes longer.
+struct MostOfDevices {
+  const char* key;
+  double most;
+  const char* unit;  // what it is counted in
+  double units;      // so many times as much as what it may have been given in
+};
+inline constexpr double kBits = 8;
+// nullptr: what any machine may have is all that is known.
+const MostOfDevices* most_of_devices(std::string_view key);
+// The value, were it in that unit; 0: it would be too much still.
+double in_other_unit(const MostOfDevices& of, double value);
 
 }  // namespace meshwright::steptime

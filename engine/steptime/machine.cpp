@@ -123,6 +123,8 @@ class File {
     check_narrow(*root, "fp8", machine.peak_fp8, "bf16", machine.peak_bf16);
     check_narrow(*root, "tf32", machine.peak_tf32, "fp32", machine.peak_fp32);
     read_sources(*root, figures, machine);
+    if (!machine.overlap.adds)
+      for (const Figure& figure : figures) check_typed(*root, figure, machine);
     return machine;
   }
 
@@ -181,6 +183,27 @@ class File {
                              [](const Value& item) { return item.kind != Value::Kind::string; }))
       throw wrong(value, "device.reported", "a list of names");
     return out;
+  }
+
+  // What `calibrate` found is so, however slow the machine was; what somebody wrote may be a slip.
+  void check_typed(const Value& root, const Figure& figure, const Machine& machine) const {
+    const std::string key = figure.key();
+    const MostOfDevices* of = most_of_devices(key);
+    const Value* value = figure_at(root, figure.table, figure.name);
+    if (of == nullptr || value == nullptr || *figure.to <= of->most) return;
+    const std::string& source = machine.sources.at(key);
+    for (const std::string_view found : {std::string_view("measured by meshwright calibrate"),
+                                         kAtBound, std::string_view("from a run: ")})
+      if (source.starts_with(found)) return;
+    Error error(ErrorCode::out_of_range, key + " = " + shown(*figure.to) + " makes no sense as " +
+                                             figure.means + ": no device has more than " +
+                                             shown(of->most));
+    error.key(key).at(origin(value->place));
+    if (const double other = in_other_unit(*of, *figure.to); other > 0)
+      error.help("set " + key + " = " + shown(other) + ": " + of->unit);
+    if (of->units == kBits)
+      error.help("ranks that a switch of devices joins are of one host: network.ranks_per_host");
+    throw error.help("meshwright calibrate measures this machine");
   }
 
   // Each in the range of its own, a peak and the bandwidth can still be a slip of the unit apart.
@@ -298,13 +321,22 @@ class File {
     for (const Figure& figure : figures) {
       if (figure_at(root, figure.table, figure.name) == nullptr) continue;
       const Value* source = nullptr;
+      std::string named = figure.key();
       if (sources != nullptr && sources->is_table()) {
-        source = value_of(*sources, figure.key());
-        if (source == nullptr) source = value_of(*sources, figure.table);
+        source = value_of(*sources, named);
+        if (source == nullptr) source = value_of(*sources, named = figure.table);
       }
       if (source == nullptr || source->kind != Value::Kind::string)
         throw missing(root, "source", "source.\"" + figure.key() + "\"",
                       "where the figure comes from");
+      if (source->text.find_first_not_of(' ') == std::string::npos) {
+        named = config::join_key("source", named);
+        throw Error(ErrorCode::out_of_range, named + " is empty")
+            .key(named)
+            .at(origin(source->place))
+            .help("set " + named + " = \"published: data sheet\", or where the figure comes from")
+            .help("set " + named + " = \"guessed\" where nobody knows");
+      }
       if (source->text.starts_with("guessed")) machine.guessed.push_back(figure.key());
       if (source->text.starts_with(kAtBound)) machine.at_bound.push_back(figure.key());
       machine.sources[figure.key()] = source->text;

@@ -218,6 +218,10 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
       {"name = \"NVIDIA H100 SXM 700 W\"", "name = \" \"", ErrorCode::out_of_range, "device.name"},
       {"fp8 = 1979e12", "fp8 = 988e12", ErrorCode::out_of_range, "peak.fp8"},
       {"tf32 = 494.7e12", "tf32 = 66e12", ErrorCode::out_of_range, "peak.tf32"},
+      {"overlap = \"fitted: bench/step_time_fit\"", "overlap = \"\"", ErrorCode::out_of_range,
+       "source.overlap"},
+      {"\"network.nic\" = \"published: the usual network of such hosts\"",
+       "\"network.nic\" = \" \"", ErrorCode::out_of_range, "source.\"network.nic\""},
   };
   const Scratch scratch;
   for (const Row& row : table) {
@@ -303,6 +307,53 @@ TEST_CASE("peaks and a bandwidth a slip of the unit apart are refused, with what
     CHECK(error.helps().front() == row.help);
     CHECK(read_machine(scratch.with(row.from, row.mended)).bandwidth == 3.35e12);
   }
+}
+
+TEST_CASE("figures that no device has are refused, with what they are in another unit") {
+  struct Row {
+    const char *from, *to, *key, *help;
+  };
+  const Row table[] = {
+      {"memory = 85.9e9", "memory = 85.9e12", "device.memory",
+       "set device.memory = 8.59e+10: in bytes"},
+      {"nic = 50e9\n", "nic = 400e9\n", "network.nic",
+       "set network.nic = 5e+10: in bytes, not bits"},
+      {"step_inside = 3.3e-6", "step_inside = 3.3e-3", "network.step_inside",
+       "set network.step_inside = 3.3e-06: in seconds, not milliseconds"},
+      {"step_outside = 6.151e-06", "step_outside = 6.151e-03", "network.step_outside",
+       "set network.step_outside = 6.151e-06: "},
+      {"layer_forward = 0.35e-3", "layer_forward = 0.35", "host.layer_forward",
+       "set host.layer_forward = 0.00035: "},
+      {"layer_backward = 0.45e-3", "layer_backward = 0.45", "host.layer_backward",
+       "set host.layer_backward = 0.00045: "},
+      {"fixed = 8e-3", "fixed = 8", "host.fixed", "set host.fixed = 0.008: "},
+  };
+  const Scratch scratch;
+  for (const Row& row : table) {
+    CAPTURE(row.to);
+    const Error error = error_of(scratch.with(row.from, row.to));
+    CHECK(error.code() == ErrorCode::out_of_range);
+    CHECK(error.key() == row.key);
+    CHECK(error.origin().line > 0);
+    REQUIRE(!error.helps().empty());
+    CAPTURE(error.helps().front());
+    CHECK(error.helps().front().starts_with(row.help));
+  }
+  CHECK(read_machine(scratch.with("nic = 50e9\n", "nic = 200e9\n")).network.nic == 200e9);
+  // What was measured is so, and processors and their networks may be slow.
+  Machine slow = find_machine("h100", kMachines);
+  slow.host.layer_forward = 0.35;
+  for (const char* source : {"measured by meshwright calibrate, 2026-11-27, host",
+                             "measured at a bound by meshwright calibrate", "from a run: first"}) {
+    CAPTURE(source);
+    slow.sources["host.layer_forward"] = source;
+    const std::string text = machine_text(slow, slow.sources, "");
+    CHECK(parse_machine(text, "x.toml").host.layer_forward == 0.35);
+  }
+  Machine processor = find_machine("cpu", kMachines);
+  processor.host.layer_forward = 0.35;
+  const std::string text = machine_text(processor, processor.sources, "");
+  CHECK(parse_machine(text, "x.toml").host.layer_forward == 0.35);
 }
 
 TEST_CASE("a processor's peaks may be few operations for a byte, and those of one type fewer") {
