@@ -92,7 +92,10 @@ bool may_fit(steptime::SearchRequest request);
 // A layout in the words of the table: tp, cp, pp and ep are 1 where they are not named, the rest is
 // then free.
 struct LayoutWords {
-  std::map<std::string, double> sizes;  // "tp", "cp", "pp", "ep"; "v", "dp", "replicas" if named
+  // "tp", "cp", "pp", "ep"; "v", "dp", "replicas", and "micro", its samples, if named
+  std::map<std::string, double> sizes;
+  double micro_batches = 0;  // 0: as many as the batch makes
+  std::optional<steptime::Recompute> recompute;
   std::string strategy;
   std::optional<PipelineSchedule> schedule;
   std::vector<std::string> options;  // "level=1"

@@ -1,6 +1,7 @@
 #include "engine/forecast/search.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "engine/config/config.h"
 #include "engine/forecast/layouts.h"
@@ -79,20 +80,28 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
 
 // What --fix says of a size holds for --why as well.
 void check_words(const LayoutWords& words, const Wanted& wanted) {
-  constexpr std::pair<const char*, const char*> kNames[] = {
-      {"tp_size", "tp"}, {"cp_size", "cp"},        {"pp_size", "pp"},
-      {"ep_size", "ep"}, {"stages_per_rank", "v"}, {"dp_replicate_size", "replicas"}};
+  constexpr std::pair<const char*, const char*> kNames[] = {{"tp_size", "tp"},
+                                                            {"cp_size", "cp"},
+                                                            {"pp_size", "pp"},
+                                                            {"ep_size", "ep"},
+                                                            {"stages_per_rank", "v"},
+                                                            {"dp_replicate_size", "replicas"},
+                                                            {"local_batch_size", "micro"}};
   for (const auto& [key, name] : kNames) {
     const auto fixed = wanted.fixed.find(key);
     const auto asked = words.sizes.find(name);
     if (fixed == wanted.fixed.end() || asked == words.sizes.end()) continue;
     const auto value = static_cast<int64_t>(asked->second);
     if (value == fixed->second) continue;
-    const std::string here = name + std::to_string(fixed->second);
-    throw Error(ErrorCode::usage, "--why " + report::printable(*wanted.why) + " has " + name +
-                                      std::to_string(value) + ", and --fix " + key + "=" +
+    const bool samples = std::string_view(key) == "local_batch_size";
+    auto word = [samples, before = std::string(name)](int64_t size) {
+      return samples ? "micro " + std::to_string(size) + "xM" : before + std::to_string(size);
+    };
+    const std::string here = word(fixed->second);
+    throw Error(ErrorCode::usage, "--why " + report::printable(*wanted.why) + " has " +
+                                      word(value) + ", and --fix " + key + "=" +
                                       std::to_string(fixed->second) + " leaves " + here + " alone")
-        .help("name " + here + " in --why; a size that is not named is 1")
+        .help("name " + here + " in --why" + (samples ? "" : "; a size that is not named is 1"))
         .help("leave out --fix " + std::string(key));
   }
 }

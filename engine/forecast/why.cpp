@@ -24,17 +24,38 @@ constexpr Cut kCuts[] = {{"tp", "tp_size", &steptime::Job::tp},
                          {"pp", "pp_size", &steptime::Job::pp},
                          {"ep", "ep_size", &steptime::Job::ep}};
 
+// A whole number of 1 or more; 0: it is none.
+double count_in(const std::string& digits) {
+  if (digits.empty() || digits.size() > 7 ||
+      digits.find_first_not_of("0123456789") != std::string::npos)
+    return 0;
+  return static_cast<double>(std::stoll(digits));
+}
+
 // "dp32"
 std::optional<std::pair<std::string, double>> size_in(const std::string& word) {
   static const std::set<std::string> kNames = {"tp", "cp", "pp", "v", "ep", "dp", "replicas"};
   const size_t at = word.find_first_of("0123456789");
   if (at == std::string::npos || !kNames.contains(word.substr(0, at))) return std::nullopt;
-  const std::string digits = word.substr(at);
-  if (digits.size() > 7 || digits.find_first_not_of("0123456789") != std::string::npos)
-    return std::nullopt;
-  const auto size = static_cast<double>(std::stoll(digits));
+  const double size = count_in(word.substr(at));
   if (size < 1) return std::nullopt;
   return std::pair{word.substr(0, at), size};
+}
+
+// "4x1": samples of a micro-batch, and how many there are.
+std::optional<std::pair<double, double>> micro_in(const std::string& word) {
+  const size_t at = word.find('x');
+  if (at == std::string::npos) return std::nullopt;
+  const std::pair out{count_in(word.substr(0, at)), count_in(word.substr(at + 1))};
+  if (out.first < 1 || out.second < 1) return std::nullopt;
+  return out;
+}
+
+std::optional<steptime::Recompute> recompute_in(const std::string& word) {
+  for (const steptime::Recompute one :
+       {steptime::Recompute::none, steptime::Recompute::selective, steptime::Recompute::full})
+    if (word == recompute_word(one)) return one;
+  return std::nullopt;
 }
 
 bool has_options(const LayoutWords& words, const std::vector<std::string>& options) {
@@ -52,11 +73,14 @@ bool matches(const LayoutWords& words, const Layout& layout) {
                                                   {"ep", job.ep},
                                                   {"dp", job.dp()},
                                                   {"v", job.stages},
+                                                  {"micro", job.micro_batch},
                                                   {"replicas", job.shard > 1 ? job.replicas() : 1}};
   for (const auto& [name, size] : sizes)
     if (const auto at = words.sizes.find(name); at != words.sizes.end() && at->second != size)
       return false;
-  return (words.strategy.empty() || words.strategy == layout.strategy) &&
+  return (words.micro_batches == 0 || words.micro_batches == job.micro_batches) &&
+         (!words.recompute || *words.recompute == job.recompute) &&
+         (words.strategy.empty() || words.strategy == layout.strategy) &&
          (!words.schedule || *words.schedule == job.schedule) && has_options(words, layout.options);
 }
 
@@ -103,9 +127,15 @@ class Asked {
     for (const Cut& cut : kCuts) fix(cut.key, cut.name);
     fix("stages_per_rank", "v");
     fix("dp_replicate_size", "replicas");
-    if (words.schedule) {
-      request_.schedules = {*words.schedule};
-      request_.only_schedules = true;
+    fix("local_batch_size", "micro");
+    if (words.recompute) request_.recompute = words.recompute;
+    if (!words.schedule) return;
+    request_.schedules = {*words.schedule};
+    request_.only_schedules = true;
+    // What one stage a rank has anyhow, which words_of() makes of it.
+    if (*words.schedule == PipelineSchedule::one_f_one_b) {
+      request_.schedules.clear();
+      request_.only_schedules = false;
     }
   }
 
@@ -119,6 +149,8 @@ class Asked {
       if (!out.refused) out.refused = not_searched({});
       return;
     }
+    if (dp == std::floor(dp)) out.refused = other_micro_batches(request_.global_batch / dp);
+    if (out.refused) return;
     const Found found = planned_layouts(job_, machine_, wanted_, request_);
     if (!found.result.best.empty() && matches(words_, found.result.best.front())) {
       out.layout = found.result.best.front();
@@ -141,6 +173,10 @@ class Asked {
       if (std::find(to.begin(), to.end(), help) == to.end()) to.push_back(help);
     };
     for (const std::string& help : said.helps()) {
+      if (help.starts_with("--why ")) {  // of other_micro_batches()
+        add(helps, help);
+        continue;
+      }
       const std::optional<Proposal> flag = proposal_of(help, given_, all_);
       steps.push_back(flag ? flag->text : help);
       std::string found;
@@ -172,11 +208,31 @@ class Asked {
     return !found.result.best.empty() && matches(words, found.result.best.front());
   }
 
+  // Where the words have another number of micro-batches than `samples` of a rank make. Samples
+  // that are no whole number are refused as without these words.
+  std::optional<Error> other_micro_batches(double samples) const {
+    const auto micro = words_.sizes.find("micro");
+    if (micro == words_.sizes.end() || words_.micro_batches == 0 ||
+        std::fmod(samples, micro->second) != 0 || micro->second * words_.micro_batches == samples)
+      return std::nullopt;
+    LayoutWords other = words_;
+    other.micro_batches = samples / micro->second;
+    Error out(ErrorCode::batch_not_divisible,
+              "micro-batches of " + std::to_string(std::llround(micro->second)) + " make " +
+                  std::to_string(std::llround(other.micro_batches)) + " of the " +
+                  std::to_string(std::llround(samples)) +
+                  " samples that a rank has of a step, not " +
+                  std::to_string(std::llround(words_.micro_batches)));
+    out.help(why_text(other));
+    return out;
+  }
+
   // With another size than was asked for; that of dp follows.
   LayoutWords with_size(const std::string& name, double value) const {
     LayoutWords out = words_;
     out.sizes[name] = value;
     if (name != "dp") out.sizes.erase("dp");
+    out.micro_batches = 0;
     if (out.sizes.at("pp") > 1) return out;
     out.sizes.erase("v");
     out.schedule.reset();
@@ -229,13 +285,22 @@ class Asked {
     return out;
   }
 
-  static std::string why_text(const LayoutWords& words) {
+  std::string why_text(const LayoutWords& words) const {
     std::vector<std::string> out;
     if (!words.strategy.empty()) out.push_back(words.strategy);
     for (const char* name : {"tp", "cp", "pp", "v", "ep", "dp", "replicas"})
       if (const auto at = words.sizes.find(name); at != words.sizes.end() && at->second > 1)
         out.push_back(name + std::to_string(std::llround(at->second)));
     if (words.schedule) out.emplace_back(schedule_name(*words.schedule));
+    if (const auto micro = words.sizes.find("micro"); micro != words.sizes.end()) {
+      const double dp = all_.ranks /
+                        (words.sizes.at("tp") * words.sizes.at("cp") * words.sizes.at("pp")),
+                   count = all_.global_batch / dp / micro->second;
+      out.push_back(
+          std::to_string(std::llround(micro->second)) + "x" +
+          std::to_string(std::llround(words.micro_batches > 0 ? words.micro_batches : count)));
+    }
+    if (words.recompute) out.emplace_back(recompute_word(*words.recompute));
     out.insert(out.end(), words.options.begin(), words.options.end());
     return "--why '" + (out.empty() ? "tp1" : text::join(out, " ")) + "'";
   }
@@ -312,6 +377,9 @@ LayoutWords words_of(const std::string& asked, const SearchRequest& request) {
   std::map<std::string, PipelineSchedule> schedules;
   for (const PipelineSchedule schedule : request.schedules)
     schedules.emplace(schedule_name(schedule), schedule);
+  for (const PipelineSchedule usual :
+       {PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved_1f1b})
+    schedules.emplace(schedule_name(usual), usual);
   auto refuse = [&](const std::string& what) {
     std::vector<std::string> known(strategies.begin(), strategies.end());
     for (const auto& [name, schedule] : schedules) known.push_back(name);
@@ -319,7 +387,7 @@ LayoutWords words_of(const std::string& asked, const SearchRequest& request) {
     return Error(ErrorCode::usage, "--why " + report::printable(asked) + ": " + what)
         .help(
             "a layout in words of the table, as in --why 'tp8 pp2'; known are tpN, cpN, ppN, vN, "
-            "epN, dpN, replicasN, " +
+            "epN, dpN, replicasN, NxM (micro), none, selective, full (recompute), " +
             text::join(known, ", "));
   };
   LayoutWords out;
@@ -335,6 +403,12 @@ LayoutWords words_of(const std::string& asked, const SearchRequest& request) {
       out.schedule = schedule->second;
     } else if (options.contains(word)) {
       out.options.push_back(word);
+    } else if (const auto recompute = recompute_in(word)) {
+      first = !out.recompute;
+      out.recompute = recompute;
+    } else if (const auto micro = micro_in(word)) {
+      first = out.sizes.emplace("micro", micro->first).second;
+      out.micro_batches = micro->second;
     } else if (const auto size = size_in(word)) {
       first = out.sizes.insert(*size).second;
     } else {
@@ -345,6 +419,13 @@ LayoutWords words_of(const std::string& asked, const SearchRequest& request) {
   for (const Cut& cut : kCuts) out.sizes.try_emplace(cut.name, 1);
   if (out.sizes.at("pp") == 1 && (out.schedule || out.sizes.contains("v")))
     throw refuse("stages and a schedule are of a pipeline: name its ppN");
+  const auto stages = out.sizes.find("v");
+  const bool one = stages != out.sizes.end() && stages->second == 1;
+  if (out.schedule == PipelineSchedule::one_f_one_b && stages != out.sizes.end() && !one)
+    throw refuse("1F1B has one stage a rank");
+  if (out.schedule == PipelineSchedule::interleaved_1f1b && one)
+    throw refuse("Interleaved1F1B has several stages a rank");
+  if (out.schedule == PipelineSchedule::one_f_one_b) out.sizes["v"] = 1;
   if (std::none_of(request.ways.begin(), request.ways.end(), [&](const steptime::Way& way) {
         return (out.strategy.empty() || way.strategy == out.strategy) &&
                has_options(out, way.options);

@@ -3,6 +3,7 @@
 
 #include <boost/json.hpp>
 #include <cmath>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -97,6 +98,53 @@ TEST_CASE("a layout of the list is told with its number and its line, whatever o
   }
 }
 
+TEST_CASE("--why takes micro-batches, recomputation and schedules as the table has them") {
+  const json::value found = parsed(kJob + "--search --top 3");
+  for (const json::value& row : found.at("layouts").as_array()) {
+    auto size = [&](const char* name) {
+      return std::to_string(std::llround(number(row.at(name))));
+    };
+    std::string words = std::string(row.at("recompute").as_string()) + " tp" + size("tp") + " " +
+                        size("micro_batch") + "x" + size("micro_batches") + " cp" + size("cp") +
+                        " pp" + size("pp") + " " + std::string(row.at("strategy").as_string());
+    if (row.at("schedule").is_string()) words += " " + std::string(row.at("schedule").as_string());
+    CAPTURE(words);
+    const json::value asked = why(kJob + "--top 3", words);
+    REQUIRE(asked.at("layout").is_object());
+    CHECK(number(asked.at("rank")) >= 1);
+    for (const char* name : {"recompute", "micro_batch", "micro_batches", "schedule", "tp", "pp"}) {
+      CAPTURE(name);
+      CHECK(asked.at("layout").at(name) == row.at(name));
+    }
+  }
+  struct Row {
+    const char *words, *schedule;
+    bool several;
+  };
+  for (const Row& row : {Row{"pp2 1F1B full", "1F1B", false},
+                         Row{"full Interleaved1F1B pp2", "Interleaved1F1B", true}}) {
+    CAPTURE(row.words);
+    const json::value asked = why(kJob, row.words);
+    REQUIRE(asked.at("refused").is_null());
+    const json::value& layout = asked.at("layout");
+    CHECK(layout.at("schedule").as_string() == row.schedule);
+    CHECK((number(layout.at("stages_per_rank")) > 1) == row.several);
+    CHECK(layout.at("recompute").as_string() == "full");
+    check_planned(kJob, layout);
+  }
+  // All samples of a rank one by one; another number of micro-batches is none of the batch's.
+  const json::value best = why(kJob, "tp2").at("layout");
+  const int64_t samples =
+      std::llround(number(best.at("micro_batch")) * number(best.at("micro_batches")));
+  const json::value ones = why(kJob, "tp2 1x" + std::to_string(samples));
+  REQUIRE(ones.at("refused").is_null());
+  CHECK(number(ones.at("layout").at("micro_batch")) == 1);
+  const json::value more = why(kJob, "tp2 full 1x" + std::to_string(samples + 1));
+  REQUIRE(more.at("refused").is_object());
+  CHECK(more.at("refused").at("help").at(0).as_string() ==
+        "--why 'tp2 1x" + std::to_string(samples) + " full'");
+}
+
 TEST_CASE("a layout that needs too much says how much, by part, and what would fit") {
   // 70 billion parameters of 16 bytes on each device.
   const std::string large = "configs/pipeline_64.toml --world-size 64 --machine h100x8 ";
@@ -187,6 +235,12 @@ TEST_CASE("words that no layout has are refused with those that there are") {
            Row{"--search --why ''", "names no layout", "tpN"},
            Row{"--search --why 'tp2 tp4'", "tp4", "tpN"},
            Row{"--search --why v2", "ppN", "ZBVZeroBubble"},
+           Row{"--search --why 'full none'", "none stands beside", "NxM"},
+           Row{"--search --why '1x2 2x1'", "2x1 stands beside", "NxM"},
+           Row{"--search --why 'pp2 v2 1F1B'", "one stage", "1F1B"},
+           Row{"--search --why 'pp2 v1 Interleaved1F1B'", "several stages", "Interleaved1F1B"},
+           Row{"--search --why 'pp2 GPipe'", "no layout has the word GPipe", "1F1B"},
+           Row{"--search --fix local_batch_size=2 --why 1x8", "micro 2xM alone", "name micro 2xM"},
            Row{"--why tp8", "--why belongs to --search", "--search"},
            Row{"--search --free distributed.tp_size", "distributed.tp_size", "--fix"},
            Row{"--search --free distributed.megatron_fsdp.zero_dp_strateg", "zero_dp_strateg",
