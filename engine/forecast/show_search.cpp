@@ -5,6 +5,7 @@
 
 #include "engine/forecast/layouts.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::forecast {
 namespace {
@@ -55,8 +56,36 @@ std::string second_text(const Found& found) {
   if (std::abs(off) <= 0.03) return "The first two are equal: within 3% of each other.";
   char text[64];
   std::snprintf(text, sizeof text, "The second is %.0f%% %s.", 100 * std::abs(off),
-                off > 0 ? "slower" : "faster, but tight");
+                off > 0 ? "slower" : "faster");
   return text;
+}
+
+// Which layouts are faster than the first, and why they stand behind it; and whether the first
+// leaves next to no memory.
+std::string tight_text(const Found& found) {
+  const std::vector<Layout>& best = found.result.best;
+  const double first = best.front().predicted.seconds;
+  double most = 0;
+  std::vector<std::string> faster;
+  for (size_t i = 1; i < best.size(); ++i) {
+    if (best[i].predicted.seconds >= first) continue;
+    faster.push_back(std::to_string(i + 1));
+    most = std::max(most, 1 - best[i].predicted.seconds / first);
+  }
+  std::string out;
+  if (!faster.empty()) {
+    const bool one = faster.size() == 1;
+    char by[40];
+    std::snprintf(by, sizeof by, "%.1f%%", 100 * most);
+    out = text::join(faster, ", ") + (one ? " is " : " are up to ") + by +
+          " faster than 1, but tight: above " + whole_percent(steptime::kComfortable) +
+          " of what a rank may take a layout ranks behind comfortable ones within 5%.";
+  }
+  constexpr double kVeryTight = 0.03;
+  if (const double room = limited(found, found.forecasts.front()).room(); room < kVeryTight)
+    out += (out.empty() ? "" : " ") + std::string("1 is very tight: it takes ") +
+           whole_percent(1 - room) + " of what a rank may take, so that its allocator may stall.";
+  return out;
 }
 
 // What would change their order, the nearest three.
@@ -307,6 +336,7 @@ std::string draw(const report::Style& style, const Found& found) {
                  0);
   if (found.result.best.size() > 1)
     out += wrapped(style, second_text(found) + " " + turns_text(found), 0);
+  out += wrapped(style, tight_text(found), 0);
   out += rough_text(style, found) + "\n";
   for (size_t i = 0; i < found.sets.size(); ++i)
     out += settings_text(style, std::to_string(i + 1), found.sets[i]);

@@ -182,6 +182,32 @@ TEST_CASE("each rough figure is marked, and a reason says whose it is") {
   CHECK(!has(forecast::draw({false, true, 200}, found), "~"));
 }
 
+TEST_CASE("why a slower layout is first is told, and where the first leaves next to nothing") {
+  const std::string text = drawn(300);
+  CHECK(!has(text, "faster than 1"));
+  CHECK(!has(text, "very tight"));
+  Found found = found_here();
+  auto shown = [&] { return forecast::draw({false, true, 300}, found); };
+  found.result.best[1].predicted.seconds = 0.98;
+  found.result.best[1].use = 0.9;
+  CHECK(
+      has(shown(),
+          "\n2 is 2.0% faster than 1, but tight: above 85% of what a rank may take a layout ranks "
+          "behind comfortable ones within 5%.\n"));
+  found.result.best[2].predicted.seconds = 0.99;
+  found.result.best[2].use = 0.9;
+  CHECK(has(shown(), "\n2, 3 are up to 2.0% faster than 1, but tight: "));
+  // Of what --max-memory leaves.
+  found.forecasts[0].memory = 0.96 * found.memory;
+  CHECK(!has(shown(), "very tight"));
+  found.forecasts[0].memory = 0.98 * found.memory;
+  CHECK(has(shown(), "1 is very tight: it takes 98% of what a rank may take"));
+  found.result.best.resize(1);
+  found.forecasts.resize(1);
+  found.sets.resize(1);
+  CHECK(has(shown(), "\n1 is very tight: "));
+}
+
 TEST_CASE("JSON has sizes as whole numbers, and room of what a rank may take, as the table has") {
   const boost::json::object json = forecast::to_json(found_here());
   const boost::json::array& layouts = json.at("layouts").as_array();
