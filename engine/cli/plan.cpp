@@ -114,9 +114,32 @@ int run_search(Call& call, plan::Job& job) {
   return 0;
 }
 
+// What a search sets itself is no reason against its job, as that the strategy which the file or
+// --set names has nothing to cut along the sequence.
+std::optional<plan::Job> load_searched(Call& call, int& status) {
+  Diagnostics problems;
+  std::optional<plan::Job> job = plan::load_job(load_options(call), problems);
+  const std::string cuts = "distributed.sequence_parallel=false",
+                    beside = "distributed.enable_async_tensor_parallel=false";
+  for (const std::vector<std::string>& sets :
+       {std::vector<std::string>{cuts}, std::vector<std::string>{cuts, beside}}) {
+    if (problems.ok()) break;
+    Diagnostics others;
+    std::optional<plan::Job> other = reload_of(call)(sets, others);
+    if (!others.ok()) continue;
+    call.say(others);
+    return other;
+  }
+  call.say(problems);
+  if (problems.ok()) return job;
+  status = call.fail(problems.errors());
+  return std::nullopt;
+}
+
 int run_plan(Call& call) {
   int status = 0;
-  std::optional<plan::Job> job = load_job(call, status);
+  std::optional<plan::Job> job =
+      call.has("search") ? load_searched(call, status) : load_job(call, status);
   if (!job) return status;
   if (call.has("search")) {
     if (machine_named(call, *job).empty())

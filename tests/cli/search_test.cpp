@@ -106,6 +106,9 @@ TEST_CASE("plan with a layout's line says what the search said, whatever the fil
   const std::string pipeline = "configs/pipeline_interleaved.toml --world-size 32 --machine h100";
   for (const Row& row : {
            Row{"configs/hsdp_tp.toml --world-size 64 --machine h100", ""},
+           // Which has nothing to cut along the sequence, as the file asks.
+           Row{"configs/hsdp_tp.toml --world-size 64 --machine h100 --set distributed.strategy=ddp",
+               ""},
            Row{"configs/hsdp_cpu.toml --world-size 8 --machine cpu", ""},
            Row{"configs/tp_cpu.toml --world-size 8 --machine cpu", ""},
            Row{"configs/tp_cpu.toml --world-size 8 --machine cpu", " --fix tp_size=2"},
