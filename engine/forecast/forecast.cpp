@@ -160,7 +160,8 @@ Job job_of_rank(const plan::JobPlan& plan, const Ways& ways, const Exchanged& sa
   // The engine's own norm, rotary and SwiGLU kernels, and its loss without copies.
   out.fusion = steptime::Fusion::fused;
   out.loss = steptime::Loss::fused;
-  out.optimizer_bytes = steptime::kFusedOptimizer;
+  out.optimizer_bytes =
+      steptime::optimizer_bytes_of(static_cast<double>(plan.workload.optimizer_states));
   // It cuts the exchanges of sequence parallelism into pieces, and no others.
   if (plan.shared.enable_async_tensor_parallel && out.sequence_parallel)
     out.async_tp = steptime::AsyncTp::torch;

@@ -52,7 +52,8 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
   base.length = static_cast<double>(length);
   base.fusion = steptime::Fusion::fused;
   base.loss = steptime::Loss::fused;
-  base.optimizer_bytes = steptime::kFusedOptimizer;
+  base.optimizer_bytes =
+      steptime::optimizer_bytes_of(static_cast<double>(model.work.optimizer_states));
   base.logits = 4;  // in bfloat16, with their gradient; the loss makes no copy
   base.engine_memory = true;
   base.tf32 = asks_for_tf32(job);

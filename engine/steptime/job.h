@@ -80,6 +80,8 @@ struct Offload {
 
 // Bytes that clipping and a fused AdamW read and write, a float32 parameter.
 inline constexpr double kFusedOptimizer = 44;
+// The same with another number of states than AdamW's two, each of which is read and written.
+inline double optimizer_bytes_of(double states) { return kFusedOptimizer + 8 * (states - 2); }
 
 struct Job {
   double ranks = 1, ranks_per_host = 8;

@@ -147,6 +147,15 @@ TEST_CASE("a level that shards nothing reduces and updates like whole copies") {
   CHECK(one.time.parts.optimizer == Approx(none.time.parts.optimizer / 64));
 }
 
+TEST_CASE("an optimizer with fewer states than AdamW reads and writes fewer bytes") {
+  auto seconds = [](const std::vector<std::string>& sets) {
+    return planned_8b(64, sets).on(h100()).time.parts.optimizer;
+  };
+  const double adamw = seconds({});
+  CHECK(seconds({"optimizer.name=sgd", "optimizer.momentum=0.9"}) == Approx(adamw * 36 / 44));
+  CHECK(seconds({"optimizer.name=sgd", "optimizer.momentum=0"}) == Approx(adamw * 28 / 44));
+}
+
 TEST_CASE("options that a level leaves without effect change no prediction") {
   auto seconds = [](int level, const std::string& option) {
     std::vector<std::string> sets = {
