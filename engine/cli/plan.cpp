@@ -255,8 +255,7 @@ folder.
  of a micro-batch).
 --free KEY...   With --search: try the values of this option of a strategy's own table though the file sets it.
 --why LAYOUT    With --search: what takes this layout's time and memory, how far it is behind the first, or why it
- cannot be. In words of the table, as in --why 'tp8 pp2 1F1B 1x8 full'; tp, cp, pp and ep that are not named
- are 1.
+ cannot be. In words of the table, as in --why 'tp8 pp2 1x8 full'; tp, cp, pp and ep are 1 unless named.
 --global-batch N    With --search: samples of a step. Default: the file's.
 --max-memory GIB    With --search: most memory of a rank. Default: what the machine has.
 --top N         With --search: layouts to show. Default: 5.
