@@ -119,16 +119,14 @@ int run_search(Call& call, plan::Job& job) {
 std::optional<plan::Job> load_searched(Call& call, int& status) {
   Diagnostics problems;
   std::optional<plan::Job> job = plan::load_job(load_options(call), problems);
-  const std::string cuts = "distributed.sequence_parallel=false",
-                    beside = "distributed.enable_async_tensor_parallel=false";
-  for (const std::vector<std::string>& sets :
-       {std::vector<std::string>{cuts}, std::vector<std::string>{cuts, beside}}) {
-    if (problems.ok()) break;
+  if (!problems.ok()) {
     Diagnostics others;
-    std::optional<plan::Job> other = reload_of(call)(sets, others);
-    if (!others.ok()) continue;
-    call.say(others);
-    return other;
+    std::optional<plan::Job> other =
+        reload_of(call)({"distributed.sequence_parallel=false"}, others);
+    if (others.ok()) {
+      call.say(others);
+      return other;
+    }
   }
   call.say(problems);
   if (problems.ok()) return job;

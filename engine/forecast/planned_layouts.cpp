@@ -16,13 +16,13 @@ using steptime::Layout;
 
 // A round ends where so many were too large, or where some strategy's plans are refused: the next
 // one is searched with what they say. And the most in all.
-constexpr size_t kTooLarge = 8, kRefused = 12, kRounds = 10, kMostTooLarge = 64, kMostTries = 96,
+constexpr size_t kTooLarge = 8, kRefused = 12, kRounds = 10, kMostTooLarge = 96, kMostTries = 128,
                  kKept = 64;
 // Layouts that fit and are planned at least, however few are shown: plan and model differ by some
 // percent, which may change the order.
 constexpr size_t kPlansEach = 2, kLeastPlans = 10;
 // Parts of the memory of which some layouts are planned where that is not enough.
-constexpr double kSafe[] = {0.97, 0.94, 0.9, 0.85};
+constexpr double kSafe[] = {1, 0.95, 0.9, 0.85};
 // Sizes whose smallest layouts are planned where nothing fits.
 constexpr size_t kSmallest = 12;
 
@@ -57,18 +57,18 @@ class Planned {
   }
 
   Found run() {
-    for (size_t round = 0; round < kRounds && !enough() && !spent(); ++round) {
-      steptime::SearchResult found = steptime::search(request_, std::max(kKept, 2 * wanted_.most));
+    bool more = true;
+    for (size_t round = 0; round < kRounds && more && !spent(); ++round) {
+      const size_t most = std::max(kKept, 2 * wanted_.most);
+      steptime::SearchResult found = steptime::search(request_, most);
       const std::vector<Layout> layouts = std::exchange(found.best, {});
       if (round == 0) out_.result = std::move(found);
-      too_large_ = refused_ = 0;
-      for (size_t i = 0; i < layouts.size() && !enough() && !spent() && too_large_ < kTooLarge &&
-                         refused_ < kRefused;
-           ++i)
-        take(layouts[i]);
-      if (!learn()) break;
+      const bool all = take_first(layouts);
+      // Behind the last of a full list others may be that could be first.
+      const bool full = layouts.size() >= most && may_be_first(layouts.back());
+      more = learn() && (!all || !enough() || full) && !(wanted_.any && enough());
     }
-    if (!enough() && spent()) take_safe();
+    if (spent() && !(wanted_.any && enough())) take_safe();
     take_own();
     // By the model nothing may fit, or what does is too large by its plan.
     if (layouts_.empty() && out_.result.smallest) take_smallest();
@@ -85,21 +85,59 @@ class Planned {
     return request_.left_out.size() >= kMostTooLarge ||
            tried_ >= std::max(kMostTries, 4 * wanted_.most);
   }
-  // Where plan after plan was too large: the first of those that fit with something to spare.
+  // The score by the model, as far as plans of its kind tell how much longer they take and how much
+  // less they hold.
+  double told_score(const Layout& layout) const {
+    steptime::LayoutKind kind = kind_of(layout);
+    auto told = [&](const std::map<steptime::LayoutKind, double>& of) {
+      const auto found = of.find(kind);
+      return found == of.end() ? 0 : found->second;
+    };
+    const double takes = std::max(1.0, told(takes_));
+    double counts = told(counts_);
+    kind.options.clear();
+    if (counts <= 0) counts = told(counts_);
+    Layout by_plan = layout;
+    by_plan.predicted.seconds = takes * layout.predicted.parts.sum();
+    constexpr double kNearly = 0.95;
+    by_plan.use =
+        kNearly * (counts > 0 ? counts : 1) * layout.predicted.memory.peak() / out_.memory;
+    return by_plan.score();
+  }
+  bool may_be_first(const Layout& layout) const {
+    constexpr double kClearly = 0.995;
+    return !wanted_.any && std::none_of(layouts_.begin(), layouts_.end(), [&](const Layout& other) {
+      return told_score(layout) >= kClearly * other.score();
+    });
+  }
+  // Plans the first layouts, and those behind them that may be the first of all. False: not to the
+  // end, as so many were in vain.
+  bool take_first(const std::vector<Layout>& layouts) {
+    too_large_ = refused_ = 0;
+    for (const Layout& layout : layouts) {
+      if (spent() || too_large_ >= kTooLarge || refused_ >= kRefused) return false;
+      if (!enough() || may_be_first(layout)) take(layout);
+    }
+    return true;
+  }
+  // Where plan after plan was too large: the first of those that fit though their plans may hold
+  // as much more as any of the kind.
   void take_safe() {
     steptime::SearchRequest request = request_;
     request.pipeline_margin = 1;
     for (const double part : kSafe) {
       request.memory = part * out_.memory;
-      size_t left = kLeastPlans;
-      for (const Layout& layout : steptime::search(request, kLeastPlans).best) {
-        if (left-- == 0 || enough()) break;
-        take(layout);
-      }
-      learn();
-      request.counts = request_.counts;
-      request.takes = request_.takes;
+      request.counts = most_;
+      request.takes = takes_;
       request.left_out = request_.left_out;
+      size_t left = kLeastPlans;
+      for (const Layout& layout : steptime::search(request, kKept).best) {
+        if (left == 0) break;
+        if (enough() && !may_be_first(layout)) continue;
+        const size_t before = tried_;
+        take(layout);
+        left -= tried_ - before;
+      }
     }
   }
   // The model's smallest, and the smallest of the sizes nearest to it: plans differ.
@@ -133,9 +171,10 @@ class Planned {
       const auto found = made_by_.find(way.strategy);
       return found != made_by_.end() && found->second.first == 0 && found->second.second >= 3;
     });
+    const bool news = request_.counts != counts_ || request_.takes != takes_;
     request_.counts = counts_;
     request_.takes = takes_;
-    return too_large_ > 0 || request_.ways.size() < before;
+    return news || too_large_ > 0 || request_.ways.size() < before;
   }
   void learn_of(const Layout& layout, const Forecast& forecast) {
     auto keep_least = [](double& of, double value) { of = of > 0 ? std::min(of, value) : value; };
@@ -145,9 +184,11 @@ class Planned {
         layout.predicted.parts.sum() > 0 ? layout.predicted.parts.sum() : layout.predicted.seconds;
     const double counts = forecast.memory / layout.predicted.memory.peak();
     keep_least(takes_[kind], forecast.time.seconds / seconds);
-    keep_least(counts_[kind], counts);
-    kind.options.clear();
-    keep_least(counts_[kind], counts);
+    for (const bool options : {true, false}) {
+      if (!options) kind.options.clear();
+      keep_least(counts_[kind], counts);
+      most_[kind] = std::max(most_[kind], counts);
+    }
   }
   void count(const std::string& reason) { ++out_.result.rejected[reason]; }
 
@@ -177,7 +218,6 @@ class Planned {
     }
     if (forecast.memory > out_.memory) {
       count("more memory than a rank has, by its plan");
-      if (out_.result.fitting > 0) --out_.result.fitting;  // as the model had it
       ++too_large_;
       request_.left_out.push_back(layout);
       return;
@@ -230,8 +270,8 @@ class Planned {
   std::optional<Layout> least_;
   std::set<std::string> lines_;
   std::map<std::string, std::pair<size_t, size_t>> made_by_;  // of a strategy: plans, refusals
-  // The least of plans over the model: bytes, whatever the options, and seconds.
-  std::map<steptime::LayoutKind, double> counts_, takes_;
+  // The least of plans over the model, bytes and seconds; and the most, of bytes.
+  std::map<steptime::LayoutKind, double> counts_, takes_, most_;
   size_t fitting_ = 0, tried_ = 0;      // plans that fit, and all that were asked for
   size_t too_large_ = 0, refused_ = 0;  // of this round
 };

@@ -343,7 +343,7 @@ std::string draw(const report::Style& style, const Found& found) {
   out += "\n" +
          wrapped(style,
                  report::human_count(found.result.enumerated) + " layouts looked at, " +
-                     report::human_count(found.result.fitting) + " fit, " +
+                     report::human_count(found.result.fitting) + " fit by the model, " +
                      report::human_count(found.result.predicted) + " of them may be the fastest",
                  0);
   for (const auto& [reason, count] : found.result.rejected)

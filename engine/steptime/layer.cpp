@@ -26,9 +26,10 @@ bool fits_fp8(const Job& job, const Product& p, double each) {
   return std::fmod(p.inner, kMultiple) == 0 && std::fmod(each, kMultiple) == 0;
 }
 
-// Of a product in fp8, the casts of its matrices. `trained`: the share of its weights that have a
-// gradient.
-Both casts(const Machine& machine, const Job& job, const Product& p, double trained) {
+// Of a product in fp8, the casts of its matrices; each Linear casts its own input. `trained`: the
+// share of its weights that have a gradient.
+Both casts(const Machine& machine, const Job& job, const Product& p, double trained,
+           double linears) {
   if (!job.engine_casts) {
     const double bytes = job.fusion == Fusion::fused ? 2 : 4;
     return {elementwise(machine, bytes * p.rows * p.inner),
@@ -38,7 +39,8 @@ Both casts(const Machine& machine, const Job& job, const Product& p, double trai
   // scaled, and that is cast. Backward has them again, and lays matrices out the other way.
   constexpr double kScaled = 8, kCast = 5, kTurned = 2;
   const double each = job.width + (job.width < 4 ? job.width + 4 : 0) + kScaled + kCast;
-  const double input = p.rows * p.inner, weight = p.columns * p.inner, result = p.rows * p.columns;
+  const double input = linears * p.rows * p.inner, weight = p.columns * p.inner,
+               result = p.rows * p.columns;
   return {elementwise(machine, each * (input + weight)),
           elementwise(machine, each * (result + weight) + kTurned * weight +
                                    trained * (each * input + kTurned * (input + result)))};
@@ -46,9 +48,9 @@ Both casts(const Machine& machine, const Job& job, const Product& p, double trai
 
 // A Linear of a rank with its gradients, those of weights as often as `frozen` says; fp8 casts its
 // matrices, and adapters read and write both ends once more. `each`: see fits_fp8(); 0: all
-// columns.
+// columns. `linears`: how many they are of.
 Both linear(const Machine& machine, const Job& job, const Product& p, const Frozen& frozen = {},
-            double each = 0) {
+            double each = 0, double linears = 1) {
   const bool fp8 = fits_fp8(job, p, each > 0 ? each : p.columns);
   const Precision precision = precision_of(job, fp8);
   const double input = seconds_of(machine, {p.rows, p.inner, p.columns}, precision);
@@ -56,7 +58,7 @@ Both linear(const Machine& machine, const Job& job, const Product& p, const Froz
   const double trained = job.lora ? 0 : 1 - frozen.products;
   Both out{seconds_of(machine, p, precision), input + trained * weight};
   if (fp8) {
-    const Both more = casts(machine, job, p, trained);
+    const Both more = casts(machine, job, p, trained, linears);
     out.forward += more.forward;
     out.backward += more.backward;
   }
@@ -163,7 +165,7 @@ Mlp experts(const Machine& machine, const Shape& shape, const Job& job) {
           copies * (8 * shape.hidden + 6 * shape.expert_ffn)};
   if (shape.shared_ffn > 0) {
     out.up = add(out.up, linear(machine, job, {job.tokens(), 2 * shape.shared_ffn, shape.hidden},
-                                frozen, shape.shared_ffn));
+                                frozen, shape.shared_ffn, 2));
     out.down =
         add(out.down, linear(machine, job, {job.tokens(), shape.hidden, shape.shared_ffn}, frozen));
   }
@@ -175,8 +177,8 @@ Mlp mlp_of(const Machine& machine, const Shape& shape, const Job& job, double f)
   Mlp out;
   if (sparse < 1) {
     const Frozen& frozen = shape.frozen;
-    out.up =
-        linear(machine, job, {job.tokens(), (shape.gated ? 2 : 1) * f, shape.hidden}, frozen, f);
+    out.up = linear(machine, job, {job.tokens(), (shape.gated ? 2 : 1) * f, shape.hidden}, frozen,
+                    f, shape.gated ? 2 : 1);
     out.down = linear(machine, job, {job.tokens(), shape.hidden, f}, frozen);
   }
   if (sparse > 0) {
@@ -211,7 +213,7 @@ LayerTime layer_time(const Machine& machine, const Shape& shape, const Job& job)
   const double T = job.tokens(), h = shape.hidden;
   const Widths w = widths_of(shape, job);
   const Frozen& frozen = shape.frozen;
-  const Both qkv = linear(machine, job, {T, w.q + 2 * w.kv, h}, frozen, w.kv);
+  const Both qkv = linear(machine, job, {T, w.q + 2 * w.kv, h}, frozen, w.kv, 3);
   const Both o = linear(machine, job, {T, h, w.q}, frozen);
   const Mlp mlp = mlp_of(machine, shape, job, w.f);
   const Core core = attention_core(machine, job, w.q / shape.head_dim, shape.head_dim);

@@ -326,6 +326,7 @@ TEST_CASE(
     "where memory is scarce the first layout is the best of many, however few are asked for") {
   for (const std::string& job :
        {std::string("configs/moe_ep.toml --world-size 16 --machine a100-40x8"),
+        std::string("configs/moe_ep.toml --world-size 8 --machine h100x8"),
         std::string("configs/hsdp_tp.toml --world-size 8 --machine l40sx8"),
         std::string("configs/pipeline_64.toml --world-size 64 --machine h100x8 --max-memory 24"),
         std::string("configs/pipeline_64.toml --world-size 32 --machine a100-40x8")}) {
