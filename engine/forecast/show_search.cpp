@@ -340,12 +340,11 @@ std::string draw(const report::Style& style, const Found& found) {
   out += rough_text(style, found) + "\n";
   for (size_t i = 0; i < found.sets.size(); ++i)
     out += settings_text(style, std::to_string(i + 1), found.sets[i]);
-  out += "\n" +
-         wrapped(style,
-                 report::human_count(found.result.enumerated) + " layouts looked at, " +
-                     report::human_count(found.result.fitting) + " fit by the model, " +
-                     report::human_count(found.result.predicted) + " of them may be the fastest",
-                 0);
+  out += "\n" + wrapped(style,
+                        report::human_count(found.result.enumerated) + " layouts looked at, " +
+                            report::human_count(found.result.fitting) + " fit by the model, " +
+                            report::human_count(found.result.predicted) + " may be the fastest",
+                        0);
   for (const auto& [reason, count] : found.result.rejected)
     out += wrapped(style, "  not taken: " + report::human_count(count) + " times " + reason, 4);
   out += families_text(style, found);
