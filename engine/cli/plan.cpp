@@ -115,7 +115,7 @@ int run_search(Call& call, plan::Job& job) {
 }
 
 // What a search sets itself is no reason against its job, as that the strategy which the file or
-// --set names has nothing to cut along the sequence.
+// --set names has nothing to cut along the sequence; other reasons stand without it.
 std::optional<plan::Job> load_searched(Call& call, int& status) {
   Diagnostics problems;
   std::optional<plan::Job> job = plan::load_job(load_options(call), problems);
@@ -123,9 +123,9 @@ std::optional<plan::Job> load_searched(Call& call, int& status) {
     Diagnostics others;
     std::optional<plan::Job> other =
         reload_of(call)({"distributed.sequence_parallel=false"}, others);
-    if (others.ok()) {
-      call.say(others);
-      return other;
+    if (others.errors().size() < problems.errors().size()) {
+      problems = std::move(others);
+      job = std::move(other);
     }
   }
   call.say(problems);

@@ -47,6 +47,11 @@ struct Forecast {
   std::optional<Exchanged> exchanged;
 
   double room() const { return 1 - memory / usable; }  // below 0: it does not fit
+  // "comfortable", "tight", "very tight" or "too large".
+  const char* fit() const;
+  bool is_very_tight() const { return room() < kVeryTight; }
+
+  static constexpr double kVeryTight = 0.03;  // room below which an allocator may stall
 };
 
 // Sizes of a model and of a planned job in the model's terms.

@@ -88,15 +88,8 @@ class Planned {
   // The score by the model, as far as plans of its kind tell how much longer they take and how much
   // less they hold.
   double told_score(const Layout& layout) const {
-    steptime::LayoutKind kind = kind_of(layout);
-    auto told = [&](const std::map<steptime::LayoutKind, double>& of) {
-      const auto found = of.find(kind);
-      return found == of.end() ? 0 : found->second;
-    };
-    const double takes = std::max(1.0, told(takes_));
-    double counts = told(counts_);
-    kind.options.clear();
-    if (counts <= 0) counts = told(counts_);
+    const double takes = std::max(1.0, steptime::said_of_time(takes_, layout)),
+                 counts = steptime::said_of_memory(counts_, layout);
     Layout by_plan = layout;
     by_plan.predicted.seconds = takes * layout.predicted.parts.sum();
     constexpr double kNearly = 0.95;
@@ -179,11 +172,10 @@ class Planned {
   void learn_of(const Layout& layout, const Forecast& forecast) {
     auto keep_least = [](double& of, double value) { of = of > 0 ? std::min(of, value) : value; };
     steptime::LayoutKind kind = kind_of(layout);
-    // The model's own, without what is known already.
-    const double seconds =
-        layout.predicted.parts.sum() > 0 ? layout.predicted.parts.sum() : layout.predicted.seconds;
     const double counts = forecast.memory / layout.predicted.memory.peak();
-    keep_least(takes_[kind], forecast.time.seconds / seconds);
+    // The model's own seconds, without what is known already. The smallest layouts were not timed.
+    if (const double seconds = layout.predicted.parts.sum(); seconds > 0)
+      keep_least(takes_[kind], forecast.time.seconds / seconds);
     for (const bool options : {true, false}) {
       if (!options) kind.options.clear();
       keep_least(counts_[kind], counts);
@@ -271,7 +263,7 @@ class Planned {
   std::set<std::string> lines_;
   std::map<std::string, std::pair<size_t, size_t>> made_by_;  // of a strategy: plans, refusals
   // The least of plans over the model, bytes and seconds; and the most, of bytes.
-  std::map<steptime::LayoutKind, double> counts_, takes_, most_;
+  steptime::Said counts_, takes_, most_;
   size_t fitting_ = 0, tried_ = 0;      // plans that fit, and all that were asked for
   size_t too_large_ = 0, refused_ = 0;  // of this round
 };

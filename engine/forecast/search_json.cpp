@@ -15,7 +15,8 @@ json::object json_of(const Layout& layout, const std::string& use, const Forecas
   const steptime::Job& job = layout.job;
   json::array options;
   for (const std::string& option : layout.options) options.emplace_back(option);
-  return {{"strategy", layout.strategy},
+  return {{"layout", layout_text(layout)},
+          {"strategy", layout.strategy},
           {"tp", std::llround(job.tp)},
           {"cp", std::llround(job.cp)},
           {"pp", std::llround(job.pp)},

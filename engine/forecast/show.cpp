@@ -22,8 +22,7 @@ std::string memory_text(const Forecast& f) {
   if (f.room() < 0)
     return "does not fit: " + used + " of " + usable + ", " +
            report::human_bytes(std::llround(f.memory - f.usable)) + " too much";
-  const char* how = f.room() < 0.03 ? "very tight" : f.room() < 0.15 ? "tight" : "comfortable";
-  return used + " of " + usable + ", " + percent(f.room()) + " to spare (" + how + ")";
+  return used + " of " + usable + ", " + percent(f.room()) + " to spare (" + f.fit() + ")";
 }
 
 json::value json_of(const std::optional<Place>& place) {
@@ -34,6 +33,12 @@ json::value json_of(const std::optional<Place>& place) {
 }
 
 }  // namespace
+
+const char* Forecast::fit() const {
+  if (room() < 0) return "too large";
+  if (is_very_tight()) return "very tight";
+  return room() < 1 - steptime::kComfortable ? "tight" : "comfortable";
+}
 
 std::string Place::text() const {
   return "rank " + std::to_string(rank) +
@@ -137,7 +142,8 @@ json::object to_json(const Forecast& f) {
                                   {"fullest", json_of(f.fullest)},
                                   {"usable", std::llround(f.usable)},
                                   {"room", f.room()},
-                                  {"fits", f.room() >= 0}}},
+                                  {"fits", f.room() >= 0},
+                                  {"fit", f.fit()}}},
           {"bound", json::object{{"part", f.bound}, {"share", f.bound_share}}},
           {"rough", rough}};
 }

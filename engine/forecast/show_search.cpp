@@ -81,10 +81,10 @@ std::string tight_text(const Found& found) {
           " faster than 1, but tight: above " + whole_percent(steptime::kComfortable) +
           " of what a rank may take a layout ranks behind comfortable ones within 5%.";
   }
-  constexpr double kVeryTight = 0.03;
-  if (const double room = limited(found, found.forecasts.front()).room(); room < kVeryTight)
+  if (const Forecast f = limited(found, found.forecasts.front()); f.is_very_tight())
     out += (out.empty() ? "" : " ") + std::string("1 is very tight: it takes ") +
-           whole_percent(1 - room) + " of what a rank may take, so that its allocator may stall.";
+           whole_percent(1 - f.room()) +
+           " of what a rank may take, so that its allocator may stall.";
   return out;
 }
 

@@ -84,6 +84,15 @@ bool matches(const LayoutWords& words, const Layout& layout) {
          (!words.schedule || *words.schedule == job.schedule) && has_options(words, layout.options);
 }
 
+// Whether every word that the table has of it was given.
+bool has_words_of(const std::string& asked, const Layout& layout) {
+  const std::vector<std::string> given = text::split_names(asked.c_str(), ' '),
+                                 own = text::split_names(layout_text(layout).c_str(), ' ');
+  return std::all_of(own.begin(), own.end(), [&](const std::string& word) {
+    return std::find(given.begin(), given.end(), word) != given.end();
+  });
+}
+
 // Families that fit and have more of one size than `job`, and of the others as much; the nearest
 // first.
 std::vector<std::pair<Cut, Layout>> larger(const std::vector<Layout>& families,
@@ -439,15 +448,19 @@ Why why_of(const plan::Job& job, const steptime::Machine& machine, const Wanted&
   Why out;
   out.asked = *wanted.why;
   const std::vector<Layout>& best = found.result.best;
-  for (size_t i = 0; i < best.size() && !out.listed; ++i) {
-    if (!matches(words, best[i])) continue;
-    out.layout = best[i];
-    out.forecast = found.forecasts[i];
-    out.set = found.sets[i];
+  // A row that is named in full is meant, though one with an option more may stand before it.
+  std::optional<size_t> listed;
+  for (const bool in_full : {true, false})
+    for (size_t i = 0; i < best.size() && !listed; ++i)
+      if (matches(words, best[i]) && (!in_full || has_words_of(*wanted.why, best[i]))) listed = i;
+  if (listed) {
+    out.layout = best[*listed];
+    out.forecast = found.forecasts[*listed];
+    out.set = found.sets[*listed];
     out.listed = true;
-    out.before = i;
+    out.before = *listed;
+    return out;
   }
-  if (out.listed) return out;
   const Asked asked(job, machine, wanted, request, words);
   asked.look(out);
   // Where nothing is found, no words are either.

@@ -52,6 +52,8 @@ Slip slip_of(const Machine& machine, const std::vector<Peak>& off, bool low, boo
 const MostOfDevices* most_of_devices(std::string_view key) {
   static constexpr MostOfDevices kMost[] = {
       {"device.memory", 4e12, "in bytes, 1e9 a gigabyte", 1e3},
+      {"device.units", 1000, "streaming multiprocessors, not CUDA cores", 0},
+      {"network.bus", 2e12, "in bytes, not bits", kBits},
       {"network.nic", 200e9, "in bytes, not bits", kBits},
       {"network.send_outside", 200e9, "in bytes, not bits", kBits},
       {"network.step_inside", 1e-3, "in seconds, not milliseconds", 1e3},
@@ -69,6 +71,7 @@ const MostOfDevices* most_of_devices(std::string_view key) {
 }
 
 double in_other_unit(const MostOfDevices& of, double value) {
+  if (of.units == 0) return 0;
   const double other = value / of.units;
   return other <= of.most ? other : 0;
 }

@@ -43,12 +43,12 @@ struct MostOfDevices {
   const char* key;
   double most;
   const char* unit;  // what it is counted in
-  double units;      // so many times as much as what it may have been given in
+  double units;      // so many times as much as what it may have been given in; 0: nobody knows
 };
 inline constexpr double kBits = 8;
 // nullptr: what any machine may have is all that is known.
 const MostOfDevices* most_of_devices(std::string_view key);
-// The value, were it in that unit; 0: it would be too much still.
+// The value, were it in that unit; 0: it would be too much still, or nobody knows.
 double in_other_unit(const MostOfDevices& of, double value);
 
 }  // namespace meshwright::steptime

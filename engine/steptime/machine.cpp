@@ -201,7 +201,9 @@ class File {
     error.key(key).at(origin(value->place));
     if (const double other = in_other_unit(*of, *figure.to); other > 0)
       error.help("set " + key + " = " + shown(other) + ": " + of->unit);
-    if (of->units == kBits)
+    else if (of->units == 0)
+      error.help("count " + std::string(of->unit));
+    if (of->units == kBits && key != "network.bus")
       error.help("ranks that a switch of devices joins are of one host: network.ranks_per_host");
     throw error.help("meshwright calibrate measures this machine");
   }

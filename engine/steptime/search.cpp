@@ -312,7 +312,7 @@ class Search {
   bool fits(Layout& layout) {
     ++out_.enumerated;
     layout.predicted.memory = memory_of(request_.shape, layout.job);
-    const double counts = said_of_memory(layout);
+    const double counts = said_of_memory(request_.counts, layout);
     layout.use = layout.predicted.memory.peak() / request_.memory * (counts > 0 ? counts : 1);
     if (!out_.smallest || layout.use < out_.smallest->use) out_.smallest = layout;
     const std::array<double, 4> cut = {layout.job.tp, layout.job.cp, layout.job.pp, layout.job.ep};
@@ -326,26 +326,10 @@ class Search {
     return true;
   }
 
-  // What plans say of the kind; 0: nothing.
-  static double known(const std::map<LayoutKind, double>& said, const LayoutKind& kind) {
-    const auto found = said.find(kind);
-    return found == said.end() ? 0 : found->second;
-  }
-  static LayoutKind without_options(const Layout& layout) {
-    LayoutKind out = kind_of(layout);
-    out.options.clear();
-    return out;
-  }
-  double said_of_memory(const Layout& layout) const {
-    if (request_.counts.empty()) return 0;
-    const double exactly = known(request_.counts, kind_of(layout));
-    return exactly > 0 ? exactly : known(request_.counts, without_options(layout));
-  }
   void set_time(Layout& layout, Bubble bubble) const {
     layout.predicted = predict(request_.machine, request_.shape, layout.job, bubble);
-    if (request_.takes.empty()) return;
     // Never less, for the sake of the lower bounds.
-    layout.predicted.seconds *= std::max(1.0, known(request_.takes, kind_of(layout)));
+    layout.predicted.seconds *= std::max(1.0, said_of_time(request_.takes, layout));
   }
   bool is_left_out(const Layout& layout) const {
     return std::any_of(request_.left_out.begin(), request_.left_out.end(),
@@ -424,6 +408,11 @@ class Search {
   double limit_ = std::numeric_limits<double>::infinity(), other_limit_ = limit_;
 };
 
+double said_of(const Said& said, const LayoutKind& kind) {
+  const auto found = said.find(kind);
+  return found == said.end() ? 0 : found->second;
+}
+
 }  // namespace
 
 double Layout::score() const { return predicted.seconds * (use > kComfortable ? 1.05 : 1); }
@@ -441,6 +430,19 @@ LayoutKind kind_of(const Layout& layout) {
           job.cp > 1,      job.pp > 1,     job.ep > 1,
           job.stages > 1,  job.shard > 1,  job.pp > 1 ? job.schedule : PipelineSchedule::gpipe,
           job.recompute};
+}
+
+double said_of_time(const Said& takes, const Layout& layout) {
+  return takes.empty() ? 0 : said_of(takes, kind_of(layout));
+}
+
+double said_of_memory(const Said& counts, const Layout& layout) {
+  if (counts.empty()) return 0;
+  LayoutKind kind = kind_of(layout);
+  const double exactly = said_of(counts, kind);
+  if (exactly > 0) return exactly;
+  kind.options.clear();
+  return said_of(counts, kind);
 }
 
 SearchResult search(const SearchRequest& request, size_t most) {

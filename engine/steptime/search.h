@@ -81,6 +81,13 @@ struct LayoutKind {
 };
 LayoutKind kind_of(const Layout& layout);
 
+// What plans of a kind come to over what the model says, of memory also by the kind without its
+// options.
+using Said = std::map<LayoutKind, double>;
+// 0: no plan says.
+double said_of_time(const Said& takes, const Layout& layout);
+double said_of_memory(const Said& counts, const Layout& layout);
+
 struct SearchRequest {
   Machine machine;
   Shape shape;
@@ -93,7 +100,7 @@ struct SearchRequest {
   double pipeline_margin = 1;
   // Of kinds of which plans are known, each at least: their bytes over what the model counts, also
   // of a kind without its options, and their seconds over the model's.
-  std::map<LayoutKind, double> counts = {}, takes = {};
+  Said counts = {}, takes = {};
   // Layouts whose plans are too large: others take their places.
   std::vector<Layout> left_out = {};
   // Sizes that stay: "tp_size", "cp_size", "pp_size", "ep_size", "dp_replicate_size",

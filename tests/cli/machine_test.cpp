@@ -157,6 +157,15 @@ TEST_CASE("mistakes around machines and the search are answered with what works"
     CHECK(ran.out.find(row.code) != std::string::npos);
     CHECK(ran.out.find(row.part) != std::string::npos);
   }
+  // That ddp has nothing to cut along the sequence is no reason against a search, and not told
+  // beside one that is.
+  const Ran ran = run("plan " + kJob +
+                          "--machine h100x8 --search --set distributed.strategy=ddp --set "
+                          "distributed.tp_sise=2 --set distributed.sequence_parallel=true",
+                      "2>&1");
+  CHECK(ran.status == 2);
+  CHECK(ran.out.find("distributed.tp_sise") != std::string::npos);
+  CHECK(ran.out.find("E0212") == std::string::npos);
 }
 
 }  // namespace machine_test

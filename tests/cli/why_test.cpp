@@ -98,6 +98,29 @@ TEST_CASE("a layout of the list is told with its number and its line, whatever o
   }
 }
 
+TEST_CASE("every row of a search is the answer to its own words") {
+  const std::string job = "configs/first_fsdp2_cpu.toml --world-size 8 --machine cpu --top 24";
+  const json::value found = parsed(job + " --search");
+  const json::array& rows = found.at("layouts").as_array();
+  REQUIRE(rows.size() > 12);
+  int64_t behind_options = 0;
+  for (size_t i = 0; i < rows.size(); i += 3) {
+    const json::value& row = rows[i];
+    const std::string words =
+        std::string(row.at("layout").as_string()) + " " +
+        std::to_string(row.at("micro_batch").as_int64()) + "x" +
+        std::to_string(row.at("micro_batches").as_int64()) + " " +
+        std::string(row.at("recompute").as_string());
+    CAPTURE(words);
+    CHECK(why(job, words).at("rank") == i + 1);
+    for (size_t before = 0; before < i; ++before)
+      behind_options += row.at("options").as_array().empty() &&
+                        !rows[before].at("options").as_array().empty() &&
+                        row.at("strategy") == rows[before].at("strategy");
+  }
+  MESSAGE("rows behind one of their strategy with options: ", behind_options);
+}
+
 TEST_CASE("--why takes micro-batches, recomputation and schedules as the table has them") {
   const json::value found = parsed(kJob + "--search --top 3");
   for (const json::value& row : found.at("layouts").as_array()) {

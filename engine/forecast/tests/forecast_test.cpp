@@ -329,9 +329,13 @@ TEST_CASE("a job that just fits is not called over") {
   f.usable = 100e9;
   CHECK(text_of(f).find("2% to spare (very tight)") != std::string::npos);
   CHECK(to_json(f).at("memory").at("fits").as_bool());
+  CHECK(to_json(f).at("memory").at("fit") == "very tight");
+  f.memory = 90e9;
+  CHECK(to_json(f).at("memory").at("fit") == "tight");
   f.memory = 101e9;
   CHECK(text_of(f).find("does not fit") != std::string::npos);
   CHECK(!to_json(f).at("memory").at("fits").as_bool());
+  CHECK(to_json(f).at("memory").at("fit") == "too large");
   CHECK(to_json(f).at("memory").at("fullest").is_null());
 }
 

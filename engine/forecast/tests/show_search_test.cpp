@@ -227,6 +227,7 @@ TEST_CASE("JSON has sizes as whole numbers, and room of what a rank may take, as
   CHECK(memory.at("usable").as_int64() == std::llround(50 * kGiB));
   CHECK(memory.at("room").as_double() == doctest::Approx(0.2));
   CHECK(memory.at("fits").as_bool());
+  CHECK(memory.at("fit").as_string() == "comfortable");
 }
 
 TEST_CASE("a layout that is asked about has its place, and seconds and bytes by part") {

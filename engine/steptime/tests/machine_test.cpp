@@ -327,6 +327,9 @@ TEST_CASE("figures that no device has are refused, with what they are in another
       {"layer_backward = 0.45e-3", "layer_backward = 0.45", "host.layer_backward",
        "set host.layer_backward = 0.00045: "},
       {"fixed = 8e-3", "fixed = 8", "host.fixed", "set host.fixed = 0.008: "},
+      {"bus = 362e9\n", "bus = 2896e9\n", "network.bus", "set network.bus = 3.62e+11: in bytes"},
+      {"units = 132", "units = 16896", "device.units",
+       "count streaming multiprocessors, not CUDA cores"},
   };
   const Scratch scratch;
   for (const Row& row : table) {
