@@ -279,15 +279,21 @@ void GradientReducer::reduce_accumulated() {
   const Purpose purpose("summing the gradients of ", unit_.name);
   c10::NoGradGuard no_grad;
   UnitContext& context = unit_.context;
-  if (context.reducing != nullptr) context.reducing->finish();
-  context.reducing = this;
+  int64_t n = unit_.shards(), me = unit_.me(), each = unit_.layout.trainable_size();
+  Group& group = unit_.group();
+  const bool maps =
+      n > 1 && !remote() && each > 0 &&
+      maps_exchange(group, each * (n - 1) * static_cast<int64_t>(c10::elementSize(unit_.reduce)));
+  // Through sockets what is under way may go on until this one follows it, so that no link rests in
+  // between: gradients lie where they are sent from, and only what is received needs memory.
+  const bool follows = n > 1 && !remote() && !maps && unit_.reduce == unit_.gradient_type;
+  GradientReducer* before = std::exchange(context.reducing, this);
+  if (before != nullptr && !follows) std::exchange(before, nullptr)->finish();
   reducing_ = true;
   fresh_ = false;
   first_ = true;
   for (const UnitState::Parameter& p : unit_.parameters)
     if (p.trainable && !p.has_grad) clear(sums_, p.offset, p.count);
-  int64_t n = unit_.shards(), me = unit_.me(), each = unit_.layout.trainable_size();
-  Group& group = unit_.group();
   auto in_reduce_type = [&] {
     if (unit_.reduce == unit_.gradient_type) return sums_;
     Tensor cast = context.pool->take(sums_.numel(), unit_.reduce, BufferPool::Use::reduce);
@@ -306,8 +312,7 @@ void GradientReducer::reduce_accumulated() {
     return;
   }
   if (sums_apart()) target_ = context.pool->take(each, unit_.reduce).copy_(unit_.gradient);
-  if (each > 0 &&
-      maps_exchange(group, each * (n - 1) * static_cast<int64_t>(c10::elementSize(unit_.reduce)))) {
+  if (maps) {
     packed_ = stage(group, each * (n - 1), unit_.reduce);
     copy(packed_, 0, sums_, 0, me * each);
     copy(packed_, me * each, sums_, (me + 1) * each, (n - 1 - me) * each);
@@ -317,6 +322,7 @@ void GradientReducer::reduce_accumulated() {
   }
   exchanging_ = group.pairwise_exchange(packed_, received_);
   if (after_ != 1) target_.mul_(after_);
+  if (before != nullptr) before->finish();
 }
 
 void GradientReducer::reduce_in_turn() {
