@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "c10d_flight.h"
+#include "host_lane.h"
 #include "link_parts.h"
 
 namespace meshwright::detail {
@@ -20,7 +21,7 @@ using at::Tensor;
 
 namespace {
 
-// Larger sums than this are gloo's own: they need no second tensor.
+// Larger sums than this come in pieces of a quarter: they need no second tensor.
 constexpr int64_t kPairSumBytes = int64_t{4} << 20;
 
 // Tensors of pair sums that have ended, for the next one of the same size.
@@ -89,8 +90,13 @@ Tensor slot(const Tensor& flat, int64_t index, int64_t count) {
 
 class GlooTransport final : public Transport {
  public:
-  explicit GlooTransport(std::vector<c10::intrusive_ptr<c10d::Backend>> backends)
-      : backends_(std::move(backends)), n_(backends_[0]->getSize()), me_(backends_[0]->getRank()) {
+  // Another transport over the same back ends needs another `first_message`.
+  explicit GlooTransport(std::vector<c10::intrusive_ptr<c10d::Backend>> backends,
+                         int first_message = kMessages)
+      : backends_(std::move(backends)),
+        n_(backends_[0]->getSize()),
+        me_(backends_[0]->getRank()),
+        first_message_(first_message) {
     sent_.resize(static_cast<size_t>(n_));
     received_.resize(static_cast<size_t>(n_));
   }
@@ -140,10 +146,12 @@ class GlooTransport final : public Transport {
 
   FlightPtr all_reduce(const Tensor& tensor, ReduceOp op, bool control) override {
     auto out = std::make_unique<GlooFlight>();
-    if (op == ReduceOp::sum && !control && n_ == 2 &&
-        static_cast<int64_t>(tensor.nbytes()) <= kPairSumBytes && tensor.is_cpu()) {
+    if (op == ReduceOp::sum && !control && n_ == 2 && tensor.is_cpu()) {
       // Two ranks: both tensors cross at once and each rank adds, which takes half the turns of
       // gloo's own; a + b = b + a bitwise.
+      if (static_cast<int64_t>(tensor.nbytes()) > kPairSumBytes)
+        return pair_lane().start([tensor](HostLane& lane) { sum_with_other(lane, tensor); },
+                                 1 - me_);
       swap_pair(*out, tensor, out->sum_with_other(tensor, spares_));
       return out;
     }
@@ -193,10 +201,9 @@ class GlooTransport final : public Transport {
         if (message.way != way) continue;
         auto peer = static_cast<size_t>(message.peer);
         if (way == PeerMessage::Way::receive)
-          receive(*out, out->output(message.tensor), message.peer,
-                  kMessages + next_tag(received_[peer]));
+          receive(*out, out->output(message.tensor), message.peer, message_tag(received_[peer]));
         else
-          send(*out, out->input(message.tensor), message.peer, kMessages + next_tag(sent_[peer]));
+          send(*out, out->input(message.tensor), message.peer, message_tag(sent_[peer]));
       }
     return out;
   }
@@ -208,8 +215,12 @@ class GlooTransport final : public Transport {
   }
 
  private:
-  static constexpr int kMessages = 1 << 30;  // tags of messages lie above those of collectives
+  // Tags of messages lie above those of collectives, and those of the lane's above these.
+  static constexpr int kMessages = 1 << 30, kLaneMessages = kMessages + (1 << 29);
   static int next_tag(int& last) { return last = (last + 1) & (kMessages - 1); }
+  int message_tag(int& last) const {
+    return first_message_ + (last = (last + 1) & (kLaneMessages - kMessages - 1));
+  }
 
   int64_t number_of_parts(const Tensor& tensor) const {
     return LinkParts(static_cast<int64_t>(tensor.nbytes()), std::ssize(backends_)).number;
@@ -259,11 +270,23 @@ class GlooTransport final : public Transport {
     send(flight, mine, 1 - me_, tag);
   }
 
+  // Of two ranks: where large sums go on without the thread that started them. One back end may be
+  // used by several threads.
+  HostLane& pair_lane() {
+    if (!pair_lane_)
+      pair_lane_ =
+          std::make_unique<HostLane>(std::make_shared<GlooTransport>(backends_, kLaneMessages),
+                                     nullptr, kPairSumBytes / 4, nullptr, me_, HostMap({0, 1}));
+    return *pair_lane_;
+  }
+
   std::vector<c10::intrusive_ptr<c10d::Backend>> backends_;  // one a connection, one at least
   int64_t n_, me_;
+  int first_message_;
   int collectives_ = 0;
   std::vector<int> sent_, received_;  // by peer: tags of the last messages
   Spares spares_;
+  std::unique_ptr<HostLane> pair_lane_;
 };
 
 }  // namespace

@@ -11,11 +11,13 @@ namespace {
 
 class LaneFlight final : public Flight {
  public:
-  explicit LaneFlight(std::future<void> over) : over_(std::move(over)) {}
+  LaneFlight(std::future<void> over, int64_t awaited) : over_(std::move(over)), awaited_(awaited) {}
   void wait() override { over_.get(); }
+  int64_t awaited() const override { return awaited_; }
 
  private:
   std::future<void> over_;
+  int64_t awaited_;
 };
 
 }  // namespace
@@ -55,7 +57,7 @@ HostLane::~HostLane() {
   if (thread_.joinable()) thread_.join();
 }
 
-Transport::FlightPtr HostLane::start(Job job) {
+Transport::FlightPtr HostLane::start(Job job, int64_t awaited) {
   // What a job holds is let go before anybody hears of its end.
   std::packaged_task<void()> task([this, kept = std::move(job)]() mutable {
     const Job now = std::move(kept);
@@ -68,7 +70,7 @@ Transport::FlightPtr HostLane::start(Job job) {
       throw;
     }
   });
-  auto flight = std::make_unique<LaneFlight>(task.get_future());
+  auto flight = std::make_unique<LaneFlight>(task.get_future(), awaited);
   {
     std::lock_guard lock(mutex_);
     tasks_.push_back(std::move(task));

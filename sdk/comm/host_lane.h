@@ -36,7 +36,8 @@ class HostLane {
   static SharedMemoryRing::Sizes room(int64_t slot);  // of the ring that such a lane takes
 
   // `across`: its places are the numbers of the hosts; none for one host. `ring`: its places are
-  // those of the ranks on this host, its slots of `slot` bytes.
+  // those of the ranks on this host, its slots of `slot` bytes; with `place` none where no job has
+  // a round.
   HostLane(std::shared_ptr<Transport> across, std::unique_ptr<SharedMemoryRing> ring, int64_t slot,
            std::shared_ptr<const Place> place, int64_t rank, const HostMap& map);
   // What is under way is given up.
@@ -49,8 +50,9 @@ class HostLane {
   int64_t host() const { return host_; }    // this rank's
   int64_t local() const { return local_; }  // its number on it
   // Runs the job on the lane's thread, behind those before it; wait() throws what it threw. Jobs of
-  // all ranks of the group must be the same, in one order.
-  Transport::FlightPtr start(Job job);
+  // all ranks of the group must be the same, in one order. `awaited`: the place in the group of the
+  // only rank that it waits for.
+  Transport::FlightPtr start(Job job, int64_t awaited = -1);
   // Messages to and from the ranks of this one's number, by host. By the lane's thread alone, or
   // never by it. Empty tensors are left out; nullptr: there was nothing else.
   Transport::FlightPtr exchange(const std::vector<PeerMessage>& messages);
@@ -92,6 +94,9 @@ class HostLane {
 // of what the ranks packed for this one.
 void sum_everywhere(HostLane& lane, const at::Tensor& tensor);
 void sum_to_shard(HostLane& lane, const at::Tensor& packed, const at::Tensor& shard);
+// For jobs of two ranks, each a host of its own. The tensor, which is contiguous, becomes the sum
+// of both: each sends the other all of it, so that no message waits for a sum of the other's.
+void sum_with_other(HostLane& lane, const at::Tensor& tensor);
 
 // Short waits, so that the lane can be given up between them.
 template <class F>

@@ -158,6 +158,38 @@ class SumEverywhere {
 
 void sum_everywhere(HostLane& lane, const Tensor& tensor) { SumEverywhere(lane, tensor).run(); }
 
+// Pieces come in four turns of memory and go out two at a time: what tells the other rank of room
+// for one more goes the way of what is sent, and shall not stand behind all of it.
+void sum_with_other(HostLane& lane, const Tensor& tensor) {
+  constexpr int64_t kComing = 4, kGoing = 2;
+  const int64_t other = 1 - lane.host();
+  const Tensor flat = tensor.view({-1});
+  const EvenPieces pieces(flat.numel(), static_cast<int64_t>(flat.element_size()), lane.slot());
+  std::array<Transport::FlightPtr, kComing> coming;
+  std::array<Transport::FlightPtr, kGoing> going;
+  auto receive = [&](int64_t i) {
+    if (i >= pieces.number) return;
+    const auto bytes = static_cast<int64_t>(pieces.bytes(i));
+    coming[static_cast<size_t>(i % kComing)] =
+        lane.exchange({come_from(other, lane.scratch(i % kComing).narrow(0, 0, bytes))});
+  };
+  auto send = [&](int64_t i) {
+    if (i < pieces.number)
+      going[static_cast<size_t>(i % kGoing)] =
+          lane.exchange({sent_to(other, flat.narrow(0, pieces.begin(i), pieces.size(i)))});
+  };
+  for (int64_t i = 0; i < kComing; ++i) receive(i);
+  for (int64_t i = 0; i < kGoing; ++i) send(i);
+  for (int64_t i = 0; i < pieces.number; ++i) {
+    lane.await(coming[static_cast<size_t>(i % kComing)]);
+    lane.await(going[static_cast<size_t>(i % kGoing)]);
+    put_or_add(memory_of(flat) + pieces.offset(i), memory_of(lane.scratch(i % kComing)),
+               pieces.size(i), flat.scalar_type(), /*put=*/false);
+    receive(i + kComing);
+    send(i + kGoing);
+  }
+}
+
 // Piece by piece: while one crosses, the next is added up on the host.
 void sum_to_shard(HostLane& lane, const Tensor& packed, const Tensor& shard) {
   const int64_t hosts = lane.map().hosts(), each = lane.map().each(), me = lane.local();

@@ -305,6 +305,66 @@ TEST_CASE("large sums on one host go through shared memory beside what else goes
   }
 }
 
+TEST_CASE("large sums of two ranks over sockets go on by themselves, beside what else goes on") {
+  const PretendedHosts hosts("0,1");
+  run_ranks(2, [](const std::shared_ptr<World>& world) {
+    auto group = world->everyone();
+    const int64_t me = group->rank();
+    // Of one piece more than there are turns, of many, and one that is no multiple of anything.
+    for (int64_t bytes : {int64_t{4} << 20, int64_t{5} << 20, int64_t{17} << 20})
+      for (at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble, at::kLong}) {
+        const int64_t count = bytes / static_cast<int64_t>(c10::elementSize(type)) + 1;
+        Tensor first = told_by(me, count, type), second = told_by(me + 1, count, type),
+               little = told_by(me, 100, type), whole = at::full({2 * count}, 99, type);
+        const Tensor mine = told_by(me, count, type);
+        Work one = group->all_reduce(first), gathering = group->all_gather(mine, whole),
+             other = group->all_reduce(second), last = group->all_reduce(little);
+        last.wait();
+        other.wait();
+        gathering.wait();
+        one.wait();
+        CHECK(first.equal(sum_of_all(2, count, type)));
+        CHECK(second.equal(sum_of_all(3, count, type) - told_by(0, count, type)));
+        CHECK(little.equal(sum_of_all(2, 100, type)));
+        for (int64_t r = 0; r < 2; ++r)
+          CHECK((r == me || whole.narrow(0, r * count, count).equal(told_by(r, count, type))));
+      }
+    group->barrier();
+  });
+}
+
+TEST_CASE("who waits for a large sum with a rank that has ended or is silent is told") {
+  const PretendedHosts hosts("0,1");
+  for (const bool silent : {true, false}) {
+    CAPTURE(silent);
+    const auto begin = std::chrono::steady_clock::now();
+    std::string told;
+    auto body = [&](const std::shared_ptr<World>& world) {
+      auto group = world->everyone();
+      Tensor sum = at::full({3000000}, 1.0);
+      group->all_reduce(sum).wait();
+      if (world->rank() == 1) {
+        if (!silent) throw std::runtime_error("ends");
+        std::this_thread::sleep_for(std::chrono::milliseconds(4000));
+        return;
+      }
+      try {
+        group->all_reduce(sum).wait();
+      } catch (const Error& error) {
+        told = error.what();
+        throw;
+      }
+    };
+    CHECK_THROWS(run_ranks(2, body, std::chrono::milliseconds(silent ? 2000 : 60000)));
+    CAPTURE(told);
+    CHECK(told.find(silent ? "rank 0 waited 2 s in vain for all_reduce of 12.0 MB in group world "
+                             "[0, 1]: no word from rank 1"
+                           : "all_reduce of 12.0 MB in group world [0, 1] failed") !=
+          std::string::npos);
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));
+  }
+}
+
 TEST_CASE("sums on one host are those of the ranks in their order, to the bit") {
   const auto told = [](int64_t rank) {
     return at::arange(400001, at::kFloat).mul_(0.37F * static_cast<float>(rank * rank + 1));
