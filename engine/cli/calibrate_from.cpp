@@ -111,6 +111,7 @@ int calibrate_from(Call& call, const std::string& out) {
   const json::value* ranks = run.environment ? run.environment->if_contains("world_size") : nullptr;
   if (ranks == nullptr && run.plan) ranks = run.plan->if_contains("world_size");
   request.world_size = std::llround(number_at(ranks).value_or(1));
+  request.ranks_per_host = std::llround(report.machine.network.ranks_per_host);
   const plan::JobPlan plan = plan::make_plan(job, request);
   // As plan --machine has it.
   const std::function<steptime::Prediction(const steptime::Machine&)> predict =

@@ -107,10 +107,14 @@ int run_search(Call& call, plan::Job& job) {
   const steptime::Machine machine =
       steptime::find_machine(machine_named(call, job), forecast::machines_folder());
   const forecast::Found found = forecast::search(job, machine, wanted);
-  if (call.json)
+  if (call.json) {
     call.print_json(forecast::to_json(found));
-  else
-    call.out.write(forecast::draw(call.out_style, found));
+    return 0;
+  }
+  call.out.write(forecast::draw(call.out_style, found));
+  if (!call.values("set").empty())
+    call.out.write(
+        "\nThe lines come with the --set of this call: give these to plan and train, too.\n");
   return 0;
 }
 
@@ -152,6 +156,15 @@ int run_plan(Call& call) {
   plan::PlanRequest request;
   request.world_size = world_size(call);
   request.rank = call.number("rank", 0).value_or(0);
+  const std::string named = machine_named(call, *job);
+  std::optional<steptime::Machine> machine;
+  std::optional<Error> no_machine;  // which a plan that cannot be timed has no use for
+  try {
+    if (!named.empty()) machine = steptime::find_machine(named, forecast::machines_folder());
+  } catch (const Error& error) {
+    no_machine = error;
+  }
+  if (machine) request.ranks_per_host = std::llround(machine->network.ranks_per_host);
   Diagnostics said;
   if (const std::string why = before::count_samples(*job); !why.empty()) said.notice(why);
   plan::JobPlan plan = before::plan_or_help(reload_of(call), *job, request);
@@ -163,17 +176,16 @@ int run_plan(Call& call) {
   std::optional<forecast::Forecast> forecast;
   // A file that names a machine need not say all that a prediction wants; who asks for one is told.
   const bool can = plan.outline && plan.footprint && plan.workload.seq_len > 0;
-  if (const std::string named = machine_named(call, *job);
-      !named.empty() && (can || call.has("machine"))) {
-    const steptime::Machine machine = steptime::find_machine(named, forecast::machines_folder());
+  if (!named.empty() && (can || call.has("machine"))) {
+    if (no_machine) throw Error(*no_machine);
     try {
-      forecast = forecast::forecast(*job, plan, machine);
+      forecast = forecast::forecast(*job, plan, *machine);
     } catch (const Error& error) {  // of the machine that the file names
       if (call.has("machine")) throw;
       said.warning("no step time is predicted: " + error.message());
     }
     if (forecast && forecast->room() < 0)
-      said.warning("the job does not fit on " + machine.name + ": " +
+      said.warning("the job does not fit on " + machine->name + ": " +
                    (forecast->fullest->stage_rank ? forecast->fullest->text() : "a rank") +
                    " needs " + report::human_bytes(std::llround(forecast->memory)) + " of " +
                    report::human_bytes(std::llround(forecast->usable)));

@@ -58,9 +58,10 @@ PlannedLayout plan_layout(const plan::Job& job, const steptime::Machine& machine
                           const Reload& reload, int64_t world_size,
                           const std::vector<std::string>& settings);
 
-// The model takes every pass in flight for a whole one: of pipelines it counts up to a quarter more
-// than their plans.
-inline constexpr double kPipelineMargin = 1.15;
+// The model may count more than plans: of a pipeline it takes every pass in flight for a whole one,
+// of others it is some percent off. A layout of a kind that no plan is known of is taken to hold
+// less, so that its plan is made and tells.
+inline constexpr double kUnknownKind = 1 / 1.15;
 
 // What is searched, and the layouts of `request` that are planned: the best of them, fastest first.
 // The answer may be empty.

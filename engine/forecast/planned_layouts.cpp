@@ -1,6 +1,7 @@
 // The layouts that the model ranks first, planned one by one as `plan` would: what is shown of them
 // is what their line says.
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 #include <set>
@@ -20,7 +21,7 @@ constexpr size_t kTooLarge = 8, kRefused = 12, kRounds = 10, kMostTooLarge = 96,
                  kKept = 64;
 // Layouts that fit and are planned at least, however few are shown: plan and model differ by some
 // percent, which may change the order.
-constexpr size_t kPlansEach = 2, kLeastPlans = 10;
+constexpr size_t kLeastPlans = 8;
 // Parts of the memory of which some layouts are planned where that is not enough.
 constexpr double kSafe[] = {1, 0.95, 0.9, 0.85};
 // Sizes whose smallest layouts are planned where nothing fits.
@@ -52,7 +53,7 @@ class Planned {
       : job_(job), machine_(machine), wanted_(wanted), request_(std::move(request)) {
     request_.ranks = static_cast<double>(wanted.world_size);
     request_.base.ranks_per_host = std::min(machine.network.ranks_per_host, request_.ranks);
-    request_.pipeline_margin = kPipelineMargin;
+    request_.unknown = kUnknownKind;
     out_.memory = request_.memory;
   }
 
@@ -78,8 +79,7 @@ class Planned {
  private:
   bool enough() const {
     if (wanted_.any) return !layouts_.empty();
-    return layouts_.size() >= wanted_.most &&
-           fitting_ >= std::max(kLeastPlans, kPlansEach * wanted_.most);
+    return layouts_.size() >= wanted_.most && fitting_ >= kLeastPlans;
   }
   bool spent() const {
     return request_.left_out.size() >= kMostTooLarge ||
@@ -117,7 +117,7 @@ class Planned {
   // as much more as any of the kind.
   void take_safe() {
     steptime::SearchRequest request = request_;
-    request.pipeline_margin = 1;
+    request.unknown = 1;
     for (const double part : kSafe) {
       request.memory = part * out_.memory;
       request.counts = most_;
@@ -282,6 +282,7 @@ PlannedLayout plan_layout(const plan::Job& job, const steptime::Machine& machine
     other->samples = job.samples;
     plan::PlanRequest request;
     request.world_size = world_size;
+    request.ranks_per_host = std::llround(machine.network.ranks_per_host);
     request.compares_sequence = false;  // nobody sees the plan
     const plan::JobPlan plan = plan::make_plan(*other, request);
     out.refused = obstacle_of(job, *other, plan);

@@ -61,7 +61,7 @@ bool finds_layout(const plan::Job& job, const steptime::Machine& machine, Propos
 }
 
 bool may_fit(steptime::SearchRequest request) {
-  request.pipeline_margin = kPipelineMargin;
+  request.unknown = kUnknownKind;
   return steptime::search(request, 1).fitting > 0;
 }
 

@@ -54,9 +54,9 @@ std::string second_text(const Found& found) {
   const double first = found.result.best[0].predicted.seconds,
                second = found.result.best[1].predicted.seconds, off = second / first - 1;
   if (std::abs(off) <= 0.03) return "The first two are equal: within 3% of each other.";
+  if (off < 0) return "";  // tight_text() says so
   char text[64];
-  std::snprintf(text, sizeof text, "The second is %.0f%% %s.", 100 * std::abs(off),
-                off > 0 ? "slower" : "faster");
+  std::snprintf(text, sizeof text, "The second is %.0f%% slower.", 100 * off);
   return text;
 }
 
@@ -334,15 +334,18 @@ std::string draw(const report::Style& style, const Found& found) {
                  "tokens/s are of one device, memory of one rank, which may take " +
                      report::human_bytes(std::llround(found.memory)),
                  0);
-  if (found.result.best.size() > 1)
-    out += wrapped(style, second_text(found) + " " + turns_text(found), 0);
+  if (found.result.best.size() > 1) {
+    std::string told = second_text(found);
+    if (!told.empty()) told += " ";
+    out += wrapped(style, told + turns_text(found), 0);
+  }
   out += wrapped(style, tight_text(found), 0);
   out += rough_text(style, found) + "\n";
   for (size_t i = 0; i < found.sets.size(); ++i)
     out += settings_text(style, std::to_string(i + 1), found.sets[i]);
   out += "\n" + wrapped(style,
                         report::human_count(found.result.enumerated) + " layouts looked at, " +
-                            report::human_count(found.result.fitting) + " fit by the model, " +
+                            report::human_count(found.result.fitting) + " may fit, " +
                             report::human_count(found.result.predicted) + " may be the fastest",
                         0);
   for (const auto& [reason, count] : found.result.rejected)

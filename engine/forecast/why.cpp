@@ -198,8 +198,16 @@ class Asked {
       const std::vector<std::string> sets = plan::settings_in(help);
       add(sets.size() == 1 && sets[0].ends_with("=1") ? ones : helps, found);
     }
+    // Another batch of the file is no word: a micro-batch that divides this one comes before it.
     // That a size of 1 would do is said behind what is nearer to what was asked.
-    if (helps.empty()) helps = near_words();
+    const bool in_words = std::any_of(helps.begin(), helps.end(), [](const std::string& help) {
+      return help.starts_with("--why ");
+    });
+    if (helps.empty() || (asked_for("micro") && !in_words)) {
+      std::vector<std::string> near = near_words();
+      near.insert(near.end(), helps.begin(), helps.end());
+      helps = std::move(near);
+    }
     for (const std::string& one : ones) add(helps, one);
     if (helps.empty()) helps = steps;  // each is one of several
     Error out(said.code(), said.message());
@@ -210,6 +218,10 @@ class Asked {
 
  private:
   double size(const char* name) const { return words_.sizes.at(name); }
+  bool asked_for(const std::string& name) const {
+    const auto at = words_.sizes.find(name);
+    return at != words_.sizes.end() && at->second > 1;
+  }
 
   bool finds(const Wanted& wanted, const SearchRequest& request, const LayoutWords& words) const {
     const Asked other(job_, machine_, wanted, request, words);
@@ -275,13 +287,15 @@ class Asked {
   std::vector<std::string> near_words() const {
     constexpr size_t kNamed = 3, kNear = 3;  // of all sizes; of each
     std::vector<std::string> out;
-    for (const std::string name : {"replicas", "v", "tp", "cp", "pp", "ep"}) {
-      const auto at = words_.sizes.find(name);
-      if (at == words_.sizes.end() || at->second <= 1) continue;
-      const double asked = at->second, whole = name == "v" ? all_.shape.layers : all_.ranks;
+    const double samples = all_.global_batch * size("tp") * size("cp") * size("pp") / all_.ranks;
+    for (const std::string name : {"micro", "replicas", "v", "tp", "cp", "pp", "ep"}) {
+      if (!asked_for(name)) continue;
+      const double asked = size(name.c_str()), whole = name == "v"       ? all_.shape.layers
+                                                       : name == "micro" ? samples
+                                                                         : all_.ranks;
       size_t tried = 0;
       for (const int64_t near :
-           plan::divisors_by_nearness(std::llround(whole), std::llround(asked))) {
+           plan::divisors_by_nearness(std::max(std::llround(whole), 1LL), std::llround(asked))) {
         if (out.size() == kNamed || tried == kNear) break;
         if (static_cast<double>(near) == asked) continue;
         const LayoutWords other = with_size(name, static_cast<double>(near));
@@ -476,8 +490,10 @@ Why why_of(const plan::Job& job, const steptime::Machine& machine, const Wanted&
 std::vector<RefusedFamily> refused_families(const SearchRequest& request,
                                             const std::vector<Layout>& families) {
   std::vector<RefusedFamily> out;
-  for (const Layout& family : families) {
-    if (family.use <= (family.job.pp > 1 ? kPipelineMargin : 1)) continue;
+  std::vector<Layout> by_model = families;
+  for (Layout& family : by_model) family.use = family.predicted.memory.peak() / request.memory;
+  for (const Layout& family : by_model) {
+    if (family.use * kUnknownKind <= 1) continue;
     Layout layout = family;
     layout.predicted = steptime::predict(request.machine, request.shape, layout.job,
                                          steptime::Bubble::closed_form);
@@ -488,7 +504,7 @@ std::vector<RefusedFamily> refused_families(const SearchRequest& request,
   });
   if (out.size() > kMostFamilies) out.resize(kMostFamilies);
   for (RefusedFamily& family : out)
-    if (const auto found = larger(families, family.smallest.job); !found.empty())
+    if (const auto found = larger(by_model, family.smallest.job); !found.empty())
       family.fits_with = size_text(found.front().first, found.front().second);
   return out;
 }

@@ -181,30 +181,43 @@ void plan_runs(bool check_batch, JobPlan& plan, StrategyConfig& config) {
 }
 
 // Whether the ranks of some group of cp are on more hosts than one.
-bool cp_spans_hosts(const Mesh& mesh, const std::vector<int64_t>& hosts) {
+bool cp_spans_hosts(const Mesh& mesh, const PlanRequest& wanted) {
+  const std::vector<int64_t>& hosts = wanted.hosts;
   for (size_t rank = 0; rank < hosts.size(); ++rank) {
     if (!mesh.place_of(static_cast<int64_t>(rank))) continue;
     for (int64_t peer : mesh.group(static_cast<int64_t>(rank), "cp"))
       if (hosts[static_cast<size_t>(peer)] != hosts[rank]) return true;
   }
+  const int64_t each = wanted.ranks_per_host;
+  if (!hosts.empty() || each <= 0) return false;
+  // The groups lie alike again behind as many ranks as are whole hosts and whole rounds of groups.
+  const std::vector<int64_t> first = mesh.group(0, "cp");
+  const int64_t length = first.back() - first.front(),
+                stride = length / std::max<int64_t>(std::ssize(first) - 1, 1),
+                round = length + stride;
+  for (int64_t begin = 0; begin < std::min(wanted.world_size, std::lcm(round, each));
+       begin += round)
+    for (int64_t rank = begin; rank < begin + stride; ++rank)
+      if (rank / each != (rank + length) / each) return true;
   return false;
 }
 
 // How the ranks of cp share out attention. What "auto" comes to is written into the options: cost,
 // stages of a pipeline and run, which know less of the model or its lengths, follow it. `outline`:
 // nullptr for a model that the job does not name.
-void plan_attention(const std::vector<int64_t>& hosts, const ModelOutline* outline, JobPlan& plan,
+void plan_attention(const PlanRequest& wanted, const ModelOutline* outline, JobPlan& plan,
                     StrategyConfig& config) {
   const ModelOutline unknown;
   std::optional<ContextPlan> context = plan_context(
       {outline ? *outline : unknown, plan.mesh, plan.tp, config, plan.workload, plan.rank});
   if (!context) return;
-  const bool several = cp_spans_hosts(*plan.mesh.device_mesh, hosts);
+  const bool several = cp_spans_hosts(*plan.mesh.device_mesh, wanted);
   if (several) *context = across_hosts(*context);
   // A model that the job does not name stays "auto" on one host: its heads are known when it runs.
   if (!context->why.empty() && (outline || context->method == ContextMethod::ring))
     config.shared.context.method = plan.shared.context.method = context->method;
-  const bool assumed = hosts.empty() && context->method == ContextMethod::all_gather;
+  const bool assumed = wanted.hosts.empty() && wanted.ranks_per_host <= 0 &&
+                       context->method == ContextMethod::all_gather;
   if (!context->why.empty() && (outline || several))
     plan.notices.push_back("context parallelism by " + context_method_name(*context) + ": " +
                            context->why + (assumed ? "; over several hosts it is ring" : ""));
@@ -313,7 +326,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   const std::optional<JobModel> model = model_of(job);
   if (!model) {
     plan.tp.source = "none";
-    plan_attention(wanted.hosts, nullptr, plan, config);
+    plan_attention(wanted, nullptr, plan, config);
     return plan;
   }
   plan.outline = model->outline(job.config);
@@ -326,7 +339,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan_tensor_parallel(config, plan);
   warn_of_experts(config, plan);
   choose_dispatcher(job, where_of(job.config, wanted), plan, config);
-  plan_attention(wanted.hosts, &outline, plan, config);
+  plan_attention(wanted, &outline, plan, config);
   check_sequence(job, plan.tp);
   check_positions(job, outline, model->name(), plan);
 

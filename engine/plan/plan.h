@@ -76,8 +76,10 @@ struct PlanRequest {
   int64_t rank = 0;
   // The world is only assumed: the batch is not held against it.
   bool assumed_world = false;
-  // The host of each rank, by any number; empty: not known, and taken for one host.
+  // The host of each rank, by any number; empty: not known, and taken for one host, or for hosts
+  // that so many ranks fill one after the other.
   std::vector<int64_t> hosts = {};
+  int64_t ranks_per_host = 0;
   // Where the ranks compute; unknown: where dist_env.device says.
   MemoryFacts::Where where = MemoryFacts::Where::unknown;
   // Whether JobPlan::other_activations are asked for: they cost a second tensor-parallel plan and

@@ -53,8 +53,9 @@ const MostOfDevices* most_of_devices(std::string_view key) {
   static constexpr MostOfDevices kMost[] = {
       {"device.memory", 4e12, "in bytes, 1e9 a gigabyte", 1e3},
       {"device.units", 1000, "streaming multiprocessors, not CUDA cores", 0},
-      {"network.bus", 2e12, "in bytes, not bits", kBits},
-      {"network.nic", 200e9, "in bytes, not bits", kBits},
+      {"network.bus", 2e12, "in bytes, not bits", kBits, 1e9},
+      {"network.nic", 200e9, "in bytes, not bits", kBits, 1e7},
+      {"network.nic_attained", 1, "as a share of 1", 0, 0.1},
       {"network.send_outside", 200e9, "in bytes, not bits", kBits},
       {"network.step_inside", 1e-3, "in seconds, not milliseconds", 1e3},
       {"network.step_outside", 2e-3, "in seconds, not milliseconds", 1e3},

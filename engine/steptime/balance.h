@@ -38,12 +38,13 @@ struct Slip {
 // others.
 Slip slip_of(const Machine& machine, const std::vector<Peak>& off, bool low, bool all);
 
-// No device of today or of the next years has more, and none takes longer.
+// No device of today or of the next years has more, and none takes longer; nor has any less.
 struct MostOfDevices {
   const char* key;
   double most;
   const char* unit;  // what it is counted in
   double units;      // so many times as much as what it may have been given in; 0: nobody knows
+  double least = 0;
 };
 inline constexpr double kBits = 8;
 // nullptr: what any machine may have is all that is known.

@@ -190,20 +190,26 @@ class File {
     const std::string key = figure.key();
     const MostOfDevices* of = most_of_devices(key);
     const Value* value = figure_at(root, figure.table, figure.name);
-    if (of == nullptr || value == nullptr || *figure.to <= of->most) return;
+    if (of == nullptr || value == nullptr) return;
+    const bool low = *figure.to < of->least;
+    if (!low && *figure.to <= of->most) return;
     const std::string& source = machine.sources.at(key);
     for (const std::string_view found : {std::string_view("measured by meshwright calibrate"),
                                          kAtBound, std::string_view("from a run: ")})
       if (source.starts_with(found)) return;
-    Error error(ErrorCode::out_of_range, key + " = " + shown(*figure.to) + " makes no sense as " +
-                                             figure.means + ": no device has more than " +
-                                             shown(of->most));
+    Error error(ErrorCode::out_of_range,
+                key + " = " + shown(*figure.to) + " makes no sense as " + figure.means +
+                    ": no device has " +
+                    (low ? "less than " + shown(of->least) : "more than " + shown(of->most)));
     error.key(key).at(origin(value->place));
-    if (const double other = in_other_unit(*of, *figure.to); other > 0)
+    if (low)
+      error.help("give " + key + " " +
+                 (of->units == kBits ? "in bytes, 1e9 a gigabyte" : of->unit));
+    else if (const double other = in_other_unit(*of, *figure.to); other > 0)
       error.help("set " + key + " = " + shown(other) + ": " + of->unit);
     else if (of->units == 0)
       error.help("count " + std::string(of->unit));
-    if (of->units == kBits && key != "network.bus")
+    if (!low && of->units == kBits && key != "network.bus")
       error.help("ranks that a switch of devices joins are of one host: network.ranks_per_host");
     throw error.help("meshwright calibrate measures this machine");
   }

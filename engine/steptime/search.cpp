@@ -294,9 +294,12 @@ class Search {
   }
 
   // Where the ranks of cp change heads for tokens (semantics 14.4): q, k and v in, the result out,
-  // and the gradients of these.
+  // and the gradients of these. Else, where the job leaves it open, keys go round between hosts.
   void set_exchange(Job& job) const {
     if (job.cp <= 1 || request_.exchange == Exchange::never) return;
+    if (request_.exchange == Exchange::where_it_sends_less &&
+        Group{job.cp, job.tp, job.ranks_per_host, job.ranks}.hosts() > 1)
+      job.context = ContextWay::ring;
     const double c = job.cp, heads = request_.shape.heads / job.tp,
                  kv = request_.shape.kv_heads / job.tp;
     if (!divides(c, heads) || !(divides(c, kv) || divides(kv, c))) return;
@@ -313,12 +316,13 @@ class Search {
     ++out_.enumerated;
     layout.predicted.memory = memory_of(request_.shape, layout.job);
     const double counts = said_of_memory(request_.counts, layout);
-    layout.use = layout.predicted.memory.peak() / request_.memory * (counts > 0 ? counts : 1);
+    layout.use =
+        layout.predicted.memory.peak() / request_.memory * (counts > 0 ? counts : request_.unknown);
     if (!out_.smallest || layout.use < out_.smallest->use) out_.smallest = layout;
     const std::array<double, 4> cut = {layout.job.tp, layout.job.cp, layout.job.pp, layout.job.ep};
     const auto [known, added] = families_.try_emplace(cut, layout);
     if (!added && layout.use < known->second.use) known->second = layout;
-    if (layout.use > (layout.job.pp > 1 && counts <= 0 ? request_.pipeline_margin : 1)) {
+    if (layout.use > 1) {
       count("more memory than a rank has");
       return false;
     }

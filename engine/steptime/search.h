@@ -96,8 +96,8 @@ struct SearchRequest {
   Exchange exchange = Exchange::never;
   double ranks = 1, global_batch = 1;
   double memory = 0;  // bytes that a rank may take
-  // Pipelines that count up to so many times as much stay: their plans may say less.
-  double pipeline_margin = 1;
+  // Where no plan of a kind is known: what its bytes may be over those that the model counts.
+  double unknown = 1;
   // Of kinds of which plans are known, each at least: their bytes over what the model counts, also
   // of a kind without its options, and their seconds over the model's.
   Said counts = {}, takes = {};
@@ -118,7 +118,7 @@ inline constexpr double kComfortable = 0.85;  // of what a rank may take
 
 struct SearchResult {
   std::vector<Layout> best;  // fastest first; tight ones after comfortable ones within 5%
-  int64_t enumerated = 0, fitting = 0;  // fitting: within pipeline_margin
+  int64_t enumerated = 0, fitting = 0;  // fitting: as far as is known
   int64_t predicted = 0;                // of those that fit; a lower bound ruled out the rest
   // By reason: sizes with all that would lie below them, and layouts.
   std::map<std::string, int64_t> rejected;

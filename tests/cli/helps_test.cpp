@@ -195,6 +195,8 @@ TEST_CASE("what --why proposes is a layout, in words of the table and flags of t
   for (const Row& row : {Row{"tp3", ""}, Row{"tp2 dp4", ""}, Row{"dp64", "--global-batch 96"},
                          Row{"ddp tp2", ""}, Row{"pp64", "", "pipeline_64", "--why 'pp16'"},
                          Row{"replicas64", "", "hsdp_tp", "--why 'replicas32'"},
+                         Row{"tp2 16x1", "--global-batch 256", "hsdp_tp", "--why 'tp2 8x1'"},
+                         Row{"tp2 3x1", "--global-batch 256", "hsdp_tp", "--why 'tp2 4x2'"},
                          Row{"pp16 v3", "", "hsdp_tp", "--why 'pp16 v2'"},
                          Row{"tp8 pp8 v3", "", "pipeline_64", "--why 'tp8 pp8 v2'"}}) {
     CAPTURE(row.why);

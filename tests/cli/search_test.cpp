@@ -329,6 +329,12 @@ TEST_CASE(
         std::string("configs/moe_ep.toml --world-size 8 --machine h100x8"),
         std::string("configs/hsdp_tp.toml --world-size 8 --machine l40sx8"),
         std::string("configs/pipeline_64.toml --world-size 64 --machine h100x8 --max-memory 24"),
+        // What the model alone takes for a little too large.
+        std::string("configs/pipeline_64.toml --world-size 64 --machine h100x8 --max-memory 42.2"),
+        std::string("configs/pipeline_64.toml --world-size 64 --machine l40sx4 --set "
+                    "dataset.seq_len=16384"),
+        std::string("configs/pipeline_64.toml --world-size 64 --machine l40sx8 --set "
+                    "dataset.seq_len=32768"),
         std::string("configs/pipeline_64.toml --world-size 32 --machine a100-40x8")}) {
     CAPTURE(job);
     double best = 0;

@@ -106,11 +106,10 @@ TEST_CASE("every row of a search is the answer to its own words") {
   int64_t behind_options = 0;
   for (size_t i = 0; i < rows.size(); i += 3) {
     const json::value& row = rows[i];
-    const std::string words =
-        std::string(row.at("layout").as_string()) + " " +
-        std::to_string(row.at("micro_batch").as_int64()) + "x" +
-        std::to_string(row.at("micro_batches").as_int64()) + " " +
-        std::string(row.at("recompute").as_string());
+    const std::string words = std::string(row.at("layout").as_string()) + " " +
+                              std::to_string(row.at("micro_batch").as_int64()) + "x" +
+                              std::to_string(row.at("micro_batches").as_int64()) + " " +
+                              std::string(row.at("recompute").as_string());
     CAPTURE(words);
     CHECK(why(job, words).at("rank") == i + 1);
     for (size_t before = 0; before < i; ++before)

@@ -328,6 +328,9 @@ TEST_CASE("figures that no device has are refused, with what they are in another
        "set host.layer_backward = 0.00045: "},
       {"fixed = 8e-3", "fixed = 8", "host.fixed", "set host.fixed = 0.008: "},
       {"bus = 362e9\n", "bus = 2896e9\n", "network.bus", "set network.bus = 3.62e+11: in bytes"},
+      {"bus = 362e9\n", "bus = 362e6\n", "network.bus",
+       "give network.bus in bytes, 1e9 a gigabyte"},
+      {"nic = 50e9\n", "nic = 50e5\n", "network.nic", "give network.nic in bytes, 1e9 a gigabyte"},
       {"units = 132", "units = 16896", "device.units",
        "count streaming multiprocessors, not CUDA cores"},
   };

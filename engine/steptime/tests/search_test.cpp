@@ -336,6 +336,7 @@ TEST_CASE(
   const published::Row row = published::layouts(kData)[1];  // 64 and 8 heads
   SearchRequest request = request_of(row, {sharded()});
   request.base.context = ContextWay::gather;
+  request.shape.kv_heads = 8;  // so few that keys are less than heads
   request.base.async_tp = AsyncTp::no;
   request.fixed = {{"cp_size", 8}, {"tp_size", 1}, {"pp_size", 1}};
   request.memory = 1e12;
@@ -355,19 +356,53 @@ TEST_CASE(
   CHECK(search(request, 1).best.front().job.async_tp == AsyncTp::no);
 }
 
-TEST_CASE(
-    "pipelines that count a little too much stay where that is asked for, and nothing else does") {
+TEST_CASE("layouts that count a little too much stay until a plan of their kind is known") {
   const published::Row row = published::layouts(kData)[1];
   SearchRequest request = request_of(row, {sharded()});
-  auto of = [&](int64_t pp, double margin) {
+  auto of = [&](int64_t pp, double unknown) {
     request.fixed = {{"pp_size", pp}};
-    request.pipeline_margin = margin;
+    request.unknown = unknown;
     return search(request, 64);
   };
-  CHECK(of(1, 1.15).fitting == of(1, 1).fitting);
-  CHECK(of(4, 1.15).fitting > of(4, 1).fitting);
-  for (const Layout& layout : of(4, 1.15).best) CHECK(layout.use <= 1.15);
-  for (const Layout& layout : of(4, 1).best) CHECK(layout.use <= 1);
+  for (const int64_t pp : {1, 4}) {
+    CAPTURE(pp);
+    request.counts = {};
+    request.bounded = false;
+    auto above = [&](const SearchResult& found, double share) {
+      return std::count_if(found.best.begin(), found.best.end(), [&](const Layout& layout) {
+        return layout.predicted.memory.peak() > share * request.memory;
+      });
+    };
+    const SearchResult wide = of(pp, 0.8);
+    CHECK(wide.fitting > of(pp, 1).fitting);
+    CHECK(above(wide, 1) > 0);
+    CHECK(above(wide, 1.25) == 0);
+    CHECK(above(of(pp, 1), 1) == 0);
+    for (const Layout& layout : wide.best) request.counts[kind_of(layout)] = 1;
+    for (const Layout& layout : of(pp, 0.8).best)
+      CHECK((layout.predicted.memory.peak() <= request.memory ||
+             !request.counts.contains(kind_of(layout))));
+  }
+}
+
+TEST_CASE("keys of attention go round where the ranks of cp are on several hosts") {
+  const published::Row row = published::layouts(kData)[1];
+  SearchRequest request = request_of(row, {sharded()});
+  request.ways.front().cp = true;
+  request.exchange = Exchange::where_it_sends_less;
+  request.base.length = 65536;
+  request.base.ranks_per_host = 8;
+  request.base.context = ContextWay::gather;
+  for (const int64_t tp : {1, 8}) {
+    CAPTURE(tp);
+    request.fixed = {{"tp_size", tp}, {"cp_size", 4}};
+    request.memory = 1e15;
+    const SearchResult found = search(request, 1);
+    REQUIRE(!found.best.empty());
+    const Job& job = found.best.front().job;
+    CHECK(job.cp_seconds < 0);  // no heads are changed
+    CHECK((job.context == ContextWay::ring) == (tp == 8));
+  }
 }
 
 TEST_CASE("where nothing fits, the search says what the smallest layout needs") {
