@@ -149,6 +149,7 @@ def main():
     p.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW")
     p.add_argument("--steps", type=int, default=4, help="with arithmetic, for the counts")
     p.add_argument("--host-steps", type=int, default=40, help="without, for host ms; at least 4")
+    p.add_argument("--turns", type=int, default=0, help="host ms alone, of all programs of a row one after the other, so many times more")
     p.add_argument("--no-peers", action="store_true", help="ours alone")
     p.add_argument("--ledger", action="store_true", help="below each row: launches of a layer, kB a token, and what of that grows, by operator")
     a = p.parse_args()
@@ -162,22 +163,30 @@ def main():
               f"{'forward':>9}{'backward':>9}{'forward':>9}{'backward':>9}{'tail B':>8}{'host ms':>10}{'ours':>7}", flush=True)
         for name in a.rows:
             ranks, model, table, sets, peers, options = ROWS[name]
-            own = None
-            for program in ["ours", *([] if a.no_peers else peers)]:
+            own, programs = None, ["ours", *([] if a.no_peers else peers)]
+
+            def train(program, fixture, steps, counts, batch=BATCH):
+                if program == "ours":
+                    return ours(a, folder, fixture, ranks, model, table, sets, steps, counts, batch)
+                return theirs(a, folder, fixture, ranks, model, program, options, steps, counts, batch)
+
+            for program in programs:
                 print(f"{name}: {program}", file=sys.stderr, flush=True)
-
-                def train(fixture, steps, counts, batch=BATCH):
-                    if program == "ours":
-                        return ours(a, folder, fixture, ranks, model, table, sets, steps, counts, batch)
-                    return theirs(a, folder, fixture, ranks, model, program, options, steps, counts, batch)
-
-                found = [train(fixture, a.steps, True, batch)[0][-2] for batch in (BATCH, 2 * BATCH) for fixture in fixtures]
-                ms = host_ms(train(fixtures[0], a.host_steps, False)[1]) if model == "llama" else None
+                found = [train(program, fixture, a.steps, True, batch)[0][-2] for batch in (BATCH, 2 * BATCH) for fixture in fixtures]
+                ms = host_ms(train(program, fixtures[0], a.host_steps, False)[1]) if model == "llama" else None
                 if program == "ours":
                     own = ms
                 print(line(name, program, figures(*found), ms, own), flush=True)
                 if a.ledger:
                     print(*ledger(*found), sep="\n", flush=True)
+            if model != "llama" or a.turns < 1:
+                continue
+            turns = {program: [] for program in programs}
+            for program in programs * a.turns:
+                turns[program].append(host_ms(train(program, fixtures[0], a.host_steps, False)[1]))
+            for program, ms in turns.items():
+                ratios = sorted(mine / other for mine, other in zip(turns["ours"], ms))
+                print(f"  {program:14}host ms in turns {' '.join(f'{one:.2f}' for one in ms)}" + ("" if program == "ours" else f"; ours {' '.join(f'{r:.2f}' for r in ratios)}, median {statistics.median(ratios):.2f}"), flush=True)
 
 
 if __name__ == "__main__":
