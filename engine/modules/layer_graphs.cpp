@@ -322,7 +322,7 @@ void graph_layers(torch::nn::Module& model, c10::Device device) {
         throw refuse("experts take another number of tokens in each forward");
       const auto* core = dynamic_cast<AttentionCoreImpl*>(part.get());
       if (core != nullptr && core->options().window > 0)
-        throw refuse("windows of attention have masks, which are not kept for graphs");
+        throw refuse("windows of attention may need masks, which are not kept for graphs");
       if (core != nullptr && core->options().dropout > 0)
         throw refuse("dropout has other random numbers in each forward");
     }

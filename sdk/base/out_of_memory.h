@@ -8,13 +8,20 @@
 
 namespace meshwright::detail {
 
-inline Error out_of_memory(const std::string& what = "out of memory") {
-  return Error(ErrorCode::out_of_memory, what)
+inline Error out_of_memory(std::string what = "out of memory") {
+  // LibTorch names a variable of the environment; here it is a key.
+  const size_t advice = what.find(" If reserved but unallocated memory is large");
+  if (advice != std::string::npos) what.erase(advice);
+  Error error(ErrorCode::out_of_memory, what);
+  error
       .help(
           "lower step_scheduler.local_batch_size, or pp_microbatch_size of a pipeline: the global "
           "batch stays, in more micro-batches")
       .help("set distributed.activation_checkpointing = \"full\"")
       .help("`plan` says what a rank needs: shard over more ranks, or offload");
+  if (advice != std::string::npos)
+    error.help("set dist_env.expandable_segments = true where much is reserved and unallocated");
+  return error;
 }
 
 // Whether the words of LibTorch's exception, or of NCCL's in it, say so.

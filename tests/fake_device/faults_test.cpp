@@ -72,6 +72,8 @@ TEST_CASE("a device whose memory ends is told, with what was asked for") {
   CHECK(ended.code == 4);
   CHECK(ended.says("error[E0508]: CUDA out of memory. Tried to allocate "));
   CHECK(ended.says("step_scheduler.local_batch_size"));
+  CHECK(ended.says("set dist_env.expandable_segments = true"));
+  CHECK(!ended.says("PYTORCH_"));
   // What held it, and what LibTorch's allocator has.
   CHECK(ended.says(" in tensors: weights "));
   CHECK(ended.says(", activations "));
@@ -142,6 +144,16 @@ TEST_CASE(
     for (const std::string& part : row.says) CHECK_MESSAGE(ended.says(part), part);
     CHECK(ended.seconds < 40);
   }
+}
+
+TEST_CASE("an error that NCCL finds after the call ends all at once, long before the timeout") {
+  Job job;
+  const Ended ended =
+      job.run({"dist_env.timeout_minutes=1"}, {{"FAKE_DEVICE_NCCL_ERROR_AT", "120"}});
+  CAPTURE(ended.err);
+  CHECK(ended.code == 6);
+  CHECK(ended.says("NCCL's communicator failed"));
+  CHECK(ended.seconds < 30);
 }
 
 TEST_CASE("SIGKILL of a rank on a device: it is named, all end at once, exit code 137") {

@@ -203,7 +203,7 @@ ncclResult_t ncclCommCount(const ncclComm_t comm, int* out) { return answer(out,
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* out) { return answer(out, comm->rank); }
 ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* out) { return answer(out, comm->device); }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
-  *out = comm->aborted ? ncclRemoteError : ncclSuccess;
+  *out = comm->failed ? ncclSystemError : comm->aborted ? ncclRemoteError : ncclSuccess;
   return ncclSuccess;
 }
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void* p, size_t bytes, void** handle) {

@@ -305,6 +305,14 @@ bool hangs(const Call& call) {
   return ++calls >= atoi(at);
 }
 
+// FAKE_DEVICE_NCCL_ERROR_AT=n: in this process's n-th call NCCL finds an error after the call has
+// come back, as one of the network.
+bool fails() {
+  static const char* at = getenv("FAKE_DEVICE_NCCL_ERROR_AT");
+  static std::atomic<int> calls{0};
+  return at != nullptr && ++calls == atoi(at);
+}
+
 }  // namespace
 
 const char* name_of(Kind kind) {
@@ -347,7 +355,8 @@ ncclResult_t agree(const ncclComm& comm, const Said& mine) {
 
 ncclResult_t run(const Call& call) {
   if (call.comm->aborted) return ncclInvalidUsage;
-  if (hangs(call)) return hang(call);
+  if (fails()) call.comm->failed = true;
+  if (call.comm->failed || hangs(call)) return hang(call);
   Running running(call);
   check_order(call);
   const ncclResult_t result = Running::moves(call) ? agree_on(call) : ncclSuccess;

@@ -32,6 +32,7 @@ struct Pending {
 struct ncclComm {
   int rank = 0, size = 0, device = 0;
   std::atomic<bool> aborted{false};
+  std::atomic<bool> failed{false};        // which it says to who asks
   mutable std::atomic<bool> lost{false};  // a rank will never come
   fake_device::Said last;                 // what it was called for, and where in the order
   FakeDevicePlace last_place;
