@@ -9,7 +9,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
+#include <mutex>
 #include <numeric>
+#include <utility>
 
 #include "c10d_flight.h"
 #include "host_lane.h"
@@ -90,13 +93,16 @@ Tensor slot(const Tensor& flat, int64_t index, int64_t count) {
 
 class GlooTransport final : public Transport {
  public:
-  // Another transport over the same back ends needs another `first_message`.
+  // Another transport over the same back ends, for another thread, needs another `first_message`
+  // and the same `starts`.
   explicit GlooTransport(std::vector<c10::intrusive_ptr<c10d::Backend>> backends,
-                         int first_message = kMessages)
+                         int first_message = kMessages,
+                         std::shared_ptr<std::mutex> starts = std::make_shared<std::mutex>())
       : backends_(std::move(backends)),
         n_(backends_[0]->getSize()),
         me_(backends_[0]->getRank()),
-        first_message_(first_message) {
+        first_message_(first_message),
+        starts_(std::move(starts)) {
     sent_.resize(static_cast<size_t>(n_));
     received_.resize(static_cast<size_t>(n_));
   }
@@ -140,7 +146,7 @@ class GlooTransport final : public Transport {
       return out;
     }
     Tensor in = out->input(packed), into = out->output(shard);
-    out->start(backends_[0]->_reduce_scatter_base(into, in));
+    start(*out, [&] { return backends_[0]->_reduce_scatter_base(into, in); });
     return out;
   }
 
@@ -164,7 +170,7 @@ class GlooTransport final : public Transport {
     each_part(out->output(tensor, /*also_input=*/true), /*turn=*/0,
               [&](c10d::Backend& backend, const Tensor& part) {
                 std::vector<Tensor> tensors = one(part);
-                out->start(backend.broadcast(tensors, from_root(root)));
+                start(*out, [&] { return backend.broadcast(tensors, from_root(root)); });
               });
     return out;
   }
@@ -210,7 +216,7 @@ class GlooTransport final : public Transport {
 
   FlightPtr barrier() override {
     auto out = std::make_unique<GlooFlight>();
-    out->start(backends_[0]->barrier({}));
+    start(*out, [&] { return backends_[0]->barrier({}); });
     return out;
   }
 
@@ -247,19 +253,19 @@ class GlooTransport final : public Transport {
   void sum_in_parts(C10dFlight& flight, const Tensor& tensor, ReduceOp op) {
     each_part(tensor, /*turn=*/0, [&](c10d::Backend& backend, const Tensor& part) {
       std::vector<Tensor> tensors = one(part);
-      flight.start(backend.allreduce(tensors, reduced_by(op)));
+      start(flight, [&] { return backend.allreduce(tensors, reduced_by(op)); });
     });
   }
   void send(C10dFlight& flight, const Tensor& tensor, int64_t peer, int tag) {
     each_part(tensor, tag, [&](c10d::Backend& backend, const Tensor& part) {
       std::vector<Tensor> tensors = one(part);
-      flight.start(backend.send(tensors, static_cast<int>(peer), tag));
+      start(flight, [&] { return backend.send(tensors, static_cast<int>(peer), tag); });
     });
   }
   void receive(C10dFlight& flight, const Tensor& tensor, int64_t peer, int tag) {
     each_part(tensor, tag, [&](c10d::Backend& backend, const Tensor& part) {
       std::vector<Tensor> tensors = one(part);
-      flight.start(backend.recv(tensors, static_cast<int>(peer), tag));
+      start(flight, [&] { return backend.recv(tensors, static_cast<int>(peer), tag); });
     });
   }
   // Two ranks: `mine` goes over while `other` comes. Broadcasts would queue on gloo's thread, so
@@ -270,8 +276,13 @@ class GlooTransport final : public Transport {
     send(flight, mine, 1 - me_, tag);
   }
 
-  // Of two ranks: where large sums go on without the thread that started them. One back end may be
-  // used by several threads.
+  // A back end counts what it starts, for one thread at a time.
+  template <class F>
+  void start(C10dFlight& flight, F&& begin) {
+    const std::lock_guard lock(*starts_);
+    flight.start(begin());
+  }
+  // Of two ranks: where large sums go on without the thread that started them.
   HostLane& pair_lane() {
     if (!pair_lane_)
       pair_lane_ =
@@ -283,6 +294,7 @@ class GlooTransport final : public Transport {
   std::vector<c10::intrusive_ptr<c10d::Backend>> backends_;  // one a connection, one at least
   int64_t n_, me_;
   int first_message_;
+  std::shared_ptr<std::mutex> starts_;
   int collectives_ = 0;
   std::vector<int> sent_, received_;  // by peer: tags of the last messages
   Spares spares_;

@@ -39,6 +39,23 @@ link_goes_down_under_a_longer_timeout() {
   link_goes_down
 }
 # All four end, whoever keeps the store and whoever shares a host with whom.
+# Gradients of 15 MB, which take six seconds of this link: it is cut while they cross.
+link_goes_down_in_a_large_sum() {
+  command -v tc > /dev/null || { cannot "tc is not installed"; return; }
+  two_hosts
+  local host
+  for host in hosta hostb; do on $host tc qdisc add dev net0 root tbf rate 20mbit burst 32kb latency 50ms; done
+  sed -e 's/"hidden_size": [0-9]*/"hidden_size": 384/' -e 's/"intermediate_size": [0-9]*/"intermediate_size": 1024/' \
+    "$source_dir/configs/models/llama-tiny.json" > "$folder/large.json"
+  two_ranks "${long[@]}" --set model.config="$folder/large.json"
+  await 100 trains || fail 0 "no step was made"
+  sleep 2
+  since=$(date +%s)
+  on hostb ip link set net0 down
+  finish; in_time
+  expect 0 6 "rank 1 on hostb (10.70.0.2)"; expect 1 6 "rank 0 on hosta (10.70.0.1)"
+  grep -qE 'all_reduce of [0-9.]* MB' "$folder/$name.0" && echo "ok: $name: in a sum of some MB" || fail 0 "it was not cut in the sum"
+}
 link_goes_down_between_hosts_of_two_ranks() {
   two_hosts
   local rank host
@@ -169,7 +186,7 @@ config_differs() {
   for rank in 0 1; do expect $rank 4 "error[E0503]: rank 1 has optimizer.lr 0.002"; done
 }
 
-all="host_is_missing first_host_is_missing first_host_is_off config_differs link_goes_down link_goes_down_under_a_longer_timeout
+all="host_is_missing first_host_is_missing first_host_is_off config_differs link_goes_down link_goes_down_in_a_large_sum link_goes_down_under_a_longer_timeout
   link_goes_down_between_hosts_of_two_ranks"
 if [ -e /proc/net/if_inet6 ]; then
   all="$all link_goes_down_over_ipv6"

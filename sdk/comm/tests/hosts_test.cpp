@@ -444,6 +444,18 @@ TEST_CASE("who waits for a rank of another host that is silent is told after the
                      "3]: no word from rank 3") != std::string::npos);
 }
 
+TEST_CASE("a large sum that the other rank does not enter is given up with its group") {
+  const PretendedHosts hosts("0,1");
+  const auto begin = std::chrono::steady_clock::now();
+  run_ranks(2, [](const std::shared_ptr<World>& world) {
+    auto group = world->everyone();
+    if (world->rank() != 0) return;
+    Tensor sum = at::full({3000000}, 1.0);
+    const Work summing = group->all_reduce(sum);
+  });
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));  // not the timeout
+}
+
 TEST_CASE("a collective that nobody else enters is given up with its group") {
   const PretendedHosts hosts("0,0,1,1");
   const auto begin = std::chrono::steady_clock::now();
