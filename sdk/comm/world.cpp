@@ -45,6 +45,12 @@ World::World(int64_t rank, int64_t size, at::Device device, std::chrono::millise
   // where the rank that keeps the store is stopped the others would never end.
   static const int unwritten = ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
   static_cast<void>(unwritten);
+  // What NCCL finds after a call LibTorch would think about for a minute, in which no other call
+  // begins, and then end the process without a word of ours. A second is enough for the watchdog
+  // to tell it; communicators are aborted, and that is all.
+  static const int soon = ::setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "250", /*overwrite=*/0),
+                   aborts = ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+  static_cast<void>(soon + aborts);
 }
 World::~World() {
   // Groups may live on with whoever holds them; what they run on may not.

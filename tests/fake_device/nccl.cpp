@@ -186,6 +186,7 @@ ncclResult_t ncclCommShrink(ncclComm_t, int*, int, ncclComm_t*, ncclConfig_t*, i
   return ncclInvalidUsage;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  if (comm == nullptr) return ncclSuccess;  // as NCCL, also of one that was aborted before
   fake_device_release();
   if (!comm->aborted.exchange(true)) ++given_up;
   forget_registered(*comm);
@@ -193,6 +194,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 }
 // For ever where the others do not come, or something on the device does not end.
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  if (comm == nullptr) return ncclSuccess;  // as NCCL
   comm->leave();
   if (!comm->aborted.exchange(true)) ++destroyed;
   forget_registered(*comm);
