@@ -288,8 +288,8 @@ TEST_CASE("layers are launched as graphs where nothing in them moves; all else i
     Names with = {};
   };
   for (const Row& row : {
-           Row{"fsdp2", "dist_env.device=auto", "gathers parameters"},
-           Row{"megatron_fsdp", "dist_env.device=auto", "gathers parameters"},
+           Row{"fsdp2", "dist_env.device=auto", "parameters in units"},
+           Row{"megatron_fsdp", "dist_env.device=auto", "parameters in units"},
            Row{"fsdp2", "distributed.tp_size=2", "tensor parallelism"},
            Row{"fsdp2", "distributed.cp_size=2", "context parallelism"},
            Row{"fsdp2", "distributed.pp_size=2", "pipeline"},
