@@ -139,9 +139,13 @@ class RunFit {
       // The run says nothing of a peak that it does not use.
       const bool unused =
           key.starts_with("peak.") && key != (run_.halves ? "peak.bf16" : "peak.fp32");
-      source->second = unused && source->second.starts_with("guessed")
-                           ? "guessed: as the peak that " + run_.run + " uses, " + change
-                           : "from a run: " + run_.run + ", " + change;
+      const std::string from = "from a run: " + run_.run + ", " + change;
+      if (unused && source->second.starts_with("guessed"))
+        source->second = "guessed: as the peak that " + run_.run + " uses, " + change;
+      else if (source->second.starts_with(steptime::kAtBound))  // and rough for as long as it is
+        source->second = std::string(steptime::kAtBound) + ", then " + from;
+      else
+        source->second = from;
     }
   }
 

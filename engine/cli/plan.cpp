@@ -101,6 +101,7 @@ int run_search(Call& call, plan::Job& job) {
   wanted.free = std::set<std::string>(freed.begin(), freed.end());
   if (call.has("why")) wanted.why = call.value("why");
   wanted.reload = reload_of(call);
+  wanted.beside_sets = !call.values("set").empty();
   Diagnostics said;
   if (const std::string why = before::count_samples(job); !why.empty()) said.notice(why);
   call.say(said);
@@ -112,9 +113,6 @@ int run_search(Call& call, plan::Job& job) {
     return 0;
   }
   call.out.write(forecast::draw(call.out_style, found));
-  if (!call.values("set").empty())
-    call.out.write(
-        "\nThe lines come with the --set of this call: give these to plan and train, too.\n");
   return 0;
 }
 

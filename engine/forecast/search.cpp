@@ -117,6 +117,7 @@ Found search(plan::Job& job, const steptime::Machine& machine, const Wanted& wan
     check_words(*words, wanted);
   }
   Found out = planned_layouts(job, machine, wanted, request);
+  out.beside_sets = wanted.beside_sets;
   if (out.result.best.empty()) {
     if (words) out.why = why_of(job, machine, wanted, request, *words, out);
     refuse_search(job, machine, wanted, request, out);

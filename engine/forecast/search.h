@@ -28,6 +28,7 @@ struct Wanted {
   std::set<std::string> free = {};       // options that are tried though the file sets them
   std::optional<std::string> why = {};   // a layout to tell of, in words of the table
   Reload reload = {};                    // must be given: layouts are planned before they are shown
+  bool beside_sets = false;              // the job has settings that its file has not
 };
 
 // Of a layout that is asked about.
@@ -69,6 +70,7 @@ struct Found {
   std::optional<Why> why;
   // Nearest first; empty: no constant does so within 1/2 and 2, or there is one layout.
   std::vector<Turn> turns;
+  bool beside_sets = false;  // the lines need those that were wanted beside them
 };
 
 // The model ranks all layouts (steptime::search); the first of them are planned as `plan` with

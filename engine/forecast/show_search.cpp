@@ -349,9 +349,17 @@ std::string draw(const report::Style& style, const Found& found) {
                             report::human_count(found.result.predicted) + " may be the fastest",
                         0);
   for (const auto& [reason, count] : found.result.rejected)
-    out += wrapped(style, "  not taken: " + report::human_count(count) + " times " + reason, 4);
+    out += wrapped(style,
+                   "  not taken " + report::human_count(count) +
+                       (count == 1 ? " time: " : " times: ") + reason,
+                   4);
   out += families_text(style, found);
   if (found.why) out += why_text(style, found, *found.why);
+  if (found.beside_sets)
+    out += "\n" + wrapped(style,
+                          "The lines come with the --set of this call: give these to plan and "
+                          "train, too.",
+                          0);
   return out;
 }
 

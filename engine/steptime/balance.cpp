@@ -49,8 +49,8 @@ Slip slip_of(const Machine& machine, const std::vector<Peak>& off, bool low, boo
   return {};
 }
 
-const MostOfDevices* most_of_devices(std::string_view key) {
-  static constexpr MostOfDevices kMost[] = {
+const DeviceRange* range_of_devices(std::string_view key) {
+  static constexpr DeviceRange kRanges[] = {
       {"device.memory", 4e12, "in bytes, 1e9 a gigabyte", 1e3},
       {"device.units", 1000, "streaming multiprocessors, not CUDA cores", 0},
       {"network.bus", 2e12, "in bytes, not bits", kBits, 1e9},
@@ -65,13 +65,12 @@ const MostOfDevices* most_of_devices(std::string_view key) {
       {"host.layer_backward", 0.05, "in seconds, not milliseconds", 1e3},
       {"host.fixed", 1, "in seconds, not milliseconds", 1e3},
   };
-  const auto* const found =
-      std::find_if(std::begin(kMost), std::end(kMost),
-                   [&](const MostOfDevices& most) { return key == most.key; });
-  return found == std::end(kMost) ? nullptr : found;
+  const auto* const found = std::find_if(std::begin(kRanges), std::end(kRanges),
+                                         [&](const DeviceRange& most) { return key == most.key; });
+  return found == std::end(kRanges) ? nullptr : found;
 }
 
-double in_other_unit(const MostOfDevices& of, double value) {
+double in_other_unit(const DeviceRange& of, double value) {
   if (of.units == 0) return 0;
   const double other = value / of.units;
   return other <= of.most ? other : 0;

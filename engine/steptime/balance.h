@@ -39,7 +39,7 @@ struct Slip {
 Slip slip_of(const Machine& machine, const std::vector<Peak>& off, bool low, bool all);
 
 // No device of today or of the next years has more, and none takes longer; nor has any less.
-struct MostOfDevices {
+struct DeviceRange {
   const char* key;
   double most;
   const char* unit;  // what it is counted in
@@ -48,8 +48,8 @@ struct MostOfDevices {
 };
 inline constexpr double kBits = 8;
 // nullptr: what any machine may have is all that is known.
-const MostOfDevices* most_of_devices(std::string_view key);
+const DeviceRange* range_of_devices(std::string_view key);
 // The value, were it in that unit; 0: it would be too much still, or nobody knows.
-double in_other_unit(const MostOfDevices& of, double value);
+double in_other_unit(const DeviceRange& of, double value);
 
 }  // namespace meshwright::steptime

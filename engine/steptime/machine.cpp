@@ -188,7 +188,7 @@ class File {
   // What `calibrate` found is so, however slow the machine was; what somebody wrote may be a slip.
   void check_typed(const Value& root, const Figure& figure, const Machine& machine) const {
     const std::string key = figure.key();
-    const MostOfDevices* of = most_of_devices(key);
+    const DeviceRange* of = range_of_devices(key);
     const Value* value = figure_at(root, figure.table, figure.name);
     if (of == nullptr || value == nullptr) return;
     const bool low = *figure.to < of->least;

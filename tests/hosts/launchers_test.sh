@@ -143,6 +143,17 @@ mpich_with_a_mistake() {
   mpich -ppn 1 -n 2 -genv MASTER_ADDR hosta "${train[@]}" --set run.name=$name --set optimizer.lr=-1
   finish; expect mpiexec 2 "error[E0204]: optimizer.lr = -1"
 }
+# What is exported where mpiexec is started is handed on; -genv would show it.
+mpich_with_a_secret() {
+  two_named_hosts; remote_shell
+  local -x MESHWRIGHT_JOB_SECRET=0123456789abcdef0
+  mpich -ppn 1 -n 2 -genv MASTER_ADDR hosta "${train[@]}" --set run.name=$name "${long[@]}"
+  await 100 trains || fail mpiexec "no step was made"
+  on_no_command_line $MESHWRIGHT_JOB_SECRET hosta hostb
+  tell_to_end hostb "$program"
+  finish
+  saved mpiexec "a signal to another rank"; expect_times mpiexec 0 "the job has no secret"
+}
 mpich_is_told_to_end() {
   two_named_hosts; remote_shell
   mpich -ppn 1 -n 2 -genv MASTER_ADDR hosta "${train[@]}" --set run.name=$name "${long[@]}"
@@ -212,7 +223,7 @@ case $launcher in
     all="openmpi_of_two_hosts openmpi_without_an_address openmpi_with_a_secret openmpi_with_a_mistake openmpi_is_told_to_end" ;;
   mpich)
     need mpiexec.hydra
-    all="mpich_of_two_hosts mpich_with_a_mistake mpich_is_told_to_end mpich_mpiexec_is_told_to_end" ;;
+    all="mpich_of_two_hosts mpich_with_a_secret mpich_with_a_mistake mpich_is_told_to_end mpich_mpiexec_is_told_to_end" ;;
   kubernetes)
     all="kubernetes_job kubernetes_name_comes_late kubernetes_trainjob kubernetes_pytorchjob" ;;
   *) echo "unknown launcher $launcher"; exit 2 ;;

@@ -94,6 +94,21 @@ TEST_CASE("without that the network stays as it was, and the file predicts the s
   CHECK(read.guessed == std::vector<std::string>{"peak.bf16"});
 }
 
+TEST_CASE("a figure that was measured at a bound is still one, whatever a run says") {
+  Machine m = ours();
+  for (const char* key : {"device.bandwidth", "network.bus"})
+    m.sources[key] = std::string(steptime::kAtBound) + " by meshwright calibrate, 2026-11-26, host";
+  const FromRun found = fit_run(m, run_on(scaled(m, 0.6, 1), false), step_on, "2026-11-27");
+  REQUIRE(!found.network.has_value());
+  const std::map<std::string, std::string>& sources = found.fitted.sources;
+  CHECK(sources.at("device.bandwidth")
+            .starts_with("measured at a bound, then from a run: runs/first, 0."));
+  CHECK(sources.at("network.bus") == m.sources.at("network.bus"));
+  const Machine read =
+      steptime::parse_machine(steptime::machine_text(found.fitted.machine, sources, ""), "x.toml");
+  CHECK(read.at_bound == std::vector<std::string>{"device.bandwidth", "network.bus"});
+}
+
 TEST_CASE("few exchanges say nothing of a network") {
   Machine fast = ours();
   fast.network.bus = fast.network.nic = 1e13;
