@@ -358,6 +358,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan.memory = {.where = where_of(job.config, wanted),
                  .drops = job.config.table("lora").get_number("dropout") > 0};
   plan.footprint = footprint_here(plan, cost);
+  if (job.config.table("dist_env").get_bool("cuda_graphs"))
+    plan.parameters_move = why_parameters_move(cost, plan.strategy.strategy->plan_sharding(cost));
   plan.notices.insert(plan.notices.end(), plan.footprint->notices.begin(),
                       plan.footprint->notices.end());
   plan.context_costs = context_costs(cost);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "meshwright/footprint.h"
 #include "meshwright/sharding_plan.h"
@@ -23,5 +24,11 @@ struct MemoryFacts {
 // whose buffers stay; and rows of experts come in steps.
 MESHWRIGHT_API void count_run_memory(const ShardingRequest& request, const ShardingPlan& plan,
                                      const MemoryFacts& facts, Bytes& bytes);
+
+// Why the parameters of a layer may lie elsewhere in another forward or backward, or come within
+// the layer; empty: they do not, as in copies, and in units of whole layers that keep them (ZeRO
+// levels 0 to 2, and any level on one rank). Local.
+MESHWRIGHT_API std::string why_parameters_move(const ShardingRequest& request,
+                                               const ShardingPlan& plan);
 
 }  // namespace meshwright

@@ -130,6 +130,19 @@ int64_t root_sockets(const ShardingRequest& request, const ShardingPlan& plan) {
 
 }  // namespace footprint
 
+std::string why_parameters_move(const ShardingRequest& request, const ShardingPlan& plan) {
+  if (plan.replicated || footprint::alone_as_copies(request, plan)) return "";
+  if (plan.sharding.layout != ShardLayout::flat ||
+      (!plan.sharding.keeps_parameters() && footprint::layout_of(request, plan)->shard.size > 1))
+    return "the strategy gathers parameters in units, whose memory may be another one each time";
+  const std::vector<PlannedUnit> layers = plan_units(request.outline);
+  for (const PlannedUnit& unit : plan.units)
+    for (const PlannedUnit& layer : layers)
+      if (!layer.module.empty() && unit.module.starts_with(layer.module + "."))
+        return "the strategy's unit " + unit.name + " is a part of a layer, and comes within it";
+  return "";
+}
+
 void count_run_memory(const ShardingRequest& request, const ShardingPlan& plan,
                       const MemoryFacts& facts, Bytes& bytes) {
   using namespace footprint;

@@ -12,9 +12,10 @@
 using namespace fake_device_jobs;
 
 TEST_CASE("layers launched as graphs train as ever, in order, with fewer launches") {
-  const std::string ddp = "distributed.strategy=ddp", first = "first_fsdp2_cpu";
-  const std::vector<Row> rows{
-      {"one rank", first, 1, {ddp}, 1e-5, 4},
+  const std::string ddp = "distributed.strategy=ddp", first = "first_fsdp2_cpu",
+                    megatron = "distributed.strategy=megatron_fsdp",
+                    level = "distributed.megatron_fsdp.zero_dp_strategy=";
+  std::vector<Row> rows{
       {"two ranks", first, 2, {ddp}, 1e-5, 4},
       // Autograd's gradients of weights are rounded, which go to their place in float32 otherwise.
       {"bfloat16",
@@ -23,10 +24,25 @@ TEST_CASE("layers launched as graphs train as ever, in order, with fewer launche
        {ddp, "distributed.mp_policy.param_dtype=bfloat16",
         "distributed.mp_policy.output_dtype=bfloat16"},
        1e-3,
+       4},
+      // Copies under another name, and units whose parameters stay.
+      {"fsdp2, one rank", first, 1, {}, 1e-5, 4},
+      {"zero 1", first, 2, {megatron, level + "1"}, 1e-5, 4},
+      {"zero 2, bfloat16, main weights",
+       first,
+       2,
+       {megatron, level + "2", "distributed.mp_policy.param_dtype=bfloat16",
+        "distributed.mp_policy.output_dtype=bfloat16",
+        "distributed.megatron_fsdp.preserve_fp32_weights=true",
+        "distributed.megatron_fsdp.grad_reduce_in_fp32=true"},
+       1e-3,
        4}};
+  if (meshwright::all_layouts()) {
+    rows.push_back({"one rank", first, 1, {ddp}, 1e-5, 4});
+    rows.push_back({"zero 3, one rank", first, 1, {megatron, level + "3"}, 1e-5, 4});
+    rows.push_back({"zero 0", first, 2, {megatron, level + "0"}, 1e-5, 4});
+  }
   for (const Row& row : rows) {
-    // One rank trains beside frozen layers, below.
-    if (row.ranks == 1 && !meshwright::all_layouts()) continue;
     CAPTURE(row.name);
     Row with = row;
     with.sets.emplace_back("dist_env.cuda_graphs=true");

@@ -288,8 +288,13 @@ TEST_CASE("layers are launched as graphs where nothing in them moves; all else i
     Names with = {};
   };
   for (const Row& row : {
-           Row{"fsdp2", "dist_env.device=auto", "parameters in units"},
-           Row{"megatron_fsdp", "dist_env.device=auto", "parameters in units"},
+           Row{"fsdp2", "dist_env.device=auto", "gathers parameters in units"},
+           Row{"megatron_fsdp", "distributed.megatron_fsdp.zero_dp_strategy=3",
+               "gathers parameters in units"},
+           Row{"megatron_fsdp",
+               R"(distributed.megatron_fsdp.megatron_fsdp_unit_modules=["LlamaMLP"])",
+               "a part of a layer",
+               {"distributed.megatron_fsdp.zero_dp_strategy=1"}},
            Row{"fsdp2", "distributed.tp_size=2", "tensor parallelism"},
            Row{"fsdp2", "distributed.cp_size=2", "context parallelism"},
            Row{"fsdp2", "distributed.pp_size=2", "pipeline"},
