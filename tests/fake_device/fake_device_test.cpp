@@ -140,6 +140,8 @@ const std::vector<Row> kRows{
      {"model.config=tests/data/nets/llama_tied_257/config.json", "dataset.seq_len=64",
       "distributed.pp_size=2", "distributed.pipeline.pp_schedule=1F1B",
       "distributed.pipeline.pp_microbatch_size=2", "distributed.fsdp2.offload_policy=cpu"}},
+    // Two of three layers look back over 32 of 128 tokens.
+    {"windows", kFirst, 2, {"model.config=configs/models/gemma3-tiny.json"}},
     {"ring", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ring_size=2"}},
     {"ulysses", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ulysses_size=2"}},
     // The log would tell if what is written were read before its copy has ended.

@@ -40,6 +40,7 @@ const std::string kPp = "distributed.pp_size=2",
                   kPpOne = "distributed.pipeline.pp_microbatch_size=1",
                   kSchedule = "distributed.pipeline.pp_schedule=";
 const std::string kQuick = "model.config=configs/models/llama-quickstart.json";
+const std::string kWindows = "model.config=configs/models/gemma3-tiny.json";
 const std::string kSmall = "step_scheduler.local_batch_size=2";    // for more ranks
 const std::string kFewer = "step_scheduler.global_batch_size=16";  // of megatron_fsdp_cpu
 const std::string kCp = "distributed.cp_size=2", kRing = "distributed.context.ring_size=2",
@@ -167,6 +168,9 @@ const std::vector<Row> kMatrix{
      2,
      {kEp, kEp2, kGather, kBf16, kBf16Out},
      kRouted},
+    {"windows", kFirst, 2, {kWindows}},
+    {"windows, bfloat16", kFirst, 2, {kWindows, kBf16, kBf16Out}, kHalf},
+    {"windows, tp", kFirst, 2, {kWindows, kTp}},
     {"cp, ring", kFirst, 2, {kCp, kRing}},
     {"cp, ulysses", kFirst, 2, {kCp, kUlysses}},
     {"cp, all-gather", kFirst, 2, {kCp, kAllKeys}},
