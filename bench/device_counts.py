@@ -15,7 +15,7 @@ embedding and SwiGLU by themselves take 10.8 and 14.6. --ledger lists what these
 few tenths of a microsecond to some of the fake's own a call on both sides. "ours": our share of this program's. Experts have none: where their tokens go depends on numbers.
 The counters' README says what is counted as how much.
 """
-import argparse, glob, json, os, statistics, subprocess, sys, tempfile
+import argparse, contextlib, glob, json, os, statistics, subprocess, sys, tempfile
 
 import jobs
 from forks import free_port
@@ -51,11 +51,15 @@ def on_device(a):
     return os.path.join(jobs.ROOT, "tests/fake_device/run")
 
 
-def wait_for(processes):
-    for p in processes:
-        out, err = p.communicate()
-        if p.returncode:
-            sys.exit(f"{' '.join(p.args)}\n{out}{err}")
+def run_ranks(command, environments):
+    """What they print goes to files: a pipe that nobody reads yet would stop its rank once it is full."""
+    with contextlib.ExitStack() as stack:
+        said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in environments]
+        processes = [subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env) for out, env in zip(said, environments)]
+        for p, out in zip(processes, said):
+            if p.wait():
+                out.seek(0)
+                sys.exit(f"{' '.join(command)}\n{out.read()}")
 
 
 def counters(folder):
@@ -84,9 +88,8 @@ def theirs(a, folder, fixture, ranks, model, program, options, steps, counts, ba
     command = [on_device(a), sys.executable, os.path.join(jobs.ROOT, "tests/reference_pytorch/peer_train.py"), "--model", f"{fixture}/{model}", "--impl",
                "lean" if program == "lean" else "hf", "--tokens", f"{fixture}/train.bin", "--device", "cuda", "--seq-len", "128", "--micro-batch", str(batch), "--steps", str(steps),
                "--out", out, *options]
-    wait_for([subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env=environment(folder, counts, PYTHONPATH=os.path.join(a.deps, "python"), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
-                                               MASTER_ADDR="127.0.0.1", MASTER_PORT=port)) for rank in range(ranks)])
+    run_ranks(command, [environment(folder, counts, PYTHONPATH=os.path.join(a.deps, "python"), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
+                                    MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank in range(ranks)])
     return counters(folder), jobs.rows(out)
 
 

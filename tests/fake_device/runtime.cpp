@@ -198,6 +198,7 @@ void fake_device_access(void* stream, int device, const void* p, size_t bytes, i
         bytes, write != 0, keep(what));
 }
 int fake_device_follows(void* stream, int device, FakeDevicePlace* place) {
+  if (!settings().races) return 1;
   Lock lock;
   const Stream& on = *stream_of(static_cast<cudaStream_t>(stream), device);
   const bool follows = at(on.clock, place->stream) >= place->time;
