@@ -15,7 +15,7 @@ embedding and SwiGLU by themselves take 10.8 and 14.6. --ledger lists what these
 few tenths of a microsecond to some of the fake's own a call on both sides. "ours": our share of this program's. Experts have none: where their tokens go depends on numbers.
 The counters' README says what is counted as how much.
 """
-import argparse, contextlib, glob, json, os, statistics, subprocess, sys, tempfile
+import argparse, contextlib, glob, json, os, statistics, subprocess, sys, tempfile, time
 
 import jobs
 from forks import free_port
@@ -56,10 +56,17 @@ def run_ranks(command, environments):
     with contextlib.ExitStack() as stack:
         said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in environments]
         processes = [subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env) for out, env in zip(said, environments)]
-        for p, out in zip(processes, said):
-            if p.wait():
-                out.seek(0)
-                sys.exit(f"{' '.join(command)}\n{out.read()}")
+        try:
+            while any(p.poll() is None for p in processes):
+                time.sleep(0.02)
+                for p, out in zip(processes, said):
+                    if p.poll():
+                        out.seek(0)
+                        sys.exit(f"{' '.join(command)}\n{out.read()}")
+        finally:
+            for p in processes:
+                p.kill()
+                p.wait()
 
 
 def counters(folder):

@@ -358,8 +358,13 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan.memory = {.where = where_of(job.config, wanted),
                  .drops = job.config.table("lora").get_number("dropout") > 0};
   plan.footprint = footprint_here(plan, cost);
-  if (job.config.table("dist_env").get_bool("cuda_graphs"))
-    plan.parameters_move = why_parameters_move(cost, plan.strategy.strategy->plan_sharding(cost));
+  if (job.config.table("dist_env").get_bool("cuda_graphs")) {
+    plan.parameters_move =
+        why_parameters_move(cost, plan.strategy.strategy->plan_sharding(cost), *plan.footprint);
+    plan.notices.emplace_back(
+        "dist_env.cuda_graphs: what graphs keep of each layer between its launches, gradients of "
+        "its weights among it, is not counted");
+  }
   plan.notices.insert(plan.notices.end(), plan.footprint->notices.begin(),
                       plan.footprint->notices.end());
   plan.context_costs = context_costs(cost);

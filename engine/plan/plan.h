@@ -105,7 +105,7 @@ struct JobPlan {
   std::optional<int64_t> other_activations;
   MemoryFacts memory;  // which the footprint goes by
   // why_parameters_move(); known with dist_env.cuda_graphs alone.
-  std::string parameters_move;
+  ParametersMove parameters_move;
   Workload workload;
   std::optional<int64_t> max_steps;  // nullopt: epochs of data that nobody has opened
   std::vector<std::string> notices, warnings;

@@ -57,9 +57,8 @@ void check_graphs(const JobPlan& plan, const Job& job) {
           "set distributed.cp_size = 1"},
       Row{shared.sizes.pp > 1, "several micro-batches are in a pipeline's stage at a time",
           "set distributed.pp_size = 1"},
-      Row{!plan.parameters_move.empty(), plan.parameters_move.c_str(),
-          "choose a distributed.strategy that leaves parameters where they are: ddp, or "
-          "megatron_fsdp with zero_dp_strategy 0 to 2"},
+      Row{!plan.parameters_move.what.empty(), plan.parameters_move.what.c_str(),
+          plan.parameters_move.help.c_str()},
       Row{!net || net->family.beside, "this model has no layers whose work can be captured",
           "choose a model of the Llama kind"},
       Row{net && net->attention_dropout > 0, "dropout has other random numbers in each forward",

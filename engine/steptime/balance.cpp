@@ -66,7 +66,7 @@ const DeviceRange* range_of_devices(std::string_view key) {
       {"host.fixed", 1, "in seconds, not milliseconds", 1e3},
   };
   const auto* const found = std::find_if(std::begin(kRanges), std::end(kRanges),
-                                         [&](const DeviceRange& most) { return key == most.key; });
+                                         [&](const DeviceRange& one) { return key == one.key; });
   return found == std::end(kRanges) ? nullptr : found;
 }
 

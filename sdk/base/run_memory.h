@@ -26,9 +26,12 @@ MESHWRIGHT_API void count_run_memory(const ShardingRequest& request, const Shard
                                      const MemoryFacts& facts, Bytes& bytes);
 
 // Why the parameters of a layer may lie elsewhere in another forward or backward, or come within
-// the layer; empty: they do not, as in copies, and in units of whole layers that keep them (ZeRO
-// levels 0 to 2, and any level on one rank). Local.
-MESHWRIGHT_API std::string why_parameters_move(const ShardingRequest& request,
-                                               const ShardingPlan& plan);
+// the layer, and what to do about it. `what` is empty where they do not: in copies, and in units of
+// whole layers that keep them (ZeRO levels 0 to 2, and flat units on one rank). Local.
+struct ParametersMove {
+  std::string what, help;
+};
+MESHWRIGHT_API ParametersMove why_parameters_move(const ShardingRequest& request,
+                                                  const ShardingPlan& plan, const Footprint& cost);
 
 }  // namespace meshwright

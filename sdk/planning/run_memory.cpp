@@ -130,17 +130,26 @@ int64_t root_sockets(const ShardingRequest& request, const ShardingPlan& plan) {
 
 }  // namespace footprint
 
-std::string why_parameters_move(const ShardingRequest& request, const ShardingPlan& plan) {
-  if (plan.replicated || footprint::alone_as_copies(request, plan)) return "";
-  if (plan.sharding.layout != ShardLayout::flat ||
-      (!plan.sharding.keeps_parameters() && footprint::layout_of(request, plan)->shard.size > 1))
-    return "the strategy gathers parameters in units, whose memory may be another one each time";
+ParametersMove why_parameters_move(const ShardingRequest& request, const ShardingPlan& plan,
+                                   const Footprint& cost) {
+  if (footprint::alone_as_copies(request, plan)) return {};
+  // A strategy with a running half of its own may show units beside a plan of copies.
+  const bool copies = plan.replicated && cost.units.empty(),
+             flat = !plan.replicated && plan.sharding.layout == ShardLayout::flat,
+             alone = !plan.replicated && footprint::layout_of(request, plan)->shard.size == 1;
+  if (copies) return {};
+  if (!flat || (!plan.sharding.keeps_parameters() && !alone))
+    return {std::string("the strategy ") + (alone ? "has its" : "gathers") +
+                " parameters in units, whose memory may be another one each time",
+            "choose a distributed.strategy that leaves parameters where they are: ddp, or "
+            "megatron_fsdp with zero_dp_strategy 0 to 2"};
   const std::vector<PlannedUnit> layers = plan_units(request.outline);
   for (const PlannedUnit& unit : plan.units)
     for (const PlannedUnit& layer : layers)
       if (!layer.module.empty() && unit.module.starts_with(layer.module + "."))
-        return "the strategy's unit " + unit.name + " is a part of a layer, and comes within it";
-  return "";
+        return {"the strategy's unit " + unit.name + " is a part of a layer, and comes within it",
+                "let whole layers be the units: without megatron_fsdp_unit_modules they are"};
+  return {};
 }
 
 void count_run_memory(const ShardingRequest& request, const ShardingPlan& plan,

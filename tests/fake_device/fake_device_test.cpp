@@ -191,6 +191,7 @@ const std::map<std::string, int64_t> kMoreWaits{
     {"experts, ep 2, recomputation", 2 * 2},          // sizes of the messages, once
     {"experts, ep 2 of 4", 2},                        // one micro-batch
     {"experts, ep 2 of 8", 2},
+    {"experts, ep 4", 2},
     {"saved every step", kSaved + kAgreed},
     {"saved every step, asynchronous", kAgreed},
     {"saved every step, asynchronous, offload", kAgreed},

@@ -41,6 +41,7 @@ const std::string kPp = "distributed.pp_size=2",
                   kSchedule = "distributed.pipeline.pp_schedule=";
 const std::string kQuick = "model.config=configs/models/llama-quickstart.json";
 const std::string kWindows = "model.config=configs/models/gemma3-tiny.json";
+const std::string kWide = "model.config=tests/fake_device/llama_8_heads.json";
 const std::string kSmall = "step_scheduler.local_batch_size=2";    // for more ranks
 const std::string kFewer = "step_scheduler.global_batch_size=16";  // of megatron_fsdp_cpu
 const std::string kCp = "distributed.cp_size=2", kRing = "distributed.context.ring_size=2",
@@ -149,6 +150,15 @@ const std::vector<Row> kMatrix{
     {"tp x fsdp2", kFirst, 8, {kTp}},
     {"tp, sequence parallel", kFirst, 2, {kTp, kSp}},
     {"tp, sequence parallel, asynchronous", kFirst, 2, {kTp, kSp, kAsyncTp}},
+    {"tp of 4, sequence parallel, asynchronous",
+     kFirst,
+     4,
+     {kWide, "distributed.tp_size=4", kSp, kAsyncTp}},
+    {"tp, sequence parallel, asynchronous, bfloat16",
+     kFirst,
+     2,
+     {kTp, kSp, kAsyncTp, kBf16, kBf16Out},
+     kHalf},
     {"tp x fsdp2, sequence parallel, recomputation", kFirst, 4, {kTp, kSp, kFull}},
     {"tp x fsdp2, recomputation, offload", kFirst, 4, {kTp, kFull, kOffload}},
     {"tp, bfloat16", kFirst, 2, {kTp, kBf16, kBf16Out}, kHalf},
@@ -159,6 +169,7 @@ const std::vector<Row> kMatrix{
     {"experts, ep 2, all-gather", kExperts, 2, {kEp, kEp2, kGather}},
     {"experts, ep 2 of 4", kExperts, 4, {kEp, kEp2, kToAll}},
     {"experts, ep 2 of 4, all-gather", kExperts, 4, {kEp, kEp2, kGather}},
+    {"experts, ep 4", kExperts, 4, {kEp, "distributed.ep_size=4", kToAll}},
     {"experts, ep 2 of 8", kExperts, 8, {kEp, kEp2, kToAll, kSmall}},
     {"experts, ep 2, recomputation", kExperts, 2, {kEp, kEp2, kToAll, kFull}},
     {"experts, fsdp2, bfloat16", kExperts, 2, {kBf16, kBf16Out}, kRouted},
@@ -168,12 +179,15 @@ const std::vector<Row> kMatrix{
      2,
      {kEp, kEp2, kGather, kBf16, kBf16Out},
      kRouted},
+    {"adapters", kFirst, 2, {"lora.r=4"}},
     {"windows", kFirst, 2, {kWindows}},
     {"windows, bfloat16", kFirst, 2, {kWindows, kBf16, kBf16Out}, kHalf},
     {"windows, tp", kFirst, 2, {kWindows, kTp}},
     {"cp, ring", kFirst, 2, {kCp, kRing}},
     {"cp, ulysses", kFirst, 2, {kCp, kUlysses}},
     {"cp, all-gather", kFirst, 2, {kCp, kAllKeys}},
+    {"cp, ring of 4", kFirst, 4, {"distributed.cp_size=4", "distributed.context.ring_size=4"}},
+    {"cp, ring, windows", kFirst, 2, {kWindows, kCp, kRing}},
     {"cp, ring x ulysses", kFirst, 4, {"distributed.cp_size=4", kRing, kUlysses}},
     {"cp x tp", kFirst, 4, {kTp, kCp}},
     {"cp, ring, bfloat16", kFirst, 2, {kCp, kRing, kBf16, kBf16Out}, kHalf},

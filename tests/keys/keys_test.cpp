@@ -259,7 +259,7 @@ TEST_CASE(
 }
 
 TEST_CASE("layers are launched as graphs where nothing in them moves; all else is refused") {
-  auto refused = [](const std::string& strategy, Names sets) -> std::string {
+  auto refused = [](const std::string& strategy, Names sets, int ranks = 4) -> std::string {
     config::LoadOptions options;
     options.sets = {"distributed.strategy=" + strategy, "dist_env.cuda_graphs=true"};
     options.sets.insert(options.sets.end(), sets.begin(), sets.end());
@@ -269,7 +269,7 @@ TEST_CASE("layers are launched as graphs where nothing in them moves; all else i
     REQUIRE(job);
     found.throw_if_any();
     try {
-      plan::check_runs(plan::make_plan(*job, {.world_size = 4, .rank = 1}), *job);
+      plan::check_runs(plan::make_plan(*job, {.world_size = ranks}), *job);
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::not_in_release);
       return error.message();
@@ -277,6 +277,14 @@ TEST_CASE("layers are launched as graphs where nothing in them moves; all else i
     return "";
   };
   CHECK(refused("ddp", {}).empty());
+  const std::string level = "distributed.megatron_fsdp.zero_dp_strategy=",
+                    units = "distributed.megatron_fsdp.megatron_fsdp_unit_modules=";
+  for (const char* kept : {"0", "1", "2"}) CHECK(refused("megatron_fsdp", {level + kept}).empty());
+  CHECK(refused("megatron_fsdp", {level + "1", units + R"(["LlamaDecoderLayer"])"}).empty());
+  CHECK(refused("megatron_fsdp", {level + "3"}, 1).empty());
+  CHECK(refused("fsdp2", {}, 1).empty());
+  CHECK(refused("fsdp2", {"distributed.fsdp2.offload_policy=cpu"}, 1)
+            .find("has its parameters in units") != std::string::npos);
   const Folder folder;
   const std::string dropout = (folder.path / "config.json").string();
   std::ofstream(dropout) << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
@@ -289,12 +297,8 @@ TEST_CASE("layers are launched as graphs where nothing in them moves; all else i
   };
   for (const Row& row : {
            Row{"fsdp2", "dist_env.device=auto", "gathers parameters in units"},
-           Row{"megatron_fsdp", "distributed.megatron_fsdp.zero_dp_strategy=3",
-               "gathers parameters in units"},
-           Row{"megatron_fsdp",
-               R"(distributed.megatron_fsdp.megatron_fsdp_unit_modules=["LlamaMLP"])",
-               "a part of a layer",
-               {"distributed.megatron_fsdp.zero_dp_strategy=1"}},
+           Row{"megatron_fsdp", level + "3", "gathers parameters in units"},
+           Row{"megatron_fsdp", units + R"(["LlamaMLP"])", "a part of a layer", {level + "1"}},
            Row{"fsdp2", "distributed.tp_size=2", "tensor parallelism"},
            Row{"fsdp2", "distributed.cp_size=2", "context parallelism"},
            Row{"fsdp2", "distributed.pp_size=2", "pipeline"},
