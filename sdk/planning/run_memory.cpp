@@ -139,16 +139,17 @@ ParametersMove why_parameters_move(const ShardingRequest& request, const Shardin
              alone = !plan.replicated && footprint::layout_of(request, plan)->shard.size == 1;
   if (copies) return {};
   if (!flat || (!plan.sharding.keeps_parameters() && !alone))
-    return {std::string("the strategy ") + (alone ? "has its" : "gathers") +
-                " parameters in units, whose memory may be another one each time",
-            "choose a distributed.strategy that leaves parameters where they are: ddp, or "
-            "megatron_fsdp with zero_dp_strategy 0 to 2"};
+    return {
+        std::string("the strategy ") + (alone ? "has its" : "gathers") +
+            " parameters in units, whose memory may be another one each time",
+        "choose a distributed.strategy that leaves whole parameters on every rank, or a level of "
+        "this one that does"};
   const std::vector<PlannedUnit> layers = plan_units(request.outline);
   for (const PlannedUnit& unit : plan.units)
     for (const PlannedUnit& layer : layers)
       if (!layer.module.empty() && unit.module.starts_with(layer.module + "."))
         return {"the strategy's unit " + unit.name + " is a part of a layer, and comes within it",
-                "let whole layers be the units: without megatron_fsdp_unit_modules they are"};
+                "let whole layers be the units: leave out the option that names others"};
   return {};
 }
 
