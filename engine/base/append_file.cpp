@@ -28,8 +28,19 @@ int flags_of(AppendFile::Old old) {
 }  // namespace
 
 AppendFile::AppendFile(std::filesystem::path path, Old old) : path_(std::move(path)) {
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | flags_of(old), 0644);
+  // A pipe that nobody reads would wait for a reader; one that somebody does may wait for him.
+  const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK;
+  fd_ = ::open(path_.c_str(), flags | flags_of(old) | O_NOFOLLOW, 0644);
+  // A link leads to a device at most: the file that another one names is somebody else's.
+  if (fd_ < 0 && errno == ELOOP) {
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK);
+    if (struct stat status{}; fd_ >= 0 && (::fstat(fd_, &status) != 0 || S_ISREG(status.st_mode))) {
+      ::close(fd_);
+      throw unwritable(path_, ELOOP).help("remove the link: a run writes a file of its own");
+    }
+  }
   if (fd_ < 0) throw unwritable(path_, errno);
+  ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) & ~O_NONBLOCK);
 }
 
 AppendFile::~AppendFile() { ::close(fd_); }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "meshwright/error.h"
+#include "sdk/base/expression.h"
 
 namespace meshwright::base {
 namespace {
@@ -40,7 +41,7 @@ std::regex module_expression(const std::string& name, const std::string& before)
   how = how | std::regex_constants::__polynomial;  // no expression takes exponential time
 #endif
   try {
-    return std::regex(before + "(?:" + name + ")", how);
+    return text::expression(before + "(?:" + name + ")", how);
   } catch (const std::regex_error& error) {
     throw refuse(error.what());
   }
@@ -53,7 +54,7 @@ bool is_broken_expression(const std::string& name) {
     if (at + 2 < name.size() && std::string_view(":=!").find(name[at + 2]) == std::string::npos)
       return false;
   try {
-    const std::regex read("(?:" + name + ")");
+    text::expression("(?:" + name + ")");
   } catch (const std::regex_error& error) {
     using namespace std::regex_constants;
     return error.code() == error_paren || error.code() == error_brack ||

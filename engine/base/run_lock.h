@@ -25,6 +25,7 @@ struct LockOwner {
   int64_t start_time =
       0;  // in ticks since the boot: tells the process from a later one of the same number
   std::string since;  // for people: 2026-11-22T04:30:00Z
+  int64_t file = 0;   // number of its lock file: that of a copy is another; 0: not known
   bool operator==(const LockOwner&) const = default;
 };
 LockOwner this_process();
@@ -33,10 +34,18 @@ LockOwner this_process();
 std::string lock_text(const LockOwner& owner);
 std::optional<LockOwner> parse_lock(const std::string& text);
 
+// Whether the process is there, as this one can see. Unknown: it is of another host or container,
+// or /proc does not tell.
+enum class Life : uint8_t { alive, dead, unknown };
+Life life_of(const LockOwner& owner, const LockOwner& self);
+// Who has the folder, as its lock says; nullopt: nobody, or a process that is dead or has the
+// folder of which this one is a copy.
+std::optional<LockOwner> owner_of(const std::filesystem::path& folder);
+
 // Holds `folder`/lock from construction to destruction. The kernel lets go of it when the process
-// dies, however it dies; processes that inherited descriptor() hold it too. Other hosts, whose
-// kernels may know nothing of it, go by the file's text and by its time of change, which a thread
-// renews.
+// dies, however it dies; programs that were started with descriptor() hold it too, children by
+// fork() do not. Other hosts, whose kernels may know nothing of it, go by the file's text and by
+// its time of change, which a thread renews.
 class RunLock {
  public:
   struct Settings {
@@ -44,6 +53,8 @@ class RunLock {
     std::chrono::milliseconds heartbeat = std::chrono::seconds(5);
     std::chrono::milliseconds silence =
         std::chrono::seconds(60);  // an owner on another host that is silent for so long is dead
+    std::chrono::milliseconds moment =
+        std::chrono::seconds(10);  // what a dead owner leaves may hold its lock for so long
     bool kernel_locks = true;      // false: as on a file system that has none
     std::function<void(const std::string&)> waiting =
         {};  // hears why the constructor takes its time
@@ -68,11 +79,14 @@ class RunLock {
   bool try_to_take();
   bool lock_in_kernel();
   bool is_named() const;
+  bool is_copied(const LockOwner& owner) const;
   bool is_dead(const LockOwner& owner, bool locked);
   bool falls_silent(const LockOwner& owner);
   std::chrono::nanoseconds clock_of_folder() const;
   std::optional<LockOwner> read() const;
   void write();
+  void sweep() const;
+  void make_again();
   void keep_alive();
   Error taken_by(const std::optional<LockOwner>& owner) const;
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/resume.h"
 #include "engine/data/dataset.h"
 #include "engine/launch/devices.h"
 #include "engine/plan/before_start.h"
@@ -12,23 +14,6 @@
 
 namespace meshwright::before {
 namespace {
-
-void check_data(const plan::Job& job, const plan::JobPlan& plan, Diagnostics& found) {
-  const std::string pretrained = job.config.table("model").get_string("pretrained");
-  for (const char* name : {"dataset", "validation_dataset"}) {
-    const Options& table = job.config.table(name);
-    if (!table.is_set("plugin") && (!table.is_set("path") || table.get_string("kind") == "mock"))
-      continue;  // what is missing is said where all keys are checked
-    try {
-      const auto seed = static_cast<uint64_t>(job.config.table("run").get_int("seed"));
-      data::look_at_data(
-          data::dataset_config(job, name, plan.outline ? plan.outline->vocab_size : 0, seed),
-          pretrained);
-    } catch (const Error& error) {
-      found.add(config::placed(error, job.config));
-    }
-  }
-}
 
 // Said by rank 0 once training starts, where a checkpoint that the run continues may have brought a
 // tokenizer of its own.
@@ -91,6 +76,7 @@ plan::JobPlan plan_or_try(const ReloadFor& reload, plan::Job& job,
         std::optional<plan::Job> other = reload(world, sets, problems);
         if (!other || !problems.ok()) return false;
         other->samples = job.samples;
+        other->trained = job.trained;
         plan::PlanRequest one = request;
         one.world_size = world;
         one.rank = std::min(request.rank, world - 1);
@@ -110,7 +96,8 @@ plan::JobPlan plan_or_try(const ReloadFor& reload, plan::Job& job,
 Diagnostics check_before_start(const Reload& reload, const plan::Job& job,
                                const plan::JobPlan& plan, std::optional<int64_t> local_ranks) {
   Diagnostics found;
-  check_data(job, plan, found);
+  for (const Diagnostics& one : {check_files(job, plan, /*data=*/true), check_run_folder(job)})
+    for (const Error& error : one.errors()) found.add(error);
   if (!local_ranks) tell_tokenizer(job, found);
   const std::string device = job.config.table("dist_env").get_string("device");
   // On CUDA devices the tensors lie elsewhere.
@@ -143,9 +130,31 @@ Diagnostics check_before_start(const Reload& reload, const plan::Job& job,
   return found;
 }
 
+namespace {
+
+// What a run that goes on has read of its epochs. What is wrong with its checkpoint is said by the
+// run itself.
+std::optional<plan::Trained> trained_by(const plan::Job& job) {
+  const Options& run = job.config.table("run");
+  const std::filesystem::path own =
+      std::filesystem::path(run.get_string("dir")) / run.get_string("name") / "checkpoints";
+  try {
+    const checkpoint::Start start = checkpoint::choose_start(
+        job.config.table("checkpoint").get_string("resume"), own, checkpoint::restarted());
+    if (start.from.empty()) return std::nullopt;
+    const checkpoint::Meta meta = checkpoint::read_meta(start.from);
+    return plan::Trained{meta.step, meta.samples};
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
 std::string count_samples(plan::Job& job) {
   try {
     data::count_samples(job);
+    if (job.samples) job.trained = trained_by(job);
     return {};
   } catch (const Error& error) {
     return "how many steps step_scheduler.epochs = " +

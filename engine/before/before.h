@@ -21,13 +21,21 @@ using ReloadFor = std::function<std::optional<plan::Job>(
 // Which rank this process is; nullopt: nobody launched it as one.
 using Ranks = std::optional<launch::RankEnvironment>;
 
-// Looks at the data of the job and holds the memory of `local_ranks` ranks against that of this
-// host; nullopt: no rank is about to start here, and where they will is not known, so what one rank
-// of the plan needs is only said. Reads data, starts nothing.
+// Opens what the run would begin with: the headers of all files of model.pretrained, or the
+// checkpoint that it would go on from, and what it is held against there; with `data` those, too,
+// which may take preparing.
+Diagnostics check_files(const plan::Job& job, const plan::JobPlan& plan, bool data);
+// Whether the run's folder can be made, or written to.
+Diagnostics check_run_folder(const plan::Job& job);
+
+// Both of these, and holds the memory of `local_ranks` ranks against
+// that of this host; nullopt: no rank is about to start here, and where they will is not known, so
+// what one rank of the plan needs is only said. Reads data, starts nothing.
 Diagnostics check_before_start(const Reload& reload, const plan::Job& job,
                                const plan::JobPlan& plan, std::optional<int64_t> local_ranks);
 
-// data::count_samples(). Where the data cannot be read here: why, as a notice.
+// data::count_samples(), and of such a run what it has done of them that goes on. Where the data
+// cannot be read here: why, as a notice.
 std::string count_samples(plan::Job& job);
 
 // Of what stands between a job and its training: what the file does not say yet, or what `train`

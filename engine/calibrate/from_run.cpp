@@ -4,13 +4,13 @@
 #include <boost/math/tools/toms748_solve.hpp>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <utility>
 #include <vector>
 
 #include "engine/doctor/rates.h"
 #include "engine/steptime/figures.h"
 #include "meshwright/error.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::calibrate {
 namespace {
@@ -34,11 +34,7 @@ std::optional<double> solve(const std::function<double(double)>& seconds, double
   return std::exp2((a + b) / 2);
 }
 
-std::string times_text(double factor) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.3g times", factor);
-  return text;
-}
+std::string times_text(double factor) { return text::format("%.3g times", factor); }
 
 class RunFit {
  public:

@@ -3,21 +3,19 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <cmath>
-#include <cstdio>
 #include <string_view>
 #include <vector>
 
 #include "engine/doctor/rates.h"
 #include "engine/report/progress.h"
 #include "engine/steptime/figures.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::calibrate {
 namespace {
 
 std::string digits(double value, const char* format = "%.4g") {
-  char text[40];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
+  return text::format(format, value);
 }
 
 std::string sign(double error) { return digits(100 * error, "%+.0f%%"); }

@@ -1,13 +1,13 @@
 #include "engine/calibrate/run_report.h"
 
 #include <boost/json/value.hpp>
-#include <cstdio>
 #include <string_view>
 #include <vector>
 
 #include "engine/calibrate/report.h"
 #include "engine/doctor/rates.h"
 #include "engine/steptime/figures.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::calibrate {
 namespace {
@@ -15,9 +15,7 @@ namespace {
 constexpr std::string_view kFrom = "from a run";
 
 std::string off(double predicted, double measured) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%+.1f%%", 100 * (predicted / measured - 1));
-  return text;
+  return text::format("%+.1f%%", 100 * (predicted / measured - 1));
 }
 
 struct Change {

@@ -1,11 +1,11 @@
 #include "engine/capi/guard.h"
 
 #include <algorithm>
-#include <new>
 
 #include "engine/report/report.h"
 #include "meshwright/abi.h"
 #include "meshwright/meshwright.h"
+#include "sdk/base/used_up.h"
 
 namespace meshwright::capi {
 
@@ -40,13 +40,11 @@ int keep_code(ErrorCode code) noexcept {
 std::vector<Error> errors_being_handled() {
   try {
     throw;
-  } catch (Mistakes& mistakes) {
-    return std::move(mistakes.errors);
-  } catch (const Error& error) {
-    return {error};
-  } catch (const std::bad_alloc&) {
-    return {Error(ErrorCode::out_of_memory, "the memory does not suffice")};
+  } catch (const Mistakes& mistakes) {
+    return detail::by_cause(mistakes.errors);
   } catch (const std::exception& error) {
+    if (const std::optional<Error> limit = detail::used_up(error)) return {*limit};
+    if (const auto* known = dynamic_cast<const Error*>(&error)) return {*known};
     return {Error(ErrorCode::internal, error.what())};
   } catch (...) {
     return {Error(ErrorCode::internal, "something that is no std::exception was thrown")};

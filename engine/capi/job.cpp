@@ -16,28 +16,23 @@ namespace plan = meshwright::plan;
 
 meshwright::before::Reload meshwright_job::reload() const {
   return [this](const std::vector<std::string>& more, Diagnostics& problems) {
-    meshwright::config::LoadOptions options;
-    options.file = path;
-    options.sets = sets;
-    options.sets.insert(options.sets.end(), more.begin(), more.end());
-    return path.empty() ? plan::load_job(meshwright::config::Source::parse(toml, options, problems),
-                                         problems)
-                        : plan::load_job(options, problems);
+    return plan::load_job(reading.source(more, problems), problems);
   };
 }
 
 void meshwright_job::load(std::vector<std::string> with) {
-  std::swap(sets, with);
+  const std::vector<std::string> before = reading.sets();
+  reading.set(std::move(with));
   Diagnostics found;
   std::optional<plan::Job> loaded;
   try {
     loaded = reload()({}, found);
   } catch (...) {
-    std::swap(sets, with);
+    reading.set(before);
     throw;
   }
   if (!found.ok() || !loaded) {
-    std::swap(sets, with);
+    reading.set(before);
     throw meshwright::capi::Mistakes{found.errors()};
   }
   job = std::move(*loaded);
@@ -59,9 +54,11 @@ int open_job(const char* path, const char* toml, const char* const* overrides, s
              meshwright_job** out) {
   return guarded([&] {
     needed(out, "job");
-    auto job = std::make_unique<meshwright_job>();
-    if (path != nullptr) job->path = path;
-    if (toml != nullptr) job->toml = toml;
+    meshwright::config::LoadOptions options;
+    if (path != nullptr) options.file = path;
+    auto job = std::make_unique<meshwright_job>(toml != nullptr
+                                                    ? meshwright::config::Reading(toml, options)
+                                                    : meshwright::config::Reading(options));
     std::lock_guard lock(meshwright::capi::planning());
     job->load(meshwright::capi::texts(overrides, count, "overrides"));
     *out = job.release();
@@ -103,7 +100,7 @@ void meshwright_job_close(meshwright_job* job) { delete job; }
 
 int meshwright_job_set(meshwright_job* job, const char* key, const char* value) {
   return with_job(job, [&](meshwright_job& here) {
-    std::vector<std::string> sets = here.sets;
+    std::vector<std::string> sets = here.reading.sets();
     sets.push_back(std::string(&needed(key, "key")) + "=" + &needed(value, "value"));
     here.load(std::move(sets));
   });

@@ -7,12 +7,13 @@
 #include <vector>
 
 #include "engine/before/before.h"
+#include "engine/config/reading.h"
 #include "engine/plan/plan.h"
 #include "meshwright/meshwright.h"
 
 struct meshwright_job {
-  std::string path, toml;  // no path: the text
-  std::vector<std::string> sets;
+  explicit meshwright_job(meshwright::config::Reading read) : reading(std::move(read)) {}
+  meshwright::config::Reading reading;
   meshwright::plan::Job job;
   std::string answer, notices;  // as given to the caller
 

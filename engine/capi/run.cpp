@@ -2,6 +2,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/base/quiet_writes.h"
 #include "engine/before/before.h"
 #include "engine/capi/guard.h"
 #include "engine/capi/job.h"
@@ -109,7 +110,8 @@ int with_run(meshwright_run* run, const Work& work) {
       explicit Busy(bool& flag) : busy(flag) { busy = true; }
       ~Busy() { busy = false; }
     } at_work(run->busy);
-    const meshwright::capi::QuietPipe quiet;
+    const meshwright::base::QuietWrites quiet;
+    const meshwright::base::HandlerStack stack;
     work(*run->session);
   });
 }
@@ -141,12 +143,11 @@ int meshwright_run_open(const meshwright_job* job, const meshwright_run_options*
     needed(job, "job");
     needed(run, "run");
     const meshwright_run_options given = read_options(options);
-    const meshwright::capi::QuietPipe quiet;
+    const meshwright::base::QuietWrites quiet;
+    const meshwright::base::HandlerStack stack;
     auto out = std::make_unique<meshwright_run>();
     meshwright::train::RunOptions here;
-    here.file = job->path;
-    here.text = job->toml;
-    here.sets = job->sets;
+    here.given = std::make_shared<meshwright::config::Reading>(job->reading);
     here.trace = given.trace != 0;
     here.tell = tell_to(given);
     check_together(*job, here.tell);
@@ -195,7 +196,7 @@ int meshwright_run_finish(meshwright_run* run) {
 
 void meshwright_run_close(meshwright_run* run) {
   if (run == nullptr || run->busy) return;
-  const meshwright::capi::QuietPipe quiet;
+  const meshwright::base::QuietWrites quiet;
   delete run;
 }
 
@@ -218,7 +219,8 @@ int meshwright_generate(const char* folder, const char* const* overrides, size_t
                         meshwright_on_token on_token, void* user) {
   return guarded([&] {
     const meshwright::capi::Turn turn;
-    const meshwright::capi::QuietPipe quiet;
+    const meshwright::base::QuietWrites quiet;
+    const meshwright::base::HandlerStack stack;
     meshwright::generate::GenerateHere here;
     here.request = meshwright::capi::read_request(request);
     here.request.folder = &needed(folder, "folder");

@@ -1,7 +1,5 @@
-// What a call that runs ranks has beside its work.
+// One run at a time.
 #pragma once
-
-#include <signal.h>
 
 #include <atomic>
 
@@ -25,31 +23,6 @@ class Turn {
     static std::atomic<bool> one = false;
     return one;
   }
-};
-
-// A peer that goes away is a failed write, not a signal that ends the caller's process: while one
-// of these lives, for this thread and those that it starts.
-class QuietPipe {
- public:
-  QuietPipe() {
-    sigset_t pending;
-    ::sigpending(&pending);
-    was_pending_ = ::sigismember(&pending, SIGPIPE) == 1;
-    ::sigemptyset(&pipe_);
-    ::sigaddset(&pipe_, SIGPIPE);
-    ::pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
-  }
-  ~QuietPipe() {
-    const timespec now{};
-    if (!was_pending_) ::sigtimedwait(&pipe_, nullptr, &now);
-    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  QuietPipe(const QuietPipe&) = delete;
-  QuietPipe& operator=(const QuietPipe&) = delete;
-
- private:
-  sigset_t pipe_, before_;
-  bool was_pending_ = false;
 };
 
 }  // namespace meshwright::capi

@@ -5,7 +5,6 @@
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <set>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "engine/report/report.h"
 #include "engine/weights/convert.h"
 #include "sdk/base/low_rank.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::checkpoint {
 namespace {
@@ -223,13 +223,10 @@ std::optional<AdapterSet> adapters_of(Source& source) {
 }
 
 std::string merge_text(const MergeCount& merged) {
-  char text[160];
-  std::snprintf(text, sizeof text,
-                "merged the adapters into weights of %s elements, of which %.1f%% are as they were "
-                "before",
-                report::human_count(merged.elements).c_str(),
-                100 * static_cast<double>(merged.unchanged) / static_cast<double>(merged.elements));
-  return text;
+  return text::format(
+      "merged the adapters into weights of %s elements, of which %.1f%% are as they were before",
+      report::human_count(merged.elements).c_str(),
+      100 * static_cast<double>(merged.unchanged) / static_cast<double>(merged.elements));
 }
 
 weights::ExportTensor merged_tensor(const Joint& joint, DType dtype, MergeCount& count) {

@@ -81,6 +81,11 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)), meta_(read
 
 Checkpoint::~Checkpoint() = default;
 
+void Checkpoint::release() {
+  for (std::unique_ptr<Opened>& opened : opened_) opened.reset();
+  base_.reset();
+}
+
 int64_t Checkpoint::bytes() const {
   int64_t sum = 0;
   for (const FileRecord& file : meta_.files) sum += file.bytes;

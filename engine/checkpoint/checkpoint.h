@@ -35,6 +35,9 @@ class Checkpoint {
   const std::filesystem::path& base_folder() const { return base_folder_; }  // empty: that path
   // Opens it, if there is one. Throws what BaseModel() throws; read() opens it when it has to.
   void open_base();
+  // Unmaps every file, the base model's too, which what is read later maps again: a folder that is
+  // removed meanwhile gives its room on the disk back.
+  void release();
   int64_t bytes() const;          // of all files
   int64_t bytes_checked() const;  // that were read and compared with their checksums so far
 

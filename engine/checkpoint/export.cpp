@@ -85,15 +85,15 @@ std::vector<std::pair<weights::ExportFile, int64_t>> extras_of(Source& source,
         add_config(checkpoint->read_file(file.name));
       if (file.name == kAdapterConfig && content.alone)
         out.emplace_back(weights::text_of(file.name, content.adapters->config), file.bytes);
-      if (file.name.rfind(kSource, 0) == 0)
-        out.emplace_back(
-            weights::ExportFile{file.name.substr(kSource.size()),
-                                [checkpoint, name = file.name](const weights::ByteSink& sink) {
-                                  std::string text = checkpoint->read_file(name);
-                                  sink(std::as_bytes(std::span(text.data(), text.size())));
-                                }},
-            file.bytes);
     }
+    for (const FileRecord* file : carried_by(*checkpoint).files)
+      out.emplace_back(
+          weights::ExportFile{file->name.substr(kSource.size()),
+                              [checkpoint, name = file->name](const weights::ByteSink& sink) {
+                                std::string text = checkpoint->read_file(name);
+                                sink(std::as_bytes(std::span(text.data(), text.size())));
+                              }},
+          file->bytes);
     return out;
   }
   std::error_code failed;
@@ -106,6 +106,26 @@ std::vector<std::pair<weights::ExportFile, int64_t>> extras_of(Source& source,
 }
 
 }  // namespace
+
+CarriedFiles carried_by(const Checkpoint& checkpoint) {
+  CarriedFiles out;
+  std::vector<std::string> left;
+  for (const FileRecord& file : checkpoint.meta().files) {
+    if (!file.name.starts_with(kSource)) continue;
+    const std::string_view name = std::string_view(file.name).substr(kSource.size());
+    if (weights::left_behind(name).empty() &&
+        !weights::may_hold_program(checkpoint.folder() / file.name))
+      out.files.push_back(&file);
+    else
+      left.emplace_back(name);
+  }
+  if (!left.empty())
+    out.notice =
+        checkpoint.folder().string() +
+        ": weights, pickles, archives and programs in source/ are not carried along: " + left[0] +
+        (left.size() > 1 ? " and " + std::to_string(left.size() - 1) + " more" : "");
+  return out;
+}
 
 std::string with_dtype(std::string_view config, DType dtype) {
   std::string out(config);

@@ -43,4 +43,12 @@ int64_t export_bytes(Source& source, const ExportChoice& choice);
 // where it names none.
 std::string with_dtype(std::string_view config, DType dtype);
 
+// What is carried along of a checkpoint's source/, and a line about what is not, as of a folder
+// (weights::carried_files()); "": all is. The list is somebody else's.
+struct CarriedFiles {
+  std::vector<const FileRecord*> files;  // of Meta::files
+  std::string notice;
+};
+CarriedFiles carried_by(const Checkpoint& checkpoint);
+
 }  // namespace meshwright::checkpoint

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <fstream>
 
 #include "engine/checkpoint/checkpoint.h"
 #include "sdk/files/durable.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::checkpoint {
 
@@ -18,12 +18,31 @@ namespace {
 
 constexpr std::string_view kPrefix = "step_", kTemporary = ".tmp", kReplaced = ".old";
 
-std::string problem_of(const fs::path& path) {
+void look_into(Found& found) {
   try {
-    Checkpoint opened(path);
-    return "";
+    const Checkpoint opened(found.path);
+    if (const std::optional<Error> wrong = misnamed(found.path, opened.meta())) {
+      found.problem = wrong->message();
+      found.holds = opened.meta().step;
+    }
   } catch (const Error& error) {
-    return error.message();
+    found.problem = error.message();
+  }
+}
+
+bool is_whole(const fs::path& path) {
+  Found found{path, 0, ""};
+  look_into(found);
+  return found.problem.empty();
+}
+
+// What cannot be read must not get a checkpoint's name: older ones are removed for it.
+void check_reads_back(const std::string& text, const fs::path& path) {
+  try {
+    parse_meta(text, path.string());
+  } catch (const Error& error) {
+    throw Error(ErrorCode::internal, "the new checkpoint could not be read: " + error.message())
+        .help("the checkpoints before it are kept; report this with the configuration");
   }
 }
 
@@ -52,9 +71,9 @@ std::optional<fs::path> target_of(const fs::path& link) {
   std::string name;
   if (fs::is_symlink(fs::symlink_status(link, failed))) {
     name = fs::read_symlink(link, failed).string();
-  } else if (fs::is_regular_file(link, failed)) {
-    std::ifstream in(link);
-    std::getline(in, name);
+  } else {
+    name = base::read_file(link, 4096);
+    name.resize(std::min(name.find('\n'), name.size()));
   }
   fs::path found = link.parent_path() / name;
   if (!step_of(name) || !fs::is_directory(found, failed)) return std::nullopt;
@@ -82,6 +101,20 @@ std::optional<int64_t> step_of(const std::string& name) {
   return step;
 }
 
+std::optional<Error> misnamed(const fs::path& folder, const Meta& meta) {
+  const std::optional<int64_t> named = step_of(folder.filename().string());
+  if (!named || *named == meta.step) return std::nullopt;
+  Error error(ErrorCode::bad_checkpoint, folder.string() + ": its name says step " +
+                                             std::to_string(*named) + ", its meta.json step " +
+                                             std::to_string(meta.step));
+  const fs::path own = folder.parent_path() / step_name(meta.step);
+  std::error_code failed;
+  return fs::exists(fs::symlink_status(own, failed))
+             ? error.help("move it out of " + parent_of(folder).string() + ": " + own.string() +
+                          " is there already")
+             : error.help("give it its own name: mv " + folder.string() + " " + own.string());
+}
+
 std::vector<Found> find_all(const fs::path& checkpoints, For use) {
   std::vector<Found> out;
   std::error_code failed;
@@ -99,7 +132,7 @@ std::vector<Found> find_all(const fs::path& checkpoints, For use) {
                     "that can be listed"
                   : "move what stands there out of the way, or choose another run.name or run.dir");
   std::sort(out.begin(), out.end(), [](const Found& a, const Found& b) { return a.step < b.step; });
-  for (Found& found : out) found.problem = problem_of(found.path);
+  for (Found& found : out) look_into(found);
   return out;
 }
 
@@ -111,11 +144,24 @@ std::optional<fs::path> best_of(const fs::path& checkpoints) {
   return target_of(checkpoints / "best");
 }
 
-std::optional<Found> newest(const fs::path& checkpoints, For use) {
-  std::vector<Found> all = find_all(checkpoints, use);
-  if (all.empty()) return std::nullopt;
-  if (all.back().problem.empty()) return all.back();
-  Error error(ErrorCode::bad_checkpoint, all.back().problem);
+std::optional<Found> newest(const fs::path& checkpoints, For use,
+                            const std::function<void(const std::string&)>& tell) {
+  std::vector<Found> all = find_all(checkpoints, use), wrong;
+  std::erase_if(all, [&](const Found& one) {
+    if (one.holds) wrong.push_back(one);
+    return one.holds.has_value();
+  });
+  const auto furthest = std::ranges::max_element(wrong, {}, &Found::holds);
+  const bool hides =
+      furthest != wrong.end() && *furthest->holds > (all.empty() ? -1 : all.back().step);
+  if (all.empty() && !hides) return std::nullopt;
+  if (!hides && all.back().problem.empty()) {
+    for (const Found& one : wrong)
+      if (tell) tell(one.problem + "; it is passed over");
+    return all.back();
+  }
+  Error error = hides ? *misnamed(furthest->path, read_meta(furthest->path))
+                      : Error(ErrorCode::bad_checkpoint, all.back().problem);
   const auto whole =
       std::find_if(all.rbegin(), all.rend(), [](const Found& one) { return one.problem.empty(); });
   if (use == For::reading) {
@@ -129,6 +175,13 @@ std::optional<Found> newest(const fs::path& checkpoints, For use) {
                "\" to continue the newest one that is whole");
   throw error.help(
       "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another name");
+}
+
+std::string next_start(const fs::path& checkpoints) {
+  const std::vector<Found> all = find_all(checkpoints);
+  const auto last =
+      std::find_if(all.rbegin(), all.rend(), [](const Found& one) { return !one.holds; });
+  return last == all.rend() ? "the start" : last->path.filename().string();
 }
 
 fs::path resolve(const fs::path& path) {
@@ -145,7 +198,7 @@ fs::path resolve(const fs::path& path) {
   // `latest` and other links to a folder: what they point to.
   if (fs::exists(path / "meta.json", failed)) return fs::canonical(path, failed);
   for (const fs::path& folder : {path, path / "checkpoints"}) {
-    if (std::optional<fs::path> latest = latest_of(folder); latest && problem_of(*latest).empty())
+    if (std::optional<fs::path> latest = latest_of(folder); latest && is_whole(*latest))
       return *latest;
     if (std::optional<Found> found = newest(folder, For::reading)) return found->path;
   }
@@ -186,8 +239,10 @@ Publication::~Publication() {
 fs::path Publication::publish(const Meta& meta, Retention keep) {
   fs::path final_path = checkpoints_ / step_name(step_),
            replaced = checkpoints_ / ("." + step_name(step_) + std::string(kReplaced));
+  const std::string text = to_json(meta);
+  check_reads_back(text, temporary_ / "meta.json");
   base::NewFile file(temporary_ / "meta.json");
-  file.append(to_json(meta));
+  file.append(text);
   file.finish();
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(temporary_))
     if (entry.is_directory()) base::sync_folder(entry.path());

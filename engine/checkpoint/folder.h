@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/checkpoint/meta.h"
+#include "meshwright/error.h"
 
 namespace meshwright::checkpoint {
 
@@ -17,10 +19,14 @@ std::optional<int64_t> step_of(const std::string& file_name);  // of such a name
 
 struct Found {
   std::filesystem::path path;
-  int64_t step = 0;
+  int64_t step = 0;     // as its name says
   std::string problem;  // why it cannot be used; empty: it is complete, as far as meta.json and the
                         // files' sizes tell
+  std::optional<int64_t> holds = std::nullopt;  // the step of one that is whole, but misnamed
 };
+
+// A folder whose name says another step than its meta.json: nobody may count its steps by the name.
+std::optional<Error> misnamed(const std::filesystem::path& folder, const Meta& meta);
 
 // What an error helps with: a run's settings, or what a command that reads can be given.
 enum class For : uint8_t { resuming, reading };
@@ -33,8 +39,12 @@ std::optional<std::filesystem::path> latest_of(const std::filesystem::path& chec
 std::optional<std::filesystem::path> best_of(const std::filesystem::path& checkpoints);
 // What to continue: the one of the highest step. nullopt when there is none at all. Throws
 // Error(bad_checkpoint) when it is damaged, naming the newest one that is whole: nobody should lose
-// steps without having decided so.
-std::optional<Found> newest(const std::filesystem::path& checkpoints, For use = For::resuming);
+// steps without having decided so. One that is misnamed is passed over, which `tell` hears, unless
+// it holds more steps than the others: then that is thrown.
+std::optional<Found> newest(const std::filesystem::path& checkpoints, For use = For::resuming,
+                            const std::function<void(const std::string&)>& tell = {});
+// From where a run goes on that is started again: "step_00000050", or "the start".
+std::string next_start(const std::filesystem::path& checkpoints);
 // The checkpoint a user means by a path: a checkpoint's folder, or one that holds checkpoints (its
 // `latest`, else the newest), or a run's folder. Throws Error(no_checkpoint | bad_checkpoint).
 std::filesystem::path resolve(const std::filesystem::path& path);

@@ -16,6 +16,7 @@ Listed look_at(Found found) {
   if (!out.found.problem.empty()) return out;
   try {
     Checkpoint opened(out.found.path);
+    if (const std::optional<Error> wrong = misnamed(out.found.path, opened.meta())) throw *wrong;
     out.bytes = opened.bytes();
     out.meta = opened.meta();
   } catch (const Error& error) {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <boost/json/serialize.hpp>
-#include <cstdio>
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/meta_format.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::checkpoint {
 
@@ -16,11 +16,7 @@ std::string quoted(std::string_view text) {
 }
 
 // Read back it is the same number.
-std::string exact(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.17g", value);
-  return text;
-}
+std::string exact(double value) { return text::format("%.17g", value); }
 
 // As texts: a reader of JSON may round numbers.
 std::string exact(const std::vector<double>& values) {
@@ -98,7 +94,10 @@ std::string to_json(const Meta& meta) {
   out += field("layout", "{\"world_size\": " + std::to_string(meta.world_size) +
                              ", \"axes\": " + axes + "], \"mesh\": " + list_text(meta.mesh_shape) +
                              ", \"data_parallel\": " + std::to_string(meta.data_parallel) + "}");
-  out += field("model", "{\"architecture\": " + quoted(meta.architecture) + "}");
+  out += field("model",
+               "{\"architecture\": " + quoted(meta.architecture) +
+                   (meta.pretrained.empty() ? "" : ", \"pretrained\": " + quoted(meta.pretrained)) +
+                   "}");
   if (meta.base)
     out += field("base", "{\"path\": " + quoted(meta.base->path) +
                              ", \"fingerprint\": " + quoted(meta.base->fingerprint) + "}");
@@ -114,10 +113,15 @@ std::string to_json(const Meta& meta) {
   if (meta.best)
     out += field("best", "{\"step\": " + std::to_string(meta.best->step) +
                              ", \"loss\": " + exact(meta.best->loss) + "}");
-  if (const StepHistory& h = meta.history; !h.losses.empty() || h.left_out > 0)
-    out += field("history", "{\"left_out\": " + std::to_string(h.left_out) + ", \"in_a_row\": " +
-                                std::to_string(h.in_a_row) + ", \"losses\": " + exact(h.losses) +
-                                ", \"grad_norms\": " + exact(h.grad_norms) + "}");
+  if (const StepHistory& h = meta.history; !h.losses.empty() || h.left_out > 0 || h.loss_scale > 0)
+    out += field("history",
+                 "{\"left_out\": " + std::to_string(h.left_out) + ", \"in_a_row\": " +
+                     std::to_string(h.in_a_row) + ", \"losses\": " + exact(h.losses) +
+                     ", \"grad_norms\": " + exact(h.grad_norms) +
+                     (h.loss_scale > 0 ? ", \"loss_scale\": " + exact(h.loss_scale) +
+                                             ", \"even_steps\": " + std::to_string(h.even_steps)
+                                       : "") +
+                     "}");
   out += field("files", lines(meta.files, [](const FileRecord& file) {
                  std::string blocks;
                  for (uint64_t block : file.blocks) blocks += to_hex(block);

@@ -10,6 +10,7 @@
 //                                         "<state>/<name>", and its generators as "rng/<device>"
 //   config.json, source/...               the model's, and the other files of the Hugging Face
 //                                         folder it came from
+//   config.resolved.toml                  every setting of the run that saved it
 //   meta.json                             written last
 // Every byte of every file but meta.json is covered by the checksum of its 1 MiB block, and
 // meta.json by its own.
@@ -88,11 +89,14 @@ struct BestLoss {
   double loss = 0;
 };
 
-// What the next steps of a run are judged by (run.skip_step_above_z).
+// What the next steps of a run are judged by (run.skip_step_above_z), and scaled.
 struct StepHistory {
   std::vector<double> losses, grad_norms;  // of the last steps with an update, oldest first
   int64_t left_out = 0;                    // steps without an update, of all
   int64_t in_a_row = 0;                    // of these the last ones
+  // Where the loss scale adapts: as it is (0: it does not), and steps since it last changed.
+  double loss_scale = 0;
+  int64_t even_steps = 0;
 };
 
 struct Meta {
@@ -107,6 +111,8 @@ struct Meta {
   int64_t data_parallel = 1;
   // Model
   std::string architecture;
+  // fingerprint_of() the folder that the run began from; empty: it began from none, or `base` says.
+  std::string pretrained;
   std::optional<BaseRecord> base;  // holds some of the weights; absent: they are all here
   // Optimizer
   std::string optimizer;  // "adamw", "sgd"

@@ -300,6 +300,7 @@ void read_run(Reader& root, Meta& meta) {
   meta.data_parallel = layout.number("data_parallel", 1);
   layout.end();
   meta.architecture = model.text("architecture");
+  if (model.has("pretrained")) meta.pretrained = model.text("pretrained");
   model.end();
   if (root.has("base")) {
     Reader base = root.object("base");
@@ -331,6 +332,10 @@ void read_run(Reader& root, Meta& meta) {
     meta.history.in_a_row = history.number("in_a_row");
     meta.history.losses = history.reals("losses");
     meta.history.grad_norms = history.reals("grad_norms");
+    if (history.has("loss_scale")) {
+      meta.history.loss_scale = history.real("loss_scale");
+      meta.history.even_steps = history.number("even_steps");
+    }
     history.end();
   }
 }

@@ -1,7 +1,9 @@
 #include "engine/checkpoint/resume.h"
 
 #include <cstdlib>
+#include <utility>
 
+#include "engine/checkpoint/checkpoint.h"
 #include "meshwright/error.h"
 
 namespace meshwright::checkpoint {
@@ -15,12 +17,16 @@ bool restarted() {
 }
 
 Start choose_start(const std::string& resume, const fs::path& own, bool again) {
+  std::vector<std::string> told;
+  auto tell = [&](const std::string& text) { told.push_back(text); };
   if (resume == "auto" || again)
-    if (std::optional<Found> found = newest(own)) return {found->path, true};
+    if (std::optional<Found> found = newest(own, For::resuming, tell))
+      return {found->path, true, std::move(told)};
   if (resume == "auto" || resume == "none") return {};
   fs::path from;
   try {
     from = resolve(resume);
+    if (std::optional<Error> wrong = misnamed(from, read_meta(from))) throw *wrong;
   } catch (const Error& error) {
     throw Error(error).key("checkpoint.resume");
   }

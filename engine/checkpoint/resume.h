@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "engine/checkpoint/folder.h"
 
@@ -15,6 +16,7 @@ bool restarted();
 struct Start {
   std::filesystem::path from;  // a checkpoint's folder; empty: afresh
   bool own = false;            // it is one of the run's own: metrics go on where it was made
+  std::vector<std::string> told = {};  // of checkpoints that were passed over
 };
 // `resume`: auto, none, or a path; `own`: the run's folder of checkpoints. After a restart the
 // run's own newest one wins over what was asked for at first. Throws Error(no_checkpoint |

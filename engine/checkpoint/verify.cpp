@@ -1,7 +1,5 @@
 #include "engine/checkpoint/verify.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,7 +10,9 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/source.h"
+#include "sdk/files/foreign_file.h"
 
 namespace meshwright::checkpoint {
 
@@ -28,58 +28,46 @@ Error damaged_file(const fs::path& file, const std::string& what) {
 
 class Reading {
  public:
-  explicit Reading(const fs::path& path)
-      : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) {}
-  ~Reading() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Reading(const Reading&) = delete;
-  Reading& operator=(const Reading&) = delete;
-  bool open() const { return fd_ >= 0; }
-  // Size of a regular file; nothing for others.
-  std::optional<int64_t> size() const {
-    struct stat status{};
-    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
-    return status.st_size;
-  }
+  explicit Reading(const fs::path& path) : file_(path, base::ForeignFile::Links::refused) {}
+  const base::ForeignFile& file() const { return file_; }
   // Bytes read; fewer than asked for at the end of the file, or with `errno` set where the disk
   // fails.
   int64_t fill(std::span<std::byte> out) const {
     int64_t done = 0;
     errno = 0;
     while (done < static_cast<int64_t>(out.size())) {
-      ssize_t n = ::read(fd_, out.data() + done, out.size() - static_cast<size_t>(done));
+      ssize_t n = ::read(file_.fd(), out.data() + done, out.size() - static_cast<size_t>(done));
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) break;
       done += n;
     }
     return done;
   }
-  void go_to(int64_t at) const { ::lseek(fd_, at, SEEK_SET); }
+  void go_to(int64_t at) const { ::lseek(file_.fd(), at, SEEK_SET); }
 
  private:
-  int fd_;
+  base::ForeignFile file_;
 };
 
 void verify_file(const fs::path& path, const FileRecord& record, std::vector<Error>& damage,
                  const std::function<void(int64_t)>& progress) {
   Reading file(path);
-  if (!file.open()) {
-    int reason = errno;
-    damage.push_back(damaged_file(
-        path, reason == ENOENT  ? "the file is missing"
-              : reason == ELOOP ? "is a link, not a file of this folder"
-                                : std::string("cannot be opened: ") + std::strerror(reason)));
+  if (!file.file().is_open()) {
+    const std::string& problem = file.file().problem();
+    damage.push_back(damaged_file(path, file.file().reason() == ENOENT ? "the file is missing"
+                                        : problem == "is a link"
+                                            ? "is a link, not a file of this folder"
+                                        : file.file().reason() == 0 ? "is not a regular file"
+                                                                    : problem));
     return;
   }
-  std::optional<int64_t> size = file.size();
-  if (!size) return damage.push_back(damaged_file(path, "is not a regular file"));
-  if (*size != record.bytes)
+  const int64_t size = file.file().size();
+  if (size != record.bytes)
     damage.push_back(damaged_file(
         path,
-        "has " + std::to_string(*size) + " bytes, meta.json says " + std::to_string(record.bytes) +
-            (*size < record.bytes
-                 ? ": bytes from " + std::to_string(*size) + " on are lost"
+        "has " + std::to_string(size) + " bytes, meta.json says " + std::to_string(record.bytes) +
+            (size < record.bytes
+                 ? ": bytes from " + std::to_string(size) + " on are lost"
                  : ": bytes from " + std::to_string(record.bytes) + " on do not belong to it")));
   std::vector<std::byte> block(static_cast<size_t>(std::min(kBlock, record.bytes)));
   int64_t bad_from = -1, bad_to = -1;
@@ -163,6 +151,7 @@ Verified verify_checkpoint(const fs::path& folder, const std::function<void(int6
     out.not_covered = files_beside(folder, meta);
     // What the headers say has a meaning only once their bytes are right.
     if (out.damage.empty()) out.damage = Checkpoint(folder).check_headers();
+    if (std::optional<Error> wrong = misnamed(folder, meta)) out.damage.push_back(*wrong);
     if (meta.base) {
       out.base = meta.base->path;
       out.base_problem = problem_of_base(folder);

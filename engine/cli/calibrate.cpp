@@ -107,6 +107,9 @@ int start_calibrate(Call& call, const Ranks& ranks) {
 
 int run_calibrate(Call& call) {
   if (!call.has("from")) {
+    if (call.has("trust-plugins"))
+      throw Error(ErrorCode::usage, "--trust-plugins belongs to --from: only a run names plugins")
+          .help("leave --trust-plugins out");
     if (call.has("machine"))
       throw Error(ErrorCode::usage, "--machine belongs to --from: else this machine is measured")
           .help("leave --machine out")
@@ -151,6 +154,8 @@ ranks waited for it.
 --dtype DTYPE=both|float32|bfloat16
                  What products are measured in. Default: both.
 --from RUN       Take a run's folder in place of measuring.
+--trust-plugins  With --from: load the plugins that come with the run's folder. Those that its
+                 configuration names elsewhere, by absolute paths, are loaded in any case, and told.
 --machine NAME   With --from: the machine file to correct, as plan --machine takes it. Default: the run's own.
 --set
 --json

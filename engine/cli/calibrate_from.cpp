@@ -8,6 +8,7 @@
 
 #include "engine/calibrate/run_report.h"
 #include "engine/forecast/forecast.h"
+#include "engine/plan/foreign_plugins.h"
 #include "engine/plan/plan.h"
 #include "engine/runs/run_record.h"
 #include "engine/steptime/write_machine.h"
@@ -61,11 +62,14 @@ calibrate::RunReport measured_of(const runs::RunRecord& run) {
   return out;
 }
 
-plan::Job job_of(const runs::RunRecord& run) {
+plan::Job job_of(Call& call, const runs::RunRecord& run) {
   config::LoadOptions options;
   options.file = run.folder / "config.resolved.toml";
   Diagnostics problems;
-  std::optional<plan::Job> job = plan::load_job(options, problems);
+  const config::Source source = config::Source::load(options, problems);
+  plan::foreign_plugins(source, run.folder, call.has("trust-plugins"),
+                        [&](const std::string& text) { call.notice(text); });
+  std::optional<plan::Job> job = plan::load_job(source, problems);
   problems.throw_if_any();
   if (!job)
     throw Error(ErrorCode::file_unreadable, options.file.string() + " cannot be read")
@@ -105,7 +109,7 @@ int calibrate_from(Call& call, const std::string& out) {
           .help("--from runs/first --machine h100x8");
   const runs::RunRecord run = runs::read_run(call.value("from"));
   calibrate::RunReport report = measured_of(run);
-  plan::Job job = job_of(run);
+  plan::Job job = job_of(call, run);
   report.machine = machine_of(call, job, run, report.run.machine);
   plan::PlanRequest request;
   const json::value* ranks = run.environment ? run.environment->if_contains("world_size") : nullptr;

@@ -1,9 +1,11 @@
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <set>
 
 #include "engine/cli/verb.h"
 #include "engine/report/torchrun.h"
+#include "sdk/base/used_up.h"
 
 namespace meshwright::cli {
 
@@ -37,6 +39,12 @@ std::optional<double> Call::finite(const std::string& flag) const {
   return whole && std::isfinite(number) ? std::optional(number) : std::nullopt;
 }
 
+void Call::notice(const std::string& text) {
+  Diagnostics one;
+  one.notice(text);
+  say(one);
+}
+
 void Call::say(const Diagnostics& diagnostics) {
   if (quiet) return;
   std::set<std::string> said;
@@ -47,7 +55,14 @@ void Call::say(const Diagnostics& diagnostics) {
   err.flush();
 }
 
-int Call::fail(std::span<const Error> errors) {
+int Call::fail(std::span<const Error> given) {
+  std::vector<Error> errors = detail::by_cause(given);
+  // Where relative paths begin: every file of such a path is "not there".
+  std::error_code gone;
+  if (static_cast<void>(std::filesystem::current_path(gone)); gone && !errors.empty())
+    errors.front().help(
+        "the folder that this program was started in has been removed: start it in "
+        "one that is there");
   std::string retries = errors.empty() ? "" : report::last_words_for_torchrun(errors.front());
   if (!errors.empty() && !failure) failure = errors.front();
   if (json) {

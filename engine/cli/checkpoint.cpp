@@ -9,6 +9,7 @@
 #include "engine/checkpoint/verify.h"
 #include "engine/cli/verb.h"
 #include "engine/report/progress.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::cli {
 namespace {
@@ -45,9 +46,7 @@ std::string short_count(int64_t count) {
   auto value = static_cast<double>(count);
   size_t unit = 0;
   for (; value >= 999.95 && unit + 1 < std::size(kUnits); ++unit) value /= 1000;
-  char text[32];
-  std::snprintf(text, sizeof text, unit == 0 ? "%.0f" : "%.1f", value);
-  return text + std::string(kUnits[unit]);
+  return text::format(unit == 0 ? "%.0f" : "%.1f", value) + std::string(kUnits[unit]);
 }
 
 json::object listed_json(const Listed& listed) {

@@ -1,9 +1,6 @@
 // checkpoint now: asks a run that trains to save.
-#include <unistd.h>
-
 #include <boost/json/object.hpp>
 #include <chrono>
-#include <csignal>
 #include <thread>
 
 #include "engine/base/run_lock.h"
@@ -25,15 +22,13 @@ void check_alive(const fs::path& run) {
   if (!fs::is_directory(run, failed))
     throw Error(ErrorCode::file_unreadable, run.string() + " is not the folder of a run")
         .help("the folder of a run is <run.dir>/<run.name>: runs/first, for example");
-  const std::optional<base::LockOwner> owner = base::parse_lock(base::read_file(run / "lock"));
-  const base::LockOwner self = base::this_process();
-  const bool here = owner && owner->boot == self.boot && owner->pid_space == self.pid_space;
-  const bool gone = here && ::kill(static_cast<pid_t>(owner->pid), 0) != 0 && errno == ESRCH;
-  if (owner && !gone) return;
-  throw Error(
-      ErrorCode::usage,
-      "no run trains in " + run.string() + " at the moment, so none would save" +
-          (gone ? ": process " + std::to_string(owner->pid) + ", which had it, is dead" : ""))
+  if (base::owner_of(run)) return;
+  const std::optional<base::LockOwner> dead = base::parse_lock(base::read_file(run / "lock"));
+  throw Error(ErrorCode::usage, "no run trains in " + run.string() +
+                                    " at the moment, so none would save" +
+                                    (dead ? ": process " + std::to_string(dead->pid) +
+                                                ", which had it, is dead, or has another folder"
+                                          : ""))
       .help("meshwright checkpoint ls " + run.string() + " shows what it has saved");
 }
 

@@ -16,6 +16,7 @@
 #include "engine/weights/auxiliary_files.h"
 #include "engine/weights/convert.h"
 #include "engine/weights/export.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/files/read_file.h"
 
 namespace meshwright::cli {
@@ -40,7 +41,7 @@ int64_t size_of(const std::string& flag, const std::string& text) {
   std::transform(unit.begin(), unit.end(), unit.begin(),
                  [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   char* end = nullptr;
-  double value = std::strtod(number.c_str(), &end);
+  double value = text::read_real(number.c_str(), &end);
   for (const auto& [name, times] : kUnits)
     if (unit == name && !number.empty() && *end == '\0' && value * times >= 1 &&
         value * times < 9e18)
@@ -123,6 +124,13 @@ int run_export(Call& call) {
       said.notice(notice);
     call.say(said);
   }
+  if (source.checkpoint() != nullptr)
+    if (const std::string notice = checkpoint::carried_by(*source.checkpoint()).notice;
+        !notice.empty()) {
+      Diagnostics said;
+      said.notice(notice);
+      call.say(said);
+    }
   weights::Exported done;
   checkpoint::MergeCount merged;
   {
@@ -199,11 +207,7 @@ json::object difference_json(const TensorDifference& t) {
   return row;
 }
 
-std::string short_number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", value);
-  return text;
-}
+std::string short_number(double value) { return text::format("%.3g", value); }
 
 void print_difference(Call& call, const checkpoint::Difference& difference,
                       const std::vector<const TensorDifference*>& different) {

@@ -2,6 +2,8 @@
 
 #include <filesystem>
 
+#include "engine/config/reading.h"
+
 namespace meshwright::cli {
 
 config::LoadOptions load_options(const Call& call) {
@@ -11,11 +13,17 @@ config::LoadOptions load_options(const Call& call) {
   return options;
 }
 
+config::Source source_of(const Call& call, const std::vector<std::string>& more,
+                         Diagnostics& problems) {
+  if (call.reading) return call.reading->source(more, problems);
+  config::LoadOptions options = load_options(call);
+  options.sets.insert(options.sets.end(), more.begin(), more.end());
+  return config::Source::load(options, problems);
+}
+
 before::Reload reload_of(const Call& call) {
   return [&call](const std::vector<std::string>& sets, Diagnostics& problems) {
-    config::LoadOptions options = load_options(call);
-    options.sets.insert(options.sets.end(), sets.begin(), sets.end());
-    return plan::load_job(options, problems);
+    return plan::load_job(source_of(call, sets, problems), problems);
   };
 }
 
@@ -26,7 +34,7 @@ int64_t world_size(const Call& call) {
 
 std::optional<plan::Job> load_job(Call& call, int& status) {
   Diagnostics diagnostics;
-  std::optional<plan::Job> job = plan::load_job(load_options(call), diagnostics);
+  std::optional<plan::Job> job = plan::load_job(source_of(call, {}, diagnostics), diagnostics);
   call.say(diagnostics);
   if (diagnostics.ok()) return job;
   status = call.fail(diagnostics.errors());

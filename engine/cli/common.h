@@ -12,6 +12,9 @@ namespace meshwright::cli {
 
 // FILE and --set of the command line.
 config::LoadOptions load_options(const Call& call);
+// The same as it was read, by now or by the verb (Call::reading), with more of --set.
+config::Source source_of(const Call& call, const std::vector<std::string>& more,
+                         Diagnostics& problems);
 // Loads the same with more of --set.
 before::Reload reload_of(const Call& call);
 // --world-size, else the environment.

@@ -23,7 +23,7 @@ int run_completion(Call& call) {
   if (call.json)
     call.print_json({{"shell", shell}, {"script", script}});
   else
-    call.out.write(script);
+    call.out.write_data(script);
   return 0;
 }
 
@@ -51,7 +51,7 @@ boost::json::object described(const Verb& verb) {
 
 void print(Call& call, std::span<const Verb> some, const std::string& page) {
   if (!call.json) {
-    call.out.write(page);
+    call.out.write_data(page);
     return;
   }
   boost::json::array all;

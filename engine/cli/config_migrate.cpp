@@ -50,7 +50,7 @@ int run_migrate(Call& call) {
         .help("name another file, or remove that one");
   loader::Registry registry({});
   config::Migration done =
-      config::migrate(contents(file), file.string(), discovered_schemas(registry).strategies);
+      config::migrate(contents(file), file.string(), discovered_schemas(registry));
   if (!out.empty()) base::write_durably(out, done.toml);
   if (call.json) {
     call.print_json(config::migration_json(done));

@@ -28,8 +28,9 @@ int check(Call& call, const Ranks& ranks, int64_t wanted) {
   int status = 0;
   std::optional<plan::Job> job = load_job(call, status);
   if (!job) return status;
-  before::plan_to_start(reload_of(call), *job, ranks, wanted);
-  return 0;
+  const plan::JobPlan plan = before::plan_to_start(reload_of(call), *job, ranks, wanted);
+  const Diagnostics found = before::check_files(*job, plan, /*data=*/false);
+  return found.ok() ? 0 : call.fail(found.errors());
 }
 
 int start_doctor(Call& call, const Ranks& ranks) {

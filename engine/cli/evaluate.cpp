@@ -11,6 +11,7 @@
 
 #include "engine/cli/common.h"
 #include "engine/cli/ranks.h"
+#include "engine/weights/model_tensors.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::cli {
@@ -36,6 +37,7 @@ evaluate::Request read_evaluate_request(const Call& call, const Screen& screen) 
   request.seq_len = call.number("seq-len", 1);
   request.samples = call.number("samples", 1).value_or(0);
   request.batch = call.number("batch", 1).value_or(request.batch);
+  request.trust_plugins = call.has("trust-plugins");
   request.json = call.json;
   request.csv = call.has("csv");
   if (request.json && request.csv)
@@ -50,7 +52,8 @@ evaluate::Request read_evaluate_request(const Call& call, const Screen& screen) 
 
 // Everything that can be refused before a rank starts.
 int check(Call& call, const evaluate::Request& request, const Ranks& ranks, int64_t wanted) {
-  const evaluate::Subject subject = evaluate::subject_of(request);
+  const evaluate::Subject subject =
+      evaluate::subject_of(request, [&](const std::string& text) { call.notice(text); });
   const before::ReloadFor load = [&](int64_t world, const std::vector<std::string>& sets,
                                      Diagnostics& problems) {
     evaluate::Request with = request;
@@ -62,7 +65,16 @@ int check(Call& call, const evaluate::Request& request, const Ranks& ranks, int6
   if (job) plan::check_trainable(*job, diagnostics);
   call.say(diagnostics);
   if (!diagnostics.ok()) return call.fail(diagnostics.errors());
-  plan::check_runs(before::plan_to_start(load, *job, ranks, wanted), *job);
+  const plan::JobPlan plan = before::plan_to_start(load, *job, ranks, wanted);
+  plan::check_runs(plan, *job);
+  if (!subject.source.is_checkpoint() && plan.outline) {
+    const std::string folder = subject.source.folder().string();
+    const weights::WeightFolder files = weights::open_model_tensors(folder, *plan.outline);
+    weights::check_tied_head(files, folder, *plan.outline);
+    if (const std::string unused = weights::unused_tensors(files, folder, *plan.outline);
+        !unused.empty())
+      call.notice(unused);
+  }
   const data::DatasetConfig data = evaluate::data_of(*job, subject, request);
   try {
     data::look_at_data(data, "");
@@ -89,7 +101,8 @@ int start_evaluate(Call& call, const Ranks& ranks) {
   }
   if (ranks || wanted == 1) return run_rank(call, ranks, "meshwright_evaluate_rank", &request);
   launch::LocalJob local = local_ranks(
-      call, "evaluate", {"all", "data", "kind", "seq-len", "samples", "batch", "csv", "json"},
+      call, "evaluate",
+      {"all", "data", "kind", "seq-len", "samples", "batch", "csv", "trust-plugins", "json"},
       wanted, screen);
   call.out.flush();
   return launch::run_local_ranks(local);
@@ -126,6 +139,9 @@ Weights are computed with in float32 unless --set distributed.mp_policy.param_dt
 --batch N      Samples of a rank at a time. Default: 4.
 --all          Every checkpoint of the run, one line each.
 --csv          One line of comma-separated values for each checkpoint.
+--trust-plugins
+               Load the plugins that come with the run's folder. Those that its configuration names
+               elsewhere, by absolute paths, are loaded in any case, and told.
 --nproc N      Start N local ranks. Default: 1, in this process.
 --set
 --json

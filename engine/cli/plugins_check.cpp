@@ -8,7 +8,9 @@
 #include <iterator>
 
 #include "engine/cli/common.h"
+#include "engine/config/set_option.h"
 #include "engine/data/plugin_data.h"
+#include "engine/launch/engine_library.h"
 #include "engine/loader/descriptor.h"
 #include "engine/loader/guard.h"
 #include "sdk/base/conformance.h"
@@ -102,6 +104,48 @@ std::optional<ModelRequest> model_request(const plan::Job& job, const std::strin
   return out;
 }
 
+// The overrides that are of this table, "distributed.fsdp2", checked.
+std::vector<std::pair<std::string, OptionValue>> settings_of(const std::vector<std::string>& sets,
+                                                             const OptionSchema& own) {
+  std::vector<std::pair<std::string, OptionValue>> out;
+  Options taken(own);
+  for (const std::string& set : sets) {
+    if (!set.starts_with(own.table + ".")) continue;
+    config::Value root;
+    Diagnostics diagnostics;
+    config::apply_set(root, set, diagnostics);
+    diagnostics.throw_if_any();
+    const config::Value* table = &root;
+    for (const std::string& part : text::split(own.table, '.')) table = &table->find(part)->value;
+    const config::Entry& entry = table->entries.front();
+    std::optional<OptionValue> value = config::to_option_value(entry.value);
+    if (!value)
+      throw Error(ErrorCode::wrong_type, "--set " + set + " is no value of an option")
+          .key(own.table + "." + entry.key);
+    taken.set(entry.key, *value);
+    out.emplace_back(entry.key, std::move(*value));
+  }
+  return out;
+}
+
+// An override that nothing here looks at is told, not dropped: what --file names has any, the
+// strategies their own tables. The kit chooses layouts itself.
+void check_sets(const Call& call, const loader::LoadedPlugin& plugin) {
+  const std::vector<std::string> sets = call.values("set");
+  for (const loader::StrategyInfo& info : plugin.strategies) settings_of(sets, info.schema);
+  if (call.has("file")) return;
+  for (const std::string& set : sets) {
+    if (std::ranges::any_of(plugin.strategies, [&](const loader::StrategyInfo& info) {
+          return set.starts_with(info.schema.table + ".");
+        }))
+      continue;
+    Error error(ErrorCode::usage, "--set " + set + " changes nothing that is checked here");
+    for (const loader::StrategyInfo& info : plugin.strategies)
+      error.help("keys of [" + info.schema.table + "] are those of the strategy " + info.name);
+    throw error.help("--file JOB names a job, whose [dataset] and [model] --set changes, too");
+  }
+}
+
 // The component of that name among those of its sort, as the descriptor has it.
 const meshwright_component* component_of(const loader::LoadedPlugin& plugin,
                                          const std::vector<loader::ComponentInfo>& infos,
@@ -129,15 +173,19 @@ int run_child(Call& call) {
   Fields fields;
   try {
     const loader::LoadedPlugin& plugin = plugin_of(registry, call.positional(0));
+    check_sets(call, plugin);
     conf::Subject subject;
     subject.plugin = plugin.descriptor;
     subject.path = plugin.path;
     subject.dataset =
         component_of(plugin, plugin.datasets, MESHWRIGHT_DATASETS, call.value("dataset"));
     subject.model = component_of(plugin, plugin.models, MESHWRIGHT_MODELS, call.value("model"));
+    subject.code = plugin.code;
     for (size_t i = 0; i < plugin.strategies.size(); ++i)
-      if (plugin.strategies[i].name == call.value("strategy"))
+      if (plugin.strategies[i].name == call.value("strategy")) {
         subject.strategy = loader::raw_strategy(*plugin.descriptor, i);
+        subject.settings = settings_of(call.values("set"), plugin.strategies[i].schema);
+      }
     if ((c.scope == conf::Scope::dataset && subject.dataset == nullptr) ||
         (c.scope == conf::Scope::model && subject.model == nullptr) ||
         (c.scope == conf::Scope::strategy && subject.strategy == nullptr))
@@ -286,6 +334,7 @@ int conclude(Call& call, const Library& library, const std::vector<Row>& rows) {
 
 int run_check(Call& call) {
   if (call.has("child")) return run_child(call);
+  launch::check_current_folder();  // some cases load LibTorch
   const std::string given = call.positional(0), only = call.value("case");
   if (!only.empty()) case_of(only);
   auto seconds = static_cast<double>(call.number("timeout", 1).value_or(60));
@@ -294,12 +343,8 @@ int run_check(Call& call) {
     std::vector<std::string> command = {program,  "plugins",          "check", path, "--child",
                                         "--case", std::string(c.name)};
     if (!name.empty()) command.insert(command.end(), {"--" + flag_of(c.scope), name});
-    const bool of_a_job = c.scope == conf::Scope::dataset || c.scope == conf::Scope::model;
-    if (of_a_job && call.has("file")) {
-      command.insert(command.end(), {"--file", call.value("file")});
-      for (const std::string& set : call.values("set"))
-        command.insert(command.end(), {"--set", set});
-    }
+    if (call.has("file")) command.insert(command.end(), {"--file", call.value("file")});
+    for (const std::string& set : call.values("set")) command.insert(command.end(), {"--set", set});
     return Row{name, &c, conf::run_case_in_child(command, seconds)};
   };
 
@@ -346,9 +391,11 @@ runs in a process of its own, so that a crash or a hang is a result. Exit status
 fails, or when the library is refused.
 
 Data sets are opened, and models made, as a job says: --file names one that has them. A model is
-tried with the defaults of its options where none is named.
+tried with the defaults of its options where none is named. A strategy is tried in layouts of the
+kit's own: of what --set says, its own table counts.
 
   meshwright plugins check ./libmeshwright_mine.so
+  meshwright plugins check ./libmeshwright_mine.so --set distributed.mine.overlap=false
   meshwright plugins check fsdp2 --case mesh
   meshwright plugins check ./libmeshwright_lines.so --file job.toml
 

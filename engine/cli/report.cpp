@@ -7,7 +7,6 @@
 #include "engine/runs/report.h"
 #include "sdk/files/clock.h"
 #include "sdk/files/durable.h"
-#include "sdk/files/read_file.h"
 
 namespace meshwright::cli {
 namespace {
@@ -35,7 +34,7 @@ std::vector<runs::RunRecord> read_runs(Call& call) {
 // A result that may go into a file: --output, or else `path`; "-" prints it.
 int put(Call& call, const fs::path& path, const std::string& contents) {
   if (path == "-") {
-    call.out.write(contents);
+    call.out.write_data(contents);
     return 0;
   }
   try {
@@ -54,7 +53,7 @@ int write_csv(Call& call, const std::vector<runs::RunRecord>& all) {
                 "--csv writes the steps of one run, and there are " + std::to_string(all.size()))
         .help("meshwright report " + all[0].name + " --csv");
   const fs::path path = call.has("output") ? call.value("output") : "-";
-  return put(call, path, monitor::csv_of(base::read_file(all[0].folder / "metrics.jsonl")));
+  return put(call, path, monitor::csv_of(runs::metrics_taken(all[0].folder / "metrics.jsonl")));
 }
 
 // Where the page goes: of one run into its folder.

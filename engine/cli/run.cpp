@@ -5,13 +5,14 @@
 #include <boost/program_options/positional_options.hpp>
 #include <boost/program_options/value_semantic.hpp>
 #include <csignal>
-#include <new>
+#include <exception>
 
-#include "engine/base/out_of_memory.h"
 #include "engine/cli/help.h"
+#include "engine/cli/unknown_flag.h"
 #include "engine/cli/verb.h"
 #include "meshwright/abi.h"
 #include "sdk/base/plugin_at_work.h"
+#include "sdk/base/used_up.h"
 
 namespace meshwright::cli {
 namespace {
@@ -54,15 +55,6 @@ Error wrong_usage(const Verb& verb, std::string message) {
       .help("meshwright " + verb.name + " -h explains the flags");
 }
 
-Error unknown_flag(const Verb& verb, const std::string& given) {
-  Words names = {"--help", "--color"};
-  for (const Flag& flag : verb.flags) names.push_back("--" + flag.name);
-  Error error(ErrorCode::usage, "meshwright " + verb.name + " has no flag " + given);
-  if (std::string near = nearest_name(given, names); !near.empty())
-    error.help("did you mean " + near + "?");
-  return error.help("meshwright " + verb.name + " -h lists its flags");
-}
-
 // Fills the call's flags and positionals. Throws Error(usage).
 void parse(const Verb& verb, const Words& arguments, Call& call) {
   po::options_description description;
@@ -94,16 +86,21 @@ void parse(const Verb& verb, const Words& arguments, Call& call) {
       values.insert(values.end(), option.value.begin(), option.value.end());
     }
   } catch (const po::unknown_option& error) {
-    throw unknown_flag(verb, error.get_option_name());
+    throw unknown_flag(verb, error.get_option_name(), arguments);
   } catch (const po::error& error) {
     std::string message = error.what();
     throw wrong_usage(verb, "meshwright " + verb.name + ": " + message);
   }
   if (call.has("help")) return;
+  for (const std::string& word : call.positionals)
+    if (std::optional<Error> error = setting_as_word(verb, word)) throw *error;
   bool any_number = !verb.positionals.empty() && verb.positionals.back().repeats;
-  if (call.positionals.size() > verb.positionals.size() && !any_number)
+  if (call.positionals.size() > verb.positionals.size() && !any_number) {
+    if (std::optional<Error> error = setting_in_two_words(verb, arguments, call.positionals))
+      throw *error;
     throw wrong_usage(verb, "meshwright " + verb.name + " has no use for \"" +
                                 call.positionals[verb.positionals.size()] + "\"");
+  }
   for (size_t i = call.positionals.size(); i < verb.positionals.size(); ++i)
     if (verb.positionals[i].required)
       throw wrong_usage(verb, "meshwright " + verb.name + " wants " + verb.positionals[i].name);
@@ -170,20 +167,39 @@ int guard(Call& call, Body&& body) {
     return call.fail({&error, 1});
   } catch (const report::WriteFailed&) {
     throw;
-  } catch (const std::bad_alloc&) {
-    Error error = base::out_of_memory();
-    return call.fail({&error, 1});
   } catch (const std::exception& exception) {
-    Error error(ErrorCode::internal, exception.what());
+    const Error error =
+        detail::used_up(exception).value_or(Error(ErrorCode::internal, exception.what()));
     return call.fail({&error, 1});
   }
+}
+
+std::terminate_handler g_ends_before = nullptr;
+
+// An exception in a thread that is not ours (gloo's, of connections) ends the process: one of a
+// limit is told as everywhere else.
+[[noreturn]] void end_by_exception() {
+  if (const std::exception_ptr thrown = std::current_exception()) try {
+      std::rethrow_exception(thrown);
+    } catch (const std::exception& exception) {
+      if (const std::optional<Error> limit = detail::used_up(exception)) {
+        const std::string text = report::format_error(report::style_of(stderr), *limit);
+        std::fwrite(text.data(), 1, text.size(), stderr);
+        std::_Exit(exit_status(limit->code()));
+      }
+    } catch (...) {  // the one before knows
+    }
+  g_ends_before();
+  std::abort();
 }
 
 }  // namespace
 
 int run(int argc, const char* const* argv) {
-  // A reader that goes away is a failed write like others, not a signal.
-  std::signal(SIGPIPE, SIG_IGN);
+  // A reader that goes away and a file beyond RLIMIT_FSIZE are failed writes like others, not
+  // signals.
+  for (int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
+  g_ends_before = std::set_terminate(end_by_exception);
   report::Output out(stdout, "standard output"),
       err(stderr, "standard error", report::Output::Loss::ignored);
   Words words(argv + std::min(argc, 1), argv + argc);

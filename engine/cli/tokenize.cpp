@@ -6,7 +6,6 @@
 #include <charconv>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <thread>
 
@@ -14,9 +13,11 @@
 #include "engine/data/token_writer.h"
 #include "engine/report/progress.h"
 #include "engine/tokenizer/corpus.h"
+#include "sdk/files/foreign_file.h"
 #include "sdk/files/mapped_file.h"
 #include "sdk/files/strict_json.h"
 #include "sdk/tokenizer/tokenizer.h"
+#include "sdk/tokenizer/young.h"
 
 namespace meshwright::cli {
 namespace {
@@ -31,8 +32,7 @@ Error wrong(const std::string& message) { return {ErrorCode::usage, message}; }
 json::object settings(const fs::path& file) {
   std::error_code failed;
   if (!fs::is_regular_file(file, failed)) return {};
-  std::ifstream in(file, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  const std::string text = base::read_foreign(file, base::kSmallFile, ErrorCode::file_unreadable);
   try {
     json::value parsed = base::parse_strictly(text, {.depth = 32, .elements = 1 << 20});
     return parsed.is_object() ? parsed.as_object() : json::object();
@@ -98,9 +98,11 @@ std::vector<std::string> inputs(const Call& call, const fs::path& out) {
     } catch (const Error& error) {
       // What it says of a key of a configuration is an argument here.
       if (error.message().find("no file with contents") == std::string::npos) throw;
-      throw Error(error.code(),
-                  "nothing to tokenize: no file with contents matches \"" + pattern + "\"")
-          .help("relative paths start at the current folder, " + fs::current_path(failed).string());
+      Error none(error.code(),
+                 "nothing to tokenize: no file with contents matches \"" + pattern + "\"");
+      if (const fs::path here = fs::current_path(failed); !failed)
+        none.help("relative paths start at the current folder, " + here.string());
+      throw none;
     }
     for (const std::string& file : found) {
       if (fs::equivalent(file, out, failed))
@@ -178,6 +180,8 @@ void tell(Call& call, const Made& made) {
         call.err_style, "pieces of up to " + report::human_bytes(counts.whole) +
                             " were encoded at once, because this tokenizer's pattern is not known "
                             "to allow a cut; that takes memory, not accuracy"));
+  if (counts.young > 0)
+    call.err.write(report::format_notice(call.err_style, tokenizer::tell_young(counts.young)));
   if (call.json) {
     call.print_json(
         json::object{{"out", made.out.string()},
@@ -185,6 +189,7 @@ void tell(Call& call, const Made& made) {
                      {"bytes", counts.bytes},
                      {"files", made.files},
                      {"documents", counts.documents},
+                     {"young_characters", counts.young},
                      {"dtype", made.dtype},
                      {"vocab_size", made.vocabulary},
                      {"document_end",

@@ -10,13 +10,16 @@
 #include "engine/checkpoint/folder.h"
 #include "engine/cli/common.h"
 #include "engine/cli/ranks.h"
+#include "engine/config/reading.h"
 #include "engine/launch/exit_status.h"
 #include "engine/launch/run_folder.h"
+#include "engine/launch/spawn.h"
 #include "engine/loader/guard.h"
 #include "engine/plan/export_folders.h"
 #include "engine/postmortem/verdict.h"
 #include "engine/train/run.h"
 #include "sdk/files/durable.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::cli {
 namespace {
@@ -60,8 +63,7 @@ int64_t restarts_of(const Call& call, const Ranks& ranks) {
 
 train::RunOptions read_options(const Call& call, const Ranks& ranks, const Screen& screen) {
   train::RunOptions options;
-  options.file = call.positional(0);
-  options.sets = call.values("set");
+  options.given = call.reading;
   options.trace = call.has("trace");
   options.command = command_again(ranks);
   read_sample_flags(call, options);
@@ -111,21 +113,40 @@ int run_locally(Call& call, const plan::Job& job, launch::LocalJob local) {
         call.err.write(report::format_notice(call.err_style, text));
         call.err.flush();
       });
-  local.lock_fd = lock->descriptor();
+  // What the ranks train is decided here, and read by none of them again.
+  config::Reading given = *call.reading;
+  std::error_code unknown;
+  if (const fs::path file = config::model_config_file(job.config.table("model"));
+      fs::is_regular_file(file, unknown))
+    given.keep(file.string(), base::read_file(file));
+  const launch::Descriptor configuration = launch::sealed_memory(given.bytes()),
+                           attempts = launch::shared_memory();
+  local.descriptors = {{launch::kRunLock, lock->descriptor()},
+                       {launch::kConfiguration, configuration.get()}};
+  if (local.max_restarts > 0) local.descriptors.emplace_back(launch::kAttempts, attempts.get());
   local.log_folder = folder / "rank_logs";
+  // A run that is there goes on once a rank writes of it.
+  const auto size_of_log = [log = folder / "run.log"] {
+    std::error_code failed;
+    const uintmax_t size = fs::file_size(log, failed);
+    return failed ? 0 : size;
+  };
+  local.begun = [size_of_log, before = size_of_log(), begun = false]() mutable {
+    return begun = begun || before == 0 || size_of_log() != before;
+  };
   local.record = [log = folder / "run.log"](const std::string& lines) {
     base::append_line(log, lines);
   };
   // Called before ranks start again, which then ask newest() themselves and say what is wrong with
   // a damaged one.
   local.continues = [checkpoints = folder / "checkpoints"] {
-    std::vector<checkpoint::Found> found = checkpoint::find_all(checkpoints);
-    return found.empty() ? std::string("from the start")
-                         : "from " + found.back().path.filename().string();
+    return "from " + checkpoint::next_start(checkpoints);
   };
-  local.begins = [folder] { base::remove_tree(folder / postmortem::kFolder); };
-  local.verdict = [folder](const std::vector<int64_t>& stopped) {
-    return postmortem::write_verdict(folder, stopped).told();
+  local.begins = [folder, begun = local.begun]() mutable {
+    if (begun()) base::remove_tree(folder / postmortem::kFolder);
+  };
+  local.verdict = [folder, begun = local.begun](const std::vector<int64_t>& stopped) mutable {
+    return begun() ? postmortem::write_verdict(folder, stopped).told() : std::string();
   };
   std::error_code failed;
   fs::create_directories(local.log_folder, failed);
@@ -141,7 +162,14 @@ int run_locally(Call& call, const plan::Job& job, launch::LocalJob local) {
 int start_train(Call& call, const Ranks& ranks) {
   const int64_t wanted = count_of_ranks(call, ranks), restarts = restarts_of(call, ranks);
   const Screen screen = screen_of(call, started_by_us(ranks));
-  const train::RunOptions options = read_options(call, ranks, screen);
+  const std::optional<std::string> handed =
+      started_by_us(ranks) ? launch::handed_to_rank(launch::kConfiguration) : std::nullopt;
+  call.reading = std::make_shared<config::Reading>(handed ? config::Reading::of(*handed)
+                                                          : config::Reading(load_options(call)));
+  train::RunOptions options = read_options(call, ranks, screen);
+  if (const char* attempts = std::getenv(launch::kAttempts);
+      attempts != nullptr && started_by_us(ranks))
+    options.attempts = std::atoi(attempts);
   auto run_here = [&] { return run_rank(call, ranks, "meshwright_train_rank", &options); };
   if (started_by_us(ranks)) {
     // The parent has checked the job; when it dies, so do its ranks.

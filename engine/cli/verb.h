@@ -18,6 +18,7 @@
 #include <boost/json/value.hpp>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,6 +26,10 @@
 
 #include "engine/report/report.h"
 #include "meshwright/error.h"
+
+namespace meshwright::config {
+class Reading;
+}
 
 namespace meshwright::cli {
 
@@ -53,6 +58,8 @@ struct Call {
   bool json = false;
   bool quiet = false;                 // say() says nothing: another rank does
   std::optional<Error> failure = {};  // the first that fail() printed
+  // FILE and --set, where the verb has read them once and for all (source_of()).
+  std::shared_ptr<const config::Reading> reading = {};
   report::Output& out;
   report::Output& err;
   report::Style out_style, err_style;
@@ -70,6 +77,8 @@ struct Call {
   }
 
   void print_json(const boost::json::value& value) { out.write(report::pretty_json(value)); }
+  // One notice, at once.
+  void notice(const std::string& text);
   // Prints notices and warnings to stderr, each once.
   void say(const Diagnostics& diagnostics);
   // Prints all errors (stderr; as JSON to stdout with --json), with their number when several; the

@@ -64,6 +64,8 @@ class Source {
       const;  // [plugins] load, made absolute from the file's folder
   std::vector<Origin> plugin_file_origins() const;            // where each of them was written
   std::vector<std::filesystem::path> plugin_folders() const;  // [plugins] path
+  // Of both, as written in the file, those that are not absolute.
+  std::vector<std::string> relative_plugins() const;
   // Names of the sub-tables of [distributed] the engine does not own.
   std::vector<std::string> strategy_tables() const;
   // `plugin` of [model], [dataset] or [validation_dataset], as written; "": not set.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <utility>
+#include <variant>
 
 #include "engine/config/toml_value.h"
 
@@ -17,6 +18,27 @@ void add(const Value& table, const std::string& path, std::vector<Setting>& out)
     else
       out.push_back({key, to_toml(entry.value)});
   }
+}
+
+// As numbers where both are: a file may say 0 where another says 0.0.
+bool same_value(const std::string& a, const std::string& b) {
+  if (a == b) return true;
+  const std::optional<Value> left = parse_toml_value(a), right = parse_toml_value(b);
+  auto number = [](const std::optional<Value>& v) {
+    return v && (v->kind == Value::Kind::integer || v->kind == Value::Kind::number);
+  };
+  return number(left) && number(right) && as_number(*left) == as_number(*right);
+}
+
+// Whether a key that one side alone has says something there.
+bool says_something(const Config& config, const std::string& key, const std::string& value) {
+  const size_t dot = key.rfind('.');
+  const auto table = config.tables.find(dot == std::string::npos ? "" : key.substr(0, dot));
+  if (table == config.tables.end()) return false;
+  const meshwright_option* option = table->second.schema().find(key.substr(dot + 1));
+  if (option == nullptr) return true;  // a list, or a key of another version
+  if (std::holds_alternative<std::monostate>(default_of(*option))) return value != "\"none\"";
+  return !same_value(value, option->default_value);
 }
 
 }  // namespace
@@ -48,6 +70,19 @@ std::vector<Difference> differences(const std::vector<std::vector<Setting>>& con
                        [&](const std::string& value) { return value == one.values.front(); });
   });
   return all;
+}
+
+std::vector<Difference> with_effect(std::vector<Difference> found, const Config& config) {
+  std::erase_if(found, [&](const Difference& one) {
+    std::string only;
+    for (const std::string& value : one.values) {
+      if (value.empty()) continue;
+      if (!only.empty()) return false;  // both have it
+      only = value;
+    }
+    return !says_something(config, one.key, only);
+  });
+  return found;
 }
 
 }  // namespace meshwright::config

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/config/config.h"
 #include "meshwright/error.h"
 
 namespace meshwright::config {
@@ -29,5 +30,9 @@ struct Difference {
   std::vector<std::string> values;
 };
 std::vector<Difference> differences(const std::vector<std::vector<Setting>>& configurations);
+// Those of `found` that change something. A key that one side alone has belongs to a table that is
+// not in use on the other: of a table that `config` has it counts where it is not the default, of
+// another strategy's or data set's never.
+std::vector<Difference> with_effect(std::vector<Difference> found, const Config& config);
 
 }  // namespace meshwright::config

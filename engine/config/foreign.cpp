@@ -12,14 +12,32 @@ constexpr const char* kAccumulation =
     "accumulation is derived: global_batch_size = local_batch_size * data-parallel ranks * "
     "accumulation";
 constexpr const char* kEpochs = "a whole number, in place of step_scheduler.max_steps";
+constexpr const char* kStages = "explicit stages are named there, all modules of each";
 constexpr const char* kReported =
     "Every step's loss, norm, speed and memory go to metrics.jsonl in the run's folder; nothing "
     "has to be switched on.";
-constexpr const char* kCompile = "Models run as they are built; there is no compiler step.";
-constexpr const char* kWorkers = "Samples are read from mapped files, without worker processes.";
+constexpr const char* kEnableCompile =
+    "what stands for a compiler: layers as CUDA graphs where the job allows it";
+constexpr const char* kCompile =
+    "There is no compiler to set up; distributed.fsdp2.enable_compile is what stands for one.";
+constexpr const char* kEventFiles = "event files lie in the run's folder, in tensorboard/";
+constexpr const char* kWorkers =
+    "Samples are read from mapped files by threads (dataset.workers) and all have seq_len tokens, "
+    "so "
+    "there is nothing to collate, pin or drop.";
 constexpr const char* kTokenizer =
-    "The tokenizer lies beside config.json; `meshwright tokenize FILES --tokenizer FOLDER --out "
-    "X.bin` makes token data with it.";
+    "rows of chats and texts are read with it; without one the tokenizer beside config.json "
+    "counts, "
+    "and `meshwright tokenize FILES --tokenizer FOLDER --out X.bin` makes token data";
+constexpr const char* kTokenizerBesideModel =
+    "The tokenizer lies beside config.json; dataset.jsonl.tokenizer names another for rows, "
+    "`meshwright tokenize FILES --tokenizer FOLDER --out X.bin` makes token data with it.";
+constexpr const char* kOneOptimizer = "There is one implementation of each optimizer.";
+constexpr const char* kSizesOfModel =
+    "Sizes and settings of a model stand in the config.json that model.config or model.pretrained "
+    "names: change them there.";
+constexpr const char* kOtherModel =
+    "Meshwright trains one model on the next token of text; there is no second model beside it.";
 constexpr const char* kLaunch =
     "The number of ranks is the launcher's: meshwright train FILE --nproc N, torchrun or srun.";
 constexpr const char* kAdapters =
@@ -27,8 +45,9 @@ constexpr const char* kAdapters =
 constexpr const char* kKernels =
     "Attention uses LibTorch's scaled dot product; there are no kernels to choose.";
 constexpr const char* kFloat8 =
-    "Of 8-bit floats there is model.float8_linear = true: Linears of layers, each matrix scaled by "
-    "its largest element.";
+    "true: Linears of layers, each matrix scaled by its largest element; there are no other "
+    "recipes "
+    "and no list of modules";
 constexpr const char* kRemote =
     "Code that comes with a model is never run; the families built in are read from config.json.";
 constexpr const char* kLoss =
@@ -46,9 +65,9 @@ struct Row {
 };
 constexpr Row kRows[] = {
     // torchtitan
-    {"job.dump_folder", "run.dir", "", Carry::as_is},
+    {"job.dump_folder|global.dump_folder", "run.dir", "", Carry::as_is},
     {"job.description", "run.name", "a folder of this name is made in run.dir"},
-    {"job.print_config", "", "meshwright config show FILE prints every value."},
+    {"job.print_config|job.print_args", "", "meshwright config show FILE prints every value."},
     {"job.config_file", "", "The file is named on the command line: meshwright train FILE."},
     {"job.save_config_file", "", "The configuration is always written to the run's folder."},
     {"job.custom_config_module|experimental.custom_import|experimental.custom_args_module", "",
@@ -60,24 +79,48 @@ constexpr Row kRows[] = {
      "the folder's config.json for random weights, or the folder as model.pretrained for its "
      "weights",
      Carry::special},
-    {"model.tokenizer_path", "", kTokenizer},
-    {"model.converters|model.print_after_conversion", "", kFloat8},
+    {"model.tokenizer_path", "", kTokenizerBesideModel},
+    {"model.norm_type|model.attn_mask_type|model.use_flex_attn", "", kSizesOfModel},
+    {"model.converters", "model.float8_linear", kFloat8, Carry::special},
+    {"model.print_after_conversion", "", "meshwright plan FILE tells every parameter and unit."},
+    {"float8.enable_float8_linear|training.enable_float8_linear|training.enable_fp8_linear|"
+     "training.fp8_linear",
+     "model.float8_linear", kFloat8, Carry::special},
+    {"float8|mx|quantize", "model.float8_linear", kFloat8},
+    {"hf_transformers.model", "model.config",
+     "the path of a Hugging Face config.json on this machine"},
     {"optimizer.beta1", "optimizer.betas", "the first of its two numbers", Carry::special},
     {"optimizer.beta2", "optimizer.betas", "the second of its two numbers", Carry::special},
-    {"optimizer.implementation", "", "There is one implementation of each optimizer."},
+    {"optimizer.implementation|optimizer.fused|optimizer.foreach|optimizer.amsgrad|"
+     "optimizer.bias_correction|optimizer.store_param_remainders|optimizer.compress_state_dict",
+     "", kOneOptimizer},
+    {"optimizer.exp_avg_dtype|optimizer.exp_avg_sq_dtype", "optimizer.main_dtype",
+     "the optimizer's state has the dtype of its weights"},
+    {"optimizer.master_weights", "optimizer.main_dtype",
+     "\"float32\" for weights kept beside narrower ones", Carry::special},
+    {"optimizer.master_weight_dtype", "optimizer.main_dtype", "", Carry::special},
+    {"optimizer.master_weight_bits", "optimizer.main_dtype", "\"float32\"", Carry::special},
+    {"optimizer.param_group_overrides", "optimizer.group.pattern",
+     "an [[optimizer.group]] for each, with lr_factor; * is any run of characters there"},
     {"optimizer.early_step_in_backward", "",
      "Gradients are summed over micro-batches before the optimizer's step."},
-    {"lr_scheduler.warmup_steps", "lr_scheduler.lr_warmup_steps", "", Carry::as_is},
+    {"lr_scheduler.warmup_steps|training.warmup_steps", "lr_scheduler.lr_warmup_steps", "",
+     Carry::as_is},
+    {"training.warmup_pct", "lr_scheduler.lr_warmup_steps",
+     "a number of steps: warmup_pct * step_scheduler.max_steps", Carry::special},
     {"lr_scheduler.total_steps", "step_scheduler.max_steps", "the schedule ends with the run"},
     {"lr_scheduler.decay_type", "lr_scheduler.lr_decay_style", "constant, linear, cosine or wsd",
      Carry::special},
     {"lr_scheduler.decay_ratio", "lr_scheduler.lr_decay_style",
-     "\"wsd\" decays over the last 10% of the steps, the others over all of them", Carry::special},
-    {"lr_scheduler.min_lr_factor", "lr_scheduler.min_lr", "min_lr = min_lr_factor * optimizer.lr",
+     "\"constant\" never decays, \"wsd\" over the last 10% of the steps, the others over all after "
+     "the warm-up",
      Carry::special},
+    {"lr_scheduler.min_lr_factor|lr_scheduler.lr_min", "lr_scheduler.min_lr",
+     "min_lr = min_lr_factor * optimizer.lr", Carry::special},
     {"training.dataset", "dataset.path", kPathOfText},
     {"training.dataset_path", "dataset.path", kPathOfText, Carry::special},
-    {"training.local_batch_size", "step_scheduler.local_batch_size", "", Carry::as_is},
+    {"training.local_batch_size|training.batch_size", "step_scheduler.local_batch_size", "",
+     Carry::as_is},
     {"training.global_batch_size", "step_scheduler.global_batch_size", "a number; there is no -1",
      Carry::special},
     {"training.seq_len", "dataset.seq_len", "", Carry::as_is},
@@ -95,38 +138,53 @@ constexpr Row kRows[] = {
     {"debug.deterministic_warn_only", "run.deterministic",
      "true or false; there is no warning only"},
     {"debug.moe_force_load_balance", "distributed.moe.fake_balanced_gate", "", Carry::as_is},
-    {"parallelism.data_parallel_replicate_degree", "distributed.dp_replicate_size", "",
-     Carry::as_is},
-    {"parallelism.data_parallel_shard_degree", "distributed.dp_size",
-     "dp_size = replicate degree * shard degree, or \"auto\"", Carry::special},
-    {"parallelism.fsdp_reshard_after_forward", "distributed.fsdp2.reshard_after_forward",
-     "\"auto\" for default, true for always, false for never", Carry::special},
-    {"parallelism.tensor_parallel_degree", "distributed.tp_size", "", Carry::degree},
-    {"parallelism.disable_loss_parallel", "",
-     "The loss is computed on full logits of each rank's tokens."},
-    {"parallelism.enable_async_tensor_parallel", "distributed.enable_async_tensor_parallel", "",
-     Carry::as_is},
-    {"parallelism.pipeline_parallel_degree", "distributed.pp_size", "", Carry::degree},
-    {"parallelism.pipeline_parallel_schedule", "distributed.pipeline.pp_schedule", "",
-     Carry::as_is},
-    {"parallelism.pipeline_parallel_schedule_csv", "distributed.pipeline.pp_schedule_csv", "",
+    {"parallelism.data_parallel_replicate_degree|training.data_parallel_replicate_degree",
+     "distributed.dp_replicate_size", "", Carry::as_is},
+    {"parallelism.data_parallel_shard_degree|training.data_parallel_shard_degree|"
+     "training.data_parallel_degree",
+     "distributed.dp_size", "dp_size = replicate degree * shard degree, or \"auto\"",
      Carry::special},
+    {"parallelism.fsdp_reshard_after_forward|training.fsdp_reshard_after_forward",
+     "distributed.fsdp2.reshard_after_forward",
+     "\"auto\" for default, true for always, false for never", Carry::special},
+    {"parallelism.tensor_parallel_degree|training.tensor_parallel_degree|"
+     "training.sequence_parallel_degree",
+     "distributed.tp_size", "", Carry::degree},
+    {"parallelism.enable_sequence_parallel", "distributed.sequence_parallel", "", Carry::as_is},
+    {"experimental.torch_spmd", "", kCompile},
+    {"parallelism.disable_loss_parallel|training.enable_loss_parallel", "",
+     "The loss is computed on full logits of each rank's tokens."},
+    {"parallelism.enable_async_tensor_parallel|experimental.enable_async_tensor_parallel",
+     "distributed.enable_async_tensor_parallel", "", Carry::as_is},
+    {"parallelism.pipeline_parallel_degree|training.pipeline_parallel_degree|"
+     "experimental.pipeline_parallel_degree",
+     "distributed.pp_size", "", Carry::degree},
+    {"parallelism.pipeline_parallel_schedule|experimental.pipeline_parallel_schedule",
+     "distributed.pipeline.pp_schedule", "", Carry::as_is},
+    {"parallelism.pipeline_parallel_split_points|experimental.pipeline_parallel_split_points",
+     "distributed.pipeline.module_fqns_per_model_part", kStages},
+    {"experimental.pipeline_parallel_microbatches", "distributed.pipeline.pp_microbatch_size",
+     "samples of each: local_batch_size / microbatches"},
+    {"parallelism.pipeline_parallel_schedule_csv|experimental.pipeline_parallel_schedule_csv",
+     "distributed.pipeline.pp_schedule_csv", "", Carry::special},
     {"parallelism.pipeline_parallel_microbatch_size", "distributed.pipeline.pp_microbatch_size", "",
      Carry::as_is},
     {"parallelism.pipeline_parallel_layers_per_stage", "distributed.pipeline.layers_per_stage", "",
      Carry::as_is},
     {"parallelism.pipeline_parallel_first_stage_less_layers",
-     "distributed.pipeline.module_fqns_per_model_part", "explicit stages are named there"},
+     "distributed.pipeline.first_stage_less_layers", "", Carry::as_is},
     {"parallelism.pipeline_parallel_last_stage_less_layers",
-     "distributed.pipeline.module_fqns_per_model_part", "explicit stages are named there"},
+     "distributed.pipeline.last_stage_less_layers", "", Carry::as_is},
     {"parallelism.module_fqns_per_model_part", "distributed.pipeline.module_fqns_per_model_part",
      "", Carry::as_is},
     {"parallelism.pipeline_parallel_expert_parallel_overlap", "", "There is no such overlap here."},
-    {"parallelism.context_parallel_degree", "distributed.cp_size", "", Carry::degree},
-    {"parallelism.context_parallel_load_balancer", "",
-     "The load balancer of context parallelism cannot be chosen."},
-    {"parallelism.context_parallel_rotate_method", "",
-     "The ring of context parallelism cannot be chosen."},
+    {"parallelism.context_parallel_degree|experimental.context_parallel_degree",
+     "distributed.cp_size", "", Carry::degree},
+    {"parallelism.context_parallel_load_balancer", "distributed.context.load_balancer",
+     "\"headtail\" or \"none\"", Carry::special},
+    {"parallelism.context_parallel_rotate_method|experimental.context_parallel_rotate_method",
+     "distributed.context.method", "\"all_gather\" for allgather, \"ring\" for alltoall",
+     Carry::special},
     {"parallelism.expert_parallel_degree", "distributed.ep_size", "", Carry::degree},
     {"parallelism.expert_tensor_parallel_degree", "",
      "Experts are not cut by tensor parallelism here; their ranks divide the experts."},
@@ -134,8 +192,12 @@ constexpr Row kRows[] = {
      "\"all_to_all\" or \"all_gather\"", Carry::special},
     {"checkpoint.enable|checkpoint.enable_checkpoint", "checkpoint.every_steps",
      "0 saves only at the end of the run", Carry::special},
-    {"checkpoint.folder", "run.dir", "checkpoints lie in <run.dir>/<run.name>/checkpoints"},
-    {"checkpoint.interval", "checkpoint.every_steps", "", Carry::special},
+    {"checkpoint.folder|training.checkpoint_folder", "run.dir",
+     "checkpoints lie in <run.dir>/<run.name>/checkpoints", Carry::special},
+    {"checkpoint.interval_type|training.checkpoint_interval_type", "checkpoint.every_steps",
+     "saves are counted in steps"},
+    {"checkpoint.interval|training.checkpoint_interval", "checkpoint.every_steps", "",
+     Carry::special},
     {"checkpoint.keep_latest_k", "checkpoint.keep", "", Carry::special},
     {"checkpoint.async_mode", "checkpoint.async", "true for async, false for disabled",
      Carry::special},
@@ -147,8 +209,9 @@ constexpr Row kRows[] = {
     {"checkpoint.initial_load_in_hf_quantized", "", "Quantized weights are not read."},
     {"checkpoint.last_save_in_hf", "checkpoint.export", "\"final\" for true, \"none\" for false",
      Carry::special},
-    {"checkpoint.last_save_model_only", "checkpoint.export",
-     "\"final\" writes a Hugging Face folder of the weights alone"},
+    {"checkpoint.last_save_model_only|checkpoint.last_save_model_weights_only|"
+     "checkpoint.model_weights_only",
+     "checkpoint.export", "\"final\" writes a Hugging Face folder of the weights alone"},
     {"checkpoint.export_dtype", "",
      "An export has the dtypes of the model it started from; `meshwright checkpoint export "
      "--dtype` writes another."},
@@ -159,24 +222,35 @@ constexpr Row kRows[] = {
     {"checkpoint.create_seed_checkpoint", "",
      "Every layout starts from the same weights, so no seed checkpoint is needed."},
     {"checkpoint.enable_first_step_checkpoint", "checkpoint.every_steps", "1 saves every step"},
+    {"training.enable_selective_ac", "distributed.activation_checkpointing",
+     "\"selective\" recomputes the mlp and both norms of every layer"},
     {"activation_checkpoint.mode", "distributed.activation_checkpointing",
      "none, full or selective", Carry::special},
     {"activation_checkpoint.selective_ac_option", "distributed.activation_checkpointing",
      "\"selective\" recomputes the mlp and both norms of every layer"},
-    {"compile.enable|compile.components|compile.backend", "", kCompile},
+    {"compile.enable|compile.enabled|training.compile", "distributed.fsdp2.enable_compile",
+     kEnableCompile},
+    {"compile.components|compile.backend|compile.mode|compile.fullgraph|compile.dynamic|"
+     "compile.options|compile.dynamo_cache_size_limit",
+     "", kCompile},
     {"comm.init_timeout_seconds", "dist_env.timeout_minutes",
-     "in minutes; there is one limit for all"},
-    {"comm.train_timeout_seconds", "dist_env.timeout_minutes", "in minutes", Carry::seconds},
+     "in minutes; there is one limit for all", Carry::special},
+    {"comm.train_timeout_seconds", "dist_env.timeout_minutes",
+     "in minutes; there is one limit for all", Carry::special},
     {"comm.trace_buf_size", "", kProfile},
-    {"metrics.log_freq|metrics.enable_tensorboard|metrics.enable_wandb|metrics.save_tb_folder", "",
-     kReported},
-    {"metrics.disable_color_printing", "", "Colours are switched by --color and NO_COLOR."},
-    {"profiling.enable_profiling|profiling.profile_freq|profiling.save_traces_folder", "",
-     kProfile},
-    {"validation.enable", "validation_dataset.path", "a validation runs when data is named",
-     Carry::special},
-    {"validation.dataset|validation.dataset_path", "validation_dataset.path", kPathOfText,
-     Carry::special},
+    {"metrics.enable_tensorboard", "report.tensorboard", "", Carry::as_is},
+    {"metrics.save_tb_folder", "report.tensorboard", kEventFiles},
+    {"tensorboard.enable|tensorboard.enabled", "report.tensorboard", "", Carry::as_is},
+    {"tensorboard", "report.tensorboard", kEventFiles},
+    {"metrics.log_freq|metrics.enable_wandb|metrics.rank_0_only", "", kReported},
+    {"metrics.disable_color_printing|metrics.enable_color_printing", "",
+     "Colours are switched by --color and NO_COLOR."},
+    {"profiling.enable_profiling|profiling.run_profiler", "", kProfile},
+    {"profiling", "", kProfile},
+    {"validation.enable|validation.enabled", "validation_dataset.path",
+     "a validation runs when data is named", Carry::special},
+    {"validation.dataset", "validation_dataset.path", kPathOfText, Carry::special},
+    {"validation.dataset_path", "validation_dataset.path", kPathOfText, Carry::special},
     {"validation.freq", "validation_dataset.every_steps", "", Carry::special},
     {"validation.steps", "validation_dataset.num_batches", "", Carry::special},
     {"validation.seq_len", "validation_dataset.seq_len", "", Carry::special},
@@ -187,13 +261,31 @@ constexpr Row kRows[] = {
      "meshwright plan FILE --world-size N tells the memory of every rank."},
     // Automodel
     {"recipe", "", "meshwright train FILE trains; there is one recipe."},
-    {"seed|rng.seed", "run.seed", "", Carry::as_is},
+    {"seed", "run.seed", "", Carry::as_is},
+    {"rng.seed", "run.seed", "", Carry::special},
     {"rng.ranked", "", "Every rank draws its own dropout, from one seed."},
     {"step_scheduler.ckpt_every_steps", "checkpoint.every_steps", "", Carry::special},
     {"step_scheduler.val_every_steps", "validation_dataset.every_steps", "", Carry::special},
-    {"step_scheduler.num_epochs", "step_scheduler.epochs", kEpochs},
+    {"step_scheduler.num_epochs", "step_scheduler.epochs", kEpochs, Carry::special},
     {"step_scheduler.gc_every_steps", "", "There is no garbage collector."},
-    {"step_scheduler.log_remote_every_steps", "", kReported},
+    {"step_scheduler.log_remote_every_steps|step_scheduler.loss_average_window_steps", "",
+     kReported},
+    {"step_scheduler.start_step|step_scheduler.start_epoch", "checkpoint.resume",
+     "a run goes on from the step of its checkpoint"},
+    {"lr_scheduler.lr_decay_steps", "step_scheduler.max_steps", "the schedule ends with the run",
+     Carry::special},
+    {"lr_scheduler.init_lr", "lr_scheduler.lr_warmup_steps",
+     "the warm-up begins at lr / lr_warmup_steps", Carry::special},
+    {"lr_scheduler.max_lr", "optimizer.lr", "", Carry::special},
+    {"lr_scheduler.wsd_decay_steps", "lr_scheduler.lr_decay_style",
+     "\"wsd\" decays linearly over the last 10% of the steps", Carry::special},
+    {"lr_scheduler.lr_wsd_decay_style", "lr_scheduler.lr_decay_style",
+     "\"wsd\" decays linearly over the last 10% of the steps", Carry::special},
+    {"lr_scheduler.start_wd|lr_scheduler.end_wd|lr_scheduler.wd_incr_steps|"
+     "lr_scheduler.wd_incr_style",
+     "optimizer.weight_decay", "one number for the whole run"},
+    {"lr_scheduler.use_checkpoint_opt_param_scheduler|lr_scheduler.override_opt_param_scheduler",
+     "checkpoint.resume", "the schedule is always that of the file, at the checkpoint's step"},
     {"step_scheduler.save_checkpoint_every_epoch", "checkpoint.every_steps",
      "saves are counted in steps"},
     {"step_scheduler.grad_acc_steps", "step_scheduler.global_batch_size", kAccumulation},
@@ -202,9 +294,14 @@ constexpr Row kRows[] = {
      "the path of a config.json on this machine", Carry::special},
     {"model.trust_remote_code|model.config.trust_remote_code", "", kRemote},
     {"model.attn_implementation|model.use_liger_kernel|model.use_sdpa_patching", "", kKernels},
+    {"model.config|model.text_config|model.vocab_size|model.n_positions|model.n_embd|model.n_layer|"
+     "model.n_head|model.output_hidden_states|model.num_labels",
+     "", kSizesOfModel},
+    {"model.backend", "", kKernels},
     {"model.backend.fake_balanced_gate", "distributed.moe.fake_balanced_gate", "", Carry::as_is},
     {"model.dtype", "model.torch_dtype", "", Carry::as_is},
-    {"clip_grad_norm.max_norm", "optimizer.max_grad_norm", "", Carry::as_is},
+    {"clip_grad_norm.max_norm|recipe_args.max_grad_norm|max_grad_norm", "optimizer.max_grad_norm",
+     "", Carry::as_is},
     {"checkpoint.enabled", "checkpoint.every_steps", "0 saves only at the end of the run",
      Carry::special},
     {"checkpoint.checkpoint_dir", "run.dir", "checkpoints lie in <run.dir>/<run.name>/checkpoints",
@@ -215,34 +312,121 @@ constexpr Row kRows[] = {
     {"checkpoint.restore_from", "checkpoint.resume",
      "a checkpoint of this program; model.pretrained takes a Hugging Face folder"},
     {"checkpoint.is_async", "checkpoint.async", "", Carry::as_is},
+    {"checkpoint.max_recent_checkpoints|checkpoint.keep_last_n", "checkpoint.keep",
+     "\"none\" there keeps all", Carry::special},
+    {"checkpoint.best_metric_key", "checkpoint.best",
+     "true keeps the checkpoint of the lowest validation loss"},
+    {"checkpoint", "",
+     "Checkpoints are safetensors with global shapes, written and read in one way."},
     {"dataset.paths", "dataset.path", kPathOfText, Carry::special},
-    {"dataset.path_or_dataset|dataset.path_or_dataset_id", "dataset.path", kPathOfText},
+    {"dataset.path_or_dataset_id", "dataset.path", kPathOfText, Carry::special},
+    {"dataset.path_or_dataset|dataset.dataset_name", "dataset.path", kPathOfText},
     {"dataset.file_pattern", "dataset.path", kPathOfText, Carry::special},
-    {"dataset.num_samples|dataset.limit_dataset_samples", "",
+    {"dataset.split|dataset.name|dataset.splits_to_build", "dataset.path",
+     "name the files of that part"},
+    {"dataset.num_workers", "dataset.workers", "", Carry::as_is},
+    {"dataset.chat_template", "dataset.jsonl.chat_template",
+     "a file, a template's name or \"chatml\"", Carry::special},
+    {"dataset.mask_history", "dataset.jsonl.train_on", "\"last\" for true", Carry::special},
+    {"dataset.answer_only_loss_mask", "dataset.jsonl.train_on",
+     "\"assistant\" for true, \"all\" for false", Carry::special},
+    {"dataset.truncation|dataset.truncate", "dataset.jsonl.truncate", "right, left or drop"},
+    {"dataset.padding|dataset.pad_to_max_length|dataset.unshifted", "", kWorkers},
+    {"dataset.column_mapping", "dataset.jsonl.format",
+     "rows have prompt and completion, messages, or text: rename other columns", Carry::special},
+    {"dataset.dataset_info|dataset.grouped_datasets", "dataset.path",
+     "one file, folder or pattern; there is no mixture of several"},
+    {"dataset.vocab_size|dataset.batch_size|dataset.prompt|dataset.completion", "",
+     "Mock data is of the model's vocabulary and of the run's batches."},
+    {"dataset.num_samples|dataset.limit_dataset_samples|dataset.num_samples_limit", "",
      "Data is read whole; max_steps * global_batch_size samples of it train."},
     {"dataset.index_mapping_dir", "",
      "Megatron's index is used as it is; nothing is written beside it."},
-    {"dataset.tokenizer|dataset.tokenizer.pretrained_model_name_or_path", "", kTokenizer},
-    {"dataset.seq_length", "dataset.seq_len", "", Carry::as_is},
+    {"dataset.tokenizer", "dataset.jsonl.tokenizer", kTokenizer},
+    {"dataset.tokenizer.pretrained_model_name_or_path", "dataset.jsonl.tokenizer", kTokenizer,
+     Carry::special},
+    {"tokenizer", "dataset.jsonl.tokenizer", kTokenizer},
+    {"dataset.seq_length|dataset.max_length|dataset.max_seq_len", "dataset.seq_len", "",
+     Carry::as_is},
     {"dataset.seed|dataset.shuffle_seed", "run.seed",
      "one seed orders the samples and starts the weights"},
     {"validation_dataset.paths", "validation_dataset.path", kPathOfText, Carry::special},
-    {"validation_dataset.path_or_dataset", "validation_dataset.path", kPathOfText},
-    {"validation_dataset.file_pattern", "validation_dataset.path", kPathOfText, Carry::special},
-    {"validation_dataset.seq_length", "validation_dataset.seq_len", "", Carry::special},
-    {"packed_sequence.packed_sequence_size", "dataset.seq_len",
-     "token data is one stream, cut into samples of that length; it is always packed",
+    {"validation_dataset.path_or_dataset_id", "validation_dataset.path", kPathOfText,
      Carry::special},
-    {"dataloader.shuffle", "dataset.shuffle", "", Carry::as_is},
-    {"dataloader.num_workers|dataloader.collate_fn", "", kWorkers},
+    {"validation_dataset.path_or_dataset|validation_dataset.dataset_name",
+     "validation_dataset.path", kPathOfText},
+    {"validation_dataset.split|validation_dataset.name|validation_dataset.splits_to_build",
+     "validation_dataset.path", "name the files of that part"},
+    {"validation_dataset.chat_template", "validation_dataset.jsonl.chat_template",
+     "a file, a template's name or \"chatml\"", Carry::special},
+    {"validation_dataset.mask_history", "validation_dataset.jsonl.train_on", "\"last\" for true",
+     Carry::special},
+    {"validation_dataset.answer_only_loss_mask", "validation_dataset.jsonl.train_on",
+     "\"assistant\" for true, \"all\" for false", Carry::special},
+    {"validation_dataset.truncation", "validation_dataset.jsonl.truncate", "right, left or drop"},
+    {"validation_dataset.tokenizer", "validation_dataset.jsonl.tokenizer", kTokenizer},
+    {"validation_dataset.tokenizer.pretrained_model_name_or_path",
+     "validation_dataset.jsonl.tokenizer", kTokenizer, Carry::special},
+    {"validation_dataset.column_mapping", "validation_dataset.jsonl.format",
+     "rows have prompt and completion, messages, or text: rename other columns", Carry::special},
+    {"validation_dataset.padding|validation_dataset.pad_to_max_length|"
+     "validation_dataset.unshifted",
+     "", kWorkers},
+    {"validation_dataset.num_samples|validation_dataset.limit_dataset_samples|"
+     "validation_dataset.num_samples_limit|validation_dataset.num_val_samples",
+     "validation_dataset.num_batches", "global batches a validation"},
+    {"validation_dataset.shuffle_seed|validation_dataset.seed", "run.seed",
+     "one seed orders the samples and starts the weights"},
+    {"validation_dataset.index_mapping_dir", "",
+     "Megatron's index is used as it is; nothing is written beside it."},
+    {"validation_dataset.file_pattern", "validation_dataset.path", kPathOfText, Carry::special},
+    {"validation_dataset.seq_length|validation_dataset.max_length", "validation_dataset.seq_len",
+     "", Carry::special},
+    {"packed_sequence.packed_sequence_size", "dataset.seq_len",
+     "token data is one stream, cut into samples of that length; rows are packed as "
+     "dataset.jsonl.packing says",
+     Carry::special},
+    {"packed_sequence", "dataset.jsonl.packing",
+     "best fit, in order, or one row a sample; token data is always one stream"},
+    {"dataloader.shuffle|data.dataloader.shuffle", "dataset.shuffle", "", Carry::as_is},
+    {"dataloader.num_workers|data.dataloader.num_workers", "dataset.workers", "", Carry::as_is},
+    {"dataloader.collate_fn|dataloader.pin_memory|dataloader.persistent_workers|"
+     "dataloader.prefetch_factor|dataloader.drop_last|dataloader.dataloader_type|"
+     "dataloader.group_by_length|data.dataloader.drop_last|data.dataloader.pin_memory|"
+     "data.dataloader.prefetch_factor|data.dataloader.persistent_workers",
+     "", kWorkers},
     {"dataloader.batch_size", "step_scheduler.local_batch_size", ""},
-    {"validation_dataloader.collate_fn", "", kWorkers},
+    {"validation_dataloader.num_workers", "validation_dataset.workers", "", Carry::special},
+    {"validation_dataloader.shuffle", "validation_dataset.shuffle", "", Carry::special},
+    {"validation_dataloader.collate_fn|validation_dataloader.pin_memory|"
+     "validation_dataloader.persistent_workers|validation_dataloader.prefetch_factor|"
+     "validation_dataloader.drop_last|validation_dataloader.dataloader_type",
+     "", kWorkers},
     {"validation_dataloader.batch_size", "step_scheduler.local_batch_size",
      "validation uses the same"},
     {"loss_fn", "", kLoss},
     {"peft", "lora.r", kAdapters},
-    {"compile", "", kCompile},
-    {"quantize|fp8", "", kFloat8},
+    {"peft.dim", "lora.r", "", Carry::as_is},
+    {"peft.alpha", "lora.alpha", "", Carry::as_is},
+    {"peft.dropout", "lora.dropout", "", Carry::special},
+    {"peft.target_modules", "lora.target_modules",
+     "last parts of names (\"q_proj\"), \"all-linear\", or a pattern of full names",
+     Carry::special},
+    {"peft.match_all_linear", "lora.target_modules", "\"all-linear\" for true", Carry::special},
+    {"peft.exclude_modules", "lora.exclude_modules",
+     "last parts of names (\"q_proj\"), or a pattern of full names", Carry::special},
+    {"peft.use_dora", "lora.dora", "", Carry::as_is},
+    {"peft.use_rslora|use_rslora", "lora.rslora", "", Carry::as_is},
+    {"peft.lora_A_init", "lora.init", "kaiming or gaussian", Carry::special},
+    {"peft.lora_dtype", "model.torch_dtype", "the dtype of what trains"},
+    {"peft.dropout_position|peft.use_memory_efficient_lora|peft.use_triton|peft.moe_rank_scaling",
+     "", "Adapters are computed in one way: what they read is dropped, then two products."},
+    {"quantization|qat", "lora.base_dtype", "a base of 4 or 8 bits is not in this version"},
+    {"compile|torch_compile", "distributed.fsdp2.enable_compile", kEnableCompile},
+    {"fp8", "model.float8_linear", kFloat8},
+    {"fp8.enabled", "model.float8_linear", kFloat8, Carry::special},
+    {"teacher_model|teacher_distributed|kd_ratio|kd_loss_fn|offload_teacher_model", "",
+     kOtherModel},
     {"wandb|mlflow|comet", "", kReported},
     {"ci", "", "Settings of another project's tests."},
     {"benchmark", "", "meshwright train prints and records the speed of every step."},
@@ -264,6 +448,8 @@ constexpr Row kRows[] = {
     {"max_seq_length|max_seq_len|max_length|model_max_length|block_size|sequence_length|seq_length|"
      "context_length",
      "dataset.seq_len", "", Carry::as_is},
+    {"packing", "dataset.packing",
+     "true for token data; rows are packed as dataset.jsonl.packing says"},
     {"num_train_epochs|num_epochs|epochs|max_epochs", "step_scheduler.epochs", kEpochs},
     {"max_train_steps|num_training_steps|train_iters|max_iters", "step_scheduler.max_steps", "",
      Carry::as_is},
@@ -276,7 +462,8 @@ constexpr Row kRows[] = {
     {"bf16", "distributed.mp_policy.param_dtype",
      "\"bfloat16\", which is its default; model.torch_dtype is how the weights are stored"},
     {"fp16", "distributed.mp_policy.param_dtype",
-     "\"float16\"; there is no loss scaling, so prefer \"bfloat16\""},
+     "\"float16\"; optimizer.loss_scale scales losses, optimizer.dynamic_loss_scale = true goes "
+     "on past gradients that overflow"},
     {"fp32", "distributed.mp_policy.param_dtype",
      "\"float32\"; model.torch_dtype is how the weights are stored"},
     {"tf32|allow_tf32", "run.float32_matmul_precision", "\"high\" for true, \"highest\" for false",
@@ -312,26 +499,30 @@ constexpr Row kRows[] = {
      "optimizer.max_grad_norm", ""},
     {"model_name_or_path|pretrained_model_name_or_path|model_path|model_id", "model.pretrained",
      kLocal},
-    {"train_file|data_path|dataset_name|dataset_path", "dataset.path", kPathOfText},
-    {"validation_file", "validation_dataset.path", kPathOfText},
+    {"train_file|train_data_path|data_path|dataset_name|dataset_path", "dataset.path", kPathOfText},
+    {"validation_file|val_data_path", "validation_dataset.path", kPathOfText},
     {"fsdp|fsdp_config", "distributed.strategy",
      "\"fsdp2\"; its options stand in [distributed.fsdp2]"},
+    {"cpu_offload|fsdp.cpu_offload", "distributed.fsdp2.offload_policy",
+     "\"cpu\" for true, \"none\" for false"},
+    {"autocast.dtype|autocast.enabled", "distributed.autocast_dtype", "a dtype, or \"none\""},
     {"deepspeed|zero_stage", "distributed.strategy",
      "\"megatron_fsdp\" has the levels of ZeRO as zero_dp_strategy, \"fsdp2\" is level 3"},
-    {"tensor_parallel_size|tensor_model_parallel_size|tp_degree", "distributed.tp_size", "",
+    {"tensor_parallel_size|tensor_model_parallel_size|tp_degree|tp", "distributed.tp_size", "",
      Carry::degree},
-    {"pipeline_parallel_size|pipeline_model_parallel_size|pp_degree", "distributed.pp_size", "",
+    {"pipeline_parallel_size|pipeline_model_parallel_size|pp_degree|pp", "distributed.pp_size", "",
      Carry::degree},
-    {"context_parallel_size|cp_degree", "distributed.cp_size", "", Carry::degree},
-    {"expert_parallel_size|expert_model_parallel_size", "distributed.ep_size", "", Carry::degree},
-    {"data_parallel_size", "distributed.dp_size", "", Carry::degree},
+    {"context_parallel_size|cp_degree|cp", "distributed.cp_size", "", Carry::degree},
+    {"expert_parallel_size|expert_model_parallel_size|ep", "distributed.ep_size", "",
+     Carry::degree},
+    {"data_parallel_size|dp", "distributed.dp_size", "", Carry::degree},
     {"world_size|num_gpus|num_processes|nproc_per_node", "", kLaunch},
     {"use_cpu", "dist_env.device", "\"cpu\""},
     {"ddp_timeout", "dist_env.timeout_minutes", "in minutes", Carry::seconds},
-    {"torch_compile", "", kCompile},
     {"attn_implementation|flash_attention", "", kKernels},
-    {"dataloader_num_workers|num_workers|pin_memory", "", kWorkers},
-    {"tokenizer_path|tokenizer_name", "", kTokenizer},
+    {"dataloader_num_workers|num_workers", "dataset.workers", "", Carry::as_is},
+    {"pin_memory|dataloader_drop_last", "", kWorkers},
+    {"tokenizer_path|tokenizer_name", "dataset.jsonl.tokenizer", kTokenizer},
     {"trust_remote_code", "", kRemote},
     {"use_lora|lora_r|lora_rank|lora_dim", "lora.r", kAdapters},
     {"lora.rank", "lora.r", kAdapters, Carry::as_is},
@@ -344,23 +535,26 @@ constexpr Row kRows[] = {
 std::span<const ForeignName> foreign_names() {
   static const std::vector<ForeignName> all = [] {
     std::vector<ForeignName> names;
-    for (const Row& row : kRows)
-      for (const std::string& name : text::split(row.names, '|'))
-        names.push_back({name, row.key, row.note, row.carry});
+    for (const Row& row : kRows) {
+      const std::vector<std::string> all_of_row = text::split(row.names, '|');
+      for (const std::string& name : all_of_row)
+        names.push_back({name, row.key, row.note, row.carry, all_of_row[0]});
+    }
     return names;
   }();
   return all;
 }
 
+const ForeignName* find_foreign_whole(std::string_view written) {
+  for (const ForeignName& known : foreign_names())
+    if (known.name == written) return &known;
+  return nullptr;
+}
+
 const ForeignName* find_foreign(std::string_view written) {
-  auto find = [](std::string_view name) -> const ForeignName* {
-    for (const ForeignName& known : foreign_names())
-      if (known.name == name) return &known;
-    return nullptr;
-  };
-  if (const ForeignName* whole = find(written)) return whole;
+  if (const ForeignName* whole = find_foreign_whole(written)) return whole;
   size_t dot = written.rfind('.');
-  return dot == std::string_view::npos ? nullptr : find(written.substr(dot + 1));
+  return dot == std::string_view::npos ? nullptr : find_foreign_whole(written.substr(dot + 1));
 }
 
 const ForeignName* find_foreign_elsewhere(std::string_view last) {

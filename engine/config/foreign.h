@@ -25,12 +25,16 @@ struct ForeignName {
   const char* key;   // ours; "" when nothing here corresponds
   const char* note;  // "" or how the two differ; without a key it is a whole sentence
   Carry carry = Carry::told;
+  std::string first =
+      {};  // of the names in its row, which mean the same: an older name's newer one
 };
 
 std::span<const ForeignName> foreign_names();
 // The entry for a dotted key as it was written: first the whole name, then its last part. nullptr:
 // not known.
 const ForeignName* find_foreign(std::string_view written);
+// The entry whose name is the whole of `written`; nullptr: none.
+const ForeignName* find_foreign_whole(std::string_view written);
 // The entry of a key without its table, in whatever table others have it
 // ("tensor_parallel_degree"). nullptr: nowhere, or it means one thing here and another there.
 const ForeignName* find_foreign_elsewhere(std::string_view last);

@@ -71,6 +71,7 @@ bool reads_tokens(const Config& config) {
   return has_plugin<which>(config) || choice(config, kData<which>, "kind") == "tokens";
 }
 
+constexpr const char* kNoFloat16 = "unless distributed.mp_policy.param_dtype is float16";
 constexpr const char* kCpu = "with dist_env.device = \"cpu\"";
 constexpr const char* kTp1 = "with distributed.tp_size = 1";
 constexpr const char* kR0 = "with lora.r = 0";
@@ -82,6 +83,8 @@ constexpr Rule kRules[] = {
     {"optimizer", "betas", adamw, "with optimizer.name = \"sgd\""},
     {"optimizer", "eps", adamw, "with optimizer.name = \"sgd\""},
     {"optimizer", "momentum", sgd, "with optimizer.name = \"adamw\""},
+    {"optimizer", "loss_scale", float16_gradients, kNoFloat16},
+    {"optimizer", "dynamic_loss_scale", float16_gradients, kNoFloat16},
     {"optimizer", "no_decay", decays_weights, "with optimizer.weight_decay = 0"},
     {"lora", "alpha", adapts, kR0},
     {"lora", "target_modules", adapts, kR0},
@@ -116,6 +119,16 @@ constexpr Rule kRules[] = {
 };
 
 }  // namespace
+
+bool float16_gradients(const Config& config) {
+  const SharedOptions& shared = config.shared;
+  auto in = [](const std::optional<MixedPrecision>& mp) {
+    return mp && (mp->param == DType::float16 || mp->reduce == DType::float16);
+  };
+  return in(shared.mp) || (with_ep(config) && in(shared.moe.mp_policy)) ||
+         shared.autocast_dtype == DType::float16 || shared.pipeline.dtype == DType::float16 ||
+         config.table("model").find_dtype("torch_dtype") == DType::float16;
+}
 
 void tell_idle(const Config& config, Diagnostics& diagnostics) {
   for (const Rule& rule : kRules) {

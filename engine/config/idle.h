@@ -10,5 +10,7 @@ namespace meshwright::config {
 // setting takes its effect away. Keys of [distributed] and of the engine's own tables; those of a
 // strategy's table are the strategy's to judge, and what depends on the model is said by the plan.
 void tell_idle(const Config& config, Diagnostics& diagnostics);
+// Whether the configuration has gradients computed, sent or kept in float16.
+bool float16_gradients(const Config& config);
 
 }  // namespace meshwright::config

@@ -2,6 +2,8 @@
 
 #include <cctype>
 
+#include "sdk/base/plain_text.h"
+
 namespace meshwright::config {
 namespace {
 
@@ -12,7 +14,7 @@ struct BadReference {
 bool is_name(std::string_view name) {
   if (name.empty() || std::isdigit(static_cast<unsigned char>(name[0]))) return false;
   for (char c : name)
-    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_') return false;
+    if (!text::is_alphanumeric(c) && c != '_') return false;
   return true;
 }
 

@@ -21,6 +21,49 @@ void flatten(const Value& table, const std::string& prefix, std::vector<Leaf>& o
   }
 }
 
+// Where sequence parallelism is asked for, or comes with tensor parallelism there. It changes no
+// value, and experts that ranks divide go without it.
+void sequence_parallel(Migrator& m, bool titan) {
+  Leaf* said =
+      m.find(titan ? "parallelism.enable_sequence_parallel" : "distributed.sequence_parallel");
+  Leaf* async = m.find(titan ? "parallelism.enable_async_tensor_parallel"
+                             : "distributed.enable_async_tensor_parallel");
+  const int64_t
+      tp =
+          m.count(titan ? "parallelism.tensor_parallel_degree" : "distributed.tp_size").value_or(1),
+      ep =
+          m.count(titan ? "parallelism.expert_parallel_degree" : "distributed.ep_size").value_or(1);
+  const bool overlaps = async != nullptr && is_true(async->value);
+  const char* alone = tp == 1 ? "it has no effect without tensor parallelism: tp_size is 1"
+                      : m.is_set("model.float8_linear")
+                          ? "not made beside model.float8_linear, which is kept: without float8 it "
+                            "is distributed.enable_async_tensor_parallel"
+                          : nullptr;
+  if (overlaps && alone != nullptr) {
+    async->used = true;
+    m.left(*async, alone);
+  }
+  const bool wanted = said != nullptr && (is_true(said->value) || overlaps) ? true
+                      : said != nullptr                                     ? false
+                                                                            : titan || overlaps;
+  if (tp <= 1 || !wanted) return;
+  if (ep > 1) {
+    for (Leaf* leaf : {said, async})
+      if (leaf != nullptr && is_true(leaf->value) && !leaf->used) {
+        leaf->used = true;
+        m.left(*leaf, "not beside ep_size above 1: routers need whole tokens");
+      }
+  } else if (said != nullptr && !is_true(said->value)) {
+    said->used = true;
+    m.set("distributed.sequence_parallel", boolean_value(true), *said,
+          "enable_async_tensor_parallel needs it, and sets it there");
+  } else if (said == nullptr) {
+    m.assume("distributed.sequence_parallel", boolean_value(true),
+             titan ? "torchtitan's tensor parallelism cuts the sequence, too"
+                   : "enable_async_tensor_parallel needs it, and sets it there");
+  }
+}
+
 // `local_batch_size`: their key.
 void both(Migrator& m, const char* local_batch_size) {
   m.choose("optimizer.name", "optimizer.name", [](const Value& v) {
@@ -32,10 +75,14 @@ void both(Migrator& m, const char* local_batch_size) {
   Leaf* micro = m.find("distributed.pipeline.pp_microbatch_size");
   if (micro == nullptr) micro = m.find("parallelism.pipeline_parallel_microbatch_size");
   const Leaf* local = m.find(local_batch_size);
+  if (local == nullptr) local = m.find("dataloader.batch_size");
   if (micro != nullptr && local != nullptr &&
       m.find("distributed.pipeline.pp_batch_size") == nullptr)
     m.set("distributed.pipeline.pp_batch_size", local->value, *local,
           "a local batch passes the pipeline at once");
+  for (const char* compile : {"compile.enable", "compile.enabled"})
+    if (const Leaf* leaf = m.find(compile); leaf != nullptr && is_false(leaf->value))
+      m.drop_table("compile.");
   m.choose("gradient_checkpointing", "distributed.activation_checkpointing",
            [](const Value& v) { return Migrator::Choice(Value(is_true(v) ? "full" : "none")); });
   for (const char* name : {"tf32", "allow_tf32"})
@@ -46,8 +93,7 @@ void both(Migrator& m, const char* local_batch_size) {
 
 }  // namespace
 
-Migration migrate(std::string_view text, const std::string& file,
-                  const std::vector<StrategySchema>& strategies) {
+Migration migrate(std::string_view text, const std::string& file, const PluginSchemas& plugins) {
   auto ends = [&](const char* end) { return text::normal(file).ends_with(end); };
   std::vector<Leaf> leaves;
   bool titan = ends(".toml");
@@ -67,7 +113,10 @@ Migration migrate(std::string_view text, const std::string& file,
   } else {
     throw Error(ErrorCode::bad_foreign_config,
                 file + ": a file of torchtitan ends in .toml, one of Automodel in .yaml")
-        .help("give the file the ending of what is in it");
+        .help(ends(".py") ? "a configuration in Python is a program, which is not run here: write "
+                            "its values as TOML with the tables of torchtitan, [training] "
+                            "steps = 1000, and name that file"
+                          : "give the file the ending of what is in it");
   }
   auto has = [&](std::string_view table) {
     return std::any_of(leaves.begin(), leaves.end(),
@@ -87,8 +136,9 @@ Migration migrate(std::string_view text, const std::string& file,
     throw Error(ErrorCode::bad_foreign_config,
                 file + ": this is a configuration of Meshwright already")
         .help("meshwright validate " + file);
-  Migrator migrator(std::move(leaves), titan ? "torchtitan" : "Automodel", strategies);
+  Migrator migrator(std::move(leaves), titan ? "torchtitan" : "Automodel", plugins);
   titan ? from_torchtitan(migrator) : from_automodel(migrator);
+  sequence_parallel(migrator, titan);
   both(migrator, titan ? "training.local_batch_size" : "step_scheduler.local_batch_size");
   return migrator.finish();
 }

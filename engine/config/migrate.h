@@ -30,8 +30,7 @@ struct Migration {
 
 // `file` says by its ending which of the two `text` is. Throws Error(bad_foreign_config) with the
 // place for what cannot be read.
-Migration migrate(std::string_view text, const std::string& file,
-                  const std::vector<StrategySchema>& strategies);
+Migration migrate(std::string_view text, const std::string& file, const PluginSchemas& plugins);
 boost::json::object migration_json(const Migration& migration);
 
 }  // namespace meshwright::config

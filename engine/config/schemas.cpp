@@ -138,6 +138,15 @@ constexpr std::array kOptimizer = {
                              "where model.torch_dtype is narrower; \"none\": "
                              "that of model.torch_dtype."),
                MESHWRIGHT_OPTIONAL),
+    with_flags(
+        number("loss_scale", "\"auto\"", 1,
+               "What losses are multiplied by before backward where gradients are float16, a "
+               "power of two. \"auto\": the largest up to the targets of a step on a rank, "
+               "at most 65536."),
+        MESHWRIGHT_OPTIONAL),
+    bool_option("dynamic_loss_scale", false,
+                "loss_scale is where it begins: a step whose float16 gradients overflow is left "
+                "out and halves it, 2000 without one double it."),
 };
 
 constexpr std::array kGroup = {
@@ -201,7 +210,10 @@ constexpr std::array kLrScheduler = {
     choice_option("lr_decay_style", "\"cosine\"", "constant|linear|cosine|wsd",
                   "Shape of the decay after warm-up; wsd decays over the last 10%."),
     int_option("lr_warmup_steps", "20", 0, "Steps of linear warm-up."),
-    number("min_lr", "0", 0, "Learning rate at the last step; not above lr."),
+    number("min_lr", "0", 0,
+           "Learning rate at the last step, where that comes after the warm-up and is not the only "
+           "one; "
+           "not above lr."),
 };
 
 #define MESHWRIGHT_DATASET_OPTIONS                                                                \
@@ -259,6 +271,10 @@ constexpr std::array kCheckpoint = {
 constexpr std::array kReport = {
     bool_option("tensorboard", false, "Event files for TensorBoard, in the run's tensorboard/."),
     bool_option("csv", false, "metrics.csv beside metrics.jsonl, a line a step."),
+    bool_option("step_details", false,
+                "Steps are printed with all that run.log says of them: MFU, waiting for data and "
+                "communication, the slowest rank, load of experts. false: loss, norm, rate, "
+                "speed."),
     optional_text(
         "prometheus",
         "Address that answers Prometheus at /metrics: \"127.0.0.1:9400\". A port alone is "

@@ -1,11 +1,11 @@
 // Keys that have to do with a word: by their name, an older or foreign name, a value they take, or
 // their description.
 #include <algorithm>
-#include <cctype>
 
 #include "engine/config/describe.h"
 #include "engine/config/foreign.h"
 #include "meshwright/dtype.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::config {
@@ -19,8 +19,7 @@ constexpr const char* kVia[] = {"name", "name", "other name", "choices", "text",
 bool holds(std::string_view text, const std::string& word, bool anywhere = false) {
   std::string plain = text::normal(text);
   for (size_t at = 0; (at = plain.find(word, at)) != std::string::npos; ++at)
-    if (anywhere || at == 0 || std::isalnum(static_cast<unsigned char>(plain[at - 1])) == 0)
-      return true;
+    if (anywhere || at == 0 || !text::is_alphanumeric(plain[at - 1])) return true;
   return false;
 }
 

@@ -20,7 +20,59 @@ Error unreadable(const fs::path& file, const std::string& why) {
       .at({Origin::Source::file, file.string(), 0, 0});
 }
 
-std::optional<std::string> read_file(const fs::path& file, Diagnostics& diagnostics) {
+const Value* descend(const Value& root, std::initializer_list<const char*> path) {
+  const Value* value = &root;
+  for (const char* part : path) {
+    const Entry* entry = value->find(part);
+    if (entry == nullptr) return nullptr;
+    value = &entry->value;
+  }
+  return value;
+}
+
+struct PluginPath {
+  fs::path path;
+  Origin origin;
+  std::string written;
+};
+
+std::vector<PluginPath> plugin_paths(const Source::Impl& impl, const char* key) {
+  std::vector<PluginPath> out;
+  const Value* value = descend(impl.root, {"plugins", key});
+  if (value == nullptr) return out;
+  auto add = [&](const Value& item) {
+    if (item.kind != Value::Kind::string || item.text.empty()) return;  // resolve() reports it
+    std::error_code error;
+    // What the user types on the command line starts where the user stands.
+    fs::path base =
+        item.place.source == Origin::Source::command_line ? fs::path() : impl.file.parent_path();
+    out.push_back({fs::absolute(base / item.text, error).lexically_normal(),
+                   impl.origin(item.place), item.text});
+  };
+  add(*value);
+  for (const Value& item : value->items) add(item);
+  return out;
+}
+
+std::vector<fs::path> paths_of(std::vector<PluginPath> found) {
+  std::vector<fs::path> out;
+  for (PluginPath& one : found) out.push_back(std::move(one.path));
+  return out;
+}
+
+// Whether it is a choice of [table] kind.
+bool is_own_kind(std::string_view table, const std::string& kind) {
+  for (const OptionSchema& schema : engine_schemas())
+    if (schema.table == table)
+      if (const meshwright_option* option = schema.find("kind"))
+        for (const std::string& choice : text::split(option->choices, '|'))
+          if (choice == kind) return true;
+  return false;
+}
+
+}  // namespace
+
+std::optional<std::string> read_configuration(const fs::path& file, Diagnostics& diagnostics) {
   std::error_code error;
   fs::file_status status = fs::status(file, error);
   if (status.type() == fs::file_type::not_found) {
@@ -32,8 +84,9 @@ std::optional<std::string> read_file(const fs::path& file, Diagnostics& diagnost
       if (it->path().extension() == ".toml") names.push_back(it->path().filename().string());
     if (std::string near = nearest_name(file.filename().string(), names); !near.empty())
       missing.help("did you mean " + (file.parent_path() / near).string() + "?");
-    diagnostics.add(missing.help("relative paths start at the current folder, " +
-                                 fs::current_path(error).string()));
+    if (const fs::path here = fs::current_path(error); !error)
+      missing.help("relative paths start at the current folder, " + here.string());
+    diagnostics.add(missing);
     return std::nullopt;
   }
   if (error) {
@@ -76,57 +129,6 @@ std::optional<std::string> process_environment(const std::string& name) {
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
-const Value* descend(const Value& root, std::initializer_list<const char*> path) {
-  const Value* value = &root;
-  for (const char* part : path) {
-    const Entry* entry = value->find(part);
-    if (entry == nullptr) return nullptr;
-    value = &entry->value;
-  }
-  return value;
-}
-
-struct PluginPath {
-  fs::path path;
-  Origin origin;
-};
-
-std::vector<PluginPath> plugin_paths(const Source::Impl& impl, const char* key) {
-  std::vector<PluginPath> out;
-  const Value* value = descend(impl.root, {"plugins", key});
-  if (value == nullptr) return out;
-  auto add = [&](const Value& item) {
-    if (item.kind != Value::Kind::string || item.text.empty()) return;  // resolve() reports it
-    std::error_code error;
-    // What the user types on the command line starts where the user stands.
-    fs::path base =
-        item.place.source == Origin::Source::command_line ? fs::path() : impl.file.parent_path();
-    out.push_back(
-        {fs::absolute(base / item.text, error).lexically_normal(), impl.origin(item.place)});
-  };
-  add(*value);
-  for (const Value& item : value->items) add(item);
-  return out;
-}
-
-std::vector<fs::path> paths_of(std::vector<PluginPath> found) {
-  std::vector<fs::path> out;
-  for (PluginPath& one : found) out.push_back(std::move(one.path));
-  return out;
-}
-
-// Whether it is a choice of [table] kind.
-bool is_own_kind(std::string_view table, const std::string& kind) {
-  for (const OptionSchema& schema : engine_schemas())
-    if (schema.table == table)
-      if (const meshwright_option* option = schema.find("kind"))
-        for (const std::string& choice : text::split(option->choices, '|'))
-          if (choice == kind) return true;
-  return false;
-}
-
-}  // namespace
-
 Source::Source() : impl_(std::make_unique<Impl>()) {}
 Source::Source(Source&&) noexcept = default;
 Source& Source::operator=(Source&&) noexcept = default;
@@ -138,7 +140,7 @@ Origin Source::Impl::origin(const Place& place) const {
 
 Source Source::load(const LoadOptions& options, Diagnostics& diagnostics) {
   if (options.file.empty()) return parse("", options, diagnostics);
-  std::optional<std::string> text = read_file(options.file, diagnostics);
+  std::optional<std::string> text = read_configuration(options.file, diagnostics);
   return text ? parse(*text, options, diagnostics) : Source();
 }
 
@@ -174,6 +176,15 @@ std::vector<fs::path> Source::plugin_folders() const {
 std::vector<Origin> Source::plugin_file_origins() const {
   std::vector<Origin> out;
   for (PluginPath& file : plugin_paths(*impl_, "load")) out.push_back(std::move(file.origin));
+  return out;
+}
+
+std::vector<std::string> Source::relative_plugins() const {
+  std::vector<std::string> out;
+  for (const char* key : {"load", "path"})
+    for (const PluginPath& one : plugin_paths(*impl_, key))
+      if (one.origin.source == Origin::Source::file && !fs::path(one.written).is_absolute())
+        out.push_back(one.written);
   return out;
 }
 

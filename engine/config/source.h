@@ -9,6 +9,11 @@ namespace meshwright::config {
 // Where plugins other than strategies have their options, each in a table of its name.
 inline constexpr const char* kComponentTables[] = {"model", "dataset", "validation_dataset"};
 
+// The file as it is; nullopt and an error when it cannot be read.
+std::optional<std::string> read_configuration(const std::filesystem::path& file,
+                                              Diagnostics& diagnostics);
+std::optional<std::string> process_environment(const std::string& name);
+
 struct Source::Impl {
   std::filesystem::path file;
   Value root;

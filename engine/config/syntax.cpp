@@ -1,4 +1,5 @@
 #include "engine/config/syntax.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
 #include <algorithm>
@@ -68,8 +69,7 @@ std::string meant_value(std::string_view word) {
   if (lower == "false" || lower == "no" || lower == "off") return "false";
   if (lower == "null" || lower == "none" || lower == "nil" || lower == "~") return "\"none\"";
   const bool word_like = !word.empty() && std::all_of(word.begin(), word.end(), [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) ||
-           std::string_view("_-./*:").find(c) != std::string_view::npos;
+    return text::is_alphanumeric(c) || std::string_view("_-./*:").find(c) != std::string_view::npos;
   });
   if (!word_like) return "";
   if (std::isdigit(static_cast<unsigned char>(word[0]))) {

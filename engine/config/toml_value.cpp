@@ -1,15 +1,16 @@
 #include "engine/config/toml_value.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
+
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::config {
 namespace {
 
 bool is_bare(std::string_view part) {
   return !part.empty() && std::all_of(part.begin(), part.end(), [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
+    return text::is_alphanumeric(c) || c == '_' || c == '-';
   });
 }
 

@@ -49,12 +49,6 @@ std::string home_of(const KnownKeys& known, const std::string& name, const std::
   return homes.size() == 1 ? homes[0] : std::string();
 }
 
-bool is_list(const std::string& table) {
-  const std::vector<OptionSchema> lists = list_schemas();
-  return std::any_of(lists.begin(), lists.end(),
-                     [&](const OptionSchema& list) { return list.table == table; });
-}
-
 // Of the keys and tables that may stand there.
 std::vector<std::string> names_in(const KnownKeys& known, const std::string& table) {
   std::vector<std::string> names;
@@ -73,6 +67,12 @@ std::vector<std::string> names_in(const KnownKeys& known, const std::string& tab
 }
 
 }  // namespace
+
+bool is_list(const std::string& table) {
+  const std::vector<OptionSchema> lists = list_schemas();
+  return std::any_of(lists.begin(), lists.end(),
+                     [&](const OptionSchema& list) { return list.table == table; });
+}
 
 bool is_foreign(const std::string& key, const Entry& entry) {
   Error unused(ErrorCode::unknown_key, "");

@@ -21,6 +21,9 @@ struct KnownKeys {
 Error unknown_key(const KnownKeys& known, const std::string& table, const std::string& key,
                   const Entry& entry, const Origin& origin);
 
+// Whether the table is one of a list, like [[optimizer.group]].
+bool is_list(const std::string& table);
+
 // Whether another program's files have a key or table of this name, or keys in it.
 bool is_foreign(const std::string& key, const Entry& entry);
 

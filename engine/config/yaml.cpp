@@ -2,13 +2,13 @@
 
 #include <yaml-cpp/yaml.h>
 
-#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <iterator>
 
 #include "engine/config/interpolate.h"
 #include "engine/config/syntax.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::config {
@@ -86,9 +86,7 @@ class Reader {
   // A quoted scalar is a string; a plain one what it looks like.
   static void scalar(const YAML::Node& node, Value& out) {
     const std::string& text = node.Scalar();
-    std::string lower = text;
-    std::transform(lower.begin(), lower.end(), lower.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const std::string lower = text::lower(text);
     out.kind = Value::Kind::string;
     out.text = text;
     if (node.Tag() == "!") return;

@@ -104,9 +104,11 @@ class Dataset : public SampleSource {
 // about a second from a disk, a wrong dtype or another model's ids show in any part of a file, and
 // a single token that is wrong in the rest of a larger one is still found when it is read. Of a
 // plugin's data it reads samples for a second, 64 at most, spread over all. Throws as
-// open_samples() and check_tokens(), and Error(bad_dataset) as check_text_model().
+// open_samples() and check_tokens(), and Error(bad_dataset) as check_text_model(). Returns the
+// data's fingerprint_of() where it is asked for.
 inline constexpr int64_t kTokensLookedAt = int64_t{1} << 30;
-void look_at_data(const DatasetConfig& config, const std::string& pretrained);
+std::optional<uint64_t> look_at_data(const DatasetConfig& config, const std::string& pretrained,
+                                     bool fingerprint = false);
 
 // Throws Error(bad_dataset) for text, whose tokens are bytes, with a pretrained folder (or "") that
 // has a tokenizer.

@@ -47,14 +47,21 @@ void check_text_model(const DatasetConfig& config, const std::string& pretrained
             ".path = \"data/train.bin\"");
 }
 
-void look_at_data(const DatasetConfig& config, const std::string& pretrained) {
+std::optional<uint64_t> look_at_data(const DatasetConfig& config, const std::string& pretrained,
+                                     bool fingerprint) {
+  auto of = [&](const SampleSource& source) {
+    return fingerprint ? std::optional(fingerprint_of(config, source)) : std::nullopt;
+  };
   if (config.plugin) {
     prepare_data(config);
-    look_at_samples(*open_samples(config), config.seq_len);
-    return;
+    const std::shared_ptr<const SampleSource> source = open_samples(config);
+    look_at_samples(*source, config.seq_len);
+    return of(*source);
   }
   check_text_model(config, pretrained);
-  open_dataset(config)->check_tokens(kTokensLookedAt);
+  const auto dataset = open_dataset(config);
+  dataset->check_tokens(kTokensLookedAt);
+  return of(*dataset);
 }
 
 }  // namespace meshwright::data

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 #include "sdk/files/hash.h"
 
@@ -59,9 +60,10 @@ class CheckedSource final : public SampleSource {
       if (!std::isfinite(out.weights[i]) || out.weights[i] < 0)
         throw refusal(ErrorCode::bad_dataset, sample, i,
                       "the weight is " +
-                          (std::isnan(out.weights[i]) ? std::string("not a number, or was not "
-                                                                    "written")
-                                                      : std::to_string(out.weights[i])) +
+                          (std::isnan(out.weights[i])
+                               ? std::string("not a number, or was not "
+                                             "written")
+                               : text::format("%f", static_cast<double>(out.weights[i]))) +
                           ", but it must be 0 or more");
   }
 

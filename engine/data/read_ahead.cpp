@@ -7,6 +7,7 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -80,12 +81,16 @@ ReadAhead::ReadAhead(std::shared_ptr<const SampleSource> source, Sampler sampler
   for (int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT}) ::sigdelset(&all, fault);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   for (int64_t i = 0; i < settings.workers; ++i) {
-    {
-      std::lock_guard lock(shared_->mutex);
-      ++shared_->running;
+    try {
+      threads_.emplace_back([shared = shared_] { shared->work(); });
+    } catch (const std::system_error&) {
+      if (!threads_.empty()) break;  // fewer do as well
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw;
     }
-    threads_.emplace_back([shared = shared_] { shared->work(); });
     ::pthread_setname_np(threads_.back().native_handle(), "read_ahead");
+    std::lock_guard lock(shared_->mutex);
+    ++shared_->running;
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

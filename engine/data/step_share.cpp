@@ -1,8 +1,7 @@
 #include "engine/data/step_share.h"
 
-#include <cstdio>
-
 #include "engine/plan/epochs.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::data {
 
@@ -25,10 +24,8 @@ std::string tell_steps(int64_t samples, int64_t batch, std::optional<int64_t> do
   std::string out =
       "an epoch is " + plan::steps_an_epoch(samples, batch) + (batch == 1 ? " sample" : " samples");
   if (!documents) return out;
-  char text[48];
-  std::snprintf(text, sizeof text, ", %.1f documents a step",
-                documents_a_step(*documents, samples, batch));
-  return out + text;
+  return out +
+         text::format(", %.1f documents a step", documents_a_step(*documents, samples, batch));
 }
 
 }  // namespace meshwright::data

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "sdk/base/counts.h"
+#include "sdk/base/helpers.h"
 #include "sdk/files/hash.h"
 
 namespace meshwright::data {
@@ -186,11 +187,12 @@ void TokenFiles::look(int64_t budget) const {
       failure = std::current_exception();
     }
   };
-  std::vector<std::thread> threads;
-  for (int64_t i = 1; i < std::min<int64_t>({blocks, 4, std::thread::hardware_concurrency()}); ++i)
-    threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
+  {
+    const auto threads = std::min<int64_t>({blocks, 4, std::thread::hardware_concurrency()});
+    const auto others =
+        detail::helpers(static_cast<size_t>(std::max<int64_t>(threads - 1, 0)), [&] { work(); });
+    work();
+  }
   if (failure) std::rethrow_exception(failure);
   if (bad == INT64_MAX) return;
   std::vector<int64_t> tokens(static_cast<size_t>(std::min(kBlock, tokens_ - bad)));

@@ -1,12 +1,12 @@
 // What follows from the facts of one host: cores, memory, files, disk.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <iterator>
 #include <map>
 
 #include "engine/doctor/facts.h"
 #include "engine/report/report.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::doctor {
 
@@ -14,11 +14,7 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20, kGiB = int64_t{1} << 30;
 
-std::string number(double value, const char* format) {
-  char text[40];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
+std::string number(double value, const char* format) { return text::format(format, value); }
 std::string ranks(int64_t count) { return report::counted(count, "rank", "ranks"); }
 
 }  // namespace

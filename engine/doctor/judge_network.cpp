@@ -1,10 +1,10 @@
 // What follows from the facts of hosts that talk to each other, and of devices.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "engine/doctor/facts.h"
 #include "engine/report/report.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::doctor {
@@ -13,11 +13,9 @@ namespace {
 
 // "+0.031 ms", "-3.2 s"
 std::string span(double seconds, bool sign) {
-  char text[40];
   const char* unit = std::abs(seconds) >= 1 ? "s" : "ms";
-  std::snprintf(text, sizeof text, sign ? "%+.3g %s" : "%.3g %s",
-                std::abs(seconds) >= 1 ? seconds : seconds * 1000, unit);
-  return text;
+  return text::format(sign ? "%+.3g %s" : "%.3g %s",
+                      std::abs(seconds) >= 1 ? seconds : seconds * 1000, unit);
 }
 
 }  // namespace
@@ -115,15 +113,11 @@ Finding judge(const Clock& facts) {
   for (const ClockOffset& other : facts.offsets) {
     out.text += "; " + other.host + " is " + span(other.seconds, true) + " of rank 0's (to " +
                 span(other.error, false) + ")";
-    if (other.drift && other.drift_error) {
-      char text[80];
-      if (std::abs(*other.drift) > *other.drift_error)
-        std::snprintf(text, sizeof text, ", drifts %+.0f ppm", *other.drift * 1e6);
-      else
-        std::snprintf(text, sizeof text, ", drift n/a: below the %.0f ppm that can be seen",
-                      *other.drift_error * 1e6);
-      out.text += text;
-    }
+    if (other.drift && other.drift_error)
+      out.text += std::abs(*other.drift) > *other.drift_error
+                      ? text::format(", drifts %+.0f ppm", *other.drift * 1e6)
+                      : text::format(", drift n/a: below the %.0f ppm that can be seen",
+                                     *other.drift_error * 1e6);
     worst = std::max(worst, std::abs(other.seconds) - other.error);
   }
   if (worst > 1) {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/value_from.hpp>
-#include <cstdio>
 #include <map>
 
 #include "engine/doctor/rates.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::doctor {
@@ -134,8 +134,7 @@ std::string Report::text(const report::Style& style) const {
   if (!unmeasured.empty()) out += "\n" + report::printable(unmeasured) + "\n";
   std::map<Level, int64_t> counts;
   for (const Line& line : lines) ++counts[line.finding.level];
-  char took[40];
-  std::snprintf(took, sizeof took, "%.1f s", seconds);
+  const std::string took = text::format("%.1f s", seconds);
   out += "\n" + report::counted(counts[Level::fault], "fault", "faults") + ", " +
          report::counted(counts[Level::warning], "warning", "warnings") + ", " +
          report::counted(counts[Level::note], "note", "notes") + " on " +

@@ -12,6 +12,7 @@
 #include "engine/config/differences.h"
 #include "engine/config/interpolate.h"
 #include "engine/loader/registry.h"
+#include "engine/plan/foreign_plugins.h"
 #include "meshwright/error.h"
 #include "sdk/files/read_file.h"
 
@@ -157,22 +158,26 @@ std::string plugins_set(const char* key, const std::vector<fs::path>& paths) {
   return std::string("plugins.") + key + "=" + to_toml(OptionValue(texts));
 }
 
-// What the run loaded and where it looked for plugins, as --set. What can no longer be loaded is
-// refused as train refuses it, unless another plugins.load was typed, which then counts.
-std::vector<std::string> plugins_of(const fs::path& run_config, const Request& request) {
+// What the run loaded and where it looked for plugins, as --set; what was typed counts instead.
+// What can no longer be loaded is refused as train refuses it.
+std::vector<std::string> plugins_of(const fs::path& run_config, const Request& request,
+                                    const Tell& tell) {
   Diagnostics ignored;  // of a file that somebody has edited
   config::LoadOptions options;
   options.file = run_config;
-  const config::Source source = config::Source::load(options, ignored);
-  const std::vector<fs::path> files = source.plugin_files(), folders = source.plugin_folders();
+  for (const char* key : {"plugins.load=", "plugins.path="})
+    if (std::any_of(request.sets.begin(), request.sets.end(),
+                    [&](const std::string& set) { return set.starts_with(key); }))
+      options.sets.push_back(key + std::string("[]"));
+  const plan::ForeignPlugins named =
+      plan::foreign_plugins(config::Source::load(options, ignored), run_config.parent_path(),
+                            request.trust_plugins, tell);
+  const std::vector<fs::path>& files = named.files;
   std::vector<std::string> out;
-  if (!folders.empty()) out.push_back(plugins_set("path", folders));
+  if (!named.folders.empty()) out.push_back(plugins_set("path", named.folders));
   if (files.empty()) return out;
   out.push_back(plugins_set("load", files));
-  if (std::any_of(request.sets.begin(), request.sets.end(),
-                  [](const std::string& set) { return set.starts_with("plugins.load="); }))
-    return out;
-  const std::vector<Origin> origins = source.plugin_file_origins();
+  const std::vector<Origin>& origins = named.origins;
   loader::Registry registry({});
   for (size_t i = 0; i < files.size(); ++i) try {
       registry.load_named(files[i]);
@@ -235,14 +240,14 @@ std::vector<fs::path> all_checkpoints(const std::string& path) {
 
 }  // namespace
 
-Subject subject_of(const Request& request) {
+Subject subject_of(const Request& request, const Tell& tell) {
   std::vector<fs::path> folders;
   if (request.all) folders = all_checkpoints(request.path);
   const fs::path path = request.all ? folders.back() : fs::path(request.path);
   const std::optional<fs::path> run_config =
       request.all ? run_config_of(path) : run_config_at(path);
   std::vector<std::string> plugins;
-  if (run_config) plugins = plugins_of(*run_config, request);
+  if (run_config) plugins = plugins_of(*run_config, request, tell);
   std::vector<std::string> sets = plugins;
   sets.insert(sets.end(), request.sets.begin(), request.sets.end());
   generate::Source source(path, sets);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,8 +23,9 @@ struct Request {
   std::vector<std::string> sets;
   std::optional<std::string> data, kind;  // as given
   std::optional<int64_t> seq_len;
-  int64_t samples = 0;  // at most so many of the first; 0: all
-  int64_t batch = 4;    // samples of a rank at a time
+  int64_t samples = 0;         // at most so many of the first; 0: all
+  int64_t batch = 4;           // samples of a rank at a time
+  bool trust_plugins = false;  // those that come with the run's folder
   bool json = false, csv = false;
   bool live = false;  // rank 0's standard error is a terminal
   int width = 80;
@@ -42,7 +44,9 @@ struct Subject {
 // Throws Error(no_checkpoint | bad_checkpoint | usage | ...), what generate::Source throws, and
 // Error(plugin_unreadable | other 4xx) for a plugin that the run loaded and that is no longer
 // there.
-Subject subject_of(const Request& request);
+// `tell` hears of plugins that the run's configuration names elsewhere, before they are loaded.
+using Tell = std::function<void(const std::string&)>;
+Subject subject_of(const Request& request, const Tell& tell = [](const std::string&) {});
 
 // The configuration that evaluating amounts to: the model, float32 and whole on each rank unless
 // --set says otherwise, and the data in [validation_dataset]: what the request names, read as the

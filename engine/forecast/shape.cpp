@@ -5,14 +5,17 @@
 #include <string_view>
 
 #include "engine/forecast/forecast.h"
+#include "sdk/base/head_of.h"
 #include "sdk/base/low_rank.h"
 
 namespace meshwright::forecast {
 namespace {
 
 // The weight that makes the logits; nullptr: none is known.
-const ParameterOutline* head_of(const ModelOutline& outline) {
-  if (!outline.tied_embeddings) return outline.find_parameter("lm_head.weight");
+const ParameterOutline* weight_of_head(const ModelOutline& outline) {
+  const ModuleOutline* head = head_of(outline);
+  if (!outline.tied_embeddings)
+    return head == nullptr ? nullptr : outline.find_parameter(head->name + ".weight");
   for (const ParameterOutline& p : outline.parameters)
     if (const ModuleOutline* module = outline.find_module(p.name.substr(0, p.name.rfind('.')));
         module != nullptr && module->kind == ModuleKind::embedding)
@@ -48,7 +51,7 @@ steptime::Frozen frozen_of(const ModelOutline& outline) {
     double products = 0, frozen = 0;  // elements that a token meets
   };
   std::vector<Layer> layers(static_cast<size_t>(outline.layers));
-  const ParameterOutline* head = head_of(outline);
+  const ParameterOutline* head = weight_of_head(outline);
   double all = 0, frozen = 0;
   bool reached = false, before_head = false;
   for (const ParameterOutline& p : outline.parameters) {

@@ -1,19 +1,15 @@
 #include <boost/json/array.hpp>
 #include <cmath>
-#include <cstdio>
 
 #include "engine/forecast/forecast.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::forecast {
 namespace {
 
 namespace json = boost::json;
 
-std::string number(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
+std::string number(double value, int digits) { return text::format("%.*f", digits, value); }
 std::string percent(double share) { return number(100 * share, 0) + "%"; }
 
 std::string memory_text(const Forecast& f) {

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <iterator>
 
 #include "engine/forecast/layouts.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::forecast {
@@ -55,9 +55,7 @@ std::string second_text(const Found& found) {
                second = found.result.best[1].predicted.seconds, off = second / first - 1;
   if (std::abs(off) <= 0.03) return "The first two are equal: within 3% of each other.";
   if (off < 0) return "";  // tight_text() says so
-  char text[64];
-  std::snprintf(text, sizeof text, "The second is %.0f%% slower.", 100 * off);
-  return text;
+  return text::format("The second is %.0f%% slower.", 100 * off);
 }
 
 // Which layouts are faster than the first, and why they stand behind it; and whether the first
@@ -75,8 +73,7 @@ std::string tight_text(const Found& found) {
   std::string out;
   if (!faster.empty()) {
     const bool one = faster.size() == 1;
-    char by[40];
-    std::snprintf(by, sizeof by, "%.1f%%", 100 * most);
+    const std::string by = text::format("%.1f%%", 100 * most);
     out = text::join(faster, ", ") + (one ? " is " : " are up to ") + by +
           " faster than 1, but tight: above " + whole_percent(steptime::kComfortable) +
           " of what a rank may take a layout ranks behind comfortable ones within 5%.";
@@ -281,10 +278,8 @@ std::string place_text(const Found& found, const Why& why) {
           : "not in the list, where it would be number " + std::to_string(why.before + 1);
   if (why.listed && why.before == 0) return out;
   const double off = behind(found, *why.layout);
-  char text[64];
-  std::snprintf(text, sizeof text, ", %.1f%% %s the first", 100 * std::abs(off),
-                off >= 0 ? "slower than" : "faster than");
-  return out + text;
+  return out + text::format(", %.1f%% %s the first", 100 * std::abs(off),
+                            off >= 0 ? "slower than" : "faster than");
 }
 
 // What takes a layout's time and memory, and where it stands; or why it cannot be.

@@ -104,7 +104,8 @@ void set_moves(const Strategy& strategy, const StrategyConfig& config, const Tra
   const std::optional<DType> main =
       plan.replicated ? std::nullopt : sharding.precision.main_weights;
   const bool apart = !plan.replicated && sharding.precision.main_gradients.has_value();
-  const DType sums = apart ? *sharding.precision.main_gradients : storage;
+  const bool adds_up = out.rows && out.reduces_each && dtype_size(mp.reduce) > dtype_size(storage);
+  const DType sums = apart ? *sharding.precision.main_gradients : adds_up ? mp.reduce : storage;
   const std::optional<DType> kept = config.job.main_dtype ? config.job.main_dtype : main;
   const double state = kept ? static_cast<double>(dtype_size(*kept)) : stored;
   out.weights = stored;

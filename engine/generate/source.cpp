@@ -5,8 +5,8 @@
 #include <boost/json/string.hpp>
 #include <boost/json/value.hpp>
 #include <charconv>
-#include <fstream>
 
+#include "engine/base/other_format.h"
 #include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
@@ -15,6 +15,7 @@
 #include "engine/plan/plan.h"
 #include "meshwright/error.h"
 #include "sdk/base/words.h"
+#include "sdk/files/foreign_file.h"
 
 namespace meshwright::generate {
 
@@ -28,17 +29,7 @@ bool is_there(const fs::path& path) {
 }
 
 std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw Error(ErrorCode::file_unreadable, "cannot read " + path.string());
-  std::string out;
-  constexpr size_t kMost = 16 << 20;
-  std::vector<char> block(1 << 16);
-  while (in.read(block.data(), static_cast<std::streamsize>(block.size())) || in.gcount() > 0) {
-    out.append(block.data(), static_cast<size_t>(in.gcount()));
-    if (out.size() > kMost)
-      throw Error(ErrorCode::bad_model_config, path.string() + " is larger than 16 MiB");
-  }
-  return out;
+  return base::read_foreign(path, 16 << 20, ErrorCode::file_unreadable);
 }
 
 // One id or a list of them; absent or null: none.
@@ -108,6 +99,24 @@ void check_no_adapters(const fs::path& path) {
       .help("a run with both can be named as it is: meshwright generate runs/first");
 }
 
+// A model's folder without weights is no run whose checkpoints are missing.
+void check_model_has_weights(const fs::path& path) {
+  const std::optional<std::string> other = base::other_format_help(path);
+  const bool run =
+      is_there(path / "meta.json") || is_there(path / "checkpoints") || is_there(path / "latest");
+  if (run || (!is_there(path / "config.json") && !other)) return;
+  Error none(ErrorCode::bad_safetensors,
+             path.string() +
+                 " is a model without weights: it has neither model.safetensors nor "
+                 "model.safetensors.index.json");
+  if (other) none.help(*other);
+  none.help("download or copy the model whole: hf download NAME --local-dir " + path.string());
+  if (is_there(path / "config.json"))
+    none.help("for random weights of its shape train a step: model.config = \"" +
+              (path / "config.json").string() + "\"");
+  throw none;
+}
+
 }  // namespace
 
 bool Source::of_plugin(const std::vector<std::string>& sets) const {
@@ -135,6 +144,7 @@ Source::Source(const fs::path& path, const std::vector<std::string>& sets)
                                                   : "there is no folder " + path.string());
     if (std::vector<std::string> helps = outlines::hub_helps(path); !helps.empty())
       missing.help(helps[0]);
+    if (std::optional<std::string> help = base::other_format_help(path)) missing.help(*help);
     throw missing
         .help(
             "name a Hugging Face folder: config.json, model.safetensors, and tokenizer.json for "
@@ -148,6 +158,7 @@ Source::Source(const fs::path& path, const std::vector<std::string>& sets)
         .help("copy the model's config.json into the folder");
   if (!weights) {
     check_no_adapters(path);
+    check_model_has_weights(path);
     open_checkpoint();
   }
   vocab_ = outline(sets).vocab_size;
@@ -178,6 +189,16 @@ void Source::open_checkpoint() {
     if (file.name.ends_with(".json")) opened.read_file(file.name);
     if (file.name == kModelSettings)
       model_settings_ = text::split_names(opened.read_file(file.name).c_str(), '\n');
+  }
+  // Whoever made it: what it says is of the model, and nothing that is loaded or read elsewhere.
+  for (const std::string& set : model_settings_) {
+    const std::string key = set.substr(0, set.find('='));
+    const bool of_model = key == "model.plugin" || key.starts_with("lora.") ||
+                          (key.starts_with("model.") && key.find('.', 6) != std::string::npos);
+    if (!of_model || key == "lora.adapter")
+      throw Error(ErrorCode::bad_checkpoint, (folder_ / kModelSettings).string() + " sets " + key +
+                                                 ", which is none of a model's settings")
+          .help("the file holds model.plugin, the options of that plugin, and lora.*");
   }
   if (!model)
     throw Error(

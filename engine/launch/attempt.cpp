@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <utility>
 #include <vector>
@@ -19,12 +20,6 @@ namespace {
 
 int code_of(int status) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-}
-
-// A rank that is gone takes others with it: they find nobody, or lose connections.
-bool collateral(int status) {
-  return WIFEXITED(status) && (WEXITSTATUS(status) == exit_status(ErrorCode::rendezvous_failed) ||
-                               WEXITSTATUS(status) == exit_status(ErrorCode::collective_failed));
 }
 
 // Ended from outside, or by a fault of its own; SIGABRT is also how a lost connection may end a
@@ -44,8 +39,10 @@ bool is_stopped(pid_t pid) {
 
 void tell(const LocalJob& job, Sink& sink, const std::string& lines) {
   sink.err(lines);
-  if (job.record) job.record(lines);
+  if (job.record && has_begun(job)) job.record(lines);
 }
+
+bool has_begun(const LocalJob& job) { return !job.begun || job.begun(); }
 
 Attempt::~Attempt() {
   for (Rank& rank : ranks_) {
@@ -76,17 +73,34 @@ void Attempt::reap() {
     if (rank.ended) continue;
     siginfo_t info{};
     pid_t pid = rank.process.pid;
-    if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-        info.si_pid != pid)
-      continue;
+    const bool told =
+        ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+    if (told ? info.si_pid != pid : errno != ECHILD) continue;
     rank.when = Clock::now();
     // What it started goes with it, while its number cannot be anybody else's.
-    ::kill(-pid, SIGKILL);
-    ::waitpid(pid, &rank.status, 0);
+    if (told) {
+      ::kill(-pid, SIGKILL);
+      ::waitpid(pid, &rank.status, 0);
+    } else {  // somebody else in this process has taken its status
+      rank.status = W_EXITCODE(exit_status(ErrorCode::rank_failed), 0);
+    }
     rank.ended = true;
     rank.output.finish();
   }
 }
+
+// A rank that is gone takes others with it: they find nobody, or lose connections. What they say is
+// told apart from memory that ended, and from what else has the same status.
+bool Attempt::collateral(const Rank& rank) {
+  if (!WIFEXITED(rank.status)) return false;
+  const int status = WEXITSTATUS(rank.status);
+  const std::string& said = rank.output.said();
+  return status == exit_status(ErrorCode::collective_failed) ||
+         (status == exit_status(ErrorCode::rendezvous_failed) &&
+          (said.empty() || said == code_string(ErrorCode::rendezvous_failed)));
+}
+
+bool Attempt::keeps_logs() const { return !job_.log_folder.empty() && has_begun(job_); }
 
 bool Attempt::all_ended() const {
   for (const Rank& rank : ranks_)
@@ -140,7 +154,7 @@ const Attempt::Rank* Attempt::at_fault() const {
         out = &rank;
     return out;
   };
-  const Rank* fault = first([](const Rank& rank) { return !collateral(rank.status); });
+  const Rank* fault = first([](const Rank& rank) { return !collateral(rank); });
   if (fault == nullptr) return first([](const Rank&) { return true; });
   const Rank* killed = first([](const Rank& rank) { return killed_hard(rank.status); });
   return killed && killed->when - fault->when < std::chrono::milliseconds(100) ? killed : fault;
@@ -162,7 +176,7 @@ void Attempt::judge() {
   }
   if (!first_failure_) first_failure_ = now;
   // Time for the others to say what they saw, and for the one whose death others noticed first.
-  auto moment = std::chrono::milliseconds(collateral(fault->status) ? 1000 : 300);
+  auto moment = std::chrono::milliseconds(collateral(*fault) ? 1000 : 300);
   if (now - *first_failure_ < moment && !all_ended()) return;
   told_ = now;
   fault_ = fault;
@@ -170,8 +184,7 @@ void Attempt::judge() {
   signal_all(kEnd);
   signal_all(SIGCONT);  // a stopped process takes no other signal than this one
   // After a signal of the user it is no news that connections broke.
-  if (passed_on_ == 0 || !collateral(fault->status))
-    announce(*fault, collateral(fault->status) ? stopped : "");
+  if (passed_on_ == 0 || !collateral(*fault)) announce(*fault, collateral(*fault) ? stopped : "");
 }
 
 // "rank 1 (process 4242) is", "ranks 1 (...), 3 (...) are"; empty: none.
@@ -207,7 +220,7 @@ void Attempt::announce(const Rank& fault, const std::string& stopped) {
     ours = "error[" + code_string(ErrorCode::rank_failed) + "]: " + who +
            " failed with exit status " + std::to_string(WEXITSTATUS(rank.status)) + "\n";
   }
-  if (!ours.empty() && !job_.log_folder.empty())
+  if (!ours.empty() && keeps_logs())
     ours += "  = help: its output is in " +
             (job_.log_folder / ("rank_" + std::to_string(rank.number) + ".log")).string() + "\n";
   text += ours;
@@ -228,7 +241,7 @@ void Attempt::aftermath() {
   std::vector<std::string> heard{fault_words_};
   for (Rank& rank : ranks_) {
     std::string words = rank.output.take_held();
-    if (words.empty() || (fault_ != nullptr && passed_on_ > 0 && collateral(rank.status))) continue;
+    if (words.empty() || (fault_ != nullptr && passed_on_ > 0 && collateral(rank))) continue;
     bool again = false;
     for (const std::string& other : heard) again = again || words == other;
     if (again || ++said > kVoices) {
@@ -241,13 +254,13 @@ void Attempt::aftermath() {
   if (silent > 0)
     sink_.err("(" + std::to_string(silent) + (silent == 1 ? " more rank" : " more ranks") +
               " ended with the same or a similar message" +
-              (job_.log_folder.empty() ? "" : "; all are in " + job_.log_folder.string()) + ")\n");
+              (!keeps_logs() ? "" : "; all are in " + job_.log_folder.string()) + ")\n");
   if (const std::string verdict = job_.verdict ? job_.verdict(stopped_) : ""; !verdict.empty())
     tell(job_, sink_, verdict);
 }
 
 int Attempt::result() const {
-  if (fault_ != nullptr && (passed_on_ == 0 || !collateral(fault_->status)))
+  if (fault_ != nullptr && (passed_on_ == 0 || !collateral(*fault_)))
     return ended_silently(*fault_) ? exit_status(ErrorCode::plugin_exited)
                                    : code_of(fault_->status);
   bool by_signal = fault_ != nullptr, preempted = false;
@@ -266,7 +279,8 @@ std::string Attempt::may_heal() const {
     return who + " was ended by " + signal_name(WTERMSIG(fault_->status));
   if (ended_silently(*fault_)) return "";
   int code = WEXITSTATUS(fault_->status);
-  return code == 1 || collateral(fault_->status)
+  return code == 1 || code == exit_status(ErrorCode::rank_failed) ||
+                 code == exit_status(ErrorCode::collective_failed)
              ? who + " failed with exit status " + std::to_string(code)
              : "";
 }

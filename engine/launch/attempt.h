@@ -14,7 +14,7 @@
 
 namespace meshwright::launch {
 
-// To the user, and to what records the run.
+// To the user, and to what records the run, once that has begun.
 void tell(const LocalJob& job, Sink& sink, const std::string& lines);
 
 class Attempt {
@@ -46,12 +46,14 @@ class Attempt {
   void judge();
   bool excused(const Rank& rank) const;
   bool ended_silently(const Rank& rank) const;
+  static bool collateral(const Rank& rank);
   const Rank* at_fault() const;
   std::string stopped_ranks();
   void announce(const Rank& fault, const std::string& stopped);
   void aftermath();
   void signal_all(int number);
   bool all_ended() const;
+  bool keeps_logs() const;
 
   const LocalJob& job_;
   Sink& sink_;

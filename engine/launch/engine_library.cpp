@@ -2,10 +2,13 @@
 
 #include <dlfcn.h>
 
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "meshwright/error.h"
 #include "sdk/base/beside.h"
+#include "sdk/base/used_up.h"
 
 namespace meshwright::launch {
 
@@ -25,7 +28,19 @@ Error cannot_load(const std::string& path, const std::string& why) {
 
 }  // namespace
 
+void check_current_folder() {
+  std::error_code failed;
+  static_cast<void>(std::filesystem::current_path(failed));
+  if (!failed) return;
+  throw Error(ErrorCode::file_unreadable,
+              "the current folder is gone, or no path leads to it any more: " + failed.message())
+      .help("cd to a folder that is there, and start again: relative paths begin at it")
+      .help("`cd \"$PWD\"` enters a folder that was made again under the same name");
+}
+
 void* engine_function(const char* name) {
+  check_current_folder();
+  detail::check_room_for_libtorch();
   const std::string path = beside_sdk("libmeshwright_engine.so.1").string();
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {

@@ -3,6 +3,10 @@
 
 namespace meshwright::launch {
 
+// Throws Error(file_unreadable) where the current folder is gone: oneMKL in LibTorch looks for
+// itself from there, and ends the process.
+void check_current_folder();
+
 // One of its C functions (engine/entry). It lies beside the SDK library and stays loaded. Throws
 // Error(file_unreadable) where LibTorch is not found, Error(internal) where the installation is
 // damaged.

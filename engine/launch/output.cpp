@@ -73,27 +73,41 @@ void Sink::around(Target& target, std::string_view lines) {
 
 RankOutput::RankOutput(const LocalJob& job, Sink& sink, int64_t number, int64_t restart,
                        Descriptor out, Descriptor err)
-    : sink_(sink), prefix_(number == 0 ? "" : "[rank " + std::to_string(number) + "] ") {
+    : job_(job),
+      sink_(sink),
+      number_(number),
+      restart_(restart),
+      prefix_(number == 0 ? "" : "[rank " + std::to_string(number) + "] ") {
   out_.fd = std::move(out);
   err_.fd = std::move(err);
   err_.is_err = true;
   if (job.log_folder.empty()) return;
   log_path_ = (job.log_folder / ("rank_" + std::to_string(number) + ".log")).string();
+  early_ = !has_begun(job);
+  if (!early_) open_log();
+}
+
+void RankOutput::open_log() {
   // The log of a former run stays: an error of that run may have named it. One that has grown long
   // makes way for the next, once.
   struct stat status{};
   bool former = ::stat(log_path_.c_str(), &status) == 0 && status.st_size > 0;
-  if (former && restart == 0 && status.st_size > kLongLog) {
-    std::string older = (job.log_folder / ("rank_" + std::to_string(number) + ".1.log")).string();
+  if (former && restart_ == 0 && status.st_size > kLongLog) {
+    std::string older = (job_.log_folder / ("rank_" + std::to_string(number_) + ".1.log")).string();
     former = ::rename(log_path_.c_str(), older.c_str()) != 0;
   }
-  log_ = Descriptor(::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  // The folder may have been removed since an earlier attempt.
+  std::error_code failed;
+  if (restart_ > 0) std::filesystem::create_directories(job_.log_folder, failed);
+  // What stands there may be a pipe that nobody reads.
+  log_ = Descriptor(
+      ::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644));
   if (log_.get() < 0)
     throw Error(ErrorCode::output_unwritable,
                 "cannot write " + log_path_ + ": " + std::strerror(errno))
         .key("run.dir")
         .help("set run.dir to a folder that may be written to");
-  if (former) log(separator(restart));
+  if (former) log(separator(restart_));
 }
 
 void RankOutput::watch(std::vector<pollfd>& fds) const {
@@ -102,6 +116,20 @@ void RankOutput::watch(std::vector<pollfd>& fds) const {
 }
 
 void RankOutput::log(std::string_view text) {
+  constexpr size_t kMostEarly = 1 << 20;
+  if (early_ && has_begun(job_)) {
+    early_ = false;
+    try {
+      open_log();
+    } catch (const Error& error) {
+      sink_.err("warning: " + error.message() + "; this rank's output is not kept\n");
+    }
+    log(std::exchange(early_text_, {}));
+  }
+  if (early_) {
+    if (early_text_.size() < kMostEarly) early_text_ += text;
+    return;
+  }
   while (!text.empty() && log_.get() >= 0) {
     ssize_t n = ::write(log_.get(), text.data(), text.size());
     if (n > 0) {
@@ -118,7 +146,9 @@ void RankOutput::show(Stream& stream, std::string_view line) {
   std::string text(line);
   if (!text.ends_with('\n')) text += '\n';
   if (stream.is_err && line.starts_with("error[") && !holding_) {
-    holding_ = said_error_ = true;
+    constexpr size_t kBefore = std::string_view("error[").size(), kCode = 5;
+    holding_ = true;
+    if (said_error_.empty()) said_error_ = line.substr(kBefore, kCode);
     held_since_ = std::chrono::steady_clock::now();
   }
   if (stream.is_err && holding_)
@@ -186,6 +216,7 @@ void RankOutput::finish() {
     if (!stream->line.empty()) show(*stream, std::exchange(stream->line, {}));
     stream->fd.close();
   }
+  log({});  // what was held back of a run that has begun meanwhile
 }
 
 std::string RankOutput::take_held() {

@@ -36,10 +36,13 @@ class Sink {
   bool hurry_ = false;
 };
 
+// LocalJob::begun.
+bool has_begun(const LocalJob& job);
+
 // Both streams of one rank.
 class RankOutput {
  public:
-  // The log goes on after what earlier runs and restarts left in it. Throws
+  // The log goes on after what earlier runs and restarts left in it, once the run has begun. Throws
   // Error(output_unwritable) when it cannot be written.
   RankOutput(const LocalJob& job, Sink& sink, int64_t number, int64_t restart, Descriptor out,
              Descriptor err);
@@ -49,7 +52,9 @@ class RankOutput {
   // The rank's error message, held back until now; with it the rest of its standard error. Without
   // prefixes.
   std::string take_held();
-  bool said_error() const { return said_error_; }  // ever
+  bool said_error() const { return !said_error_.empty(); }  // ever
+  // The code of the first one, as "E0601"; empty: none.
+  const std::string& said() const { return said_error_; }
   std::string prefixed(std::string_view lines) const;
   // Shows what was held back for so long, or is so long, that the rank evidently did not end over
   // it.
@@ -65,14 +70,20 @@ class RankOutput {
   void take(Stream& stream, std::string_view text);
   void show(Stream& stream, std::string_view line);
   void log(std::string_view text);
+  void open_log();
 
+  const LocalJob& job_;
   Sink& sink_;
+  int64_t number_, restart_;
   std::string prefix_;
   Stream out_, err_;
   Descriptor log_;
   std::string log_path_;
+  bool early_ = false;  // the run has not begun, and this is held back:
+  std::string early_text_;
   std::string held_;
-  bool holding_ = false, said_error_ = false;
+  bool holding_ = false;
+  std::string said_error_;
   std::chrono::steady_clock::time_point held_since_;
 };
 

@@ -1,9 +1,11 @@
 #include "engine/launch/run_folder.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
 
+#include "engine/launch/supervisor.h"
 #include "sdk/files/durable.h"
 
 namespace meshwright::launch {
@@ -52,6 +54,12 @@ std::unique_ptr<base::RunLock> own_run_folder(const std::filesystem::path& folde
   }
 }
 
-bool launcher_owns_run_folder() { return std::getenv("MESHWRIGHT_RUN_LOCK") != nullptr; }
+bool launcher_owns_run_folder(const std::filesystem::path& folder) {
+  const char* lock = std::getenv(kRunLock);
+  struct stat held{}, named{};
+  return lock != nullptr && ::fstat(std::atoi(lock), &held) == 0 &&
+         ::stat((folder / "lock").c_str(), &named) == 0 && held.st_ino == named.st_ino &&
+         held.st_dev == named.st_dev;
+}
 
 }  // namespace meshwright::launch

@@ -24,7 +24,7 @@ std::unique_ptr<base::RunLock> own_run_folder(const std::filesystem::path& folde
                                               const Lookup& environment, const Say& waiting,
                                               const std::function<void(const Error&)>& lost = {});
 
-// A local rank's: the launcher holds the lock, and this process with it.
-bool launcher_owns_run_folder();
+// A local rank's: the launcher holds this folder's lock, and this process with it.
+bool launcher_owns_run_folder(const std::filesystem::path& folder);
 
 }  // namespace meshwright::launch

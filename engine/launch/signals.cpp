@@ -41,9 +41,19 @@ SignalHandlers::SignalHandlers() {
     ::sigaction(kSignals[i], nullptr, &old_[i]);
     if (old_[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &ours, nullptr);
   }
+  // A parent that ignores SIGCHLD would have the kernel forget how ranks ended, and signals that it
+  // blocks would not come.
+  ours.sa_handler = SIG_DFL;
+  ::sigaction(SIGCHLD, &ours, &old_child_);
+  sigset_t heard;
+  ::sigemptyset(&heard);
+  for (int signal : kSignals) ::sigaddset(&heard, signal);
+  ::pthread_sigmask(SIG_UNBLOCK, &heard, &old_mask_);
 }
 
 SignalHandlers::~SignalHandlers() {
+  ::pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);
+  ::sigaction(SIGCHLD, &old_child_, nullptr);
   for (int i = 0; i < kMany; ++i) ::sigaction(kSignals[i], &old_[i], nullptr);
 }
 

@@ -7,7 +7,8 @@
 namespace meshwright::launch {
 
 // Handlers of ours, put back by the destructor. What was ignored (nohup, a shell's background job)
-// stays ignored. One at a time in a process, which has one thread; what they hear is asked of them.
+// stays ignored, but for SIGCHLD; what was blocked is not meanwhile. One at a time in a process,
+// which has one thread; what they hear is asked of them.
 class SignalHandlers {
  public:
   SignalHandlers();
@@ -23,7 +24,8 @@ class SignalHandlers {
  private:
   static constexpr int kMany = 6;
   static constexpr int kSignals[kMany] = {SIGINT, SIGHUP, SIGTERM, SIGUSR1, SIGTSTP, SIGPIPE};
-  struct sigaction old_[kMany];
+  struct sigaction old_[kMany], old_child_;
+  sigset_t old_mask_;
 };
 
 // "signal 9 (SIGKILL)"

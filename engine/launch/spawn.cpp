@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -16,8 +17,10 @@
 #include <cstring>
 #include <set>
 
+#include "engine/base/forks.h"
 #include "engine/launch/limits.h"
 #include "meshwright/error.h"
+#include "sdk/base/used_up.h"
 
 extern char** environ;
 
@@ -31,6 +34,7 @@ constexpr int kStoreFd = 3;
 Descriptor high(int fd) {
   Descriptor low(fd);
   int moved = ::fcntl(fd, F_DUPFD_CLOEXEC, 10);
+  if (moved < 0) errno = detail::reason_of_copy(errno);
   return Descriptor(moved);
 }
 
@@ -83,9 +87,9 @@ std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, i
                            {"MESHWRIGHT_LOCAL_JOB", std::to_string(::getpid())}});
   if (number == 0) ours.emplace_back("MESHWRIGHT_STORE_FD", std::to_string(kStoreFd));
   if (restart > 0) ours.emplace_back("MESHWRIGHT_RESTART", std::to_string(restart));
-  if (job.lock_fd >= 0) ours.emplace_back("MESHWRIGHT_RUN_LOCK", std::to_string(job.lock_fd));
-  std::set<std::string> replaced{"MESHWRIGHT_STORE_FD", "MESHWRIGHT_RESTART",
-                                 "MESHWRIGHT_RUN_LOCK"};
+  for (const auto& [name, fd] : job.descriptors) ours.emplace_back(name, std::to_string(fd));
+  std::set<std::string> replaced{"MESHWRIGHT_STORE_FD", "MESHWRIGHT_RESTART", kRunLock,
+                                 kConfiguration, kAttempts};
   for (const auto& [name, value] : ours) replaced.insert(name);
   std::vector<std::string> out;
   for (char** e = environ; *e != nullptr; ++e) {
@@ -145,14 +149,15 @@ Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const L
   // Rank 0 alone: were the socket open in others too, connections to it would hang after rank 0's
   // death instead of being refused.
   if (number == 0) posix_spawn_file_actions_adddup2(&actions, listener.fd.get(), kStoreFd);
-  // On itself, which leaves it open in the child. Whoever dies last lets go of the lock.
-  if (job.lock_fd >= 0) posix_spawn_file_actions_adddup2(&actions, job.lock_fd, job.lock_fd);
+  // On themselves, which leaves them open in the child.
+  for (const auto& [name, fd] : job.descriptors) posix_spawn_file_actions_adddup2(&actions, fd, fd);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   sigset_t defaults, none;
   sigemptyset(&defaults);
   sigemptyset(&none);
-  for (int s : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGTSTP}) sigaddset(&defaults, s);
+  for (int s : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGTSTP, SIGCHLD})
+    sigaddset(&defaults, s);
   posix_spawnattr_setsigdefault(&attributes, &defaults);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setpgroup(&attributes, 0);
@@ -173,13 +178,63 @@ Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const L
   return process;
 }
 
+Descriptor shared_memory() {
+  Descriptor out;
+  if (int fd = ::memfd_create("meshwright", MFD_CLOEXEC | MFD_ALLOW_SEALING); fd >= 0)
+    out = high(fd);
+  if (out.get() < 0)
+    throw Error(ErrorCode::rank_failed,
+                std::string("what ranks are handed cannot be kept in memory (memfd): ") +
+                    std::strerror(errno));
+  return out;
+}
+
+Descriptor sealed_memory(const std::string& bytes) {
+  Descriptor out = shared_memory();
+  for (size_t at = 0; out.get() >= 0 && at < bytes.size();) {
+    const ssize_t got = ::write(out.get(), bytes.data() + at, bytes.size() - at);
+    if (got > 0)
+      at += static_cast<size_t>(got);
+    else if (errno != EINTR)
+      out.close();
+  }
+  if (out.get() < 0)
+    throw Error(ErrorCode::rank_failed,
+                std::string("what ranks are handed cannot be kept in memory (memfd): ") +
+                    std::strerror(errno));
+  ::fcntl(out.get(), F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE);
+  return out;
+}
+
+std::optional<std::string> handed_to_rank(const char* variable) {
+  const char* told = std::getenv(variable);
+  if (told == nullptr) return std::nullopt;
+  const Descriptor file(std::atoi(told));
+  return bytes_of(file.get(), std::string("what ") + variable + " = " + told + " names");
+}
+
+std::string bytes_of(int memory, const std::string& what) {
+  std::string out;
+  char part[65536];
+  for (;;) {  // the ranks share one position
+    const ssize_t got = ::pread(memory, part, sizeof part, static_cast<off_t>(out.size()));
+    if (got == 0) return out;
+    if (got > 0)
+      out.append(part, static_cast<size_t>(got));
+    else if (errno != EINTR)
+      throw Error(ErrorCode::internal, what + " cannot be read: " + std::strerror(errno));
+  }
+}
+
 bool end_with_parent() {
   const char* parent = std::getenv("MESHWRIGHT_LOCAL_JOB");
   if (parent == nullptr) return true;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // What the rank starts must not hold the run folder's lock after it.
-  if (const char* lock = std::getenv("MESHWRIGHT_RUN_LOCK"); lock != nullptr)
+  if (const char* lock = std::getenv(kRunLock); lock != nullptr) {
     ::fcntl(std::atoi(lock), F_SETFD, FD_CLOEXEC);
+    base::close_in_forks(std::atoi(lock));
+  }
   // It may have died before the line above.
   return std::to_string(::getppid()) == parent;
 }

@@ -45,4 +45,10 @@ struct Process {
 // Error(rank_failed).
 Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const Listener& listener);
 
+// Empty, for LocalJob::descriptors. Throws Error(rank_failed).
+Descriptor shared_memory();
+
+// Holds these bytes, for LocalJob::descriptors; nobody can change them. Throws Error(rank_failed).
+Descriptor sealed_memory(const std::string& bytes);
+
 }  // namespace meshwright::launch

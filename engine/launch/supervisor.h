@@ -5,11 +5,17 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace meshwright::launch {
+
+// Variables that tell a rank the number of a descriptor.
+inline constexpr const char kRunLock[] = "MESHWRIGHT_RUN_LOCK",
+                            kConfiguration[] = "MESHWRIGHT_CONFIGURATION",
+                            kAttempts[] = "MESHWRIGHT_ATTEMPTS";
 
 struct LocalJob {
   std::vector<std::string> argv;  // the program and its arguments, the same for every rank
@@ -30,13 +36,18 @@ struct LocalJob {
       continues;  // where ranks that start again go on from: "from step_00000050"; none: not said
   std::function<void(const std::string& lines)>
       record;  // hears of failures, restarts and signals beside the user; may be absent
+  // Whether the run has begun of which logs and records are kept: until then they are held back, so
+  // that a start which is refused leaves no word in those of another. Absent: it has.
+  std::function<bool()> begun = {};
   // Called before the ranks start, each time; may be absent.
   std::function<void()> begins = {};
   // What the ranks left that says more of their end, as lines; empty: nothing. Called when all have
   // ended, with the ranks that were seen to be stopped; may be absent.
   std::function<std::string(const std::vector<int64_t>& stopped)> verdict = {};
   int out_fd = 1, err_fd = 2;
-  int lock_fd = -1;  // of the run folder's lock: every rank holds it too, as MESHWRIGHT_RUN_LOCK
+  // That every rank gets too: the variable that tells its number, and the number, above those that
+  // a child is given. Whoever dies last lets go of a lock.
+  std::vector<std::pair<std::string, int>> descriptors = {};
 };
 
 // Runs until every rank has ended. Each rank finds itself in RANK, WORLD_SIZE, LOCAL_RANK,
@@ -74,5 +85,11 @@ int run_local_ranks(const LocalJob& job);
 // kernel kills this one too. Does nothing in a process that run_local_ranks() did not start.
 // Returns false when that parent is gone already: leave then.
 bool end_with_parent();
+
+// For the rank, once: all bytes of the descriptor that the variable tells, which is closed.
+// nullopt: it is not set. Throws Error(internal).
+std::optional<std::string> handed_to_rank(const char* variable);
+// All bytes of such memory, which several processes share. `what` it is, for Error(internal).
+std::string bytes_of(int memory, const std::string& what);
 
 }  // namespace meshwright::launch

@@ -1,10 +1,7 @@
 #include "engine/loader/elf.h"
 
 #include <elf.h>
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -12,6 +9,7 @@
 #include <utility>
 
 #include "meshwright/error.h"
+#include "sdk/files/foreign_file.h"
 
 namespace meshwright::loader {
 namespace {
@@ -129,19 +127,17 @@ class Reader {
 class Mapping {
  public:
   explicit Mapping(const std::filesystem::path& file) {
-    int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
+    const base::ForeignFile opened(file);
+    if (opened.reason() != 0)
       throw Error(ErrorCode::plugin_unreadable,
-                  "cannot open " + file.string() + ": " + std::strerror(errno));
-    struct stat info{};
-    bool ok = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-    if (ok && info.st_size > 0) {
-      size_ = static_cast<size_t>(info.st_size);
-      void* p = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
+                  "cannot open " + file.string() + ": " + std::strerror(opened.reason()));
+    bool ok = opened.is_open();
+    if (ok && opened.size() > 0) {
+      size_ = static_cast<size_t>(opened.size());
+      void* p = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, opened.fd(), 0);
       data_ = p == MAP_FAILED ? nullptr : p;
       ok = data_ != nullptr;
     }
-    ::close(fd);
     if (!ok) throw Error(ErrorCode::plugin_unreadable, "cannot read " + file.string());
   }
   Mapping(const Mapping&) = delete;

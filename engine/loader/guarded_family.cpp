@@ -5,6 +5,7 @@
 #include "engine/loader/guard.h"
 #include "meshwright/model/running_model.h"
 #include "sdk/base/check_outline.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::loader {
 
@@ -60,7 +61,7 @@ class GuardedFamily final : public ModelFamily {
     if (out.kind > InitialValue::Kind::uniform || !std::isfinite(out.value) ||
         (spread && out.value < 0))
       throw nonconforming("initial_value", "initial_value() of " + parameter.name + " is " +
-                                               std::to_string(out.value) +
+                                               text::format("%f", out.value) +
                                                (spread && out.value < 0 ? ", below 0" : ""));
     if (out.zero_row &&
         (parameter.shape.empty() || *out.zero_row < 0 || *out.zero_row >= parameter.shape.front()))

@@ -17,6 +17,7 @@
 #include "engine/loader/private_copy.h"
 #include "engine/loader/verify_library.h"
 #include "sdk/base/build_facts.h"
+#include "sdk/base/used_up.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::loader {
@@ -85,6 +86,9 @@ std::vector<fs::path> candidates_in(const fs::path& folder) {
     std::string name = it->path().filename().string();
     if (name.starts_with("libmeshwright_") && name.ends_with(".so")) out.push_back(it->path());
   }
+  if (const std::optional<Error> limit =
+          detail::used_up("cannot list " + folder.string() + ": ", failed.message()))
+    throw *limit;
   std::sort(out.begin(), out.end());
   return out;
 }
@@ -240,7 +244,8 @@ struct Registry::Impl {
       const VerifiedLibrary said = read_facts(file);
       for (const std::string& known : said.*sort.listed)
         if (text::normal(known) == name) return true;
-    } catch (const Error&) {  // a damaged neighbour is no hit; `plugins list` shows it
+    } catch (const Error& error) {  // a damaged neighbour is no hit; `plugins list` shows it
+      if (const std::optional<Error> limit = detail::used_up(error)) throw *limit;
     }
     return false;
   }

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <functional>
 
+#include "engine/report/report.h"
+
 namespace meshwright::monitor {
 
 namespace json = boost::json;
@@ -43,7 +45,7 @@ std::string cell_of(const json::value& value) {
     case json::kind::double_:
       return number(value.as_double());
     case json::kind::string:
-      return std::string(value.as_string());
+      return report::csv_cell(value.as_string());
     case json::kind::array: {
       std::string out;
       for (const json::value& item : value.as_array())
@@ -75,7 +77,11 @@ std::vector<std::string> csv_columns(std::string_view jsonl) {
   return out;
 }
 
-std::string CsvLines::header() const { return line_of(columns_); }
+std::string CsvLines::header() const {
+  std::vector<std::string> cells;
+  for (const std::string& name : columns_) cells.push_back(report::csv_cell(name));
+  return line_of(cells);
+}
 
 bool CsvLines::has_columns_for(const Row& row) const {
   return std::all_of(row.fields.begin(), row.fields.end(), [&](const auto& field) {

@@ -39,7 +39,8 @@ class CsvFile final : public Sink {
  private:
   std::string rows_so_far() const {
     std::error_code failed;  // what is no file (a pipe) cannot be read again
-    return fs::is_regular_file(rows_, failed) ? base::read_file(rows_) : std::string();
+    return fs::is_regular_file(rows_, failed) ? base::read_file(rows_, SIZE_MAX / 2)
+                                              : std::string();
   }
   void rebuild(std::string_view rows) {
     file_.reset();

@@ -4,9 +4,9 @@
 #include <boost/json/parser.hpp>
 #include <boost/json/serialize.hpp>
 #include <cmath>
-#include <sstream>
 
 #include "meshwright/error.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::outlines {
 
@@ -23,10 +23,18 @@ ConfigJson ConfigJson::parse(std::string_view text, std::string name) {
     auto line = 1 + std::count(before.begin(), before.end(), '\n');
     size_t column = before.size() -
                     (before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1) + 1;
-    throw Error(ErrorCode::bad_model_config, name + " is not JSON: " + failed.message() +
+    Error error(ErrorCode::bad_model_config, name + " is not JSON: " + failed.message() +
                                                  " at line " + std::to_string(line) + ", column " +
-                                                 std::to_string(column))
-        .key("model.config");
+                                                 std::to_string(column));
+    // Python writes these words for numbers that JSON does not have.
+    std::string_view word = text.substr(std::min(text.find_last_of(" \t\r\n:,[", rest) + 1, rest));
+    for (const char* python : {"Infinity", "-Infinity", "NaN"})
+      if (word.starts_with(python))
+        error.help(
+            std::string(python) +
+            " is no number of JSON, though Python writes it: put one in its place (1e308 for "
+            "Infinity), or null where the field may be left out");
+    throw error.key("model.config");
   }
   boost::json::value value = parser.release();
   if (!value.is_object())
@@ -77,11 +85,7 @@ std::string brief(const boost::json::value& value) {
   return boost::json::serialize(value).substr(0, 60);
 }
 
-std::string number_text(double value) {
-  std::ostringstream out;
-  out << value;
-  return out.str();
-}
+std::string number_text(double value) { return text::format("%g", value); }
 }  // namespace
 
 int64_t ConfigJson::integer(std::string_view field, int64_t low, int64_t high,

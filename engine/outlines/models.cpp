@@ -1,17 +1,19 @@
 #include "engine/outlines/models.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <map>
 #include <sstream>
 
+#include "engine/base/handed_files.h"
 #include "engine/base/model_file.h"
+#include "engine/base/other_format.h"
 #include "engine/outlines/families.h"
 #include "engine/outlines/net_config.h"
 #include "meshwright/error.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::outlines {
 namespace {
@@ -44,6 +46,7 @@ std::string family_name(std::string_view architecture) {
 }
 
 std::string read_file(const std::filesystem::path& path) {
+  if (const std::string* handed = base::handed_file(path)) return *handed;
   std::error_code failed;
   std::filesystem::file_status status = std::filesystem::status(path, failed);
   auto refuse = [&](const std::string& why) {
@@ -52,11 +55,18 @@ std::string read_file(const std::filesystem::path& path) {
         .key("model.config")
         .help("name a Hugging Face config.json, or a folder that holds one");
   };
+  if (std::optional<std::string> help = base::other_format_help(path))
+    throw Error(ErrorCode::file_unreadable,
+                path.string() + " holds weights, where the model's configuration belongs")
+        .key("model.config")
+        .help(*help);
   if (!std::filesystem::exists(status)) {
     Error missing =
         refuse(failed && status.type() == std::filesystem::file_type::none ? failed.message()
                                                                            : "no such file");
     for (const std::string& help : hub_helps(path)) missing.help(help);
+    if (std::optional<std::string> help = base::own_folder_help(path.parent_path()))
+      missing.help(*help);
     throw missing;
   }
   if (!std::filesystem::is_regular_file(status)) throw refuse("not a regular file");
@@ -129,8 +139,8 @@ std::vector<std::string> hub_helps(const std::filesystem::path& path) {
   size_t slash = text.find('/');
   auto is_name = [](std::string_view part) {
     return !part.empty() && part[0] != '.' && part[0] != '~' && part[0] != '-' &&
-           std::all_of(part.begin(), part.end(), [](unsigned char c) {
-             return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+           std::all_of(part.begin(), part.end(), [](char c) {
+             return text::is_alphanumeric(c) || c == '.' || c == '_' || c == '-';
            });
   };
   if (slash == std::string::npos || !is_name(std::string_view(text).substr(0, slash)) ||
@@ -151,7 +161,10 @@ std::vector<std::string> hub_helps(const std::filesystem::path& path) {
 }
 
 ConfigJson load_config(const std::filesystem::path& config_or_folder) {
-  const std::filesystem::path path = base::model_file(config_or_folder);
+  std::filesystem::path path = base::model_file(config_or_folder);
+  // Of a folder that is gone meanwhile.
+  if (base::handed_file(config_or_folder / "config.json") != nullptr)
+    path = config_or_folder / "config.json";
   return ConfigJson::parse(read_file(path), path.string());
 }
 

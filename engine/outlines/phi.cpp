@@ -41,12 +41,14 @@ ModelOutline phi(const ConfigJson& config, DType storage) {
   b.module("lm_head", ModuleKind::linear, "Linear");
   if (!s.tied) b.parameter("lm_head.weight", {s.vocab, s.hidden});
   b.parameter("lm_head.bias", {s.vocab});
-  b.own_plan({{"layers.*.self_attn.q_proj", "colwise"},
-              {"layers.*.self_attn.k_proj", "colwise"},
-              {"layers.*.self_attn.v_proj", "colwise"},
-              {"layers.*.self_attn.dense", "rowwise"},
-              {"layers.*.mlp.fc1", "colwise"},
-              {"layers.*.mlp.fc2", "rowwise"}});
+  PlanRows rows = {
+      {"layers.*.self_attn.q_proj", "colwise"}, {"layers.*.self_attn.k_proj", "colwise"},
+      {"layers.*.self_attn.v_proj", "colwise"}, {"layers.*.self_attn.dense", "rowwise"},
+      {"layers.*.mlp.fc1", "colwise"},          {"layers.*.mlp.fc2", "rowwise"}};
+  if (qk_norms)  // theirs has no word for them
+    for (const char* norm : {"layers.*.self_attn.q_layernorm", "layers.*.self_attn.k_layernorm"})
+      rows.emplace_back(norm, "replicated_with_grad_allreduce");
+  b.own_plan(rows);
   return std::move(b.outline);
 }
 

@@ -1,16 +1,11 @@
 #include "engine/plan/before_start.h"
 
-#include <algorithm>
-#include <cstdio>
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::plan {
 namespace {
 
-std::string short_number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", value);
-  return text;
-}
+std::string short_number(double value) { return text::format("%.3g", value); }
 
 }  // namespace
 

@@ -12,7 +12,7 @@ std::string steps_an_epoch(int64_t samples, int64_t batch) {
          " steps of " + std::to_string(batch);
 }
 
-int64_t steps_of_epochs(int64_t epochs, int64_t samples, int64_t batch) {
+int64_t steps_of_epochs(int64_t epochs, int64_t samples, int64_t batch, const Trained& trained) {
   int64_t all = 0;
   if (__builtin_mul_overflow(epochs, samples, &all))
     throw Error(ErrorCode::out_of_range, "step_scheduler.epochs = " + std::to_string(epochs) +
@@ -20,7 +20,8 @@ int64_t steps_of_epochs(int64_t epochs, int64_t samples, int64_t batch) {
                                              " samples is a run without an end")
         .key("step_scheduler.epochs")
         .help("set step_scheduler.max_steps = 200 and step_scheduler.epochs = \"none\"");
-  return all / batch + (all % batch > 0 ? 1 : 0);
+  const int64_t left = std::max<int64_t>(0, all - trained.samples);
+  return trained.steps + left / batch + (left % batch > 0 ? 1 : 0);
 }
 
 void count_steps(const Job& job, bool assumed_world, JobPlan& plan) {
@@ -31,11 +32,16 @@ void count_steps(const Job& job, bool assumed_world, JobPlan& plan) {
                 batch = assumed_world
                             ? table.get_int("global_batch_size")
                             : step_samples(plan.workload) * std::max<int64_t>(plan.mesh.dp, 1);
-  plan.max_steps = steps_of_epochs(epochs, *job.samples, batch);
+  const Trained trained = job.trained.value_or(Trained());
+  plan.max_steps = steps_of_epochs(epochs, *job.samples, batch, trained);
   plan.notices.push_back("step_scheduler.epochs = " + std::to_string(epochs) + " is " +
-                         report::counted(*plan.max_steps, "step", "steps") + ": an epoch is " +
-                         report::counted(*job.samples, "sample", "samples") + ", " +
-                         steps_an_epoch(*job.samples, batch));
+                         report::counted(*plan.max_steps, "step", "steps") +
+                         (trained.steps > 0
+                              ? ", of which " + report::human_count(trained.steps) + " have read " +
+                                    report::counted(trained.samples, "sample", "samples")
+                              : "") +
+                         ": an epoch is " + report::counted(*job.samples, "sample", "samples") +
+                         ", " + steps_an_epoch(*job.samples, batch));
 }
 
 }  // namespace meshwright::plan

@@ -8,10 +8,12 @@
 
 namespace meshwright::plan {
 
-// Steps of `batch` samples in which each of `samples` is read at least `epochs` times: the sampler
-// goes on into the next epoch where the last one is not full. Throws Error(out_of_range) for more
-// than there are numbers.
-int64_t steps_of_epochs(int64_t epochs, int64_t samples, int64_t batch);
+// After how many steps each of `samples` has been read at least `epochs` times, when those behind
+// `trained`, whose batches may have been others, read `batch` samples each: the sampler goes on
+// into the next epoch where the last one is not full. Throws Error(out_of_range) for more than
+// there are numbers.
+int64_t steps_of_epochs(int64_t epochs, int64_t samples, int64_t batch,
+                        const Trained& trained = {});
 
 // "3.1 steps of 8": how many steps of `batch` samples read `samples` once, down to a tenth.
 std::string steps_an_epoch(int64_t samples, int64_t batch);

@@ -4,6 +4,7 @@
 #include "engine/outlines/hub_family.h"
 #include "engine/plan/adapters.h"
 #include "engine/plan/plan.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/files/relative.h"
 
 namespace meshwright::plan {
@@ -11,6 +12,11 @@ namespace meshwright::plan {
 std::string JobModel::name() const {
   return request.config.empty() ? "the model family " + key
                                 : base::model_file(request.config).string();
+}
+
+void say_what_is_seen(ModelOutline& outline, const TpPlanChoice& choice) {
+  for (const auto& [pattern, word] : choice.patterns)
+    if (word == kOfHeads || word == kOfStream) outline.own_tp_plan.emplace_back(pattern, word);
 }
 
 ModelOutline JobModel::outline(const config::Config& config) const {
@@ -21,18 +27,24 @@ ModelOutline JobModel::outline(const config::Config& config) const {
       throw Error(ErrorCode::file_unreadable,
                   "cannot read " + request.config + ": " +
                       (failed ? failed.message() : std::string("it does not exist")));
-    return family->outline(request);
-  } catch (Error& error) {
-    // A plugin may name an option of its own.
-    if (plugin != nullptr && !error.key().empty()) throw;
-    const std::string full = "model." + key;
-    const Origin written = config.table("model").origin(key);
-    if (std::error_code failed; error.code() == ErrorCode::file_unreadable &&
-                                !std::filesystem::exists(request.config, failed) && !failed)
-      for (const std::string& help : base::relative_path_help(full, request.config, written.file))
-        error.help(help);
-    throw error.key(full).at(written);
+    ModelOutline out = family->outline(request);
+    say_what_is_seen(out, config.shared.tp_plan);
+    return out;
+  } catch (const Error& error) {
+    throw located(error, config);
   }
+}
+
+Error JobModel::located(Error error, const config::Config& config) const {
+  // A plugin may name an option of its own.
+  if (plugin != nullptr && !error.key().empty()) return error;
+  const std::string full = "model." + key;
+  const Origin written = config.table("model").origin(key);
+  if (std::error_code failed; error.code() == ErrorCode::file_unreadable &&
+                              !std::filesystem::exists(request.config, failed) && !failed)
+    for (const std::string& help : base::relative_path_help(full, request.config, written.file))
+      error.help(help);
+  return error.key(full).at(written);
 }
 
 std::optional<JobModel> model_of(const Job& job) {

@@ -23,6 +23,17 @@ int64_t product(int64_t a, int64_t b) {
 
 }  // namespace
 
+void check_state(const std::string& optimizer, DType weights) {
+  if (optimizer != "adamw" || weights != DType::float16) return;
+  throw Error(
+      ErrorCode::conflict,
+      "optimizer.name = \"adamw\" keeps its state in the dtype of the weights, and squares "
+      "of gradients are mostly zero in float16: updates would be divided by next to nothing")
+      .key("model.torch_dtype")
+      .help("set optimizer.main_dtype = \"float32\"")
+      .help("set model.torch_dtype = \"bfloat16\"");
+}
+
 std::string narrow_update_warning(const std::string& optimizer, DType weights) {
   const char* lost = weights == DType::bfloat16 ? "1/256" : "1/2048";
   return optimizer + " updates " + std::string(dtype_name(weights)) +
@@ -58,6 +69,7 @@ void count_main_weights(JobPlan& plan, const config::Config& config, const Shard
   }
   const int64_t own = optimizer_bytes(plan, cost, 0);
   if (!main) {
+    if (own == 0) check_state(optimizer.get_string("name"), storage);
     if (own == 0)
       plan.warnings.push_back(narrow_update_warning(optimizer.get_string("name"), storage));
     return;

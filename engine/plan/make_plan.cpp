@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <numeric>
 
+#include "engine/config/idle.h"
 #include "engine/plan/adapters.h"
 #include "engine/plan/base_dtype.h"
 #include "engine/plan/before_start.h"
 #include "engine/plan/epochs.h"
+#include "engine/plan/loss_scale.h"
 #include "engine/plan/main_weights.h"
 #include "engine/plan/parameter_groups.h"
 #include "engine/plan/plan.h"
@@ -277,6 +279,42 @@ MemoryFacts::Where where_of(const config::Config& config, const PlanRequest& wan
   return device == "cpu" ? Where::host : device == "cuda" ? Where::device : Where::unknown;
 }
 
+// dist_env.cuda_graphs, and enable_compile of a strategy that has such an option.
+void plan_layer_graphs(const Job& job, const ShardingRequest& cost, JobPlan& plan) {
+  const Options& own = cost.config.own;
+  const bool compiles =
+      own.schema().find("enable_compile") != nullptr && own.get_bool("enable_compile");
+  if (job.config.table("dist_env").get_bool("cuda_graphs"))
+    plan.layer_graphs = LayerGraphsUse::required;
+  else if (compiles)
+    plan.layer_graphs = LayerGraphsUse::where_possible;
+  else
+    return;
+  plan.parameters_move =
+      why_parameters_move(cost, plan.strategy.strategy->plan_sharding(cost), *plan.footprint);
+  if (plan.layer_graphs == LayerGraphsUse::where_possible) {
+    const std::string key = own.schema().table + ".enable_compile = true";
+    const LayerGraphsRefusal no = why_no_layer_graphs(plan, job);
+    const bool host = plan.memory.where == MemoryFacts::Where::host;
+    if (host || !no.what.empty()) {
+      plan.layer_graphs = LayerGraphsUse::off;
+      plan.notices.push_back(key + " changes nothing here: " +
+                             (host ? "on a CPU there are no CUDA graphs of layers to launch"
+                                   : "CUDA graphs of layers cannot run, as " + no.what +
+                                         "; to have them " + no.help +
+                                         ", with dist_env.cuda_graphs = true") +
+                             ". Fused kernels are always on, and nothing needs to be compiled");
+      return;
+    }
+    plan.notices.push_back(key +
+                           ": the work of each layer is launched as CUDA graphs, as with "
+                           "dist_env.cuda_graphs = true");
+  }
+  plan.notices.emplace_back(
+      "dist_env.cuda_graphs: what graphs keep of each layer between its launches, gradients of "
+      "its weights among it, is not counted");
+}
+
 // dist_env.expandable_segments: LibTorch registers no memory with NCCL then.
 void check_segments(const config::Config& config, const Strategy& strategy,
                     const ShardingRequest& request) {
@@ -323,6 +361,15 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   config.job.max_steps = plan.max_steps.value_or(0);
   warn_of_schedule(job, plan);
 
+  if (const double targets = static_cast<double>(plan.workload.accumulation) *
+                             static_cast<double>(plan.workload.local_batch) *
+                             static_cast<double>(plan.workload.seq_len);
+      targets > 0)
+    if (const LossScale scale =
+            loss_scale(job.config, config::float16_gradients(job.config), targets);
+        scale.start > 1 || scale.dynamic)
+      plan.notices.push_back(loss_scale_notice(scale));
+
   const std::optional<JobModel> model = model_of(job);
   if (!model) {
     plan.tp.source = "none";
@@ -358,13 +405,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan.memory = {.where = where_of(job.config, wanted),
                  .drops = job.config.table("lora").get_number("dropout") > 0};
   plan.footprint = footprint_here(plan, cost);
-  if (job.config.table("dist_env").get_bool("cuda_graphs")) {
-    plan.parameters_move =
-        why_parameters_move(cost, plan.strategy.strategy->plan_sharding(cost), *plan.footprint);
-    plan.notices.emplace_back(
-        "dist_env.cuda_graphs: what graphs keep of each layer between its launches, gradients of "
-        "its weights among it, is not counted");
-  }
+  plan_layer_graphs(job, cost, plan);
   plan.notices.insert(plan.notices.end(), plan.footprint->notices.begin(),
                       plan.footprint->notices.end());
   plan.context_costs = context_costs(cost);

@@ -22,6 +22,10 @@
 
 namespace meshwright::plan {
 
+struct Trained {
+  int64_t steps = 0, samples = 0;
+};
+
 // A configuration together with the plugins it names: what `plan`, `validate` and `config show`
 // start from.
 struct Job {
@@ -35,6 +39,9 @@ struct Job {
   std::optional<loader::LoadedDataset> dataset, validation_dataset;
   // Of [dataset], where a run is counted in epochs and somebody has opened it.
   std::optional<int64_t> samples;
+  // What the checkpoint has done that the run goes on from; nullopt: it begins, or nobody has
+  // looked. Of runs that are counted in epochs.
+  std::optional<Trained> trained;
   // The adapters get their values with the model's, from a checkpoint or lora.adapter: a Trainer
   // does not read that by itself.
   bool fills_adapters = false;
@@ -54,7 +61,12 @@ struct JobModel {
   std::string name() const;  // the file or folder, else the family; for messages
   // Throws with the key, and the place where it was written.
   ModelOutline outline(const config::Config& config) const;
+  // An error of the family with both, and with what helps where its file is not there.
+  Error located(Error error, const config::Config& config) const;
 };
+// What the patterns of distributed.tp_plan say of modules that stand whole among the projections of
+// a block is added to what the outline says.
+void say_what_is_seen(ModelOutline& outline, const TpPlanChoice& choice);
 // nullopt: the job names none.
 std::optional<JobModel> model_of(const Job& job);
 // What makes the same model of a config.json again, where that needs more than the file: settings
@@ -87,6 +99,10 @@ struct PlanRequest {
   bool compares_sequence = true;
 };
 
+// Whether the work of each layer is launched as CUDA graphs: dist_env.cuda_graphs requires it, a
+// strategy's enable_compile asks for it where the job allows it.
+enum class LayerGraphsUse { off, where_possible, required };
+
 struct JobPlan {
   std::string requested_strategy;   // as written
   loader::LoadedStrategy strategy;  // the one that owns the job
@@ -104,7 +120,8 @@ struct JobPlan {
   // difference, cannot be or was not asked for.
   std::optional<int64_t> other_activations;
   MemoryFacts memory;  // which the footprint goes by
-  // why_parameters_move(); known with dist_env.cuda_graphs alone.
+  LayerGraphsUse layer_graphs = LayerGraphsUse::off;
+  // why_parameters_move(); known where layer_graphs is not off.
   ParametersMove parameters_move;
   Workload workload;
   std::optional<int64_t> max_steps;  // nullopt: epochs of data that nobody has opened
@@ -113,6 +130,13 @@ struct JobPlan {
   Options lora;
   std::string adapter_config;
 };
+
+// Why layers cannot be launched as CUDA graphs, and what would let them: a graph holds neither what
+// moves nor what differs from step to step. Both are empty where they can.
+struct LayerGraphsRefusal {
+  std::string what, help;
+};
+LayerGraphsRefusal why_no_layer_graphs(const JobPlan& plan, const Job& job);
 
 // Whether a run would read this table of data. One that nobody wrote has nothing to read.
 bool reads_data(const Options& table);

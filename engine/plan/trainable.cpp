@@ -25,9 +25,8 @@ void check_model_runs(const Job& job, Diagnostics& diagnostics) {
   if (!model) return;
   try {
     model->family->check_runs(model->request, diagnostics);
-  } catch (Error& error) {
-    diagnostics.add(
-        error.key("model." + model->key).at(job.config.table("model").origin(model->key)));
+  } catch (const Error& error) {
+    diagnostics.add(model->located(error, job.config));
   }
 }
 
@@ -38,11 +37,10 @@ std::optional<outlines::NetConfig> net_of(const Job& job) {
   return outlines::read_net_config(outlines::load_config(model->request.config));
 }
 
-// dist_env.cuda_graphs: a graph holds neither what moves nor what differs from step to step.
-void check_graphs(const JobPlan& plan, const Job& job) {
+}  // namespace
+
+LayerGraphsRefusal why_no_layer_graphs(const JobPlan& plan, const Job& job) {
   const config::Config& config = job.config;
-  const Options& table = config.table("dist_env");
-  if (!table.get_bool("cuda_graphs")) return;
   const SharedOptions& shared = plan.shared;
   const std::vector<int64_t>& windows = plan.outline->windows;
   const std::optional<outlines::NetConfig> net = net_of(job);
@@ -80,13 +78,21 @@ void check_graphs(const JobPlan& plan, const Job& job) {
           "documents of a sample lie elsewhere in each forward", "set dataset.packing = false"},
   };
   for (const Row& row : rows)
-    if (row.found)
-      throw Error(ErrorCode::not_in_release,
-                  std::string("dist_env.cuda_graphs = true cannot run here: ") + row.what)
-          .key("dist_env.cuda_graphs")
-          .at(table.origin("cuda_graphs"))
-          .help(row.help)
-          .help("set dist_env.cuda_graphs = false");
+    if (row.found) return {row.what, row.help};
+  return {};
+}
+
+namespace {
+
+void check_graphs(const JobPlan& plan, const Job& job) {
+  if (plan.layer_graphs != LayerGraphsUse::required) return;
+  const LayerGraphsRefusal no = why_no_layer_graphs(plan, job);
+  if (no.what.empty()) return;
+  throw Error(ErrorCode::not_in_release, "dist_env.cuda_graphs = true cannot run here: " + no.what)
+      .key("dist_env.cuda_graphs")
+      .at(job.config.table("dist_env").origin("cuda_graphs"))
+      .help(no.help)
+      .help("set dist_env.cuda_graphs = false");
 }
 
 }  // namespace

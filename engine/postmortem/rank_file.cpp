@@ -11,6 +11,7 @@
 
 #include "meshwright/error.h"
 #include "sdk/files/durable.h"
+#include "sdk/files/foreign_file.h"
 #include "sdk/files/read_file.h"
 
 namespace meshwright::postmortem {
@@ -111,7 +112,7 @@ constexpr const char* kLauncherFile = "launcher.json";
 
 std::vector<int64_t> read_stopped(const fs::path& file) {
   boost::system::error_code failed;
-  const json::value value = json::parse(base::read_file(file), failed);
+  const json::value value = json::parse(base::read_file(file, base::kSmallFile), failed);
   if (failed) return {};  // it is not there, as a rule
   try {
     return Fields(value).numbers("stopped");
@@ -197,14 +198,17 @@ Folder read_folder(const fs::path& folder) {
     const std::optional<int64_t> rank = rank_of(at->path().filename().string());
     if (!rank) continue;
     try {
-      RankFile file = parse(base::read_file(at->path()));
+      RankFile file =
+          parse(base::read_foreign(at->path(), base::kSmallFile, ErrorCode::file_unreadable));
       if (file.rank != *rank)
         throw Error(ErrorCode::file_unreadable, "it is of rank " + std::to_string(file.rank));
       out.files.push_back(std::move(file));
     } catch (const Error& error) {
-      const std::string& why = error.message();
-      out.problems.push_back(at->path().string() + " is damaged (" + why.substr(0, why.find('\n')) +
-                             ")");
+      std::string why = error.message().substr(0, error.message().find('\n'));
+      if (const std::string begin = at->path().string() + ": "; why.starts_with(begin))
+        out.problems.push_back(std::move(why));
+      else
+        out.problems.push_back(at->path().string() + " is damaged (" + why + ")");
     }
   }
   int64_t newest = 0;

@@ -1,13 +1,13 @@
 #include "engine/postmortem/verdict.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
 #include <thread>
 
+#include "sdk/base/plain_text.h"
 #include "sdk/base/rank_words.h"
 #include "sdk/base/words.h"
 #include "sdk/files/durable.h"
@@ -25,10 +25,7 @@ using Ranks = std::vector<int64_t>;
 constexpr size_t kMost = 3;  // sentences about ranks
 
 std::string seconds(int64_t microseconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s",
-                static_cast<double>(std::max<int64_t>(microseconds, 0)) / 1e6);
-  return text;
+  return text::format("%.1f s", static_cast<double>(std::max<int64_t>(microseconds, 0)) / 1e6);
 }
 
 // "rank 3", "ranks 0, 2 and 5"

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <optional>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 
 #include "meshwright/export.h"
@@ -55,7 +56,8 @@ void knock(std::string host, int port) {
   if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &at) != 0) return;
   if (const int fd = ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
       fd >= 0) {
-    static_cast<void>(::connect(fd, at->ai_addr, at->ai_addrlen));
+    const int reached = ::connect(fd, at->ai_addr, at->ai_addrlen);
+    static_cast<void>(reached);  // it need not be: nobody may listen any more
     ::close(fd);
   }
   ::freeaddrinfo(at);
@@ -76,15 +78,19 @@ class Listening final : public Endpoint {
   // civetweb looks every two seconds whether it is to end, and whenever somebody comes.
   ~Listening() override {
     std::atomic<bool> gone = false;
-    std::thread knocks([&] {
-      while (!gone) {
-        knock(host_, port_);
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      }
-    });
+    std::thread knocks;
+    try {
+      knocks = std::thread([&] {
+        while (!gone) {
+          knock(host_, port_);
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+      });
+    } catch (const std::system_error&) {  // no thread is to be had: it takes its two seconds
+    }
     exposer_.reset();
     gone = true;
-    knocks.join();
+    if (knocks.joinable()) knocks.join();
   }
   Listening(const Listening&) = delete;
   Listening& operator=(const Listening&) = delete;

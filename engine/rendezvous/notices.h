@@ -12,6 +12,7 @@
 
 #include "engine/base/store_bytes.h"
 #include "meshwright/error.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::rendezvous {
 
@@ -24,7 +25,7 @@ inline const std::string kEverywhere = "everywhere";
 
 // "3.0 s"
 inline std::string seconds(Milliseconds time) {
-  std::string out = std::to_string(static_cast<double>(time.count()) / 1000);
+  const std::string out = text::format("%f", static_cast<double>(time.count()) / 1000);
   return out.substr(0, out.find('.') + 2) + " s";
 }
 

@@ -122,6 +122,9 @@ std::string Pulse::unwatched(c10d::Store& store, PulseTimes::Time end) {
     return "no rank will hear at once when another has ended, but after the timeout: " + trouble_;
   while (store.add(kTried, 0) < world_ - 1 && !ended() && Clock::now() < end)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  // Who has come is told so now: a rank that has not been heard makes nothing of the end of rank 0,
+  // which may come before the watchdog's first look.
+  ended();
   return name_unwatched(store, 0);
 }
 

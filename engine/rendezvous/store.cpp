@@ -97,7 +97,7 @@ void stay_for_all(c10d::Store& store, int64_t world, Clock::time_point end) {
     std::this_thread::sleep_for(Milliseconds(10));
 }
 
-Roll join(const StorePtr& store, const StoreServer* server, const launch::RankEnvironment& ranks,
+Roll join(const StorePtr& store, StoreServer* server, const launch::RankEnvironment& ranks,
           Milliseconds timeout, Clock::time_point end) {
   int64_t rank = ranks.rank, world = ranks.world_size;
   std::string name = std::to_string(rank);
@@ -108,6 +108,7 @@ Roll join(const StorePtr& store, const StoreServer* server, const launch::RankEn
   store->set(name, bytes_of(std::to_string(world)));
   if (rank == 0) {
     Roll roll = call_roll(*store, server, world, place_of(ranks), timeout, end);
+    if (server != nullptr && roll.words.empty() && roll.refusal.empty()) server->ranks_met();
     int64_t present = 0;
     for (int64_t r = 1; r < world; ++r) present += store->check({std::to_string(r)}) ? 1 : 0;
     publish(*store, "all", std::to_string(world) + "\n" + encode(roll), present);

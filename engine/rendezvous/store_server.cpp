@@ -36,6 +36,10 @@ using wire::Refusal;
 constexpr std::chrono::seconds kToProve(5), kToRead(2);
 constexpr size_t kMostStrangers = 128;
 constexpr size_t kMostOfOneProcess = 256;  // NCCL clones the store for each group
+// Before the ranks have met, where anybody passes for one: a rank has one connection, or two while
+// it says why it does not take part.
+constexpr size_t kMostMembers = 16, kMembersOfOneRank = 2;
+constexpr size_t kStoredBeforeMeeting = size_t{16} << 20, kStoredOfOneRank = size_t{1} << 10;
 constexpr size_t kMostRefused = 8, kMostRefusedOfOne = 2;
 constexpr std::chrono::milliseconds kLongest(1'000'000'000'000);  // 31 years
 
@@ -130,6 +134,7 @@ class StoreServer::Loop {
     while (::write(wake_, &one, sizeof one) < 0 && errno == EINTR) {
     }
   }
+  void ranks_met() { met_ = true; }
   std::vector<std::string> refused() const {
     std::lock_guard lock(mutex_);
     return refused_;
@@ -269,6 +274,19 @@ class StoreServer::Loop {
     advance(id);
   }
 
+  // Whether it has proved that it is of the job, or is one of the ranks that have met.
+  bool known(const Guest& guest) const {
+    if (!badge_.secret.empty()) return true;
+    const auto seat = seats_.find(guest.says.rank);
+    return met_ && seat != seats_.end() && seat->second == guest.says.process;
+  }
+  size_t world() const { return static_cast<size_t>(std::max<int64_t>(badge_.world, 1)); }
+  size_t members() const {
+    size_t out = 0;
+    for (const auto& [process, connections] : processes_) out += connections;
+    return out;
+  }
+
   // False: the guest has hung up, or says more than it may.
   static bool read(Guest& guest) {
     std::array<char, 65536> buffer;
@@ -368,6 +386,9 @@ class StoreServer::Loop {
     else if (auto process = processes_.find(guest.says.process);
              process != processes_.end() && process->second >= kMostOfOneProcess)
       refusal = Refusal::crowded;
+    else if (refusal == Refusal::none && !known(guest) &&
+             members() >= kMostMembers + kMembersOfOneRank * world())
+      refusal = Refusal::crowded;
     guest.out = wire::verdict_of(badge_.secret, refusal, guest.hello, guest.answer);
     if (refusal != Refusal::none) {
       leave(id, guest, refusal);
@@ -402,7 +423,8 @@ class StoreServer::Loop {
 
   bool answer(uint64_t id, Guest& guest) {
     std::string text;
-    switch (guest.hears.open(guest.in, text)) {
+    const size_t most = known(guest) ? wire::kMostBytes : wire::kMostBeforeMeeting;
+    switch (guest.hears.open(guest.in, text, most)) {
       case wire::Seal::Found::part:
         return false;
       case wire::Seal::Found::forged:
@@ -412,6 +434,10 @@ class StoreServer::Loop {
     }
     std::optional<wire::Message> request = wire::unpack(text);
     if (!request) return drop(id), false;
+    table_.set_limits(!badge_.secret.empty() || met_
+                          ? StoreTable::kUsual
+                          : StoreTable::Limits{kStoredBeforeMeeting + kStoredOfOneRank * world(),
+                                               2 * wire::kMostBeforeMeeting});
     StoreTable::Outcome outcome = table_.ask(id, *request);
     if (!outcome.sense) return drop(id), false;
     if (outcome.reply) {
@@ -441,7 +467,7 @@ class StoreServer::Loop {
   const wire::Badge badge_;
   const std::string job_;
   int epoll_ = -1, wake_ = -1;
-  std::atomic<bool> ends_ = false;
+  std::atomic<bool> ends_ = false, met_ = false;
   uint64_t next_guest_ = kFirstGuest;
   std::unordered_map<uint64_t, Guest> guests_;
   std::set<uint64_t> strangers_;  // have proved nothing yet; oldest first
@@ -462,6 +488,8 @@ StoreServer::~StoreServer() {
   loop_->end();
   thread_.join();
 }
+
+void StoreServer::ranks_met() { loop_->ranks_met(); }
 
 std::vector<std::string> StoreServer::refused() const { return loop_->refused(); }
 

@@ -28,6 +28,11 @@ class StoreServer {
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
+  // All ranks are there: what they say may be long from now on. Until then, and from others after
+  // that, a job without a secret takes little from each connection, so that no stranger fills the
+  // memory of rank 0. Thread-safe.
+  void ranks_met();
+
   // Who was refused, oldest first: "10.70.0.9, which does not know the job's secret". A few, two at
   // most of one address.
   // Thread-safe.

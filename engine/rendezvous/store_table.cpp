@@ -10,8 +10,8 @@ namespace {
 
 using wire::Message, wire::Op, wire::Status;
 
-// Of all keys and values; a job of thousands of ranks has a few MiB.
-constexpr size_t kMostStored = size_t{512} << 20;
+// What the table itself takes for a key.
+constexpr size_t kEntry = 128;
 
 Message done(int64_t number = 0, std::vector<std::string> parts = {}) {
   return {static_cast<uint8_t>(Status::done), number, std::move(parts)};
@@ -25,9 +25,10 @@ Message done_or_full(bool done_so) { return done_so ? done() : impossible("the s
 
 bool StoreTable::put(const std::string& key, std::string value) {
   auto known = keys_.find(key);
-  const size_t before = known == keys_.end() ? 0 : key.size() + known->second.size();
-  if (bytes_ - before + key.size() + value.size() > kMostStored) return false;
-  bytes_ += key.size() + value.size() - before;
+  const size_t before = known == keys_.end() ? 0 : key.size() + known->second.size() + kEntry,
+               after = key.size() + value.size() + kEntry;
+  if (bytes_ - before + after > limits_.stored && after > before) return false;
+  bytes_ += after - before;
   if (known != keys_.end()) {
     known->second = std::move(value);
     return true;
@@ -64,7 +65,7 @@ Message StoreTable::values(const Message& request) const {
     auto it = keys_.find(key);
     if (it == keys_.end()) return impossible("the key " + key + " was removed");
     bytes += 4 + it->second.size();
-    if (bytes + 64 > wire::kMostBytes) return impossible("too much is asked for at once");
+    if (bytes + 64 > limits_.reply) return impossible("too much is asked for at once");
     out.parts.push_back(it->second);
   }
   return out;
@@ -102,7 +103,7 @@ StoreTable::Outcome StoreTable::ask(Client client, const Message& request) {
       if (count != 1) break;
       auto known = keys_.find(parts[0]);
       if (known == keys_.end()) return {true, done(0)};
-      bytes_ -= known->first.size() + known->second.size();
+      bytes_ -= known->first.size() + known->second.size() + kEntry;
       keys_.erase(known);
       return {true, done(1)};
     }

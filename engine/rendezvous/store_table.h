@@ -25,6 +25,13 @@ class StoreTable {
   std::vector<std::pair<Client, wire::Message>> take_ready();
   // It waits no longer.
   void forget(Client client);
+  // Bytes of all keys and values with what it takes to keep them, and of one reply.
+  struct Limits {
+    size_t stored, reply;
+  };
+  void set_limits(const Limits& limits) { limits_ = limits; }
+  // A job of thousands of ranks has a few MiB.
+  static constexpr Limits kUsual{size_t{512} << 20, wire::kMostBytes};
 
  private:
   struct Waiting {
@@ -38,6 +45,7 @@ class StoreTable {
   std::unordered_map<std::string, std::vector<Client>> wanted_;
   std::unordered_map<Client, Waiting> waiting_;
   std::vector<Client> ready_;
+  Limits limits_ = kUsual;
   size_t bytes_ = 0;
 };
 

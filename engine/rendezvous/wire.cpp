@@ -167,10 +167,10 @@ std::string Seal::close(std::string_view message) {
   return out;
 }
 
-Seal::Found Seal::open(std::string& bytes, std::string& message) {
+Seal::Found Seal::open(std::string& bytes, std::string& message, size_t most) {
   if (bytes.size() < 4) return Found::part;
   const size_t size = Cursor{bytes}.number(4);
-  if (size > kMostBytes) return Found::forged;
+  if (size > most) return Found::forged;
   if (bytes.size() < 4 + size + kProof) return Found::part;
   const std::string_view body = std::string_view(bytes).substr(4, size);
   if (!base::same_secret(mac(body), std::string_view(bytes).substr(4 + size, kProof)))

@@ -95,6 +95,9 @@ std::optional<Message> unpack(std::string_view bytes);
 
 // Longer ones are refused on both sides.
 inline constexpr size_t kMostBytes = size_t{64} << 20;
+// The same for whoever has proved nothing: without a secret anybody passes for a rank until the
+// ranks have met. What ranks say before that, an error among it, is a few KiB.
+inline constexpr size_t kMostBeforeMeeting = size_t{32} << 10;
 
 // The frames of one direction of a connection.
 class Seal {
@@ -103,8 +106,8 @@ class Seal {
   Seal(std::string key, char direction) : key_(std::move(key)), direction_(direction) {}
   std::string close(std::string_view message);
   enum class Found : uint8_t { part, whole, forged };
-  // Takes the first frame out of `bytes`.
-  Found open(std::string& bytes, std::string& message);
+  // Takes the first frame out of `bytes`; one that says that it is longer than `most` is forged.
+  Found open(std::string& bytes, std::string& message, size_t most = kMostBytes);
 
  private:
   std::string mac(std::string_view message) const;

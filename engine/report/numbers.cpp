@@ -1,8 +1,8 @@
 #include <array>
-#include <cstdlib>
 
 #include "engine/report/report.h"
 #include "sdk/base/counts.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::report {
 
@@ -16,9 +16,7 @@ std::string human_bytes(int64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  char text[40];
-  std::snprintf(text, sizeof text, "%.1f %s", value, kUnits[unit]);
-  return text;
+  return text::format("%.1f %s", value, kUnits[unit]);
 }
 
 std::string human_count(int64_t count) { return text::grouped(count); }

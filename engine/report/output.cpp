@@ -11,9 +11,11 @@ WriteFailed::WriteFailed(const std::string& stream, int error)
     : closed_pipe_(error == EPIPE),
       what_("cannot write to " + stream + ": " + std::strerror(error)) {}
 
-void Output::write(std::string_view text) {
+void Output::write(std::string_view text) { write_data(screened(text)); }
+
+void Output::write_data(std::string_view bytes) {
   errno = 0;
-  if (std::fwrite(text.data(), 1, text.size(), stream_) != text.size() && loss_ == Loss::noticed)
+  if (std::fwrite(bytes.data(), 1, bytes.size(), stream_) != bytes.size() && loss_ == Loss::noticed)
     throw WriteFailed(name_, errno == 0 ? EIO : errno);
 }
 

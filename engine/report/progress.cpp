@@ -2,24 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <utility>
+
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::report {
 
 std::string human_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "?";
   auto whole = static_cast<int64_t>(std::llround(seconds));
-  char text[64];
-  if (whole < 60)
-    std::snprintf(text, sizeof text, "%lld s", static_cast<long long>(whole));
-  else if (whole < 3600)
-    std::snprintf(text, sizeof text, "%lld min %02lld s", static_cast<long long>(whole / 60),
-                  static_cast<long long>(whole % 60));
-  else
-    std::snprintf(text, sizeof text, "%lld h %02lld min", static_cast<long long>(whole / 3600),
-                  static_cast<long long>(whole / 60 % 60));
-  return text;
+  if (whole < 60) return text::format("%lld s", static_cast<long long>(whole));
+  if (whole < 3600)
+    return text::format("%lld min %02lld s", static_cast<long long>(whole / 60),
+                        static_cast<long long>(whole % 60));
+  return text::format("%lld h %02lld min", static_cast<long long>(whole / 3600),
+                      static_cast<long long>(whole / 60 % 60));
 }
 
 std::string progress_bar(const Style& style, double part, int cells) {
@@ -59,7 +56,7 @@ ByteProgress::ByteProgress(Output& out, const Style& style, bool live, std::stri
 ByteProgress::~ByteProgress() {
   if (!drawn_) return;
   try {
-    out_.write("\r\x1b[K");
+    out_.write_data("\r\x1b[K");
     out_.flush();
   } catch (const WriteFailed&) {
     out_.give_up();
@@ -86,7 +83,8 @@ void ByteProgress::add(int64_t bytes) {
   int cells = std::min(style_.width - 1 - static_cast<int>(display_width(line)) - 2, 30);
   if (cells >= 8 && line.starts_with(doing_))
     line.insert(doing_.size(), " " + progress_bar(style_, part, cells));
-  out_.write("\r\x1b[K" + line);
+  out_.write_data("\r\x1b[K");
+  out_.write(line);
   out_.flush();
   drawn_ = true;
 }
@@ -110,12 +108,11 @@ void CountProgress::step() {
   said_ = Clock::now();
   const double part = static_cast<double>(done_) / static_cast<double>(count_),
                left = std::chrono::duration<double>(said_ - begun_).count() * (1 - part) / part;
-  char percent[16];
-  std::snprintf(percent, sizeof percent, "%.0f%%", 100 * part);
+  const std::string percent = text::format("%.0f%%", 100 * part);
   const std::string text =
       fit_line({{name_, 2}, {percent}, {human_duration(left) + " left", 1}}, style_.width - 1);
   if (live_)
-    out_.write("\r\x1b[K" + text + "  " + bar(part, text));
+    out_.write_data("\r\x1b[K" + screened(text + "  " + bar(part, text)));
   else
     out_.write(text + "\n");
   out_.flush();
@@ -129,7 +126,7 @@ std::string CountProgress::bar(double part, const std::string& text) const {
 
 void CountProgress::erase() {
   if (!std::exchange(drawn_, false)) return;
-  out_.write("\r\x1b[K");
+  out_.write_data("\r\x1b[K");
   out_.flush();
 }
 

@@ -30,9 +30,15 @@ size_t display_width(std::string_view text);
 // `text` followed (or, right, led) by spaces up to `width` columns.
 std::string pad(std::string_view text, size_t width);
 std::string pad_left(std::string_view text, size_t width);
-// Valid UTF-8 without control characters other than newlines, so that no value can steer the
-// terminal.
+// Foreign text as it may be shown: valid UTF-8 without control characters other than newlines, and
+// without those that turn the order of what is read, so that no value can steer the terminal or say
+// something else than it holds.
 std::string printable(std::string_view text);
+// The same of a text that is put together already: paint()'s own sequences and tabs stay.
+std::string screened(std::string_view text);
+// Foreign text as a cell of comma-separated values, before its quotes: printable, and with ' in
+// front where a spreadsheet would compute it. Numbers are none.
+std::string csv_cell(std::string_view text);
 // Lines of at most `width` columns, broken at spaces (and within words only when one is too long,
 // after a dot where it has one).
 std::vector<std::string> wrap(std::string_view text, size_t width);
@@ -69,8 +75,11 @@ class Output {
   enum class Loss : uint8_t { noticed, ignored };
   Output(std::FILE* stream, std::string name, Loss loss = Loss::noticed)
       : stream_(stream), name_(std::move(name)), loss_(loss) {}
-  // Both throw WriteFailed when the stream takes no more, unless that is ignored.
+  // All three throw WriteFailed when the stream takes no more, unless that is ignored.
+  // For people: screened(), whatever of it is foreign.
   void write(std::string_view text);
+  // For programs and files, byte by byte.
+  void write_data(std::string_view bytes);
   void flush();
   // After a failure: drops what could not be written, so that nobody tries it again.
   void give_up();

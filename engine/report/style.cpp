@@ -2,12 +2,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstdlib>
 #include <iterator>
 #include <optional>
 
 #include "engine/report/report.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::report {
 namespace {
@@ -19,10 +19,8 @@ std::string_view variable(const char* name) {
 
 bool locale_is_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
-    std::string value(variable(name));
+    const std::string value = text::lower(variable(name));
     if (value.empty()) continue;
-    std::transform(value.begin(), value.end(), value.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     return value.find("utf-8") != std::string::npos || value.find("utf8") != std::string::npos;
   }
   // Nothing is set in most containers, and their terminals read UTF-8.
@@ -148,27 +146,82 @@ std::string pad_left(std::string_view text, size_t width) {
   return std::string(taken < width ? width - taken : 0, ' ') + std::string(text);
 }
 
+namespace {
+
+bool is_control(char32_t c) { return c < 0x20 || (c >= 0x7f && c < 0xa0); }
+
+// Lines and words in another order than they stand in, or out of sight.
+bool turns_text(char32_t c) {
+  return c == 0x61c || c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e) ||
+         (c >= 0x2066 && c <= 0x2069);
+}
+
+// What one piece of foreign text is shown as.
+void add_shown(std::string_view piece, std::optional<CodePoint> point, std::string& out) {
+  if (!point) {
+    out += "\xef\xbf\xbd";  // U+FFFD
+  } else if (point->value == '\n' || !(is_control(point->value) || turns_text(point->value))) {
+    out += piece;
+  } else {
+    char escaped[16];
+    std::snprintf(escaped, sizeof escaped, point->value < 0x100 ? "\\x%02x" : "\\u%04x",
+                  static_cast<unsigned>(point->value));
+    out += escaped;
+  }
+}
+
+// Bytes of one of paint()'s own sequences at the front of `text`, or 0.
+size_t painted_length(std::string_view text) {
+  if (escape_length(text) == 0) return 0;
+  std::string_view found = text.substr(0, escape_length(text));
+  if (found == "\x1b[0m") return found.size();
+  for (auto tone = Tone::bold; tone <= Tone::cyan;
+       tone = static_cast<Tone>(static_cast<uint8_t>(tone) + 1))
+    if (found == sequence(tone)) return found.size();
+  return 0;
+}
+
+}  // namespace
+
 std::string printable(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
-    std::optional<CodePoint> point = decode(text);
-    size_t length = point ? point->length : 1;
-    if (!point)
-      out += "\xef\xbf\xbd";  // U+FFFD
-    else if (point->value == '\t')
+    const std::optional<CodePoint> point = decode(text);
+    const size_t length = point ? point->length : 1;
+    if (text[0] == '\t')
       out += ' ';
-    else if ((point->value < 0x20 && point->value != '\n') ||
-             (point->value >= 0x7f && point->value < 0xa0)) {
-      char escaped[16];
-      std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned>(point->value));
-      out += escaped;
-    } else {
+    else
+      add_shown(text.substr(0, length), point, out);
+    text.remove_prefix(length);
+  }
+  return out;
+}
+
+std::string screened(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    size_t length = painted_length(text);
+    if (length > 0 || text[0] == '\t') {
+      length = std::max<size_t>(length, 1);
       out += text.substr(0, length);
+    } else {
+      const std::optional<CodePoint> point = decode(text);
+      length = point ? point->length : 1;
+      add_shown(text.substr(0, length), point, out);
     }
     text.remove_prefix(length);
   }
   return out;
+}
+
+std::string csv_cell(std::string_view text) {
+  std::string cell = printable(text);
+  // Spreadsheets compute what begins so.
+  if (!cell.empty() && std::string_view("=+-@\t\r").find(text[0]) != std::string_view::npos)
+    cell.insert(0, 1, '\'');
+  return cell;
 }
 
 // Where a word that is too long is cut: after the last dot or slash, else underscore or hyphen,

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <tuple>
 
 #include "engine/report/report.h"
 #include "engine/runs/html.h"
@@ -12,7 +13,7 @@ namespace meshwright::runs {
 namespace {
 
 // In units of the picture, which is as wide as its column.
-constexpr double kWidth = 460, kHeight = 226, kLeft = 58, kTop = 10, kBottom = 30;
+constexpr double kWidth = 460, kHeight = 226, kTop = 10, kBottom = 30;
 
 constexpr const char* kDashes[] = {"",     "7 3",     "2 3", "9 3 2 3",
                                    "12 4", "4 2 1 2", "1 2", "14 3 4 3"};
@@ -52,6 +53,7 @@ class Drawing {
           most_ = std::max(most_, point.most);
         }
     if (least_ > most_) least_ = 0, most_ = 1;
+    if (!log_) std::tie(least_, most_) = shown_range(least_, most_);
     if (log_) {
       const double room = std::pow(most_ / least_, 0.04);
       least_ /= room, most_ *= room;
@@ -62,6 +64,15 @@ class Drawing {
       least_ = least_ >= 0 && least_ < room ? 0 : least_ - room;
       most_ += room;
     }
+    heights_ = ticks(least_, most_, log_, chart.bytes);
+    const double size = std::max(std::abs(least_), std::abs(most_));
+    for (double at : heights_)
+      labels_.push_back(log_ || heights_.size() < 2
+                            ? value_text(at, chart.bytes)
+                            : axis_text(at, size, heights_[1] - heights_[0], chart.bytes));
+    // Digits of the letters of a narrow screen, which are the largest, are 8.5 wide.
+    for (const std::string& label : labels_)
+      left_ = std::max(left_, 8 + 8.5 * static_cast<double>(label.size()));
   }
 
   std::string draw() {
@@ -74,7 +85,7 @@ class Drawing {
     out += format(
         "<svg viewBox=\"0 0 %g %g\" role=\"img\" tabindex=\"0\" data-x=\"%.9g,%.9g,%g,%g\" "
         "data-y=\"%.9g,%.9g,%g,%g,%d\" data-bytes=\"%d\" aria-label=\"",
-        kWidth, kHeight, chart_.first_step, last(), kLeft, kWidth - right_, least_, most_,
+        kWidth, kHeight, chart_.first_step, last(), left_, kWidth - right_, least_, most_,
         kHeight - kBottom, kTop, log_ ? 1 : 0, chart_.bytes ? 1 : 0);
     out += escaped(words_of()) + "\">\n" + axes() + bands() + lines() + ends() + marks();
     return out + "<g class=\"cursor\"></g></svg></figure>\n";
@@ -83,8 +94,8 @@ class Drawing {
  private:
   double last() const { return std::max(chart_.last_step, chart_.first_step + 1); }
   double x(double step) const {
-    return kLeft +
-           (step - chart_.first_step) / (last() - chart_.first_step) * (kWidth - right_ - kLeft);
+    return left_ +
+           (step - chart_.first_step) / (last() - chart_.first_step) * (kWidth - right_ - left_);
   }
   double y(double value) const {
     const double part = log_ ? std::log(value / least_) / std::log(most_ / least_)
@@ -107,16 +118,18 @@ class Drawing {
 
   std::string axes() const {
     std::string out = "<g class=\"axis\">";
-    for (double at : ticks(least_, most_, log_, chart_.bytes))
+    for (size_t i = 0; i < heights_.size(); ++i) {
+      const double at = y(heights_[i]);
       out += format("<path d=\"M%g %.1fH%g\"/><text x=\"%g\" y=\"%.1f\" class=\"y\">%s</text>",
-                    kLeft, y(at), kWidth - right_, kLeft - 6, y(at) + 4,
-                    value_text(at, chart_.bytes).c_str());
+                    left_, at, kWidth - right_, left_ - 6, at + 4, labels_[i].c_str());
+    }
     for (double at : ticks(chart_.first_step, last(), false, false, 5)) {
       if (at != std::floor(at)) continue;
       out += format("<path d=\"M%.1f %gv4\"/><text x=\"%.1f\" y=\"%g\">%s</text>", x(at),
-                    kHeight - kBottom, x(at), kHeight - kBottom + 17, short_number(at).c_str());
+                    kHeight - kBottom, x(at), kHeight - kBottom + 17,
+                    report::human_count(std::llround(at)).c_str());
     }
-    return out + format("<path class=\"base\" d=\"M%g %gV%gH%g\"/></g>\n", kLeft, kTop,
+    return out + format("<path class=\"base\" d=\"M%g %gV%gH%g\"/></g>\n", left_, kTop,
                         kHeight - kBottom, kWidth - right_);
   }
 
@@ -260,6 +273,9 @@ class Drawing {
   double right_;
   bool log_;
   double least_ = 0, most_ = 1;
+  double left_ = 58;             // where the curves begin: labels have room
+  std::vector<double> heights_;  // of the grid, with their labels
+  std::vector<std::string> labels_;
 };
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include <algorithm>
-#include <cstdio>
-#include <ctime>
+#include <cstdlib>
 
 #include "engine/report/progress.h"
 #include "engine/runs/html.h"
@@ -12,8 +11,11 @@ namespace {
 std::string text_at(const std::optional<boost::json::object>& object, const char* key) {
   const boost::json::value* value = object ? object->if_contains(key) : nullptr;
   if (value == nullptr) return {};
-  if (value->is_string()) return std::string(value->as_string());
-  return value->is_int64() ? std::to_string(value->as_int64()) : std::string();
+  return value->is_string() ? std::string(value->as_string()) : std::string();
+}
+std::string number_at(const std::optional<boost::json::object>& object, const char* key) {
+  const boost::json::value* value = object ? object->if_contains(key) : nullptr;
+  return value != nullptr && value->is_int64() ? std::to_string(value->as_int64()) : std::string();
 }
 
 std::string unquoted(std::string text) {
@@ -24,35 +26,19 @@ std::string unquoted(std::string text) {
 
 }  // namespace
 
-std::optional<double> seconds_between(const std::string& first, const std::string& last) {
-  auto moment = [](const std::string& text) -> std::optional<std::time_t> {
-    std::tm parts{};
-    if (std::sscanf(text.c_str(), "%4d-%2d-%2dT%2d:%2d:%2dZ", &parts.tm_year, &parts.tm_mon,
-                    &parts.tm_mday, &parts.tm_hour, &parts.tm_min, &parts.tm_sec) != 6)
-      return std::nullopt;
-    parts.tm_year -= 1900;
-    parts.tm_mon -= 1;
-    return ::timegm(&parts);
-  };
-  const std::optional<std::time_t> from = moment(first), to = moment(last);
-  if (!from || !to) return std::nullopt;
-  return std::difftime(*to, *from);
-}
-
 Facts facts_of(const RunRecord& run) {
   Facts out;
   out.state = run.state();
   out.strategy = text_at(run.plan, "strategy");
   if (out.strategy.empty()) out.strategy = unquoted(run.setting("distributed.strategy"));
-  out.ranks = text_at(run.environment, "world_size");
-  if (out.ranks.empty()) out.ranks = text_at(run.plan, "world_size");
+  out.ranks = number_at(run.environment, "world_size");
+  if (out.ranks.empty()) out.ranks = number_at(run.plan, "world_size");
   out.device = text_at(run.environment, "device");
   out.started = run.started;
-  if (std::optional<double> seconds = seconds_between(run.started, run.ended))
-    out.took = report::human_duration(*seconds);
+  if (run.seconds) out.took = report::human_duration(*run.seconds);
   out.steps = report::human_count(run.steps());
   // Of epochs the plan alone knows how many steps they are.
-  std::string most = text_at(run.plan, "max_steps");
+  std::string most = number_at(run.plan, "max_steps");
   if (most.empty()) most = run.setting("step_scheduler.max_steps");
   if (!most.empty() && unquoted(most) != "none")
     out.steps += " of " + report::human_count(std::atoll(most.c_str()));

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
+#include <iterator>
 
 #include "engine/report/report.h"
 
@@ -24,28 +24,27 @@ std::string escaped(std::string_view text) {
       case '"':
         out += "&quot;";
         break;
+      case '\'':
+        out += "&#39;";
+        break;
       default:
         out += c;
     }
   return out;
 }
 
-std::string format(const char* pattern, ...) {
-  char text[512];
-  std::va_list arguments;
-  va_start(arguments, pattern);
-  std::vsnprintf(text, sizeof text, pattern, arguments);
-  va_end(arguments);
-  return text;
-}
+namespace {
+
+constexpr struct {
+  double unit;
+  const char* name;
+} kUnits[] = {{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}};
+
+}  // namespace
 
 std::string short_number(double value) {
   if (!std::isfinite(value)) return "not finite";
   const double size = std::abs(value);
-  constexpr struct {
-    double unit;
-    const char* name;
-  } kUnits[] = {{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}};
   for (const auto& [unit, name] : kUnits)
     if (size >= unit * 9.9995) return format("%.4g%s", value / unit, name);
   return format("%.4g", value);
@@ -98,15 +97,46 @@ std::vector<double> ticks(double least, double most, bool log, bool bytes, size_
   return out;
 }
 
-std::string html_table(const std::vector<std::vector<std::string>>& rows,
-                       const std::vector<size_t>& right, const char* classes) {
+std::pair<double, double> shown_range(double least, double most) {
+  const double missing = std::max(std::abs(least), std::abs(most)) * 1e-4 - (most - least);
+  if (!(most > least) || missing <= 0) return {least, most};
+  return {least - missing / 2, most + missing / 2};
+}
+
+std::string axis_text(double value, double most, double step, bool bytes) {
+  if (value == 0) return "0";
+  double unit = 1;
+  std::string name;
+  if (bytes) {
+    constexpr const char* kNames[] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"};
+    size_t power = 0;
+    for (; most >= unit * 1024 && power + 1 < std::size(kNames); ++power) unit *= 1024;
+    name = kNames[power];
+  } else {
+    for (const auto& [size, letter] : kUnits)
+      if (name.empty() && most >= size * 9.9995) unit = size, name = letter;
+  }
+  int digits = std::max(0, static_cast<int>(std::ceil(-std::log10(step / unit) - 1e-9)));
+  // A step of 2.5 has a digit more than its size tells.
+  const double scaled = step / unit * std::pow(10, digits);
+  if (std::abs(scaled - std::round(scaled)) > 1e-6 * scaled) ++digits;
+  // What is too small for zeros to be counted, with the digits of its step.
+  if (std::abs(value / unit) < 1e-4) {
+    const int significant = static_cast<int>(std::ceil(std::log10(std::abs(value) / step))) + 1;
+    return format("%.*g", std::clamp(significant, 1, 17), value / unit) + name;
+  }
+  return format("%.*f", digits, value / unit) + name;
+}
+
+std::string html_table(const HtmlRows& rows, const std::vector<size_t>& right,
+                       const char* classes) {
   std::string out = format("<div class=\"wide\"><table class=\"%s\">", classes);
   for (size_t r = 0; r < rows.size(); ++r) {
     out += r == 0 ? "<thead><tr>" : "<tr>";
     for (size_t i = 0; i < rows[r].size(); ++i) {
       const bool number = std::find(right.begin(), right.end(), i) != right.end();
-      out += (r == 0 ? "<th" : "<td") + std::string(number ? " class=\"n\">" : ">") + rows[r][i] +
-             (r == 0 ? "</th>" : "</td>");
+      out += (r == 0 ? "<th" : "<td") + std::string(number ? " class=\"n\">" : ">") +
+             rows[r][i].html() + (r == 0 ? "</th>" : "</td>");
     }
     out += r == 0 ? "</tr></thead><tbody>\n" : "</tr>\n";
   }

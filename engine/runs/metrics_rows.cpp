@@ -1,3 +1,4 @@
+#include <array>
 #include <boost/json/monotonic_resource.hpp>
 #include <boost/json/parse.hpp>
 #include <optional>
@@ -6,7 +7,7 @@
 #include "engine/monitor/row.h"
 #include "engine/report/report.h"
 #include "engine/runs/run_record.h"
-#include "sdk/files/read_file.h"
+#include "sdk/files/foreign_file.h"
 
 namespace meshwright::runs {
 
@@ -66,19 +67,25 @@ class Reader {
     if (number == nullptr || !number->is_int64() || number->as_int64() < 0)
       return "is not a row: it has no step";
     const double step = static_cast<double>(number->as_int64()) + 1;
+    // A row is taken whole or not at all.
+    std::array<std::optional<double>, kQuantities> values;
     for (size_t i = 0; i < kQuantities; ++i) {
-      Series& series = out_.series[i];
+      const Series& series = out_.series[i];
       const QuantityInfo& info = info_of(static_cast<Quantity>(i));
       const json::value* found = fields->if_contains(info.key);
       if (found == nullptr || (info.may_be_unknown && found->is_null())) continue;
-      const std::optional<double> value = monitor::number_of(*found);
-      if (!value) return std::string(info.key) + " is no number";
+      values[i] = monitor::number_of(*found);
+      if (!values[i]) return std::string(info.key) + " is no number";
       if (!series.empty() && step <= series.steps.back())
         return "goes back to step " + std::to_string(number->as_int64()) + ", which was there";
-      series.add(step, *value);
-      if (static_cast<Quantity>(i) != Quantity::rank_work_ms) continue;
-      out_.least_work.add(step, number_or(*fields, "rank_work_ms_least", *value));
-      out_.most_work.add(step, number_or(*fields, "rank_work_ms_most", *value));
+      // A share above 1 is of a peak that was measured too low, as older versions wrote it.
+      if (static_cast<Quantity>(i) == Quantity::mfu && *values[i] > 1) values[i].reset();
+    }
+    for (size_t i = 0; i < kQuantities; ++i)
+      if (values[i]) out_.series[i].add(step, *values[i]);
+    if (const auto& work = values[static_cast<size_t>(Quantity::rank_work_ms)]) {
+      out_.least_work.add(step, number_or(*fields, "rank_work_ms_least", *work));
+      out_.most_work.add(step, number_or(*fields, "rank_work_ms_most", *work));
     }
     if (const json::value* tokens = fields->if_contains("tokens");
         tokens != nullptr && tokens->is_number())
@@ -86,7 +93,8 @@ class Reader {
     return {};
   }
 
-  Metrics read(std::string_view text, std::vector<std::string>& problems) {
+  // `taken`: gets the rows that were, as they stand there; nullptr: nobody wants them.
+  Metrics read(std::string_view text, std::vector<std::string>& problems, std::string* taken) {
     int64_t line = 0, broken = 0, first_broken = 0;
     std::string why;
     while (!text.empty()) {
@@ -99,6 +107,7 @@ class Reader {
         break;
       }
       std::string said = take(text.substr(0, end));
+      if (said.empty() && taken != nullptr) taken->append(text.substr(0, end + 1));
       text.remove_prefix(end + 1);
       if (said.empty()) continue;
       if (++broken == 1) why = std::move(said), first_broken = line;
@@ -119,7 +128,17 @@ class Reader {
 }  // namespace
 
 Metrics read_metrics(const std::filesystem::path& file, std::vector<std::string>& problems) {
-  return Reader(file.string()).read(base::read_file(file), problems);
+  base::ForeignFile opened(file);
+  const std::string text = opened.read(base::kLargeFile);
+  if (!opened.problem().empty()) problems.push_back(file.string() + " " + opened.problem());
+  return Reader(file.string()).read(text, problems, nullptr);
+}
+
+std::string metrics_taken(const std::filesystem::path& file) {
+  std::vector<std::string> problems;
+  std::string out;
+  Reader(file.string()).read(base::ForeignFile(file).read(base::kLargeFile), problems, &out);
+  return out;
 }
 
 }  // namespace meshwright::runs

@@ -14,7 +14,7 @@
 namespace meshwright::runs {
 namespace {
 
-using Rows = std::vector<std::vector<std::string>>;
+using Rows = HtmlRows;
 
 // Points of one curve: with more runs each has fewer, so that the page stays small.
 size_t points_a_line(size_t runs) {
@@ -28,22 +28,30 @@ std::string when(std::string time) {
     time[10] = ' ';
     time.resize(19);
   }
-  return escaped(time);
+  return time;
 }
 
-std::string state_text(const std::string& state) {
-  return "<span class=\"state " + state + "\">" + state + "</span>";
+// `state`: a word of this program's own.
+Html state_text(const std::string& state) {
+  return Html::markup("<span class=\"state " + state + "\">" + state + "</span>");
 }
+
+Html code(const std::string& text) { return Html::markup("<code>" + escaped(text) + "</code>"); }
+Html dim(const std::string& text) {
+  return Html::markup("<span class=\"dim\">" + escaped(text) + "</span>");
+}
+Html bold(const std::string& text) { return Html::markup("<b>" + escaped(text) + "</b>"); }
 
 // A sign beside the word: what it is must not hang on its colour.
-std::string kind_text(Event::Kind kind) {
+Html kind_text(Event::Kind kind) {
   static const std::map<Event::Kind, const char*> signs = {
       {Event::Kind::start, "▸"},   {Event::Kind::resume, "▲"},  {Event::Kind::change, "≠"},
       {Event::Kind::notice, "·"},  {Event::Kind::warning, "!"}, {Event::Kind::fault, "✕"},
       {Event::Kind::restart, "▲"}, {Event::Kind::stop, "■"},    {Event::Kind::saved, "↓"},
       {Event::Kind::done, "✓"}};
   const std::string name = kind_name(kind);
-  return "<span class=\"state " + name + "\">" + signs.at(kind) + " " + name + "</span>";
+  return Html::markup("<span class=\"state " + name + "\">" + signs.at(kind) + " " + name +
+                      "</span>");
 }
 
 class Page {
@@ -59,7 +67,7 @@ class Page {
            escaped(title) + " · Meshwright</title>\n<link rel=\"icon\" href=\"data:,\">\n<style>" +
            kPageStyle + "</style></head>\n<body>" + kPatterns + "<main>\n<h1>" + escaped(title) +
            "</h1>\n" + problems() + body + "<footer>Made by meshwright " MESHWRIGHT_VERSION " on " +
-           when(made) + " UTC. Times are UTC.</footer>\n</main>\n<script>" + kPageScript +
+           escaped(when(made)) + " UTC. Times are UTC.</footer>\n</main>\n<script>" + kPageScript +
            "</script></body></html>\n";
   }
 
@@ -93,12 +101,12 @@ class Page {
     for (size_t i = 0; i < runs_.size(); ++i) {
       const Facts facts = facts_of(runs_[i]);
       const auto loss = summary_of(runs_[i].metrics.of(Quantity::loss));
-      rows.push_back({"<b>" + letter_of(i) + "</b> " + line_sample(i), escaped(runs_[i].name),
+      rows.push_back({Html::markup("<b>" + letter_of(i) + "</b> " + line_sample(i)), runs_[i].name,
                       state_text(facts.state), facts.steps, loss ? short_number(loss->last) : "-",
                       facts.validation.empty() ? "-" : facts.validation,
                       known(facts.tokens_per_second, false), known(facts.step_ms, false),
-                      known(facts.memory, true), escaped(facts.strategy), escaped(facts.ranks),
-                      when(facts.started), facts.took});
+                      known(facts.memory, true), facts.strategy, facts.ranks, when(facts.started),
+                      facts.took});
     }
     return html_table(rows, {3, 4, 5, 6, 7, 8, 10}, "facts");
   }
@@ -110,11 +118,10 @@ class Page {
   static std::string cards(const RunRecord& run) {
     const Facts facts = facts_of(run);
     std::string out = "<div class=\"cards\">";
-    auto card = [&](const std::string& what, const std::string& value,
-                    const std::string& more = "") {
-      if (!value.empty() && value != "-")
-        out += "<div class=\"card\"><span>" + what + "</span><b>" + value + "</b><span>" + more +
-               "</span></div>\n";
+    auto card = [&](const Html& what, const Html& value, const Html& more = {}) {
+      if (!value.empty() && value.html() != "-")
+        out += "<div class=\"card\"><span>" + what.html() + "</span><b>" + value.html() +
+               "</b><span>" + more.html() + "</span></div>\n";
     };
     card("state", state_text(facts.state),
          facts.restarts > 0
@@ -129,10 +136,10 @@ class Page {
     card("tokens a second", known(facts.tokens_per_second, false), "median of steps");
     card("time of a step", facts.step_ms > 0 ? short_number(facts.step_ms) + " ms" : "", "median");
     card("memory", known(facts.memory, true), "peak of rank 0");
-    card("strategy", escaped(facts.strategy),
+    card("strategy", facts.strategy,
          facts.ranks.empty() ? ""
                              : facts.ranks + (facts.ranks == "1" ? " rank" : " ranks") +
-                                   (facts.device.empty() ? "" : " on " + escaped(facts.device)));
+                                   (facts.device.empty() ? "" : " on " + facts.device));
     card("took", facts.took, facts.started.empty() ? "" : "from " + when(facts.started));
     return out + "</div>\n";
   }
@@ -216,14 +223,13 @@ class Page {
       return out + "<p class=\"dim\">Nothing, as far as the runs' config.resolved.toml tell.</p>\n";
     // Tables of a strategy that only some runs have say little beside the strategy's name.
     Rows rows = {{"key"}};
-    for (size_t i = 0; i < runs_.size(); ++i) rows[0].push_back(called(i));
+    for (size_t i = 0; i < runs_.size(); ++i) rows[0].push_back(Html::markup(called(i)));
     Rows apart = rows;
     for (const config::Difference& one : all) {
       const bool everywhere = std::count(one.values.begin(), one.values.end(), "") == 0;
-      std::vector<std::string> row = {"<code>" + escaped(one.key) + "</code>"};
+      std::vector<Html> row = {code(one.key)};
       for (const std::string& value : one.values)
-        row.push_back(value.empty() ? "<span class=\"dim\">not set</span>"
-                                    : "<code>" + escaped(value) + "</code>");
+        row.push_back(value.empty() ? dim("not set") : code(value));
       (everywhere ? rows : apart).push_back(std::move(row));
     }
     if (rows.size() > 1) out += html_table(rows, {}, "settings");
@@ -289,8 +295,7 @@ class Page {
       std::string every;
       if (const boost::json::value* k = row.if_contains("every"))
         every = format(", every %lld steps", static_cast<long long>(k->to_number<int64_t>()));
-      out.push_back({escaped(std::string(row.at("axis").as_string())),
-                     escaped(std::string(row.at("op").as_string())),
+      out.push_back({std::string(row.at("axis").as_string()), std::string(row.at("op").as_string()),
                      report::human_count(row.at("count").to_number<int64_t>()) + every,
                      report::human_bytes(row.at("bytes").to_number<int64_t>())});
     }
@@ -301,9 +306,9 @@ class Page {
   std::string prediction(const RunRecord& run) const {
     const std::optional<PredictedStep> step = predicted_step(run);
     if (!step) return {};
-    Rows rows = step->rows();
-    for (std::vector<std::string>& row : rows)
-      for (std::string& cell : row) cell = escaped(cell);
+    Rows rows;
+    for (const std::vector<std::string>& row : step->rows())
+      rows.emplace_back(row.begin(), row.end());
     return titled("Predicted beside measured", "<p class=\"dim\">" + escaped(step->about()) +
                                                    "</p>\n" + html_table(rows, {1, 2, 3}));
   }
@@ -341,10 +346,10 @@ class Page {
       if (one.best) state += ", best";
       if (!one.meta) state += "<br><span class=\"dim\">" + escaped(one.found.problem) + "</span>";
       rows.push_back({report::human_count(one.found.step), one.meta ? when(one.meta->created) : "-",
-                      one.meta ? escaped(one.meta->strategy) : "-",
+                      one.meta ? one.meta->strategy : "-",
                       one.meta ? std::to_string(one.meta->world_size) : "-",
                       one.meta ? short_number(one.meta->lr) : "-",
-                      one.meta ? report::human_bytes(one.bytes) : "-", state});
+                      one.meta ? report::human_bytes(one.bytes) : "-", Html::markup(state)});
     }
     return titled("Checkpoints", html_table(rows, {0, 3, 4, 5}));
   }
@@ -353,8 +358,7 @@ class Page {
     if (run.settings.empty()) return {};
     Rows rows = {{"key", "value"}};
     for (const config::Setting& setting : run.settings)
-      rows.push_back({"<code>" + escaped(setting.key) + "</code>",
-                      "<code>" + escaped(setting.value) + "</code>"});
+      rows.push_back({code(setting.key), code(setting.value)});
     // On paper what differs is enough.
     return std::string(many_ ? "<div class=\"screen\">" : "<div>") +
            titled("Configuration", "<details><summary>All " + std::to_string(run.settings.size()) +
@@ -393,15 +397,15 @@ class Page {
         ++left_out;
         if (i + 1 < all.size() && !shown[i + 1]) continue;
         rows.emplace_back(rows[0].size());
-        rows.back().back() =
-            "<span class=\"dim\">" + report::human_count(left_out) + " more are in run.log</span>";
+        rows.back().back() = dim(report::human_count(left_out) + " more are in run.log");
         left_out = 0;
         continue;
       }
       const Event& event = *all[i].event;
       rows.push_back({event.time.empty() ? "-" : when(event.time), report::human_count(event.step),
-                      kind_text(event.kind), "<pre>" + escaped(event.text) + "</pre>"});
-      if (many_) rows.back().insert(rows.back().begin(), "<b>" + letter_of(all[i].run) + "</b>");
+                      kind_text(event.kind),
+                      Html::markup("<pre>" + escaped(event.text) + "</pre>")});
+      if (many_) rows.back().insert(rows.back().begin(), bold(letter_of(all[i].run)));
     }
     std::string out = "<h2>What happened</h2>\n";
     if (saves > 0)

@@ -117,14 +117,14 @@ Block timeline(const PipelineLists& lists) {
 std::string pipeline_picture(const json::object& plan) {
   if (plan.at("pipeline").is_null()) return {};
   const json::object& pipeline = plan.at("pipeline").as_object();
-  std::vector<std::vector<std::string>> rows = {{"rank of pp", "stage", "layers"}};
+  HtmlRows rows = {{"rank of pp", "stage", "layers"}};
   for (const json::value& value : pipeline.at("stages").as_array()) {
     const json::object& stage = value.as_object();
     const auto first = stage.at("first_layer").to_number<int64_t>(),
                count = stage.at("layers").to_number<int64_t>();
     rows.push_back({std::to_string(stage.at("rank").to_number<int64_t>()),
                     std::to_string(stage.at("index").to_number<int64_t>()),
-                    count == 0   ? "none"
+                    count == 0   ? std::string("none")
                     : count == 1 ? std::to_string(first)
                                  : format("%lld to %lld", static_cast<long long>(first),
                                           static_cast<long long>(first + count - 1))});

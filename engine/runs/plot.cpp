@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <limits>
+#include <tuple>
 
 #include "engine/runs/html.h"
 
@@ -79,6 +80,14 @@ std::string draw_plot(const Style& style, const Plot& plot) {
       }
   }
   if (least > most) return {};
+  if (!plot.log) std::tie(least, most) = shown_range(least, most);
+  // Four digits are not enough where the two ends would read alike.
+  const double size = std::max(std::abs(least), std::abs(most));
+  auto label_of = [&](double value) {
+    if (plot.log || most - least > size / 100) return value_text(value, plot.bytes);
+    const double power = std::pow(10, std::floor(std::log10((most - least) / 4)));
+    return axis_text(value, size, power, plot.bytes);
+  };
   auto height_of = [&](double value) {
     double part = 0.5;
     if (most > least)
@@ -108,8 +117,8 @@ std::string draw_plot(const Style& style, const Plot& plot) {
   const char *side = style.unicode ? "│" : "|", *corner = style.unicode ? "└" : "+";
   for (int row = 0; row < plot.rows; ++row) {
     std::string label;
-    if (row == 0) label = value_text(most, plot.bytes);
-    if (row == plot.rows - 1 && most > least) label = value_text(least, plot.bytes);
+    if (row == 0) label = most > least ? label_of(most) : value_text(most, plot.bytes);
+    if (row == plot.rows - 1 && most > least) label = label_of(least);
     out += report::paint(style, Tone::dim, report::pad_left(label, kLabel) + " " + side);
     std::string line;
     for (int column = 0; column < columns; ++column) {

@@ -47,7 +47,5 @@ struct PredictedStep {
 std::optional<PredictedStep> predicted_step(const RunRecord& run);
 // Keys whose values differ between runs, but for those that name a run.
 std::vector<config::Difference> differences_of(const std::vector<RunRecord>& runs);
-// Seconds between two times as logs have them; nullopt: one is none.
-std::optional<double> seconds_between(const std::string& first, const std::string& last);
 
 }  // namespace meshwright::runs

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstdio>
+#include <ctime>
 #include <string_view>
 
 #include "engine/runs/run_record.h"
-#include "sdk/files/read_file.h"
+#include "sdk/files/foreign_file.h"
 
 namespace meshwright::runs {
 
@@ -93,6 +95,27 @@ std::string take_time(std::string_view& line) {
   return time;
 }
 
+std::optional<double> seconds_between(const std::string& first, const std::string& last) {
+  auto moment = [](const std::string& text) -> std::optional<std::time_t> {
+    std::tm parts{};
+    if (std::sscanf(text.c_str(), "%4d-%2d-%2dT%2d:%2d:%2dZ", &parts.tm_year, &parts.tm_mon,
+                    &parts.tm_mday, &parts.tm_hour, &parts.tm_min, &parts.tm_sec) != 6)
+      return std::nullopt;
+    parts.tm_year -= 1900;
+    parts.tm_mon -= 1;
+    return ::timegm(&parts);
+  };
+  const std::optional<std::time_t> from = moment(first), to = moment(last);
+  if (!from || !to) return std::nullopt;
+  return std::difftime(*to, *from);
+}
+
+// Lines that a start may begin with: the time before them is no time that a run took.
+bool may_begin(std::optional<Kind> kind) {
+  return kind == Kind::start || kind == Kind::resume || kind == Kind::change ||
+         kind == Kind::notice || kind == Kind::warning || kind == Kind::restart;
+}
+
 // Takes "[rank 3] " from the front, the words of a rank other than the first, or "ranks 1 and 3: "
 // of what some were told at the start.
 std::string_view take_rank(std::string_view line) {
@@ -141,6 +164,9 @@ class LogReader {
     line = take_rank(line);
     if (!time.empty()) {
       if (out_.first.empty()) out_.first = time;
+      if (const auto seconds = seconds_between(out_.last.empty() ? time : out_.last, time))
+        out_.seconds =
+            out_.seconds.value_or(0) + (may_begin(kind_of(line)) ? 0 : std::max(*seconds, 0.0));
       out_.last = time;
     }
     stamped_ = stamped_ || !time.empty();
@@ -162,6 +188,7 @@ class LogReader {
       if (line.starts_with("an earlier run of this name ")) {
         out_.events.clear();
         out_.first = time;
+        out_.seconds = 0;
         step_ = 0;
       }
       // An earlier run's steps are no steps of the one that starts here.
@@ -196,6 +223,11 @@ class LogReader {
 
 RunLog parse_log(const std::string& text) { return LogReader().read(text); }
 
-RunLog read_log(const std::filesystem::path& file) { return parse_log(base::read_file(file)); }
+RunLog read_log(const std::filesystem::path& file, std::vector<std::string>& problems) {
+  base::ForeignFile opened(file);
+  const std::string text = opened.read(base::kLargeFile);
+  if (!opened.problem().empty()) problems.push_back(file.string() + " " + opened.problem());
+  return parse_log(text);
+}
 
 }  // namespace meshwright::runs

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <boost/json/parse.hpp>
 
+#include "engine/config/syntax.h"
 #include "engine/report/report.h"
 #include "meshwright/error.h"
-#include "sdk/files/read_file.h"
+#include "sdk/files/foreign_file.h"
 
 namespace meshwright::runs {
 namespace {
@@ -49,14 +50,32 @@ Error no_run(const fs::path& folder, const std::string& why) {
   return error.help("the folder of a run is <run.dir>/<run.name>: runs/first, for example");
 }
 
+bool is_there(const fs::path& path) {
+  std::error_code failed;
+  return fs::exists(fs::symlink_status(path, failed));
+}
+
+// What it holds; nullopt, with a problem, where it is there and cannot be read.
+std::optional<std::string> contents_of(const fs::path& file, size_t most, const std::string& lost,
+                                       std::vector<std::string>& problems) {
+  base::ForeignFile opened(file);
+  std::string text = opened.read(most);
+  if (opened.problem().empty()) return text;
+  problems.push_back(file.string() + " " + opened.problem() + (lost.empty() ? "" : ": " + lost));
+  return std::nullopt;
+}
+
 std::optional<json::object> read_json(const fs::path& file, const char* lost,
                                       std::vector<std::string>& problems) {
-  if (!is_file(file)) {
+  if (!is_there(file)) {
     if (lost != nullptr) problems.push_back(file.string() + " is not there: " + lost);
     return std::nullopt;
   }
+  const std::optional<std::string> text =
+      contents_of(file, base::kSmallFile, lost == nullptr ? "" : lost, problems);
+  if (!text) return std::nullopt;
   boost::system::error_code failed;
-  json::value value = json::parse(base::read_file(file), failed);
+  json::value value = json::parse(*text, failed);
   if (!failed && value.is_object()) return std::move(value.as_object());
   problems.push_back(file.string() + " is damaged (" +
                      (failed ? failed.message() : "it holds no object") + ")" +
@@ -66,13 +85,15 @@ std::optional<json::object> read_json(const fs::path& file, const char* lost,
 
 std::vector<config::Setting> read_settings(const fs::path& file,
                                            std::vector<std::string>& problems) {
-  if (!is_file(file)) {
+  if (!is_there(file)) {
     problems.push_back(file.string() + " is not there: the configuration is left out");
     return {};
   }
+  const std::optional<std::string> text =
+      contents_of(file, config::kMaxFileBytes, "the configuration is left out", problems);
+  if (!text) return {};
   Diagnostics diagnostics;
-  std::vector<config::Setting> out =
-      config::settings_of(base::read_file(file), file.string(), diagnostics);
+  std::vector<config::Setting> out = config::settings_of(*text, file.string(), diagnostics);
   if (!diagnostics.ok())
     problems.push_back(file.string() + " is damaged (" + diagnostics.errors()[0].message() +
                        "): the configuration is left out");
@@ -158,17 +179,18 @@ RunRecord read_run(const fs::path& folder) {
   const fs::path metrics = folder / "metrics.jsonl", log = folder / "run.log";
   if (!is_file(metrics) && !is_file(log))
     throw no_run(folder, "is not the folder of a run: it has neither metrics.jsonl nor run.log");
-  if (is_file(metrics))
+  if (is_there(metrics))
     out.metrics = read_metrics(metrics, out.problems);
   else
     out.problems.push_back(metrics.string() + " is not there: there are no curves");
   if (out.steps() == 0 && is_file(metrics))
     out.problems.push_back(metrics.string() + " has no rows yet");
-  if (is_file(log)) {
-    RunLog read = read_log(log);
+  if (is_there(log)) {
+    RunLog read = read_log(log, out.problems);
     out.events = std::move(read.events);
     out.started = std::move(read.first);
     out.ended = std::move(read.last);
+    out.seconds = read.seconds;
   } else {
     out.problems.push_back(log.string() + " is not there: what happened is not known");
   }

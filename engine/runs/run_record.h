@@ -91,6 +91,7 @@ struct RunRecord {
   Metrics metrics;
   std::vector<Event> events;
   std::string started, ended;                      // of the log's first and last line; or empty
+  std::optional<double> seconds = {};              // that it ran; not those between two starts
   std::optional<boost::json::object> plan;         // plan.json
   std::optional<boost::json::object> environment;  // env.json
   std::optional<boost::json::object> expert_load;  // expert_load.json
@@ -112,11 +113,14 @@ RunRecord read_run(const std::filesystem::path& folder);
 
 // Its parts. Problems are sentences that name the file.
 Metrics read_metrics(const std::filesystem::path& file, std::vector<std::string>& problems);
+// The lines that read_metrics() takes, as they are in the file.
+std::string metrics_taken(const std::filesystem::path& file);
 struct RunLog {
   std::vector<Event> events;
-  std::string first, last;  // times
+  std::string first, last;             // times
+  std::optional<double> seconds = {};  // between lines, but not from an end to the next start
 };
-RunLog read_log(const std::filesystem::path& file);
+RunLog read_log(const std::filesystem::path& file, std::vector<std::string>& problems);
 RunLog parse_log(const std::string& text);
 std::vector<RankTimes> read_traces(const std::filesystem::path& folder,
                                    std::vector<std::string>& problems);

@@ -3,9 +3,9 @@
 #include <boost/json/object.hpp>
 #include <boost/json/parse.hpp>
 #include <charconv>
-#include <fstream>
 
 #include "engine/runs/run_record.h"
+#include "sdk/files/foreign_file.h"
 
 namespace meshwright::runs {
 namespace {
@@ -68,13 +68,13 @@ RankTimes times_of(int64_t rank, std::vector<Edge> edges, int64_t steps) {
   return out;
 }
 
-RankTimes read_trace(const fs::path& file, int64_t rank) {
+RankTimes read_trace(const std::string& text, int64_t rank) {
   constexpr int64_t kWaits = 3;
-  std::ifstream in(file);
   std::vector<Edge> edges;
   int64_t steps = 0;
-  for (std::string line; std::getline(in, line);) {
-    const std::optional<Bar> bar = bar_of(line);
+  for (size_t at = 0, end; at < text.size(); at = end + 1) {
+    end = std::min(text.find('\n', at), text.size());
+    const std::optional<Bar> bar = bar_of(text.substr(at, end - at));
     if (!bar) continue;
     const What what = bar->lane == 0                                              ? kCompute
                       : bar->lane == kWaits && bar->name.starts_with("wait for ") ? kWait
@@ -98,7 +98,13 @@ std::vector<RankTimes> read_traces(const fs::path& folder, std::vector<std::stri
     int64_t rank = -1;
     const char* last = name.data() + name.size() - kEnd.size();
     if (std::from_chars(name.data() + kBegin.size(), last, rank).ptr != last || rank < 0) continue;
-    RankTimes times = read_trace(at->path(), rank);
+    base::ForeignFile file(at->path());
+    const std::string text = file.read(base::kLargeFile);
+    if (!file.problem().empty()) {
+      problems.push_back(at->path().string() + " " + file.problem());
+      continue;
+    }
+    RankTimes times = read_trace(text, rank);
     if (times.total() > 0)
       out.push_back(times);
     else

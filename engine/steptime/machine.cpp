@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <iterator>
 
@@ -10,6 +9,7 @@
 #include "engine/steptime/balance.h"
 #include "engine/steptime/figures.h"
 #include "meshwright/error.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 #include "sdk/files/read_file.h"
 
@@ -77,11 +77,7 @@ using config::Value;
 std::string shown(double value) { return config::to_toml(config::number_value(value)); }
 
 // Of what was divided: 0.295.
-std::string three_digits(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.3g", value);
-  return text;
-}
+std::string three_digits(double value) { return text::format("%.3g", value); }
 
 class File {
  public:

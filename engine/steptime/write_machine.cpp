@@ -1,11 +1,11 @@
 #include "engine/steptime/write_machine.h"
 
-#include <cstdio>
 #include <string_view>
 
 #include "engine/config/toml_value.h"
 #include "engine/steptime/figures.h"
 #include "meshwright/error.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::steptime {
@@ -14,11 +14,7 @@ namespace {
 std::string quoted(const std::string& text) { return config::to_toml(config::Value(text)); }
 
 // Four digits: no measurement has more.
-std::string digits(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.4g", value);
-  return text;
-}
+std::string digits(double value) { return text::format("%.4g", value); }
 
 const char* heading(std::string_view table) {
   if (table == "device") return "[device]  # bytes, bytes a second";

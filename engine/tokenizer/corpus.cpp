@@ -9,10 +9,12 @@
 #include <mutex>
 #include <thread>
 
+#include "sdk/base/helpers.h"
 #include "sdk/files/mapped_file.h"
 #include "sdk/files/strict_json.h"
 #include "sdk/tokenizer/divide.h"
 #include "sdk/tokenizer/utf8.h"
+#include "sdk/tokenizer/young.h"
 
 namespace meshwright::tokenizer {
 
@@ -29,7 +31,7 @@ struct Piece {
   File file;
   size_t begin = 0, end = 0;
   std::vector<int64_t> ids;
-  int64_t documents = 0;
+  int64_t documents = 0, young = 0;
   std::exception_ptr failure;
   bool done = false;
 };
@@ -75,6 +77,7 @@ class Encoder {
     };
     if (frame_ && options_.special && first) add(frame_->before);
     add(tokenizer_.encode(text, options_.special && !frame_));
+    piece.young += young_characters(text);
     if (!last) return;
     if (frame_ && options_.special) add(frame_->after);
     if (options_.document_end) piece.ids.push_back(*options_.document_end);
@@ -113,7 +116,8 @@ class Encoder {
 class Crew {
  public:
   Crew(const Encoder& encoder, int threads) : encoder_(encoder) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    threads_ = detail::helpers(static_cast<size_t>(threads), [this] { work(); });
+    if (threads_.empty()) threads_.emplace_back([this] { work(); });  // throws: there must be one
   }
   ~Crew() {
     {
@@ -121,7 +125,7 @@ class Crew {
       ending_ = true;
     }
     changed_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
   }
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
@@ -177,7 +181,7 @@ class Crew {
   std::condition_variable changed_;
   std::deque<Piece*> waiting_;
   bool ending_ = false;
-  std::vector<std::thread> threads_;
+  std::vector<std::jthread> threads_;
 };
 
 }  // namespace
@@ -197,6 +201,7 @@ CorpusCounts encode_files(
     counts.tokens += static_cast<int64_t>(piece->ids.size());
     counts.bytes += bytes;
     counts.documents += piece->documents;
+    counts.young += piece->young;
   };
   for (const std::string& path : files) {
     auto file = std::make_shared<const base::MappedFile>(path, ErrorCode::bad_dataset);

@@ -30,6 +30,7 @@ struct CorpusOptions {
 
 struct CorpusCounts {
   int64_t tokens = 0, bytes = 0, documents = 0;
+  int64_t young = 0;  // characters that are younger than the tables here: young_characters()
   int64_t whole =
       0;  // bytes of the largest file that could not be cut, when it is larger than a piece
 };

@@ -25,6 +25,8 @@ namespace {
 
 // A disk that does not answer must not keep a rank from ending.
 constexpr auto kPatience = std::chrono::seconds(5);
+// What the handler and the destructor say to the thread.
+constexpr char kEndWord = 'e', kOver = 'o';
 // After a wish to end: a rank that begins no collective for so long may hang.
 constexpr int64_t kIdleMs = 2000, kLookMs = 500;
 // In the handler: longer than the file takes, shorter than the launcher waits before SIGKILL.
@@ -58,8 +60,12 @@ CommTrace::~CommTrace() {
   if (!thread_.joinable()) return;
   std::signal(launch::kEnd, SIG_DFL);
   watching_ = nullptr;
-  ::close(tells_);  // which the thread hears
+  // Told by a word: a child by fork() has this end of the pipe too, so it may never end.
+  over_ = true;
+  if (const char word = kOver; ::write(tells_, &word, 1) == 1) {
+  }
   thread_.join();
+  ::close(tells_);
   ::close(listens_);
 }
 
@@ -107,10 +113,10 @@ void CommTrace::ended_well() noexcept {
 // and the file with it.
 void CommTrace::on_signal(int number) {
   const int before = errno;
-  if (CommTrace* self = watching_.load(); self != nullptr) {
+  // In a child by fork() the pipe is its parent's.
+  if (CommTrace* self = watching_.load(); self != nullptr && self->process_ == ::getpid()) {
     self->log_.freeze();
-    const char end = 'e';
-    if (::write(self->tells_, &end, 1) == 1) {
+    if (::write(self->tells_, &kEndWord, 1) == 1) {
       if (::getpid() == ::gettid() && !writing_) ::poll(nullptr, 0, kPauseMs);
       errno = before;
       return;
@@ -126,6 +132,7 @@ void CommTrace::watch(std::function<std::string()> wish) {
   if (world_ == 1 || ::pipe2(ends, O_CLOEXEC) != 0) return;
   listens_ = ends[0];
   tells_ = ends[1];
+  process_ = ::getpid();
   wish_ = std::move(wish);
   sigset_t all, usual;
   ::sigfillset(&all);
@@ -135,7 +142,7 @@ void CommTrace::watch(std::function<std::string()> wish) {
   watching_ = this;
   struct sigaction ours{};
   ours.sa_handler = &CommTrace::on_signal;
-  ours.sa_flags = SA_RESTART;
+  ours.sa_flags = SA_RESTART | SA_ONSTACK;  // of the main thread: see SignalThread
   ::sigemptyset(&ours.sa_mask);
   ::sigaction(launch::kEnd, &ours, nullptr);
 }
@@ -146,10 +153,10 @@ void CommTrace::listen() {
   for (;;) {
     pollfd news{listens_, POLLIN, 0};
     const int ready = ::poll(&news, 1, static_cast<int>(kLookMs));
-    if (ready < 0 && errno != EINTR) return;
+    if (over_ || (ready < 0 && errno != EINTR)) return;
     if (ready > 0) {
       char word = 0;
-      if (::read(listens_, &word, 1) != 1) return;  // the run is over
+      if (::read(listens_, &word, 1) != 1 || word == kOver) return;
       try {
         std::lock_guard lock(mutex_);
         if (!written_ || told) write("told to end by the launcher", /*error=*/false);

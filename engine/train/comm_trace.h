@@ -17,7 +17,7 @@ namespace meshwright::train {
 
 class CommTrace {
  public:
-  // Removes what earlier runs and attempts left; before any rank may fail.
+  // Removes what earlier runs and attempts left.
   static void clear(const std::filesystem::path& run) noexcept;
   // `world` outlives this.
   CommTrace(World& world, const std::filesystem::path& run);
@@ -45,6 +45,8 @@ class CommTrace {
   bool written_ = false;
   std::function<std::string()> wish_;
   int listens_ = -1, tells_ = -1;  // a pipe
+  int process_ = 0;                // that watches
+  std::atomic<bool> over_ = false;
   std::thread thread_;
   static inline std::atomic<CommTrace*> watching_{nullptr};
   static inline std::atomic<bool> writing_{false};  // the main thread does

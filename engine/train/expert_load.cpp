@@ -4,8 +4,9 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
+
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::train {
 
@@ -15,11 +16,7 @@ int64_t sum_of(const std::vector<int64_t>& tokens) {
   return std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
 }
 
-std::string ratio(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f", value);
-  return text;
-}
+std::string ratio(double value) { return text::format("%.2f", value); }
 
 double largest_imbalance(const std::vector<ExpertLoad>& blocks) {
   double out = 0;
@@ -124,9 +121,7 @@ std::string load_fields(const StepResult& result) {
     tokens.resize(std::max(tokens.size(), block.tokens.size()));
     for (size_t e = 0; e < block.tokens.size(); ++e) tokens[e] += block.tokens[e];
     dropped += result.positions * block.active - sum_of(block.tokens);
-    char text[32];
-    std::snprintf(text, sizeof text, "%.4f", block.imbalance());
-    imbalance += (imbalance.empty() ? "" : ", ") + std::string(text);
+    imbalance += (imbalance.empty() ? "" : ", ") + text::format("%.4f", block.imbalance());
   }
   std::string all;
   for (int64_t n : tokens) all += (all.empty() ? "" : ", ") + std::to_string(n);

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <cmath>
-#include <cstdio>
 
 #include "engine/device/device.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/trainer/step_monitor.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::train {
 
@@ -40,11 +40,7 @@ int64_t bytes_of(Trainer& trainer) {
   return b.weights + b.gradients + b.optimizer + b.transient + b.activations;
 }
 
-std::string times_text(double ratio) {
-  char text[40];
-  std::snprintf(text, sizeof text, " (%.2f times)", ratio);
-  return text;
-}
+std::string times_text(double ratio) { return text::format(" (%.2f times)", ratio); }
 
 json::value known(std::optional<double> value) {
   return value ? json::value(*value) : json::value(nullptr);

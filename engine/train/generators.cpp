@@ -5,15 +5,13 @@
 
 #include <mutex>
 
+#include "engine/trainer/draws.h"
+
 namespace meshwright::train {
 
 uint64_t generator_seed(uint64_t seed, int64_t step, const plan::JobPlan& plan) {
-  const std::optional<Mesh>& mesh = plan.mesh.device_mesh;
-  const int64_t place = mesh ? mesh->coordinate(plan.rank, "dp") * mesh->size("cp") +
-                                   mesh->coordinate(plan.rank, "cp")
-                             : plan.rank;
   return (seed + static_cast<uint64_t>(step) * 0x2545f4914f6cdd1du) * 0x9e3779b97f4a7c15u +
-         static_cast<uint64_t>(place);
+         static_cast<uint64_t>(place_of_draws(plan));
 }
 
 std::vector<std::pair<std::string, at::Generator>> generators_of(const World& world) {

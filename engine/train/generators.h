@@ -13,8 +13,7 @@
 namespace meshwright::train {
 
 // What the generators of the plan's rank are seeded with before a step: the same numbers in every
-// run. Ranks of tp have the same tokens and draw alike; those of dp and of cp have other tokens and
-// draw others.
+// run. Ranks with the same tokens draw alike, those with others do not (semantics 13.1).
 uint64_t generator_seed(uint64_t seed, int64_t step, const plan::JobPlan& plan);
 // The generators of this rank, by device: "cpu", and "cuda" where it trains on one.
 std::vector<std::pair<std::string, at::Generator>> generators_of(const World& world);

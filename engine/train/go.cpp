@@ -44,7 +44,7 @@ int Run::steps(rendezvous::Ending& together) {
 void Run::left_by(Error& error) noexcept {
   if (memory_report_ && error.code() == ErrorCode::out_of_memory)
     for (std::string& note : memory_report_->tell()) error.note(std::move(note));
-  if (comm_trace_) comm_trace_->failed(error);
+  if (comm_trace_ && begun_) comm_trace_->failed(error);
 }
 
 void Run::ended_well() noexcept {
@@ -52,6 +52,7 @@ void Run::ended_well() noexcept {
 }
 
 int run_rank(const RunOptions& options, rendezvous::Ending& together, std::filesystem::path& log) {
+  const SignalThread signals;  // before LibTorch has threads
   return Run(options, log).go(together);
 }
 

@@ -1,4 +1,5 @@
 #include "engine/train/load_checkpoint.h"
+#include "engine/before/same_run.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -204,10 +205,7 @@ Read read_own(Trainer& trainer, checkpoint::Checkpoint& from) {
   World& world = trainer.world();
   ParallelModel& model = trainer.model();
   Optimizer& optimizer = optimizer_of(trainer);
-  if (meta.optimizer != optimizer.name())
-    throw mismatch(from, "it holds the state of the optimizer " + meta.optimizer +
-                             ", this job's is " + optimizer.name())
-        .help("set optimizer.name = \"" + meta.optimizer + "\"");
+  before::refuse_other_optimizer(from, optimizer.name());
   optimizer.steps = meta.optimizer_steps;
   if (meta.optimizer_steps > 0) optimizer.allocate(model.update_groups());
   const std::vector<LocalTensor> tensors = local_state(trainer);
@@ -269,7 +267,7 @@ void Trainer::load(const std::string& path) {
   std::optional<checkpoint::Checkpoint> from;
   train::agree_or_throw(*world_, train::outcome_of([&] {
     from.emplace(checkpoint::resolve(path));
-    train::check_scale(*from, plan_->lora, plan_->adapter_config);
+    before::check_scale(*from, plan_->lora, plan_->adapter_config);
     return std::string();
   }));
   train::load_checkpoint(*this, *from);

@@ -4,13 +4,16 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "engine/report/progress.h"
 #include "engine/train/expert_load.h"
 #include "meshwright/error.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/files/clock.h"
 #include "sdk/files/durable.h"
+#include "sdk/files/read_file.h"
 
 namespace meshwright::train {
 
@@ -18,11 +21,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string format(const char* pattern, auto... values) {
-  char text[256];
-  std::snprintf(text, sizeof text, pattern, values...);
-  return text;
-}
+using text::format;
 
 double per_second(int64_t count, double ms) {
   return ms > 0 ? static_cast<double>(count) * 1000 / ms : 0;
@@ -48,18 +47,22 @@ std::string score_words(const char* name, double z) {
 
 }  // namespace
 
+std::string validation_words(double loss, const char* pattern) {
+  return std::isnan(loss) ? "validation loss n/a" : "validation loss " + format(pattern, loss);
+}
+
 void unwritable(const fs::path& path, int reason) {
   throw base::unwritable(path, reason).key("run.dir");
 }
 
 // The rows of metrics.jsonl of the first `steps` steps, whole lines only.
 std::string rows_before(const fs::path& path, int64_t steps) {
-  std::ifstream in(path, std::ios::binary);
-  std::string out, line;
-  while (std::getline(in, line)) {
+  const std::string all = base::read_file(path, SIZE_MAX / 2);
+  std::string out;
+  for (size_t at = 0, end; (end = all.find('\n', at)) != std::string::npos; at = end + 1) {
+    const std::string line = all.substr(at, end - at);
     long long step = 0;
-    if (in.eof() || std::sscanf(line.c_str(), "{\"step\": %lld", &step) != 1 || step >= steps)
-      continue;
+    if (std::sscanf(line.c_str(), "{\"step\": %lld", &step) != 1 || step >= steps) continue;
     out += line + "\n";
   }
   return out;
@@ -106,13 +109,8 @@ RunFolder::Lines::Lines(const fs::path& path, bool keep, Tell tell)
 RunFolder::Lines::~Lines() {
   if (waiting_lines_ > 0 && file_->append(waiting_) == 0) waiting_lines_ = 0;
   if (int64_t missing = waiting_lines_ + lost_lines_; missing > 0) {
-    const std::string text = "warning: " + path() + " lacks " +
-                             report::counted(missing, "line", "lines") +
-                             " that could not be written";
-    if (tell_)
-      tell_(text);
-    else
-      std::fprintf(stderr, "%s\n", text.c_str());
+    tell("warning: " + path() + " lacks " + report::counted(missing, "line", "lines") +
+         " that could not be written");
   }
 }
 
@@ -123,8 +121,29 @@ void RunFolder::Lines::missed(int reason) {
           "; the run goes on (checkpoint.on_failure), and its lines wait until there is room");
 }
 
+// Somebody removed the file, or the folder with it, while the run writes it.
+void RunFolder::Lines::make_again() {
+  const fs::path where = file_->path();
+  std::error_code failed;
+  fs::create_directories(where.parent_path(), failed);
+  try {
+    file_ = std::make_unique<base::AppendFile>(where, base::AppendFile::Old::refused);
+  } catch (const Error&) {
+    return;  // the next line tries again; a file that is there is another run's
+  }
+  tell("warning: " + path() + " was removed while the run wrote it: it goes on in a new file");
+}
+
+void RunFolder::Lines::tell(const std::string& text) const {
+  if (tell_)
+    tell_(text);
+  else
+    std::fprintf(stderr, "%s\n", text.c_str());
+}
+
 void RunFolder::Lines::append(std::string_view line) {
   constexpr size_t kMostWaiting = 4 << 20;  // about 15,000 steps
+  if (file_->removed()) make_again();
   if (waiting_.empty()) {
     int reason = file_->append(line);
     if (reason == 0) return;
@@ -192,10 +211,13 @@ std::string RunFolder::step(const StepResult& r, const StepCost& c) {
   return row;
 }
 
-std::string RunFolder::validation(int64_t step, double loss) {
-  std::string row = row_begin(step) +
-                    ", \"validation_loss\": " + metric_text({"validation_loss", loss, "%.9g"}) +
-                    "}\n";
+std::string RunFolder::validation(int64_t step, double loss, double auxiliary) {
+  std::string row =
+      row_begin(step) + ", \"validation_loss\": " + metric_text({"validation_loss", loss, "%.9g"});
+  if (std::isfinite(auxiliary))
+    row += ", \"validation_auxiliary_loss\": " +
+           metric_text({"validation_auxiliary_loss", auxiliary, "%.9g"});
+  row += "}\n";
   metrics_->append(row);
   return row;
 }
@@ -203,8 +225,21 @@ std::string RunFolder::validation(int64_t step, double loss) {
 // As base::append_line() does it, whose lines are in the same file.
 void RunFolder::log(const std::string& line) { log_->append(base::utc_now() + " " + line + "\n"); }
 
-Progress::Progress(report::Output& out, const report::Style& style, bool live, int64_t steps)
-    : out_(out), style_(style), live_(live), steps_(steps) {}
+namespace {
+
+constexpr int64_t kFewSteps = 20;  // fewer have a line each
+constexpr std::string_view kRedraw = "\r\x1b[K";
+
+}  // namespace
+
+Progress::Progress(report::Output& out, const report::Style& style, bool live, int64_t steps,
+                   bool details)
+    : out_(out),
+      style_(style),
+      live_(live && steps >= kFewSteps),
+      details_(details),
+      width_(live ? style.width - 1 : std::numeric_limits<int>::max()),
+      steps_(steps) {}
 
 namespace {
 
@@ -234,6 +269,23 @@ std::string Progress::line(const StepResult& r, const StepCost& c, int64_t steps
          cost_words(c) + load_words(r) + (c.skipped ? "  left out" : "");
 }
 
+// What is read first: the rest is in metrics.jsonl and run.log.
+std::string Progress::short_line(const std::string& left) const {
+  std::vector<report::LineField> fields = {
+      {format("step %lld/%lld", static_cast<long long>(last_.step) + 1,
+              static_cast<long long>(steps_))},
+      {format("loss %.4f", last_.loss), 1},
+      {format("grad norm %.3f", last_.grad_norm), 4},
+      {format("lr %.2e", last_.lr), 6},
+      {report::human_count(static_cast<int64_t>(per_second(last_.tokens, cost_.step_ms))) +
+           " tokens/s",
+       3},
+      {format("%.0f ms", cost_.step_ms), 5}};
+  if (cost_.skipped) fields.push_back({"left out"});
+  if (!left.empty()) fields.push_back({left, 2});
+  return report::fit_line(std::move(fields), width_);
+}
+
 void Progress::step(const StepResult& result, const StepCost& cost) {
   last_ = result;
   cost_ = cost;
@@ -245,19 +297,26 @@ void Progress::step(const StepResult& result, const StepCost& cost) {
     if (now - said_ < std::chrono::milliseconds(100)) return;
     said_ = now;
     draw();
-  } else if (result.step == 0 || result.step + 1 == steps_ ||
+  } else if (result.step == 0 || result.step + 1 == steps_ || steps_ < kFewSteps ||
              now - said_ >= std::chrono::seconds(10)) {
     said_ = now;
-    double left = smooth_ms_ / 1000 * static_cast<double>(steps_ - result.step - 1);
-    emit(line(result, cost, steps_) +
-         (result.step + 1 < steps_ ? "  " + report::human_duration(left) + " left" : "") + "\n");
+    std::string left;
+    if (result.step + 1 < steps_)
+      left = report::human_duration(smooth_ms_ / 1000 *
+                                    static_cast<double>(steps_ - result.step - 1)) +
+             " left";
+    if (!details_) return emit(short_line(left) + "\n");
+    emit(line(result, cost, steps_) + (left.empty() ? "" : "  " + left) + "\n");
   }
 }
 
 void Progress::emit(const std::string& text) {
   if (gone_) return;
   try {
-    out_.write(text);
+    // What draws the line again is ours, whatever the rest of the text holds.
+    const size_t drawing = text.starts_with(kRedraw) ? kRedraw.size() : 0;
+    if (drawing > 0) out_.write_data(kRedraw);
+    out_.write(std::string_view(text).substr(drawing));
     out_.flush();
   } catch (const report::WriteFailed& failure) {
     gone_ = true;
@@ -286,7 +345,8 @@ void Progress::draw() {
   if (static_cast<int>(text.size()) <= style_.width - kBar) {
     int spare = 5;
     for (std::string words :
-         {mfu_words(cost_), comm_words(cost_), slowest_words(cost_),
+         {format("norm %.3f", last_.grad_norm), format("%.0f ms", cost_.step_ms),
+          format("lr %.2e", last_.lr), mfu_words(cost_), comm_words(cost_), slowest_words(cost_),
           score_words("loss", cost_.loss_z), score_words("norm", cost_.grad_norm_z)})
       if (!words.empty()) fields.push_back({std::move(words), spare++});
     text = report::fit_line(fields, style_.width - kBar);
@@ -297,19 +357,19 @@ void Progress::draw() {
               style_, static_cast<double>(done) / static_cast<double>(std::max<int64_t>(steps_, 1)),
               std::min(room, 30)) +
           "  ";
-  emit("\r\x1b[K" + bar + text);
+  emit(std::string(kRedraw) + bar + text);
   drawn_ = true;
 }
 
 void Progress::say(const std::string& text) {
-  emit((drawn_ ? "\r\x1b[K" : "") + text + "\n");
+  emit(std::string(drawn_ ? kRedraw : "") + text + "\n");
   drawn_ = false;
 }
 
 void Progress::validation(int64_t step, double loss) {
   validation_ = loss;
-  say(format("step %lld/%lld  validation loss %.4f", static_cast<long long>(step) + 1,
-             static_cast<long long>(steps_), loss));
+  say(format("step %lld/%lld  ", static_cast<long long>(step) + 1, static_cast<long long>(steps_)) +
+      validation_words(loss, "%.4f"));
 }
 
 void Progress::finish() {

@@ -19,6 +19,9 @@ namespace meshwright::train {
 // Throws Error(output_unwritable); `reason` is an errno.
 [[noreturn]] void unwritable(const std::filesystem::path& path, int reason);
 
+// "validation loss 4.2500", by a format of printf; "n/a" where nothing was measured.
+std::string validation_words(double loss, const char* pattern);
+
 // runs/<name>/ of rank 0. Throws Error(output_unwritable) naming path and reason.
 class RunFolder {
  public:
@@ -35,7 +38,8 @@ class RunFolder {
   void put(const std::string& name, const std::string& contents) const;
   // Both return the row, as it is in metrics.jsonl.
   std::string step(const StepResult& result, const StepCost& cost);
-  std::string validation(int64_t step, double loss);
+  // `auxiliary`: as Evaluation's; not a number: there is none.
+  std::string validation(int64_t step, double loss, double auxiliary = kNone);
   void log(const std::string& line);
   // What was written so far is on the disk.
   void sync();
@@ -58,6 +62,8 @@ class RunFolder {
 
    private:
     void missed(int reason);
+    void make_again();
+    void tell(const std::string& text) const;
     std::string path() const { return file_->path().string(); }
     std::unique_ptr<base::AppendFile> file_;
     std::function<void(const std::string&)> warn_;
@@ -71,12 +77,15 @@ class RunFolder {
   std::optional<Lines> metrics_, log_;  // never empty once the constructor has returned
 };
 
-// One live line with a bar and the time left on a terminal; elsewhere a plain line now and then.
+// One live line with a bar and the time left on a terminal; elsewhere a plain line now and then. Of
+// a run of a few steps every step has a line that stays, on a terminal too, and no wider than it.
 // When the output takes no more (its reader went away, its disk is full) the run goes on without:
 // the run folder has it all.
 class Progress {
  public:
-  Progress(report::Output& out, const report::Style& style, bool live, int64_t steps);
+  // `details`: plain lines say all that run.log has of a step.
+  Progress(report::Output& out, const report::Style& style, bool live, int64_t steps,
+           bool details = false);
   void step(const StepResult& result, const StepCost& cost);
   void validation(int64_t step, double loss);
   // A line above the live one.
@@ -84,16 +93,18 @@ class Progress {
   // After the last step, which may come before `steps`: its line stays on the screen. Of step
   // number `steps` it does so by itself.
   void finish();
-  // The plain form of a step, for run.log.
+  // All that there is to say of a step, for run.log.
   static std::string line(const StepResult& result, const StepCost& cost, int64_t steps);
 
  private:
+  std::string short_line(const std::string& left) const;
   void draw();
   void emit(const std::string& text);
   report::Output& out_;
   report::Style style_;
-  bool live_, drawn_ = false, gone_ = false;
+  bool live_, details_, drawn_ = false, gone_ = false;
   bool missing_ = false;  // no line that stays tells of the last step
+  int width_;             // that a line which stays may have
   int64_t steps_;
   StepResult last_;
   StepCost cost_;

@@ -2,13 +2,34 @@
 // SIGINT, SIGHUP, SIGTERM or SIGUSR1.
 #pragma once
 
+#include <sys/types.h>
+
 #include <csignal>
 #include <iterator>
 #include <string>
+#include <thread>
 
 #include "engine/launch/wish.h"
 
 namespace meshwright::train {
+
+// While it lives, these signals come on a thread of its own: the thread that makes it, and all that
+// this one starts, block them. oneDNN's matrix products in float32 use the stack pointer as one
+// more register (oneDNN issue 4845, in LibTorch 2.11), so a handler that interrupts one writes its
+// frame into the heap.
+class SignalThread {
+ public:
+  SignalThread();
+  ~SignalThread();
+  SignalThread(const SignalThread&) = delete;
+  SignalThread& operator=(const SignalThread&) = delete;
+
+ private:
+  const pid_t process_;
+  sigset_t before_;
+  int over_;  // an eventfd: nothing of it has to be taken down in a child by fork()
+  std::thread thread_;
+};
 
 // While an object lives, the first of these signals only is noted, for the loop to save and end at
 // its next step; a second one that is not the same wish again (launch/wish.h) ends the process at

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <span>
 #include <utility>
 
@@ -39,36 +38,6 @@ checkpoint::FileRecord write_rank_file(const RankFile& file, HostReads& values,
   }
   writer.finish();
   return {name, writer.size(), sums.finish()};
-}
-
-checkpoint::FileRecord copy_into(const fs::path& from, const fs::path& folder,
-                                 const std::string& name) {
-  fs::path to = folder / name;
-  base::make_folders(to.parent_path());
-  base::NewFile out(to);
-  checkpoint::BlockChecksums sums;
-  std::ifstream in(from, std::ios::binary);
-  std::vector<char> buffer(checkpoint::kBlock);
-  while (in) {
-    in.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
-    auto part = std::as_bytes(std::span(buffer.data(), static_cast<size_t>(in.gcount())));
-    sums.add(part);
-    out.append(part);
-  }
-  if (!in.eof()) throw Error(ErrorCode::file_unreadable, "cannot read " + from.string());
-  out.finish();
-  return {name, out.size(), sums.finish()};
-}
-
-checkpoint::FileRecord write_text(const std::string& text, const fs::path& folder,
-                                  const std::string& name) {
-  const auto bytes = std::as_bytes(std::span(text));
-  base::NewFile out(folder / name);
-  checkpoint::BlockChecksums sums;
-  sums.add(bytes);
-  out.append(bytes);
-  out.finish();
-  return {name, out.size(), sums.finish()};
 }
 
 // A record per file: "bytes hex... name". The names of carried files may hold blanks, so they come

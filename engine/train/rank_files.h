@@ -32,13 +32,6 @@ std::string rank_file_name(const char* kind, int64_t rank, int64_t world);
 checkpoint::FileRecord write_rank_file(const RankFile& file, HostReads& values,
                                        const std::filesystem::path& folder,
                                        const std::string& name);
-// Copies a file into `folder` as `name`, which may lie in a folder of its own there.
-checkpoint::FileRecord copy_into(const std::filesystem::path& from,
-                                 const std::filesystem::path& folder, const std::string& name);
-// Writes a text into `folder` as `name`.
-checkpoint::FileRecord write_text(const std::string& text, const std::filesystem::path& folder,
-                                  const std::string& name);
-
 // File records as a text, which other ranks decode.
 std::string encode(const std::vector<checkpoint::FileRecord>& files);
 std::vector<checkpoint::FileRecord> decode_files(const std::string& text);

@@ -16,6 +16,7 @@
 #include "engine/train/batches.h"
 #include "engine/train/comm_trace.h"
 #include "engine/train/exports.h"
+#include "engine/train/first_attempt.h"
 #include "engine/train/foretold.h"
 #include "engine/train/generators.h"
 #include "engine/train/memory_report.h"
@@ -24,10 +25,12 @@
 #include "engine/train/resume.h"
 #include "engine/train/run.h"
 #include "engine/train/run_data.h"
+#include "engine/train/same_data.h"
 #include "engine/train/save_wish.h"
 #include "engine/train/saver.h"
 #include "engine/train/session.h"
 #include "engine/train/speed.h"
+#include "engine/trainer/evaluation.h"
 #include "engine/trainer/memory.h"
 #include "engine/trainer/model.h"
 #include "meshwright/trainer.h"
@@ -61,8 +64,8 @@ class Run {
   // At most `most` steps, of those that are left.
   void train(int64_t most = std::numeric_limits<int64_t>::max(), const AfterStep& after = {});
   void save(SaveReason reason);
-  void save_now();    // the same between steps, where there is something new to save
-  double evaluate();  // over the validation data, which must be there
+  void save_now();        // the same between steps, where there is something new to save
+  Evaluation evaluate();  // over the validation data, which must be there
   int finish();
 
   Trainer& trainer() { return *trainer_; }
@@ -82,7 +85,10 @@ class Run {
   std::vector<std::string> told_here() const;
   void report_job();
   void prepare_saving();
-  void carry_language(Saver::Settings& saving) const;
+  void carry_language(KeptFiles& kept) const;
+  std::vector<FileGroup> files_read() const;
+  MadeOf made_of(const KeptFiles& kept) const;
+  void carry_files(Saver::Settings& saving, bool adapters);
   void open_batches();
   MicroBatchLoss loss(Batches& batches, int64_t first, int64_t micro, const at::Tensor& hidden);
   StepResult train_step(int64_t step);
@@ -125,6 +131,7 @@ class Run {
   int64_t max_steps_, first_step_ = 0;
   std::string pretrained_;
   std::filesystem::path config_file_, run_path_, checkpoints_;
+  std::string config_text_;  // of config_file_, as it was read at the start; "": there is none
   std::shared_ptr<World> world_;
   std::optional<CommTrace> comm_trace_;
   bool leader_ = false;
@@ -149,10 +156,12 @@ class Run {
   std::optional<SaveWish> save_wish_;  // of the rank that leads
   Speed speed_;
   Foretold foretold_;                 // of the rank that leads
+  bool told_no_targets_ = false;      // of the validation data
   bool disturbed_ = false;            // something was saved or evaluated since the last step
   StepCost cost_;                     // of the last step
   double lr_ = 0;                     // of the last step
   bool all_done_ = false;             // before anything was trained
+  bool begun_ = false;                // the folder has no other run than this one
   std::shared_ptr<LostFolder> lost_;  // of an application
   bool ending_ = false;               // nothing is left to train
   bool stopped_ = false;              // by a signal, before the last step

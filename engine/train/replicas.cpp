@@ -1,6 +1,10 @@
 #include "engine/train/replicas.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <map>
 #include <span>
 #include <utility>
@@ -8,6 +12,7 @@
 #include "engine/checkpoint/checksum.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/train/host_reads.h"
+#include "engine/trainer/largest_of_ranks.h"
 #include "engine/trainer/rank_agreement.h"
 
 namespace meshwright::train {
@@ -43,6 +48,50 @@ std::vector<uint64_t> read_digests(const std::string& text, size_t first, size_t
   std::vector<uint64_t> out(count);
   for (size_t i = 0; i < count; ++i)
     checkpoint::parse_hex(std::string_view(text).substr((first + i) * kDigits, kDigits), out[i]);
+  return out;
+}
+
+std::string two_digits(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value, std::chars_format::general, 2).ptr};
+}
+
+// How far two ranks' values of a tensor lie apart.
+struct Distance {
+  double most = 0, largest = 0;  // difference, and value on any of the two
+  int64_t elements = 0, of = 0;  // that differ
+  // A few digits of the last place, as sums in another order come to.
+  bool is_rounding() const { return most <= 1e-4 * largest; }
+  std::string text() const {
+    if (elements == 0) return " (in their bits alone: the numbers are equal)";
+    return " (by up to " + two_digits(most) + ", where the largest is " + two_digits(largest) +
+           ", in " + std::to_string(elements) + " of " + std::to_string(of) + " elements)";
+  }
+};
+
+// Collective. `mine`: this rank's values, which only the two need to have. Piece by piece: memory
+// may be scarce.
+Distance distance_between(World& world, const at::Tensor& mine, int64_t one, int64_t other) {
+  constexpr int64_t kPiece = 1 << 20;
+  const bool first = world.rank() == one, second = world.rank() == other;
+  Distance out;
+  out.of = static_cast<int64_t>(
+      largest_of_ranks(world, {first ? static_cast<double>(mine.numel()) : 0})[0]);
+  for (int64_t at = 0; at < out.of; at += kPiece) {
+    const int64_t count = std::min(kPiece, out.of - at);
+    at::Tensor sum = at::zeros({count}, at::TensorOptions().dtype(at::kDouble));
+    if (first || second) sum.copy_(mine.reshape({-1}).narrow(0, at, count));
+    if (first || second) out.largest = std::max(out.largest, sum.abs().max().item<double>());
+    if (second) sum.neg_();
+    sum = sum.to(world.device());
+    world.everyone()->all_reduce(sum, ReduceOp::sum, /*control=*/true).wait();
+    sum = sum.cpu();
+    world.check();
+    if (const double far = sum.abs().max().item<double>(); far > out.most || std::isnan(far))
+      out.most = far;
+    out.elements += sum.ne(0).sum().item<int64_t>();
+  }
+  out.largest = largest_of_ranks(world, {out.largest})[0];
   return out;
 }
 
@@ -98,6 +147,7 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
   std::vector<std::string> all = gather_texts(world, details);
   std::fill(before.begin(), before.end(), 0);
   std::string first;
+  Distance apart;
   int64_t more = 0;
   for (size_t g : suspects) {
     const Replicas& group = replicas[g];
@@ -121,22 +171,32 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
       first = rendezvous::named_ranks(odd) + (odd.size() == 1 ? " holds" : " hold") +
               " other values of " + (tensor.state.empty() ? "" : tensor.state + " of ") +
               tensor.name + " than " + rendezvous::named_ranks(usual);
+      apart = distance_between(world, tensor.local, usual[0], odd[0]);
+      first += apart.text();
     }
   }
   std::string rest = more == 0 ? ""
                                : ", and " + std::to_string(more) +
                                      (more == 1 ? " more tensor differs" : " more tensors differ");
-  return Error(ErrorCode::replicas_differ, first + rest + ": the strategy " + strategy +
-                                               " says that these ranks hold the same, and a "
-                                               "checkpoint would keep one of them; nothing was "
-                                               "saved")
-      .key("distributed.strategy")
+  Error error(ErrorCode::replicas_differ,
+              first + rest + ": they are copies of each other in the layout of " + strategy +
+                  ", and a checkpoint would keep one of them; nothing was saved");
+  if (apart.is_rounding())
+    error.note("so little is rounding: these ranks have computed the same in different ways")
+        .help(
+            "run ranks that hold copies on processors of one kind, with the same number of "
+            "threads, or with ATEN_CPU_CAPABILITY=avx2 in the environment of all of them");
+  else
+    error.note(
+        "this is more than rounding: something was written, or not summed, on some of these ranks "
+        "alone");
+  return error
+      .help(
+          "if the strategy or the model is your own: reduce gradients over all ranks that hold a "
+          "parameter, and broadcast what only one of them computes")
       .help(
           "train under another strategy (`meshwright plugins list`), from the newest checkpoint "
-          "that was saved")
-      .help(
-          "if the strategy is yours: reduce gradients over all ranks that hold a parameter, and "
-          "broadcast what only one of them computes");
+          "that was saved");
 }
 
 }  // namespace meshwright::train

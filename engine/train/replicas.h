@@ -20,8 +20,8 @@ ReplicaDigests replica_digests(const std::vector<Replicas>& replicas,
 // Sixteen digits for each of the groups that this rank is in; all tensors of a group as one.
 std::string summary_of(const ReplicaDigests& digests);
 // Collective. `summaries`: of all ranks. Error(replicas_differ), the same on every rank, with
-// strategy, tensor and the ranks that are unlike the majority (at a tie unlike the first); nullopt:
-// all are alike, which takes no further message.
+// layout, tensor, the ranks that are unlike the majority (at a tie unlike the first), and how far
+// apart the values are; nullopt: all are alike, which takes no further message.
 std::optional<Error> find_differing(World& world, const std::vector<Replicas>& replicas,
                                     const std::vector<LocalTensor>& tensors,
                                     const ReplicaDigests& mine,

@@ -1,14 +1,14 @@
 #include "engine/train/reporter.h"
 
-#include <cstdio>
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::train {
 
 void Reporter::open(const std::filesystem::path& folder, std::optional<int64_t> steps,
-                    int64_t max_steps) {
+                    int64_t max_steps, bool details) {
   max_steps_ = max_steps;
   folder_ = std::make_unique<RunFolder>(folder, steps, tell_);
-  if (!tell_) progress_ = std::make_unique<Progress>(out_, style_, live_, max_steps);
+  if (!tell_) progress_ = std::make_unique<Progress>(out_, style_, live_, max_steps, details);
 }
 
 void Reporter::outlive_full_disks() {
@@ -54,33 +54,27 @@ void Reporter::step(const StepResult& result, const StepCost& cost) {
   if (progress_) progress_->step(result, cost);
 }
 
-void Reporter::validation(int64_t step, double loss) {
+void Reporter::validation(int64_t step, const Evaluation& found) {
   if (!folder_) return;
-  const std::string row = folder_->validation(step, loss);
+  const std::string row = folder_->validation(step, found.loss, found.auxiliary);
   if (monitors_) monitors_->row(row);
-  if (progress_) progress_->validation(step, loss);
-  char line[80];
-  std::snprintf(line, sizeof line, "step %lld  validation loss %.6f",
-                static_cast<long long>(step) + 1, loss);
-  folder_->log(line);
+  if (progress_) progress_->validation(step, found.loss);
+  folder_->log("step " + std::to_string(step + 1) + "  " + validation_words(found.loss, "%.6f"));
 }
 
 void Reporter::saved(const SaveReport& report, bool goes_on) {
   if (!folder_) return;
   if (monitors_) monitors_->saved(report.step, !report.error);
-  char text[40];
   std::string line =
       "step " + std::to_string(report.step) + "/" + std::to_string(max_steps_) + "  ";
   if (report.error) {
     line += "no checkpoint: " + report.error->message();
     if (goes_on) show("warning: " + line + "; the run goes on (checkpoint.on_failure)");
   } else {
-    std::snprintf(text, sizeof text, " in %.2f s", report.total_ms / 1000);
-    line += "checkpoint " + report.path.string() + "  " + report::human_bytes(report.bytes) + text;
-    if (report.pause_ms < report.total_ms) {
-      std::snprintf(text, sizeof text, ", training paused %.0f ms", report.pause_ms);
-      line += text;
-    }
+    line += "checkpoint " + report.path.string() + "  " + report::human_bytes(report.bytes) +
+            text::format(" in %.2f s", report.total_ms / 1000);
+    if (report.pause_ms < report.total_ms)
+      line += text::format(", training paused %.0f ms", report.pause_ms);
     if (report.step == max_steps_) show(line);
   }
   folder_->log(line);

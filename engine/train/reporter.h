@@ -15,6 +15,7 @@
 #include "engine/train/expert_load.h"
 #include "engine/train/metrics.h"
 #include "engine/train/saver.h"
+#include "engine/trainer/evaluation.h"
 
 namespace meshwright::train {
 
@@ -29,7 +30,9 @@ class Reporter {
   Reporter& operator=(const Reporter&) = delete;
 
   // Rank 0: from here on it tells. `steps`: as RunFolder's.
-  void open(const std::filesystem::path& folder, std::optional<int64_t> steps, int64_t max_steps);
+  // `details`: as Progress's.
+  void open(const std::filesystem::path& folder, std::optional<int64_t> steps, int64_t max_steps,
+            bool details = false);
   explicit operator bool() const { return folder_ != nullptr; }
   const std::filesystem::path& folder() const { return folder_->path(); }
   // Metrics of an earlier run, under their new name; empty: there were none.
@@ -47,7 +50,7 @@ class Reporter {
   // A whole file of the folder.
   void put(const std::string& name, const std::string& contents) const;
   void step(const StepResult& result, const StepCost& cost);
-  void validation(int64_t step, double loss);
+  void validation(int64_t step, const Evaluation& found);
   // A line in the log for every save; on the screen the last, and those that failed. `goes_on`: the
   // run lives with a failure.
   void saved(const SaveReport& report, bool goes_on);

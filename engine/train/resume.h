@@ -53,20 +53,6 @@ std::string make_way(const ResumePoint& beginning, World& world,
 // the steps were counted by.
 std::string finished_text(const std::filesystem::path& checkpoint, int64_t steps, int64_t max_steps,
                           const std::string& command, std::optional<int64_t> epochs = {});
-// Throws Error(checkpoint_mismatch) when the samples or their order are others than the
-// checkpoint's: data, seq_len, shuffle, seed. Of other data the settings that differ are named, as
-// far as the run's folder has its configuration.
-void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint,
-                int64_t seq_len);
-// The base model of a checkpoint with adapters is the one that the job names, wherever that lies
-// now. Throws Error(checkpoint_mismatch) when it is another one, or none.
-void check_base(checkpoint::Checkpoint& from, const std::string& pretrained);
-// The adapters of a checkpoint count as often in the job as they did ([lora] r, alpha, rslora and
-// the two patterns): their tensors do not say. `config`: the adapter_config.json of the job's own
-// adapters. Throws Error(checkpoint_mismatch | bad_checkpoint).
-void check_scale(checkpoint::Checkpoint& from, const Options& lora, const std::string& config);
-// How a job begins with the weights of a checkpoint that it cannot continue. Words for a help.
-std::string way_by_export(const checkpoint::Checkpoint& from);
 // What checkpoints of a run with adapters leave to the folder `pretrained`, from its beginning on
 // or since the checkpoint that it continues; nothing where that is "", or the checkpoint holds the
 // whole model. Reads the folder's headers and some of its contents.
@@ -81,12 +67,4 @@ Error unsaved(Error error, bool ending, const std::filesystem::path& checkpoints
 // in 0.02 s"
 std::string resume_text(const checkpoint::Checkpoint& from, const World& world,
                         const std::string& strategy, double ms);
-// What every checkpoint carries beside the tensors: config.json, the other files of the folder that
-// the weights came from, or the tokenizer that lies beside the config of random weights, and the
-// dtypes that an export gives them. `bytes`: the run trains on the bytes of texts, which no
-// tokenizer fits. Returns what there is to say about files that stay behind.
-std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from,
-                                     const std::filesystem::path& config,
-                                     const std::string& pretrained, bool bytes);
-
 }  // namespace meshwright::train

@@ -1,4 +1,5 @@
 #include "engine/train/resume_dtypes.h"
+#include "engine/before/same_run.h"
 
 #include <algorithm>
 #include <map>
@@ -84,7 +85,7 @@ std::vector<std::string> check_dtypes(const checkpoint::Checkpoint& from,
       error.help("set optimizer.main_dtype = \"" + was +
                  "\" to keep them beside weights that are stored in " + now);
     throw error.help("to go on in " + now +
-                     " all the same, with a fresh optimizer: " + way_by_export(from));
+                     " all the same, with a fresh optimizer: " + before::way_by_export(from));
   }
   std::vector<std::string> out;
   for (std::string* said : {&wider, &frozen, &rounded})

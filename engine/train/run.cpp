@@ -5,8 +5,12 @@
 #include <string>
 #include <utility>
 
+#include "engine/base/handed_files.h"
+#include "engine/before/same_run.h"
+#include "engine/checkpoint/checksum.h"
 #include "engine/data/plugin_data.h"
 #include "engine/data/step_share.h"
+#include "engine/device/device.h"
 #include "engine/plan/adapter_folder.h"
 #include "engine/plan/export_folders.h"
 #include "engine/plan/plan.h"
@@ -19,6 +23,7 @@
 #include "engine/trainer/join_world.h"
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/stages.h"
+#include "engine/weights/model_tensors.h"
 #include "meshwright/nn/moe.h"
 #include "sdk/base/even_tokens.h"
 #include "sdk/base/plugin_at_work.h"
@@ -30,11 +35,30 @@ namespace meshwright::train {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
+namespace {
+
+std::string read_once(const fs::path& file) {
+  const std::string* handed = base::handed_file(file);
+  return handed != nullptr ? *handed : base::read_file(file);
+}
+
+Job job_of(const config::Reading& given) {
+  base::hand_files(given.files());
+  Diagnostics found;
+  std::optional<plan::Job> loaded = plan::load_job(given.source({}, found), found);
+  found.throw_if_any();
+  Job out;
+  out.impl() = std::move(*loaded);
+  device::load_early(out.table("dist_env"));
+  return out;
+}
+
+}  // namespace
+
 Run::Run(const RunOptions& options, fs::path& log)
     : options_(options),
       log_(log),
-      job_(options.file.empty() ? Job::from_text(options.text, options.sets)
-                                : Job::from_file(options.file, options.sets)),
+      job_(job_of(*options.given)),
       seed_(static_cast<uint64_t>(table("run").get_int("seed"))),
       max_steps_(table("step_scheduler").find_int("max_steps").value_or(0)),
       pretrained_(table("model").get_string("pretrained")),
@@ -48,7 +72,9 @@ Run::Run(const RunOptions& options, fs::path& log)
   keep_freed_memory();
   config_file_ = config::model_config_file(table("model"));
   // A plugin's family need not have one in its folders.
-  if (job_.impl().model && !pretrained_.empty() && !fs::exists(config_file_)) config_file_.clear();
+  if (job_.impl().model && !pretrained_.empty() && base::handed_file(config_file_) == nullptr &&
+      !fs::exists(config_file_))
+    config_file_.clear();
   run_path_ = fs::path(table("run").get_string("dir")) / table("run").get_string("name");
   checkpoints_ = run_path_ / "checkpoints";
 }
@@ -67,33 +93,37 @@ std::string adapter_folder(const Options& lora) {
 }  // namespace
 
 bool Run::open(rendezvous::Ending& together) {
+  if (!config_file_.empty()) config_text_ = read_once(config_file_);
   model_.emplace(make_model(job_));
   opened_ = prepare_run_data(job_, model_->outline.vocab_size, seed_);
   if (opened_.source) job_.impl().samples = opened_.source->samples();
   const std::string hash =
-      config_file_.empty()
-          ? "none"
-          : std::to_string(std::hash<std::string>()(base::read_file(config_file_)));
+      config_file_.empty() ? "none" : checkpoint::to_hex(checkpoint::checksum(config_text_));
   world_ = join_world(job_,
                       {{"config.json of the model, whose hash is", hash},
                        {"the model's settings", plan::model_settings(job_.impl())},
                        {"samples of [dataset], of which there are", counted_samples(job_.impl())}},
                       &together);
-  if (job_.impl().samples)
-    max_steps_ =
-        plan::make_plan(job_.impl(), {.world_size = world_->size(), .rank = world_->rank()})
-            .max_steps.value_or(0);
   leader_ = world_->rank() == 0;
   detail::this_is_rank(world_->rank());
   world_->trace().enabled = options_.trace;
   memory_.emplace(world_->device());
   lock_ = lock_run(*world_, run_path_, options_.tell, lost_);
-  if (lock_) log_ = run_path_ / "run.log";
-  if (leader_) CommTrace::clear(run_path_);
+  // What became of a run that is there is not this start's to say before it goes on with it.
+  std::error_code failed;
+  begun_ = checkpoint::restarted() || !fs::exists(run_path_ / "run.log", failed);
+  if (lock_ && begun_) log_ = run_path_ / "run.log";
+  if (leader_ && begun_) CommTrace::clear(run_path_);
   check_shared(*world_, run_path_);
   comm_trace_.emplace(*world_, run_path_);
   memory_report_.emplace(*memory_, *world_, run_path_);
   beginning_ = begin_run(job_, *world_, checkpoints_);
+  if (job_.impl().samples) {
+    if (from() != nullptr) job_.impl().trained = {from()->meta().step, from()->meta().samples};
+    max_steps_ =
+        plan::make_plan(job_.impl(), {.world_size = world_->size(), .rank = world_->rank()})
+            .max_steps.value_or(0);
+  }
   if (from() == nullptr && !adapter_folder(table("lora")).empty())
     agree_or_throw(*world_, outcome_of([&] {
       Diagnostics found;
@@ -103,16 +133,29 @@ bool Run::open(rendezvous::Ending& together) {
     }));
   all_done_ = from() != nullptr && from()->meta().step >= max_steps_;
   if (!all_done_) return true;
-  if (job_.impl().samples) {  // epochs of other data may only seem to be over
-    open_data();
-    agree_or_throw(*world_, outcome_of([&] {
-      check_data(*from(), job_, data_.fingerprint, data_.train.config.seq_len);
-      return std::string();
-    }));
-  }
+  // What is asked for is what was trained, or it is not this run that is finished.
+  open_data();
+  agree_or_throw(*world_, outcome_of([&] {
+    before::refuse_other_model(*from(), job_.impl(), model_->source, config_text_);
+    before::refuse_other_data(*from(), job_.impl(), data_.fingerprint, data_.train.config.seq_len);
+    before::check_base(*from(), pretrained_);
+    if (leader_) before::refuse_other_settings(*from(), job_.impl());
+    return std::string();
+  }));
   if (beginning_.own)
     make_way(beginning_, *world_, checkpoints_);  // tidies what an interrupted save left
   return false;
+}
+
+// Data and weights.
+std::vector<FileGroup> Run::files_read() const {
+  std::vector<FileGroup> out = data_.files;
+  if ((from() == nullptr || from()->meta().base) && !pretrained_.empty())
+    out.push_back({"model.pretrained", "files of the weights", weight_files(pretrained_)});
+  if (const std::string adapter = adapter_folder(table("lora"));
+      from() == nullptr && !adapter.empty())
+    out.push_back({"lora.adapter", "files of the adapters", weight_files(adapter)});
+  return out;
 }
 
 // All ranks must have the data alike.
@@ -124,14 +167,8 @@ void Run::open_data() {
   for (const OpenData* data : {&data_.train, &data_.validation})
     if (data->source && data->source->has_documents())
       check_documents_reach(*model_->module(), model_->outline.architecture, data->config);
-  std::vector<FileGroup> read_by_all = data_.files;
-  if ((from() == nullptr || from()->meta().base) && !pretrained_.empty())
-    read_by_all.push_back({"model.pretrained", "files of the weights", weight_files(pretrained_)});
-  if (const std::string adapter = adapter_folder(table("lora"));
-      from() == nullptr && !adapter.empty())
-    read_by_all.push_back({"lora.adapter", "files of the adapters", weight_files(adapter)});
   if (std::string said =
-          check_same_data(*world_, read_by_all, table("dataset").get_string("verify") == "whole");
+          check_same_data(*world_, files_read(), table("dataset").get_string("verify") == "whole");
       !said.empty())
     world_->notice(said);
   check_same_fingerprints(*world_, data_.fingerprints);
@@ -164,9 +201,11 @@ void Run::load() {
   if (from() != nullptr) {
     // All ranks continue, or none.
     agree_or_throw(*world_, outcome_of([&] {
-      check_data(*from(), job_, data_.fingerprint, data_.train.config.seq_len);
-      check_base(*from(), pretrained_);
-      check_scale(*from(), table("lora"), trainer_->plan().adapter_config);
+      before::refuse_other_model(*from(), job_.impl(), model_->source, config_text_);
+      before::refuse_other_data(*from(), job_.impl(), data_.fingerprint,
+                                data_.train.config.seq_len);
+      before::check_base(*from(), pretrained_);
+      before::check_scale(*from(), table("lora"), trainer_->plan().adapter_config);
       return std::string();
     }));
     try {
@@ -174,14 +213,16 @@ void Run::load() {
     } catch (const Error& error) {
       throw with_way_on(error, from()->folder());
     }
+    from()->release();  // it is pruned while the run goes on
   } else {
     load_weights(
         *trainer_, pretrained_, [&](const ParameterOutline& p) { return model_->initial_value(p); },
         seed_, adapter_folder(table("lora")));
-    if (std::string unused =
-            pretrained_.empty() || !leader_ ? "" : unused_tensors(pretrained_, trainer_->outline());
-        !unused.empty())
-      world_->notice(unused);
+    if (leader_ && !pretrained_.empty())
+      if (const std::string unused = weights::unused_tensors(weights::WeightFolder(pretrained_),
+                                                             pretrained_, trainer_->outline());
+          !unused.empty())
+        world_->notice(unused);
   }
   loading_ms_ = base::ms_since(begin);
   aside_ = make_way(beginning_, *world_, checkpoints_);
@@ -189,13 +230,16 @@ void Run::load() {
 }
 
 void Run::report_start() {
+  if (leader_ && !begun_) CommTrace::clear(run_path_);
   const std::vector<std::string> told = lines_of_all_ranks(*world_, told_here());
   speed_ = Speed(job_, *trainer_, data_.train.config.seq_len);
+  begun_ = true;
   if (!leader_) return;
   save_wish_.emplace(run_path_);
   foretold_ = Foretold(job_, *trainer_, speed_.ranks_a_host());
   reporter_.open(run_path_, beginning_.own ? std::optional(from()->meta().step) : std::nullopt,
-                 trainer_->max_steps());
+                 trainer_->max_steps(), table("report").get_bool("step_details"));
+  if (lock_) log_ = run_path_ / "run.log";
   // A checkpoint's run is the folder around the checkpoints.
   std::string changes;
   if (beginning_.own)

@@ -4,9 +4,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
-#include <vector>
 
+#include "engine/config/reading.h"
 #include "meshwright/error.h"
 
 namespace meshwright::rendezvous {
@@ -16,9 +17,7 @@ class Ending;
 namespace meshwright::train {
 
 struct RunOptions {
-  std::string file;  // empty: `text` is the configuration
-  std::string text;
-  std::vector<std::string> sets;
+  std::shared_ptr<const config::Reading> given;  // the configuration, as it was read
   std::string command;  // as it was typed, to be typed again; empty: another launcher's
   bool trace = false;   // write runs/<name>/trace/rank_N.json
   bool live = false;    // rank 0's standard output is a terminal
@@ -27,6 +26,9 @@ struct RunOptions {
   int64_t sample_bytes = 0;  // byte models: write so many bytes after training
   std::string sample_prompt = "\n";
   double sample_temperature = 0.7;
+  // A descriptor of memory that all attempts of local ranks share, of rank 0; -1: there is one
+  // attempt.
+  int attempts = -1;
   // Of an application: hears the lines that the program prints, of which nothing is printed then.
   std::function<void(const std::string&)> tell = {};
 };

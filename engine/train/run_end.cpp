@@ -1,7 +1,5 @@
 // What a run says and leaves once its last step is done.
 #include <cerrno>
-#include <cstdio>
-#include <fstream>
 #include <string>
 
 #include "engine/checkpoint/folder.h"
@@ -12,7 +10,9 @@
 #include "engine/train/rank_run.h"
 #include "engine/train/run_records.h"
 #include "engine/trainer/logits.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/files/clock.h"
+#include "sdk/files/durable.h"
 
 namespace meshwright::train {
 
@@ -65,9 +65,11 @@ void Run::write_traces() {
   std::error_code failed;
   fs::create_directories(traces, failed);
   fs::path file = traces / ("rank_" + std::to_string(world_->rank()) + ".json");
-  std::ofstream trace(file);
-  trace << world_->trace().json(world_->rank());
-  if (!trace.flush()) unwritable(file, errno);
+  try {
+    base::write_durably(file, world_->trace().json(world_->rank()));
+  } catch (const Error& error) {
+    reporter_.say("warning: " + error.message());
+  }
 }
 
 // Rank 0. The export is made by it alone, from the files, for as long as it takes: the others hear
@@ -77,9 +79,8 @@ void Run::say_done(const std::string& sample) {
     exports_->write(checkpoints_ / checkpoint::step_name(saver_->last_step()));
   for (const std::string& line : exports_->told()) reporter_.say(line);
   if (options_.sample_bytes > 0) {
-    char title[80];
-    std::snprintf(title, sizeof title, "a sample, temperature %g:", options_.sample_temperature);
-    reporter_.show(std::string("\n") + title + "\n\n" + report::printable(sample) + "\n");
+    reporter_.show(text::format("\na sample, temperature %g:\n\n", options_.sample_temperature) +
+                   report::printable(sample) + "\n");
   }
   reporter_.say("done: " + std::to_string(max_steps_) +
                 (max_steps_ == 1 ? " step in " : " steps in ") +

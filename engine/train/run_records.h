@@ -17,12 +17,6 @@
 
 namespace meshwright::train {
 
-// What differs from the configuration that the folder's run had until now, each with two values: as
-// it was, as it is. nullopt: it is not known.
-std::optional<std::vector<config::Difference>> settings_changed(const std::filesystem::path& folder,
-                                                                const Job& job);
-// "dataset.jsonl.packing = "none" (was "bfd")".
-std::string change_text(const config::Difference& change);
 // "continues with optimizer.lr = 0.0005 (was 0.001), ...": what differs from the configuration that
 // the folder's run had until now, but for the keys `without`; empty: nothing, or it is not known.
 std::string changed_settings(const std::filesystem::path& folder, const Job& job,

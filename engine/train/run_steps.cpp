@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/train/rank_run.h"
@@ -43,12 +44,13 @@ int64_t Run::validation_micro_batches() const {
 }
 
 // The same samples on every layout, split over the data-parallel ranks.
-double Run::evaluate() {
+Evaluation Run::evaluate() {
   disturbed_ = true;
   const int64_t count = validation_micro_batches();
-  const double out = trainer_->evaluate(count, [&](int64_t micro, const at::Tensor& hidden) {
-    return loss(*validation_batches_, validated_, micro, hidden);
-  });
+  const Evaluation out =
+      Evaluator::run(*trainer_, count, [&](int64_t micro, const at::Tensor& hidden) {
+        return loss(*validation_batches_, validated_, micro, hidden);
+      });
   validated_ += count;
   return out;
 }
@@ -134,8 +136,13 @@ void Run::report_step(const StepResult& result) {
 
 // Whether the step's model is the best so far, where the best is kept.
 bool Run::validate(int64_t step) {
-  double loss = evaluate();
-  reporter_.validation(step, loss);
+  const Evaluation found = evaluate();
+  double loss = found.loss;
+  if (found.targets == 0 && !std::exchange(told_no_targets_, true))
+    reporter_.say(
+        "warning: validation_dataset has no target among the samples that are read: there is "
+        "nothing to measure, and no checkpoint is the best by it");
+  reporter_.validation(step, found);
   if (!table("checkpoint").get_bool("best")) return false;
   // Save or not: one rank's last bit must not decide otherwise.
   loss = std::bit_cast<double>(int64_t{std::stoll(agree_or_throw(

@@ -18,6 +18,8 @@
 #include "engine/report/report.h"
 #include "engine/train/shared_folder.h"
 #include "engine/trainer/rank_agreement.h"
+#include "sdk/base/plain_text.h"
+#include "sdk/files/foreign_file.h"
 
 namespace meshwright::train {
 
@@ -36,19 +38,16 @@ struct File {
 
 class Reader {
  public:
-  explicit Reader(const std::string& path)
-      : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (fd_ < 0) fail();
+  explicit Reader(const std::string& path) : path_(path), file_(path) {
+    if (!file_.is_open())
+      throw Error(ErrorCode::file_unreadable, "cannot read " + path_ + ": " + file_.problem());
   }
-  ~Reader() { ::close(fd_); }
-  Reader(const Reader&) = delete;
-  Reader& operator=(const Reader&) = delete;
   // The checksum of [begin, begin + count), as far as the file goes, is added to the digest.
   void add(int64_t begin, int64_t count) {
     buffer_.resize(static_cast<size_t>(count));
     size_t have = 0;
     while (have < buffer_.size()) {
-      ssize_t n = ::pread(fd_, buffer_.data() + have, buffer_.size() - have,
+      ssize_t n = ::pread(file_.fd(), buffer_.data() + have, buffer_.size() - have,
                           begin + static_cast<int64_t>(have));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) fail();
@@ -65,7 +64,7 @@ class Reader {
     throw Error(ErrorCode::file_unreadable, "cannot read " + path_ + ": " + std::strerror(errno));
   }
   std::string path_, digest_;
-  int fd_;
+  base::ForeignFile file_;
   std::vector<std::byte> buffer_;
 };
 
@@ -129,6 +128,16 @@ std::map<std::string, File> decode_list(const std::string& text) {
   }
   return out;
 }
+
+}  // namespace
+
+std::string digest_of(const FileGroup& group) {
+  std::vector<File> files = files_of(group);
+  read(files, /*whole=*/false);
+  return checkpoint::to_hex(checkpoint::checksum(std::string_view(encode(files))));
+}
+
+namespace {
 
 // The same text: the same files of the same machine.
 std::string identity(const std::vector<FileGroup>& groups, int64_t rank) {
@@ -303,13 +312,11 @@ std::string check_same_data(World& world, const std::vector<FileGroup>& groups, 
     refuse(world, groups[g], files[g], kinds, names);
   }
   if (!whole) return "";
-  char text[160];
-  std::snprintf(text, sizeof text,
-                "every byte of %s, %s, compared in %zu %s in %.2f s (dataset.verify)",
-                report::counted(static_cast<int64_t>(count), "file", "files").c_str(),
-                report::human_bytes(bytes).c_str(), machines, machines == 1 ? "place" : "places",
-                std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  return text;
+  return text::format(
+      "every byte of %s, %s, compared in %zu %s in %.2f s (dataset.verify)",
+      report::counted(static_cast<int64_t>(count), "file", "files").c_str(),
+      report::human_bytes(bytes).c_str(), machines, machines == 1 ? "place" : "places",
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
 }
 
 std::vector<std::string> weight_files(const std::string& pretrained) {

@@ -33,6 +33,9 @@ void check_same_fingerprints(World& world, const std::vector<Fingerprint>& finge
 // `whole` how much was read.
 std::string check_same_data(World& world, const std::vector<FileGroup>& groups, bool whole);
 
+// Checksum of what check_same_data() compares of these files. Local. Throws Error(file_unreadable).
+std::string digest_of(const FileGroup& group);
+
 // The weights and JSON files of a Hugging Face folder, or the one file.
 std::vector<std::string> weight_files(const std::string& pretrained);
 

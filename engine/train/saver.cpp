@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <system_error>
 
+#include "engine/base/quiet_writes.h"
 #include "engine/checkpoint/adapters.h"
 #include "engine/plan/plan.h"
 #include "engine/train/generators.h"
@@ -161,10 +163,15 @@ void Saver::start(std::function<std::string()> work) {
     worked_ = true;
     return;
   }
-  worker_ = std::thread([this, work = std::move(work)] {
+  const auto run = [this, work = std::move(work)] {
     outcome_ = outcome_of(work);
     worked_ = true;
-  });
+  };
+  try {
+    worker_ = std::thread(run);
+  } catch (const std::system_error&) {  // no thread is to be had: training waits, the save is made
+    run();
+  }
 }
 
 std::string Saver::write_files(const std::vector<RankFile>& files) const {
@@ -182,10 +189,7 @@ std::string Saver::write_files(const std::vector<RankFile>& files) const {
       out.push_back(write_rank_file(file, values, folder,
                                     rank_file_name(file.kind, world.rank(), world.size())));
   if (world.rank() == 0)
-    for (const auto& [name, source] : settings_.carried)
-      out.push_back(copy_into(source, folder, name));
-  if (world.rank() == 0)
-    for (const auto& [name, text] : settings_.texts) out.push_back(write_text(text, folder, name));
+    for (const KeptFile& kept : settings_.kept.all()) out.push_back(write_kept(kept, folder));
   return encode(out);
 }
 
@@ -313,11 +317,7 @@ void Saver::end(std::optional<Error> error) {
   publication_.reset();
   report_.total_ms = base::ms_since(began_);
   if (!settings_.background) report_.pause_ms = report_.total_ms;
-  if (!error) {
-    last_ = report_.step;
-    // From now on they are copied from here: where they came from may go.
-    for (auto& [name, source] : settings_.carried) source = report_.path / name;
-  }
+  if (!error) last_ = report_.step;
   report_.error = std::move(error);
   if (settings_.done)
     settings_.done(report_);
@@ -330,13 +330,14 @@ void Saver::end(std::optional<Error> error) {
 namespace meshwright {
 
 void Trainer::save(const std::string& folder) {
+  const base::QuietWrites quiet;
   train::Saver::Settings settings;
   settings.folder = folder;
   settings.keep.newest = 1 << 30;
   settings.facts.architecture = outline_->architecture;
   settings.facts.max_steps = max_steps_;
   if (!plan_->adapter_config.empty())
-    settings.texts.emplace_back(checkpoint::kAdapterConfig, plan_->adapter_config);
+    settings.kept.add(std::string(checkpoint::kAdapterConfig), plan_->adapter_config);
   train::Saver saver(*this, std::move(settings));
   saver.save(step_ * accumulation_ * local_batch_ * dp_, 0);
 }

@@ -15,6 +15,7 @@
 
 #include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/meta.h"
+#include "engine/train/kept_files.h"
 #include "engine/train/rank_files.h"
 #include "engine/train/replicas.h"
 #include "engine/train/snapshot.h"
@@ -52,10 +53,7 @@ class Saver {
     // Weights that facts.base holds, by parameter, with their tensors there. Those that do not
     // train are left to it.
     std::map<std::string, std::string> in_base;
-    std::vector<std::pair<std::string, std::filesystem::path>>
-        carried;  // name in the checkpoint, file to copy at first; rank 0
-    std::vector<std::pair<std::string, std::string>>
-        texts;  // name in the checkpoint, what it holds; rank 0
+    KeptFiles kept;  // rank 0
     // Rank 0, after each publication, in the background too.
     std::function<void(const std::filesystem::path& checkpoint)> published;
     // Every rank, once a save has ended; may throw, which then leaves save(), after_step() or

@@ -56,7 +56,7 @@ class Running : public Session {
           .key("validation_dataset.path")
           .help("set validation_dataset.path");
     double loss = 0;
-    together([&](Run& run) { loss = run.evaluate(); });
+    together([&](Run& run) { loss = run.evaluate().loss; });
     return loss;
   }
 

@@ -1,10 +1,10 @@
 #include "engine/train/slow_rank.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "engine/report/report.h"
 #include "engine/trainer/step_monitor.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::train {
 
@@ -55,8 +55,7 @@ std::string SlowRanks::add(const std::vector<double>& work_ms) {
     if (steps_ < say_at_ || milliseconds_ < kMilliseconds) return {};
     say_at_ = 10 * steps_;
     said_ = true;
-    char share[40];
-    std::snprintf(share, sizeof share, "%.0f%%", 100 * shares_ / static_cast<double>(steps_));
+    const std::string share = text::format("%.0f%%", 100 * shares_ / static_cast<double>(steps_));
     return "warning: " + called(rank_) + " has needed " + share +
            " longer than the median of the others for " + report::human_count(steps_) +
            " steps: they wait for it";

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <map>
+#include <utility>
 
 #include "engine/base/run_lock.h"
 #include "engine/device/device.h"
@@ -16,6 +16,7 @@
 #include "engine/plan/plan.h"
 #include "engine/trainer/rank_agreement.h"
 #include "engine/trainer/step_monitor.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/files/clock.h"
 
 namespace meshwright::train {
@@ -96,13 +97,13 @@ Speed::Speed(const Job& job, Trainer& trainer, int64_t seq_len) {
                           : 0;
   // Names of hosts have no blanks.
   const std::vector<std::string> all =
-      gather_texts(world, std::to_string(peak) + " " + base::this_process().host);
+      gather_texts(world, text::format("%.17g ", peak) + base::this_process().host);
   std::vector<std::string> hosts;
   bool known = a_token > 0;
   double sum = 0;
   for (const std::string& text : all) {
     const size_t blank = text.find(' ');
-    const double one = std::strtod(text.substr(0, blank).c_str(), nullptr);
+    const double one = text::read_real(text.substr(0, blank).c_str());
     known = known && one > 0;
     sum += one;
     hosts.push_back(text.substr(blank + 1));
@@ -122,6 +123,15 @@ void Speed::fill(StepCost& cost, Trainer& trainer, std::optional<int64_t> positi
   cost.ranks = trainer.world().size();
   const double computed = positions ? static_cast<double>(*positions) : tokens_;
   cost.mfu = cost.step_ms > 0 ? flop_a_token_ * computed * 1000 / cost.step_ms / peak_ : kNone;
+  // Ranks that were faster than their peak: what is wrong is the peak, for all later steps, too. It
+  // was measured while the host had other work, say.
+  if (cost.mfu > 1) {
+    exceeded_ = text::format(
+        "notice: a step did %.4g GFLOP/s, more than the %.4g GFLOP/s taken for the ranks' peak: "
+        "MFU is n/a from here on",
+        cost.mfu * peak_ / 1e9, peak_ / 1e9);
+    cost.mfu = peak_ = kNone;
+  }
   cost.exposed_comm_ms = facts.waited_ms;
   const Slowest slowest = slowest_of(facts.work_ms);
   cost.slowest_rank = slowest.rank;
@@ -140,10 +150,12 @@ void Speed::fill(StepCost& cost, Trainer& trainer, std::optional<int64_t> positi
 std::vector<std::string> Speed::lines(Trainer& trainer, const StepResult& result) {
   const StepFacts& facts = monitor_of(trainer).facts();
   std::vector<std::string> out;
+  if (!exceeded_.empty()) out.push_back(std::exchange(exceeded_, {}));
   if (facts.skipped)
-    out.push_back("warning: step " + std::to_string(result.step + 1) + "/" +
-                  std::to_string(trainer.max_steps()) + " left out: " + facts.why +
-                  " (run.skip_step_above_z)");
+    out.push_back(
+        "warning: step " + std::to_string(result.step + 1) + "/" +
+        std::to_string(trainer.max_steps()) + " left out: " + facts.why +
+        (facts.overflowed ? " (optimizer.dynamic_loss_scale)" : " (run.skip_step_above_z)"));
   if (facts.starts_anew)
     out.push_back("warning: " + std::to_string(StepMonitor::kMostInARow) +
                   " steps in a row were left out: what is usual is learned anew from here on");

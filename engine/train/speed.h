@@ -34,6 +34,7 @@ class Speed {
  private:
   double flop_a_token_ = kNone;
   double tokens_ = kNone, peak_ = kNone;  // of a step, of all ranks
+  std::string exceeded_;                  // what is to be told once of a peak that was too low
   SlowRanks slow_;
   int64_t ranks_a_host_ = 1;
 };

@@ -1,7 +1,8 @@
 #include "engine/train/step_row.h"
 
 #include <cmath>
-#include <cstdio>
+
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::train {
 
@@ -33,9 +34,7 @@ std::vector<Metric> step_metrics(const StepResult& r, const StepCost& c) {
 
 std::string metric_text(const Metric& metric) {
   if (!std::isfinite(metric.value)) return "null";
-  char text[40];
-  std::snprintf(text, sizeof text, metric.format, metric.value);
-  return text;
+  return text::format(metric.format, metric.value);
 }
 
 }  // namespace meshwright::train

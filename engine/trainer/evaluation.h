@@ -8,8 +8,11 @@
 namespace meshwright::train {
 
 struct Evaluation {
-  double loss = 0;    // mean over the targets, by their weights; 0 where they have none
-  double weight = 0;  // the sum of these weights
+  // Mean over the targets, by their weights; NaN where they have none. What a model with experts
+  // adds to it while it trains stands beside it: that depends on which samples are read together.
+  double loss = 0;
+  double auxiliary = 0;  // NaN where the model reports none
+  double weight = 0;     // the sum of these weights
   int64_t targets = 0;
 };
 

@@ -28,6 +28,12 @@ Job Job::from_text(const std::string& toml, const std::vector<std::string>& over
 }
 
 Job& Job::set(const std::string& key, const std::string& value) {
+  if (used_.use_count() > 1)
+    throw Error(ErrorCode::conflict,
+                key + " cannot be set any more: a Trainer was made of this job, and has read it")
+        .key(key)
+        .help("set it before the Trainer is made")
+        .help("destroy the Trainer first, or make another Job, and a Trainer of that");
   overrides_.push_back(key + "=" + value);
   try {
     load();

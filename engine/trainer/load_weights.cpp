@@ -9,9 +9,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <latch>
 #include <limits>
 #include <optional>
-#include <set>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -23,10 +24,12 @@
 #include "engine/trainer/stages.h"
 #include "engine/weights/adapter_tensors.h"
 #include "engine/weights/experts.h"
+#include "engine/weights/model_tensors.h"
 #include "engine/weights/read_region.h"
 #include "engine/weights/safetensors.h"
 #include "engine/weights/transposed.h"
 #include "sdk/base/low_rank.h"
+#include "sdk/base/used_up.h"
 
 namespace meshwright::train {
 
@@ -41,6 +44,25 @@ void keep_freed_memory() {
 #endif
 }
 
+namespace {
+
+// LibTorch waits for ever for threads that it could not start.
+void check_threads(int64_t count) {
+  std::latch done(1);
+  std::vector<std::thread> threads;
+  std::optional<Error> refused;
+  try {
+    for (int64_t i = 1; i < count; ++i) threads.emplace_back([&] { done.wait(); });
+  } catch (const std::system_error& error) {
+    refused = detail::used_up(error);
+  }
+  done.count_down();
+  for (std::thread& thread : threads) thread.join();
+  if (refused) throw *refused;
+}
+
+}  // namespace
+
 void set_threads(const Job& job) {
   const Options& run = job.table("run");
   int64_t threads = run.find_int("threads").value_or(0);
@@ -54,6 +76,7 @@ void set_threads(const Job& job) {
     threads = std::max<int64_t>(1, static_cast<int64_t>(std::thread::hardware_concurrency()) /
                                        (ranks ? ranks->local_world_size : 1));
   }
+  check_threads(threads);
   at::set_num_threads(static_cast<int>(threads));
 }
 
@@ -159,10 +182,13 @@ void fill(Trainer& trainer, const std::string& pretrained, const InitialValueOf&
   const ModelOutline& outline = trainer.outline();
   std::optional<Files> base, tuned;
   if (!pretrained.empty())
-    base.emplace(pretrained, "model.pretrained", weights::WeightFolder(pretrained),
+    base.emplace(pretrained, "model.pretrained", weights::open_model_tensors(pretrained, outline),
                  "the model of its config.json", "the model of config.json",
                  "check that config.json and the safetensors files belong together");
   if (!adapter.empty()) tuned.emplace(adapter_files(adapter, outline));
+  // It reads all of both, which one rank does for all.
+  if (base && trainer.world().rank() == 0)
+    weights::check_tied_head(base->opened, pretrained, outline);
   if (const std::string rounds = base ? rounding_of(*base, outline) : ""; !rounds.empty())
     trainer.world().notice(rounds);
   ParallelModel& model = trainer.model();
@@ -263,33 +289,6 @@ std::string rounded_base(const std::string& folder, DType then, DType now) {
   return "the weights of " + folder + " are " + std::string(dtype_name(then)) +
          ", and beside the adapters they are stored in " + std::string(dtype_name(now)) +
          " (lora.base_dtype): each is rounded once";
-}
-
-std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline) {
-  std::set<std::string> used;
-  for (const ParameterOutline& p : outline.parameters) {
-    used.insert(p.name);
-    for (const std::string& name : weights::names_in_files(outline.architecture, p))
-      used.insert(name);
-    auto experts = weights::expert_tensors(outline.architecture, p.name);
-    if (!experts) continue;
-    used.insert(experts->grouped);
-    for (int64_t e = 0; e < p.shape[0]; ++e)
-      for (size_t part = 0; part < experts->parts.size(); ++part)
-        used.insert(experts->name(e, part));
-  }
-  if (outline.tied_embeddings) used.insert("lm_head.weight");
-  std::vector<std::string> left;
-  for (const std::string& name : weights::WeightFolder(pretrained).names())
-    if (!used.contains(name) && !name.ends_with("rotary_emb.inv_freq"))
-      left.push_back(name);  // that is computed
-  if (left.empty()) return {};
-  constexpr size_t kShown = 3;
-  std::string text = pretrained + " has " + std::to_string(left.size()) +
-                     (left.size() == 1 ? " tensor" : " tensors") +
-                     " without a place in the model of its config.json, not read: ";
-  for (size_t i = 0; i < std::min(left.size(), kShown); ++i) text += (i ? ", " : "") + left[i];
-  return text + (left.size() > kShown ? ", ..." : "");
 }
 
 std::optional<FusedRows> fused_rows(const ModelOutline& outline, std::string_view parameter) {

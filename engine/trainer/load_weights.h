@@ -35,9 +35,6 @@ void read_adapters(const std::string& folder, const ModelOutline& outline,
                    torch::nn::Module& model);
 // What to tell the user when a base beside adapters has fewer digits than its folder's files.
 std::string rounded_base(const std::string& folder, DType then, DType now);
-// What to tell the user when a Hugging Face folder holds tensors that the model has no use for;
-// empty: there are none. Reads headers only.
-std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline);
 // From a checkpoint, its weights alone; adapters from the folder `adapter`, unless it is empty.
 // Collective, as above. Throws Error(bad_checkpoint | bad_safetensors | weights_mismatch).
 void load_weights(Trainer& trainer, checkpoint::Checkpoint& from, const std::string& adapter = {});

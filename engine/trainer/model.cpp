@@ -4,11 +4,11 @@
 
 #include <set>
 
-#include "engine/loader/running/guarded_running.h"
 #include "engine/modules/causal_lm.h"
 #include "engine/outlines/hub_family.h"
 #include "engine/plan/adapters.h"
 #include "engine/report/report.h"
+#include "sdk/base/guarded_running.h"
 #include "sdk/base/low_rank.h"
 
 namespace meshwright::train {
@@ -59,7 +59,7 @@ Model make_model(const Job& job) {
     const std::string who = "the model family of " + out.source.plugin->name;
     if (out.running == nullptr)
       throw Error(ErrorCode::plugin_nonconforming, "make() of " + who + " returned nothing");
-    out.running = loader::guarded_running(out.source.plugin->code, std::move(out.running),
+    out.running = detail::guarded_running(out.source.plugin->code, std::move(out.running),
                                           out.outline.vocab_size);
     if (out.running->module() == nullptr)
       throw Error(ErrorCode::plugin_nonconforming, "module() of " + who + " returned nothing");

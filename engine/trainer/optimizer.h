@@ -104,6 +104,17 @@ class Optimizer {
  private:
   void update(const UpdateClass& alike, const std::vector<FlatParameterGroup>& groups,
               const std::vector<std::vector<at::Tensor>*>& states, const Call& call);
+  // What is updated, element by element: `values`, of the same weights, where they are rounded from
+  // main weights, else undefined.
+  struct Elements {
+    at::Tensor weights, gradients;
+    std::vector<at::Tensor> states;
+    at::Tensor values;
+    Elements part(int64_t begin, int64_t count) const;
+  };
+  // What is left of a class behind the last whole vectors of its ranges: an element's update may
+  // not depend on where it lies, since ranks that hold the same parameter hold others beside it.
+  void update_tails(const UpdateClass& alike, std::vector<Elements> tails, const Call& call);
   const at::Tensor& piece_memory(at::ScalarType type, at::Device device, int64_t count);
   const std::optional<at::Tensor>& divisor(at::Device device);
   std::optional<at::ScalarType> main_type_;

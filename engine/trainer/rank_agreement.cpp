@@ -7,12 +7,11 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <new>
 
-#include "engine/base/out_of_memory.h"
 #include "engine/loader/guard.h"
 #include "engine/rendezvous/error_text.h"
 #include "sdk/base/read_by_host.h"
+#include "sdk/base/used_up.h"
 
 namespace meshwright::train {
 
@@ -57,12 +56,10 @@ Error error_being_handled() {
   try {
     throw;
   } catch (const Error& error) {
-    return error;
-  } catch (const std::bad_alloc&) {
-    return base::out_of_memory();
+    return detail::used_up(error).value_or(error);
   } catch (const std::exception& error) {
+    if (std::optional<Error> limit = detail::used_up(error)) return *limit;
     const std::string what = error.what();
-    if (base::tells_of_memory(what)) return base::out_of_memory(base::line_of_memory(what));
     if (auto fault = loader::fault_of_thrower(error)) return *fault;
     // LibTorch reports a use of freed memory with words of ours in the middle of its own.
     const bool freed = what.find("was used outside its unit") != std::string::npos;

@@ -21,6 +21,7 @@ class Routers {
   // route_again: what is recomputed under activation checkpointing selects its experts anew.
   // in_turns: see RouterImpl.
   Routers(torch::nn::Module& model, bool route_again, bool in_turns);
+  bool any() const { return !blocks_.empty(); }
   // Where ranks of a pipeline have a part of the model each. A loss of the whole model's routers
   // would need them all: throws Error(not_in_release).
   void refuse_balance_over_stages() const;

@@ -24,7 +24,9 @@ double Schedule::at(int64_t step) const {
   if (style_ == Style::wsd)
     begin = std::max(begin, max_steps_ - std::max<int64_t>(max_steps_ / 10, 1) - 1);
   if (style_ == Style::constant || step <= begin || last <= begin)
-    return style_ != Style::constant && step >= last && last > begin ? min_lr_ : lr_;
+    // A warm-up that ends right before the last step leaves it min_lr; a step alone has lr.
+    return style_ != Style::constant && step >= last && (last > begin || warmup_ > 0) ? min_lr_
+                                                                                      : lr_;
   double progress =
       std::min(1.0, static_cast<double>(step - begin) / static_cast<double>(last - begin));
   double share =

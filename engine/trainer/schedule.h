@@ -9,8 +9,8 @@
 namespace meshwright::train {
 
 // Step s counts from 0. Warm-up: lr * (s + 1) / warmup. After it the style's decay, which reaches
-// min_lr at the last step; wsd keeps lr until the last tenth of all steps and then falls linearly.
-// constant ignores min_lr.
+// min_lr at the last step, where that comes after the warm-up; wsd keeps lr until the last tenth of
+// all steps and then falls linearly. constant ignores min_lr.
 class Schedule {
  public:
   Schedule(const Options& optimizer, const Options& scheduler, int64_t max_steps);

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <utility>
 
 #include "engine/trainer/largest_of_ranks.h"
 #include "sdk/base/device_waits.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/waited.h"
 #include "sdk/files/clock.h"
 
@@ -88,18 +88,12 @@ void StepMonitor::end_step() {
 std::string StepMonitor::reason(const StepResult& result) const {
   auto one = [&](const char* what, double value, double z,
                  const std::vector<double>& usual) -> std::string {
-    char text[200];
-    if (!std::isfinite(value)) {
-      std::snprintf(text, sizeof text, "the %s is %s", what,
-                    std::isnan(value) ? "nan" : "infinite");
-      return text;
-    }
+    if (!std::isfinite(value))
+      return text::format("the %s is %s", what, std::isnan(value) ? "nan" : "infinite");
     if (!(z > *skip_above_)) return {};
-    std::snprintf(text, sizeof text,
-                  "the %s %.4g is %.1f standard deviations above %.4g, the median of the last %zu "
-                  "steps",
-                  what, value, z, median_of(usual), usual.size());
-    return text;
+    return text::format(
+        "the %s %.4g is %.1f standard deviations above %.4g, the median of the last %zu steps",
+        what, value, z, median_of(usual), usual.size());
   };
   std::string loss = one("loss", result.loss, facts_.loss_z, history_.losses);
   return loss.empty()
@@ -107,9 +101,47 @@ std::string StepMonitor::reason(const StepResult& result) const {
              : loss;
 }
 
+void StepMonitor::scale_losses(const plan::LossScale& scale) {
+  scale_ = scale;
+  history_.loss_scale = scale.dynamic ? scale.start : 0;
+}
+
+void StepMonitor::restore(checkpoint::StepHistory history) {
+  const double begins = history.loss_scale > 0 ? history.loss_scale : scale_.start;
+  history_ = std::move(history);
+  history_.loss_scale = scale_.dynamic ? begins : 0;
+}
+
+bool StepMonitor::overflowed(const StepResult& result) const {
+  return scale_.dynamic && loss_scale() > 1 && std::isfinite(result.loss) &&
+         !std::isfinite(result.grad_norm);
+}
+
+void StepMonitor::adapt(bool overflowed) {
+  constexpr double kMost = 0x1p40;
+  if (!scale_.dynamic) return;
+  double& scale = history_.loss_scale;
+  const bool grows = !overflowed && ++history_.even_steps >= kStepsToGrow;
+  if (overflowed) scale /= 2;
+  if (grows) scale = std::min(2 * scale, kMost);
+  if (overflowed || grows) history_.even_steps = 0;
+}
+
+// All ranks have the same norm, and so the same scale.
 bool StepMonitor::judge(const StepResult& result, World& world) {
   facts_.loss_z = z_score(history_.losses, result.loss);
   facts_.grad_norm_z = z_score(history_.grad_norms, result.grad_norm);
+  const bool too_large = overflowed(result);
+  adapt(too_large);
+  facts_.skipped = facts_.overflowed = too_large;
+  if (too_large) {
+    char text[120];
+    std::snprintf(text, sizeof text, "float16 gradients overflowed; the loss scale is %.0f now",
+                  loss_scale());
+    facts_.why = text;
+    ++history_.left_out;
+    return true;  // it says nothing about the data
+  }
   if (skip_above_) {
     facts_.why = reason(result);
     facts_.skipped = !facts_.why.empty();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/checkpoint/meta.h"
+#include "engine/plan/loss_scale.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::detail {
@@ -33,6 +34,7 @@ inline constexpr size_t kWindow = 100, kFewest = 20;
 struct StepFacts {
   double loss_z = kUnknown, grad_norm_z = kUnknown;
   bool skipped = false;      // its update was left out, on all ranks
+  bool overflowed = false;   // because of the loss scale
   std::string why;           // rank 0, of a skipped one: "the gradient norm 55.1 is ..."
   bool starts_anew = false;  // so many were left out in a row that the usual is learned anew
   // Inside of collectives; on a device its stream's waits for them, up to the sums of the step.
@@ -48,6 +50,7 @@ class StepMonitor {
   // As many steps as this may be left out one after the other. What lies that far off for longer is
   // no spike, and leaving out would never end.
   static constexpr int64_t kMostInARow = 10;
+  static constexpr int64_t kStepsToGrow = 2000;  // of a loss scale that adapts
 
   // `skip_above`: run.skip_step_above_z.
   StepMonitor(std::optional<double> skip_above, World& world);
@@ -58,6 +61,12 @@ class StepMonitor {
   int64_t slots() const { return slots_; }
   void write_work(double* slots);
   void read_work(const double* slots);  // summed over all ranks
+  // What the losses of the coming step are multiplied by before backward; 1 unless told to.
+  void scale_losses(const plan::LossScale& scale);
+  double loss_scale() const { return scale_.dynamic ? history_.loss_scale : scale_.start; }
+  // Gradients that the scale has made infinite, which a smaller one would not: the step is left
+  // out.
+  bool overflowed(const StepResult& result) const;
   // Collective where steps may be left out: rank 0 decides for all, whose values may differ in
   // their last bit. Returns whether the step is left out.
   bool judge(const StepResult& result, World& world);
@@ -66,7 +75,7 @@ class StepMonitor {
   const StepFacts& facts() const { return facts_; }  // of the last step
   // What is usual, for checkpoints: a run that goes on judges as an unbroken one.
   const checkpoint::StepHistory& history() const { return history_; }
-  void restore(checkpoint::StepHistory history) { history_ = std::move(history); }
+  void restore(checkpoint::StepHistory history);
   // The optimizer's updates of so many steps.
   int64_t updates(int64_t steps) const { return steps - history_.left_out; }
 
@@ -76,6 +85,7 @@ class StepMonitor {
   double work();
   std::string reason(const StepResult& result) const;
   void remember(const StepResult& result);
+  void adapt(bool overflowed);
 
   std::optional<double> skip_above_;
   int64_t rank_, slots_;
@@ -88,6 +98,7 @@ class StepMonitor {
   Clock::time_point since_, began_;
   int64_t waited_since_ = 0, waited_began_ = 0;
   double after_sums_ = kUnknown;  // of the step before
+  plan::LossScale scale_;
 };
 
 // A trainer's monitor, which applications have no access to: this header is not installed.

@@ -2,6 +2,7 @@
 #include "meshwright/trainer.h"
 
 #include <ATen/Context.h>
+#include <ATen/Version.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/max.h>
@@ -12,24 +13,26 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include <limits>
 
 #include "engine/base/run_lock.h"
-#include "engine/loader/running/guarded_model.h"
+#include "engine/config/idle.h"
 #include "engine/modules/layer_graphs.h"
 #include "engine/plan/adapter_folder.h"
+#include "engine/plan/loss_scale.h"
 #include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/trainer/adapter_dropout.h"
 #include "engine/trainer/adapters.h"
-#include "engine/trainer/check_parts.h"
+#include "engine/trainer/draws.h"
 #include "engine/trainer/evaluation.h"
 #include "engine/trainer/float32_products.h"
 #include "engine/trainer/float8.h"
 #include "engine/trainer/largest_of_ranks.h"
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/optimizer.h"
+#include "engine/trainer/processors.h"
 #include "engine/trainer/rank_agreement.h"
 #include "engine/trainer/routers.h"
 #include "engine/trainer/schedule.h"
@@ -39,11 +42,15 @@
 #include "meshwright/nn/loss.h"
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
+#include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/parallel/trace_span.h"
 #include "meshwright/parallel/transport.h"
+#include "sdk/base/check_parts.h"
+#include "sdk/base/guarded_model.h"
 #include "sdk/base/late_clipping.h"
 #include "sdk/base/low_rank.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/plugin_at_work.h"
 
 namespace meshwright {
@@ -57,7 +64,7 @@ struct Trainer::Parts {
   bool stop_on_nonfinite;
   std::optional<at::ScalarType> autocast;
   uint64_t seed;
-  int64_t place;  // among ranks that have tokens of their own
+  int64_t place;  // place_of_draws()
   train::StepMonitor monitor;
   std::shared_ptr<train::AdapterDropout> dropout = nullptr;  // of adapters
 
@@ -66,12 +73,8 @@ struct Trainer::Parts {
     if (dropout) dropout->begin(place);
   }
 
-  // Dropout does not depend on the order in which a schedule runs the stages.
   void seed_generator(int64_t step, int64_t first_layer, int64_t micro) const {
-    uint64_t mixed = seed;
-    for (int64_t part : {step, micro, first_layer, place})
-      mixed = (mixed ^ static_cast<uint64_t>(part)) * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du;
-    at::manual_seed(mixed);
+    at::manual_seed(train::forward_seed(seed, step, first_layer, micro, place));
   }
 };
 
@@ -103,8 +106,7 @@ class AutocastScope {
 };
 
 std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g", value);
+  const std::string text = text::format("%g", value);
   return std::isnan(value) ? "nan" : text;
 }
 
@@ -129,7 +131,7 @@ std::string first_nonfinite(ParallelModel& model, const ModelOutline& outline, b
 
 [[noreturn]] void throw_nonfinite(const StepResult& result, ParallelModel& model,
                                   const ModelOutline& outline, const train::Stages* stages,
-                                  World& world) {
+                                  double loss_scale, World& world) {
   auto named = [&](const std::string& parameter) {
     return parameter + (stages != nullptr ? stages->told_stage(parameter) : "");
   };
@@ -147,6 +149,12 @@ std::string first_nonfinite(ParallelModel& model, const ModelOutline& outline, b
     error.note("the weight " + named(weight) + " already holds values that are not finite");
   if (weight.empty() && !gradient.empty())
     error.note("the gradient of " + named(gradient) + " is not finite; all weights are");
+  if (norm && loss_scale > 1)
+    error
+        .note("some gradients are float16, and the loss was multiplied by " + number(loss_scale) +
+              " (optimizer.loss_scale)")
+        .help("set optimizer.dynamic_loss_scale = true")
+        .help("set optimizer.loss_scale = " + number(std::max(loss_scale / 64, 1.0)));
   // New adapters are finite.
   if (result.step == 0 && low_rank_factor(weight))
     error.help("the adapters were so before the first step: look at the files of lora.adapter");
@@ -199,8 +207,9 @@ void warn_of_narrow_updates(plan::JobPlan& plan, const ParallelModel& model,
   for (const FlatParameterGroup& group : model.update_groups()) {
     at::ScalarType updated = optimizer.weight_type(group.values.scalar_type());
     if (updated != at::kBFloat16 && updated != at::kHalf) continue;
-    std::string warning = plan::narrow_update_warning(
-        optimizer.name(), updated == at::kHalf ? DType::float16 : DType::bfloat16);
+    const DType narrow = updated == at::kHalf ? DType::float16 : DType::bfloat16;
+    plan::check_state(optimizer.name(), narrow);
+    std::string warning = plan::narrow_update_warning(optimizer.name(), narrow);
     if (std::find(plan.warnings.begin(), plan.warnings.end(), warning) == plan.warnings.end())
       plan.warnings.push_back(warning);
   }
@@ -210,9 +219,13 @@ void warn_of_narrow_updates(plan::JobPlan& plan, const ParallelModel& model,
 
 Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::nn::Module> model,
                  std::optional<ModelOutline> outline, int64_t expected_count)
-    : world_(std::move(world)), module_(std::move(model)), expected_(expected_count) {
+    : job_used_(job.used_),
+      world_(std::move(world)),
+      module_(std::move(model)),
+      expected_(expected_count) {
   outline_ = std::make_unique<ModelOutline>(outline ? std::move(*outline) : outline_of(*module_));
   const config::Config& config = job.impl().config;
+  plan::say_what_is_seen(*outline_, config.shared.tp_plan);
   plan::PlanRequest wanted{
       .world_size = world_->size(),
       .rank = world_->rank(),
@@ -249,14 +262,13 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   dp_rank_ = mesh ? mesh->coordinate(world_->rank(), "dp") : world_->rank();
   config::StrategySchema schema{plan_->strategy.info->name, plan_->strategy.info->aliases,
                                 plan_->strategy.info->schema};
-  parts_ = std::make_unique<Parts>(Parts{
-      config.strategy_config(schema),
-      train::Schedule(optimizer, config.table("lr_scheduler"), max_steps_),
-      optimizer.is_set("max_grad_norm") ? optimizer.get_number("max_grad_norm") : 0,
-      config.table("run").get_bool("stop_on_nonfinite"), std::nullopt,
-      static_cast<uint64_t>(config.table("run").get_int("seed")),
-      mesh ? dp_rank_ * mesh->size("cp") + mesh->coordinate(world_->rank(), "cp") : world_->rank(),
-      train::StepMonitor(skip_above(config.table("run")), *world_)});
+  parts_ = std::make_unique<Parts>(
+      Parts{config.strategy_config(schema),
+            train::Schedule(optimizer, config.table("lr_scheduler"), max_steps_),
+            optimizer.is_set("max_grad_norm") ? optimizer.get_number("max_grad_norm") : 0,
+            config.table("run").get_bool("stop_on_nonfinite"), std::nullopt,
+            static_cast<uint64_t>(config.table("run").get_int("seed")),
+            /*place=*/0, train::StepMonitor(skip_above(config.table("run")), *world_)});
   parts_->config.shared.context = plan_->shared.context;  // as planned for these hosts
   parts_->config.shared.pipeline = plan_->shared.pipeline;
   parts_->config.shared.moe.dispatcher = plan_->shared.moe.dispatcher;
@@ -275,11 +287,17 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
         .key("distributed.strategy")
         .help("set distributed.strategy = \"fsdp2\"");
   if (!plan_->outline) plan_own_module(*plan_, *outline_, *world_);
+  parts_->place = train::place_of_draws(*plan_);
   const MoeOptions& moe = parts_->config.shared.moe;
   // Of all of the model, before a rank has only its stages of it.
   routers_ =
       std::make_unique<train::Routers>(*module_, !moe.ignore_router_for_ac, moe.fake_balanced_gate);
   if (parts_->config.shared.sizes.pp > 1) {
+    if (parts_->config.shared.sizes.ep > 1 && !routers_->any())
+      throw Error(ErrorCode::model_does_not_fit,
+                  "the model " + outline_->architecture + " has no mixture-of-experts blocks")
+          .key("distributed.ep_size")
+          .help("set distributed.ep_size = 1");
     routers_->refuse_balance_over_stages();
     stages_ = std::make_unique<train::Stages>(*plan_, parts_->config, *outline_, *module_, *world_);
     routers_->forget_others(*module_);
@@ -292,20 +310,25 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
                              plan_->mesh,    plan_->tp,
                              parts_->config, world_};
   detail::this_is_rank(world_->rank());
-  model_ = loader::guarded_model(plan_->strategy.plugin->code,
+  model_ = detail::guarded_model(plan_->strategy.plugin->code,
                                  plan_->strategy.strategy->parallelize(request));
   if (!model_)
     throw Error(ErrorCode::plugin_nonconforming,
                 "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
-  train::check_parts(*model_, *module_, parts_->config.shared.sizes, plan_->tp,
-                     plan_->strategy.info->name);
+  detail::check_parts(*model_, *module_, parts_->config.shared.sizes, plan_->tp,
+                      plan_->strategy.info->name);
   if (adapters.dropout > 0)
     parts_->dropout = std::make_shared<train::AdapterDropout>(
         adapters.dropout, parts_->seed,
         parts_->config.shared.sizes.tp > 1 ? mesh->coordinate(world_->rank(), "tp") : 0,
         parts_->config.shared.sizes.tp);
   train::run_adapters(adapters, *outline_, *module_, parts_->dropout);
-  if (config.table("dist_env").get_bool("cuda_graphs"))
+  using plan::LayerGraphsUse;
+  const bool graphs =
+      plan_->layer_graphs == LayerGraphsUse::required ||
+      (plan_->layer_graphs == LayerGraphsUse::where_possible && world_->device().is_cuda());
+  // A stage at an end may have no layers.
+  if (graphs && (!stages_ || !layer_names(stages_->outline(), {"all"}).empty()))
     modules::graph_layers(*module_, world_->device());
   if (stages_) stages_->check_tied(*model_);
   if (!plan_->outline && model_->context_parallel())
@@ -319,6 +342,18 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   data_ = model_->data_group();
   replicas_differ_ = !model_->independent_axis().empty();
   expect_all_reduces(*data_, 4096);  // for the sums of each step
+  if (world_->size() > 1 && world_->device().is_cpu())
+    if (const std::string told =
+            train::unlike_vectors(train::gather_texts(*world_, at::get_cpu_capability()));
+        !told.empty() && world_->rank() == 0)
+      world_->notice(told);
+  const bool float16 = config::float16_gradients(config) ||
+                       std::any_of(outline_->parameters.begin(), outline_->parameters.end(),
+                                   [](const ParameterOutline& p) {
+                                     return p.trainable && p.dtype == DType::float16;
+                                   });
+  parts_->monitor.scale_losses(
+      plan::loss_scale(config, float16, static_cast<double>(expected_ * accumulation_)));
 }
 
 Trainer::~Trainer() = default;
@@ -497,10 +532,12 @@ StepResult Trainer::step(const StageForward& forward) try {
   result.step = step_;
   result.lr = parts_->schedule.at(step_);
   // Gradients are summed at a scale that is known before the labels are counted: as if every target
-  // counted. What is missing is made good by one factor in the pass that clips.
-  double assumed = static_cast<double>(expected_ * accumulation_);
-  Sums sums;
+  // counted. What is missing is made good by one factor in the pass that clips, and so is what
+  // keeps gradients in float16 above zero.
   train::StepMonitor& monitor = parts_->monitor;
+  const double loss_scale = monitor.loss_scale(),
+               assumed = static_cast<double>(expected_ * accumulation_) / loss_scale;
+  Sums sums;
   monitor.begin_step();
   routers_->begin_step();
   model_->begin_step();
@@ -529,9 +566,9 @@ StepResult Trainer::step(const StageForward& forward) try {
   if (replicas_differ_) result.grad_norm = largest_norm(result.grad_norm);
   // The host has read the norm, or, where a collective was given up meanwhile, anything.
   world_->check();
-  if (parts_->stop_on_nonfinite &&
+  if (parts_->stop_on_nonfinite && !monitor.overflowed(result) &&
       (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
-    throw_nonfinite(result, *model_, *outline_, stages_.get(), *world_);
+    throw_nonfinite(result, *model_, *outline_, stages_.get(), loss_scale, *world_);
   if (monitor.judge(result, *world_)) {
     train::multiply_gradients(model_->update_groups(), left);
     // The values are what they were. A strategy that gathers ahead after an update does so now.
@@ -565,7 +602,10 @@ double Trainer::evaluate(int64_t micro_batches, const StageForward& forward) {
 train::Evaluation train::Evaluator::run(Trainer& trainer, int64_t micro_batches,
                                         const Trainer::StageForward& forward) {
   const Trainer::Totals all = trainer.evaluate_totals(micro_batches, forward);
-  return {.loss = all.weight > 0 ? all.loss / all.weight : 0,
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  const bool balanced = all.more.numel() > 0 && all.weight > 0;
+  return {.loss = all.weight > 0 ? all.loss / all.weight : kNone,
+          .auxiliary = balanced ? all.more.const_data_ptr<double>()[0] / all.weight : kNone,
           .weight = all.weight,
           .targets = static_cast<int64_t>(all.count)};
 }
@@ -575,12 +615,16 @@ Trainer::Totals Trainer::evaluate_totals(int64_t micro_batches, const StageForwa
   bool training = module_->is_training();
   module_->eval();
   Sums sums;
+  Tensor auxiliary;  // of the routers, by what targets weigh
   auto one = [&](bool with_loss, int64_t micro, const Tensor& hidden) {
     AutocastScope autocast(parts_->autocast, world_->device().type());
     MicroBatchLoss loss = forward(micro, hidden);
     if (!with_loss) return loss.sum;
     const double weight = weight_of(loss);
-    add_loss(sums.loss, loss.sum, stages_ ? Tensor() : routers_->reported_loss(), weight);
+    add_loss(sums.loss, loss.sum, Tensor(), 0);
+    if (const Tensor of_routers = stages_ ? Tensor() : routers_->reported_loss();
+        of_routers.defined())
+      add_loss(auxiliary, of_routers.reshape({1}) * weight, Tensor(), 0);
     sums.add(loss, weight);
     return loss.sum;
   };
@@ -591,7 +635,7 @@ Trainer::Totals Trainer::evaluate_totals(int64_t micro_batches, const StageForwa
   else
     for (int64_t micro = 0; micro < micro_batches; ++micro) one(true, micro, Tensor());
   module_->train(training);
-  Totals all = totals(sums, /*with_votes=*/false);
+  Totals all = totals(sums, /*with_votes=*/false, auxiliary);
   throw_bad_target();
   return all;
 }

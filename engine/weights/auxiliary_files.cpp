@@ -1,15 +1,19 @@
 #include "engine/weights/auxiliary_files.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
-#include <cctype>
+#include <initializer_list>
 #include <map>
 #include <span>
 #include <string_view>
 
 #include "engine/weights/links.h"
 #include "meshwright/error.h"
+#include "sdk/base/plain_text.h"
+#include "sdk/files/foreign_file.h"
 
 namespace meshwright::weights {
 
@@ -28,22 +32,41 @@ bool ends_with(std::string_view text, std::string_view end) {
 // Why a file of that name stays behind; "": it does not. "-": nobody needs to hear of it, the
 // export has its own.
 std::string kind_left_behind(const std::string& name, bool top) {
-  std::string lower = name;
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string lower = text::lower(name);
   if (top && (lower == "config.json" || lower == "model.safetensors" ||
               lower == "model.safetensors.index.json" || lower == kExportMarker))
     return "-";
   if (top && lower.rfind("model-", 0) == 0 && ends_with(lower, ".safetensors")) return "-";
   if (lower[0] == '.') return "hidden files";
   if (ends_with(lower, ".safetensors") || ends_with(lower, ".index.json")) return "other weights";
-  for (std::string_view end : {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npz", ".npy"})
+  for (std::string_view end :
+       {".bin",    ".pt",   ".pth", ".pkl", ".pickle", ".ckpt", ".npz",  ".npy",
+        ".joblib", ".dill", ".p",   ".pyc", ".so",     ".t7",   ".nemo", ".mar",
+        ".zip",    ".tar",  ".gz",  ".tgz", ".bz2",    ".xz",   ".7z"})
     if (ends_with(lower, end)) return "weights in formats that may hold programs";
   for (std::string_view end : {".msgpack", ".h5", ".onnx", ".onnx_data", ".gguf", ".ggml",
                                ".tflite", ".mlmodel", ".ot", ".pb"})
     if (ends_with(lower, end)) return "weights in other formats";
   return lower.rfind("consolidated", 0) == 0 ? "weights in other formats" : "";
 }
+
+}  // namespace
+
+bool may_hold_program(const fs::path& file) {
+  using namespace std::string_view_literals;
+  base::ForeignFile in(file);
+  char head[4] = {};
+  const ssize_t got = in.is_open() ? ::pread(in.fd(), head, sizeof head, 0) : 0;
+  const std::string_view begin(head, got > 0 ? static_cast<size_t>(got) : 0);
+  // Pickles of protocol 2 and later, and the archives and programs that have them or are them.
+  return (begin.size() >= 2 && begin[0] == '\x80' && begin[1] >= 2 && begin[1] <= 5) ||
+         std::ranges::any_of(std::initializer_list<std::string_view>{"PK\3\4"sv, "\x1f\x8b"sv,
+                                                                     "\x7f"
+                                                                     "ELF"sv},
+                             [&](std::string_view magic) { return begin.starts_with(magic); });
+}
+
+namespace {
 
 // meta.json of a checkpoint and JSON reports name it.
 bool can_be_named(const std::string& name) {
@@ -148,6 +171,7 @@ class Walk {
     if (!entry.is_regular_file(failed)) return left("pipes, sockets and devices", name);
     auto bytes = static_cast<int64_t>(fs::file_size(entry.path(), failed));
     if (failed) return left("files that cannot be read", name);
+    if (may_hold_program(entry.path())) return left("pickles, archives and programs", name);
     out_.files.push_back({name, entry.path(), bytes});
   }
 
@@ -169,6 +193,16 @@ Carried carried_beside(const fs::path& folder) {
   Walk walk(folder.empty() ? fs::path(".") : folder);
   if (walk.named(kTokenizers)) walk.named(kBesideTokenizer);
   return walk.finish();
+}
+
+std::string left_behind(std::string_view name) {
+  for (size_t level = 0; !name.empty(); ++level) {
+    const std::string part(name.substr(0, name.find('/')));
+    if (part.empty() || part == "..") return "names that lead elsewhere";
+    if (std::string kind = kind_left_behind(part, level == 0); !kind.empty()) return kind;
+    name.remove_prefix(std::min(part.size() + 1, name.size()));
+  }
+  return "";
 }
 
 bool is_of_tokenizer(std::string_view name) { return of_tokenizer(name.substr(0, name.find('/'))); }

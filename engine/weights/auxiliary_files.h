@@ -35,6 +35,12 @@ Carried carried_files(const std::filesystem::path& folder);
 // that tokenizers and their settings always have, and generation_config.json. Empty when the folder
 // has no tokenizer.
 Carried carried_beside(const std::filesystem::path& folder);
+// What a file of that name is that stays behind, by its name and its folders' alone: "weights in
+// formats that may hold programs"; "": it is carried along. For lists that somebody else may have
+// written: nothing else is taken from a checkpoint's source/.
+std::string left_behind(std::string_view name);
+// Whether its first bytes are those of a pickle, an archive or a program, whatever its name says.
+bool may_hold_program(const std::filesystem::path& file);
 // Whether a file of such a folder belongs to its tokenizer or templates; `name` as in CarriedFile.
 bool is_of_tokenizer(std::string_view name);
 // The notice that a tokenizer beside this config.json stays behind, for a run on the bytes of

@@ -64,6 +64,25 @@ const TensorEntry& find(const WeightFolder& folder, const std::string& path,
   return *entry;
 }
 
+// Whether the folder has all experts in one tensor. Throws for more than the configuration has:
+// another model's, or two versions of one.
+bool is_grouped(const WeightFolder& folder, const std::string& path, const ExpertTensors& tensors,
+                std::span<const int64_t> shape) {
+  const bool single = folder.find(tensors.name(0, 0)) != nullptr;
+  const std::string surplus = single && folder.find(tensors.grouped) != nullptr ? tensors.grouped
+                              : folder.find(tensors.name(shape[0], 0)) != nullptr
+                                  ? tensors.name(shape[0], 0)
+                                  : "";
+  if (!surplus.empty())
+    throw Error(ErrorCode::weights_mismatch, path + " holds " + surplus + ", which a model of " +
+                                                 std::to_string(shape[0]) +
+                                                 " experts, one matrix each, has no use for")
+        .key("model.pretrained")
+        .help("use the config.json that belongs to these weights")
+        .help("remove the tensor from the folder");
+  return !single && folder.find(tensors.grouped) != nullptr;
+}
+
 }  // namespace
 
 std::optional<ExpertTensors> expert_tensors(std::string_view architecture,
@@ -114,26 +133,29 @@ void transpose(const std::byte* from, int64_t rows, int64_t columns, int64_t ele
   }
 }
 
+std::vector<const TensorEntry*> find_experts(const WeightFolder& folder, const std::string& path,
+                                             const ExpertTensors& tensors,
+                                             std::span<const int64_t> shape) {
+  std::vector<const TensorEntry*> out;
+  const int64_t width = shape[2] / static_cast<int64_t>(tensors.parts.size());
+  const int64_t grouped_shape[] = {shape[0], shape[2], shape[1]}, one_shape[] = {width, shape[1]};
+  if (is_grouped(folder, path, tensors, shape)) {
+    out.push_back(&find(folder, path, tensors.grouped, grouped_shape));
+    return out;
+  }
+  for (int64_t e = 0; e < shape[0]; ++e)
+    for (size_t part = 0; part < tensors.parts.size(); ++part)
+      out.push_back(&find(folder, path, tensors.name(e, part), one_shape));
+  return out;
+}
+
 void read_experts(const WeightFolder& folder, const std::string& path, const ExpertTensors& tensors,
                   std::span<const int64_t> shape, std::span<const int64_t> offsets,
                   std::span<const int64_t> sizes, DType target, void* out) {
   const int64_t parts = static_cast<int64_t>(tensors.parts.size()), width = shape[2] / parts,
                 element = dtype_size(target);
   const int64_t grouped_shape[] = {shape[0], shape[2], shape[1]}, one_shape[] = {width, shape[1]};
-  const bool single = folder.find(tensors.name(0, 0)) != nullptr,
-             grouped = folder.find(tensors.grouped) != nullptr && !single;
-  // More than the configuration has: another model's, or two versions of one.
-  const std::string surplus = single && folder.find(tensors.grouped) != nullptr ? tensors.grouped
-                              : folder.find(tensors.name(shape[0], 0)) != nullptr
-                                  ? tensors.name(shape[0], 0)
-                                  : "";
-  if (!surplus.empty())
-    throw Error(ErrorCode::weights_mismatch, path + " holds " + surplus + ", which a model of " +
-                                                 std::to_string(shape[0]) +
-                                                 " experts, one matrix each, has no use for")
-        .key("model.pretrained")
-        .help("use the config.json that belongs to these weights")
-        .help("remove the tensor from the folder");
+  const bool grouped = is_grouped(folder, path, tensors, shape);
   std::vector<std::byte> rows;
   auto* to = static_cast<std::byte*>(out);
   for (int64_t e = offsets[0]; e < offsets[0] + sizes[0]; ++e, to += sizes[1] * sizes[2] * element)

@@ -39,6 +39,11 @@ std::string first_file_name(std::string_view architecture, std::string_view para
 // Whether a tensor of that shape can be made of `parts` Linears per expert.
 bool fits(const ExpertTensors& tensors, std::span<const int64_t> shape);
 
+// The tensors that hold them, each of the shape that it must have. Throws as read_experts().
+std::vector<const TensorEntry*> find_experts(const WeightFolder& folder, const std::string& path,
+                                             const ExpertTensors& tensors,
+                                             std::span<const int64_t> shape);
+
 // Reads the box [offsets, offsets + sizes) of a parameter of `shape`, or elements [begin, end) of
 // it flattened, touching only those bytes of the files. Throws Error(weights_mismatch) for tensors
 // that are not there or of another shape.

@@ -16,6 +16,7 @@
 #include "engine/weights/convert.h"
 #include "engine/weights/element_types.h"
 #include "meshwright/abi.h"
+#include "sdk/files/foreign_file.h"
 #include "sdk/files/read_file.h"
 
 namespace meshwright::weights {
@@ -339,25 +340,21 @@ Exported write_folder(const fs::path& target, std::vector<ExportTensor> tensors,
 
 ExportFile copy_of(std::string name, fs::path path) {
   return {std::move(name), [path = std::move(path)](const ByteSink& sink) {
-            auto fail = [&](int reason) {
-              return Error(ErrorCode::file_unreadable,
-                           "cannot read " + path.string() + ": " + std::strerror(reason))
+            auto fail = [&](const std::string& why) {
+              return Error(ErrorCode::file_unreadable, "cannot read " + path.string() + ": " + why)
                   .help("make the file readable, or move it out of the folder");
             };
-            int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-            if (fd < 0) throw fail(errno);
-            struct Closer {
-              int fd;
-              ~Closer() { ::close(fd); }
-            } closer{fd};
+            const base::ForeignFile file(path);
+            if (!file.is_open())
+              throw fail(file.reason() != 0 ? std::strerror(file.reason()) : file.problem());
             std::vector<std::byte> buffer(1 << 20);
             for (;;) {
-              ssize_t n = ::read(fd, buffer.data(), buffer.size());
+              ssize_t n = ::read(file.fd(), buffer.data(), buffer.size());
               if (n == 0) return;
               if (n > 0)
                 sink(std::span(buffer).first(static_cast<size_t>(n)));
               else if (errno != EINTR)
-                throw fail(errno);
+                throw fail(std::strerror(errno));
             }
           }};
 }

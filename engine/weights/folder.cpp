@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <boost/json/value.hpp>
 
+#include "engine/base/other_format.h"
 #include "engine/weights/links.h"
 #include "engine/weights/safetensors.h"
 #include "sdk/files/strict_json.h"
@@ -37,6 +38,9 @@ void check_link(const fs::path& folder, const fs::path& file) {
 WeightFolder::WeightFolder(const fs::path& path) {
   std::error_code failed;
   if (!fs::is_directory(path, failed)) {
+    if (path.extension() == ".json" && fs::is_regular_file(path, failed))
+      throw Error(ErrorCode::bad_safetensors, path.string() + " is no file of weights")
+          .help("name its folder, " + (path.has_parent_path() ? path.parent_path() : ".").string());
     add(path, nullptr);
     return;
   }
@@ -46,10 +50,13 @@ WeightFolder::WeightFolder(const fs::path& path) {
     add(single, nullptr);
     return;
   }
-  if (!fs::exists(index, failed))
-    throw Error(ErrorCode::bad_safetensors,
-                path.string() + " has neither model.safetensors nor model.safetensors.index.json")
-        .help("export the model in safetensors format (save_pretrained does)");
+  if (!fs::exists(index, failed)) {
+    Error none(ErrorCode::bad_safetensors,
+               path.string() + " has neither model.safetensors nor model.safetensors.index.json");
+    if (std::optional<std::string> help = base::own_folder_help(path)) none.help(*help);
+    if (std::optional<std::string> help = base::other_format_help(path)) none.help(*help);
+    throw none.help("export the model in safetensors format (save_pretrained does)");
+  }
   check_link(path, index);
   base::MappedFile file(index.string(), ErrorCode::bad_safetensors);
   if (file.size() > kMaxIndex) damaged(index, 0, "the index is larger than 256 MiB");
@@ -75,6 +82,8 @@ WeightFolder::WeightFolder(const fs::path& path) {
     for (const fs::path& part : relative) plain = plain && part != "..";
     if (!plain)
       damaged(index, 0, "weight_map names \"" + target + "\", which leads out of the folder");
+    if (!target.ends_with(".safetensors"))
+      damaged(index, 0, "weight_map names \"" + target + "\", which is no safetensors file");
     by_file[target].emplace(item.key(), target);
   }
   for (const auto& [target, names] : by_file) {

@@ -48,9 +48,10 @@ json::object parse_header(std::string_view text, const std::string& path) {
 
 // The tensor that an item of the header describes. `space`: bytes of data behind the header;
 // `offset` is from the beginning of the data, and `data` and `file` are left to the caller.
-template <class Bad>
-TensorEntry read_entry(const std::string& name, const json::object& about, int64_t space,
-                       Bad&& bad) {
+// `unread` is called, and throws, for a dtype that is none of ours.
+template <class Bad, class Unread>
+TensorEntry read_entry(const std::string& name, const json::object& about, int64_t space, Bad&& bad,
+                       Unread&& unread) {
   const json::value *type = about.if_contains("dtype"), *shape = about.if_contains("shape"),
                     *offsets = about.if_contains("data_offsets");
   if (about.size() != 3 || !type || !shape || !offsets || !type->is_string() ||
@@ -59,9 +60,7 @@ TensorEntry read_entry(const std::string& name, const json::object& about, int64
   TensorEntry entry;
   entry.name = name;
   std::optional<DType> dtype = parse_element_type(type->as_string());
-  if (!dtype)
-    bad("has the dtype " + std::string(type->as_string()).substr(0, 40) +
-        ", which is not supported");
+  if (!dtype) unread(name, std::string(type->as_string()).substr(0, 40));
   entry.dtype = *dtype;
   auto whole = [&](const json::value& v) {
     if (!v.is_int64() || v.as_int64() < 0)
@@ -123,7 +122,16 @@ SafetensorsFile::SafetensorsFile(const fs::path& path)
       }
       continue;
     }
-    TensorEntry entry = read_entry(name, about, file_->size() - begin, bad);
+    // The file may be whole all the same.
+    auto unread = [&](const std::string& tensor, const std::string& type) {
+      throw Error(ErrorCode::bad_safetensors, file_->path() + ": byte 8: tensor \"" + tensor +
+                                                  "\" has the dtype " + type +
+                                                  ", which is not supported")
+          .help(
+              "quantized weights are not read: take the model's weights in bfloat16 or float32, "
+              "or dequantize them with the library that quantized them");
+    };
+    TensorEntry entry = read_entry(name, about, file_->size() - begin, bad, unread);
     entry.offset += begin;
     entry.data = file_->bytes().data() + entry.offset;
     entry.file = file_.get();

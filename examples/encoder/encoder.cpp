@@ -94,6 +94,8 @@ class EncoderFamily final : public mw::ModelFamily {
       o.own_tp_plan.emplace_back(std::string("layers.*.") + in, "colwise");
     for (const char* out : {"output", "down"})
       o.own_tp_plan.emplace_back(std::string("layers.*.") + out, "rowwise");
+    // They stand beside projections that are cut, and see what is whole.
+    o.own_tp_plan.emplace_back("layers.*.norm_*", "replicated");
     return o;
   }
 };

@@ -231,6 +231,8 @@ void RingModel::begin_step() {
   synchronise_ = false;
   for (Parameter& p : parameters_) p.variable.mutable_grad() = Tensor();
   for (Part& part : parts_) {  // an exception may have cut the last step short
+    // What is under way ends on all ranks, or the next one would meet it.
+    if (part.sum.defined()) part.work.wait();
     part.work = Work();
     part.gradient = part.packed = part.received = part.sum = Tensor();
     part.reduced = false;

@@ -35,8 +35,10 @@ inline constexpr std::array kFullyShardedOptions = {
                             MESHWRIGHT_IGNORE_CASE),
                  "multimodal.frozen_sharding"),
     backend_option(),
-    with_flags(bool_option("enable_compile", false, "Per-layer compilation of the original."),
-               MESHWRIGHT_NO_EFFECT),
+    bool_option("enable_compile", false,
+                "What stands here for a compiler: layers are launched as CUDA graphs where the job "
+                "allows it, as with dist_env.cuda_graphs; where not, a notice says why. Fused "
+                "kernels are always on."),
     with_flags(bool_option("patch_is_packed_sequence", false,
                            "A Hugging Face probe made constant in the original."),
                MESHWRIGHT_NO_EFFECT),

@@ -8,6 +8,7 @@
 #include "meshwright/error.h"
 #include "roles.h"
 #include "sdk/chat/spans.h"
+#include "sdk/tokenizer/young.h"
 #include "template_help.h"
 
 namespace meshwright::jsonl {
@@ -173,6 +174,10 @@ RowEncoder::RowEncoder(std::shared_ptr<const Language> language, EncodeSettings 
 Encoded RowEncoder::encode(const Row& row, const std::string& where) const {
   Encoded out = row.messages.as_list().empty() ? encode_text(row, where) : encode_chat(row, where);
   out.counts.rows = 1;
+  out.counts.own_systems = row.own_system ? 1 : 0;
+  out.counts.own_variables = row.variables.is_none() ? 0 : 1;
+  for (const std::string& key : row.unread) out.counts.columns.add(key);
+  out.counts.young = tokenizer::young_characters(out.text);
   const std::vector<int64_t>& ids = out.document.ids;
   if (const auto& bos = language_->bos;
       bos && ids.size() > 1 && ids[0] == bos->id && ids[1] == bos->id)
@@ -185,7 +190,10 @@ Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const 
   request.messages = &row.messages;
   if (!row.tools.is_none()) request.tools = &row.tools;
   request.special_tokens = language_->templates.special_tokens();
-  request.variables = &settings_.variables;
+  chat::Value variables = settings_.variables;
+  if (row.variables.is_dict())
+    for (const auto& [name, value] : row.variables.as_dict()) variables.set(name, value);
+  request.variables = &variables;
   request.date = settings_.date;
 
   Encoded out;
@@ -217,7 +225,7 @@ Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const 
   for (const chat::Value& message : row.messages.as_list())
     if (const std::string& role = message.get("role")->as_string();
         !is_known_role(role, chosen->text()))
-      out.counts.add_role(role);
+      out.counts.roles.add(role);
 
   // The template writes what stands around a text.
   tokenizer::Encoded tokens = encode_row(rendered.text, false, written_by_row(rendered), where);

@@ -19,6 +19,14 @@ namespace meshwright::jsonl {
 
 namespace {
 
+void tell(const std::string& line) { std::fprintf(stderr, "jsonl: %s\n", line.c_str()); }
+
+std::string names_of(const StoreCounts::Names& names) {
+  std::string out;
+  for (const auto& [name, times] : names.named) out += (out.empty() ? "" : ", ") + name;
+  return out + (names.others > 0 ? ", ..." : "");
+}
+
 Error about(const DatasetRequest& request, const char* option, ErrorCode code,
             const std::string& message) {
   return Error(code, request.table + ".jsonl." + option + ": " + message)
@@ -261,6 +269,8 @@ DatasetRow JsonlKind::row(const DatasetRequest& request, int64_t number) const {
     throw Error(ErrorCode::usage, "there is no row " + std::to_string(number) + ": " +
                                       request.path + " has rows 0 to " + std::to_string(rows - 1));
   ShownRow shown = show_row(options, number);
+  if (const StoreCounts::Names& unread = shown.encoded.counts.columns; unread.all() > 0)
+    tell("keys of this row that are not read: " + names_of(unread));
   DatasetRow out{std::move(shown.place), std::move(shown.encoded.text), {}};
   const Document& document = shown.encoded.document;
   for (size_t i = 0; i < document.ids.size(); ++i)
@@ -284,8 +294,6 @@ std::vector<std::pair<std::string, int64_t>> JsonlKind::numbers(
   }();
   const SampleCounts counts = known ? *known : packed(request)->counts();
   const StoreCounts& met = store->origin().counts;
-  int64_t unknown_roles = met.other_roles;
-  for (const auto& [role, messages] : met.roles) unknown_roles += messages;
   return {{"rows", met.rows},
           {"tokens", static_cast<int64_t>(store->tokens())},
           {"used", counts.used},
@@ -299,9 +307,13 @@ std::vector<std::pair<std::string, int64_t>> JsonlKind::numbers(
           {"answers_without_end", met.open_ends},
           {"texts_without_end", met.endless_texts},
           {"double_begins", met.double_begins},
-          {"messages_of_unknown_roles", unknown_roles},
+          {"messages_of_unknown_roles", met.roles.all()},
           {"calls_left_out", met.calls_left_out},
-          {"rows_with_tools_left_out", met.tools_left_out}};
+          {"rows_with_tools_left_out", met.tools_left_out},
+          {"rows_with_own_system", met.own_systems},
+          {"rows_with_own_variables", met.own_variables},
+          {"keys_not_read", met.columns.all()},
+          {"young_characters", met.young}};
 }
 
 std::shared_ptr<const TokenStore> JsonlKind::store_of(const JsonlOptions& options) const {
@@ -309,10 +321,7 @@ std::shared_ptr<const TokenStore> JsonlKind::store_of(const JsonlOptions& option
   for (const std::string& file : options.all_files()) name += '\n' + file;
   const std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<const TokenStore>& store = stores_[name];
-  if (!store)
-    store = prepare_store(options, [](const std::string& line) {
-      std::fprintf(stderr, "jsonl: %s\n", line.c_str());
-    });
+  if (!store) store = prepare_store(options, tell);
   return store;
 }
 }  // namespace meshwright::jsonl

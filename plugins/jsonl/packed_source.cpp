@@ -1,7 +1,6 @@
 #include "packed_source.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -9,17 +8,17 @@
 #include "meshwright/error.h"
 #include "roles.h"
 #include "sdk/base/counts.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/files/hash.h"
+#include "sdk/tokenizer/young.h"
 
 namespace meshwright::jsonl {
 
 namespace {
 
 std::string percent(int64_t part, int64_t whole) {
-  char out[16];
-  std::snprintf(out, sizeof out, "%.1f%%",
-                whole == 0 ? 0.0 : 100 * static_cast<double>(part) / static_cast<double>(whole));
-  return out;
+  return text::format(
+      "%.1f%%", whole == 0 ? 0.0 : 100 * static_cast<double>(part) / static_cast<double>(whole));
 }
 
 // Target tokens of [begin, end) that have a position before them.
@@ -152,7 +151,10 @@ uint64_t fingerprint_of(const TokenStore& store, const SampleSettings& settings)
   const std::string text = store.origin().key + " " + std::to_string(settings.seq_len) + " " +
                            std::to_string(static_cast<int>(settings.truncate)) + " " +
                            std::to_string(static_cast<int>(settings.packing)) + " " +
-                           std::to_string(settings.seed);
+                           std::to_string(settings.seed) +
+                           // Earlier versions left these out of documents with the same key.
+                           (store.origin().counts.own_systems > 0 ? " system" : "") +
+                           (store.origin().counts.own_variables > 0 ? " variables" : "");
   base::Hash hash;
   hash.add(text.data(), text.size());
   return hash.value();
@@ -178,12 +180,9 @@ std::vector<std::string> PackedSource::report() const {
       percent(counts_.targets, counts_.positions) + " with targets, in " +
       text::counted(samples(), settings_.packing == Packing::none ? "sample" : "pack") + " of " +
       text::grouped(settings_.seq_len) + ", " + percent(counts_.positions, room) + " filled";
-  if (settings_.packing != Packing::none) {
-    char documents[32];
-    std::snprintf(documents, sizeof documents, ", %.1f documents each",
-                  static_cast<double>(counts_.used) / static_cast<double>(samples()));
-    packs += documents;
-  }
+  if (settings_.packing != Packing::none)
+    packs += text::format(", %.1f documents each",
+                          static_cast<double>(counts_.used) / static_cast<double>(samples()));
   out.push_back(packs);
   if (!settings_.left_out.empty()) {
     out.push_back(text::counted(std::ssize(settings_.left_out), "file") +
@@ -194,6 +193,15 @@ std::vector<std::string> PackedSource::report() const {
     out.push_back(
         text::counted(std::ssize(settings_.empty), "file") +
         " without contents, empty or a link that leads nowhere: " + first_names(settings_.empty));
+  if (met.own_systems > 0)
+    out.push_back("the \"system\" of " + text::counted(met.own_systems, "row") +
+                  " stands before its messages");
+  if (met.own_variables > 0)
+    out.push_back("the \"chat_template_kwargs\" of " + text::counted(met.own_variables, "row") +
+                  " go to the template");
+  if (met.columns.all() > 0)
+    out.push_back("keys of rows that are not read, with how many rows have them: " +
+                  tell_names(met.columns));
   if (const std::string roles = tell_roles(met); !roles.empty()) out.push_back(roles);
   if (met.calls_left_out > 0)
     out.push_back("the chat template does not write " + text::counted(met.calls_left_out, "call") +
@@ -201,6 +209,7 @@ std::vector<std::string> PackedSource::report() const {
   if (met.tools_left_out > 0)
     out.push_back("the chat template does not write the tools of " +
                   text::counted(met.tools_left_out, "row"));
+  if (met.young > 0) out.push_back(tokenizer::tell_young(met.young));
   if (met.kept_as_text > 0)
     out.push_back(text::counted(met.kept_as_text, "special token") +
                   " in contents read as plain text; " + settings_.table +

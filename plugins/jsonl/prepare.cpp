@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <mutex>
@@ -17,6 +16,8 @@
 #include "data_file.h"
 #include "meshwright/error.h"
 #include "row_pieces.h"
+#include "sdk/base/helpers.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::jsonl {
 
@@ -71,9 +72,8 @@ std::vector<Made> encode_all(const std::vector<Work>& work, const RowEncoder& en
       }
   };
   {
-    std::vector<std::jthread> helpers;
     const size_t most = std::min(work.size(), static_cast<size_t>(std::max(options.threads, 1)));
-    for (size_t i = 1; i < most; ++i) helpers.emplace_back(take);
+    const auto others = detail::helpers(most > 0 ? most - 1 : 0, [&] { take(); });
     take();
   }
   for (const std::exception_ptr& one : wrong)
@@ -220,12 +220,10 @@ std::shared_ptr<const TokenStore> prepare_store(
     told = now;
     const double seconds = std::chrono::duration<double>(now - begin).count();
     const double rate = static_cast<double>(at.bytes) / seconds;
-    char line[160];
-    std::snprintf(line, sizeof line, "tokenized %.0f%% of %.1f MB, %.1f MB/s, %.0f s left",
-                  100 * static_cast<double>(at.bytes) / static_cast<double>(at.total),
-                  static_cast<double>(at.total) / 1e6, rate / 1e6,
-                  static_cast<double>(at.total - at.bytes) / rate);
-    tell(line);
+    tell(text::format("tokenized %.0f%% of %.1f MB, %.1f MB/s, %.0f s left",
+                      100 * static_cast<double>(at.bytes) / static_cast<double>(at.total),
+                      static_cast<double>(at.total) / 1e6, rate / 1e6,
+                      static_cast<double>(at.total - at.bytes) / rate));
   };
   try {
     auto build = [&] {

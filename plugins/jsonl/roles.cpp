@@ -44,25 +44,30 @@ bool is_known_role(std::string_view role, std::string_view chat_template) {
           chat_template.find("\"" + name + "\"") != std::string_view::npos);
 }
 
-std::string tell_roles(const StoreCounts& counts) {
-  int64_t all = counts.other_roles;
-  std::vector<std::pair<std::string, int64_t>> roles(counts.roles.begin(), counts.roles.end());
-  for (const auto& [role, messages] : roles) all += messages;
-  if (all == 0) return {};
-  std::stable_sort(roles.begin(), roles.end(),
+std::string tell_names(const StoreCounts::Names& names,
+                       const std::function<std::string(const std::string&)>& remark) {
+  std::vector<std::pair<std::string, int64_t>> all(names.named.begin(), names.named.end());
+  std::stable_sort(all.begin(), all.end(),
                    [](const auto& a, const auto& b) { return a.second > b.second; });
   constexpr size_t kMostTold = 5;
-  std::string out = text::counted(all, "message") + " of roles that are not known: ";
+  std::string out;
   int64_t told = 0;
-  for (size_t i = 0; i < std::min(roles.size(), kMostTold); ++i) {
-    const auto& [role, messages] = roles[i];
-    out += (i == 0 ? "\"" : ", \"") + role + "\" " + text::grouped(messages);
-    if (const std::string meant = role_meant(role); !meant.empty())
-      out += " (did you mean \"" + meant + "\"?)";
-    told += messages;
+  for (size_t i = 0; i < std::min(all.size(), kMostTold); ++i) {
+    const auto& [name, times] = all[i];
+    out += (i == 0 ? "\"" : ", \"") + name + "\" " + text::grouped(times) + remark(name);
+    told += times;
   }
-  if (all > told) out += ", others " + text::grouped(all - told);
+  if (names.all() > told) out += ", others " + text::grouped(names.all() - told);
   return out;
+}
+
+std::string tell_roles(const StoreCounts& counts) {
+  if (counts.roles.all() == 0) return {};
+  return text::counted(counts.roles.all(), "message") +
+         " of roles that are not known: " + tell_names(counts.roles, [](const std::string& role) {
+           const std::string meant = role_meant(role);
+           return meant.empty() ? std::string() : " (did you mean \"" + meant + "\"?)";
+         });
 }
 
 }  // namespace meshwright::jsonl

@@ -2,6 +2,7 @@
 // not learnt.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -17,5 +18,9 @@ bool is_known_role(std::string_view role, std::string_view chat_template);
 // `3 messages of roles that are not known: "asistant" 2 (did you mean "assistant"?), ...`; "": all
 // are known.
 std::string tell_roles(const StoreCounts& counts);
+// `"a" 12, "b" 3, others 2`, each of the first with what `remark` says of it.
+std::string tell_names(
+    const StoreCounts::Names& names, const std::function<std::string(const std::string&)>& remark =
+                                         [](const std::string&) { return std::string(); });
 
 }  // namespace meshwright::jsonl

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <initializer_list>
 #include <limits>
 #include <utility>
 
@@ -138,6 +139,61 @@ void read_tools(Row& row, const Value& given, const std::string& where) {
   row.tools = *tools;
 }
 
+// The row's own system text, as other trainers have it in a column: a message before the others.
+void read_system(Row& row, const Value& given, const std::string& where) {
+  const Value* system = member(given, "system");
+  if (system == nullptr) return;
+  if (!system->is_string())
+    throw refusal(where,
+                  "\"system\" is " + std::string(system->kind_name()) + ", where a string belongs");
+  if (system->as_string().empty()) return;
+  Value::List& messages = row.messages.as_list();
+  if (const Value& first = messages.front(); first.get("role")->as_string() == "system") {
+    const Value* said = first.get("content");
+    if (said != nullptr && said->is_string() && said->as_string() == system->as_string()) return;
+    throw refusal(where, "the row has a \"system\" and, as " + name_of_message(row, 0) +
+                             ", another message of the role system")
+        .help("keep one of the two");
+  }
+  messages.insert(messages.begin(), Value::dict({{"role", Value::string("system")},
+                                                 {"content", Value::string(system->as_string())}}));
+  row.trained.insert(row.trained.begin(), true);
+  if (row.completion_at) ++*row.completion_at;
+  row.own_system = true;
+}
+
+// What the row's chat is rendered with, as transformers' apply_chat_template takes it.
+void read_variables(Row& row, const Value& given, const std::string& where) {
+  const Value* variables = member(given, "chat_template_kwargs");
+  if (variables == nullptr) return;
+  Value parsed;
+  if (variables->is_string()) {
+    try {
+      parsed = chat::parse_json(variables->as_string());
+    } catch (const Error& error) {
+      throw refusal(
+          where, "\"chat_template_kwargs\" is a string, but not one of JSON: " + error.message());
+    }
+    variables = &parsed;
+  }
+  if (!variables->is_dict())
+    throw refusal(where, "\"chat_template_kwargs\" is " + std::string(variables->kind_name()) +
+                             ", where an object belongs: {\"enable_thinking\": false}");
+  for (const char* taken : {"messages", "conversation", "tools", "add_generation_prompt",
+                            "continue_final_message", "chat_template", "tokenize"})
+    if (variables->get(taken) != nullptr)
+      throw refusal(where, "\"chat_template_kwargs\" has \"" + std::string(taken) +
+                               "\", which is no variable of a template")
+          .help("remove it from there; \"messages\" and \"tools\" are keys of the row");
+  row.variables = *variables;
+}
+
+void find_unread(Row& row, const Value& given, std::initializer_list<std::string_view> read) {
+  for (const auto& [key, value] : given.as_dict())
+    if (!value.is_none() && std::find(read.begin(), read.end(), key) == read.end())
+      row.unread.push_back(key);
+}
+
 }  // namespace
 
 std::string_view name_of(RowKind kind) {
@@ -153,9 +209,11 @@ std::string_view name_of(RowKind kind) {
 }
 
 std::string name_of_message(const Row& row, size_t number) {
+  if (row.own_system && number == 0) return "system";
+  const size_t before = row.own_system ? 1 : 0;
   const bool completion = row.completion_at && number >= *row.completion_at;
   return (completion ? "completion" : row.key) + "[" +
-         std::to_string(number - (completion ? *row.completion_at : 0)) + "]";
+         std::to_string(number - (completion ? *row.completion_at : before)) + "]";
 }
 
 Error at_row(Error error, std::string_view where, int64_t column) {
@@ -185,10 +243,32 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where, const s
     std::string keys;
     for (const auto& [key, value] : row.as_dict())
       keys += (keys.empty() ? "" : ", ") + key + (value.is_none() ? " (null)" : "");
-    throw refusal(where,
-                  "the row has neither \"messages\", nor \"prompt\" and \"completion\", nor "
-                  "\"text\"; its keys: " +
-                      (keys.empty() ? "none" : keys));
+    Error none = refusal(where,
+                         "the row has neither \"messages\", nor \"prompt\" and \"completion\", nor "
+                         "\"text\"; its keys: " +
+                             (keys.empty() ? "none" : keys));
+    const std::string file(where.substr(0, where.rfind(':')));
+    const std::string asked =
+        "(.instruction + (if (.input // \"\") == \"\" then \"\" else \"\\n\\n\" + .input end))";
+    const bool alpaca = row.get("instruction") != nullptr && row.get("output") != nullptr;
+    if (alpaca && (row.get("system") != nullptr || row.get("history") != nullptr))
+      none.help(
+          "Alpaca's rows with a system text or earlier turns are conversations: jq -c '{messages: "
+          "([.system // empty | select(. != \"\") | {role: \"system\", content: .}] + [(.history "
+          "// "
+          "[])[] | {role: \"user\", content: .[0]}, {role: \"assistant\", content: .[1]}] + "
+          "[{role: "
+          "\"user\", content: " +
+          asked + "}, {role: \"assistant\", content: .output}])}' " + file + " > rows.jsonl");
+    else if (alpaca)
+      none.help("Alpaca's rows are prompts and completions: jq -c '{prompt: " + asked +
+                ", completion: .output}' " + file + " > rows.jsonl");
+    else if (row.get("question") != nullptr && row.get("answer") != nullptr)
+      none.help(
+          "give the columns their names here: jq -c '{prompt: .question, completion: "
+          ".answer}' " +
+          file + " > rows.jsonl");
+    throw none;
   }
   if (*kind != wanted)
     throw refusal(where, "the row is of kind " + std::string(name_of(*kind)) +
@@ -208,6 +288,9 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where, const s
     add_messages(out, *row.get(key), where, key);
     if (out.messages.as_list().empty()) throw refusal(where, "\"" + key + "\" is empty");
     read_tools(out, row, where);
+    read_system(out, row, where);
+    read_variables(out, row, where);
+    find_unread(out, row, {key, "tools", "system", "chat_template_kwargs"});
     return out;
   }
   if (*kind == RowKind::text) {
@@ -215,12 +298,24 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where, const s
     if (!text.is_string())
       throw refusal(where, "\"text\" is " + std::string(text.kind_name()) + ", and not a string");
     out.completion = text.as_string();
+    find_unread(out, row, {"text"});
     return out;
   }
   const Value &prompt = *row.get("prompt"), &completion = *row.get("completion");
   if (prompt.is_string() && completion.is_string()) {
     out.prompt = prompt.as_string();
     out.completion = completion.as_string();
+    if (const Value* system = member(row, "system");
+        system != nullptr && !(system->is_string() && system->as_string().empty()))
+      throw refusal(where,
+                    "the row has a \"system\" beside a \"prompt\" that is a string, and no "
+                    "template joins these two")
+          .help(
+              "write messages, which a template joins: {\"system\": \"...\", \"prompt\": "
+              "[{\"role\": \"user\", \"content\": \"...\"}], \"completion\": [{\"role\": "
+              "\"assistant\", \"content\": \"...\"}]}")
+          .help("or put its text into \"prompt\", and leave \"system\" out");
+    find_unread(out, row, {"prompt", "completion", "system"});
     return out;
   }
   if (!prompt.is_list() || !completion.is_list())
@@ -234,6 +329,9 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where, const s
   if (*out.completion_at == out.messages.as_list().size())
     throw refusal(where, "\"completion\" is empty");
   read_tools(out, row, where);
+  if (!out.messages.as_list().empty()) read_system(out, row, where);
+  read_variables(out, row, where);
+  find_unread(out, row, {"prompt", "completion", "tools", "system", "chat_template_kwargs"});
   return out;
 }
 

@@ -21,7 +21,10 @@ struct Row {
   // messages, and prompt_completion of lists, one behind the other.
   chat::Value messages = chat::Value::list();
   std::string key = "messages";         // of the row, that holds them, or the first of them
+  bool own_system = false;              // the first of them is the row's "system"
   chat::Value tools;                    // a list, also an empty one; none: the row has no key
+  chat::Value variables;                // a dict: "chat_template_kwargs"; none: the row has no key
+  std::vector<std::string> unread;      // keys of the row, not null, that nothing was made of
   std::vector<bool> trained;            // of each message: whether its turn has a part in the loss
   std::optional<size_t> completion_at;  // the first message of the completion
   // prompt_completion of strings; text is all completion.

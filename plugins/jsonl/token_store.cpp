@@ -15,6 +15,8 @@
 #include <utility>
 
 #include "meshwright/error.h"
+#include "sdk/chat/unicode.h"
+#include "sdk/files/utf8.h"
 
 namespace meshwright::jsonl {
 
@@ -45,8 +47,11 @@ struct Section {
 };
 
 boost::json::object counts_json(const StoreCounts& counts) {
-  boost::json::object roles;
-  for (const auto& [role, messages] : counts.roles) roles[role] = messages;
+  auto named = [](const StoreCounts::Names& names) {
+    boost::json::object out;
+    for (const auto& [name, times] : names.named) out[name] = times;
+    return out;
+  };
   return {{"rows", counts.rows},
           {"kept_as_text", counts.kept_as_text},
           {"open_ends", counts.open_ends},
@@ -55,8 +60,13 @@ boost::json::object counts_json(const StoreCounts& counts) {
           {"chats", counts.chats},
           {"calls_left_out", counts.calls_left_out},
           {"tools_left_out", counts.tools_left_out},
-          {"roles", std::move(roles)},
-          {"other_roles", counts.other_roles}};
+          {"own_systems", counts.own_systems},
+          {"own_variables", counts.own_variables},
+          {"young", counts.young},
+          {"roles", named(counts.roles)},
+          {"other_roles", counts.roles.others},
+          {"columns", named(counts.columns)},
+          {"other_columns", counts.columns.others}};
 }
 
 // Fields of an object that came from a file: each throws a string that says what is wrong.
@@ -92,10 +102,17 @@ StoreCounts counts_of(const boost::json::object& counts) {
   out.chats = number(counts, "chats");
   out.calls_left_out = number(counts, "calls_left_out");
   out.tools_left_out = number(counts, "tools_left_out");
-  const boost::json::object& roles = object(counts, "roles");
-  for (const auto& [role, messages] : roles)
-    out.roles[std::string(role)] = number(roles, std::string_view(role));
-  out.other_roles = number(counts, "other_roles");
+  out.own_systems = number(counts, "own_systems");
+  out.own_variables = number(counts, "own_variables");
+  out.young = number(counts, "young");
+  auto named = [&](StoreCounts::Names& names, std::string_view key, std::string_view others) {
+    const boost::json::object& from = object(counts, key);
+    for (const auto& [name, times] : from)
+      names.named[std::string(name)] = number(from, std::string_view(name));
+    names.others = number(counts, others);
+  };
+  named(out.roles, "roles", "other_roles");
+  named(out.columns, "columns", "other_columns");
   return out;
 }
 
@@ -132,16 +149,42 @@ void StoreCounts::operator+=(const StoreCounts& other) {
   chats += other.chats;
   calls_left_out += other.calls_left_out;
   tools_left_out += other.tools_left_out;
-  other_roles += other.other_roles;
-  for (const auto& [role, messages] : other.roles) add_role(role, messages);
+  own_systems += other.own_systems;
+  own_variables += other.own_variables;
+  young += other.young;
+  roles += other.roles;
+  columns += other.columns;
 }
 
-void StoreCounts::add_role(const std::string& role, int64_t messages) {
-  roles[role.size() > kLongestRole ? role.substr(0, kLongestRole - 3) + "..." : role] += messages;
-  if (roles.size() <= kMostRoles) return;
-  const auto last = std::prev(roles.end());
-  other_roles += last->second;
-  roles.erase(last);
+void StoreCounts::Names::operator+=(const Names& other) {
+  others += other.others;
+  for (const auto& [name, times] : other.named) add(name, times);
+}
+
+void StoreCounts::Names::add(const std::string& name, int64_t times) {
+  std::string shown;
+  for (size_t at = 0; at < name.size();) {
+    const auto [code, size] = chat::unicode::decode(name, at);
+    // It is told on terminals.
+    shown += chat::unicode::is_printable(code) ? name.substr(at, size) : "\uFFFD";
+    at += size;
+    if (shown.size() <= kLongest) continue;
+    shown.resize(kLongest - 3);
+    shown.resize(base::first_invalid(shown));  // not within a character
+    shown += "...";
+    break;
+  }
+  named[shown] += times;
+  if (named.size() <= kMost) return;
+  const auto last = std::prev(named.end());
+  others += last->second;
+  named.erase(last);
+}
+
+int64_t StoreCounts::Names::all() const {
+  int64_t out = others;
+  for (const auto& [name, times] : named) out += times;
+  return out;
 }
 
 void StoreWriter::add(const Document& document) {
@@ -182,7 +225,7 @@ std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
   };
   boost::json::object places;
   // The header's length decides where sections begin, which it tells: it gets room to spare.
-  const size_t header_room = 4096 + origin.parts.size();
+  const size_t header_room = 8192 + origin.parts.size();
   size_t at = aligned(kFront + header_room);
   for (const Section& one : sections) {
     places[one.name] = {{"begin", at},

@@ -24,7 +24,7 @@
 
 namespace meshwright::jsonl {
 
-inline constexpr int kStoreVersion = 5;
+inline constexpr int kStoreVersion = 6;
 
 // Tokens [begin, end) of a document.
 struct Run {
@@ -48,12 +48,21 @@ struct StoreCounts {
   int64_t chats = 0;           // rows whose text a chat template made
   int64_t calls_left_out = 0;  // calls of tools that the template did not write
   int64_t tools_left_out = 0;  // rows whose tools the template did not write
-  // Messages of roles that are not known: of the kMostRoles roles that come first by name, and of
-  // the others. Longer names are cut.
-  static constexpr size_t kMostRoles = 16, kLongestRole = 40;
-  std::map<std::string, int64_t> roles = {};
-  int64_t other_roles = 0;
-  void add_role(const std::string& role, int64_t messages = 1);
+  int64_t own_systems = 0;     // rows with a system text of their own, in a key beside the messages
+  int64_t own_variables = 0;   // rows with variables for the template
+  int64_t young = 0;  // characters that Unicode's tables here do not know, or not all of them
+  // Of the kMost names that come first, and of the others. Longer names are cut.
+  struct Names {
+    static constexpr size_t kMost = 16, kLongest = 40;
+    std::map<std::string, int64_t> named = {};
+    int64_t others = 0;
+    void add(const std::string& name, int64_t times = 1);
+    void operator+=(const Names& other);
+    int64_t all() const;
+    bool operator==(const Names&) const = default;
+  };
+  Names roles;    // messages of roles that are not known
+  Names columns;  // rows with a key that nothing is made of
   // Counts do not depend on the order or the groups in which they are added.
   void operator+=(const StoreCounts& other);
   bool operator==(const StoreCounts&) const = default;

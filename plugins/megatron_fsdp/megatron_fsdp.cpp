@@ -116,6 +116,13 @@ class MegatronFsdp final : public Strategy {
     const Options& own = request.config.own;
     ShardingPlan plan = flat_plan(request, sharding_policy(own));
     plan.allocate_before_sharding = !own.get_bool("init_fsdp_with_meta_device");
+    const Workload& work = request.workload;
+    if (!own.get_bool("grad_reduce_in_fp32") && work.accumulation > 1 &&
+        dtype_size(work.storage) < dtype_size(DType::float32))
+      plan.notices.push_back(
+          "gradients of " + std::to_string(work.accumulation) + " micro-batches are added up in " +
+          std::string(dtype_name(work.storage)) + ", rounded after each; " + own.schema().table +
+          ".grad_reduce_in_fp32 = true adds them up in float32");
     return plan;
   }
 

@@ -8,14 +8,18 @@
 // in their own process. Nothing here depends on the engine.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "meshwright/components.h"
 #include "meshwright/data/dataset_kind.h"
+#include "meshwright/options.h"
+#include "plugin_at_work.h"
 
 namespace meshwright {
 struct ModelRequest;  // meshwright/model/model_family.h
@@ -33,8 +37,9 @@ class Report {
   void fail(std::string problem);
   // A case that does not apply; `why` is one plain line.
   void skip(std::string why);
-  // What was looked at, shown beside "ok": "312 planned, 88 refused".
-  void note(std::string text) { note_ = std::move(text); }
+  // What was looked at, shown beside "ok": "312 planned, 88 refused". A case that looked at nothing
+  // has shown nothing: it is told as skipped.
+  void note(std::string text, int64_t looked_at);
 
   Verdict verdict() const;
   const std::vector<std::string>& problems() const { return problems_; }
@@ -60,6 +65,10 @@ struct Subject {
   const meshwright_component* model = nullptr;  // null but in cases about models
   // What a job asks the model family for; nullptr: no job was named, its defaults are taken.
   const ModelRequest* model_request = nullptr;
+  // Values of the strategy's own table that all of its jobs have.
+  std::vector<std::pair<std::string, OptionValue>> settings = {};
+  // Whose code the strategy is, for what is told of its faults; nullptr: it is told by its name.
+  const detail::PluginCode* code = nullptr;
 };
 
 enum class Scope : uint8_t { library, strategy, dataset, model };

@@ -24,15 +24,21 @@ inline Error out_of_memory(std::string what = "out of memory") {
   return error;
 }
 
-// Whether the words of LibTorch's exception, or of NCCL's in it, say so.
+// Where the words of LibTorch's exception, of NCCL's in it, or of the dynamic linker say so.
+inline size_t place_of_memory(const std::string& what) {
+  size_t place = std::string::npos;
+  for (const char* words :
+       {"out of memory", "can't allocate memory", "failed to map segment", "bad_alloc"})
+    place = std::min(place, what.find(words));
+  return place;
+}
 inline bool tells_of_memory(const std::string& what) {
-  return what.find("out of memory") != std::string::npos ||
-         what.find("can't allocate memory") != std::string::npos;
+  return place_of_memory(what) != std::string::npos;
 }
 
 // The line of them that does.
 inline std::string line_of_memory(const std::string& what) {
-  const size_t place = std::min(what.find("out of memory"), what.find("can't allocate memory"));
+  const size_t place = place_of_memory(what);
   if (place == std::string::npos) return what;
   const size_t before = what.rfind('\n', place),
                begin = before == std::string::npos ? 0 : before + 1;

@@ -1,5 +1,6 @@
 #include "plugin_at_work.h"
 
+#include <dlfcn.h>
 #include <execinfo.h>
 #include <link.h>
 #include <sys/resource.h>
@@ -15,6 +16,7 @@
 #include <cstring>
 #include <ctime>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "meshwright/error.h"
@@ -123,8 +125,44 @@ void tell(ErrorCode code, const Blamed& who, const char* did, const char* what, 
   }
 }
 
+// The library that called exit(), if it is LibTorch or one that it brings: they end the process
+// where they cannot go on (oneMKL, OpenMP), whoever's call it was. Empty: another, or it cannot be
+// told.
+std::string library_that_exits() {
+  void* frames[32];
+  const int many = ::backtrace(frames, 32);
+  for (int i = 0; i < many; ++i) {
+    Dl_info of{};
+    if (::dladdr(frames[i], &of) == 0 || of.dli_fname == nullptr) continue;
+    const std::string_view path = of.dli_fname, name = path.substr(path.rfind('/') + 1);
+    for (const char* known : {"libtorch", "libc10", "libgomp", "libomp", "libiomp", "libmkl"})
+      if (name.starts_with(known)) return std::string(name);
+    if (range_of(frames[i]) != nullptr) return "";
+  }
+  return "";
+}
+
+// Its own words stand above.
+[[noreturn]] void tell_of_library(const std::string& name) {
+  const bool threads = name.find("omp") != std::string::npos;
+  const ErrorCode code = threads ? ErrorCode::out_of_memory : ErrorCode::internal;
+  const std::string text =
+      "error[" + code_string(code) + "]: " + name + " ended the process" + on_this_rank() +
+      "; why, it says above\n  = help: " +
+      (threads ? "where a thread could not be made: raise the limit of processes (`ulimit -u`, "
+                 "--pids-limit of a container), or set run.threads = 1\n"
+               : "this is not the plugins' fault: look at its words\n");
+  static_cast<void>(::write(2, text.data(), text.size()));
+  ::_exit(exit_status(code));
+}
+
 void refuse_exit() {
   if (!watches() || g_many_plugins == 0) return;
+  if (const std::string library = library_that_exits(); !library.empty()) {
+    g_watches = 0;
+    std::fflush(stdout);
+    tell_of_library(library);
+  }
   Blamed who = blamed();
   if (who.plugin == nullptr) who.plugin = g_last;
   if (who.plugin == nullptr) return;

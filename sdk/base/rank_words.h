@@ -2,9 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <string>
 #include <vector>
+
+#include "plain_text.h"
 
 namespace meshwright::text {
 
@@ -19,14 +20,9 @@ inline std::string rank_list(const std::vector<int64_t>& ranks) {
 }
 
 inline std::string message_size(int64_t bytes) {
-  char text[32];
-  if (bytes < 10000)
-    std::snprintf(text, sizeof text, "%lld bytes", static_cast<long long>(bytes));
-  else if (bytes < 1000000)
-    std::snprintf(text, sizeof text, "%.1f kB", static_cast<double>(bytes) / 1e3);
-  else
-    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
-  return text;
+  if (bytes < 10000) return std::to_string(bytes) + " bytes";
+  if (bytes < 1000000) return format("%.1f kB", static_cast<double>(bytes) / 1e3);
+  return format("%.1f MB", static_cast<double>(bytes) / 1e6);
 }
 
 }  // namespace meshwright::text

@@ -30,10 +30,13 @@ TpPlanChoice read_tp_plan(const Options& distributed) {
   return choice;
 }
 
-MixedPrecision read_precision(const Options& table, const MixedPrecision& fallback) {
-  return {table.find_dtype("param_dtype").value_or(fallback.param),
-          table.find_dtype("reduce_dtype").value_or(fallback.reduce),
-          table.find_dtype("output_dtype").value_or(fallback.output),
+// `output`: where it is named elsewhere; otherwise outputs keep what they were computed in.
+MixedPrecision read_precision(const Options& table, const MixedPrecision& fallback,
+                              std::optional<DType> output) {
+  const DType param = table.find_dtype("param_dtype").value_or(fallback.param);
+  if (!output) output = param;
+  return {param, table.find_dtype("reduce_dtype").value_or(fallback.reduce),
+          table.find_dtype("output_dtype").value_or(*output),
           table.find_bool("cast_forward_inputs").value_or(fallback.cast_forward_inputs)};
 }
 
@@ -98,7 +101,7 @@ SharedOptions read_shared_options(const Options& distributed, const Options& mp_
   }
   out.autocast_dtype = distributed.find_dtype("autocast_dtype");
   out.enable_async_tensor_parallel = distributed.get_bool("enable_async_tensor_parallel");
-  out.mp = read_precision(mp_policy, MixedPrecision{});
+  out.mp = read_precision(mp_policy, MixedPrecision{}, {});
 
   out.moe_given = any_given(moe) || any_given(moe_mp_policy);
   // "auto" is all_to_all until a plan knows better.
@@ -109,7 +112,8 @@ SharedOptions read_shared_options(const Options& distributed, const Options& mp_
   out.moe.lm_head_precision = moe.find_dtype("lm_head_precision");
   out.moe.wrap_outer_model = moe.get_bool("wrap_outer_model");
   out.moe.fake_balanced_gate = moe.get_bool("fake_balanced_gate");
-  if (any_given(moe_mp_policy)) out.moe.mp_policy = read_precision(moe_mp_policy, out.mp);
+  if (any_given(moe_mp_policy))
+    out.moe.mp_policy = read_precision(moe_mp_policy, out.mp, mp_policy.find_dtype("output_dtype"));
 
   out.context = read_context(context);
   if (any_given(context) && out.sizes.cp <= 1)

@@ -68,8 +68,10 @@ constexpr std::array kMpPolicy = {
     dtype_option("param_dtype", "\"bfloat16\"",
                  "Parameters are gathered and the forward and backward computed in this dtype."),
     dtype_option("reduce_dtype", "\"float32\"", "Gradients are reduced in this dtype."),
-    dtype_option("output_dtype", "\"bfloat16\"",
-                 "Floating-point outputs of the model are cast to this dtype."),
+    dtype_option(
+        "output_dtype", nullptr,
+        "Floating-point outputs of the model are cast to this dtype; not set: param_dtype.",
+        MESHWRIGHT_OPTIONAL),
     bool_option("cast_forward_inputs", true,
                 "Cast floating-point inputs of each unit to param_dtype."),
 };

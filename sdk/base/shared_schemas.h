@@ -3,11 +3,17 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "meshwright/shared_options.h"
 
 namespace meshwright {
+
+// Words of a model's own plan, and of distributed.tp_plan, that are no style, but say what a module
+// sees that stands whole among the projections of a block: its heads, or the stream.
+inline constexpr std::string_view kOfHeads = "replicated_with_grad_allreduce",
+                                  kOfStream = "replicated";
 
 // Schemas of [distributed] and of its sub-tables, owner "engine".
 MESHWRIGHT_API const OptionSchema& distributed_schema();

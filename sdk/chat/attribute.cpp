@@ -45,13 +45,14 @@ Datum Renderer::method(const Datum& self, std::string_view name) {
       owner = Owner::list;
       break;
     case Kind::tuple:
+    case Kind::range:
       owner = Owner::tuple;
       break;
     default:
       return {};
   }
   Method found = method_named(owner, name);
-  if (found == Method::unknown) return {};
+  if (found == Method::unknown || (found == Method::other_markup && !self.marked)) return {};
   if (found == Method::mutating) {
     Datum out = Datum::undefined(name, Datum::kUnsafe);
     out.message = static_cast<int32_t>(self.kind);
@@ -82,6 +83,11 @@ Datum Renderer::attribute(const Datum& value, std::string_view name) {
     of.type = name == "next" ? Callable::Type::cycler_next : Callable::Type::cycler_reset;
     return callable(of);
   }
+  if (value.kind == Kind::tuple && value.marked && (name == "grouper" || name == "list"))
+    return value.items[name == "grouper" ? 0 : 1];
+  if (value.kind == Kind::range)
+    for (ptrdiff_t i = 0; const std::string_view part : {"start", "stop", "step"})
+      if (++i; name == part) return value.items[i - 4];
   if (value.kind == Kind::callable && value.callable->type == Callable::Type::macro &&
       name == "name")
     return Datum::string(value.callable->name);
@@ -133,8 +139,13 @@ Datum Renderer::item(const Datum& value, const Datum& key) {
   return unknown();
 }
 
-Datum Renderer::path(const Datum& value, const Datum& path) {
-  if (!path.is_string()) return item(value, path);
+Datum Renderer::path(const Datum& value, const Datum& path, const Datum* otherwise) {
+  auto taken = [&](const Datum& from, const Datum& key) {
+    const Datum out = item(from, key);
+    return out.is_undefined() && otherwise != nullptr && otherwise->kind != Kind::none ? *otherwise
+                                                                                       : out;
+  };
+  if (!path.is_string()) return taken(value, path);
   Datum at = value;
   std::string_view rest = path.view();
   while (true) {
@@ -144,7 +155,7 @@ Datum Renderer::path(const Datum& value, const Datum& path) {
     auto [end, failed] = std::from_chars(part.data(), part.data() + part.size(), index);
     bool number = failed == std::errc() && end == part.data() + part.size() && part[0] != '-';
     // Kept: the message of what is undefined names it.
-    at = item(at, number ? Datum::whole(index) : Datum::string(copied(part).view()));
+    at = taken(at, number ? Datum::whole(index) : Datum::string(copied(part).view()));
     if (dot == std::string_view::npos) return at;
     rest = rest.substr(dot + 1);
   }
@@ -153,14 +164,15 @@ Datum Renderer::path(const Datum& value, const Datum& path) {
 Datum Renderer::loop_attribute(Loop& loop, std::string_view name) {
   size_t index = loop.index0;
   auto number = [](size_t value) { return Datum::whole(static_cast<int64_t>(value)); };
-  auto length = [&] {
-    has(loop, SIZE_MAX);
-    return size_t{loop.found};
-  };
+  auto length = [&] { return size_t{length_of(loop)}; };
   if (name == "index") return number(index + 1);
   if (name == "index0") return number(index);
   if (name == "first") return Datum::boolean(index == 0);
-  if (name == "last") return Datum::boolean(!has(loop, index + 1));
+  auto next = [&] {
+    loop.asked = std::max(loop.asked, loop.index0 + 2);
+    return has(loop, index + 1);
+  };
+  if (name == "last") return Datum::boolean(!next());
   if (name == "length") return number(length());
   if (name == "revindex") return number(length() - index);
   if (name == "revindex0") return number(length() - index - 1);
@@ -169,7 +181,7 @@ Datum Renderer::loop_attribute(Loop& loop, std::string_view name) {
   if (name == "previtem")
     return index == 0 ? Datum::undefined("there is no previous item") : loop.items[index - 1];
   if (name == "nextitem")
-    return has(loop, index + 1) ? loop.items[index + 1] : Datum::undefined("there is no next item");
+    return next() ? loop.items[index + 1] : Datum::undefined("there is no next item");
   if (name == "cycle" || name == "changed") {
     Callable of{.type =
                     name == "cycle" ? Callable::Type::loop_cycle : Callable::Type::loop_changed};
@@ -201,11 +213,11 @@ Datum Renderer::sliced(const Datum& value, const Datum& begin, const Datum& end,
   auto clamp = [&](int64_t at) { return std::clamp(at < 0 ? at + size : at, low, high); };
   int64_t from = begin.kind == Kind::none ? (stride > 0 ? low : high) : clamp(bound(begin, 0));
   int64_t to = end.kind == Kind::none ? (stride > 0 ? high : low) : clamp(bound(end, 0));
-  if (stride == 1) {
+  if (stride == 1 && value.kind != Kind::range) {
     to = std::max(from, to);
     auto first = static_cast<size_t>(from), last = static_cast<size_t>(to);
-    if (!value.is_string()) {
-      Datum out = value;
+    if (value.is_listed()) {
+      Datum out = marked(value, false);
       out.items += first;
       out.size = static_cast<uint32_t>(last - first);
       return out;
@@ -213,6 +225,12 @@ Datum Renderer::sliced(const Datum& value, const Datum& begin, const Datum& end,
     if (!wide) return cut(value, first, last);
     size_t at = unicode::offset(text, first);
     return cut(value, at, at + unicode::offset(text.substr(at), last - first));
+  }
+  if (value.kind == Kind::range) {
+    const int64_t start = value.items[-3].integer, each = value.items[-1].integer,
+                  way = stride > 0 ? to - from : from - to, pace = stride > 0 ? stride : -stride;
+    return range_of(start + from * each, start + to * each, each * stride,
+                    way <= 0 ? 0 : static_cast<size_t>((way - 1) / pace + 1));
   }
   std::vector<size_t> picked;
   for (int64_t i = from; stride > 0 ? i < to : i > to; i += stride) {
@@ -231,7 +249,7 @@ Datum Renderer::sliced(const Datum& value, const Datum& begin, const Datum& end,
   starts.push_back(text.size());
   Writer out;
   for (size_t i : picked) out.write(value, starts[i], starts[i + 1], 0);
-  return text_of(out);
+  return marked(text_of(out), value.marked);
 }
 
 }  // namespace meshwright::chat

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <ctime>
 
+#include "sdk/base/plain_text.h"
 #include "sdk/chat/renderer.h"
 
 namespace meshwright::chat {
@@ -69,7 +70,7 @@ Datum Renderer::call(const Datum& callee, const Arguments& given) {
                   equal(Datum::sequence(Kind::tuple, loop.changed, loop.changed_size), now);
       // The arguments live as long as the rendering.
       static constexpr Datum kNothing{};
-      loop.changed = given.count == 0 ? &kNothing : given.list;
+      loop.changed = given.count == 0 ? &kNothing : keep(now).items;
       loop.changed_size = now.size;
       return Datum::boolean(!same);
     }
@@ -280,9 +281,14 @@ Datum Renderer::range(const Arguments& given) {
   uint64_t stride = step > 0 ? static_cast<uint64_t>(step) : 0 - static_cast<uint64_t>(step);
   uint64_t size = way == 0 ? 0 : (way - 1) / stride + 1;
   if (size > kMost) fail("Range too big. The sandbox blocks ranges larger than 100000.");
-  Datum* items = take<Datum>(size);
+  return range_of(begin, end, step, size);
+}
+
+Datum Renderer::range_of(int64_t begin, int64_t end, int64_t step, size_t size) {
+  Datum* items = take<Datum>(size + 3);
+  for (int64_t part : {begin, end, step}) *items++ = Datum::whole(part);
   for (size_t i = 0; i < size; ++i) items[i] = Datum::whole(begin + static_cast<int64_t>(i) * step);
-  return Datum::sequence(Kind::list, items, size);
+  return Datum::sequence(Kind::range, items, size);
 }
 
 Datum Renderer::strftime_now(const Arguments& given) {
@@ -310,12 +316,10 @@ Datum Renderer::strftime_now(const Arguments& given) {
     char c = text[++i];
     if (c == '-' && i + 1 < text.size() && kKnown.find(text[i + 1]) != std::string_view::npos) {
       const std::array<char, 4> spec{'%', '-', text[++i], '\0'};
-      std::array<char, 64> buffer{};
-      out.append(buffer.data(), std::strftime(buffer.data(), buffer.size(), spec.data(), &full));
+      out += text::format_time(spec.data(), full);
     } else if (kKnown.find(c) != std::string_view::npos) {
       const std::array<char, 3> spec{'%', c, '\0'};
-      std::array<char, 64> buffer{};
-      out.append(buffer.data(), std::strftime(buffer.data(), buffer.size(), spec.data(), &full));
+      out += text::format_time(spec.data(), full);
     } else {
       fail(std::string("strftime_now() does not know '%") + c + "'");
     }

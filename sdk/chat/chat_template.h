@@ -32,13 +32,17 @@ struct Date {
   int year = 1970, month = 1, day = 1, hour = 0, minute = 0, second = 0;
 };
 
-// What one rendering may take, so that no template runs away. Beyond: Error(bad_template).
+// What one rendering may take, so that no template runs away. Beyond: Error(bad_template). Of a row
+// that is small; of a larger one more, as of_row() says.
 struct Limits {
-  static constexpr size_t kCalls = 64;                 // macros, callers and recursive loops
-  static constexpr size_t kOutput = size_t{16} << 20;  // bytes of one text
-  static constexpr size_t kTurns = 1'000'000;          // of all loops together
-  static constexpr size_t kMemory = size_t{512} << 20;
-  static constexpr size_t kWork = size_t{4} << 30;  // bytes or items looked at
+  static constexpr size_t kCalls = 64;  // macros, callers and recursive loops
+  size_t output = size_t{16} << 20;     // bytes of one text
+  size_t turns = 1'000'000;             // of all loops together
+  size_t memory = size_t{512} << 20;    // of values that live at one time
+  size_t work = size_t{4} << 30;        // bytes or items looked at
+  // Templates look at each message again for each message, and at each value. `values` of messages,
+  // tools, documents and variables, those within others too; `bytes` of their texts.
+  static Limits of_row(size_t messages, size_t values, size_t bytes);
 };
 
 class ChatTemplate {

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <utility>
 
 #include "sdk/chat/renderer.h"
 #include "sdk/chat/unicode.h"
@@ -26,6 +28,8 @@ std::string_view Renderer::type_name(Kind kind) {
       return "list";
     case Kind::tuple:
       return "tuple";
+    case Kind::range:
+      return "range";
     case Kind::iterator:
       return "generator";
     case Kind::view:
@@ -57,6 +61,7 @@ bool Renderer::truth(const Datum& value) const {
     case Kind::string:
     case Kind::list:
     case Kind::tuple:
+    case Kind::range:
     case Kind::view:
     case Kind::dict:
       return value.size != 0;
@@ -128,9 +133,16 @@ bool Renderer::equal(const Datum& left, const Datum& right, int depth) {
       return left.view() == right.view();
     case Kind::list:
     case Kind::tuple:
+    case Kind::range:
     case Kind::dict:
       break;
     case Kind::view:
+      // Keys and items are sets; their order is not compared.
+      if (left.holder == static_cast<uint8_t>(View::values) || left.holder != right.holder ||
+          left.size != right.size)
+        return identical(left, right);
+      return std::all_of(left.items, left.items + left.size,
+                         [&](const Datum& one) { return contains(right, one); });
     case Kind::iterator:
     default:
       return identical(left, right);
@@ -160,7 +172,7 @@ int Renderer::order(const Datum& left, const Datum& right, std::string_view op, 
     int found = left.view().compare(right.view());
     return found < 0 ? -1 : found > 0 ? 1 : 0;
   }
-  if (left.is_indexed() && left.kind == right.kind) {
+  if (left.is_listed() && left.kind == right.kind) {
     if (depth > kDeepestValue) fail("a value is nested too deeply");
     uint32_t both = std::min(left.size, right.size);
     for (uint32_t i = 0; i < both; ++i) {
@@ -189,12 +201,25 @@ bool Renderer::contains(const Datum& container, const Datum& value) {
   if (container.is_undefined()) return false;
   if (!container.is_sequence())
     fail("argument of type '" + std::string(type_name(container.kind)) + "' is not iterable");
+  if (container.kind == Kind::iterator) {
+    // Goes through it up to the value.
+    Stream& rest = *container.stream;
+    while (rest.at < rest.size) {
+      spend(1);
+      if (equal(rest.items[rest.at++], value)) return true;
+    }
+    return false;
+  }
   spend(container.size);
   return std::any_of(container.items, container.items + container.size,
                      [&](const Datum& one) { return equal(one, value); });
 }
 
 Items Renderer::items_of(const Datum& value) {
+  if (value.kind == Kind::iterator) {
+    const uint32_t from = std::exchange(value.stream->at, value.stream->size);
+    return {value.stream->items + from, value.stream->size - from};
+  }
   if (value.is_sequence()) return {value.items, value.size};
   if (value.kind == Kind::dict) {
     Datum* keys = take<Datum>(value.size);
@@ -225,6 +250,63 @@ Items Renderer::need_items(const Datum& value) {
   return items_of(value);
 }
 
+uint32_t Renderer::length_of(Loop& loop) {
+  has(loop, SIZE_MAX);
+  loop.asked = loop.found;
+  return loop.found;
+}
+
+// As Python's: what is equal has one, also of numbers of several kinds.
+size_t Renderer::hash(const Datum& value, int depth) {
+  auto mixed_in = [](size_t seed, size_t more) {
+    return (seed ^ more) * size_t{0x9E3779B97F4A7C15U} + (seed >> 7);
+  };
+  switch (value.kind) {
+    case Kind::list:
+    case Kind::dict:
+      fail("unhashable type: '" + std::string(type_name(value.kind)) + "'");
+    case Kind::view:
+      if (value.holder != static_cast<uint8_t>(View::values))
+        fail("unhashable type: '" + std::string(view_name(value)) + "'");
+      break;
+    case Kind::boolean:
+    case Kind::integer:
+    case Kind::real:
+    case Kind::big: {
+      // Beyond 2^53 many integers have the hash of one real number, which does no harm.
+      const double real = real_of(value);
+      return std::hash<double>()(real == 0 ? 0 : real);
+    }
+    case Kind::string:
+      spend(value.size / 8);
+      return std::hash<std::string_view>()(value.view());
+    case Kind::tuple:
+    case Kind::range: {
+      if (depth > kDeepestValue) fail("a value is nested too deeply");
+      spend(value.size);
+      size_t out = static_cast<size_t>(value.kind);
+      for (uint32_t i = 0; i < value.size; ++i)
+        out = mixed_in(out, hash(value.items[i], depth + 1));
+      return out;
+    }
+    default:
+      break;
+  }
+  return static_cast<size_t>(value.kind);
+}
+
+std::string_view Renderer::view_name(const Datum& view) {
+  switch (static_cast<View>(view.holder)) {
+    case View::keys:
+      return "dict_keys";
+    case View::values:
+      return "dict_values";
+    case View::items:
+      break;
+  }
+  return "dict_items";
+}
+
 uint32_t Renderer::length(const Datum& value) {
   switch (value.kind) {
     case Kind::string:
@@ -232,14 +314,14 @@ uint32_t Renderer::length(const Datum& value) {
       return static_cast<uint32_t>(unicode::length(value.view()));
     case Kind::list:
     case Kind::tuple:
+    case Kind::range:
     case Kind::view:
     case Kind::dict:
       return value.size;
     case Kind::undefined:
       return 0;
     case Kind::loop:
-      has(*value.loop, SIZE_MAX);
-      return value.loop->found;
+      return length_of(*value.loop);
     default:
       fail("object of type '" + std::string(type_name(value.kind)) + "' has no len()");
   }

@@ -1,22 +1,39 @@
 #include "sdk/chat/datum.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace meshwright::chat {
 
 void* Arena::refill(size_t bytes) {
   size_t size = std::max(bytes, std::min(size_t{1} << 20, (size_t{64} << 10) << blocks_.size()));
-  if (size > limit_ - taken_) return nullptr;
+  if (size > budget_.limit - std::min(budget_.limit, budget_.taken)) return nullptr;
   auto block = std::make_unique_for_overwrite<char[]>(size);
   char* out = block.get();
-  blocks_.push_back(std::move(block));
-  taken_ += size;
+  blocks_.push_back({std::move(block), size});
+  budget_.taken += size;
   // The larger rest goes on being used.
   if (size - bytes > left_) {
     at_ = out + bytes;
     left_ = size - bytes;
   }
   return out;
+}
+
+void Arena::release(const Mark& mark) {
+  for (; blocks_.size() > mark.blocks; blocks_.pop_back()) budget_.taken -= blocks_.back().size;
+  at_ = mark.at;
+  left_ = mark.left;
+}
+
+bool Arena::since(const Mark& mark, const void* of) const {
+  auto within = [&](const char* begin, size_t size) {
+    return std::less_equal<>()(static_cast<const void*>(begin), of) &&
+           std::less<>()(of, static_cast<const void*>(begin + size));
+  };
+  return within(mark.at, mark.left) ||
+         std::any_of(blocks_.begin() + static_cast<std::ptrdiff_t>(mark.blocks), blocks_.end(),
+                     [&](const Block& block) { return within(block.bytes.get(), block.size); });
 }
 
 void Writer::mark(uint32_t begin, uint32_t end, int32_t message, uint32_t generation) {

@@ -25,7 +25,8 @@ enum class Kind : uint8_t {
   string,
   list,
   tuple,
-  iterator,  // what map, select and their kin give: no length, always true
+  range,     // three items before the first are its start, stop and step
+  iterator,  // what map, select and their kin give: no length, always true, gone through once
   view,      // keys(), values(), items(): no index
   dict,
   space,  // namespace()
@@ -50,15 +51,29 @@ struct Mixed {
   uint32_t count;
 };
 
+struct Datum;
 struct Space;
 struct Loop;
 struct Callable;
 
+// Of which method a view comes.
+enum class View : uint8_t { keys, values, items };
+
+// What is left of an iterator, for all who hold it.
+struct Stream {
+  const Datum* items;
+  uint32_t size, at;
+};
+
 struct Datum {
   Kind kind = Kind::undefined;
   bool mixed = false;  // of strings
-  // Of undefined: the kind of what lacks the attribute, or kUnsafe; 0: a variable.
+  // Of undefined: the kind of what lacks the attribute, or kUnsafe; 0: a variable. Of a view:
+  // which.
   uint8_t holder = 0;
+  // Of strings: a Markup, which escapes what it is joined with. Of tuples: one of groupby, with
+  // names.
+  bool marked = false;
   int32_t message = kNoMessage;
   uint32_t size = 0;  // bytes of a string or digits, items, pairs
   union {
@@ -68,6 +83,7 @@ struct Datum {
     const char* text;    // string, big; the name of what is undefined
     const Mixed* parts;  // string with mixed
     const Datum* items;  // list ...; of a dict key, value, key, value
+    Stream* stream;      // iterator
     Space* space;
     Loop* loop;
     const Callable* callable;
@@ -122,19 +138,36 @@ struct Datum {
   }
 
   bool is_string() const { return kind == Kind::string; }
+  bool is_markup() const { return kind == Kind::string && marked; }
   bool is_sequence() const { return kind >= Kind::list && kind <= Kind::view; }
-  bool is_indexed() const { return kind == Kind::list || kind == Kind::tuple; }
+  bool is_indexed() const { return kind >= Kind::list && kind <= Kind::range; }
+  bool is_listed() const { return kind == Kind::list || kind == Kind::tuple; }
   bool is_undefined() const { return kind == Kind::undefined; }
   // Of strings, digits and names.
   std::string_view view() const { return {mixed ? parts->text : text, size}; }
 };
 
-// Memory of one rendering.
+// Memory of one rendering, or of what lives longer than the turn of a loop that made it.
 class Arena {
  public:
-  explicit Arena(size_t limit) : limit_(limit) {}
+  // What all arenas of a rendering may take together.
+  struct Budget {
+    size_t limit = 0, taken = 0;
+  };
+  explicit Arena(Budget& budget) : budget_(budget) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
+
+  // A place to come back to: release() frees what was taken since, of marks the last one first.
+  struct Mark {
+    size_t blocks;
+    char* at;
+    size_t left;
+  };
+  Mark mark() const { return {blocks_.size(), at_, left_}; }
+  void release(const Mark& mark);
+  // Whether the bytes at `of` were taken since.
+  bool since(const Mark& mark, const void* of) const;
 
   // nullptr beyond the limit.
   void* take(size_t bytes) {
@@ -151,8 +184,12 @@ class Arena {
   alignas(16) char first_[16 << 10];  // most chats need no more
   char* at_ = first_;
   size_t left_ = sizeof first_;
-  std::vector<std::unique_ptr<char[]>> blocks_;
-  size_t taken_ = 0, limit_;
+  struct Block {
+    std::unique_ptr<char[]> bytes;
+    size_t size;
+  };
+  std::vector<Block> blocks_;
+  Budget& budget_;
 };
 
 // A text as it is written, with its runs.

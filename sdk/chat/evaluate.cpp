@@ -117,14 +117,16 @@ Datum Renderer::slice(const Expr& expr, Frame& frame) {
 }
 
 Datum Renderer::concat(const Expr& expr, Frame& frame) {
-  Writer out;
-  for (const Expr* part : expr.list) {
-    Datum value = evaluate(*part, frame);
+  // The first part may be a text that grows in place.
+  const Datum first = as_text(evaluate(*expr.list[0], frame));
+  Writer rest;
+  for (size_t i = 1; i < expr.list.size(); ++i) {
+    const Datum value = evaluate(*expr.list[i], frame);
     line_ = expr.line;
-    print(value, out, 0);
-    if (out.text.size() > Limits::kOutput) fail("a text is longer than 16 MiB");
+    print(value, rest, 0);
+    check_size(rest.text.size());
   }
-  return text_of(out);
+  return appended(first, text_of(rest));
 }
 
 Datum Renderer::compared(const Expr& expr, Frame& frame) {

@@ -27,10 +27,6 @@ void Renderer::clear(Frame& frame, const Scope& scope) {
   std::fill_n(frame.slots, scope.slots.size(), missing);
 }
 
-void Renderer::check_output() const {
-  if (out_->text.size() > Limits::kOutput) fail("the text is longer than 16 MiB");
-}
-
 Renderer::Flow Renderer::execute(const ast::Body& body, Frame& frame) {
   for (const Stmt* stmt : body)
     if (Flow flow = execute(*stmt, frame); flow != Flow::on) return flow;
@@ -116,7 +112,7 @@ void Renderer::output(const Expr& expr, Frame& frame) {
   bool texts = true;
   for (size_t i = first; i < kMost; ++i) {
     values[i] = evaluate(*parts[i], frame);
-    texts = texts && values[i].is_string();
+    texts = texts && values[i].is_string() && !values[i].marked;
   }
   line_ = expr.line;
   if (texts) {
@@ -161,7 +157,8 @@ Datum Renderer::captured(const ast::Body& body, Frame& frame) {
 }
 
 void Renderer::turn() {
-  if (++turns_ > Limits::kTurns) fail("the loops take more than 1000000 turns");
+  if (++turns_ > limits_.turns)
+    fail("the loops take more than " + std::to_string(limits_.turns) + " turns");
 }
 
 // Whether there is an item of that index among those that pass the condition; looks no further
@@ -170,6 +167,7 @@ bool Renderer::has(Loop& loop, size_t index) {
   while (loop.found <= index && loop.source_at < loop.source_size) {
     turn();
     const Datum& item = loop.source[loop.source_at++];
+    const Turn turn_of_test(*this);
     clear(*loop.test_frame, *loop.stmt->test_scope);
     assign(*loop.stmt->target, item, *loop.test_frame);
     if (truth(evaluate(*loop.stmt->test, *loop.test_frame))) loop.items[loop.found++] = item;
@@ -182,6 +180,9 @@ Renderer::Flow Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& fr
                               uint32_t depth) {
   Deeper deeper(*this);
   line_ = stmt.line;
+  // Of an iterator what the loop does not come to is left for others.
+  Stream* stream = iterated.kind == Kind::iterator ? iterated.stream : nullptr;
+  const uint32_t from = stream != nullptr ? stream->at : 0;
   Items all = need_items(iterated);
   Loop* state = make(Loop{});
   state->stmt = &stmt;
@@ -204,13 +205,19 @@ Renderer::Flow Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& fr
   handle.loop = state;
   for (size_t i = 0; has(*state, i); ++i) {
     turn();
+    const Turn open_turn(*this);
     line_ = stmt.line;
     if (i > 0) clear(*inner, *stmt.scope);
     state->index0 = static_cast<uint32_t>(i);
+    state->asked = std::max(state->asked, static_cast<uint32_t>(i) + 1);
     inner->slots[0] = handle;
     assign(*stmt.target, state->items[i], *inner);
     Flow flow = execute(stmt.body, *inner);
-    if (flow == Flow::stop) break;
+    if (flow == Flow::stop) {
+      if (stream != nullptr)
+        stream->at = from + (stmt.test != nullptr ? state->source_at : state->asked);
+      break;
+    }
     completed = completed || flow == Flow::on;
   }
   if (completed || stmt.else_scope == nullptr) return Flow::on;
@@ -237,20 +244,21 @@ void Renderer::assign_member(const Expr& target, const Datum& value, Frame& fram
   Datum space = lookup(*target.a, frame);
   if (space.kind != Kind::space) fail("cannot assign attribute on non-namespace object");
   Space& to = *space.space;
+  const Datum kept = keep(value);
   for (uint32_t i = 0; i < to.count; ++i)
     if (to.entries[2 * i].view() == target.text) {
-      to.entries[2 * i + 1] = value;
+      to.entries[2 * i + 1] = kept;
       return;
     }
   if (to.count == to.capacity) {
     uint32_t capacity = std::max(8u, to.capacity * 2);
-    Datum* entries = take<Datum>(2 * size_t{capacity});
+    Datum* entries = take_from<Datum>(kept_, 2 * size_t{capacity});
     std::copy_n(to.entries, 2 * size_t{to.count}, entries);
     to.entries = entries;
     to.capacity = capacity;
   }
   to.entries[2 * to.count] = Datum::string(target.text);
-  to.entries[2 * to.count + 1] = value;
+  to.entries[2 * to.count + 1] = kept;
   ++to.count;
 }
 

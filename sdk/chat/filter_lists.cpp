@@ -45,8 +45,7 @@ Datum Renderer::mapped(const Datum& value, const Arguments& given) {
   if (given.count == 0) {
     Bound bound = bind("map", given, {"attribute", "default"}, 1);
     for (uint32_t i = 0; i < items.size; ++i) {
-      out[i] = path(items.at[i], *bound[0]);
-      if (bound[1] != nullptr && out[i].is_undefined()) out[i] = *bound[1];
+      out[i] = path(items.at[i], *bound[0], bound[1]);
     }
   } else {
     std::string name = plain(given.list[0]);
@@ -57,17 +56,18 @@ Datum Renderer::mapped(const Datum& value, const Arguments& given) {
     Called called(*this);  // map may be mapped
     for (uint32_t i = 0; i < items.size; ++i) out[i] = apply(filter, name, items.at[i], rest);
   }
-  return Datum::sequence(Kind::iterator, out, items.size);
+  return stream_of(out, items.size);
 }
 
-Datum Renderer::sort_key(const Datum& value, const Datum* attribute, bool case_sensitive) {
+Datum Renderer::sort_key(const Datum& value, const Datum* attribute, bool case_sensitive,
+                         bool several, const Datum* otherwise) {
   auto fold = [&](const Datum& key) {
     return key.is_string() && !case_sensitive ? cased(key, Case::lower) : key;
   };
-  if (attribute == nullptr || attribute->kind == Kind::none) return fold(value);
-  if (!attribute->is_string() || attribute->view().find(',') == std::string_view::npos)
-    return fold(path(value, *attribute));
-  // Several, with commas between.
+  if (attribute == nullptr || attribute->kind == Kind::none)
+    return fold(value.is_undefined() && otherwise != nullptr ? *otherwise : value);
+  if (!several || !attribute->is_string() || attribute->view().find(',') == std::string_view::npos)
+    return fold(path(value, *attribute, otherwise));
   std::vector<Datum> keys;
   std::string_view rest = attribute->view();
   for (size_t comma = 0; comma != std::string_view::npos;) {
@@ -78,10 +78,18 @@ Datum Renderer::sort_key(const Datum& value, const Datum* attribute, bool case_s
   return list_of(keys);
 }
 
-Datum Renderer::sorted(Items items, bool reverse, bool case_sensitive, const Datum* attribute) {
-  std::vector<std::pair<Datum, Datum>> keyed;
+std::vector<Datum> Renderer::sort_keys(Items items, const Datum* attribute, bool case_sensitive,
+                                       bool several, const Datum* otherwise) {
+  std::vector<Datum> out;
+  out.reserve(items.size);
   for (const Datum& item : items)
-    keyed.emplace_back(sort_key(item, attribute, case_sensitive), item);
+    out.push_back(sort_key(item, attribute, case_sensitive, several, otherwise));
+  return out;
+}
+
+Datum Renderer::sorted(Items items, bool reverse, const std::vector<Datum>& keys) {
+  std::vector<std::pair<Datum, Datum>> keyed;
+  for (uint32_t i = 0; i < items.size; ++i) keyed.emplace_back(keys[i], items.at[i]);
   // Also what is not compared with anything must have an order with its neighbour.
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     spend(1);
@@ -99,28 +107,22 @@ Datum Renderer::dictsorted(const Datum& value, const Arguments& given) {
   std::string by = bound[1] == nullptr ? "key" : plain(*bound[1]);
   if (by != "key" && by != "value") fail("You can only sort by either \"key\" or \"value\"");
   Datum index = Datum::whole(by == "key" ? 0 : 1);
-  return sorted(items_of(dict_method(value, Method::items, {})), flag(bound[2], false),
-                flag(bound[0], false), &index);
+  const Items items = items_of(dict_method(value, Method::items, {}));
+  return sorted(items, flag(bound[2], false), sort_keys(items, &index, flag(bound[0], false)));
 }
 
 Datum Renderer::unique(const Datum& value, const Arguments& given) {
   Bound bound = bind("unique", given, {"case_sensitive", "attribute"});
-  std::vector<Datum> out, keys;
-  std::unordered_set<std::string_view> texts;
-  for (const Datum& item : need_items(value)) {
-    Datum key = sort_key(item, bound[1], flag(bound[0], false));
-    if (key.kind == Kind::list || key.kind == Kind::dict)
-      fail("unhashable type: '" + std::string(type_name(key.kind)) + "'");
-    spend(1 + key.size / 8);
-    if (key.is_string()) {
-      if (!texts.insert(key.view()).second) continue;
-    } else {
-      spend(keys.size());
-      auto same = [&](const Datum& known) { return equal(known, key); };
-      if (std::any_of(keys.begin(), keys.end(), same)) continue;
-      keys.push_back(key);
-    }
-    out.push_back(item);
+  const Items items = need_items(value);
+  const std::vector<Datum> keys = sort_keys(items, bound[1], flag(bound[0], false));
+  auto hash_of = [&](const Datum* key) { return hash(*key); };
+  auto same = [&](const Datum* a, const Datum* b) { return equal(*a, *b); };
+  std::unordered_set<const Datum*, decltype(hash_of), decltype(same)> seen(items.size, hash_of,
+                                                                           same);
+  std::vector<Datum> out;
+  for (uint32_t i = 0; i < items.size; ++i) {
+    spend(1);
+    if (seen.insert(&keys[i]).second) out.push_back(items.at[i]);
   }
   return list_of(out, Kind::iterator);
 }
@@ -169,20 +171,28 @@ Datum Renderer::sliced_columns(const Datum& value, const Arguments& given) {
 
 Datum Renderer::grouped(const Datum& value, const Arguments& given) {
   Bound bound = bind("groupby", given, {"attribute", "default", "case_sensitive"}, 1);
-  bool exact = flag(bound[2], false);
-  if (bound[1] != nullptr && bound[1]->kind != Kind::none)
-    fail("groupby with a default is not supported");
-  Datum items = sorted(need_items(value), false, exact, bound[0]);
+  const bool exact = flag(bound[2], false);
+  const Items items = need_items(value);
+  // Items and their keys in order, by their numbers.
+  const std::vector<Datum> keys = sort_keys(items, bound[0], exact, false, bound[1]);
+  std::vector<Datum> numbers;
+  for (uint32_t i = 0; i < items.size; ++i) numbers.push_back(Datum::whole(i));
+  const Datum ordered = sorted({numbers.data(), items.size}, false, keys);
   std::vector<Datum> groups, group;
+  const Datum* key = nullptr;
   auto close = [&] {
-    if (!group.empty()) groups.push_back(pair(path(group[0], *bound[0]), list_of(group)));
+    if (group.empty()) return;
+    groups.push_back(marked(
+        pair(exact ? *key : sort_key(group[0], bound[0], true, false, bound[1]), list_of(group))));
     group.clear();
   };
-  for (const Datum& item : Items{items.items, items.size}) {
-    if (!group.empty() &&
-        !equal(sort_key(group[0], bound[0], exact), sort_key(item, bound[0], exact)))
+  for (const Datum& number : Items{ordered.items, ordered.size}) {
+    const auto i = static_cast<size_t>(number.integer);
+    if (key == nullptr || !equal(*key, keys[i])) {
       close();
-    group.push_back(item);
+      key = &keys[i];
+    }
+    group.push_back(items.at[i]);
   }
   close();
   return list_of(groups);
@@ -213,12 +223,14 @@ Datum Renderer::apply_list(Filter filter, std::string_view name, const Datum& va
       return grouped(value, given);
     case Filter::sort: {
       Bound bound = bind(name, given, {"reverse", "case_sensitive", "attribute"});
-      return sorted(need_items(value), flag(bound[0], false), flag(bound[1], false), bound[2]);
+      const Items items = need_items(value);
+      return sorted(items, flag(bound[0], false),
+                    sort_keys(items, bound[2], flag(bound[1], false), true));
     }
     case Filter::join: {
       Bound bound = bind(name, given, {"d", "attribute"});
       Items items = need_items(value);
-      Datum separator = bound[0] == nullptr ? Datum::string("") : need_text(*bound[0]);
+      Datum separator = bound[0] == nullptr ? Datum::string("") : as_text(*bound[0]);
       if (bound[1] != nullptr && bound[1]->kind != Kind::none) {
         Datum* parts = take<Datum>(items.size);
         for (uint32_t i = 0; i < items.size; ++i) parts[i] = path(items.at[i], *bound[1]);
@@ -241,18 +253,21 @@ Datum Renderer::apply_list(Filter filter, std::string_view name, const Datum& va
       if (value.is_undefined()) return list_of({}, Kind::iterator);
       if (value.kind != Kind::dict) fail("Can only get item pairs from a mapping.");
       {
-        Datum out = dict_method(value, Method::items, {});
-        out.kind = Kind::iterator;
-        return out;
+        const Datum items = dict_method(value, Method::items, {});
+        return stream_of(items.items, items.size);
       }
     case Filter::first:
     case Filter::last: {
-      if (value.is_string() && value.size > 0) {
-        Datum index = Datum::whole(filter == Filter::first ? 0 : -1);
-        return item(value, index);
-      }
+      // Python goes through a Markup forwards as a string and backwards as what it is.
+      if (value.is_string() && value.size > 0)
+        return filter == Filter::first ? item(marked(value, false), Datum::whole(0))
+                                       : item(value, Datum::whole(-1));
       if (filter == Filter::last && value.kind == Kind::iterator)
         fail("'generator' object is not reversible");
+      if (value.kind == Kind::iterator) {
+        Stream& rest = *value.stream;
+        if (rest.at < rest.size) return rest.items[rest.at++];
+      }
       Items items = need_items(value);
       if (items.size == 0) return Datum::undefined("the sequence was empty: no such item");
       return items.at[filter == Filter::first ? 0 : items.size - 1];
@@ -264,7 +279,7 @@ Datum Renderer::apply_list(Filter filter, std::string_view name, const Datum& va
   Items items = need_items(value);
   Datum* out = take<Datum>(items.size);
   std::reverse_copy(items.begin(), items.end(), out);
-  return Datum::sequence(Kind::iterator, out, items.size);
+  return stream_of(out, items.size);
 }
 
 }  // namespace meshwright::chat

@@ -1,9 +1,10 @@
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 
+#include "sdk/base/plain_text.h"
 #include "sdk/chat/renderer.h"
 #include "sdk/chat/unicode.h"
 
@@ -11,10 +12,28 @@ namespace meshwright::chat {
 
 namespace {
 
-// Digits of Python's int(): blanks around, a sign, single underscores between digits.
+// A text as Python's int() and float() see it: digits of any script as those of ASCII, without the
+// blanks around it, which are not all that strip() takes.
+std::string digits_of(std::string_view text) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    auto [code, size] = unicode::decode(text, at);
+    at += size;
+    const int digit = code < 0x80 ? -1 : unicode::decimal_of(code);
+    if (code < 0x80)
+      out += static_cast<char>(code);
+    else if (unicode::is_blank(code))
+      out += ' ';
+    else
+      out += digit < 0 ? '?' : static_cast<char>('0' + digit);
+  }
+  constexpr std::string_view kBlank = " \t\n\v\f\r";
+  const size_t begin = std::min(out.find_first_not_of(kBlank), out.size());
+  return out.substr(begin, out.find_last_not_of(kBlank) + 1 - begin);
+}
+
+// Digits of Python's int(): a sign, single underscores between digits.
 std::optional<std::string> int_text(std::string_view text, int base) {
-  auto [begin, end] = unicode::stripped(text, true, true);
-  text = text.substr(begin, end - begin);
   std::string out;
   if (text.starts_with('-')) out = "-";
   if (text.starts_with('-') || text.starts_with('+')) text.remove_prefix(1);
@@ -44,10 +63,8 @@ std::optional<std::string> int_text(std::string_view text, int base) {
 
 // Python's float() of a text.
 std::optional<double> float_of(std::string_view text) {
-  auto [begin, end] = unicode::stripped(text, true, true);
   std::string plain;
   char before = 0;
-  text = text.substr(begin, end - begin);
   for (size_t i = 0; i < text.size(); ++i) {
     char c = text[i];
     auto digit = [](char one) { return one >= '0' && one <= '9'; };
@@ -73,7 +90,7 @@ std::optional<double> float_of(std::string_view text) {
     if (stop != body.data() + body.size() || failed == std::errc::invalid_argument)
       return std::nullopt;
     if (failed == std::errc::result_out_of_range)
-      value = std::strtod(std::string(body).c_str(), nullptr);
+      value = text::read_real(std::string(body).c_str());
   }
   return negative ? -value : value;
 }
@@ -88,9 +105,7 @@ Datum Renderer::to_int(const Datum& value, const Arguments& given) {
     if (!std::isfinite(real)) return otherwise;
     real = std::trunc(real);
     if (std::abs(real) < 9.2e18) return Datum::whole(static_cast<int64_t>(real));
-    std::array<char, 400> buffer{};
-    std::snprintf(buffer.data(), buffer.size(), "%.0f", real);
-    Datum big = copied(buffer.data());
+    Datum big = copied(text::format("%.0f", real));
     big.kind = Kind::big;
     return big;
   };
@@ -110,7 +125,8 @@ Datum Renderer::to_int(const Datum& value, const Arguments& given) {
   int64_t base = bound[1] == nullptr ? 10 : whole_of(*bound[1], "the base of int");
   if (base < 2 || base > 36) fail("int() base must be >= 2 and <= 36");
   spend(value.size);
-  if (auto text = int_text(value.view(), static_cast<int>(base))) {
+  const std::string digits = digits_of(value.view());
+  if (auto text = int_text(digits, static_cast<int>(base))) {
     int64_t out = 0;
     auto [end, failed] =
         std::from_chars(text->data(), text->data() + text->size(), out, static_cast<int>(base));
@@ -122,7 +138,7 @@ Datum Renderer::to_int(const Datum& value, const Arguments& given) {
     big.kind = Kind::big;
     return big;
   }
-  std::optional<double> real = float_of(value.view());
+  std::optional<double> real = float_of(digits);
   return real ? truncated_real(*real) : otherwise;
 }
 
@@ -133,7 +149,7 @@ Datum Renderer::to_float(const Datum& value, const Arguments& given) {
   if (is_number(value)) return Datum::number(real_of(value));
   if (!value.is_string()) return otherwise;
   spend(value.size);
-  std::optional<double> real = float_of(value.view());
+  std::optional<double> real = float_of(digits_of(value.view()));
   return real ? Datum::number(*real) : otherwise;
 }
 
@@ -174,9 +190,8 @@ Datum Renderer::rounded(const Datum& value, const Arguments& given) {
     return Datum::number(std::nearbyint(value.real / unit) * unit);
   }
   // printf rounds the exact value, half to even, as Python's round() does.
-  std::array<char, 700> buffer{};
-  std::snprintf(buffer.data(), buffer.size(), "%.*f", static_cast<int>(precision), value.real);
-  return Datum::number(std::strtod(buffer.data(), nullptr));
+  return Datum::number(
+      text::read_real(text::format("%.*f", static_cast<int>(precision), value.real).c_str()));
 }
 
 Datum Renderer::extreme(const Datum& value, const Arguments& given, bool largest) {

@@ -72,7 +72,7 @@ Datum Renderer::apply_text(Filter filter, std::string_view name, const Datum& va
       int64_t count = bound[2] == nullptr || bound[2]->kind == Kind::none
                           ? -1
                           : whole_of(*bound[2], "the count of replace");
-      return replace(need_text(value), need_text(*bound[0]), need_text(*bound[1]), count);
+      return replace(as_text(value), as_text(*bound[0]), as_text(*bound[1]), count);
     }
     case Filter::indent:
       if (value.is_undefined()) fail_undefined(value);
@@ -96,11 +96,13 @@ Datum Renderer::apply_text(Filter filter, std::string_view name, const Datum& va
     case Filter::lower:
       return cased(text, Case::lower);
     case Filter::title:
-      return cased(text, Case::title_filter);
+      return marked(cased(text, Case::title_filter), false);
     case Filter::capitalize:
       return cased(text, Case::capitalize);
     case Filter::escape:
-      return escape(text);
+      return escape(value);
+    case Filter::safe:
+      return marked(as_text(value));
     case Filter::wordcount: {
       int64_t count = 0;
       bool within = false;
@@ -116,7 +118,7 @@ Datum Renderer::apply_text(Filter filter, std::string_view name, const Datum& va
       return Datum::whole(count);
     }
     default:
-      return text;  // string, safe
+      return text;  // string
   }
 }
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstdio>
 
+#include "sdk/base/plain_text.h"
 #include "sdk/chat/renderer.h"
 #include "sdk/chat/unicode.h"
 
@@ -72,12 +72,10 @@ void Renderer::formatted(const Datum& value, std::string_view spec, Writer& out)
       if (precision > kMostDigits) refuse();
       double real = real_of(value) * (type == '%' ? 100 : 1);
       const std::array<char, 6> how{'%', '.', '*', type == '%' ? 'f' : type, '\0'};
-      std::array<char, 1024> buffer{};
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-      std::snprintf(buffer.data(), buffer.size(), how.data(), precision < 0 ? 6 : precision, real);
+      text = text::format(how.data(), precision < 0 ? 6 : precision, real);
 #pragma GCC diagnostic pop
-      text = buffer.data();
       if (type == '%') text += '%';
     } else if (!whole && type == 0 && precision < 0) {
       text = number_text(value);
@@ -107,6 +105,7 @@ void Renderer::formatted(const Datum& value, std::string_view spec, Writer& out)
   for (size_t i = before; i < lacking; ++i) out.write(fill, kNoMessage, 0);
 }
 
+// What a Markup is formatted with is escaped.
 Datum Renderer::format(const Datum& self, const Arguments& given) {
   std::string_view text = self.view();
   spend(text.size());
@@ -181,10 +180,19 @@ Datum Renderer::format(const Datum& self, const Arguments& given) {
     } else if (text.substr(0, at).ends_with("!s}")) {
       value = as_text(value);
     }
-    formatted(value, spec, out);
-    if (out.text.size() > Limits::kOutput) fail("a text is longer than 16 MiB");
+    if (!self.marked) {
+      formatted(value, spec, out);
+    } else if (value.is_markup()) {
+      if (!spec.empty()) fail("Unsupported format specification for Markup.");
+      out.write(value, 0);
+    } else {
+      Writer inner;
+      formatted(value, spec, inner);
+      out.write(escape(text_of(inner)), 0);
+    }
+    check_size(out.text.size());
   }
-  return text_of(out);
+  return marked(text_of(out), self.marked);
 }
 
 Datum Renderer::percent(const Datum& format, const Arguments& given) {
@@ -240,7 +248,7 @@ Datum Renderer::percent(const Datum& format, const Arguments& given) {
         represent(value, inner);
         value = text_of(inner);
       }
-      value = as_text(value);
+      value = as_text(format.marked ? escape(value) : value);
     } else if (type == 'd' || type == 'i' || type == 'f') {
       if (!is_number(value))
         fail(std::string("%") + type + " format: a real number is required, not " +
@@ -256,10 +264,10 @@ Datum Renderer::percent(const Datum& format, const Arguments& given) {
     else if (!spec.empty() && value.is_string())
       spec.insert(0, 1, '>');
     formatted(value, spec, out);
-    if (out.text.size() > Limits::kOutput) fail("a text is longer than 16 MiB");
+    check_size(out.text.size());
   }
   if (next < given.count && !mapping) fail("not all arguments converted during string formatting");
-  return text_of(out);
+  return marked(text_of(out), format.marked);
 }
 
 }  // namespace meshwright::chat

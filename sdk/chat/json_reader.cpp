@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "meshwright/error.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/chat/value.h"
 
 namespace meshwright::chat {
@@ -26,7 +27,7 @@ Value number_of(const std::string& text) {
     double value = 0;
     auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
     // Too large or too small: infinity or zero, as in Python.
-    if (failed == std::errc::result_out_of_range) value = std::strtod(text.c_str(), nullptr);
+    if (failed == std::errc::result_out_of_range) value = text::read_real(text.c_str());
     return Value::real(value);
   }
   int64_t value = 0;

@@ -11,10 +11,8 @@ namespace meshwright::chat {
 namespace {
 
 bool lexer_digit(char c) { return c >= '0' && c <= '9'; }
-bool name_start(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
-         static_cast<unsigned char>(c) >= 0x80;
-}
+// What Jinja takes for a name before it looks whether it is one: \w, and all that names have.
+bool in_name(char32_t code) { return unicode::is_word(code) || unicode::is_name_part(code); }
 
 // Line ends of any kind become "\n"; one at the end is dropped.
 std::string normal_lines(std::string_view source) {
@@ -57,6 +55,15 @@ class Lexer {
     while (at < source_.size()) {
       auto [code, size] = unicode::decode(source_, at);
       if (!unicode::is_blank(code)) break;
+      at += size;
+    }
+    return at;
+  }
+
+  size_t past_name(size_t at) const {
+    while (at < source_.size()) {
+      auto [code, size] = unicode::decode(source_, at);
+      if (!in_name(code)) break;
       at += size;
     }
     return at;
@@ -174,10 +181,11 @@ class Lexer {
   void token(std::string& open) {
     char c = source_[at_];
     if (lexer_digit(c)) return number();
-    if (name_start(c)) {
-      size_t end = at_;
-      while (end < source_.size() && (name_start(source_[end]) || lexer_digit(source_[end]))) ++end;
-      add(Lex::name, std::string_view(source_).substr(at_, end - at_));
+    if (size_t end = past_name(at_); end != at_) {
+      const std::string_view name = std::string_view(source_).substr(at_, end - at_);
+      if (!unicode::is_identifier(name))
+        fail("Invalid character in identifier '" + std::string(name) + "'");
+      add(Lex::name, name);
       return advance(end);
     }
     if (c == '\'' || c == '"') return string(c);
@@ -186,7 +194,8 @@ class Lexer {
         "]",  "(",  ")",  "{",  "}",  ">",  "<", "=", ".", ":", "|", ",", ";"};
     const auto* sign =
         std::find_if(kSigns.begin(), kSigns.end(), [&](std::string_view one) { return here(one); });
-    if (sign == kSigns.end()) fail(std::string("unexpected char '") + c + "'");
+    if (sign == kSigns.end())
+      fail("unexpected char '" + source_.substr(at_, unicode::decode(source_, at_).size) + "'");
     if (c == '(' || c == '[' || c == '{') open += c == '(' ? ')' : c == '[' ? ']' : '}';
     if (c == ')' || c == ']' || c == '}') {
       if (open.empty()) fail(std::string("unexpected '") + c + "'");
@@ -245,6 +254,14 @@ class Lexer {
       }
     }
     std::string text = source_.substr(at_, end - at_);
+    // Digits of other scripts may follow those of an integer. Of a real number Jinja takes them for
+    // digits that Python does not read.
+    for (int digit; end < source_.size() &&
+                    (digit = unicode::decimal_of(unicode::decode(source_, end).code)) >= 0;) {
+      if (real || text.starts_with('0')) fail("a number with digits of another script");
+      text += static_cast<char>('0' + digit);
+      end += unicode::decode(source_, end).size;
+    }
     std::erase(text, '_');
     if (!real) {
       // Jinja reads "012" as 0 and 12, which no expression allows.

@@ -39,9 +39,10 @@ Datum Renderer::find_text(const Datum& self, Method method, const Arguments& giv
       ++count;
     return Datum::whole(count);
   }
-  size_t at = method == Method::rfind ? text.rfind(wanted) : text.find(wanted);
+  const bool last = method == Method::rfind || method == Method::rindex;
+  size_t at = last ? text.rfind(wanted) : text.find(wanted);
   if (at == std::string_view::npos) {
-    if (method == Method::index) fail("substring not found");
+    if (method == Method::index || method == Method::rindex) fail("substring not found");
     return Datum::whole(-1);
   }
   return Datum::whole(static_cast<int64_t>(unicode::length(text.substr(0, at))));
@@ -57,6 +58,12 @@ bool Renderer::all_chars(const Datum& self, Method method) {
     switch (method) {
       case Method::isdigit:
         if (!unicode::is_digit(code)) return false;
+        break;
+      case Method::isdecimal:
+        if (!unicode::is_decimal(code)) return false;
+        break;
+      case Method::isnumeric:
+        if (!unicode::is_numeric(code)) return false;
         break;
       case Method::isalpha:
         if (!unicode::is_alpha(code)) return false;
@@ -76,6 +83,22 @@ bool Renderer::all_chars(const Datum& self, Method method) {
     }
   }
   return method == Method::isupper || method == Method::islower ? cased : !text.empty();
+}
+
+// str.istitle: big letters begin words, and small ones do not.
+bool Renderer::is_title(const Datum& self) {
+  std::string_view text = self.view();
+  spend(text.size());
+  bool within = false, cased = false;
+  for (size_t at = 0; at < text.size();) {
+    auto [code, size] = unicode::decode(text, at);
+    at += size;
+    const bool big = unicode::is_upper(code) || unicode::is_title(code);
+    if (big ? within : unicode::is_lower(code) && !within) return false;
+    within = big || unicode::is_lower(code);
+    cased = cased || within;
+  }
+  return cased;
 }
 
 Datum Renderer::string_method(const Datum& self, Method method, std::string_view name,
@@ -127,20 +150,49 @@ Datum Renderer::string_method(const Datum& self, Method method, std::string_view
     case Method::find:
     case Method::rfind:
     case Method::index:
+    case Method::rindex:
     case Method::count:
       return find_text(self, method, given);
+    case Method::center:
+    case Method::ljust:
+    case Method::rjust:
+      return padded(self, method, given);
+    case Method::partition:
+      return partition(self, given, false);
+    case Method::rpartition:
+      return partition(self, given, true);
+    case Method::expandtabs:
+      return expand_tabs(self, given);
     case Method::format:
       return format(self, given);
     case Method::upper:
     case Method::lower:
     case Method::title:
     case Method::capitalize:
+    case Method::casefold:
+    case Method::swapcase:
       bind(called, given, {});
-      return cased(self, method == Method::upper   ? Case::upper
-                         : method == Method::lower ? Case::lower
-                         : method == Method::title ? Case::title
-                                                   : Case::capitalize);
+      return cased(self, method == Method::upper      ? Case::upper
+                         : method == Method::lower    ? Case::lower
+                         : method == Method::title    ? Case::title
+                         : method == Method::casefold ? Case::fold
+                         : method == Method::swapcase ? Case::swap
+                                                      : Case::capitalize);
+    case Method::isascii:
+      bind(called, given, {});
+      return Datum::boolean(unicode::ascii(self.view()));
+    case Method::isidentifier:
+      bind(called, given, {});
+      return Datum::boolean(unicode::is_identifier(self.view()));
+    case Method::isprintable:
+      bind(called, given, {});
+      return Datum::boolean(unicode::is_printable(self.view()));
+    case Method::istitle:
+      bind(called, given, {});
+      return Datum::boolean(is_title(self));
     case Method::isdigit:
+    case Method::isdecimal:
+    case Method::isnumeric:
     case Method::isalpha:
     case Method::isalnum:
     case Method::isspace:
@@ -153,7 +205,7 @@ Datum Renderer::string_method(const Datum& self, Method method, std::string_view
       int64_t lacking = whole_of(*bound[0], "the width of zfill()") -
                         static_cast<int64_t>(unicode::length(self.view()));
       bool sign = self.view().starts_with('-') || self.view().starts_with('+');
-      Datum zeros = repeated(Datum::string("0"), lacking);
+      Datum zeros = repeated(marked(Datum::string("0"), self.marked), lacking);
       if (!sign) return add(zeros, self);
       return add(add(cut(self, 0, 1), zeros), cut(self, 1, self.size));
     }
@@ -188,7 +240,11 @@ Datum Renderer::dict_method(const Datum& self, Method method, const Arguments& g
                    : method == Method::values ? entry[1]
                                               : pair(entry[0], entry[1]);
       }
-      return Datum::sequence(Kind::view, items, self.size);
+      Datum out = Datum::sequence(Kind::view, items, self.size);
+      out.holder = static_cast<uint8_t>(method == Method::keys     ? View::keys
+                                        : method == Method::values ? View::values
+                                                                   : View::items);
+      return out;
     }
     default:
       bind("copy", given, {});

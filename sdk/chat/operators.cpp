@@ -1,7 +1,8 @@
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <span>
 
+#include "sdk/base/plain_text.h"
 #include "sdk/chat/renderer.h"
 
 namespace meshwright::chat {
@@ -68,7 +69,7 @@ double Renderer::real_of(const Datum& value) const {
     case Kind::real:
       return value.real;
     case Kind::big:
-      return std::strtod(std::string(value.view()).c_str(), nullptr);
+      return text::read_real(std::string(value.view()).c_str());
     default:
       fail("must be a number, not '" + std::string(type_name(value.kind)) + "'");
   }
@@ -76,28 +77,24 @@ double Renderer::real_of(const Datum& value) const {
 
 Datum Renderer::add(const Datum& left, const Datum& right) {
   if (left.is_string() && right.is_string()) {
-    size_t size = size_t{left.size} + right.size;
-    if (size > Limits::kOutput) fail("a text is longer than 16 MiB");
-    if (left.size == 0) return right;
-    if (right.size == 0) return left;
-    spend(size);
-    if (!left.mixed && !right.mixed && left.message == right.message) {
-      char* bytes = take<char>(size);
-      std::copy_n(left.text, left.size, bytes);
-      std::copy_n(right.text, right.size, bytes + left.size);
-      return Datum::string({bytes, size}, left.message);
-    }
-    Writer out;
-    out.write(left, 0);
-    out.write(right, 0);
-    return text_of(out);
+    // A Markup escapes what it is joined with, on either side.
+    if (left.marked != right.marked)
+      return left.marked ? marked(appended(left, escape(right)))
+                         : marked(appended(escape(left), right));
+    return marked(appended(left, right), left.marked);
   }
-  if (left.is_indexed() && right.kind == left.kind) {
+  if (left.is_listed() && right.kind == left.kind) {
     size_t size = size_t{left.size} + right.size;
-    Datum* items = take<Datum>(size);
+    spend(right.size);
+    Datum* items = left.kind == Kind::list ? grown(left.items, left.size, right.size) : nullptr;
+    if (items != nullptr) {
+      for (uint32_t i = 0; i < right.size; ++i) items[left.size + i] = keep(right.items[i]);
+      return Datum::sequence(left.kind, items, size);
+    }
+    items = take<Datum>(size);
     std::copy_n(left.items, left.size, items);
     std::copy_n(right.items, right.size, items + left.size);
-    spend(size);
+    spend(left.size);
     return Datum::sequence(left.kind, items, size);
   }
   if (left.is_string() && !right.is_undefined())
@@ -105,22 +102,65 @@ Datum Renderer::add(const Datum& left, const Datum& right) {
   return arithmetic(Op::add, left, right);
 }
 
+Datum Renderer::appended(const Datum& left, const Datum& right) {
+  size_t size = size_t{left.size} + right.size;
+  check_size(size);
+  if (left.size == 0) return right;
+  if (right.size == 0) return left;
+  spend(right.size);
+  char* bytes = grown(left.view().data(), left.size, right.size);
+  if (bytes == nullptr) {
+    spend(left.size);
+    bytes = take<char>(size);
+    std::copy_n(left.view().data(), left.size, bytes);
+  }
+  std::copy_n(right.view().data(), right.size, bytes + left.size);
+  if (!left.mixed && !right.mixed && left.message == right.message)
+    return Datum::string({bytes, size}, left.message);
+  // The runs of both. Those of the left are shared with others, so that none of them is prolonged.
+  auto runs_of = [](const Datum& string, Run& one) {
+    if (string.mixed) return std::span(string.parts->runs, string.parts->count);
+    one = {0, string.size, string.message, 0};
+    return std::span<const Run>(&one, string.message == kNoMessage ? 0 : 1);
+  };
+  Run one_left{}, one_right{};
+  const std::span<const Run> first = runs_of(left, one_left), second = runs_of(right, one_right);
+  const size_t count = first.size() + second.size();
+  spend(second.size());
+  Run* runs = left.mixed ? grown(first.data(), first.size(), second.size()) : nullptr;
+  if (runs == nullptr) {
+    spend(first.size());
+    runs = take<Run>(count);
+    std::copy(first.begin(), first.end(), runs);
+  }
+  for (size_t i = 0; i < second.size(); ++i) {
+    Run& run = runs[first.size() + i];
+    run = second[i];
+    run.begin += left.size;
+    run.end += left.size;
+  }
+  Datum out = Datum::string({bytes, size});
+  out.parts = make(Mixed{bytes, runs, static_cast<uint32_t>(count)});
+  out.mixed = true;
+  return out;
+}
+
 Datum Renderer::repeated(const Datum& value, int64_t times) {
   if (times <= 0 || value.size == 0) {
     Datum out = value;
-    if (value.is_string()) return Datum::string("");
+    if (value.is_string()) return marked(Datum::string(""), value.marked);
     out.size = 0;
     return out;
   }
   auto count = static_cast<size_t>(times);
   if (value.is_string()) {
-    if (count > Limits::kOutput / value.size) fail("a text is longer than 16 MiB");
+    check_size(count > limits_.output / value.size ? SIZE_MAX : count * value.size);
     Writer out;
     for (size_t i = 0; i < count; ++i) out.write(value, 0);
     spend(out.text.size());
-    return text_of(out);
+    return marked(text_of(out), value.marked);
   }
-  if (count > Limits::kMemory / sizeof(Datum) / value.size)
+  if (count > limits_.memory / sizeof(Datum) / value.size)
     fail("the template takes too much memory");
   Datum* items = take<Datum>(count * value.size);
   for (size_t i = 0; i < count; ++i) std::copy_n(value.items, value.size, items + i * value.size);
@@ -139,9 +179,9 @@ Datum Renderer::arithmetic(Op op, const Datum& left, const Datum& right) {
     return value.kind == Kind::integer || value.kind == Kind::boolean;
   };
   if (op == Op::multiply) {
-    if ((left.is_string() || left.is_indexed()) && whole(right))
+    if ((left.is_string() || left.is_listed()) && whole(right))
       return repeated(left, whole_of(right, ""));
-    if ((right.is_string() || right.is_indexed()) && whole(left))
+    if ((right.is_string() || right.is_listed()) && whole(left))
       return repeated(right, whole_of(left, ""));
   }
   if (!is_number(left) || !is_number(right)) unsupported(sign_of(op), left, right);

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 
+#include "sdk/base/plain_text.h"
 #include "sdk/chat/parse_state.h"
 #include "sdk/chat/parser.h"
 
@@ -210,7 +210,7 @@ Expr* Parser::primary() {
       return constant(big, line);
     }
     case Lex::real:
-      return constant(Datum::number(std::strtod(take().text.c_str(), nullptr)), line);
+      return constant(Datum::number(text::read_real(take().text.c_str())), line);
     default:
       break;
   }

@@ -96,7 +96,7 @@ void quote(const Datum& value, Writer& out) {
 // Python's repr().
 void Renderer::represent(const Datum& value, Writer& out, int depth) {
   if (depth > kDeepestValue) fail("a value is nested too deeply");
-  if (out.text.size() > Limits::kOutput) fail("a text is longer than 16 MiB");
+  check_size(out.text.size());
   spend(1);
   auto put = [&](std::string_view text) { out.write(text, value.message, 0); };
   switch (value.kind) {
@@ -112,11 +112,19 @@ void Renderer::represent(const Datum& value, Writer& out, int depth) {
       return put(number_text(value));
     case Kind::string:
       spend(value.size);
-      return quote(value, out);
+      if (value.marked) put("Markup(");
+      quote(value, out);
+      return value.marked ? put(")") : void();
+    case Kind::range:
+      put("range(" + number_text(value.items[-3]) + ", " + number_text(value.items[-2]));
+      if (value.items[-1].integer != 1) put(", " + number_text(value.items[-1]));
+      return put(")");
     case Kind::list:
     case Kind::tuple:
     case Kind::view: {
-      put(value.kind == Kind::list ? "[" : value.kind == Kind::tuple ? "(" : "dict_view([");
+      put(value.kind == Kind::list    ? "["
+          : value.kind == Kind::tuple ? "("
+                                      : std::string(view_name(value)) + "([");
       for (uint32_t i = 0; i < value.size; ++i) {
         if (i > 0) put(", ");
         represent(value.items[i], out, depth + 1);
@@ -155,7 +163,7 @@ void Renderer::represent(const Datum& value, Writer& out, int depth) {
 }
 
 Datum Renderer::as_text(const Datum& value) {
-  if (value.is_string()) return value;
+  if (value.is_string()) return marked(value, false);
   Writer out;
   print(value, out, 0);
   return text_of(out);

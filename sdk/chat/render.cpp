@@ -9,6 +9,43 @@ namespace meshwright::chat {
 Renderer::Renderer(const ast::Program& program, const ChatTemplate::Request& request)
     : program_(program), request_(request) {}
 
+Limits Limits::of_row(size_t messages, size_t values, size_t bytes) {
+  constexpr size_t kMostOutput = size_t{1} << 30, kMostTurns = 1'000'000'000,
+                   kMostWork = size_t{1} << 38;
+  auto times = [](size_t a, size_t b) {
+    size_t out = 0;
+    return __builtin_mul_overflow(a, b, &out) ? SIZE_MAX / 8 : std::min(out, SIZE_MAX / 8);
+  };
+  Limits out;
+  out.output = std::max(out.output, std::min(kMostOutput, out.output + times(8, bytes)));
+  out.turns = std::min(kMostTurns, out.turns + 4 * times(messages, values));
+  out.memory += times(16, bytes) + times(256, values);
+  out.work = std::min(kMostWork, out.work + 4 * times(messages, values + bytes));
+  return out;
+}
+
+// The limits that this row has.
+void Renderer::measure() {
+  size_t values = 0, bytes = 0;
+  const auto count = [&](const auto& self, const Value& value) -> void {
+    ++values;
+    if (value.is_string()) {
+      bytes += value.as_string().size();
+    } else if (value.is_list()) {
+      for (const Value& item : value.as_list()) self(self, item);
+    } else if (value.is_dict()) {
+      for (const auto& [key, member] : value.as_dict()) self(self, member);
+    }
+  };
+  for (const Value* given :
+       {request_.messages, request_.tools, request_.documents, request_.variables})
+    if (given != nullptr) count(count, *given);
+  const Value* messages = request_.messages;
+  limits_ = Limits::of_row(
+      messages != nullptr && messages->is_list() ? messages->as_list().size() : 0, values, bytes);
+  budget_.limit = limits_.memory;
+}
+
 // A value of the row as one of the rendering, whose texts are borrowed.
 Datum Renderer::import(const Value& value, int32_t message, int depth) {
   if (depth > kDeepestValue) fail("a value is nested too deeply");
@@ -100,6 +137,7 @@ ChatTemplate::Rendered Renderer::run() {
   Writer out;
   out.text.reserve(1024);
   out_ = &out;
+  measure();
   globals_ = take<Datum>(program_.globals.size());
   for (size_t i = 0; i < program_.globals.size(); ++i) globals_[i] = global(program_.globals[i]);
   execute(program_.body, *open(*program_.root, nullptr));

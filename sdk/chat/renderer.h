@@ -1,6 +1,6 @@
 // One rendering of a template. Split over execute.cpp (tags), evaluate.cpp (expressions), call.cpp
 // (macros, functions), attribute.cpp, operators.cpp, compare.cpp, print.cpp, tojson.cpp,
-// filters*.cpp, tests.cpp, methods*.cpp and format.cpp.
+// filters*.cpp, tests.cpp, methods*.cpp, format.cpp and keep.cpp.
 #pragma once
 
 #include <array>
@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "sdk/chat/ast.h"
@@ -37,6 +38,7 @@ struct Loop {
   const Datum* source;
   uint32_t source_size, source_at;
   uint32_t index0, depth0;
+  uint32_t asked;        // items that were taken or asked for
   const Datum* changed;  // what loop.changed() saw last
   uint32_t changed_size;
 };
@@ -96,11 +98,20 @@ class Renderer {
 
   [[noreturn]] void fail(const std::string& what) const;
   void spend(size_t work) {
-    if ((work_ += work) > Limits::kWork) fail("the template does too much work");
+    if ((work_ += work) > limits_.work) fail("the template does too much work");
+  }
+  // A text has room for so many bytes.
+  void check_size(size_t bytes) const {
+    if (bytes > limits_.output)
+      fail("a text is longer than " + std::to_string(limits_.output >> 20) + " MiB");
   }
   template <class T>
   T* take(size_t count) {
-    void* at = count > Limits::kMemory / sizeof(T) ? nullptr : arena_.take(count * sizeof(T));
+    return take_from<T>(arena_, count);
+  }
+  template <class T>
+  T* take_from(Arena& arena, size_t count) {
+    void* at = count > limits_.memory / sizeof(T) ? nullptr : arena.take(count * sizeof(T));
     if (at == nullptr) fail("the template takes too much memory");
     return static_cast<T*>(at);
   }
@@ -117,6 +128,22 @@ class Renderer {
     }
     ~Deeper() { --renderer_.depth_; }
     Renderer& renderer_;
+  };
+
+  // What a turn of a loop takes is free again when it ends: its frame is cleared, and what it
+  // leaves in a namespace has been moved by keep().
+  struct Turn {
+    explicit Turn(Renderer& renderer) : renderer_(renderer), mark_(renderer.arena_.mark()) {
+      renderer.turns_open_.push_back(mark_);
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() {
+      renderer_.turns_open_.pop_back();
+      if (!renderer_.pinned_) renderer_.arena_.release(mark_);
+    }
+    Renderer& renderer_;
+    Arena::Mark mark_;
   };
 
   // While it lives, what is written goes to `inner`, outside of any generation block: where the
@@ -139,6 +166,7 @@ class Renderer {
   };
 
   // render.cpp: variables
+  void measure();
   Datum import(const Value& value, int32_t message, int depth = 0);
   Datum import_messages(const Value& messages);
   Datum global(const std::string& name);
@@ -159,7 +187,17 @@ class Renderer {
   void assign_member(const ast::Expr& target, const Datum& value, Frame& frame);
   Datum captured(const ast::Body& body, Frame& frame);
   Datum text_of(const Writer& writer);
-  void check_output() const;
+  void check_output() const { check_size(out_->text.size()); }
+
+  // keep.cpp: values that live longer than the turn that made them
+  Datum keep(const Datum& value, int depth = 0);
+  bool is_young(const void* at) const {
+    return !turns_open_.empty() && arena_.since(turns_open_.front(), at);
+  }
+  // Room behind `size` values that were kept, for `more`: in place, or in a copy with as much
+  // again. nullptr: they were not kept, or are few.
+  template <class T>
+  T* grown(const T* values, size_t size, size_t more);
 
   // evaluate.cpp
   Datum evaluate(const ast::Expr& expr, Frame& frame);
@@ -188,6 +226,7 @@ class Renderer {
   Datum call_loop(Loop& loop, const Arguments& given);
   Datum call_block(const ast::Stmt& stmt, Frame& frame);
   Datum range(const Arguments& given);
+  Datum range_of(int64_t begin, int64_t end, int64_t step, size_t size);
   Datum strftime_now(const Arguments& given);
   Datum callable(const Callable& callable);
   // The arguments in the order of `names`, nullptr where not given; the first `needed` must be.
@@ -199,8 +238,8 @@ class Renderer {
   Datum attribute(const Datum& value, std::string_view name);
   Datum item(const Datum& value, const Datum& key);
   Datum loop_attribute(Loop& loop, std::string_view name);
-  // "a.b.0" as the filters take it; an integer is an index.
-  Datum path(const Datum& value, const Datum& path);
+  // "a.b.0" as the filters take it; an integer is an index. `otherwise`: of what is undefined.
+  Datum path(const Datum& value, const Datum& path, const Datum* otherwise = nullptr);
   const Datum* find(const Datum& dict, std::string_view key);
   const Datum* find(const Datum& dict, const Datum& key);
   Datum method(const Datum& self, std::string_view name);
@@ -208,6 +247,7 @@ class Renderer {
 
   // operators.cpp
   Datum add(const Datum& left, const Datum& right);
+  Datum appended(const Datum& left, const Datum& right);  // of strings, whatever they are marked
   Datum arithmetic(ast::Op op, const Datum& left, const Datum& right);
   Datum whole_arithmetic(ast::Op op, int64_t left, int64_t right);
   Datum real_arithmetic(ast::Op op, double left, double right);
@@ -226,6 +266,7 @@ class Renderer {
   // compare.cpp
   bool truth(const Datum& value) const;
   bool equal(const Datum& left, const Datum& right, int depth = 0);
+  size_t hash(const Datum& value, int depth = 0);  // alike of what is equal; fails as Python's does
   bool identical(const Datum& left, const Datum& right) const;
   // <0, 0, >0; an error for what has no order. `op` for its message.
   int order(const Datum& left, const Datum& right, std::string_view op, int depth = 0);
@@ -234,7 +275,9 @@ class Renderer {
   Items items_of(const Datum& value);
   Items need_items(const Datum& value);
   uint32_t length(const Datum& value);
+  uint32_t length_of(Loop& loop);
   static std::string_view type_name(Kind kind);
+  static std::string_view view_name(const Datum& view);
 
   // print.cpp
   void print(const Datum& value, Writer& out, uint32_t generation);
@@ -252,17 +295,24 @@ class Renderer {
   // texts.cpp: pieces of strings, which keep their origins
   Datum cut(const Datum& string, size_t begin, size_t end);
   Datum copied(std::string_view bytes, int32_t message = kNoMessage);
-  Datum need_text(const Datum& value);  // soft_str(); what is undefined is ""
+  Datum need_text(const Datum& value);  // soft_str(): a Markup stays one; what is undefined is ""
+  static Datum marked(Datum string, bool markup = true) {
+    string.marked = markup;
+    return string;
+  }
   Datum strip(const Datum& string, const Datum* chars, bool left, bool right);
   Datum split(const Datum& string, const Arguments& given, bool from_right);
   Datum split_lines(const Datum& string, bool keep_ends);
   Datum replace(const Datum& string, const Datum& old, const Datum& by, int64_t count);
   Datum joined(const Datum& separator, Items items, bool strict);
-  enum class Case : uint8_t { upper, lower, title, capitalize, title_filter };
+  enum class Case : uint8_t { upper, lower, title, capitalize, title_filter, swap, fold };
   Datum cased(const Datum& string, Case to);
   Datum reversed(const Datum& string);
   Datum indent(const Datum& string, const Arguments& given);
-  Datum escape(const Datum& string);
+  Datum escape(const Datum& value);  // what is no Markup becomes one
+  Datum padded(const Datum& string, Method method, const Arguments& given);
+  Datum partition(const Datum& string, const Arguments& given, bool from_right);
+  Datum expand_tabs(const Datum& string, const Arguments& given);
 
   // methods.cpp, format.cpp
   Datum call_method(const Datum& self, Method method, std::string_view name,
@@ -274,6 +324,7 @@ class Renderer {
   Datum starts(const Datum& self, const Arguments& given, bool at_end);
   Datum find_text(const Datum& self, Method method, const Arguments& given);
   bool all_chars(const Datum& self, Method method);
+  bool is_title(const Datum& self);
   Datum format(const Datum& self, const Arguments& given);
   Datum percent(const Datum& format, const Arguments& given);
   void formatted(const Datum& value, std::string_view spec, Writer& out);
@@ -289,7 +340,9 @@ class Renderer {
   bool test(Test test, std::string_view name, const Datum& value, const Arguments& given);
   Datum selected(const Datum& value, const Arguments& given, bool by_attribute, bool keep);
   Datum mapped(const Datum& value, const Arguments& given);
-  Datum sorted(Items items, bool reverse, bool case_sensitive, const Datum* attribute);
+  Datum sorted(Items items, bool reverse, const std::vector<Datum>& keys);
+  std::vector<Datum> sort_keys(Items items, const Datum* attribute, bool case_sensitive,
+                               bool several = false, const Datum* otherwise = nullptr);
   Datum dictsorted(const Datum& value, const Arguments& given);
   Datum unique(const Datum& value, const Arguments& given);
   Datum extreme(const Datum& value, const Arguments& given, bool largest);
@@ -301,16 +354,24 @@ class Renderer {
   Datum to_float(const Datum& value, const Arguments& given);
   Datum rounded(const Datum& value, const Arguments& given);
   Datum truncated(const Datum& value, const Arguments& given);
-  Datum sort_key(const Datum& value, const Datum* attribute, bool case_sensitive);
+  // `several`: of attributes with commas between.
+  Datum sort_key(const Datum& value, const Datum* attribute, bool case_sensitive,
+                 bool several = false, const Datum* otherwise = nullptr);
   bool flag(const Datum* value, bool otherwise) const {
     return value == nullptr ? otherwise : truth(*value);
   }
   Datum list_of(const std::vector<Datum>& items, Kind kind = Kind::list);
+  Datum stream_of(const Datum* items, size_t size);  // an iterator
   Datum pair(const Datum& first, const Datum& second);
 
   const ast::Program& program_;
   const ChatTemplate::Request& request_;
-  Arena arena_{Limits::kMemory};
+  Limits limits_;
+  Arena::Budget budget_{limits_.memory};
+  Arena arena_{budget_}, kept_{budget_};
+  std::vector<Arena::Mark> turns_open_;
+  bool pinned_ = false;                           // something points into a turn that ended
+  std::unordered_map<const void*, size_t> room_;  // bytes free, by the end of kept values
   Datum* globals_ = nullptr;
   Writer* out_ = nullptr;
   uint32_t generation_ = 0, generations_ = 0;

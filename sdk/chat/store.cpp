@@ -1,10 +1,10 @@
 #include "sdk/chat/store.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string_view>
+
+#include "sdk/files/foreign_file.h"
 
 namespace meshwright::chat {
 
@@ -13,11 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string text_of_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  if (!in.is_open() || in.bad())
-    throw Error(ErrorCode::file_unreadable, path.string() + " cannot be read");
-  return text;
+  return base::read_foreign(path, base::kSmallFile, ErrorCode::file_unreadable);
 }
 
 bool is_file(const fs::path& path) {

@@ -88,7 +88,7 @@ bool Renderer::test(Test test, std::string_view name, const Datum& value, const 
     case Test::test:
       return test_named(plain(value)) != Test::unknown;
     default:
-      return false;  // escaped: nothing is
+      return value.is_markup();  // escaped
   }
 }
 

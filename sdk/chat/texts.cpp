@@ -6,7 +6,7 @@
 namespace meshwright::chat {
 
 Datum Renderer::copied(std::string_view bytes, int32_t message) {
-  if (bytes.size() > Limits::kOutput) fail("a text is longer than 16 MiB");
+  check_size(bytes.size());
   spend(bytes.size());
   char* out = take<char>(bytes.size());
   std::copy(bytes.begin(), bytes.end(), out);
@@ -15,6 +15,7 @@ Datum Renderer::copied(std::string_view bytes, int32_t message) {
 
 Datum Renderer::cut(const Datum& string, size_t begin, size_t end) {
   if (begin == 0 && end == string.size) return string;
+  if (string.marked) return marked(cut(marked(string, false), begin, end));
   std::string_view bytes = string.view().substr(begin, end - begin);
   if (!string.mixed) return Datum::string(bytes, string.message);
   const Run* first = string.parts->runs;
@@ -38,7 +39,7 @@ Datum Renderer::cut(const Datum& string, size_t begin, size_t end) {
   return out;
 }
 
-Datum Renderer::need_text(const Datum& value) { return as_text(value); }
+Datum Renderer::need_text(const Datum& value) { return value.is_string() ? value : as_text(value); }
 
 Datum Renderer::strip(const Datum& string, const Datum* chars, bool left, bool right) {
   std::string_view text = string.view();
@@ -73,7 +74,15 @@ Datum Renderer::strip(const Datum& string, const Datum* chars, bool left, bool r
 Datum Renderer::list_of(const std::vector<Datum>& items, Kind kind) {
   Datum* out = take<Datum>(items.size());
   std::copy(items.begin(), items.end(), out);
+  if (kind == Kind::iterator) return stream_of(out, items.size());
   return Datum::sequence(kind, out, items.size());
+}
+
+Datum Renderer::stream_of(const Datum* items, size_t size) {
+  Datum out;
+  out.kind = Kind::iterator;
+  out.stream = make(Stream{items, static_cast<uint32_t>(size), 0});
+  return out;
 }
 
 Datum Renderer::split(const Datum& string, const Arguments& given, bool from_right) {
@@ -103,8 +112,22 @@ Datum Renderer::split(const Datum& string, const Arguments& given, bool from_rig
         begin = stop + unicode::stripped(text.substr(stop), true, false).first;
       }
     } else {
-      if (limit >= 0) fail("rsplit at blanks with maxsplit is not supported");
-      return split(string, {}, false);
+      size_t end = unicode::stripped(text, false, true).second;
+      const size_t first = unicode::stripped(text, true, false).first;
+      while (end > first && left > 0) {
+        size_t begin = end;
+        while (begin > first) {
+          size_t last = begin - 1;
+          while ((static_cast<unsigned char>(text[last]) & 0xc0) == 0x80) --last;
+          if (unicode::is_blank(unicode::decode(text, last).code)) break;
+          begin = last;
+        }
+        parts.emplace_back(begin, end);
+        --left;
+        end = unicode::stripped(text.substr(0, begin), false, true).second;
+      }
+      if (end > first) parts.emplace_back(0, end);
+      std::reverse(parts.begin(), parts.end());
     }
   } else {
     if (!bound[0]->is_string())
@@ -162,15 +185,14 @@ Datum Renderer::replace(const Datum& string, const Datum& old, const Datum& by, 
   spend(text.size());
   size_t left = count < 0 ? SIZE_MAX : static_cast<size_t>(count);
   if (!wanted.empty() && text.find(wanted) == std::string_view::npos) return string;
+  const Datum with = string.marked ? escape(by) : by;
   Writer out;
-  auto room = [&] {
-    if (out.text.size() > Limits::kOutput) fail("a text is longer than 16 MiB");
-  };
+  auto room = [&] { check_size(out.text.size()); };
   size_t at = 0;
   if (wanted.empty()) {
     // Between all characters.
     while (left > 0) {
-      out.write(by, 0);
+      out.write(with, 0);
       room();
       --left;
       if (at >= text.size()) break;
@@ -183,30 +205,30 @@ Datum Renderer::replace(const Datum& string, const Datum& old, const Datum& by, 
       size_t found = text.find(wanted, at);
       if (found == std::string_view::npos) break;
       out.write(string, at, found, 0);
-      out.write(by, 0);
+      out.write(with, 0);
       room();
       at = found + wanted.size();
     }
   }
   if (at < text.size()) out.write(string, at, text.size(), 0);
   room();
-  return text_of(out);
+  return marked(text_of(out), string.marked);
 }
 
-// `strict`: str.join, which takes strings only.
+// `strict`: str.join, which takes strings only, and that of a Markup, which escapes what it takes.
 Datum Renderer::joined(const Datum& separator, Items items, bool strict) {
   Writer out;
   for (uint32_t i = 0; i < items.size; ++i) {
     const Datum& item = items.at[i];
-    if (strict && !item.is_string())
+    if (strict && !item.is_string() && !separator.marked)
       fail("sequence item " + std::to_string(i) + ": expected str instance, " +
            std::string(type_name(item.kind)) + " found");
     if (i > 0) out.write(separator, 0);
-    print(item, out, 0);
-    if (out.text.size() > Limits::kOutput) fail("a text is longer than 16 MiB");
+    print(strict && separator.marked ? escape(item) : item, out, 0);
+    check_size(out.text.size());
   }
   spend(out.text.size() + items.size);
-  return text_of(out);
+  return marked(text_of(out), strict && separator.marked);
 }
 
 Datum Renderer::cased(const Datum& string, Case to) {
@@ -217,16 +239,20 @@ Datum Renderer::cased(const Datum& string, Case to) {
   bool within = false;  // after a letter of the same word
   size_t word = 0;      // where the part begins that the filter `title` makes small
   std::string piece;
-  auto is_cased = [](char32_t code) {
-    return unicode::is_upper(code) || unicode::is_lower(code) || unicode::is_title(code);
-  };
-  // A sigma that ends a word has its own small letter.
+  using unicode::is_cased;
+  // A sigma that ends a word has its own small letter. What no word ends at does not count.
   auto is_final = [&](size_t at, size_t next) {
-    auto letter = [&](size_t i) { return is_cased(unicode::decode(text, i).code); };
-    size_t before = at;
-    while (before > 0 && (static_cast<unsigned char>(text[--before]) & 0xc0) == 0x80) {
+    char32_t before = 0, behind = 0;
+    while (at > word) {
+      while ((static_cast<unsigned char>(text[--at]) & 0xc0) == 0x80) {
+      }
+      before = unicode::decode(text, at).code;
+      if (!unicode::is_case_ignorable(before)) break;
+      before = 0;
     }
-    return at > word && letter(before) && (next >= text.size() || !letter(next));
+    for (; next < text.size(); next += unicode::decode(text, next).size)
+      if (behind = unicode::decode(text, next).code; !unicode::is_case_ignorable(behind)) break;
+    return is_cased(before) && (next >= text.size() || !is_cased(behind));
   };
   for (size_t at = 0; at < text.size();) {
     auto [code, size] = unicode::decode(text, at);
@@ -238,6 +264,11 @@ Datum Renderer::cased(const Datum& string, Case to) {
     } else if (to == Case::title_filter) {
       big = !within;
       if (big) word = at + size;
+    } else if (to == Case::swap) {
+      big = unicode::is_lower(code);
+      if (!big && !unicode::is_upper(code)) piece = text.substr(at, size);
+    } else if (to == Case::fold) {
+      unicode::fold(code, piece);
     }
     if (big) unicode::upper(code, piece);
     if (piece.empty()) {
@@ -255,7 +286,7 @@ Datum Renderer::cased(const Datum& string, Case to) {
     out.write(piece, from.message, from.generation);
     at += size;
   }
-  return text_of(out);
+  return marked(text_of(out), string.marked);
 }
 
 Datum Renderer::reversed(const Datum& string) {
@@ -269,6 +300,8 @@ Datum Renderer::indent(const Datum& string, const Arguments& given) {
     by = *bound[0];
   else if (bound[0] != nullptr)
     by = repeated(Datum::string(" "), whole_of(*bound[0], "the width of indent"));
+  // A Markup takes what it is indented with as another.
+  by = marked(by, false);
   bool blank = flag(bound[2], false);
   // As Jinja: a newline more, so that the last line counts.
   Datum lines = split_lines(add(string, Datum::string("\n")), false);
@@ -280,12 +313,14 @@ Datum Renderer::indent(const Datum& string, const Arguments& given) {
       if (blank || lines.items[i].size > 0) out.write(by, 0);
     }
     out.write(lines.items[i], 0);
-    if (out.text.size() > Limits::kOutput) fail("a text is longer than 16 MiB");
+    check_size(out.text.size());
   }
-  return text_of(out);
+  return marked(text_of(out), string.marked);
 }
 
-Datum Renderer::escape(const Datum& string) {
+Datum Renderer::escape(const Datum& value) {
+  if (value.is_markup()) return value;
+  const Datum string = as_text(value);
   std::string_view text = string.view();
   spend(text.size());
   Writer out;
@@ -302,7 +337,70 @@ Datum Renderer::escape(const Datum& string) {
     Run from = origins.at(at);
     out.write(kTo[found], from.message, from.generation);
   }
-  return text_of(out);
+  return marked(text_of(out));
+}
+
+// center, ljust, rjust.
+Datum Renderer::padded(const Datum& string, Method method, const Arguments& given) {
+  Bound bound = bind("ljust", given, {"width", "fillchar"}, 1);
+  Datum fill = bound[1] == nullptr ? Datum::string(" ") : *bound[1];
+  if (!fill.is_string() || unicode::length(fill.view()) != 1)
+    fail("The fill character must be exactly one character long");
+  if (string.marked) fill = escape(fill);
+  if (unicode::length(fill.view()) != 1)
+    fail("The fill character must be exactly one character long");
+  const int64_t width = whole_of(*bound[0], "the width"),
+                lacking = width - static_cast<int64_t>(unicode::length(string.view()));
+  if (lacking <= 0) return string;
+  const int64_t before = method == Method::ljust   ? 0
+                         : method == Method::rjust ? lacking
+                                                   : lacking / 2 + (lacking & width & 1);
+  fill = marked(fill, string.marked);
+  return add(add(repeated(fill, before), string), repeated(fill, lacking - before));
+}
+
+Datum Renderer::partition(const Datum& string, const Arguments& given, bool from_right) {
+  Bound bound = bind("partition", given, {"sep"}, 1);
+  if (!bound[0]->is_string()) fail("must be str, not " + std::string(type_name(bound[0]->kind)));
+  const std::string_view text = string.view(), separator = bound[0]->view();
+  if (separator.empty()) fail("empty separator");
+  spend(text.size());
+  const size_t at = from_right ? text.rfind(separator) : text.find(separator);
+  Datum* out = take<Datum>(3);
+  std::fill_n(out, 3, marked(Datum::string(""), string.marked));
+  if (at == std::string_view::npos) {
+    out[from_right ? 2 : 0] = string;
+  } else {
+    out[0] = cut(string, 0, at);
+    out[1] = cut(string, at, at + separator.size());
+    out[2] = cut(string, at + separator.size(), text.size());
+  }
+  return Datum::sequence(Kind::tuple, out, 3);
+}
+
+Datum Renderer::expand_tabs(const Datum& string, const Arguments& given) {
+  Bound bound = bind("expandtabs", given, {"tabsize"});
+  const int64_t every = bound[0] == nullptr ? 8 : whole_of(*bound[0], "the size of tabs");
+  const std::string_view text = string.view();
+  spend(text.size());
+  Writer out;
+  Origins origins(string);
+  int64_t column = 0;
+  for (size_t at = 0; at < text.size();) {
+    const uint32_t size = unicode::decode(text, at).size;
+    if (text[at] == '\t') {
+      const int64_t blanks = every <= 0 ? 0 : every - column % every;
+      check_size(out.text.size() + static_cast<size_t>(blanks));
+      const Run from = origins.at(at);
+      out.write(std::string(static_cast<size_t>(blanks), ' '), from.message, from.generation);
+      column += blanks;
+    } else {
+      out.write(string, at, at + size, 0);
+      column = text[at] == '\n' || text[at] == '\r' ? 0 : column + 1;
+    }
+    at += size;
+  }
+  return marked(text_of(out), string.marked);
 }
 
 }  // namespace meshwright::chat

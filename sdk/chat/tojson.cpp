@@ -64,7 +64,7 @@ void Renderer::json_string(const Datum& value, bool ascii, Writer& out) {
     size_t end = at;
     while (end < text.size() && text[end] != '"' && text[end] != '\\' &&
            static_cast<unsigned char>(text[end]) >= 0x20 &&
-           (!ascii || static_cast<unsigned char>(text[end]) < 0x7f + 1))
+           (!ascii || static_cast<unsigned char>(text[end]) < 0x7f))
       ++end;
     if (end > at) {
       out.write(value, at, end, 0);
@@ -112,7 +112,7 @@ void Renderer::json_string(const Datum& value, bool ascii, Writer& out) {
 
 void Renderer::json(const Datum& value, const JsonStyle& style, Writer& out, int depth) {
   if (depth > kDeepestValue) fail("a value is nested too deeply");
-  if (out.text.size() > Limits::kOutput) fail("a text is longer than 16 MiB");
+  check_size(out.text.size());
   spend(1);
   auto put = [&](std::string_view text) { out.write(text, value.message, 0); };
   auto number = [&](const Datum& one) {
@@ -150,7 +150,9 @@ void Renderer::json(const Datum& value, const JsonStyle& style, Writer& out, int
     case Kind::dict:
       break;
     default:
-      fail("Object of type " + std::string(type_name(value.kind)) + " is not JSON serializable");
+      fail("Object of type " +
+           std::string(value.kind == Kind::view ? view_name(value) : type_name(value.kind)) +
+           " is not JSON serializable");
   }
   if (value.size == 0) return put("{}");
   std::vector<const Datum*> keys;

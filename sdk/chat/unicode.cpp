@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "sdk/chat/special_cases.h"
+#include "sdk/chat/unicode_tables.h"
 
 namespace meshwright::chat::unicode {
 
@@ -20,6 +21,14 @@ const SpecialCase* special(char32_t code) {
       std::lower_bound(std::begin(kSpecialCases), std::end(kSpecialCases), code,
                        [](const SpecialCase& one, char32_t wanted) { return one.code < wanted; });
   return found != std::end(kSpecialCases) && found->code == code ? found : nullptr;
+}
+
+template <size_t N>
+bool in(const CharRange (&ranges)[N], char32_t code) {
+  const CharRange* found =
+      std::lower_bound(std::begin(ranges), std::end(ranges), code,
+                       [](const CharRange& one, char32_t wanted) { return one.last < wanted; });
+  return found != std::end(ranges) && found->first <= code;
 }
 
 }  // namespace
@@ -53,6 +62,14 @@ bool is_line_end(char32_t code) {
          code == 0x2028 || code == 0x2029;
 }
 
+bool is_printable(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    auto [code, size] = decode(text, at);
+    if (!is_printable(code)) return false;
+    at += size;
+  }
+  return true;
+}
 bool is_printable(char32_t code) {
   if (code < 0x7f) return code >= ' ';
   switch (category(code)) {
@@ -71,15 +88,25 @@ bool is_printable(char32_t code) {
 }
 
 bool is_upper(char32_t code) {
-  // The circled and the Roman capitals are symbols and numbers.
-  return category(code) == UTF8PROC_CATEGORY_LU || (code >= 0x2160 && code <= 0x216f) ||
-         (code >= 0x24b6 && code <= 0x24cf);
+  return category(code) == UTF8PROC_CATEGORY_LU || in(kOtherUppercase, code);
 }
 bool is_lower(char32_t code) {
-  return category(code) == UTF8PROC_CATEGORY_LL || code == 0xaa || code == 0xba ||
-         (code >= 0x2170 && code <= 0x217f) || (code >= 0x24d0 && code <= 0x24e9);
+  return category(code) == UTF8PROC_CATEGORY_LL || in(kOtherLowercase, code);
 }
 bool is_title(char32_t code) { return category(code) == UTF8PROC_CATEGORY_LT; }
+bool is_cased(char32_t code) { return is_upper(code) || is_lower(code) || is_title(code); }
+bool is_case_ignorable(char32_t code) {
+  switch (category(code)) {
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_SK:
+      return true;
+    default:
+      return in(kOtherIgnorable, code);
+  }
+}
 bool is_alpha(char32_t code) {
   switch (category(code)) {
     case UTF8PROC_CATEGORY_LU:
@@ -92,14 +119,51 @@ bool is_alpha(char32_t code) {
       return false;
   }
 }
-bool is_digit(char32_t code) {
-  return category(code) == UTF8PROC_CATEGORY_ND || code == 0xb2 || code == 0xb3 || code == 0xb9 ||
-         code == 0x2070 || (code >= 0x2074 && code <= 0x2079) || (code >= 0x2080 && code <= 0x2089);
+bool is_decimal(char32_t code) { return category(code) == UTF8PROC_CATEGORY_ND; }
+int decimal_of(char32_t code) {
+  if (!is_decimal(code)) return -1;
+  // Digits stand in rows from 0 to 9.
+  char32_t first = code;
+  while (is_decimal(first - 1)) --first;
+  return static_cast<int>((code - first) % 10);
 }
-bool is_word(char32_t code) {
-  if (code == '_' || is_alpha(code) || is_digit(code)) return true;
-  utf8proc_category_t kind = category(code);
-  return kind == UTF8PROC_CATEGORY_NL || kind == UTF8PROC_CATEGORY_NO;
+bool is_digit(char32_t code) { return is_decimal(code) || in(kOtherDigits, code); }
+bool is_numeric(char32_t code) {
+  switch (category(code)) {
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_NO:
+      return true;
+    default:
+      return in(kNumerals, code);
+  }
+}
+bool is_word(char32_t code) { return code == '_' || is_alpha(code) || is_numeric(code); }
+
+bool is_name_start(char32_t code) {
+  if (code < 0x80) return code == '_' || is_alpha(code);
+  return in(kOtherStarts, code) ||
+         ((is_alpha(code) || category(code) == UTF8PROC_CATEGORY_NL) && !in(kNoStarts, code));
+}
+bool is_name_part(char32_t code) {
+  switch (category(code)) {
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_PC:
+      return !in(kNoContinues, code);
+    default:
+      return is_alpha(code) ? !in(kNoContinues, code) : in(kOtherContinues, code);
+  }
+}
+bool is_identifier(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    auto [code, size] = decode(text, at);
+    if (at == 0 ? !is_name_start(code) : !is_name_part(code)) return false;
+    at += size;
+  }
+  return !text.empty();
 }
 
 void upper(char32_t code, std::string& out) {
@@ -126,6 +190,14 @@ void title(char32_t code, std::string& out) {
       return;
     }
   encode(static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(code))), out);
+}
+
+void fold(char32_t code, std::string& out) {
+  utf8proc_int32_t codes[4];  // a folding has at most 3
+  const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), codes, 4,
+                                             UTF8PROC_CASEFOLD, nullptr);
+  if (count < 1 || count > 4) return encode(code, out);
+  for (utf8proc_ssize_t i = 0; i < count; ++i) encode(static_cast<char32_t>(codes[i]), out);
 }
 
 std::pair<size_t, size_t> stripped(std::string_view text, bool left, bool right) {

@@ -1,14 +1,13 @@
 #include "make_ring.h"
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
-#include <string>
+#include <optional>
 #include <string_view>
+
+#include "pass_file.h"
 
 namespace meshwright::detail {
 
@@ -21,33 +20,30 @@ std::unique_ptr<SharedMemoryRing> make_ring(int64_t rank, int64_t ranks,
                                             const SharedMemoryRing::Sizes& sizes,
                                             const std::function<void(const at::Tensor&)>& sum) {
   const bool wanted = ranks <= 64 && wants_shared_memory();
-  at::Tensor come = at::zeros({1}, at::kDouble);
-  sum(come);  // all are here: the name is there for moments only, whatever kills a rank
-  at::Tensor name = at::zeros({64}, at::kByte);
+  // The same sums on every rank, whatever becomes of its part.
+  at::Tensor name = at::zeros({64}, at::kByte), came = at::zeros({1}, at::kDouble),
+             all = at::zeros({1}, at::kDouble);
   std::unique_ptr<SharedMemoryRing> ring;
-  // Nothing stays behind, also when a rank dies before all have come.
-  struct Unlink {
-    std::string made;
-    ~Unlink() {
-      if (!made.empty()) SharedMemoryRing::unlink(made);
-    }
-  } unlink;
+  std::optional<FileHandle> file;
+  std::optional<FileDoor> door;
   if (rank == 0 && wanted) {
-    std::random_device random;
-    char text[64];
-    std::snprintf(text, sizeof text, "/meshwright-%08x%08x%08x%08x", random(), random(), random(),
-                  random());
-    ring = SharedMemoryRing::create(text, ranks, sizes);
-    if (ring) {
-      unlink.made = text;
-      std::memcpy(name.mutable_data_ptr(), text, sizeof text);
-    }
+    file.emplace(unnamed_memory(SharedMemoryRing::bytes_of(ranks, sizes)));
+    if (*file) ring = SharedMemoryRing::over(*file, ranks, sizes);
+    if (ring) door.emplace();
+    if (door) std::memcpy(name.mutable_data_ptr(), door->name().data(), door->name().size());
   }
   sum(name);  // the others add zeros
+  std::optional<FileGuest> guest;
   const auto* text = static_cast<const char*>(name.const_data_ptr());
-  if (text[0] != 0 && wanted && rank != 0) ring = SharedMemoryRing::open(text, ranks, sizes);
+  if (text[0] != 0 && wanted && rank != 0) guest.emplace(text);
+  came.fill_(guest && *guest ? 1.0 : 0.0);
+  sum(came);  // whoever can come stands at the door
+  if (door) door->hand_out(*file);
+  if (guest && *guest)
+    if (const FileHandle taken = guest->take(); taken)
+      ring = SharedMemoryRing::over(taken, ranks, sizes);
   if (ring) ring->enter(rank);
-  at::Tensor all = at::full({1}, ring ? 1.0 : 0.0, at::kDouble);
+  all.fill_(ring ? 1.0 : 0.0);
   sum(all);
   return all.item<double>() == static_cast<double>(ranks) ? std::move(ring) : nullptr;
 }

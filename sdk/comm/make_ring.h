@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 
+#include "meshwright/export.h"
 #include "shared_memory_ring.h"
 
 namespace meshwright::detail {
@@ -15,10 +16,10 @@ namespace meshwright::detail {
 bool wants_shared_memory();
 
 // Collective over `ranks` ranks, this one being `rank` of them. A ring that all have opened, or
-// nothing. The first makes it under a name nobody can guess and tells it; who cannot open it is on
-// another host. `sum` adds a tensor up over them.
-std::unique_ptr<SharedMemoryRing> make_ring(int64_t rank, int64_t ranks,
-                                            const SharedMemoryRing::Sizes& sizes,
-                                            const std::function<void(const at::Tensor&)>& sum);
+// nothing. The first makes the memory, which has no name, and hands it to the others; who cannot
+// come to it is on another host. `sum` adds a tensor up over them.
+MESHWRIGHT_API std::unique_ptr<SharedMemoryRing> make_ring(
+    int64_t rank, int64_t ranks, const SharedMemoryRing::Sizes& sizes,
+    const std::function<void(const at::Tensor&)>& sum);
 
 }  // namespace meshwright::detail

@@ -16,6 +16,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <utility>
 
 namespace meshwright::detail {
 
@@ -57,35 +58,34 @@ uint64_t own_space() {
   return space;
 }
 
-// The regions that this process has mapped, by name; one that nobody uses any more is gone.
+// The regions that this process has mapped, by device and number of the file; one that nobody uses
+// any more is gone.
+using FileId = std::pair<dev_t, ino_t>;
 struct Mapped {
   std::mutex mutex;
-  std::map<std::string, std::weak_ptr<char>> regions;
+  std::map<FileId, std::weak_ptr<char>> regions;
 };
 Mapped& mapped() {
   static auto* all = new Mapped;  // never destroyed: a region may outlive the statics
   return *all;
 }
 
-// Maps the file, which stays as large as it is, and remembers it. nullptr when it cannot be mapped.
-std::shared_ptr<char> map_region(int fd, size_t bytes, const std::string& name) {
+// Maps the file, which stays as large as it is, or finds that it is mapped. nullptr when it cannot
+// be mapped.
+std::shared_ptr<char> map_region(int fd, size_t bytes, const FileId& file) {
+  std::lock_guard finding(mapped().mutex);
+  std::weak_ptr<char>& known = mapped().regions[file];
+  if (std::shared_ptr<char> region = known.lock()) return region;
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) return nullptr;
-  std::shared_ptr<char> region(static_cast<char*>(memory), [bytes, name](char* at) {
+  std::shared_ptr<char> region(static_cast<char*>(memory), [bytes, file](char* at) {
     ::munmap(at, bytes);
     std::lock_guard lock(mapped().mutex);
-    auto found = mapped().regions.find(name);
+    auto found = mapped().regions.find(file);
     if (found != mapped().regions.end() && found->second.expired()) mapped().regions.erase(found);
   });
-  std::lock_guard lock(mapped().mutex);
-  mapped().regions[name] = region;
+  known = region;
   return region;
-}
-
-std::shared_ptr<char> already_mapped(const std::string& name) {
-  std::lock_guard lock(mapped().mutex);
-  auto found = mapped().regions.find(name);
-  return found == mapped().regions.end() ? nullptr : found->second.lock();
 }
 
 }  // namespace
@@ -116,43 +116,15 @@ SharedMemoryRing::~SharedMemoryRing() {
   if (entered_) control(rank_)->process.store(kLeft);
 }
 
-std::unique_ptr<SharedMemoryRing> SharedMemoryRing::create(const std::string& name, int64_t ranks,
-                                                           const Sizes& sizes) {
-  int fd = ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
-  if (fd < 0) return nullptr;
-  size_t bytes = bytes_of(ranks, sizes);
-  // Reserved now: a full file system is an answer here and would be a SIGBUS later.
-  std::shared_ptr<char> memory;
-  if (::ftruncate(fd, static_cast<off_t>(bytes)) == 0 &&
-      ::posix_fallocate(fd, 0, static_cast<off_t>(bytes)) == 0)
-    memory = map_region(fd, bytes, name);
-  ::close(fd);
-  if (!memory) {
-    unlink(name);
-    return nullptr;
-  }
-  return std::unique_ptr<SharedMemoryRing>(
-      new SharedMemoryRing(std::move(memory), ranks, sizes));  // a new region is all zeros
-}
-
-std::unique_ptr<SharedMemoryRing> SharedMemoryRing::open(const std::string& name, int64_t ranks,
+std::unique_ptr<SharedMemoryRing> SharedMemoryRing::over(const FileHandle& file, int64_t ranks,
                                                          const Sizes& sizes) {
-  int fd = ::shm_open(name.c_str(), O_RDWR, 0);
-  if (fd < 0) return nullptr;
-  size_t bytes = bytes_of(ranks, sizes);
+  const size_t bytes = bytes_of(ranks, sizes);
   struct stat info{};
-  std::shared_ptr<char> memory;
-  if (::fstat(fd, &info) == 0 && info.st_size == static_cast<off_t>(bytes) &&
-      info.st_uid == ::geteuid()) {
-    memory = already_mapped(name);
-    if (!memory) memory = map_region(fd, bytes, name);
-  }
-  ::close(fd);
+  if (::fstat(file.get(), &info) != 0 || info.st_size != static_cast<off_t>(bytes)) return nullptr;
+  std::shared_ptr<char> memory = map_region(file.get(), bytes, {info.st_dev, info.st_ino});
   if (!memory) return nullptr;
   return std::unique_ptr<SharedMemoryRing>(new SharedMemoryRing(std::move(memory), ranks, sizes));
 }
-
-void SharedMemoryRing::unlink(const std::string& name) { ::shm_unlink(name.c_str()); }
 
 SharedMemoryRing::Control* SharedMemoryRing::control(int64_t rank) const {
   return reinterpret_cast<Control*>(memory_ + static_cast<size_t>(rank) * kPage);

@@ -9,8 +9,10 @@
 #include <functional>
 #include <memory>
 #include <set>
-#include <string>
 #include <vector>
+
+#include "meshwright/export.h"
+#include "pass_file.h"
 
 namespace meshwright::detail {
 
@@ -23,16 +25,14 @@ class SharedMemoryRing {
     int64_t slot[kChannels] = {0, 0};  // bytes
     int64_t ring[kChannels] = {4, 2};  // slots: one more than are ever under way at once
   };
-  // Makes the region (rank 0), or opens the one of that name. nullptr when that is not possible:
-  // too little memory, another host. The name is removed with unlink() once all have opened it, so
-  // nothing outlives the processes. Ranks that are threads of one process get one mapping, at one
-  // address, so that the thread sanitizer sees who reads what another has written.
-  static std::unique_ptr<SharedMemoryRing> create(const std::string& name, int64_t ranks,
-                                                  const Sizes& sizes);
-  static std::unique_ptr<SharedMemoryRing> open(const std::string& name, int64_t ranks,
+  // What such a region takes.
+  static size_t bytes_of(int64_t ranks, const Sizes& sizes);
+  // The region in that file, which is all zeros before the first rank enters. nullptr when it
+  // cannot be mapped, or is another one's. Ranks that are threads of one process get one mapping,
+  // at one address, so that the thread sanitizer sees who reads what another has written.
+  static std::unique_ptr<SharedMemoryRing> over(const FileHandle& file, int64_t ranks,
                                                 const Sizes& sizes);
-  static void unlink(const std::string& name);
-  ~SharedMemoryRing();
+  MESHWRIGHT_API ~SharedMemoryRing();
 
   void enter(int64_t rank);  // announces this process
   bool fits(Channel channel, int64_t bytes) const { return bytes <= sizes_.slot[channel]; }
@@ -60,7 +60,6 @@ class SharedMemoryRing {
  private:
   struct Control;
   SharedMemoryRing(std::shared_ptr<char> memory, int64_t ranks, const Sizes& sizes);
-  static size_t bytes_of(int64_t ranks, const Sizes& sizes);
   Control* control(int64_t rank) const;
   std::atomic<int64_t>& given_back(int64_t owner, Channel channel, int64_t reader) const;
   char* slot(Channel channel, int64_t rank, int64_t bytes, int64_t sequence) const;

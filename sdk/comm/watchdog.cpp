@@ -1,15 +1,15 @@
 #include "watchdog.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <future>
 #include <utility>
 
 #include "c10d_flight.h"
 #include "peer_names.h"
-#include "sdk/base/out_of_memory.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/rank_words.h"
+#include "sdk/base/used_up.h"
 
 namespace meshwright::detail {
 
@@ -62,14 +62,13 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
   } catch (const Error& told) {
     return told;
   }
-  if (tells_of_memory(what)) return out_of_memory(who + ": " + place + ": " + line_of_memory(what));
+  if (const std::optional<Error> limit = used_up(who + ": " + place + ": ", what)) return *limit;
   if (!late)
     return Error(ErrorCode::collective_failed,
                  who + ": " + place +
                      " failed: " + with_peer_names(what.substr(0, what.find('\n'))) + where)
         .help("look at the message of the rank that ended first");
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g s", static_cast<double>(timeout.count()) / 1000);
+  const std::string seconds = text::format("%g s", static_cast<double>(timeout.count()) / 1000);
   const std::string waited = who + " waited " + seconds + " in vain for " + place;
   // Ranks that wait in a chain are all late; the first of it is the one to look at.
   if (silent.empty() && answers.behind >= 0) {

@@ -9,7 +9,7 @@
 #include "hosts.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
-#include "sdk/base/out_of_memory.h"
+#include "sdk/base/used_up.h"
 #include "shared_memory.h"
 
 namespace meshwright {
@@ -102,9 +102,11 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
   if (ranks.size() > 1) {
     impl->logged_as = impl->log->add_group(axis, ranks);
     auto failed = [&](std::string why) {
-      if (detail::tells_of_memory(why))
-        return detail::out_of_memory("rank " + std::to_string(rank_) + " could not join group " +
-                                     impl->place->name() + ": " + detail::line_of_memory(why));
+      if (const std::optional<Error> limit =
+              detail::used_up("rank " + std::to_string(rank_) + " could not join group " +
+                                  impl->place->name() + ": ",
+                              why))
+        return *limit;
       why.resize(std::min<size_t>(why.size(), 300));
       // Those who came have waited as long, and say so.
       const bool late =

@@ -135,7 +135,7 @@ void check_data_open(const Subject& subject, Report& report) {
       report.fail("what refuses a path where nothing is does not name it: " +
                   one_line(*answer.error));
   }
-  report.note(about);
+  report.note(about, samples);
 }
 
 void check_data_read(const Subject& subject, Report& report) {
@@ -176,7 +176,7 @@ void check_data_read(const Subject& subject, Report& report) {
   if (answer.value && !answer.value->empty())
     report.fail("with a vocabulary of 2: " + *answer.value + "; neither open nor read refused it");
   if (!answer.foreign.empty()) report.fail("with a vocabulary of 2: " + answer.foreign);
-  report.note(std::to_string(read) + " samples");
+  report.note(std::to_string(read) + " samples", read);
 }
 
 void check_data_pure(const Subject& subject, Report& report) {
@@ -221,7 +221,8 @@ void check_data_pure(const Subject& subject, Report& report) {
   for (std::thread& thread : threads) thread.join();
   for (const std::string& problem : found)
     if (!problem.empty() && !report.full()) report.fail(problem);
-  report.note(std::to_string(some.size()) + " samples, " + std::to_string(kThreads) + " threads");
+  report.note(std::to_string(some.size()) + " samples, " + std::to_string(kThreads) + " threads",
+              std::ssize(some));
 }
 
 void check_data_fingerprint(const Subject& subject, Report& report) {
@@ -272,7 +273,7 @@ void check_data_fingerprint(const Subject& subject, Report& report) {
     changed.path = (shorter_folder / file.filename()).string();
     if (write_shorter(file, changed.path)) compare(changed, "a file that lacks its end");
   }
-  report.note(std::to_string(compared) + " other data sets");
+  report.note(std::to_string(compared) + " other data sets", compared);
 }
 
 }  // namespace meshwright::conformance

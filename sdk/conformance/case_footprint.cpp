@@ -234,7 +234,7 @@ void check_footprint(const Subject& subject, Report& report) {
   int looked_at = 0;
   for (const Wish& wish : layouts(*subject.strategy)) {
     if (report.full()) return;
-    Answer<MeshRequest> request = ask([&] { return make_request(*subject.strategy, wish); });
+    Answer<MeshRequest> request = ask([&] { return make_request(subject, wish); });
     if (!request.value) continue;
     Answer<bool> valid = ask([&] {
       Diagnostics diagnostics;
@@ -260,7 +260,7 @@ void check_footprint(const Subject& subject, Report& report) {
                      : 0;
   }
   if (looked_at == 0) report.fail("no layout of 1 to 16 ranks could be looked at");
-  report.note(std::to_string(looked_at) + " layouts");
+  report.note(std::to_string(looked_at) + " layouts", looked_at);
 }
 
 namespace {
@@ -268,8 +268,8 @@ namespace {
 void check_training(const Subject& subject, Report& report) {
   void* symbol = symbol_of_training("meshwright_check_training", report);
   if (symbol == nullptr) return;
-  reinterpret_cast<void (*)(const meshwright_strategy*, void*, Say, Say)>(symbol)(
-      subject.strategy, &report, &say_fail, &say_note);
+  reinterpret_cast<void (*)(const Subject*, void*, Say, Say)>(symbol)(&subject, &report, &say_fail,
+                                                                      &say_note);
 }
 
 }  // namespace
@@ -279,7 +279,7 @@ void check_parallelize(const Subject& subject, Report& report) {
     return check_training(subject, report);
   Instance strategy(subject);
   ModelOutline outline = make_outline({});
-  MeshRequest mesh_request = make_request(*subject.strategy, Wish{});
+  MeshRequest mesh_request = make_request(subject, Wish{});
   MeshPlan mesh;
   TpPlan tp;
   ParallelizeRequest request{nullptr, outline, mesh, tp, mesh_request.config, nullptr};
@@ -291,7 +291,7 @@ void check_parallelize(const Subject& subject, Report& report) {
   else if (answer.error && answer.error->code() != ErrorCode::not_in_release)
     report.fail("parallelize should answer " + code_string(ErrorCode::not_in_release) + ", found " +
                 one_line(*answer.error));
-  report.note("plans only; answers " + code_string(ErrorCode::not_in_release));
+  report.note("plans only; answers " + code_string(ErrorCode::not_in_release), 1);
 }
 
 }  // namespace meshwright::conformance

@@ -120,7 +120,7 @@ void check_facts(const Subject& subject, Report& report) {
         report.fail("the facts do not list \"" + name +
                     "\"; name it in STRATEGIES of meshwright_add_plugin()");
   }
-  report.note(std::to_string(lines) + " facts");
+  report.note(std::to_string(lines) + " facts", static_cast<int64_t>(lines));
 }
 
 void check_symbols(const Subject& subject, Report& report) {
@@ -139,7 +139,7 @@ void check_symbols(const Subject& subject, Report& report) {
   if (descriptors != 1)
     report.fail("exports meshwright_plugin_v1 " + std::to_string(descriptors) + " times");
   if (markers != 1) report.fail("exports " + std::to_string(markers) + " markers");
-  report.note(std::to_string(names.size()) + " symbols");
+  report.note(std::to_string(names.size()) + " symbols", std::ssize(names));
 }
 
 void check_descriptor(const Subject& subject, Report& report) {
@@ -174,8 +174,8 @@ void check_descriptor(const Subject& subject, Report& report) {
   for (size_t i = 0; i < p.strategy_count; ++i)
     check_strategy(element(p.strategies, i), names, report);
   if (blocks > 64) report.fail("the chain of extensions does not end");
-  report.note(std::to_string(p.strategy_count) +
-              (p.strategy_count == 1 ? " strategy" : " strategies"));
+  report.note(
+      std::to_string(p.strategy_count) + (p.strategy_count == 1 ? " strategy" : " strategies"), 1);
 }
 
 }  // namespace meshwright::conformance

@@ -53,9 +53,9 @@ void check_refusal(const Wish& wish, const Error& error, Report& report) {
 }
 
 // A request's refusals, followed through the first setting each of them advises, end in a plan.
-void follow_help(Strategy& strategy, const meshwright_strategy& about, Wish wish,
-                 const MeshAnswer& first, Report& report) {
-  OptionSchema own = own_schema(about);
+void follow_help(Strategy& strategy, const Subject& subject, Wish wish, const MeshAnswer& first,
+                 Report& report) {
+  OptionSchema own = own_schema(*subject.strategy);
   std::string trail = describe(wish);
   MeshAnswer answer = first;
   for (int step = 0; answer.error; ++step) {
@@ -71,7 +71,7 @@ void follow_help(Strategy& strategy, const meshwright_strategy& about, Wish wish
     if (step == 6) return report.fail(trail + ": following the help never ends; last " + failure);
     trail += " -> " + advice->text;
     apply(*advice, wish);
-    Answer<MeshRequest> request = ask([&] { return make_request(about, wish); });
+    Answer<MeshRequest> request = ask([&] { return make_request(subject, wish); });
     if (!request.value)
       return report.fail(trail + ": the advised value is refused: " + one_line(*request.error));
     answer = plan(strategy, *request.value);
@@ -111,9 +111,8 @@ std::vector<Wish> impossible() {
 }
 
 // What the strategy answers to a wish; anything that leaves it but an Error is a failure.
-MeshAnswer ask(Strategy& strategy, const meshwright_strategy& about, const Wish& wish,
-               Report& report) {
-  MeshAnswer answer = plan(strategy, make_request(about, wish));
+MeshAnswer ask(Strategy& strategy, const Subject& subject, const Wish& wish, Report& report) {
+  MeshAnswer answer = plan(strategy, make_request(subject, wish));
   if (!answer.foreign.empty())
     report.fail(describe(wish) + ": " + answer.foreign +
                 " left plan_mesh; only meshwright::Error may");
@@ -130,7 +129,7 @@ void check_mesh(const Subject& subject, Report& report) {
   std::string first_refusal;
   for (const Wish& wish : wishes(about, 1, 10)) {
     if (report.full()) return;
-    MeshAnswer answer = ask(*strategy, about, wish, report);
+    MeshAnswer answer = ask(*strategy, subject, wish, report);
     if (answer.error) {
       ++refused;
       if (first_refusal.empty()) first_refusal = describe(wish) + ": " + one_line(*answer.error);
@@ -144,8 +143,9 @@ void check_mesh(const Subject& subject, Report& report) {
     report.fail("it refused all " + std::to_string(refused) +
                 " requests; the first: " + first_refusal);
   report.note(std::to_string(planned) + " planned up to " + std::to_string(largest) + " ranks, " +
-              std::to_string(refused) + " refused" +
-              (delegated > 0 ? ", " + std::to_string(delegated) + " handed on" : ""));
+                  std::to_string(refused) + " refused" +
+                  (delegated > 0 ? ", " + std::to_string(delegated) + " handed on" : ""),
+              planned);
 }
 
 void check_mesh_pure(const Subject& subject, Report& report) {
@@ -155,7 +155,7 @@ void check_mesh_pure(const Subject& subject, Report& report) {
   std::vector<std::string> names, answers;
   for (const Wish& wish : wishes(about, 2, 10)) {
     if (wish.world > 512 || requests.size() == 120) continue;
-    requests.push_back(make_request(about, wish));
+    requests.push_back(make_request(subject, wish));
     names.push_back(describe(wish));
   }
   for (size_t i = 0; i < requests.size() && !report.full(); ++i) {
@@ -184,7 +184,8 @@ void check_mesh_pure(const Subject& subject, Report& report) {
     if (i < requests.size())
       report.fail(names[i] +
                   ": asked again in another order from several threads, it gave another answer");
-  report.note(std::to_string(requests.size()) + " requests, 2 instances, 4 threads");
+  report.note(std::to_string(requests.size()) + " requests, 2 instances, 4 threads",
+              std::ssize(requests));
 }
 
 void check_mesh_refusal(const Subject& subject, Report& report) {
@@ -192,11 +193,11 @@ void check_mesh_refusal(const Subject& subject, Report& report) {
   const meshwright_strategy& about = *subject.strategy;
   int refused = 0, followed = 0;
   auto look = [&](const Wish& wish, bool must_refuse) {
-    MeshAnswer answer = ask(*strategy, about, wish, report);
+    MeshAnswer answer = ask(*strategy, subject, wish, report);
     if (answer.error) {
       ++refused;
       check_refusal(wish, *answer.error, report);
-      if (wish.ranks.empty()) ++followed, follow_help(*strategy, about, wish, answer, report);
+      if (wish.ranks.empty()) ++followed, follow_help(*strategy, subject, wish, answer, report);
     }
     // Whoever hands the job on leaves the refusal to the other strategy.
     if (answer.value && must_refuse && answer.value->delegate_to.empty())
@@ -206,8 +207,9 @@ void check_mesh_refusal(const Subject& subject, Report& report) {
     if (!report.full()) look(wish, true);
   for (const Wish& wish : wishes(about, 3, 60))
     if (!report.full()) look(wish, false);
-  report.note(std::to_string(refused) + " refused, the help of " + std::to_string(followed) +
-              " followed");
+  report.note(
+      std::to_string(refused) + " refused, the help of " + std::to_string(followed) + " followed",
+      refused);
 }
 
 }  // namespace meshwright::conformance

@@ -1,12 +1,13 @@
 // Model families: on paper here; as they run in the part of the kit that has LibTorch.
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <sstream>
 #include <thread>
 
 #include "meshwright/tp_plan.h"
 #include "sdk/base/check_outline.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/conformance/cases.h"
 #include "sdk/conformance/model_probe.h"
 #include "sdk/conformance/training_library.h"
@@ -114,10 +115,10 @@ void check_values(const ModelFamily& family, const ModelRequest& request, const 
     if (!first.value || !second.value) continue;
     const InitialValue& v = *first.value;
     if (v.kind != second.value->kind || v.zero_row != second.value->zero_row ||
-        std::memcmp(&v.value, &second.value->value, sizeof v.value) != 0)
+        std::bit_cast<uint64_t>(v.value) != std::bit_cast<uint64_t>(second.value->value))
       report.fail(lead + " differs from call to call: ranks would begin with other values");
     if (!std::isfinite(v.value) || (v.kind != InitialValue::Kind::constant && v.value < 0))
-      report.fail(lead + " is " + std::to_string(v.value));
+      report.fail(lead + " is " + text::format("%f", v.value));
     if (v.zero_row && (p.shape.empty() || *v.zero_row < 0 || *v.zero_row >= p.shape.front()))
       report.fail(lead + ": there is no row " + std::to_string(*v.zero_row));
   }
@@ -166,8 +167,11 @@ void run(const char* name, const Subject& subject, Report& report) {
                        " Mi parameters is too large to be tried: name a job of a smaller one");
   void* symbol = symbol_of_training("meshwright_check_model", report);
   if (symbol == nullptr) return;
-  reinterpret_cast<void (*)(const char*, const ModelFamily*, const ModelRequest*, void*, Say, Say)>(
-      symbol)(name, &*family, &request, &report, &say_fail, &say_note);
+  const detail::PluginCode* code =
+      subject.code != nullptr ? subject.code : detail::plugin_code(subject.model->name);
+  reinterpret_cast<void (*)(const char*, const ModelFamily*, const ModelRequest*,
+                            const detail::PluginCode*, void*, Say, Say)>(symbol)(
+      name, &*family, &request, code, &report, &say_fail, &say_note);
 }
 
 }  // namespace
@@ -206,8 +210,9 @@ void check_model_outline(const Subject& subject, Report& report) {
   int64_t elements = 0;
   for (const ParameterOutline& p : outline->parameters) elements += element_count(p.shape);
   report.note(std::to_string(outline->parameters.size()) + " parameters, " +
-              std::to_string(elements) + " elements, " +
-              (outline->own_tp_plan.empty() ? "no tp plan of its own" : "a tp plan of its own"));
+                  std::to_string(elements) + " elements, " +
+                  (outline->own_tp_plan.empty() ? "no tp plan of its own" : "a tp plan of its own"),
+              std::ssize(outline->parameters));
 }
 
 void check_model_module(const Subject& subject, Report& report) { run("module", subject, report); }

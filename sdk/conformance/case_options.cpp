@@ -172,7 +172,6 @@ class OptionChecker {
   Report& report_;
 };
 
-// Bytes this process has from malloc and has not given back.
 }  // namespace
 
 void check_options(const Subject& subject, Report& report) {
@@ -187,8 +186,9 @@ void check_options(const Subject& subject, Report& report) {
     report.fail("an unknown key is not refused");
   for (const meshwright_option* option : schema.options)
     if (!report.full()) OptionChecker(schema, *option, report).run();
-  report.note(std::to_string(schema.options.size()) +
-              (schema.options.size() == 1 ? " option" : " options"));
+  report.note(
+      std::to_string(schema.options.size()) + (schema.options.size() == 1 ? " option" : " options"),
+      1 + std::ssize(schema.options));  // a key that no table has is tried, too
 }
 
 void check_lifecycle(const Subject& subject, Report& report) {
@@ -197,8 +197,7 @@ void check_lifecycle(const Subject& subject, Report& report) {
     auto first = std::make_unique<Instance>(subject);
     Instance second(subject);
     first.reset();
-    Answer<MeshPlan> plan =
-        ask([&] { return second->plan_mesh(make_request(*subject.strategy, Wish{})); });
+    Answer<MeshPlan> plan = ask([&] { return second->plan_mesh(make_request(subject, Wish{})); });
     if (!plan.foreign.empty())
       report.fail("after another instance was destroyed: " + plan.foreign + " left plan_mesh");
   }
@@ -213,7 +212,7 @@ void check_validate(const Subject& subject, Report& report) {
     Wish wish = i == 0 ? Wish{} : random_wish(random, 64, 10);
     if (i > 0) randomize_own(*subject.strategy, wish, random);
     if (i % 2 == 1) randomize_shared(wish, random);
-    Answer<StrategyConfig> config = ask([&] { return make_config(*subject.strategy, wish); });
+    Answer<StrategyConfig> config = ask([&] { return make_config(subject, wish); });
     if (!config.value) continue;  // the engine's own rules refuse it before the strategy is asked
     ++looked_at;
     Diagnostics diagnostics;
@@ -235,8 +234,9 @@ void check_validate(const Subject& subject, Report& report) {
     }
     refused += diagnostics.ok() ? 0 : 1;
   }
-  report.note(std::to_string(looked_at) + " configurations, " + std::to_string(refused) +
-              " refused");
+  report.note(
+      std::to_string(looked_at) + " configurations, " + std::to_string(refused) + " refused",
+      looked_at);
 }
 
 }  // namespace meshwright::conformance

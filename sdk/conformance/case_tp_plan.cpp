@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "meshwright/tp_plan.h"
 #include "sdk/conformance/cases.h"
 #include "sdk/conformance/outlines.h"
 #include "sdk/conformance/probe.h"
@@ -83,6 +84,14 @@ class Translator {
       report_.fail(name_ + ", " + describe(request) + ": no plan: " + one_line(*answer.error));
     if (answer.value && answer.value->entries.empty() && request.tp_size > 1)
       report_.fail(name_ + ", " + describe(request) + ": the plan splits nothing");
+    if (answer.value)
+      if (const auto runs = ask([&] {
+            check_tp_blocks(*answer.value, model_);
+            return true;
+          });
+          runs.error)
+        report_.fail(name_ + ", " + describe(request) +
+                     ": the engine would not run the plan: " + one_line(*runs.error));
     plans_ += answer.value ? 1 : 0;
   }
 
@@ -142,9 +151,8 @@ void check_tp_plan(const Subject& subject, Report& report) {
   Wish wish;
   wish.world = 8;
   wish.tp = 2;
-  bool has_tp = ask([&] {
-                  return strategy->plan_mesh(make_request(*subject.strategy, wish));
-                }).value.has_value();
+  bool has_tp =
+      ask([&] { return strategy->plan_mesh(make_request(subject, wish)); }).value.has_value();
   int plans = 0;
   struct Model {
     const char* name;
@@ -187,7 +195,8 @@ void check_tp_plan(const Subject& subject, Report& report) {
               "the name of a plan that does not exist");
   for (const std::string& name : registered_tp_plans())
     translator.ask_for({2, false, {TpPlanChoice::Kind::named, name, {}}});
-  report.note(std::to_string(plans) + " plans" + (has_tp ? "" : "; it has no tensor parallelism"));
+  report.note(std::to_string(plans) + " plans" + (has_tp ? "" : "; it has no tensor parallelism"),
+              plans);
 }
 
 }  // namespace meshwright::conformance

@@ -78,6 +78,11 @@ void Report::fail(std::string problem) {
 
 void Report::skip(std::string why) { skipped_ = std::move(why); }
 
+void Report::note(std::string text, int64_t looked_at) {
+  note_ = std::move(text);
+  if (looked_at == 0 && skipped_.empty()) skipped_ = "it found nothing to look at: " + note_;
+}
+
 Verdict Report::verdict() const {
   if (count_ > 0) return Verdict::failed;
   return skipped_.empty() ? Verdict::ok : Verdict::skipped;

@@ -1,17 +1,14 @@
 #include "sdk/conformance/probe.h"
+#include "sdk/base/plugin_guard.h"
 #include "sdk/base/shared_schemas.h"
 
-#include <cxxabi.h>
 #include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
-#include <memory>
 #include <sstream>
 #include <stdexcept>
-#include <typeinfo>
 
 namespace meshwright::conformance {
 
@@ -33,7 +30,7 @@ void check_growth(const std::function<void()>& make, Report& report) {
   if (after > before + kTimes * sizeof(void*))
     report.fail("memory grew by " + std::to_string(after - before) + " bytes over " +
                 std::to_string(kTimes) + " instances");
-  report.note(std::to_string(kTimes) + " instances");
+  report.note(std::to_string(kTimes) + " instances", kTimes);
 }
 
 Options random_options(const OptionSchema& schema, Random& random) {
@@ -57,20 +54,14 @@ void check_answers(const std::function<void()>& validate, Report& report) {
 }
 
 std::string describe_foreign_exception() {
-  std::string name = "an unknown exception";
-  if (const std::type_info* type = abi::__cxa_current_exception_type()) {
-    int status = 0;
-    std::unique_ptr<char, decltype(&std::free)> text(
-        abi::__cxa_demangle(type->name(), nullptr, nullptr, &status), &std::free);
-    name = status == 0 ? text.get() : type->name();
-  }
+  std::string type = detail::exception_type();
   try {
     throw;
   } catch (const std::exception& error) {
-    if (name.starts_with("c10::")) return {};
-    return name + ": " + error.what();
+    const std::string what = error.what();  // LibTorch's go on with a backtrace
+    return type + ": " + what.substr(0, what.find('\n'));
   } catch (...) {
-    return name;
+    return type;
   }
 }
 
@@ -211,7 +202,7 @@ std::string describe(const Wish& wish) {
   return out;
 }
 
-StrategyConfig make_config(const meshwright_strategy& strategy, const Wish& wish) {
+StrategyConfig make_config(const Subject& subject, const Wish& wish) {
   StrategyConfig config;
   config.shared_values = Options(distributed_schema());
   auto size = [&](const char* key, int64_t value) {
@@ -227,13 +218,14 @@ StrategyConfig make_config(const meshwright_strategy& strategy, const Wish& wish
   Diagnostics diagnostics;
   config.shared = read_shared_options(config.shared_values, diagnostics);
   diagnostics.throw_if_any();
-  config.own = Options(own_schema(strategy));
-  for (const auto& [key, value] : wish.own) config.own.set(key, value);
+  config.own = Options(own_schema(*subject.strategy));
+  for (const auto* keys : {&subject.settings, &wish.own})
+    for (const auto& [key, value] : *keys) config.own.set(key, value);
   return config;
 }
 
-MeshRequest make_request(const meshwright_strategy& strategy, const Wish& wish) {
-  return {wish.world, wish.ranks, make_config(strategy, wish)};
+MeshRequest make_request(const Subject& subject, const Wish& wish) {
+  return {wish.world, wish.ranks, make_config(subject, wish)};
 }
 
 Wish random_wish(Random& random, int64_t max_world, int spoilt_percent) {
@@ -346,9 +338,10 @@ std::string fingerprint(const MeshPlan& plan) {
 }
 
 std::string one_line(const Error& error) {
-  std::string text = error.what();
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
+  std::string out = error.what();
+  if (!error.notes().empty()) out += " (" + text::join(error.notes(), "; ") + ")";
+  std::replace(out.begin(), out.end(), '\n', ' ');
+  return out;
 }
 
 }  // namespace meshwright::conformance

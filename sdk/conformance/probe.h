@@ -47,8 +47,7 @@ struct Answer {
   std::string foreign;  // "std::runtime_error: what()", or ""
 };
 
-// Inside a catch block: the exception in flight as words; "" when it is an exception that
-// LibTorch's code may throw.
+// Inside a catch block: the exception in flight as words.
 std::string describe_foreign_exception();
 
 template <class F>
@@ -118,8 +117,8 @@ struct Wish {
 std::string describe(const Wish& wish);  // "world 8, tp 2, shard_group_size = 4"
 // Through the same schemas and readers as a file's values. Throws Error when a value does not fit
 // its schema.
-StrategyConfig make_config(const meshwright_strategy& strategy, const Wish& wish);
-MeshRequest make_request(const meshwright_strategy& strategy, const Wish& wish);
+StrategyConfig make_config(const Subject& subject, const Wish& wish);
+MeshRequest make_request(const Subject& subject, const Wish& wish);
 // Sizes whose product fills the world, now and then spoilt; up to `max_world` ranks.
 Wish random_wish(Random& random, int64_t max_world, int spoilt_percent);
 void randomize_own(const meshwright_strategy& strategy, Wish& wish, Random& random);
@@ -130,7 +129,7 @@ void randomize_shared(Wish& wish, Random& random);
 std::string fingerprint(const MeshRequest& request);
 std::string fingerprint(const MeshPlan& plan);
 
-// One line of an error: "error[E0301]: message".
+// One line of an error: "error[E0301]: message (note)".
 std::string one_line(const Error& error);
 
 }  // namespace meshwright::conformance

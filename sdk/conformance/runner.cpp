@@ -1,4 +1,6 @@
 #include "sdk/base/conformance_runner.h"
+#include "sdk/base/plain_text.h"
+#include "sdk/base/used_up.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -12,7 +14,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 
@@ -31,12 +32,14 @@ struct Pipe {
     int low[2];
     if (::pipe2(low, O_CLOEXEC) != 0)
       throw std::runtime_error(std::string("pipe: ") + std::strerror(errno));
+    int reason = 0;
     for (int i : {0, 1}) {
       ends[i] = ::fcntl(low[i], F_DUPFD_CLOEXEC, kAnswerFd + 1);
+      if (ends[i] < 0) reason = detail::reason_of_copy(errno);
       ::close(low[i]);
     }
     if (ends[0] < 0 || ends[1] < 0)
-      throw std::runtime_error(std::string("pipe: ") + std::strerror(errno));
+      throw std::runtime_error(std::string("pipe: ") + std::strerror(reason));
     ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   }
   Pipe(const Pipe&) = delete;
@@ -101,7 +104,14 @@ pid_t spawn(const std::vector<std::string>& arguments, int output, int answer) {
   ::posix_spawn_file_actions_adddup2(&actions, output, 1);
   ::posix_spawn_file_actions_adddup2(&actions, output, 2);
   ::posix_spawn_file_actions_adddup2(&actions, answer, kAnswerFd);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  sigset_t defaults, none;
+  ::sigemptyset(&defaults);
+  ::sigemptyset(&none);
+  for (int signal : {SIGCHLD, SIGPIPE}) ::sigaddset(&defaults, signal);
+  ::posix_spawnattr_setsigdefault(&attributes, &defaults);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setflags(
+      &attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
   ::posix_spawnattr_setpgroup(&attributes, 0);
   pid_t child = 0;
   int failed = ::posix_spawn(&child, argv[0], &actions, &attributes, argv.data(), environ);
@@ -111,11 +121,7 @@ pid_t spawn(const std::vector<std::string>& arguments, int output, int answer) {
   return child;
 }
 
-std::string seconds_text(double seconds) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%g s", seconds);
-  return text;
-}
+std::string seconds_text(double seconds) { return text::format("%g s", seconds); }
 
 }  // namespace
 
@@ -129,10 +135,13 @@ ChildResult run_child(const std::vector<std::string>& arguments, double seconds)
   output.close(1);
   answers.close(1);
   int status = 0;
+  bool lost = false;  // whoever ignores SIGCHLD has no status of its children
   // The pipes end with the last process that holds them, which may outlive the child; the child's
   // own end counts.
   for (int wait_ms = 1;; wait_ms = std::min(wait_ms * 2, 20)) {
-    if (::waitpid(child, &status, WNOHANG) == child) break;
+    const pid_t ended = ::waitpid(child, &status, WNOHANG);
+    lost = ended < 0 && errno == ECHILD;
+    if (ended == child || lost) break;
     if (std::chrono::duration<double>(Clock::now() - begin).count() >= seconds) {
       result.timed_out = true;
       ::kill(-child, SIGKILL);
@@ -145,12 +154,12 @@ ChildResult run_child(const std::vector<std::string>& arguments, double seconds)
     open = answers.drain(answer_text) && open;
     if (!open) ::usleep(1000);  // poll returns at once for a pipe that has ended
   }
-  ::kill(-child, SIGKILL);
+  if (!lost) ::kill(-child, SIGKILL);
   output.drain(result.output);
   answers.drain(answer_text);
   result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   result.fields = parse_fields(answer_text);
-  if (!result.timed_out && WIFEXITED(status)) result.exit_status = WEXITSTATUS(status);
+  if (!result.timed_out && !lost && WIFEXITED(status)) result.exit_status = WEXITSTATUS(status);
   if (!result.timed_out && WIFSIGNALED(status)) result.signal = WTERMSIG(status);
   return result;
 }

@@ -11,7 +11,6 @@
 #include <torch/nn/modules/rnn.h>
 
 #include <algorithm>
-#include <cctype>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "meshwright/error.h"
 #include "meshwright/nn/moe.h"
 #include "sdk/base/context_plan.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/comm/parts.h"
 
 namespace meshwright {
@@ -100,9 +100,7 @@ namespace {
 void check_attention(torch::nn::Module& model, const ModelOutline& outline) {
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     const std::string& name = item.key();
-    std::string last = name.substr(name.rfind('.') + 1);
-    std::transform(last.begin(), last.end(), last.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const std::string last = text::lower(name.substr(name.rfind('.') + 1));
     const bool mixes = item.value()->as<torch::nn::MultiheadAttentionImpl>() != nullptr ||
                        item.value()->as<torch::nn::RNNImpl>() != nullptr ||
                        item.value()->as<torch::nn::LSTMImpl>() != nullptr ||

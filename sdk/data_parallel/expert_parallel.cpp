@@ -43,7 +43,8 @@ std::shared_ptr<ExpertParallel> apply_expert_parallel(const ParallelizeRequest& 
     return Error(ErrorCode::model_does_not_fit, std::move(why)).key("distributed.ep_size");
   };
   auto blocks = find_moe_blocks(*request.model);
-  if (blocks.empty())
+  // A pipeline's stages may all be dense while others of the model are not.
+  if (blocks.empty() && request.outline.stages <= 1)
     throw refuse("the model " + request.outline.architecture + " has no mixture-of-experts blocks")
         .help("set distributed.ep_size = 1");
   DeviceMesh meshes(*request.mesh.moe_mesh, request.world);

@@ -38,14 +38,17 @@ Tensor squares_of(const std::vector<Tensor>& gradients, at::Device device) {
 }
 
 // Whether an optimizer's kernels may multiply with it: they divide by a float32 on their device,
-// and write the gradients back.
+// and write the gradients back. In float16 they must: small ones would become zero here.
 bool may_wait(const std::vector<GradientSet>& sets, double factor) {
   if (!(factor > 1e-30 && factor < 1e30)) return false;
-  return std::all_of(sets.begin(), sets.end(), [](const GradientSet& set) {
-    return std::all_of(set.gradients.begin(), set.gradients.end(), [](const Tensor& g) {
-      return !g.is_cpu() && g.scalar_type() != at::kDouble;
-    });
-  });
+  bool half = false, on_device = true;
+  for (const GradientSet& set : sets)
+    for (const Tensor& g : set.gradients) {
+      if (g.scalar_type() == at::kDouble) return false;
+      half = half || g.scalar_type() == at::kHalf;
+      on_device = on_device && !g.is_cpu();
+    }
+  return half || on_device;
 }
 
 }  // namespace

@@ -15,9 +15,24 @@
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/nn/moe.h"
+#include "meshwright/parallel/collectives.h"
 #include "meshwright/parallel/sharded_units.h"
 
 namespace meshwright {
+
+at::Tensor to_cpu(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().is_cpu()) return tensor;
+  if (!tensor.device().is_cuda())
+    throw Error(ErrorCode::device_unavailable,
+                "to_cpu() takes tensors of a CPU or a CUDA device, and this one is on " +
+                    tensor.device().str())
+        .help("give it a tensor that has values on one of them");
+  return tensor.cpu();
+}
+
+at::Tensor to_cpu(ParallelModel& model, const ParallelParameter& parameter) {
+  return to_cpu(model.full_tensor(parameter.name));
+}
 
 ModelOutline outline_of(torch::nn::Module& model) {
   ModelOutline outline;

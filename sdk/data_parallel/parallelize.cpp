@@ -41,7 +41,9 @@ std::vector<std::string> apply_activation_checkpointing(const ParallelizeRequest
     std::string text;
     for (const std::string& part : scope) text += (text.empty() ? "" : "+") + part;
     request.world->notice("distributed.activation_checkpointing_scope = \"" + text +
-                          "\" meets no layers of this model, so nothing is recomputed");
+                          "\" meets no layers of " +
+                          (request.outline.stages > 1 ? "this rank's stages" : "this model") +
+                          ", so nothing is recomputed");
   }
   return checkpoint_layers(*request.model, layers, shared.activation_checkpointing,
                            checkpoint_scope::whole_layers(whole_layers, scope));

@@ -102,9 +102,13 @@ UnitState::UnitState(UnitContext& shared, const UnitSpec& spec)
   frozen_beside = context.frozen_apart && !context.policy.keeps_parameters() &&
                   trainable_count > 0 && !all_train &&
                   (frozen_storage != storage || frozen_storage != main);
+  // What each micro-batch adds is a sum in the reduce dtype: so is the sum of all of them.
+  const bool adds_up = context.policy.layout == ShardLayout::rows &&
+                       context.policy.reduction.every_micro_batch && wider(reduce, storage);
   gradient_type = context.policy.precision.main_gradients
                       ? scalar_type(*context.policy.precision.main_gradients)
-                      : storage;
+                  : adds_up ? reduce
+                            : storage;
 }
 
 at::Tensor UnitState::sent(const ShardSlice& slice) const {

@@ -1,16 +1,17 @@
 #include "sdk/files/durable.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <random>
 #include <utility>
 
+#include "sdk/base/plain_text.h"
 #include "sdk/files/clock.h"
 
 namespace meshwright::base {
@@ -19,9 +20,22 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// The limit that this process was started with, for EFBIG; else the file system has one.
+std::string limit_text(int reason) {
+  rlimit limit{};
+  if (reason != EFBIG || ::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return "";
+  return ": this process may write files of at most " + std::to_string(limit.rlim_cur) +
+         " bytes (RLIMIT_FSIZE)";
+}
+
 // What to do about the reason.
 const char* remedy(int reason) {
   switch (reason) {
+    case EFBIG:
+      return "raise the limit of a file's size (`ulimit -f unlimited` in the shell that starts it, "
+             "LimitFSIZE of a service); if there is none, choose a folder whose file system takes "
+             "larger files (run.dir, --out)";
     case ENOSPC:
     case EDQUOT:
       return "make room there, or choose another folder (run.dir, --out)";
@@ -42,7 +56,7 @@ Error unwritable(const fs::path& path, int reason, std::string_view did) {
   const char* name = ::strerrorname_np(reason);
   return Error(ErrorCode::output_unwritable,
                "cannot " + std::string(did) + " " + path.string() + ": " + std::strerror(reason) +
-                   (name == nullptr ? "" : " (" + std::string(name) + ")"))
+                   (name == nullptr ? "" : " (" + std::string(name) + ")") + limit_text(reason))
       .help(remedy(reason));
 }
 
@@ -124,8 +138,7 @@ fs::path beside(const fs::path& path) {
 // A name that nobody else takes, on no host that shares the folder.
 fs::path alone_beside(const fs::path& path) {
   std::random_device random;
-  char tag[17];
-  std::snprintf(tag, sizeof tag, "%08x%08x", random(), random());
+  const std::string tag = text::format("%08x%08x", random(), random());
   return path.parent_path() / ("." + path.filename().string() + "." + tag + ".tmp");
 }
 
@@ -145,7 +158,8 @@ void write_durably(const fs::path& path, std::string_view contents) {
 }
 
 void append_line(const fs::path& path, std::string_view line) noexcept {
-  int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
+  int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW,
+                  0644);
   if (fd < 0) return;
   off_t before = ::lseek(fd, 0, SEEK_END);
   std::string text = utc_now() + " " + std::string(line);

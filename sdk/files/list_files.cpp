@@ -49,6 +49,15 @@ std::vector<std::string> list_files(const std::string& name, const std::string& 
           .help("make the folder readable, or name the files by a pattern");
   } else if (fs::exists(status)) {
     return {name};
+  } else if (name.find("**") != std::string::npos) {
+    // glob() takes it for one *, and files of other depths would be left out without a word.
+    const std::string above = name.substr(0, name.find("**"));
+    const std::string below = name.substr(std::min(name.find_last_of('/') + 1, name.size()));
+    throw fail(key + " = \"" + name + "\": ** is not read; a * stays within one folder")
+        .help("name the folder for all files below it: set " + key + " = \"" +
+              (above.empty() ? "." : above.substr(0, above.find_last_not_of('/') + 1)) + "\"")
+        .help("or one * for each folder between: " + key + " = \"" + above + "*/" +
+              (below.find("**") == std::string::npos ? below : "*") + "\"");
   } else {
     glob_t found{};
     unreadable = {};

@@ -1,6 +1,5 @@
 #include "sdk/files/mapped_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,38 +9,32 @@
 #include <filesystem>
 #include <utility>
 
+#include "sdk/files/foreign_file.h"
+
 namespace meshwright::base {
 
 MappedFile::MappedFile(const std::string& path, ErrorCode code) : path_(path), code_(code) {
   auto fail = [&](const std::string& what, const std::string& help) {
     throw Error(code, path + ": " + what).help(help);
   };
-  if (path.find('\0') != std::string::npos)
-    fail("the name holds a NUL", "name the file without it");
-  // Without O_NONBLOCK opening a pipe would wait for a writer.
-  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (fd < 0) {
-    int reason = errno;
+  const ForeignFile file(path);
+  if (const int reason = file.reason(); reason != 0) {
     std::error_code failed;
-    fail(std::string("cannot be opened: ") + std::strerror(reason),
-         reason == EACCES ? "make the file, and the folders above it, readable"
-         : reason == EMFILE || reason == ENFILE
-             ? "raise the limit of open files: ulimit -n"
-             : "check the name; relative paths start at the current folder, " +
-                   std::filesystem::current_path(failed).string());
+    fail(file.problem(), reason == EACCES ? "make the file, and the folders above it, readable"
+                         : reason == EMFILE || reason == ENFILE
+                             ? "raise the limit of open files: ulimit -n"
+                             : "check the name; relative paths start at the current folder, " +
+                                   std::filesystem::current_path(failed).string());
   }
   struct stat info{};
-  std::string problem;
-  if (::fstat(fd, &info) != 0)
+  std::string problem = file.problem();
+  if (problem.empty() && ::fstat(file.fd(), &info) != 0)
     problem = std::strerror(errno);
-  else if (S_ISDIR(info.st_mode))
-    problem = "is a folder";
-  else if (!S_ISREG(info.st_mode))
-    problem = "is not a regular file";
-  else if (info.st_size <= 0)
+  else if (problem.empty() && info.st_size <= 0)
     problem = "is empty";
-  else {
-    void* at = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
+  else if (problem.empty()) {
+    void* at =
+        ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, file.fd(), 0);
     if (at == MAP_FAILED) {
       problem = std::string("cannot be mapped: ") + std::strerror(errno);
     } else {
@@ -51,8 +44,10 @@ MappedFile::MappedFile(const std::string& path, ErrorCode code) : path_(path), c
       inode_ = info.st_ino;
     }
   }
-  ::close(fd);
-  if (!problem.empty()) fail(problem, "name a file that is complete: fetch, copy or make it again");
+  if (!problem.empty())
+    fail(problem, path.find('\0') != std::string::npos
+                      ? "name the file without it"
+                      : "name a file that is complete: fetch, copy or make it again");
 }
 
 void MappedFile::check_size() const {

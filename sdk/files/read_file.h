@@ -1,17 +1,13 @@
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 
 namespace meshwright::base {
 
-// All that a file holds; what cannot be read is left out. For small files, and for those of /proc,
-// which have no size.
-inline std::string read_file(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
+// All that a regular file holds (foreign_file.h), those of /proc, which have no size, among them.
+// What cannot be read, or has more than `most` bytes, is left out.
+std::string read_file(const std::filesystem::path& path, size_t most = size_t{256} << 20);
 
 }  // namespace meshwright::base

@@ -39,7 +39,17 @@ struct RowSums {
   int64_t sharded = 0, trainable = 0, beside = 0;
 };
 
-Bytes rows_bytes(const Workload& work, const PrecisionPolicy& precision, const RowSums& sums) {
+// Where each micro-batch is reduced, sums of them are kept as they were summed over ranks. Copies
+// reduce once.
+DType kept_gradient(const Workload& work, const ShardingPolicy& policy, bool copies) {
+  const PrecisionPolicy& precision = policy.precision;
+  const bool adds_up = policy.reduction.every_micro_batch && !copies &&
+                       dtype_size(precision.mp.reduce) > dtype_size(work.storage);
+  return precision.main_gradients.value_or(adds_up ? precision.mp.reduce : work.storage);
+}
+
+Bytes rows_bytes(const Workload& work, const PrecisionPolicy& precision, DType gradient,
+                 const RowSums& sums) {
   const int64_t storage = dtype_size(work.storage);
   const std::optional<DType>& main = precision.main_weights;
   // Main weights beside the model's own, frozen ones of their dtype included: a shard has one
@@ -48,8 +58,7 @@ Bytes rows_bytes(const Workload& work, const PrecisionPolicy& precision, const R
                 state = main ? dtype_size(*main) : storage;
   Bytes out;
   out.weights = plus(times(sums.sharded, storage), sums.beside);
-  out.gradients =
-      times(sums.trainable, dtype_size(precision.main_gradients.value_or(work.storage)));
+  out.gradients = times(sums.trainable, dtype_size(gradient));
   out.optimizer =
       plus(times(sums.sharded, beside), times(sums.trainable, state, work.optimizer_states));
   return out;
@@ -67,10 +76,10 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
   Footprint out;
   Traffic wire;
   Peak peak;
-  const DType gradient = policy.precision.main_gradients.value_or(work.storage);
   const ModuleIndex index(request.outline);
   RowSums sums;
   const bool copies = alone_as_copies(request, plan), stages = pipeline_size(request) > 1;
+  const DType gradient = kept_gradient(work, policy, copies);
   int64_t cast = 0;                                 // bytes of all that computes in another dtype
   std::vector<int64_t> held(layout.shares.size());  // elements of each gradient on this rank
   DType widest_reduce = policy.precision.mp.reduce;
@@ -139,7 +148,7 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
     sums.beside =
         plus(sums.beside, times(layout.shares[p].elements,
                                 dtype_size(stored_as(request.outline.parameters[p], work))));
-  out.bytes = rows_bytes(work, policy.precision, sums);
+  out.bytes = rows_bytes(work, policy.precision, gradient, sums);
   // Copies keep what is cast.
   const int64_t parameters =
       copies ? cast : peak.parameters(std::max<int64_t>(policy.prefetch.ahead(), 0));

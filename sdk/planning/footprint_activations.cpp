@@ -8,6 +8,7 @@
 
 #include "footprint_parts.h"
 #include "pipeline_lists.h"
+#include "sdk/base/head_of.h"
 #include "sdk/base/pipeline.h"
 #include "token_activations.h"
 
@@ -280,7 +281,7 @@ int64_t bytes_of_passes(const ShardingRequest& request, const ActivationQuestion
   const MixedPrecision mp = precision_of(request);
   PassSizes sizes{.tokens = tokens, .element = dtype_size(mp.param)};
   // The head's logits.
-  if (outline.find_module("lm_head") != nullptr) {
+  if (head_of(outline) != nullptr) {
     const int64_t ranks = token.vocabulary_ranks(),
                   words = (outline.vocab_size + ranks - 1) / ranks;
     sizes.logits = sizes.loss = times(words, dtype_size(mp.output));

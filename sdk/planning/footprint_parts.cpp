@@ -48,7 +48,7 @@ void check_experts(const ShardingRequest& request, const Layout& layout) {
   for (size_t i = 0; i < layout.shares.size(); ++i)
     if (layout.shares[i].expert && !request.outline.parameters[i].shape.empty())
       shapes.push_back(request.outline.parameters[i].shape);
-  if (shapes.empty() && !request.outline.moe)
+  if (shapes.empty() && !request.outline.moe && request.outline.stages <= 1)
     throw Error(ErrorCode::model_does_not_fit, "ep_size is " + std::to_string(layout.ep.size) +
                                                    ", but the model " +
                                                    request.outline.architecture + " has no experts")

@@ -7,6 +7,7 @@
 
 #include "checkpoint_scope.h"
 #include "footprint_parts.h"
+#include "sdk/base/head_of.h"
 
 namespace meshwright {
 namespace {
@@ -182,8 +183,8 @@ class TpTraffic {
     convert(module.name, End::output, TpLayout::shard_last, module.style.output, out);
     // The loss of logits that stay cut: the largest of each token, then its sum of exponentials and
     // its target's logit.
-    bool logits =
-        !embedding && module_of(module.name).empty() && out == request_.outline.vocab_size;
+    const ModuleOutline* head = head_of(request_.outline);
+    const bool logits = !embedding && head != nullptr && head->name == module.name;
     if (logits && module.style.output == TpLayout::shard_last)
       for (int64_t floats : {1, 2})
         wire_.add(tp_, "all_reduce", passes_, times(tokens_, floats, dtype_size(DType::float32)));

@@ -10,6 +10,7 @@
 
 #include "pipeline_lists.h"
 #include "pipeline_parts.h"
+#include "sdk/base/head_of.h"
 #include "sdk/base/text.h"
 
 namespace meshwright {
@@ -418,13 +419,10 @@ void untie(const ModelOutline& whole, const PipelinePlan& plan, int64_t pp_rank,
   if (!whole.tied_embeddings || first == last) return;
   out.tied_embeddings = false;
   if (pp_rank != last) return;
-  const auto head = std::find_if(out.modules.rbegin(), out.modules.rend(), [](const auto& module) {
-    return module.kind == ModuleKind::linear && module_of(module.name).empty();
-  });
+  const ModuleOutline* head = head_of(out);
   for (const ParameterOutline& p : whole.parameters) {
     const ModuleOutline* owner = whole.find_module(module_of(p.name));
-    if (head == out.modules.rend() || owner == nullptr || owner->kind != ModuleKind::embedding)
-      continue;
+    if (head == nullptr || owner == nullptr || owner->kind != ModuleKind::embedding) continue;
     ParameterOutline copy = p;
     copy.name = head->name + ".weight";
     copy.copy_of = p.name;

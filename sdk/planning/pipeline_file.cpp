@@ -201,7 +201,10 @@ void ActionFile::check_complete(int64_t size) {
 PipelineLists ActionFile::read(int64_t size) {
   std::error_code failure;
   std::ifstream file;
-  if (std::filesystem::is_regular_file(path_, failure)) file.open(path_);
+  constexpr std::uintmax_t kMost = std::uintmax_t{64} << 20;
+  if (std::filesystem::is_regular_file(path_, failure) &&
+      std::filesystem::file_size(path_, failure) <= kMost && !failure)
+    file.open(path_);
   if (!file.is_open())
     throw Error(ErrorCode::file_unreadable,
                 "the file of pipeline actions " + path_ + " cannot be read")

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "checkpoint_scope.h"
+#include "sdk/base/head_of.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/row_steps.h"
 
@@ -104,12 +105,13 @@ TokenActivations::TokenActivations(const ShardingRequest& request, bool whole_la
       rows_(expert_rows(request, tokens_, facts)),
       whole_layers_(whole_layers) {
   if (tp_ == 1) return;
+  const ModuleOutline* head = head_of(outline_);
   for (const TpModule& module : resolve_tp_modules(request.tp, outline_)) {
     if (module.style.kind == TpStyleKind::sequence ||
         module.style.kind == TpStyleKind::sequence_all_gather)
       sequence_.insert(module.name);
-    cut_logits_ =
-        cut_logits_ || (module.name == "lm_head" && module.style.output == TpLayout::shard_last);
+    cut_logits_ = cut_logits_ || (head != nullptr && module.name == head->name &&
+                                  module.style.output == TpLayout::shard_last);
   }
 }
 
@@ -117,7 +119,7 @@ void TokenActivations::add_all() {
   for (const ParameterOutline& parameter : outline_.parameters) add(parameter);
   close();
   // The head's input, which is whole.
-  if (outline_.find_module("lm_head") != nullptr) outside += outline_.hidden_size;
+  if (head_of(outline_) != nullptr) outside += outline_.hidden_size;
 }
 
 // Where tensors lie makes a difference to experts alone.

@@ -10,7 +10,10 @@
 
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/head_of.h"
+#include "sdk/base/low_rank.h"
 #include "sdk/base/text.h"
+#include "tp_blocks.h"
 #include "tp_errors.h"
 
 namespace meshwright {
@@ -88,6 +91,32 @@ struct ProjectionBlock {
       .help("give none of its projections a style that leaves them cut");
 }
 
+// What stands whole beside projections that are cut, and trains: whether its gradient is a part of
+// a sum is for the outline to say.
+void check_declared(const TpPlan& plan, const ModelOutline& outline,
+                    const std::unordered_map<std::string_view, const TpStyle*>& styles) {
+  const footprint::ModuleIndex index(outline);
+  const tp::CutBlocks blocks(plan, index);
+  for (const ParameterOutline& parameter : outline.parameters) {
+    const std::string_view name = module_of(parameter.name), block = blocks.around(name);
+    if (block.empty() || !parameter.trainable || styles.contains(name)) continue;
+    const ModuleOutline* module = index.find(name);
+    if (module == nullptr || module->kind == ModuleKind::experts ||
+        module->kind == ModuleKind::router || is_added_factor(*module) ||
+        tp::seen_by(outline, name) != tp::Sees::unsaid)
+      continue;
+    throw tp_plan_does_not_fit(
+        std::string(name) + " stands whole among the projections of " + std::string(block) +
+        ", which are cut, and the model's own plan does not say whether it sees their heads or the "
+        "stream: the gradient of " +
+        parameter.name + " may be a part of a sum")
+        .help("the model's outline says it, in own_tp_plan: {" + text::quote(name) + ", \"" +
+              std::string(kOfHeads) + "\"}, or \"" + std::string(kOfStream) + "\"")
+        .help("a plan of patterns says it likewise, in distributed.tp_plan")
+        .help("set distributed.tp_size = 1");
+  }
+}
+
 }  // namespace
 
 void check_tp_blocks(const TpPlan& plan, const ModelOutline& outline) {
@@ -99,6 +128,7 @@ void check_tp_blocks(const TpPlan& plan, const ModelOutline& outline) {
   // What runs between the blocks is whole on every rank or cut along the sequence, everywhere
   // alike.
   const std::string *part = nullptr, *whole = nullptr;
+  const ModuleOutline* head = head_of(outline);
   for (const ModuleOutline& module : outline.modules) {
     const auto found = styles.find(module.name);
     const TpStyle* style = found == styles.end() ? nullptr : found->second;
@@ -118,8 +148,7 @@ void check_tp_blocks(const TpPlan& plan, const ModelOutline& outline) {
           " would leave what it looks up cut along its width, which nothing after it expects")
           .help("give it the style \"rowwise_rep\", which cuts the vocabulary")
           .help("give it the style \"colwise_rep\", which puts the width together");
-    if (module.name == "lm_head" && style != nullptr && style->kind == row &&
-        style->input == shard_last)
+    if (&module == head && style != nullptr && style->kind == row && style->input == shard_last)
       throw tp_plan_does_not_fit(module.name + " has " + text_of(style) +
                                  ", but its input is whole: nothing before it leaves it cut")
           .help("give it the style \"colwise\"")
@@ -133,6 +162,7 @@ void check_tp_blocks(const TpPlan& plan, const ModelOutline& outline) {
     if (!block.second.fits() && (refused == nullptr || block.first < refused->first))
       refused = &block;
   if (refused != nullptr) refuse_block(refused->first, refused->second);
+  check_declared(plan, outline, styles);
   if (part != nullptr && whole != nullptr)
     throw tp_plan_does_not_fit(*whole + " gives whole activations, but " + *part +
                                " works on a part of the sequence: they cannot be added")

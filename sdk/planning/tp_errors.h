@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright {
 

@@ -11,6 +11,7 @@
 #include "meshwright/tp_plan.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/text.h"
+#include "tp_blocks.h"
 #include "tp_errors.h"
 
 namespace meshwright {
@@ -224,33 +225,19 @@ std::vector<TpModule> resolve_tp_modules(const TpPlan& plan, const ModelOutline&
 std::vector<std::string> partial_gradient_parameters(const TpPlan& plan,
                                                      const ModelOutline& outline) {
   Resolved model = read_plan(plan, outline);
+  const tp::CutBlocks blocks(plan, model.index);
   std::set<std::string_view> whole, bias;
-  std::map<std::string_view, std::set<int64_t>>
-      heads;  // modules with columns inside, and how wide these columns' inputs are
-  std::unordered_map<std::string_view, const ParameterOutline*> weights;  // by module
-  for (const ParameterOutline& parameter : outline.parameters)
-    if (parameter.name.ends_with(".weight")) weights.emplace(module_of(parameter.name), &parameter);
   for (const auto& [module, entry] : model.styled) {
-    const TpStyle& style = entry->style;
-    if (is_sequence(style)) whole.insert(module->name);
-    if (module->kind != ModuleKind::linear) continue;
-    if (style.kind == TpStyleKind::row && style.output == TpLayout::shard_1)
+    if (is_sequence(entry->style)) whole.insert(module->name);
+    if (module->kind == ModuleKind::linear && entry->style.kind == TpStyleKind::row &&
+        entry->style.output == TpLayout::shard_1)
       bias.insert(module->name);
-    // Inside a layer, a norm among projections sees heads unless it is as wide as what they take:
-    // that one stands before them.
-    auto weight = weights.find(module->name);
-    if (style.kind == TpStyleKind::column && style.output == TpLayout::shard_last &&
-        !model.index.layer_of(module->name).empty() && weight != weights.end() &&
-        weight->second->shape.size() == 2)
-      heads[module_of(module->name)].insert(weight->second->shape[1]);
   }
   std::vector<std::string> out;
   for (const ParameterOutline& parameter : outline.parameters) {
     std::string_view name = module_of(parameter.name);
-    const ModuleOutline* module = model.index.find(name);
-    auto block = heads.find(module_of(name));
-    bool of_heads = module != nullptr && module->kind == ModuleKind::norm && block != heads.end() &&
-                    parameter.shape.size() == 1 && !block->second.contains(parameter.shape[0]);
+    const bool of_heads = !model.entry_of.contains(name) && !blocks.around(name).empty() &&
+                          tp::seen_by(outline, name) == tp::Sees::heads;
     if (of_heads || whole.contains(name) ||
         (bias.contains(name) && parameter.name.ends_with(".bias")) ||
         is_whole_factor(model, parameter.name))

@@ -3,6 +3,7 @@
 
 #include "meshwright/tp_plan.h"
 #include "sdk/base/text.h"
+#include "tp_errors.h"
 
 namespace meshwright {
 namespace {
@@ -60,7 +61,7 @@ std::string_view layout_name(TpLayout layout) {
 std::optional<TpStyle> parse_style(std::string_view text, StyleContext context) {
   for (const StyleRow& row : kStyles)
     if (row.text == text) return row.style;
-  if (text == "replicated_with_grad_allreduce") return std::nullopt;
+  if (text == kOfHeads || text == kOfStream) return std::nullopt;
   // Newer spellings that only models' own plans use: a row style whose input is whole.
   if (context == StyleContext::own_plan &&
       (text == "embedding_rowwise" || text == "rowwise_split_input"))
@@ -70,7 +71,7 @@ std::optional<TpStyle> parse_style(std::string_view text, StyleContext context) 
   for (const StyleRow& row : kStyles) names.emplace_back(row.text);
   Error error(ErrorCode::bad_tp_plan,
               "\"" + std::string(text) + "\" is not a tensor-parallel style; the styles are " +
-                  text::join(names, ", ") + " and replicated_with_grad_allreduce");
+                  text::join(names, ", ") + ", replicated and replicated_with_grad_allreduce");
   error.key("distributed.tp_plan");
   if (std::string near = nearest_name(text, names); !near.empty())
     error.help("did you mean \"" + near + "\"?");

@@ -11,8 +11,10 @@
 #include <utility>
 
 #include "meshwright/error.h"
+#include "meshwright/nn/attention.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/parallel/collectives.h"
+#include "sdk/base/head_of.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/comm/parts.h"
 #include "tp_hooks.h"
@@ -96,6 +98,16 @@ class Applier {
       cut_linear(*host, *linear, styled);
     else
       cut_embedding(*host, *embedding, styled);
+  }
+
+  // Dropout of the heads of one rank is not that of another's.
+  void draw_apart() {
+    for (auto& [name, core] : find_attention_cores(*request_.model)) {
+      const std::string_view block = module_of(name);
+      if (std::any_of(cuts_.begin(), cuts_.end(),
+                      [&](const auto& cut) { return module_of(module_of(cut.first)) == block; }))
+        hooks_->own_draws(*core);
+    }
   }
 
   // Broadcasts unsharded parameters from group rank 0.
@@ -188,8 +200,9 @@ class Applier {
     if (column) {
       if (bias.defined()) cut(styled.name + ".bias", bias, 0);
       hooks_->column(host, styled, size, &linear);
-      if (styled.style.output == TpLayout::shard_last && request_.outline.vocab_size > 0 &&
-          size == request_.outline.vocab_size && styled.name.find('.') == std::string::npos)
+      const ModuleOutline* head = head_of(request_.outline);
+      if (styled.style.output == TpLayout::shard_last && head != nullptr &&
+          head->name == styled.name)
         vocabulary_ = VocabularyShard::of(group_, size);
     } else {
       // Added once, after the sum.
@@ -324,6 +337,7 @@ std::shared_ptr<TensorParallel> apply_tensor_parallel(const ParallelizeRequest& 
   Applier applier(request, group, made->cuts_);
   for (const TpModule& styled : resolve_tp_modules(request.tp, request.outline))
     applier.apply(styled);
+  applier.draw_apart();
   applier.share_the_rest();
   made->vocabulary_ = applier.vocabulary();
   made->unfinished_ = applier.unfinished();

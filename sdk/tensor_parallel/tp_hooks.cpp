@@ -1,5 +1,7 @@
 #include "tp_hooks.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -8,7 +10,10 @@
 #include <c10/core/GradMode.h>
 #include <torch/nn/modules/linear.h>
 
+#include <mutex>
+
 #include "meshwright/error.h"
+#include "meshwright/nn/attention.h"
 
 namespace meshwright::detail {
 
@@ -248,6 +253,61 @@ void TpHooks::norm(HookHost& host, const TpModule& styled) {
         else
           y = convert(y, shard_1, gathers ? replicate : style.output, y.size(-1), self->group_);
       });
+}
+
+namespace {
+
+// While one lives, LibTorch's generator gives a rank numbers of its own. Before and after, all
+// ranks of the group have the same ones, however many each of them has drawn.
+class OwnDraws {
+ public:
+  OwnDraws(at::Device device, int64_t rank)
+      : generator_(device.is_cuda() ? at::globalContext().defaultGenerator(device)
+                                    : at::detail::getDefaultCPUGenerator()),
+        on_host_(device.is_cpu()) {
+    std::lock_guard lock(generator_.mutex());
+    if (on_host_) {
+      seed_ = at::check_generator<at::CPUGeneratorImpl>(generator_)->random64();
+      state_ = generator_.get_state().clone();
+    } else {
+      seed_ = generator_.current_seed();
+    }
+    const uint64_t own = (seed_ ^ static_cast<uint64_t>(rank + 1)) * 0x9e3779b97f4a7c15u;
+    const uint64_t offset = on_host_ ? 0 : generator_.get_offset();
+    generator_.set_current_seed(own);
+    if (!on_host_) generator_.set_offset(offset);
+  }
+  OwnDraws(const OwnDraws&) = delete;
+  OwnDraws& operator=(const OwnDraws&) = delete;
+  ~OwnDraws() {
+    std::lock_guard lock(generator_.mutex());
+    if (on_host_) {
+      generator_.set_state(state_);
+      return;
+    }
+    const uint64_t offset = generator_.get_offset();
+    generator_.set_current_seed(seed_);
+    generator_.set_offset(offset);
+  }
+
+ private:
+  at::Generator generator_;
+  bool on_host_;
+  uint64_t seed_ = 0;
+  Tensor state_;
+};
+
+}  // namespace
+
+void TpHooks::own_draws(AttentionCoreImpl& core) const {
+  HookHost* host = HookHost::of(core);
+  if (host == nullptr || core.options().dropout == 0) return;
+  host->around = [&core, rank = group_->rank(), inner = host->around](ForwardCall call) {
+    auto run = [&] { return inner ? inner(call) : call.run(call.inputs); };
+    if (!core.is_training()) return run();
+    OwnDraws own(call.inputs.at(0).device(), rank);
+    return run();
+  };
 }
 
 }  // namespace meshwright::detail

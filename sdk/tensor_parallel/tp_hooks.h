@@ -16,6 +16,10 @@ namespace torch::nn {
 class LinearImpl;
 }
 
+namespace meshwright {
+class AttentionCoreImpl;
+}
+
 namespace meshwright::detail {
 
 // Ceil chunks along `dim` put together, on every rank; backward gives each its part.
@@ -37,6 +41,8 @@ class TpHooks : public std::enable_shared_from_this<TpHooks> {
   void factor_in(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& factor);
   void vocabulary(HookHost& host, const TpModule& styled, Chunk rows, at::Tensor weight);
   void norm(HookHost& host, const TpModule& styled);
+  // An attention core that drops probabilities of its rank's own heads.
+  void own_draws(AttentionCoreImpl& core) const;
 
  private:
   // Whether a column gathers its input itself, while it computes.

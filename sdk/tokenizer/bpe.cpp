@@ -117,6 +117,13 @@ std::optional<std::pair<std::string, std::string>> Vocabulary::seal() {
   return std::nullopt;
 }
 
+std::vector<std::string_view> Vocabulary::tokens() const {
+  std::vector<std::string_view> out;
+  out.reserve(entries_.size());
+  for (const Entry& entry : entries_) out.push_back(text_of(entry));
+  return out;
+}
+
 std::optional<uint32_t> Vocabulary::find(std::string_view token) const {
   auto it = ids_.find(token);
   return it == ids_.end() ? std::nullopt : std::optional(it->second);

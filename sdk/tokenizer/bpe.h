@@ -23,6 +23,7 @@ class Vocabulary {
   std::optional<uint32_t> find(std::string_view token) const;
   std::optional<std::string_view> token_of(uint32_t id) const;
   size_t count() const { return entries_.size(); }
+  std::vector<std::string_view> tokens() const;
   uint32_t largest_id() const { return entries_.empty() ? 0 : entries_.back().id; }
 
  private:

@@ -12,8 +12,9 @@ namespace json = boost::json;
 void refuse(const std::string& file, const std::string& place, const std::string& what) {
   throw Error(ErrorCode::bad_tokenizer, file + ": " + place + " " + what)
       .help(
-          "tokenizers that work are byte-level BPE, as those of GPT-2, Llama 3, Qwen2 and Qwen3 "
-          "(AutoTokenizer.from_pretrained(...).save_pretrained(...) writes them)")
+          "tokenizers that work are byte-level BPE, as those of GPT-2, Llama 3, Qwen2 and Qwen3: "
+          "put "
+          "the tokenizer.json that the model was published with in its place")
       .help("token ids work with any model: meshwright generate FOLDER --tokens 1,2,3");
 }
 

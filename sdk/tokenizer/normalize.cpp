@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sdk/tokenizer/utf8.h"
+#include "sdk/tokenizer/young.h"
 
 namespace meshwright::tokenizer {
 
@@ -20,25 +21,8 @@ bool plainly_composed(std::string_view text) {
 
 int combining_class(int32_t code) { return utf8proc_get_property(code)->combining_class; }
 
-}  // namespace
-
-std::string compose(std::string_view text) {
-  if (plainly_composed(text)) return std::string(text);
-  std::vector<utf8proc_int32_t> codes;
-  codes.reserve(text.size());
-  for (size_t at = 0; at < text.size();) {
-    Character next = character_at(text, at);
-    at += next.bytes;
-    utf8proc_int32_t parts[8];  // canonical decompositions have at most 4 characters
-    auto count = utf8proc_decompose_char(
-        next.code, parts, 8, static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE),
-        nullptr);
-    if (count < 1 || count > 8) {
-      codes.push_back(next.code);
-    } else {
-      codes.insert(codes.end(), parts, parts + count);
-    }
-  }
+// Decomposed characters, put in order and composed.
+void put_composed(std::vector<utf8proc_int32_t>& codes, std::string& out) {
   // utf8proc's own ordering takes quadratic time on a long run of marks.
   for (size_t i = 0; i < codes.size();) {
     if (combining_class(codes[i]) == 0) {
@@ -55,9 +39,37 @@ std::string compose(std::string_view text) {
   auto composed =
       utf8proc_normalize_utf32(codes.data(), static_cast<utf8proc_ssize_t>(codes.size()),
                                static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+  for (utf8proc_ssize_t i = 0; i < composed; ++i) append_utf8(out, codes[static_cast<size_t>(i)]);
+}
+
+}  // namespace
+
+std::string compose(std::string_view text) {
+  if (plainly_composed(text)) return std::string(text);
   std::string out;
   out.reserve(text.size());
-  for (utf8proc_ssize_t i = 0; i < composed; ++i) append_utf8(out, codes[static_cast<size_t>(i)]);
+  std::vector<utf8proc_int32_t> codes;
+  codes.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    Character next = character_at(text, at);
+    at += next.bytes;
+    if (composed_later(next.code)) {
+      put_composed(codes, out);
+      codes.clear();
+      append_utf8(out, next.code);
+      continue;
+    }
+    utf8proc_int32_t parts[8];  // canonical decompositions have at most 4 characters
+    auto count = utf8proc_decompose_char(
+        next.code, parts, 8, static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE),
+        nullptr);
+    if (count < 1 || count > 8) {
+      codes.push_back(next.code);
+    } else {
+      codes.insert(codes.end(), parts, parts + count);
+    }
+  }
+  put_composed(codes, out);
   return out;
 }
 

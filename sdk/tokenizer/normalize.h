@@ -1,4 +1,4 @@
-// Unicode's canonical composition, NFC.
+// Unicode's canonical composition, NFC, as of the version that the tokenizers library has.
 #pragma once
 
 #include <cstddef>

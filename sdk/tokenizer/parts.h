@@ -31,6 +31,7 @@ struct Tokenizer::Parts {
   std::unordered_map<std::string_view, const AddedToken*> added_by_content;
   TokenFinder verbatim, normalized;
   std::optional<Template> around;
+  int64_t stripped = 0;  // spaces that decoding takes from the beginning of a text
 };
 
 // Each reads one part of the file. Throws Error(bad_tokenizer).
@@ -38,7 +39,8 @@ void read_model(const Field& model, Bpe& bpe);
 bool read_normalizer(const Field& normalizer);
 std::vector<Step> read_pre_tokenizer(const Field& pre_tokenizer);
 std::optional<Template> read_post_processor(const Field& post_processor);
-void read_decoder(const Field& decoder);
+// How many spaces it takes from the beginning of a text. `tokens`: all there are.
+int64_t read_decoder(const Field& decoder, const std::vector<std::string_view>& tokens);
 // Without `matched`, and with the ids that the reference gives, which must be those of the file.
 std::deque<AddedToken> read_added_tokens(const Field& added, const Vocabulary& vocabulary);
 

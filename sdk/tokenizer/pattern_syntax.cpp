@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 
+#include "sdk/base/plain_text.h"
 #include "sdk/tokenizer/pattern.h"
 
 namespace meshwright::tokenizer {
@@ -11,7 +12,10 @@ namespace meshwright::tokenizer {
 namespace {
 
 // PCRE2's own \w is letters, numbers and the underscore; its \s has one character more (U+180E).
+// Outside of a class Oniguruma's has six numbers of Latin-1 more, and so have its edges of words.
 constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})",
+                           kBareWord =
+                               R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})",
                            kSpace = R"(\p{White_Space})", kHex = "0-9a-fA-F";
 
 class Writer {
@@ -71,14 +75,14 @@ class Writer {
       case 'D':
         return put(R"(\P{Nd})", 2);
       case 'w':
-        return as_set(kWord);
+        return as_set(in_set ? kWord : kBareWord);
       case 'h':
         return as_set(kHex);
       case 'v':
         return put(R"(\x0b)", 2);
       case 'W':
         not_in_set();
-        return put("[^" + std::string(kWord) + "]", 2);
+        return put("[^" + std::string(kBareWord) + "]", 2);
       case 'H':
         not_in_set();
         return put("[^" + std::string(kHex) + "]", 2);
@@ -114,8 +118,7 @@ class Writer {
       default:
         break;
     }
-    if (std::isalpha(static_cast<unsigned char>(c)) || c == '0' ||
-        (in_set && std::isdigit(static_cast<unsigned char>(c))))
+    if (text::is_letter(c) || c == '0' || (in_set && std::isdigit(static_cast<unsigned char>(c))))
       refuse(std::string("uses \\") + c + ", which is not read here");
     if (static_cast<unsigned char>(c) >=
         0x80) {  // of a character of several bytes, which needs none
@@ -126,7 +129,7 @@ class Writer {
   }
 
   static std::string edge() {
-    std::string word = "[" + std::string(kWord) + "]";
+    std::string word = "[" + std::string(kBareWord) + "]";
     return "(?:(?<=" + word + ")(?!" + word + ")|(?<!" + word + ")(?=" + word + "))";
   }
 
@@ -142,9 +145,9 @@ class Writer {
     std::string plain;
     for (char letter : name) {
       if (letter == ' ' || letter == '_' || letter == '-') continue;
-      if (!std::isalnum(static_cast<unsigned char>(letter)))
+      if (!text::is_alphanumeric(letter))
         refuse("has \\p{" + std::string(name) + "}, which names no property");
-      plain.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(letter))));
+      plain.push_back(text::lower(letter));
     }
     constexpr std::array kProperties = {"any",
                                         "alphabetic",

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdio>
 
 #include "sdk/tokenizer/bytes.h"
 #include "sdk/tokenizer/parts.h"
@@ -111,9 +112,21 @@ void read_model(const Field& model, Bpe& bpe) {
         "has a token for none of the 256 bytes, so this is not byte-level BPE");
   read_merges(model.at("merges"), bpe);
   if (lacking == 0) return;
+  // To the library a letter that the vocabulary lacks is its own bytes, where it has tokens for all
+  // of them; where it lacks one, falling back changes nothing.
+  const bool falls_back =
+      model.at("byte_fallback").boolean_or(false) &&
+      std::any_of(bpe.byte_ids.begin(), bpe.byte_ids.end(), [&](const auto& id) {
+        const std::string_view letter = letter_of(static_cast<uint8_t>(&id - bpe.byte_ids.data()));
+        return !id && std::all_of(letter.begin(), letter.end(), [&](char byte) {
+          char token[8];
+          std::snprintf(token, sizeof token, "<0x%02X>", static_cast<unsigned>(byte) & 0xffU);
+          return bpe.vocabulary.find(token).has_value();
+        });
+      });
   std::string which = "byte " + std::to_string(first) +
                       (lacking > 1 ? " and " + std::to_string(lacking - 1) + " more" : "");
-  if (model.at("byte_fallback").boolean_or(false))
+  if (falls_back)
     model.at("byte_fallback")
         .refuse("is true and model.vocab has no token for " + which +
                 "; falling back to <0x..> tokens is not read here");

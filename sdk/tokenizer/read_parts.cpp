@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <set>
 
+#include "sdk/tokenizer/bytes.h"
 #include "sdk/tokenizer/parts.h"
 
 namespace meshwright::tokenizer {
@@ -10,7 +11,9 @@ namespace {
 constexpr std::string_view kNormalizers = "NFC, Sequence",
                            kPreTokenizers = "ByteLevel, Split, Digits, Sequence",
                            kPostProcessors = "ByteLevel, TemplateProcessing, Sequence",
-                           kDecoders = "ByteLevel, Sequence";
+                           kDecoders =
+                               "ByteLevel, Sequence, Strip of spaces behind it, and before it what "
+                               "changes nothing: ByteFallback, Fuse, Replace";
 
 [[noreturn]] void refuse_kind(const Field& field, std::string_view known) {
   field.refuse("is of the kind " + shown(field.type()) + "; those read here are " +
@@ -133,15 +136,57 @@ std::optional<Template> read_post_processor(const Field& post_processor) {
   return out;
 }
 
-void read_decoder(const Field& decoder) {
+namespace {
+
+// "<0x0A>": what ByteFallback takes for a byte.
+bool is_byte_token(std::string_view token) {
+  return token.size() == 6 && token.starts_with("<0x") && token.ends_with('>') &&
+         token.substr(3, 2).find_first_not_of("0123456789abcdefABCDEF") == std::string_view::npos;
+}
+
+// A token that the decoder before ByteLevel could change, or with which the text of all of them
+// would be none of letters; nothing where there is none.
+std::optional<std::string> changed_by(const Field& decoder,
+                                      const std::vector<std::string_view>& tokens) {
+  const std::string_view type = decoder.type();
+  const bool replaces = type == "Replace";
+  if (replaces) {
+    const Field pattern = decoder.at("pattern").at("String");
+    if (pattern.absent()) decoder.at("pattern").refuse("must hold String");
+    // What has a character that is no letter stands in no text of letters.
+    if (from_letters(pattern.string())) return std::string(pattern.string());
+  }
+  for (const std::string_view token : tokens)
+    if (type == "ByteFallback" ? is_byte_token(token) : !from_letters(token).has_value())
+      return std::string(token);
+  return std::nullopt;
+}
+
+}  // namespace
+
+int64_t read_decoder(const Field& decoder, const std::vector<std::string_view>& tokens) {
   int found = 0;
+  int64_t stripped = 0;
   each(decoder, "decoders", [&](const Field& field) {
-    if (field.type() != "ByteLevel") refuse_kind(field, kDecoders);
-    ++found;
+    const std::string_view type = field.type();
+    if (type == "ByteLevel") {
+      ++found;
+    } else if (found == 0 && (type == "ByteFallback" || type == "Fuse" || type == "Replace")) {
+      if (const auto token = changed_by(field, tokens))
+        field.refuse("is of the kind " + shown(type) + ", which changes the text of " +
+                     shown(*token) + "; it is read where it changes none");
+    } else if (found > 0 && type == "Strip" && field.at("content").string() == " " &&
+               stripped == 0) {
+      stripped = field.at("start").id();
+      if (field.at("stop").id() != 0) field.at("stop").refuse("is not 0");
+    } else {
+      refuse_kind(field, kDecoders);
+    }
   });
   if (found != 1)
     decoder.refuse(found == 0 ? "has no ByteLevel, so this is not byte-level BPE"
                               : "has ByteLevel more than once");
+  return stripped;
 }
 
 std::deque<AddedToken> read_added_tokens(const Field& added, const Vocabulary& vocabulary) {

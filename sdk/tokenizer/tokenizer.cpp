@@ -82,8 +82,10 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {
   parts->composes = read_normalizer(root.at("normalizer"));
   parts->steps = read_pre_tokenizer(root.at("pre_tokenizer"));
   parts->around = read_post_processor(root.at("post_processor"));
-  read_decoder(root.at("decoder"));
   parts->added = read_added_tokens(root.at("added_tokens"), parts->bpe.vocabulary);
+  std::vector<std::string_view> tokens = parts->bpe.vocabulary.tokens();
+  for (const AddedToken& token : parts->added) tokens.push_back(token.content);
+  parts->stripped = read_decoder(root.at("decoder"), tokens);
   size_t index = 0;
   for (AddedToken& token : parts->added) {
     token.matched = token.normalized && parts->composes ? compose(token.content) : token.content;
@@ -224,9 +226,9 @@ std::string Tokenizer::bytes_of(int64_t id, bool skip_special) const {
 }
 
 std::string Tokenizer::decode(std::span<const int64_t> ids, bool skip_special) const {
-  Utf8Stream stream;
+  TextStream stream(*this, skip_special);
   std::string out;
-  for (int64_t id : ids) out += stream.add(bytes_of(id, skip_special));
+  for (int64_t id : ids) out += stream.add(id);
   return out + stream.finish();
 }
 
@@ -248,6 +250,16 @@ std::vector<std::string_view> Tokenizer::special_tokens() const {
   for (const AddedToken& token : parts_->added)
     if (token.special) out.push_back(token.content);
   return out;
+}
+
+int64_t Tokenizer::stripped() const { return parts_->stripped; }
+
+std::string TextStream::without_first(std::string text) {
+  if (stripped_ == 0 || text.empty()) return text;
+  const size_t spaces = std::min(text.find_first_not_of(' '), text.size()),
+               taken = std::min(spaces, static_cast<size_t>(stripped_));
+  stripped_ = taken < text.size() ? 0 : stripped_ - static_cast<int64_t>(taken);
+  return text.substr(taken);
 }
 
 Cuts Tokenizer::cuts() const { return cuts_of(parts_->steps, parts_->added); }

@@ -92,6 +92,8 @@ class Tokenizer {
   // The texts of added tokens with `special: true`; they live as long as the tokenizer.
   std::vector<std::string_view> special_tokens() const;
   int64_t size() const;  // one above the largest id
+  // Spaces that decoding takes from the beginning of a text, as some files ask for.
+  int64_t stripped() const;
 
  private:
   struct Parts;
@@ -106,13 +108,17 @@ class Tokenizer {
 class TextStream {
  public:
   explicit TextStream(const Tokenizer& tokenizer, bool skip_special = false)
-      : tokenizer_(&tokenizer), skip_special_(skip_special) {}
-  std::string add(int64_t id) { return bytes_.add(tokenizer_->bytes_of(id, skip_special_)); }
-  std::string finish() { return bytes_.finish(); }
+      : tokenizer_(&tokenizer), skip_special_(skip_special), stripped_(tokenizer.stripped()) {}
+  std::string add(int64_t id) {
+    return without_first(bytes_.add(tokenizer_->bytes_of(id, skip_special_)));
+  }
+  std::string finish() { return without_first(bytes_.finish()); }
 
  private:
+  std::string without_first(std::string text);
   const Tokenizer* tokenizer_;
   bool skip_special_;
+  int64_t stripped_;  // spaces that may still be taken
   Utf8Stream bytes_;
 };
 

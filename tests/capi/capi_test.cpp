@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdio>
@@ -70,7 +71,7 @@ struct Folder {
     const std::string errors = (path / "errors").string();
     const std::string whole =
         "cd '" MESHWRIGHT_SOURCE_DIR
-        "' && unset RANK WORLD_SIZE MESHWRIGHT_PLUGIN_PATH; export NO_COLOR=1; { " +
+        "' && unset RANK WORLD_SIZE MESHWRIGHT_PLUGIN_PATH; export NO_COLOR=1 LC_ALL=C; { " +
         command + "; } 2>'" + errors + "' </dev/null";
     std::FILE* pipe = popen(whole.c_str(), "r");
     REQUIRE(pipe != nullptr);
@@ -253,6 +254,38 @@ TEST_CASE("a save that a callback asks for does not stop") {
   const Ran ran = folder.client("train " + folder.job() + " -1 -1 none");
   REQUIRE_MESSAGE(ran.status == 0, folder.errors());
   CHECK(ran.out.starts_with("steps 6 of 6, validation "));
+}
+
+TEST_CASE(
+    "a process whose numbers have a comma writes the files and plans of one that has a point") {
+  Folder folder;
+  if (folder.shell("localedef -i de_DE -f UTF-8 '" + (folder.path / "de_DE.UTF-8").string() + "'")
+          .status != 0) {
+    MESSAGE("not tried: localedef and the sources of locales are not here");
+    return;
+  }
+  const std::string comma = "LOCPATH='" + folder.path.string() +
+                            "' LC_ALL=de_DE.UTF-8 timeout 120 " + kBin + "capi_client ";
+  const std::string settings = " checkpoint.keep=1 report.csv=true";
+  const Ran ours =
+      folder.shell(comma + "train " + folder.job() + " -1 -1 none run.name=comma" + settings);
+  REQUIRE_MESSAGE(ours.status == 0, folder.errors());
+  REQUIRE_MESSAGE(ours.out.find("loss 5,") != std::string::npos, ours.out);  // it has a comma
+  REQUIRE(folder.client("train " + folder.job() + " -1 -1 none run.name=point" + settings).status ==
+          0);
+  const fs::path a = folder.run("comma"), b = folder.run("point");
+  CHECK(numbers(a) == numbers(b));
+  const std::vector<std::string> rows = lines_of(contents(a / "metrics.csv"));
+  REQUIRE(rows.size() > 6);
+  for (const std::string& row : rows)
+    CHECK(std::ranges::count(row, ',') == std::ranges::count(rows[0], ','));
+  CHECK(folder.program("checkpoint verify " + (a / "checkpoints/latest").string()).status == 0);
+  CHECK(folder
+            .program("train " + folder.job() +
+                     " --set run.name=comma --set step_scheduler.max_steps=7")
+            .status == 0);
+  CHECK(folder.shell(comma + "plan " + folder.job() + " 4 3").out ==
+        folder.client("plan " + folder.job() + " 4 3").out);
 }
 
 TEST_CASE("a plan is that of plan --json, byte for byte") {

@@ -1,5 +1,6 @@
 /* A program in C that uses the engine: client VERB ... Prints what it was told; ends with the
  * status of what failed, whose text goes to standard error. capi_test.cpp runs it. */
+#include <locale.h>
 #include <meshwright/meshwright.h>
 #include <signal.h>
 #include <stdio.h>
@@ -150,6 +151,7 @@ static int generate(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const char* verb = argc > 1 ? argv[1] : "";
+  setlocale(LC_ALL, ""); /* as programs do that speak their user's language */
   if (strcmp(verb, "train") == 0) return train(argc, argv);
   if (strcmp(verb, "save") == 0) return save(argc, argv);
   if (strcmp(verb, "plan") == 0) return plan(argc, argv);

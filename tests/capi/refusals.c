@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static int wrong = 0;
@@ -157,6 +158,7 @@ static void of_runs(void) {
   meshwright_request request;
   double loss = 0;
   sigset_t signals;
+  struct rlimit limit, small;
   pthread_t thread;
   int64_t out_of_vocabulary = 256;
   EXPECT(meshwright_job_set(job, "validation_dataset.path", "none") == 0);
@@ -212,6 +214,21 @@ static void of_runs(void) {
   meshwright_run_close(run);
   meshwright_run_close(NULL);
   EXPECT(meshwright_run_rank(NULL) == 0 && strcmp(meshwright_run_folder(NULL), "") == 0);
+
+  /* A file beyond the limit of this process: a failed save, and no signal. */
+  other = job_with("run.name", "limited");
+  EXPECT(meshwright_run_open(other, NULL, &run) == 0);
+  EXPECT(meshwright_run_train(run, 1, NULL, NULL) == 0);
+  getrlimit(RLIMIT_FSIZE, &limit);
+  small = limit;
+  small.rlim_cur = 1000;
+  setrlimit(RLIMIT_FSIZE, &small);
+  REFUSED(meshwright_run_save(run), MESHWRIGHT_DATA, 705, "at most 1000 bytes (RLIMIT_FSIZE)");
+  setrlimit(RLIMIT_FSIZE, &limit);
+  EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &signals) == 0 && !sigismember(&signals, SIGXFSZ));
+  EXPECT(sigpending(&signals) == 0 && !sigismember(&signals, SIGXFSZ));
+  meshwright_run_close(run);
+  meshwright_job_close(other);
 
   /* A run that fails while it trains is over, and the next one can be opened. */
   other = job_with("run.name", "nonfinite");

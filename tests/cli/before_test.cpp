@@ -4,6 +4,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "ran.h"
 
@@ -27,7 +30,87 @@ const std::string kJob =
     "configs/first_fsdp2_cpu.toml --set step_scheduler.max_steps=1 --set "
     "lr_scheduler.lr_warmup_steps=1 ";
 
+// A safetensors file of that header, with so many bytes of data.
+std::string weights_of(const std::string& header, size_t data) {
+  std::string out(8, '\0');
+  for (size_t i = 0; i < 8; ++i) out[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
+  return out + header + std::string(data, '\0');
+}
+
 }  // namespace
+
+TEST_CASE("a path that starts beside the file, not here, gets the same help from every verb") {
+  Folder folder;
+  fs::create_directories(folder.path / "models");
+  fs::copy_file(MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json",
+                folder.path / "models/beside.json");
+  const std::string job = folder.put("job.toml",
+                                     "schema = 1\n[model]\nconfig = \"models/beside.json\"\n"
+                                     "[step_scheduler]\nmax_steps = 1\n"
+                                     "[dataset]\nkind = \"mock\"\n");
+  for (const char* verb : {"validate ", "train ", "plan ", "doctor "}) {
+    CAPTURE(verb);
+    const Ran ran = run(verb + job, "2>&1");
+    INFO(ran.out);
+    CHECK(ran.status == 2);
+    CHECK(ran.out.find("it lies beside the configuration: set model.config = \"") !=
+          std::string::npos);
+  }
+}
+
+TEST_CASE("weights, checkpoints and a folder that train would not take are refused by validate") {
+  Folder folder;
+  const std::string model = (folder.path / "model").string(),
+                    run_dir = (folder.path / "r").string();
+  fs::create_directories(model);
+  fs::copy_file(MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json", model + "/config.json");
+  const std::string one = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+                    index =
+                        R"({"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}})";
+  struct Row {
+    std::vector<std::pair<std::string, std::string>> files;
+    std::string sets, part;
+    int status = 7;
+    bool doctor = true;
+  };
+  const std::string of_model = "--set model.config=none --set model.pretrained=" + model;
+  for (const Row& row : std::vector<Row>{
+           {{}, of_model, "has neither model.safetensors nor"},
+           {{{"model.safetensors", weights_of(one, 4)}}, of_model, "model.safetensors: byte 8"},
+           {{{"model.safetensors", weights_of(one, 8)}}, of_model, "has no tensor \"model.embed"},
+           {{{"model.safetensors",
+              weights_of(R"({"a":{"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]}})", 8)}},
+            of_model,
+            "quantized weights are not read"},
+           {{{"model.safetensors.index.json", index}, {"model-1.safetensors", weights_of(one, 8)}},
+            of_model,
+            "names model-2.safetensors, which is not there"},
+           {{{"model.safetensors.index.json", index},
+             {"model-1.safetensors", weights_of(one, 8)},
+             {"model-2.safetensors", weights_of(one, 8)}},
+            of_model,
+            "says that tensor \"b\" is here, and it is not"},
+           {{}, "--set checkpoint.resume=" + model, "error[E0712]"},
+           {{}, "--set run.name=" + std::string(300, 'x'), "File name too long", 7, false},
+           {{}, "--set run.dir=/proc/none", "cannot make /proc/none/first", 7, false},
+           {{}, "--set run.dir=/dev/null/runs", "Not a directory", 7, false},
+       }) {
+    CAPTURE(row.part);
+    for (const auto& [name, bytes] : row.files) folder.put("model/" + name, bytes);
+    for (const std::string& verb : {std::string("validate "), std::string("train "),
+                                    row.doctor ? std::string("doctor ") : std::string()}) {
+      if (verb.empty()) continue;
+      CAPTURE(verb);
+      const Ran ran = run(verb + kJob + "--set run.dir=" + run_dir + " " + row.sets, "2>&1");
+      INFO(ran.out);
+      CHECK(ran.status == row.status);
+      CHECK(ran.out.find(row.part) != std::string::npos);
+      CHECK(ran.out.find("help: ") != std::string::npos);
+      CHECK(!fs::exists(run_dir));
+    }
+    for (const auto& [name, bytes] : row.files) fs::remove(folder.path / "model" / name);
+  }
+}
 
 TEST_CASE(
     "data that the model cannot learn from is refused by validate and by train, before a rank "

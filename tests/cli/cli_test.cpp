@@ -373,6 +373,22 @@ TEST_CASE("the conformance kit catches what is wrong, a crash and a hang include
   CHECK(run("plugins check fsdp2").status == 0);
 }
 
+TEST_CASE("plugins check tries what --set says of a strategy's own table, and refuses the rest") {
+  const std::string check = "plugins check fsdp2 --case parallelize --set ";
+  const Ran set = run(check + "distributed.fsdp2.reshard_after_forward=false");
+  INFO(set.out);
+  CHECK(set.status == 0);
+  // Of all that it says this alone differs: the switch is another one's default now.
+  CHECK(set.out != run("plugins check fsdp2 --case parallelize").out);
+  const Ran other = run(check + "optimizer.lr=1", "2>&1"),
+            unknown = run(check + "distributed.fsdp2.reshard=1", "2>&1");
+  CHECK(other.status == 2);
+  CHECK(other.out.find("--set optimizer.lr=1 changes nothing that is checked here") !=
+        std::string::npos);
+  CHECK(unknown.status == 2);
+  CHECK(unknown.out.find("error[E0202]") != std::string::npos);
+}
+
 TEST_CASE(
     "output that cannot be written is noticed, a reader that goes away is not an error message") {
   CHECK(run("plugins list", ">/dev/full 2>&1").status == 1);

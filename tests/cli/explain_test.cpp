@@ -40,3 +40,37 @@ TEST_CASE("config explain answers a word with a table of the keys that have to d
         "step_scheduler.global_batch_size");
   CHECK(found.at("keys").as_array()[0].as_object().at("found_in").as_string() == "other name");
 }
+
+TEST_CASE(
+    "a flag or a word that other programs take is answered with the flag or --set that does it") {
+  struct Row {
+    const char *arguments, *help;
+  };
+  for (const Row& row :
+       {Row{"train job.toml --learning_rate 1e-4", "help: --set optimizer.lr=1e-4\n"},
+        Row{"train job.toml --set optimizer.lr 1e-4", "help: --set optimizer.lr=1e-4\n"},
+        Row{"train job.toml --weight_decay 0.1", "help: --set optimizer.weight_decay=0.1\n"},
+        Row{"train job.toml --tp 2", "help: --set distributed.tp_size=2\n"},
+        Row{"train job.toml --ep 2", "help: --set distributed.ep_size=2\n"},
+        Row{"train job.toml --compile", "help: --set distributed.fsdp2.enable_compile=true: "},
+        Row{"train job.toml --fp16", "help: --set distributed.mp_policy.param_dtype=float16: "},
+        Row{"evaluate runs/a --limit 3", "help: --samples 3\n"},
+        Row{"evaluate runs/a --max_samples 3", "help: --samples 3\n"},
+        Row{"generate runs/a --do_sample", "help: --temperature T\n"},
+        {"train job.toml --optimizer.lr=1e-4", "help: --set optimizer.lr=1e-4\n"},
+        {"train job.toml optimizer.lr=1e-4", "help: --set optimizer.lr=1e-4\n"},
+        {"validate +training.steps=9", "help: --set step_scheduler.max_steps=9\n"},
+        {"plan job.toml --betas '[0.9, 0.99]'", "help: --set 'optimizer.betas=[0.9, 0.99]'\n"},
+        {"generate model --max-new-tokens 5", "help: --max-new 5\n"},
+        {"train job.toml --max-new-tokens 5", "help: meshwright generate has --max-new 5\n"},
+        {"train job.toml --nproc_per_node=4", "help: --nproc 4\n"},
+        {"train job.toml --wandb.project x", "wandb.project has no counterpart here: "},
+        {"config schema --lr 1", "for verbs that take one: --set optimizer.lr=1\n"},
+        {"train job.toml --nprc 4", "help: did you mean --nproc?\n"}}) {
+    INFO(row.arguments);
+    const Ran ran = run(row.arguments, "2>&1");
+    INFO(ran.out);
+    CHECK(ran.status == 2);
+    CHECK(ran.out.find(row.help) != std::string::npos);
+  }
+}

@@ -160,7 +160,7 @@ TEST_CASE("damaged safetensors: the place is named, nothing is trained, exit sta
        }},
       {"E0704", "\"model.norm.weight\" has the shape [9, 4], the model of config.json [36]",
        set(kNorm, "shape", "[9, 4]")},
-      {"E0704", "tensor \"model.norm.weight\" is int32, wanted is float32",
+      {"E0704", "\"model.norm.weight\" is int32, wanted is a floating-point dtype",
        set(kNorm, "dtype", "\"I32\"")},
   };
   Program program;

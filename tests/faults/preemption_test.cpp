@@ -100,6 +100,26 @@ TEST_CASE("one process alone is preempted too") {
   }
 }
 
+TEST_CASE("a wish that comes in the middle of a matrix product writes into none of its operands") {
+  for (const char* ranks : {"1", "2"}) {
+    CAPTURE(ranks);
+    Program program;
+    program.start({"--nproc", ranks, "--set", "dataset.kind=mock", "--set", "dataset.seq_len=1024",
+                   "--set", "step_scheduler.local_batch_size=3"});
+    program.wait_for_steps(2);
+    // Many, within the time in which they are one wish: one of them met a product in every run.
+    const pid_t rank = *ranks == '1' ? program.pid() : program.rank(1);
+    using Clock = std::chrono::steady_clock;
+    for (const auto end = Clock::now() + std::chrono::milliseconds(120); Clock::now() < end;) {
+      ::kill(rank, SIGTERM);
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    }
+    const Ended ended = program.wait();
+    CAPTURE(ended.err);
+    CHECK(ended.code == 75);
+  }
+}
+
 TEST_CASE("a terminal that goes away takes nothing with it: saved, although nobody can be told") {
   for (int64_t ranks : {1, 2}) {
     Layout layout = kLong;

@@ -90,7 +90,7 @@ fs::path Program::copy_tokens() const {
 void Program::start(const std::vector<std::string>& arguments, const Environment& environment,
                     const std::string& out) {
   std::vector<std::string> words = launcher_, variables = {marker_};
-  words.insert(words.end(), {MESHWRIGHT_BUILD_DIR "/bin/meshwright", "train", job_.string()});
+  words.insert(words.end(), {MESHWRIGHT_BUILD_DIR "/bin/meshwright", verb_, job_.string()});
   words.insert(words.end(), arguments.begin(), arguments.end());
   for (char** e = environ; *e != nullptr; ++e) {
     std::string entry = *e, name = entry.substr(0, entry.find('='));

@@ -47,6 +47,8 @@ class Program {
   void in(std::filesystem::path folder) { directory_ = std::move(folder); }
   // What the following starts put before `meshwright train`: a launcher and its arguments.
   void launcher(std::vector<std::string> words) { launcher_ = std::move(words); }
+  // In place of train.
+  void verb(std::string name) { verb_ = std::move(name); }
   // `meshwright train job.toml` with these arguments; its streams go to files, or where `out` says.
   void start(const std::vector<std::string>& arguments, const Environment& environment = {},
              const std::string& out = "");
@@ -73,6 +75,7 @@ class Program {
   std::filesystem::path folder_, job_, directory_;
   std::string marker_;
   std::vector<std::string> launcher_;
+  std::string verb_ = "train";
   pid_t pid_ = -1;
   std::string out_;
   std::chrono::steady_clock::time_point begin_;

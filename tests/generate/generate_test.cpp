@@ -251,11 +251,19 @@ TEST_CASE("what cannot be is refused before a rank starts, with words that help"
   fs::create_directories(bare);
   fs::copy_file(fs::path(MESHWRIGHT_SOURCE_DIR) / net / "model.safetensors",
                 bare / "model.safetensors");
+  const fs::path shape = folder.path / "shape", llama_cpp = folder.path / "llama_cpp";
+  fs::create_directories(shape);
+  fs::create_directories(llama_cpp);
+  fs::copy_file(fs::path(MESHWRIGHT_SOURCE_DIR) / net / "config.json", shape / "config.json");
+  put(llama_cpp / "q4.gguf", "GGUF");
   for (auto [arguments, status, part] : std::vector<std::tuple<std::string, int, std::string>>{
            {"/nowhere --prompt x", 2, "there is no folder /nowhere"},
            {"README.md --prompt x", 2, "README.md is not a folder"},
            {"tests --prompt x", 7, "E0712"},
            {quoted(bare) + " --tokens 1", 2, "no config.json"},
+           {quoted(shape) + " --tokens 1", 7, "is a model without weights"},
+           {quoted(llama_cpp) + " --tokens 1", 7, "gguf_file=\"q4.gguf\""},
+           {quoted(llama_cpp / "q4.gguf") + " --tokens 1", 2, "GGUF is llama.cpp's format"},
            {net, 2, "something to continue"},
            {net + " --prompt hello", 2,
             "no tokenizer.json, and the model's vocabulary has 61 entries"},

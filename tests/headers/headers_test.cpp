@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -168,6 +169,43 @@ TEST_CASE("the engine and the SDK name no strategy but the default value of the 
           CHECK_MESSAGE((!sdk || code.find(name) == std::string::npos), path << ": " << line);
       }
     }
+}
+
+// Numbers that are written are read again, and a host program or a plugin may have called
+// setlocale(): sdk/base/plain_text.h has what takes their place.
+TEST_CASE("numbers and letters do not ask the locale") {
+  const std::regex floats(R"(%[-+ 0#]*[0-9*]*(\.[0-9*]+)?l?[aefgAEFG])"),
+      others(R"(\b(strto(d|f|ld)|sto(d|f|ld)|atof|isalpha|isalnum|isspace|isupper|islower|ispunct|)"
+             R"(isprint|tolower|toupper|strcoll|setlocale)\s*\()"),
+      prints(R"(\b(printf|fprintf|sprintf|snprintf|vsnprintf)\()");
+  // Names of ASCII: of templates, of man pages, of units, and `normal()`.
+  const std::vector<std::string> allowed{
+      "sdk/base/plain_text.h",      "sdk/base/words.h",
+      "sdk/tokenizer/divide.cpp",   "engine/cli/completion.cpp",
+      "engine/cli/plugins_new.cpp", "engine/cli/checkpoint_weights.cpp"};
+  size_t seen = 0;
+  for (const char* folder : {"engine", "sdk", "plugins"})
+    for (const fs::directory_entry& entry :
+         fs::recursive_directory_iterator(fs::path(MESHWRIGHT_SOURCE_DIR) / folder)) {
+      const std::string path = fs::relative(entry.path(), MESHWRIGHT_SOURCE_DIR).generic_string();
+      const std::string extension = entry.path().extension().string();
+      if ((extension != ".cpp" && extension != ".h" && extension != ".cu") ||
+          path.find("/tests/") != std::string::npos ||
+          std::find(allowed.begin(), allowed.end(), path) != allowed.end())
+        continue;
+      std::string code;
+      for (const std::string& line : lines_of(entry.path()))
+        code += line.substr(0, line.find("//")) + '\n';
+      ++seen;
+      std::smatch match;
+      CHECK_MESSAGE(!std::regex_search(code, match, others), path << ": " << match.str());
+      for (std::sregex_iterator at(code.begin(), code.end(), prints), end; at != end; ++at) {
+        const auto from = static_cast<size_t>(at->position());
+        const std::string call = code.substr(from, code.find(';', from) - from);
+        CHECK_MESSAGE(!std::regex_search(call, floats), path << ": " << call);
+      }
+    }
+  CHECK(seen > 500);
 }
 
 TEST_CASE("neither the program nor the SDK library needs LibTorch to start") {

@@ -186,6 +186,11 @@ const std::vector<Row>& rows() {
       {"optimizer.max_grad_norm", "1e-3", trained, {"optimizer.name=sgd"}},
       {"optimizer.main_dtype", "float32", plan, kHalf},
       {"optimizer.main_dtype", "float32", told},
+      {"optimizer.loss_scale", "4096", told, {"distributed.mp_policy.param_dtype=float16"}},
+      {"optimizer.loss_scale", "3", refused, {"distributed.mp_policy.param_dtype=float16"}},
+      {"optimizer.loss_scale", "4096", told},
+      {"optimizer.dynamic_loss_scale", "true", told, {"distributed.mp_policy.param_dtype=float16"}},
+      {"optimizer.dynamic_loss_scale", "true", told},
       // [lora]
       {"lora.r", "4", plan},
       {"lora.r", "4", trained, {}, {"ddp"}},
@@ -328,6 +333,13 @@ const std::vector<Row>& rows() {
       // [report]
       {"report.tensorboard", "true", trained},
       {"report.csv", "true", trained},
+      {"report.step_details",
+       "true",
+       test,
+       {},
+       {},
+       "engine/train/tests/metrics_test.cpp: report.step_details prints all that the log has, with "
+       "the time left"},
       {"report.prometheus", "nowhere", refused},
       {"report.prometheus",
        "127.0.0.1:0",

@@ -126,6 +126,19 @@ TEST_CASE("checkpoints of a plugin's model resume in another layout, export, and
   INFO(rest.out);
   REQUIRE(rest.status == 0);
   check_alike(rest.losses, whole.losses);
+  // Nobody goes on with another model of the same names and shapes.
+  const fs::path other = kFolder / "other.json";
+  std::string config = bytes_of(MESHWRIGHT_SOURCE_DIR "/examples/gpt2/model.json");
+  config.replace(config.find("gelu_new"), 8, "relu");
+  std::ofstream(other) << config;
+  const Trained refused =
+      train("gpt2", "cut",
+            kConstant + "--set step_scheduler.max_steps=8 --set model.config=" + other.string());
+  INFO(refused.out);
+  CHECK(refused.status == 7);
+  CHECK(
+      refused.out.find(other.string() + " has activation_function = \"relu\" (was \"gelu_new\")") !=
+      std::string::npos);
   // The export is read as it was written: nothing is trained on, and it comes out again.
   const fs::path hf = kFolder / "whole/hf";
   Ran again =
@@ -161,6 +174,20 @@ TEST_CASE("checkpoints of a plugin's model resume in another layout, export, and
   INFO(measured.out);
   CHECK(measured.status == 0);
   CHECK(run("checkpoint verify " + (kFolder / "cut").string()).status == 0);
+}
+
+TEST_CASE("a plugin's model goes on with the options that it was trained with") {
+  const auto steps = [](int64_t n) {
+    return kConstant + "--set step_scheduler.max_steps=" + std::to_string(n);
+  };
+  REQUIRE(train("encoder", "options", steps(1)).status == 0);
+  const Trained refused = train("encoder", "options", steps(2) + " --set model.encoder.heads=2");
+  INFO(refused.out);
+  CHECK(refused.status == 7);
+  CHECK(refused.out.find("model.encoder.heads is 2 (was 4)") != std::string::npos);
+  CHECK(refused.out.find("set model.encoder.heads = 4") != std::string::npos);
+  // Written out, a default is the same.
+  CHECK(train("encoder", "options", steps(2) + " --set model.encoder.heads=4").status == 0);
 }
 
 TEST_CASE("what a model cannot do is refused before it starts") {

@@ -23,6 +23,7 @@ PATTERNS = {
     "bloom": r" ?[^(\s|[.,!?…。，、।۔،])]+",  # a class in a class: refused
     "words": r"\w+|[^\w\s]+", "edges": r"\b|\B-", "not words": r"\W+", "spaces": r"\s+", "digits": r"\d{2,3}|\D", "lines": r"^.+$", "hex": r"\h{2}|[\h]|\H",
     "empty": r"x*", "lookbehind": r"(?<=[aeiou])\s|(?<!\p{L})\p{N}", "case": r"(?i)straße|k|ſ", "dot": r"(?m:a.b)|.", "named": r"(?<q>['\"]).*?\k<q>", "possessive": r"\p{L}++|\s*+\n",
+    "number words": r"\b\d+\b|\w+\b|[\w']+", "no edges": r"\B\w|\W\b",
     "scripts": r"\p{Han}+|\p{Greek}+|\p{^Latin}", "numbers": r"\x{1F600}|\x41|\u00e9|\t",
 }
 
@@ -55,6 +56,18 @@ def variants():
     yield one("template", bytes_only, post=processors.Sequence([processors.ByteLevel(), template]))
     added = [AddedToken(c, single_word=rs & 1 > 0, lstrip=rs & 2 > 0, rstrip=rs & 4 > 0, normalized=rs & 8 > 0, special=rs & 16 > 0)
              for rs, c in enumerate(["the", " a", "é", "e\u0301x", "in", "ing", "\n", "I'", "und", "世", "\U0001f469", "ß", "3", "12", "  x", "\u0301", "of", "t", "to", "<a>", "<b>", "<c>", "<d>", " the", "…", "!", "-", "--", "\t", "ك", "がぎ", "A"])]
+    gguf = json.loads(base)  # as transformers writes one
+    for byte in "ÀÁõ":
+        del gguf["model"]["vocab"][byte]
+    gguf["model"].update(byte_fallback=True, fuse_unk=True, unk_token="!", merges=[m for m in gguf["model"]["merges"] if not set("".join(m)) & set("ÀÁõ")])
+    kept = {t: i for i, t in enumerate(t for t in gguf["model"]["vocab"] if not set(t) & set("ÀÁõ"))}
+    gguf["model"]["vocab"] = kept
+    gguf["added_tokens"] = [dict(t, id=len(kept) + i, content=f"<{i}>", normalized=False) for i, t in enumerate(gguf["added_tokens"])]
+    t = Tokenizer.from_str(json.dumps(gguf))
+    t.normalizer = normalizers.Sequence([])
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    t.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("\u2581", " "), decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    yield "gguf", t
     for normalizer in [None, normalizers.NFC()]:
         yield one("added", pre_tokenizers.ByteLevel(add_prefix_space=False), normalizer, added=added)
 
@@ -65,7 +78,7 @@ def alphabet():
 
 def texts(rng, count, letters):
     pieces = ["the", " a", " in", "ing ", "'s", "'LL", "\n", "\r\n", "  ", "\t", " ", "12", "3.14", "<|im_start|>", "<|im_end|>", "<pad>", "<think>", "é", "e\u0301", "word", "I'm", "…", "--", "!", "世界", "\u0301", "👩‍👩‍👧", "\u200d", "ß", "ſ", "K", "<a>", "<b>", "<c>",
-              "xx", "\u00a0", "\u3000", "\u0323", "한", "\u1100\u1161", "'", '"', "_", "A", "Bc", "ends"]
+              "xx", "\u00a0", "\u3000", "\u0323", "한", "\u1100\u1161", "'", '"', "_", "A", "Bc", "ends", "m²", "½", "x³ ", "¹", "\u09be", "\u0eba", "\u1df6"]
     blocks = [(0x20, 0x7f), (0x300, 0x370), (0x400, 0x500), (0x900, 0x980), (0x0, 0x20), (0x2000, 0x2070), (0x4e00, 0x4f00), (0x1f300, 0x1f650)]
     out = []
     for _ in range(count):

@@ -3,7 +3,6 @@
 // ring's own counters alone. A missing acquire or release, a slot that is used again too early or a
 // counter that is no atomic is a report.
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -27,14 +26,12 @@ int64_t value_of(int64_t rank, int64_t turn, int64_t i) {
 // Runs `body(rank, ring)` in a thread a rank.
 template <class Body>
 void each_rank(int64_t ranks, const SharedMemoryRing::Sizes& sizes, Body&& body) {
-  static std::atomic<int> count = 0;
-  std::string name =
-      "/meshwright-rings-test-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
+  const meshwright::detail::FileHandle file =
+      meshwright::detail::unnamed_memory(SharedMemoryRing::bytes_of(ranks, sizes));
+  REQUIRE(file);
   std::vector<std::unique_ptr<SharedMemoryRing>> boxes;
   for (int64_t rank = 0; rank < ranks; ++rank)
-    boxes.push_back(rank == 0 ? SharedMemoryRing::create(name, ranks, sizes)
-                              : SharedMemoryRing::open(name, ranks, sizes));
-  SharedMemoryRing::unlink(name);
+    boxes.push_back(SharedMemoryRing::over(file, ranks, sizes));
   for (auto& box : boxes) REQUIRE(box != nullptr);
   std::vector<std::thread> threads;
   for (int64_t rank = 0; rank < ranks; ++rank)

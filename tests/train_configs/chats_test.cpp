@@ -341,13 +341,13 @@ TEST_CASE("a run goes on with the same documents only") {
           "chats_4");
   refused("--set dataset.jsonl.truncate=left",
           "now names: dataset.jsonl.truncate = \"left\" (was \"right\")", "chats_4");
-  // Where its configuration is not there any more, what there is to compare.
+  // Where the run's folder has no configuration any more, its checkpoint has.
   fs::remove_all(kRuns + "/chats_bare");
   fs::copy(kRuns + "/chats_4", kRuns + "/chats_bare",
            fs::copy_options::recursive | fs::copy_options::copy_symlinks);
   fs::remove(kRuns + "/chats_bare/config.resolved.toml");
-  refused("--set dataset.jsonl.truncate=left", "compare [dataset] and its plugin's table",
-          "chats_bare");
+  refused("--set dataset.jsonl.truncate=left",
+          "now names: dataset.jsonl.truncate = \"left\" (was \"right\")", "chats_bare");
 }
 
 TEST_CASE("a run whose rows have changed says that its settings have not") {

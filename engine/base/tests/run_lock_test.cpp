@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,17 +44,27 @@ RunLock::Settings quick(bool kernel_locks) {
   return settings;
 }
 
-// A process that holds the lock until it is killed; with a child of its own, which has inherited
-// it, when asked.
+enum class Child : uint8_t {
+  none,
+  forked,     // by fork(), which does not take the lock along
+  inheriting  // as a rank does
+};
+
+// A process that holds the lock until it is killed; with a child of its own, when asked.
 struct Holder {
   pid_t pid = -1, child = -1;
-  explicit Holder(const fs::path& folder, bool with_child = false) {
+  explicit Holder(const fs::path& folder, Child wanted = Child::none,
+                  RunLock::Settings settings = {}) {
     int ends[2];
     REQUIRE(::pipe(ends) == 0);
     pid = ::fork();
     if (pid == 0) {
-      RunLock lock(folder);
-      pid_t inner = with_child ? ::fork() : -1;
+      settings.self.pid = ::getpid();
+      settings.self.start_time = base::this_process().start_time;
+      RunLock lock(folder, std::move(settings));
+      pid_t inner = wanted == Child::forked       ? ::fork()
+                    : wanted == Child::inheriting ? static_cast<pid_t>(::syscall(SYS_fork))
+                                                  : -1;
       if (inner != 0 && ::write(ends[1], &inner, sizeof inner) < 0) ::_exit(1);
       for (;;) ::pause();
     }
@@ -147,19 +158,68 @@ TEST_CASE("the lock of a process that was killed is taken over at once, and who 
   }
 }
 
-TEST_CASE("what a killed owner left behind to its children is waited for") {
+TEST_CASE(
+    "a killed owner's children by fork() do not hold its lock; what has inherited it is waited "
+    "for, "
+    "for a moment") {
+  auto taken_after = [](Child child, milliseconds moment) {
+    Folder folder;
+    Holder holder(folder.path, child);
+    holder.kill();
+    RunLock::Settings settings;
+    settings.moment = moment;
+    const auto begin = Clock::now();
+    RunLock lock(folder.path, settings);
+    CHECK(lock.former());
+    // Also against a third, though the kernel still knows the child.
+    CHECK(refused(folder.path).code() == ErrorCode::run_folder_locked);
+    return Clock::now() - begin;
+  };
+  CHECK(taken_after(Child::forked, std::chrono::seconds(60)) < std::chrono::seconds(30));
+  CHECK(taken_after(Child::inheriting, milliseconds(200)) >= milliseconds(200));
+}
+
+TEST_CASE("a copy of a folder that is held is not: its lock is another file") {
+  for (bool kernel_locks : {true, false}) {
+    Folder folder;
+    const fs::path copy = folder.path / "copy", original = folder.path / "original";
+    Holder holder(original);
+    fs::copy(original, copy, fs::copy_options::recursive);
+    CHECK(!base::owner_of(copy));
+    CHECK(base::owner_of(original)->pid == holder.pid);
+    RunLock lock(copy, quick(kernel_locks));
+    CHECK(!lock.former());  // nobody's run has died
+    CHECK(refused(original).code() == ErrorCode::run_folder_locked);
+  }
+}
+
+TEST_CASE(
+    "without /proc a dead owner is not taken as alive, and no help ends a process that may be "
+    "another") {
+  auto blind = [](LockOwner owner) {
+    owner.boot = owner.pid_space = "";
+    owner.start_time = 0;
+    return owner;
+  };
+  LockOwner dead = blind(base::this_process());  // the number lives
+  for (bool kernel_locks : {true, false}) {
+    CAPTURE(kernel_locks);
+    Folder folder;
+    folder.leave(dead, kernel_locks ? 0 : 100);
+    RunLock::Settings settings = quick(kernel_locks);
+    settings.self = blind(settings.self);
+    settings.self.since = "now";
+    RunLock lock(folder.path, settings);
+    CHECK(lock.former() == dead);
+  }
+  // In a container of its own.
+  RunLock::Settings elsewhere = quick(true);
+  elsewhere.self.pid_space = "pid:[1]";
   Folder folder;
-  Holder holder(folder.path, /*with_child=*/true);
-  holder.kill();
-  std::thread later([&] {
-    std::this_thread::sleep_for(milliseconds(600));
-    ::kill(holder.child, SIGKILL);
-  });
-  auto begin = Clock::now();
-  RunLock lock(folder.path);
-  CHECK(Clock::now() - begin >= milliseconds(500));
-  CHECK(lock.former());
-  later.join();
+  Holder holder(folder.path, Child::none, elsewhere);
+  const std::string text = all_of(refused(folder.path, quick(true)));
+  CHECK_MESSAGE(text.find("kill") == std::string::npos, text);
+  CHECK(text.find("set run.name") != std::string::npos);
 }
 
 TEST_CASE(
@@ -222,6 +282,7 @@ TEST_CASE(
     CHECK(Clock::now() - begin < std::chrono::seconds(20));
     CHECK(error.code() == ErrorCode::run_folder_locked);
     CHECK(all_of(error).find("on faraway") != std::string::npos);
+    CHECK(all_of(error).find("kill ") == std::string::npos);
     ending = true;
     beats.join();
     CHECK(fs::exists(folder.lock()));
@@ -254,6 +315,38 @@ TEST_CASE("the holder renews its lock, and hears when another host has taken it 
   for (int i = 0; i < 500 && !lost; ++i) std::this_thread::sleep_for(milliseconds(10));
   REQUIRE(lost);
   CHECK(words.find("on faraway") != std::string::npos);
+}
+
+TEST_CASE("a lock that is removed with its folder is made again once the folder is there") {
+  for (bool kernel_locks : {true, false}) {
+    Folder folder;
+    const fs::path run = folder.path / "run";
+    std::optional<RunLock> lock(std::in_place, run, quick(kernel_locks));
+    fs::remove_all(run);
+    std::this_thread::sleep_for(milliseconds(300));  // longer than a heartbeat: nowhere to make it
+    CHECK(!fs::exists(run));
+    fs::create_directories(run);
+    for (int i = 0; i < 500 && !base::owner_of(run); ++i)
+      std::this_thread::sleep_for(milliseconds(10));
+    CHECK(refused(run, quick(kernel_locks)).code() == ErrorCode::run_folder_locked);
+    lock.reset();
+    CHECK(!fs::exists(run / "lock"));
+  }
+}
+
+TEST_CASE("what killed processes left in the middle of a file is gone with the next run") {
+  Folder folder;
+  fs::create_directories(folder.path);
+  for (const char* name : {".lock.host.17", ".env.json.0123.tmp", ".plan.json.4567.tmp", "notes"})
+    std::ofstream(folder.path / name) << "x";
+  const timespec old[2] = {{std::time(nullptr) - 100, 0}, {std::time(nullptr) - 100, 0}};
+  ::utimensat(AT_FDCWD, (folder.path / ".env.json.0123.tmp").c_str(), old, 0);
+  ::utimensat(AT_FDCWD, (folder.path / "notes").c_str(), old, 0);
+  RunLock lock(folder.path);
+  CHECK(!fs::exists(folder.path / ".lock.host.17"));
+  CHECK(!fs::exists(folder.path / ".env.json.0123.tmp"));
+  CHECK(fs::exists(folder.path / ".plan.json.4567.tmp"));  // somebody may be at it
+  CHECK(fs::exists(folder.path / "notes"));
 }
 
 TEST_CASE("a folder that cannot be written to is told as that") {

@@ -28,6 +28,7 @@
 #include "engine/trainer/rank_agreement.h"
 #include "meshwright/abi.h"
 #include "meshwright/trainer.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/files/clock.h"
 #include "sdk/files/durable.h"
 
@@ -172,7 +173,7 @@ int calibrate_rank(const Request& request, rendezvous::Ending& ending) {
   train::keep_freed_memory();
   const std::shared_ptr<World> joined =
       train::join_world(job,
-                        {{"--seconds", std::to_string(request.seconds)},
+                        {{"--seconds", text::format("%f", request.seconds)},
                          {"--dtype", std::to_string(static_cast<int>(request.widths))}},
                         &ending);
   World& world = *joined;

@@ -5,12 +5,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 
 #include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/listing.h"
 #include "engine/checkpoint/resume.h"
+#include "engine/checkpoint/verify.h"
 #include "meshwright/error.h"
 #include "sdk/files/durable.h"
+#include "sdk/files/read_file.h"
 
 namespace folder_test {
 
@@ -102,6 +106,16 @@ TEST_CASE(
   CHECK(fs::file_size(folder.at(30) / "config.json") == 10);
 }
 
+TEST_CASE("a meta.json that does not read back gets no name, and nothing is removed for it") {
+  Folder folder;
+  folder.save(10);
+  const std::string told = message_of(
+      [&] { folder.save(20, 1, "{}", 0, BestLoss{20, std::nan("")}); }, ErrorCode::internal);
+  CHECK(told.starts_with("the new checkpoint could not be read: "));
+  CHECK(folder.names(folder.own) == Names{"latest", "step_00000010"});
+  CHECK(newest(folder.own)->step == 10);
+}
+
 TEST_CASE("what a save that was cut off could not do is done by the run that continues") {
   Folder folder;
   folder.save(10);
@@ -143,6 +157,62 @@ TEST_CASE("a damaged newest one is not passed over in silence") {
   fs::create_symlink(folder.at(10) / "config.json", folder.at(20) / "config.json");
   CHECK(find_all(folder.own)[1].problem ==
         (folder.at(20) / "config.json").string() + ": not a regular file of this folder");
+}
+
+TEST_CASE("a checkpoint is of the step that it holds, not of the one that its name says") {
+  Folder folder;
+  folder.save(30);
+  folder.save(40);
+  auto misname = [&](int64_t step, int64_t as) { fs::rename(folder.at(step), folder.at(as)); };
+  auto text = [&](int64_t as, int64_t step) {
+    return folder.at(as).string() + ": its name says step " + std::to_string(as) +
+           ", its meta.json step " + std::to_string(step);
+  };
+  // Nothing is lost over it: the newest is another one, and this one goes out of the way.
+  misname(30, 99);
+  Start start = choose_start("auto", folder.own, false);
+  CHECK(start.from == folder.at(40));
+  CHECK(start.told == Names{text(99, 30) + "; it is passed over"});
+  CHECK(newest(folder.own, For::reading)->step == 40);
+  CHECK(next_start(folder.own) == "step_00000040");
+  CHECK(verify_checkpoint(folder.at(99), [](int64_t) {}).damage.at(0).message() == text(99, 30));
+  CHECK(list_checkpoints(folder.own)[0].checkpoints.back().found.problem == text(99, 30));
+  CHECK(list_checkpoints(folder.at(99))[0].checkpoints[0].found.problem == text(99, 30));
+  CHECK(message_of([&] { choose_start(folder.at(99), folder.own, false); },
+                   ErrorCode::bad_checkpoint) == text(99, 30));
+  make_way(start, folder.own);
+  CHECK(folder.names(folder.own) == Names{"latest", "step_00000040"});
+  // Where it holds more than the others, whoever gave it that name gives it back.
+  folder.save(50);
+  for (const int64_t as : {int64_t{7}, int64_t{99}}) {
+    misname(50, as);
+    try {
+      choose_start("auto", folder.own, false);
+      FAIL_CHECK("accepted");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::bad_checkpoint);
+      CHECK(error.message() == text(as, 50));
+      CHECK(error.helps()[0] ==
+            "give it its own name: mv " + folder.at(as).string() + " " + folder.at(50).string());
+      CHECK(error.helps()[1] == "set checkpoint.resume = \"" + folder.at(40).string() +
+                                    "\" to continue the newest one that is whole");
+    }
+    fs::rename(folder.at(as), folder.at(50));
+  }
+  CHECK(choose_start("auto", folder.own, false).from == folder.at(50));
+}
+
+TEST_CASE("a checkpoint that was read is let go of") {
+  Folder folder;
+  Checkpoint opened(folder.save(10));
+  auto mapped = [&] {
+    return base::read_file("/proc/self/maps").find(folder.at(10).string()) != std::string::npos;
+  };
+  CHECK(opened.read_file("config.json") == "{}");
+  CHECK(mapped());
+  opened.release();
+  CHECK(!mapped());
+  CHECK(opened.read_file("config.json") == "{}");
 }
 
 TEST_CASE("what cannot be listed is told to a run by its settings, to who reads by what to name") {

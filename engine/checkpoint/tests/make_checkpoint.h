@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/meta.h"
 #include "engine/weights/element_types.h"
 #include "engine/weights/safetensors_writer.h"
@@ -56,7 +57,7 @@ inline Meta make_files(const std::filesystem::path& folder, size_t ranks,
                        const std::map<std::string, std::string>& files = {}) {
   base::make_folders(folder);
   Meta meta;
-  meta.step = 3;
+  meta.step = step_of(folder.filename().string()).value_or(3);
   meta.created = "2026-01-02T03:04:05Z";
   meta.program = "0.1.0";
   meta.strategy = "fsdp2";

@@ -28,6 +28,7 @@ Meta example() {
   meta.samples = 800;
   meta.seq_len = 512;
   meta.data_fingerprint = "00ff";
+  meta.pretrained = "ff00";
   meta.seed = static_cast<uint64_t>(-3);
   meta.max_steps = 200;
   meta.lr = 0.1;
@@ -135,6 +136,10 @@ TEST_CASE("what is usual in a run is read to the last bit") {
   many.history.losses.clear();
   for (int i = 1; i <= 2000; ++i) many.history.losses.push_back(std::sqrt(static_cast<double>(i)));
   CHECK(parse_meta(to_json(many), "meta.json").history.losses == many.history.losses);
+  CHECK(read.loss_scale == 0);
+  meta.history.loss_scale = 4096;
+  meta.history.even_steps = 1999;
+  CHECK(to_json(parse_meta(to_json(meta), "meta.json")) == to_json(meta));
   CHECK(read.left_out == 7);
   CHECK(read.in_a_row == 2);
   for (const char* wrong : {"\"many\"", "\"\"", "\"0x1\"", "\"1e-300 \"", "true"}) {

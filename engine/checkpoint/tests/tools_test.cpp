@@ -72,6 +72,23 @@ void ignore(int64_t) {}
 
 }  // namespace
 
+TEST_CASE("what a checkpoint's list has of programs is left out of an export, and told") {
+  const Folder folder;
+  const fs::path saved = folder.path / "saved";
+  make_checkpoint(saved, 1, some_tensors(), Layout::rows,
+                  {{"config.json", kConfig},
+                   {"source/tokenizer.json", "{}"},
+                   {"source/pytorch_model.bin", "PK"},
+                   {"source/merges.txt", "\x80\x04\x95 a pickle"}});
+  Source source(saved);
+  CHECK(export_folder(source, folder.path / "hf", {}).files ==
+        std::vector<std::string>{"model.safetensors", "config.json", "tokenizer.json"});
+  CHECK(carried_by(*source.checkpoint()).notice ==
+        saved.string() +
+            ": weights, pickles, archives and programs in source/ are not carried along: "
+            "merges.txt and 1 more");
+}
+
 TEST_CASE(
     "an export of any layout holds every weight bitwise identical, in the dtype of the model's own "
     "folder") {

@@ -99,7 +99,7 @@ TEST_CASE("an empty file has every default of the documentation") {
                          {"distributed", "activation_checkpointing", "\"none\""},
                          {"distributed.mp_policy", "param_dtype", "\"bfloat16\""},
                          {"distributed.mp_policy", "reduce_dtype", "\"float32\""},
-                         {"distributed.mp_policy", "output_dtype", "\"bfloat16\""},
+                         {"distributed.mp_policy", "output_dtype", "\"none\""},
                          {"distributed.mp_policy", "cast_forward_inputs", "true"},
                          {"distributed.fsdp2", "reshard_after_forward", "\"none\""},
                          {"distributed.fsdp2", "offload_policy", "\"none\""},
@@ -329,7 +329,7 @@ TEST_CASE("the flat form and older names are accepted with a notice") {
   CHECK(only_error(load("[distributed]\nfsdp2_forward_prefetch_depth = "
                         "1\n[distributed.fsdp2]\nfsdp2_forward_prefetch_depth = 2\n"))
             .code() == ErrorCode::conflict);
-  CHECK(says(load("[distributed.fsdp2]\nenable_compile = true\n").diagnostics.notices(),
+  CHECK(says(load("[distributed.fsdp2]\npatch_is_packed_sequence = true\n").diagnostics.notices(),
              "no effect"));
   // What the original nests, in its own table or in the flat form.
   for (const char* table : {"[distributed.fsdp2.multimodal]", "[distributed.multimodal]"}) {

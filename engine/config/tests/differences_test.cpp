@@ -28,6 +28,28 @@ TEST_CASE("configurations beside each other: what differs, key by key, and what 
   CHECK(!diagnostics.ok());
 }
 
+TEST_CASE("a key that one side alone has counts where it changes something") {
+  Diagnostics diagnostics;
+  LoadOptions options;
+  options.file = "job.toml";
+  const Config config = resolve(Source::parse("", options, diagnostics), {}, "fsdp2", diagnostics);
+  const auto before = settings_of(
+                 "[distributed]\nstrategy = \"fsdp2\"\n[distributed.other]\ndepth = 3\n"
+                 "[distributed.pipeline]\npp_schedule = \"GPipe\"\npp_microbatch_size = 1\n"
+                 "[dataset.theirs]\nformat = \"text\"\n",
+                 "a", diagnostics),
+             after = settings_of(
+                 "[distributed]\nstrategy = \"ddp\"\n[distributed.moe]\nwrap_outer_model = "
+                 "false\nlm_head_precision = \"none\"\n[optimizer]\nmomentum = 0.0\n"
+                 "group = [{pattern = \"a\"}]\n",
+                 "b", diagnostics);
+  std::vector<std::string> keys;
+  for (const Difference& one : with_effect(differences({before, after}), config))
+    keys.push_back(one.key);
+  CHECK(keys == std::vector<std::string>{"distributed.strategy", "distributed.pipeline.pp_schedule",
+                                         "distributed.moe.wrap_outer_model", "optimizer.group"});
+}
+
 TEST_CASE("the text of a setting's value: a string, whatever its quotes, and nothing else") {
   struct Row {
     const char* value;

@@ -8,6 +8,7 @@
 #include "engine/config/describe.h"
 #include "engine/config/foreign.h"
 #include "plugins/fully_sharded/options.h"
+#include "plugins/jsonl/options.h"
 
 namespace foreign_test {
 
@@ -18,9 +19,12 @@ namespace {
 
 constexpr meshwright_option kOther[] = {bool_option("average_in_collective", false, "A switch.")};
 
-std::vector<StrategySchema> strategies() {
-  return {{"fsdp2", {}, make_schema("distributed.fsdp2", "fsdp2", kFullyShardedOptions)},
-          {"other", {}, make_schema("distributed.other", "other", kOther)}};
+PluginSchemas strategies() {
+  PluginSchemas out{{{"fsdp2", {}, make_schema("distributed.fsdp2", "fsdp2", kFullyShardedOptions)},
+                     {"other", {}, make_schema("distributed.other", "other", kOther)}}};
+  for (const char* table : {"dataset.jsonl", "validation_dataset.jsonl"})
+    out.components.push_back({make_schema(table, "jsonl", jsonl::kOptions), false});
+  return out;
 }
 
 std::vector<Error> errors_of(const std::string& text) {
@@ -75,6 +79,35 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("what is said to have no counterpart has none among the keys") {
+  // Names that end like a key of ours and mean something else.
+  const std::set<std::string> others = {"job.print_config",
+                                        "checkpoint.export_dtype",
+                                        "compile.backend",
+                                        "step_scheduler.gc_every_steps",
+                                        "step_scheduler.log_remote_every_steps",
+                                        "model.config",  // sizes below it
+                                        "model.text_config",
+                                        "model.backend",
+                                        "checkpoint.model_save_format",
+                                        "dataloader.persistent_workers",
+                                        "validation_dataloader.persistent_workers",
+                                        "data.dataloader.persistent_workers",
+                                        "loss_fn",
+                                        "kd_loss_fn"};
+  for (const ForeignName& name : foreign_names()) {
+    if (*name.key != '\0' || others.contains(name.name)) continue;
+    INFO(name.name);
+    const std::string last = name.name.substr(name.name.rfind('.') + 1);
+    for (const OptionSchema& schema : all_schemas(strategies()))
+      for (const meshwright_option* option : schema.options) {
+        const std::string ours = option->name;
+        CAPTURE(schema.table + "." + ours);
+        CHECK_FALSE((last == ours || (ours.size() >= 5 && last.ends_with("_" + ours))));
+      }
+  }
+}
+
 TEST_CASE("an unknown key that another program uses is answered with the key here") {
   struct Row {
     const char *text, *key, *help;
@@ -97,7 +130,10 @@ TEST_CASE("an unknown key that another program uses is answered with the key her
          "training.steps is step_scheduler.max_steps here\ntraining.seq_len is dataset.seq_len "
          "here\n"},
         {"[compile]\nenable = true\n", "compile",
-         "compile has no counterpart here: Models run as they are built"},
+         "compile is distributed.fsdp2.enable_compile here: what stands for a compiler"},
+        {"[training]\nfp16 = true\n", "training",
+         "is distributed.mp_policy.param_dtype here: \"float16\"; optimizer.loss_scale scales"},
+        {"[parallelism]\ntp = 2\n", "parallelism", "parallelism.tp is distributed.tp_size here"},
         {"[distributed]\nbf16 = true\n", "distributed.bf16",
          "is distributed.mp_policy.param_dtype here: \"bfloat16\""},
         {"[optimizer]\ntf32 = true\n", "optimizer.tf32",

@@ -81,6 +81,69 @@ TEST_CASE("each damaged or mistaken file is refused with its place") {
   CHECK(failure({.kind = "megatron", .path = megatron("modes", index + "01"), .seq_len = 2}) == "");
 }
 
+TEST_CASE("tokens that are wider than they are read as are told, and ordinary ones are not") {
+  Folder folder;
+  // As ids of a text lie: many small ones, some large, each of its own frequency.
+  auto ids = [](int64_t count, int64_t vocab) {
+    std::vector<int64_t> out;
+    uint64_t state = 7;
+    for (int64_t i = 0; i < count; ++i) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      out.push_back(static_cast<int64_t>((state >> 33) % static_cast<uint64_t>(vocab)));
+    }
+    return out;
+  };
+  auto as = [](auto type, const std::vector<int64_t>& tokens) {
+    return pack(std::vector<decltype(type)>(tokens.begin(), tokens.end()));
+  };
+  std::vector<int64_t> padded = ids(5000, 300), zeros(5000, 0), often = ids(5000, 300);
+  for (size_t i = 0; i < padded.size(); ++i)
+    if (i % 100 > 20) padded[i] = 0;
+  for (size_t i = 0; i < often.size(); i += 2) often[i] = 0;
+  often[777] = 0;
+  often[778] = 5;
+  struct Row {
+    std::string bytes, dtype, part;  // "": it is taken
+  };
+  for (const Row& row : std::vector<Row>{
+           {as(uint32_t{}, ids(200, 256)), "uint16", "4 bytes"},
+           {as(uint32_t{}, ids(100'000, 50'257)), "uint16", "4 bytes"},
+           {as(uint32_t{}, ids(100'000, 151'936)), "uint16", "4 bytes"},
+           {as(int64_t{}, ids(200, 256)), "uint16", "8 bytes"},
+           {as(int64_t{}, ids(200, 256)), "uint32", "8 bytes"},
+           {as(int64_t{}, ids(100'000, 151'936)), "uint32", "8 bytes"},
+           {as(uint16_t{}, ids(5000, 256)), "uint16", ""},
+           {as(uint16_t{}, ids(100'000, 50'257)), "uint16", ""},
+           {as(uint16_t{}, padded), "uint16", ""},
+           {as(uint16_t{}, zeros), "uint16", ""},
+           {as(uint16_t{}, often), "uint16", ""},
+           {as(uint16_t{}, ids(5000, 12)), "uint16", ""},
+           {as(uint32_t{}, ids(5000, 151'936)), "uint32", ""},
+           {as(uint32_t{}, padded), "uint32", ""},
+       }) {
+    CAPTURE(row.dtype);
+    CAPTURE(row.part);
+    const std::string path = folder.put("t.bin", row.bytes);
+    const std::string found =
+        failure({.kind = "tokens", .path = path, .dtype = row.dtype, .seq_len = 2});
+    INFO(found);
+    CHECK(found.empty() == row.part.empty());
+    CHECK(found.find(row.part) != std::string::npos);
+  }
+  // The other way round ids are beyond any vocabulary, which names the other type.
+  try {
+    open_dataset({.kind = "tokens",
+                  .path = folder.put("t.bin", as(uint16_t{}, ids(5000, 256))),
+                  .dtype = "uint32",
+                  .seq_len = 2,
+                  .vocab_size = 151'936})
+        ->check_tokens(kTokensLookedAt);
+    FAIL("taken");
+  } catch (const Error& error) {
+    CHECK(error.helps().back().find("dataset.dtype = \"uint16\"") != std::string::npos);
+  }
+}
+
 TEST_CASE("what the help lines of a refused data set say, works") {
   Folder folder;
   DatasetConfig config{

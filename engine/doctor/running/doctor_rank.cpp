@@ -26,6 +26,7 @@
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/rank_agreement.h"
 #include "meshwright/trainer.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::doctor {
 
@@ -51,7 +52,7 @@ Job job_of(const Request& request) {
                 ? Job::from_text("schema = 1\n[distributed]\nstrategy = \"ddp\"\n", request.sets)
                 : Job::from_file(request.file, request.sets);
   if (job.table("dist_env").get_number("timeout_minutes") > kPatienceMinutes)
-    job.set("dist_env.timeout_minutes", std::to_string(kPatienceMinutes));
+    job.set("dist_env.timeout_minutes", text::format("%f", kPatienceMinutes));
   return job;
 }
 

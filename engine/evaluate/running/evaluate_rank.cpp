@@ -77,7 +77,7 @@ class Measure {
     const Clock::time_point begin = Clock::now();
     progress_.begin(name);
     train::Batches batches = open(step);
-    double sum = 0, weight = 0;
+    double sum = 0, auxiliary = 0, weight = 0;
     int64_t targets = 0;
     // Stages ask for micro-batches again, and not in order: those of a chunk stay.
     const bool stages = trainer_.stages() != nullptr;
@@ -91,14 +91,25 @@ class Measure {
             if (current_stage().first) progress_.step();
             return loss;
           });
+      if (found.targets == 0) continue;
       sum += found.loss * found.weight;
+      auxiliary += found.auxiliary * found.weight;
       weight += found.weight;
       targets += found.targets;
     }
+    if (targets == 0)
+      throw Error(ErrorCode::bad_dataset, "none of the " +
+                                              report::counted(samples_, "sample", "samples") +
+                                              " has a target: there is nothing to measure")
+          .key(config_.table + (config_.plugin ? ".plugin" : ".path"))
+          .help(
+              "name data whose samples have targets: meshwright dataset show prints which tokens "
+              "are learnt");
     Finding out;
     out.name = name;
     out.step = step;
-    out.loss = weight > 0 ? sum / weight : 0;
+    out.loss = sum / weight;
+    out.auxiliary = auxiliary / weight;
     out.targets = targets;
     out.seconds = base::ms_since(begin) / 1000;
     return out;

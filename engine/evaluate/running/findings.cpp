@@ -4,17 +4,14 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <cmath>
-#include <cstdio>
+
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::evaluate {
 
 namespace {
 
-std::string number(double value, const char* format) {
-  char text[40];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
+std::string number(double value, const char* format) { return text::format(format, value); }
 
 // JSON and CSV have no words for what is not finite.
 boost::json::value or_null(double value) {
@@ -25,7 +22,8 @@ std::string or_empty(double value) { return std::isfinite(value) ? number(value,
 double bits(double loss) { return loss / std::log(2.0); }
 
 // RFC 4180.
-std::string field(const std::string& text) {
+std::string field(const std::string& path) {
+  const std::string text = report::csv_cell(path);
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
   std::string out = "\"";
   for (char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
@@ -36,6 +34,11 @@ std::string field(const std::string& text) {
 
 double Finding::perplexity() const { return std::exp(loss); }
 
+bool Findings::has_auxiliary() const {
+  return std::any_of(rows.begin(), rows.end(),
+                     [](const Finding& row) { return std::isfinite(row.auxiliary); });
+}
+
 std::string Findings::text(const report::Style& style) const {
   std::string out = "data: " + data + "\n" + report::human_count(samples) +
                     (samples < all_samples ? " of " + report::human_count(all_samples) : "") +
@@ -45,6 +48,8 @@ std::string Findings::text(const report::Style& style) const {
   out += "\n\n";
   std::vector<std::vector<std::string>> cells = {{"", "loss", "perplexity"}};
   if (bytes) cells[0].emplace_back("bits a byte");
+  const bool auxiliary = has_auxiliary();
+  if (auxiliary) cells[0].emplace_back("auxiliary loss");
   cells[0].insert(cells[0].end(), {"tokens/s", ""});
   const auto lowest = std::min_element(
       rows.begin(), rows.end(), [](const Finding& a, const Finding& b) { return a.loss < b.loss; });
@@ -52,22 +57,26 @@ std::string Findings::text(const report::Style& style) const {
     std::vector<std::string> line = {row->name, number(row->loss, "%.6f"),
                                      number(row->perplexity(), "%.4g")};
     if (bytes) line.push_back(number(bits(row->loss), "%.4f"));
+    if (auxiliary) line.push_back(number(row->auxiliary, "%.6f"));
     line.push_back(row->seconds > 0 ? report::human_count(static_cast<int64_t>(
                                           static_cast<double>(row->targets) / row->seconds))
                                     : "");
     line.emplace_back(rows.size() > 1 && row == lowest ? "lowest" : "");
     cells.push_back(std::move(line));
   }
-  constexpr size_t kRight[] = {1, 2, 3, 4};
-  return out + report::table(style, cells, std::span(kRight).first(bytes ? 4 : 3));
+  constexpr size_t kRight[] = {1, 2, 3, 4, 5};
+  return out + report::table(style, cells, std::span(kRight).first(cells[0].size() - 2));
 }
 
 std::string Findings::csv() const {
-  std::string out = "path,step,loss,perplexity,targets,seconds\n";
+  const bool auxiliary = has_auxiliary();
+  std::string out = "path,step,loss,perplexity,targets,seconds";
+  out += auxiliary ? ",auxiliary_loss\n" : "\n";
   for (const Finding& row : rows)
     out += field(row.path) + "," + (row.step >= 0 ? std::to_string(row.step) : "") + "," +
            or_empty(row.loss) + "," + or_empty(row.perplexity()) + "," +
-           std::to_string(row.targets) + "," + number(row.seconds, "%.3f") + "\n";
+           std::to_string(row.targets) + "," + number(row.seconds, "%.3f") +
+           (auxiliary ? "," + or_empty(row.auxiliary) : "") + "\n";
   return out;
 }
 
@@ -80,6 +89,7 @@ boost::json::object Findings::json() const {
         {"loss", or_null(row.loss)},
         {"perplexity", or_null(row.perplexity())}};
     if (bytes) one["bits_per_byte"] = or_null(bits(row.loss));
+    if (std::isfinite(row.auxiliary)) one["auxiliary_loss"] = row.auxiliary;
     one["targets"] = row.targets;
     one["seconds"] = row.seconds;
     found.push_back(std::move(one));

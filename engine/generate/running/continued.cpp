@@ -19,6 +19,8 @@
 #include "engine/trainer/logits.h"
 #include "engine/trainer/model.h"
 #include "engine/trainer/rank_agreement.h"
+#include "engine/weights/model_tensors.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/read_by_host.h"
 
 namespace meshwright::generate {
@@ -47,9 +49,9 @@ rendezvous::Facts facts_of(const Request& request, const std::vector<int64_t>& p
   for (int64_t id : prompt) words += std::to_string(id) + " ";
   return {{"the prompt's tokens", words},
           {"--max-new", std::to_string(request.max_new)},
-          {"--temperature", std::to_string(request.temperature)},
+          {"--temperature", text::format("%f", request.temperature)},
           {"--top-k", std::to_string(request.top_k)},
-          {"--top-p", std::to_string(request.top_p)},
+          {"--top-p", text::format("%f", request.top_p)},
           {"--seed", std::to_string(request.seed)},
           {"--stop", request.stop.value_or("")},
           {"--adapter", request.adapter.value_or("")},
@@ -73,6 +75,12 @@ std::unique_ptr<checkpoint::Checkpoint> load(Trainer& trainer, const train::Mode
     train::load_weights(
         trainer, source.folder().string(),
         [&](const ParameterOutline& p) { return model.initial_value(p); }, 0, beside);
+    const std::string folder = source.folder().string();
+    if (trainer.world().rank() == 0)
+      if (const std::string unused =
+              weights::unused_tensors(weights::WeightFolder(folder), folder, trainer.outline());
+          !unused.empty())
+        listener.notice(unused);
   }
   if (!adapter || !adapter->merged()) return from;
   const checkpoint::MergeCount count = join_adapter(trainer, source, *adapter);

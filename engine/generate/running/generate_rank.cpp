@@ -7,6 +7,7 @@
 
 #include "engine/generate/running/continued.h"
 #include "engine/report/report.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::generate {
 
@@ -34,7 +35,7 @@ class Writer {
   // On a terminal nothing that could steer it; elsewhere the text as it is.
   void put(const std::string& text) {
     if (text.empty()) return;
-    out_.write(request_.live ? report::printable(text) : text);
+    request_.live ? out_.write(text) : out_.write_data(text);
     out_.flush();
   }
   const Request& request_;
@@ -63,9 +64,12 @@ void write_json(const Source& source, const Continued& made) {
 void tell_speed(const Continued& made, int64_t max_new) {
   auto count = static_cast<int64_t>(made.tokens.size());
   std::fflush(stdout);
-  std::fprintf(stderr, "%s in %.2f s, %.1f tokens/s%s\n",
-               report::counted(count, "token", "tokens").c_str(), made.seconds, made.rate(),
-               !made.ended && count == max_new ? " (--max-new reached)" : "");
+  std::fputs(
+      text::format("%s in %.2f s, %.1f tokens/s%s\n",
+                   report::counted(count, "token", "tokens").c_str(), made.seconds, made.rate(),
+                   !made.ended && count == max_new ? " (--max-new reached)" : "")
+          .c_str(),
+      stderr);
 }
 
 }  // namespace
@@ -75,7 +79,7 @@ int generate_rank(const Request& request, rendezvous::Ending& ending) {
   std::optional<Writer> writer;
   Listener listener;
   listener.notice = [](const std::string& text) {
-    std::fprintf(stderr, "notice: %s\n", text.c_str());
+    std::fprintf(stderr, "notice: %s\n", report::printable(text).c_str());
   };
   listener.begin = [&](int64_t rank, const std::vector<int64_t>& prompt) {
     if (rank != 0) return;

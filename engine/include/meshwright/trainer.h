@@ -1,13 +1,13 @@
 // The engine as a library: train any torch::nn::Module under the strategy that a TOML file (or
 // code) chooses, inside your own main().
 //
-//   meshwright::Job job = meshwright::Job::from_file("job.toml");      // or Job() and
-//   job.set("distributed.strategy", "\"ddp\"") auto world = meshwright::join_world(job); // ranks
-//   from the launcher's environment; alone without one Net net; // declared with MESHWRIGHT_MODULE
+//   meshwright::Job job = meshwright::Job::from_file("job.toml");  // or Job() and set() alone
+//   job.set("distributed.strategy", "\"ddp\"");
+//   auto world = meshwright::join_world(job);  // the launcher's ranks; alone without one
+//   Net net;                                   // declared with MESHWRIGHT_MODULE
 //   meshwright::Trainer trainer(job, world, net.ptr());
 //   for (int64_t s = 0; s < trainer.max_steps(); ++s)
-//     trainer.step([&](int64_t micro) { ... return meshwright::MicroBatchLoss{sum_of_losses,
-//     count}; });
+//     trainer.step([&](int64_t m) { return meshwright::MicroBatchLoss{loss_of(net, s, m), 8}; });
 //
 // Nothing here installs signal handlers, exits or changes global state, but for the number of
 // threads and LibTorch's deterministic switch when the job asks for them. All failures are
@@ -59,7 +59,8 @@ class MESHWRIGHT_API Job {
   Job(Job&&) noexcept;
   Job& operator=(Job&&) noexcept;
   ~Job();
-  // Overrides a key; `value` as in TOML ("2", "\"fsdp2\""). Checked at once. Throws Error.
+  // Overrides a key; `value` as in TOML ("2", "\"fsdp2\""). Checked at once. Throws Error; a
+  // Trainer has read its keys when it is made, so that it is Error(conflict) while one lives.
   Job& set(const std::string& key, const std::string& value);
 
   const Options& table(const std::string& name) const;  // "optimizer", "distributed.fsdp2"
@@ -72,6 +73,8 @@ class MESHWRIGHT_API Job {
   std::vector<std::string> overrides_;
   std::unique_ptr<plan::Job> impl_;
   std::vector<std::string> notices_;
+  friend class Trainer;
+  std::shared_ptr<const bool> used_ = std::make_shared<const bool>(true);  // shared with Trainers
   void load();
 };
 
@@ -146,8 +149,9 @@ class MESHWRIGHT_API Trainer {
   void before_update(std::function<void()> hook) { before_update_ = std::move(hook); }
   // Local: counted once, in the step that follows or the one whose `forward` calls this.
   void vote(RankSignal vote) { votes_[static_cast<size_t>(vote)] = 1; }
-  // Collective. The mean loss over micro-batches without gradients; every rank makes the same
-  // number of calls of `forward`.
+  // Collective. The mean loss over micro-batches without gradients, and without what routers of
+  // experts add to it in a step; NaN where there is no target. Every rank makes the same number of
+  // calls of `forward`.
   double evaluate(int64_t micro_batches, const Forward& forward);
   double evaluate(int64_t micro_batches, const StageForward& forward);
 
@@ -206,6 +210,7 @@ class MESHWRIGHT_API Trainer {
   StageForward alone(const Forward& forward) const;
   void train_micro_batches(const StageForward& forward, double assumed, Sums& sums);
   void train_stages(const StageForward& forward, double assumed, Sums& sums);
+  std::shared_ptr<const bool> job_used_;
   std::shared_ptr<World> world_;
   std::shared_ptr<torch::nn::Module> module_;
   std::unique_ptr<ModelOutline> outline_;

@@ -116,7 +116,7 @@ struct Supervised {
   }
   int wait() const {
     int status = 0;
-    ::waitpid(pid, &status, 0);
+    REQUIRE(::waitpid(pid, &status, 0) == pid);
     return status;
   }
 };
@@ -231,6 +231,12 @@ TEST_CASE("who is blamed when ranks fail together") {
         "2:sleep=200", "2:exit=7", "all:sleep=60000"},
        7,
        "[rank 2] error[E0701]: bad.bin is truncated\nrank 2 failed first"},
+      {"memory that ended, though another noticed first",
+       {"0:err=error[E0601]: rank 0 lost rank 2", "0:exit=6",
+        "2:err=error[E0508]: the memory does not suffice", "2:sleep=200", "2:exit=4",
+        "all:sleep=60000"},
+       4,
+       "[rank 2] error[E0508]: the memory does not suffice\nrank 2 failed first"},
       {"nothing but lost connections",
        {"2:err=error[E0601]: rank 2 waited 5 s in vain", "2:exit=6", "all:sleep=60000"},
        6,
@@ -436,6 +442,28 @@ TEST_CASE("SIGHUP that was ignored stays ignored, for the supervisor and its ran
   CHECK(::kill(rank, 0) == 0);
   ::kill(job.pid, SIGTERM);
   CHECK(WEXITSTATUS(job.wait()) == 143);
+}
+
+TEST_CASE(
+    "a parent that ignores SIGCHLD or blocks signals: the ranks' ends are seen, signals come, and "
+    "all is put back") {
+  const auto before = std::signal(SIGCHLD, SIG_IGN);
+  sigset_t blocked, old;
+  ::sigemptyset(&blocked);
+  for (int signal : {SIGTERM, SIGINT, SIGUSR2}) ::sigaddset(&blocked, signal);
+  ::pthread_sigmask(SIG_BLOCK, &blocked, &old);
+  CHECK(supervise(2, {"all:sleep=20"}).code == 0);
+  CHECK(supervise(2, {"1:exit=5", "0:sleep=60000"}).code == 5);
+  Supervised job(1, {});
+  job.rank(0);
+  // Before the job may end: whoever ignores SIGCHLD then has no status of it.
+  std::signal(SIGCHLD, SIG_DFL);
+  ::kill(job.pid, SIGTERM);
+  CHECK(WEXITSTATUS(job.wait()) == 128 + SIGTERM);
+  sigset_t now;
+  ::pthread_sigmask(SIG_SETMASK, &old, &now);
+  CHECK(::sigismember(&now, SIGTERM) == 1);
+  std::signal(SIGCHLD, before);
 }
 
 TEST_CASE("logs of a former run stay in front of the new one's; a long one makes way for it") {

@@ -86,7 +86,10 @@ TEST_CASE("every outline has the names, shapes, kinds and plan of the real model
       CHECK(outline.modules[i].kind == kind_of(class_name));
     }
     std::set<std::string> ours, theirs;
-    for (const auto& [pattern, style] : outline.own_tp_plan) ours.insert(pattern + " " + style);
+    for (const auto& [pattern, style] : outline.own_tp_plan)
+      // Of Phi's norms of heads theirs says nothing: their gradients would not be summed.
+      if (!(pattern.ends_with(".q_layernorm") || pattern.ends_with(".k_layernorm")))
+        ours.insert(pattern + " " + style);
     for (const auto& item : golden.at("tp_plan").as_object())
       theirs.insert(std::string(item.key()) + " " + std::string(item.value().as_string()));
     CHECK(ours == theirs);
@@ -152,6 +155,25 @@ TEST_CASE("a configuration that makes no sense is refused by its field") {
     FAIL("accepted");
   } catch (const Error& error) {
     CHECK(error.helps().front().find("LlamaForCausalLM") != std::string::npos);
+  }
+  // Python's words for numbers that JSON does not have, and weights in another format.
+  for (const char* word : {"Infinity", "-Infinity", "NaN"}) {
+    CAPTURE(word);
+    try {
+      outlines::parse_outline("{\"a\": 1,\n \"limit\": [0.0, " + std::string(word) + "]}",
+                              "config.json", DType::float32);
+      FAIL("accepted");
+    } catch (const Error& error) {
+      CHECK(error.message().find("line 2") != std::string::npos);
+      REQUIRE(error.helps().size() == 1);
+      CHECK(error.helps()[0].starts_with(std::string(word) + " is no number of JSON"));
+    }
+  }
+  try {
+    outlines::load_outline("/nowhere/q4.gguf", DType::float32);
+    FAIL("accepted");
+  } catch (const Error& error) {
+    CHECK(error.helps().at(0).find("gguf_file=\"q4.gguf\"") != std::string::npos);
   }
   CHECK_THROWS_AS(outlines::load_outline("/nowhere/config.json", DType::float32), Error);
   CHECK_THROWS_AS(outlines::load_outline("/dev/zero", DType::float32), Error);

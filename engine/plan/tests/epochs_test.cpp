@@ -11,7 +11,8 @@ namespace config = meshwright::config;
 namespace {
 
 plan::JobPlan counted(const std::vector<std::string>& sets, std::optional<int64_t> samples,
-                      const meshwright::Workload& workload, int64_t dp, bool assumed_world) {
+                      const meshwright::Workload& workload, int64_t dp, bool assumed_world,
+                      std::optional<plan::Trained> trained = std::nullopt) {
   meshwright::Diagnostics diagnostics;
   config::Source source =
       config::Source::load({.file = {}, .sets = sets, .environment = {}}, diagnostics);
@@ -19,6 +20,7 @@ plan::JobPlan counted(const std::vector<std::string>& sets, std::optional<int64_
   job.config = config::resolve(source, {}, "", diagnostics);
   for (const meshwright::Error& error : diagnostics.errors()) FAIL(error.what());
   job.samples = samples;
+  job.trained = trained;
   plan::JobPlan out;
   out.workload = workload;
   out.mesh.dp = dp;
@@ -39,6 +41,12 @@ TEST_CASE("epochs are the steps in which every sample is read so often, the last
                                          {int64_t{1} << 31, int64_t{1} << 31, 1, int64_t{1} << 62}})
     CHECK(plan::steps_of_epochs(row.epochs, row.samples, row.batch) == row.steps);
   CHECK_THROWS_AS(plan::steps_of_epochs(int64_t{1} << 32, int64_t{1} << 32, 8), meshwright::Error);
+  // 2 epochs of 48 samples, 8 steps of 6 of which are done: so many more of another batch.
+  CHECK(plan::steps_of_epochs(2, 48, 6, {8, 48}) == 16);
+  CHECK(plan::steps_of_epochs(2, 48, 12, {8, 48}) == 12);
+  CHECK(plan::steps_of_epochs(2, 48, 5, {8, 48}) == 18);
+  CHECK(plan::steps_of_epochs(1, 48, 12, {8, 48}) == 8);
+  CHECK(plan::steps_of_epochs(1, 48, 12, {9, 54}) == 9);
 }
 
 TEST_CASE("a plan counts epochs by the batch that it has, and says what they come to") {
@@ -54,6 +62,12 @@ TEST_CASE("a plan counts epochs by the batch that it has, and says what they com
   CHECK(of_ranks.notices[0] ==
         "step_scheduler.epochs = 3 is 13 steps: an epoch is 25 samples, 4.1 steps of 6");
   CHECK(counted(epochs, 25, workload, 3, /*assumed_world=*/true).max_steps == 10);
+  // A run that goes on counts what is left.
+  plan::JobPlan goes_on = counted(epochs, 25, workload, 3, false, plan::Trained{2, 16});
+  CHECK(goes_on.max_steps == 12);
+  CHECK(goes_on.notices[0] ==
+        "step_scheduler.epochs = 3 is 12 steps, of which 2 have read 16 samples: an epoch is 25 "
+        "samples, 4.1 steps of 6");
   // Nobody has opened the data.
   plan::JobPlan unknown = counted(epochs, std::nullopt, workload, 3, /*assumed_world=*/false);
   CHECK(!unknown.max_steps);

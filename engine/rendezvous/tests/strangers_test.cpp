@@ -74,6 +74,43 @@ TEST_CASE("without secret and name, the first that comes as a rank is that rank,
   CHECK(refusal_of(served, badge("", 2)).refusal == Refusal::none);
 }
 
+TEST_CASE("without a secret rank 0 keeps little for whoever comes, until the ranks have met") {
+  // The launcher's name of a job is no secret: anybody passes for any of its ranks.
+  const auto of_job = [](int64_t rank) { return badge("", rank, 4, "job 7"); };
+  const Served served(of_job(0));
+  const std::string small(20 << 10, 'x'), large(1 << 20, 'x');
+  const wire::Badge rank = of_job(1);
+  StorePtr first = served.come(rank);
+  first->set("small", bytes_of(small));
+  CHECK(text_of(first->get("small")) == small);
+  CHECK_THROWS(first->set("large", bytes_of(large)));
+  // Many small ones neither.
+  StorePtr filling = served.come(of_job(2));
+  bool full = false;
+  for (int i = 0; i < 1000 && !full; ++i) try {
+      filling->set(std::to_string(i), bytes_of(small));
+    } catch (const std::exception&) {
+      full = true;
+    }
+  CHECK(full);
+  std::vector<StorePtr> crowd;
+  size_t let_in = 0;
+  for (int i = 0; i < 40; ++i) try {
+      crowd.push_back(served.come(of_job(3)));
+      ++let_in;
+    } catch (const NoStore& why) {
+      CHECK(why.refusal == Refusal::crowded);
+    }
+  CHECK(let_in <= 24);
+  crowd.clear();
+  served.server->ranks_met();
+  StorePtr met = served.come(rank);
+  met->set("large", bytes_of(large));
+  CHECK(text_of(met->get("large")) == large);
+  StorePtr other = served.come(of_job(1));  // the same number, and not the process that has met
+  CHECK_THROWS(other->set("large", bytes_of(large)));
+}
+
 TEST_CASE("a rank does not tell its words to a store that does not know the secret") {
   // It says that the rank may go on, whatever the rank proves.
   const int door = listen_on(0, /*loopback_only=*/true);

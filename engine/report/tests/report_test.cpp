@@ -63,6 +63,29 @@ TEST_CASE("printable text cannot steer a terminal and is valid UTF-8") {
   CHECK(report::printable("\xc0\xafz") == "\xef\xbf\xbd\xef\xbf\xbdz");
   CHECK(report::printable("né…") == "né…");
   CHECK(report::printable("\xed\xa0\x80").find('\xed') == std::string::npos);
+  CHECK(report::printable("a\xe2\x80\xae"
+                          "b\xe2\x81\xa9\xd8\x9c\xe2\x80\x8f") == "a\\u202eb\\u2069\\u061c\\u200f");
+  CHECK(report::printable("a\xc2\x9b\x7f") == "a\\x9b\\x7f");
+}
+
+TEST_CASE("what is written for people has the program's own colours, and no other sequence") {
+  const report::Style style{.colour = true, .unicode = true, .width = 80};
+  const std::string own = report::paint(style, report::Tone::red, "red") + "\tx\n";
+  CHECK(report::screened(own) == own);
+  CHECK(report::screened("\x1b[8mgone\x1b[2J\r\xe2\x80\xae") == "\\x1b[8mgone\\x1b[2J\\x0d\\u202e");
+  const boost::json::object odd{{"a\xe2\x80\xae", "\x7f\xc2\x9b né"}};
+  const std::string text = report::pretty_json(odd);
+  CHECK(text.find("\\u202e") != std::string::npos);
+  CHECK(text.find("\\u007f\\u009b né") != std::string::npos);
+  CHECK(boost::json::parse(text).as_object() == odd);
+}
+
+TEST_CASE("cells of text are never computed by a spreadsheet") {
+  for (const char* text : {"=1+1", "+1", "-1", "@SUM(A1)"})
+    CHECK(report::csv_cell(text) == "'" + std::string(text));
+  CHECK(report::csv_cell("\t=1") == "' =1");
+  CHECK(report::csv_cell("\r=1") == "'\\x0d=1");
+  CHECK(report::csv_cell("runs/a=b") == "runs/a=b");
 }
 
 TEST_CASE("wrapping breaks at spaces, and within words that are too long") {

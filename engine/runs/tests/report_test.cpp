@@ -7,11 +7,13 @@
 #include <boost/json.hpp>
 #include <cmath>
 #include <ctime>
+#include <set>
 
 #include "sdk/files/read_file.h"
 
 #include "engine/runs/chart.h"
 #include "engine/runs/html.h"
+#include "engine/runs/plot.h"
 #include "engine/runs/tests/run_folder.h"
 
 using namespace meshwright;
@@ -353,6 +355,57 @@ TEST_CASE("numbers are short, ticks are round") {
   for (double at : ticks(0, 5e9, false, true)) CHECK(std::fmod(at, 1024. * 1024 * 1024) == 0);
   CHECK(letter_of(0) == "A");
   CHECK(letter_of(27) == "AB");
+}
+
+TEST_CASE("labels of an axis have the digits of its step") {
+  struct Row {
+    double value, most, step;
+    bool bytes;
+    const char* text;
+  };
+  constexpr double kMiB = 1024 * 1024;
+  for (const Row& row : {Row{200 * kMiB, 400 * kMiB, 100 * kMiB, true, "200 MiB"},
+                         {1.5 * 1024 * kMiB, 2048 * kMiB, 512 * kMiB, true, "1.5 GiB"},
+                         {2.7327, 2.7328, 1e-4, false, "2.7327"},
+                         {2.73275, 2.7328, 2.5e-5, false, "2.732750"},
+                         {7.5, 10, 2.5, false, "7.5"},
+                         {10, 10, 2.5, false, "10.0"},
+                         {12500, 20000, 2500, false, "12.5k"},
+                         {5e-6, 1e-5, 5e-6, false, "5e-06"},
+                         {1.00002e-12, 1.00003e-12, 1e-17, false, "1.00002e-12"},
+                         {0, 1e6, 1e5, true, "0"}})
+    CHECK(axis_text(row.value, row.most, row.step, row.bytes) == row.text);
+  // 32 bits tell these two apart and nobody else should: they lie on one line.
+  const auto [least, most] = shown_range(2.73267666, 2.73267674);
+  CHECK(most - least == doctest::Approx(2.7327e-4).epsilon(1e-3));
+  CHECK(shown_range(1, 2) == std::pair(1.0, 2.0));
+  CHECK(shown_range(3, 3) == std::pair(3.0, 3.0));
+}
+
+TEST_CASE("curves that differ by rounding lie on one line, with labels that differ") {
+  Series a, b;
+  for (double step = 1; step <= 4; ++step) a.add(step, 2.73267666), b.add(step, 2.73267674);
+  Chart chart;
+  chart.key = "loss";
+  for (const Series* one : {&a, &b})
+    chart.lines.push_back({.run = chart.lines.size(),
+                           .name = "",
+                           .points = thinned(*one, 100),
+                           .summary = *summary_of(*one)});
+  chart.first_step = 1, chart.last_step = 4;
+  const std::string drawn = draw_chart(chart);
+  std::set<std::string> labels;
+  size_t count = 0;
+  for (size_t at = 0; (at = drawn.find("class=\"y\">", at)) != std::string::npos; ++count) {
+    at += 10;
+    labels.insert(drawn.substr(at, drawn.find('<', at) - at));
+  }
+  CHECK(count >= 2);
+  CHECK(labels.size() == count);
+  const std::string plot =
+      draw_plot({false, true, 60}, {.lines = {{0, &a}, {1, &b}}, .first_step = 1, .last_step = 4});
+  CHECK(plot.find("2.7328") != std::string::npos);
+  CHECK(plot.find("2.7325") != std::string::npos);
 }
 
 TEST_CASE("an axis is logarithmic where a peak would hide the rest") {

@@ -121,6 +121,20 @@ TEST_CASE("a log becomes events with their times and steps") {
   CHECK(log.events[2].text.ends_with("\n = help: look at <its> log"));
 }
 
+TEST_CASE("a run took the time that it ran, not that between its end and its next start") {
+  const RunLog log = parse_log(
+      "2026-11-24T09:00:00Z fsdp2 on 2 ranks: A, 5 parameters; batch 1 x 1 x 1 samples of 8 "
+      "tokens\n"
+      "2026-11-24T09:01:00Z step 1/4  loss 4.5\n"
+      "2026-11-24T09:02:00Z step 2/4  loss 4.4\n"
+      "2026-11-25T09:00:00Z continues after step 2: runs/a/checkpoints/step_00000002\n"
+      "2026-11-25T09:00:01Z fsdp2 on 2 ranks: A, 5 parameters; batch 1 x 1 x 1 samples of 8 "
+      "tokens\n"
+      "2026-11-25T09:01:01Z step 3/4  loss 4.3\n"
+      "2026-11-25T09:02:01Z done: 4 steps\n");
+  CHECK(log.seconds == 240);
+}
+
 TEST_CASE("every line of a log that tells of something is known, with a time and without") {
   using Kind = Event::Kind;
   const std::pair<Kind, const char*> rows[] = {

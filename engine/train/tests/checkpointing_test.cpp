@@ -272,8 +272,10 @@ TEST_CASE(
       CHECK(message.find("E0714 rank " + std::to_string(row.odd) + " holds other values of " +
                          (row.state ? "exp_avg" : "")) == 0);
       CHECK(message.find(std::string(" than ") + row.others) != std::string::npos);
-      CHECK(message.find("the strategy " + std::string(row.layout.strategy) + " ") !=
-            std::string::npos);
+      CHECK(message.find(" (by up to 0.001, where the largest is ") != std::string::npos);
+      CHECK(message.find(" elements)") != std::string::npos);
+      CHECK(message.find(": they are copies of each other in the layout of " +
+                         std::string(row.layout.strategy) + ", ") != std::string::npos);
       CHECK(fs::exists(folder.path / "checkpoints" / "step_00000001"));
       CHECK(!fs::exists(folder.path / "checkpoints" / "step_00000002"));
       CHECK(!fs::exists(folder.path / "checkpoints" / ".step_00000002.tmp"));

@@ -46,14 +46,15 @@ std::vector<std::string> shared_by(const std::string& method) {
   return {"distributed.cp_size=2", "distributed.context.method=\"" + method + "\""};
 }
 
-// Bytes of shared memory between ranks that this process has mapped.
+// Bytes of shared memory between ranks that this process has mapped: files without a name.
 int64_t mapped_bytes() {
   std::ifstream maps("/proc/self/maps");
   int64_t sum = 0;
   for (std::string line; std::getline(maps, line);) {
     uint64_t from = 0, to = 0;
-    if (line.find("/meshwright-") != std::string::npos &&
-        std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64, &from, &to) == 2)
+    const bool shared = line.find("/dev/shm/#") != std::string::npos ||
+                        line.find("/memfd:meshwright") != std::string::npos;
+    if (shared && std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64, &from, &to) == 2)
       sum += static_cast<int64_t>(to - from);
   }
   return sum;

@@ -14,6 +14,7 @@
 #include "engine/checkpoint/export.h"
 #include "engine/outlines/models.h"
 #include "engine/trainer/tests/causal_loss.h"
+#include "engine/weights/model_tensors.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/testing.h"
 #include "sdk/files/durable.h"
@@ -66,7 +67,8 @@ std::string unused_without(const std::string& model, size_t parameter) {
       outlines::load_outline(fs::path(model_folder(model)) / "config.json", DType::float32);
   if (parameter < outline.parameters.size())
     outline.parameters.erase(outline.parameters.begin() + static_cast<int64_t>(parameter));
-  return train::unused_tensors(model_folder(model), outline);
+  return weights::unused_tensors(weights::WeightFolder(model_folder(model)), model_folder(model),
+                                 outline);
 }
 
 // As many elements as differ between the weights of two sources of possibly different dtypes.

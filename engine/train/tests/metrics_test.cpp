@@ -17,6 +17,7 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <sstream>
 
 #include "meshwright/error.h"
 
@@ -89,6 +90,7 @@ TEST_CASE(
            {12.5, 1234567, 2.5, 4, 0.41239, 3.25, 2, 1.5, 7.5, 6.25, 9, -0.75, 9.25, true});
   run.step(result_of(1, std::nan(""), std::numeric_limits<double>::infinity()), {0, 0});
   run.validation(1, 4.25);
+  run.validation(2, std::nan(""), 0.125);
   std::ifstream rows(folder.path / "a" / "b" / "metrics.jsonl");
   std::string line;
   REQUIRE(std::getline(rows, line));
@@ -131,6 +133,10 @@ TEST_CASE(
   CHECK(second.at("skipped").as_int64() == 0);
   REQUIRE(std::getline(rows, line));
   CHECK(line == "{\"step\": 1, \"completed_steps\": 2, \"validation_loss\": 4.25}");
+  REQUIRE(std::getline(rows, line));
+  CHECK(line ==
+        "{\"step\": 2, \"completed_steps\": 3, \"validation_loss\": null, "
+        "\"validation_auxiliary_loss\": 0.125}");
   CHECK(!std::getline(rows, line));
 }
 
@@ -176,6 +182,24 @@ TEST_CASE("whole files replace what was there and leave nothing beside them") {
         std::string::npos);
   for (const fs::directory_entry& entry : fs::directory_iterator(folder.path))
     CHECK(!entry.path().filename().string().ends_with(".tmp"));
+}
+
+TEST_CASE("files that are removed while they are written go on as new ones, which is told") {
+  Folder folder;
+  std::vector<std::string> told;
+  const fs::path path = folder.path / "run";
+  RunFolder run(path, std::nullopt, [&](const std::string& text) { told.push_back(text); });
+  run.log("one");
+  fs::remove_all(path);
+  run.validation(4, 2.5);
+  run.log("two");
+  run.log("three");
+  CHECK(read_file(path / "metrics.jsonl").find("\"completed_steps\": 5") != std::string::npos);
+  const std::string log = read_file(path / "run.log");
+  CHECK(log.find("two") < log.find("three"));
+  REQUIRE(told.size() == 2);
+  CHECK(told[0] == "warning: " + (path / "metrics.jsonl").string() +
+                       " was removed while the run wrote it: it goes on in a new file");
 }
 
 TEST_CASE("what cannot be written is an error that names path and reason") {
@@ -268,15 +292,40 @@ TEST_CASE(
   Progress progress(screen.out, {false, true, 80}, false, 101);
   for (int64_t step = 0; step <= 100; ++step) progress.step(result_of(step), {2000, 0});
   progress.validation(100, 2.25);
+  progress.validation(100, std::nan(""));
   progress.say("done");
   progress.finish();
-  CHECK(
-      screen.text() ==
-      "step 1/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms  mfu n/a  "
-      "data 0 ms  3 min 20 s left\n"
-      "step 101/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms  mfu n/a  "
-      "data 0 ms\n"
-      "step 101/101  validation loss 2.2500\ndone\n");
+  CHECK(screen.text() ==
+        "step 1/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms  "
+        "3 min 20 s left\n"
+        "step 101/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms\n"
+        "step 101/101  validation loss 2.2500\nstep 101/101  validation loss n/a\ndone\n");
+}
+
+TEST_CASE("report.step_details prints all that the log has, with the time left") {
+  Screen screen;
+  Progress progress(screen.out, {false, true, 80}, false, 101, /*details=*/true);
+  progress.step(result_of(0), {2000, 0});
+  CHECK(screen.text() == Progress::line(result_of(0), {2000, 0}, 101) + "  3 min 20 s left\n");
+}
+
+TEST_CASE("a run of a few steps has a line for each, which a terminal is wide enough for") {
+  for (bool live : {false, true})
+    for (int width : {30, 60, 80, 200}) {
+      CAPTURE(width);
+      Screen screen;
+      Progress progress(screen.out, {false, true, width}, live, 19);
+      for (int64_t step = 0; step < 19; ++step) progress.step(result_of(step), {2000, 0});
+      progress.finish();
+      std::istringstream lines(screen.text());
+      std::string line;
+      int64_t count = 0;
+      for (; std::getline(lines, line); ++count) {
+        CHECK(line.starts_with("step " + std::to_string(count + 1) + "/19  loss 2.5000"));
+        if (live) CHECK(line.size() < static_cast<size_t>(width));
+      }
+      CHECK(count == 19);
+    }
 }
 
 TEST_CASE("the time left follows the steps, smoothed") {
@@ -296,10 +345,10 @@ TEST_CASE(
     for (int width : {1, 10, 40, 80, 200}) {
       CAPTURE(width);
       Screen screen;
-      Progress progress(screen.out, {false, unicode, width}, true, 4);
+      Progress progress(screen.out, {false, unicode, width}, true, 40);
       progress.step(result_of(0), {100, 0});
       progress.say("a word");
-      progress.step(result_of(3), {100, 0});
+      progress.step(result_of(39), {100, 0});
       progress.finish();
       std::string text = screen.text();
       size_t lines = 0;
@@ -334,19 +383,19 @@ TEST_CASE("on a terminal the losses of the last step stay, whatever is told afte
       }
     return lines;
   };
-  const report::Style style{false, false, 41};
+  const report::Style style{false, false, 43};
   {
     Screen screen;
-    Progress progress(screen.out, style, true, 3);
+    Progress progress(screen.out, style, true, 30);
     for (int64_t step = 0; step < 3; ++step)
-      progress.step(result_of(step, 3 - static_cast<double>(step)), {100, 0});
-    progress.validation(2, 2.25);
+      progress.step(result_of(27 + step, 3 - static_cast<double>(step)), {100, 0});
+    progress.validation(29, 2.25);
     progress.say("checkpoint");
     progress.finish();
     progress.say("done");
     CHECK(shown(screen.text()) ==
-          std::vector<std::string>{"3/3  loss 1.0000  40,960 tok/s  0 s left",
-                                   "step 3/3  validation loss 2.2500", "checkpoint", "done", ""});
+          std::vector<std::string>{"30/30  loss 1.0000  40,960 tok/s  0 s left",
+                                   "step 30/30  validation loss 2.2500", "checkpoint", "done", ""});
   }
   // A run that is stopped before its last step, by the line of the last one it has done.
   Screen screen;
@@ -413,10 +462,11 @@ TEST_CASE(
   };
   const std::string base = "12/100  loss 2.5000  4,870 tok/s  1 min 14 s left";
   CHECK(drawn(60) == base);
-  CHECK(drawn(80).ends_with(base + "  mfu 41.3%"));
+  CHECK(drawn(80).ends_with(base + "  norm 0.750"));
   CHECK(drawn(80).starts_with("[") == drawn(200).starts_with("["));  // both have a bar
-  CHECK(drawn(90).ends_with(base + "  mfu 41.3%  comm 31 ms"));
-  CHECK(drawn(200).ends_with(base + "  mfu 41.3%  comm 31 ms  slowest rank 3 (+12 ms)"));
+  CHECK(drawn(90).ends_with(base + "  norm 0.750  841 ms"));
+  CHECK(drawn(200).ends_with(base + "  norm 0.750  841 ms  lr 1.00e-03  mfu 41.3%  comm 31 ms  "
+                                    "slowest rank 3 (+12 ms)"));
 }
 
 TEST_CASE("an output that takes no more is given up, and the run goes on") {

@@ -73,6 +73,8 @@ const std::vector<std::pair<std::string, std::string>> kPlan = {
     {"layers.*.block.widen", "colwise"},
     {"layers.*.block.narrow", "rowwise"},
     {"head", "colwise_rep"},
+    {"layers.*.block.before", "replicated"},
+    {"layers.*.block.heads", "replicated_with_grad_allreduce"},
     {"layers.*.block.shrink", "colwise"}};
 
 struct Result {
@@ -148,6 +150,27 @@ TEST_CASE("a module of one's own trains under a plan of patterns as on one rank"
               "the pattern \"layers.*.block.shrink\" of the tensor-parallel plan matches no module";
     CHECK(told);
   }
+}
+
+TEST_CASE("a Trainer has read its job's keys: none is set while it lives") {
+  run_ranks(1, [&](const std::shared_ptr<World>& world) {
+    Job job;
+    job.set("distributed.strategy", "\"fsdp2\"");
+    Reader net;
+    {
+      Trainer trainer(job, world, net.ptr());
+      try {
+        job.set("optimizer.lr", "0.5");
+        FAIL("it was set");
+      } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::conflict);
+        CHECK(error.key() == "optimizer.lr");
+        CHECK(job.table("optimizer").get_number("lr") != 0.5);
+      }
+    }
+    job.set("optimizer.lr", "0.5");
+    CHECK(job.table("optimizer").get_number("lr") == 0.5);
+  });
 }
 
 TEST_CASE("tensor parallelism that would cut nothing is refused") {

@@ -6,10 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "engine/train/comm_trace.h"
+#include "meshwright/parallel/testing.h"
 
 namespace preemption_test {
 
@@ -153,6 +158,34 @@ TEST_CASE("before and after the signals do what they did, and what was ignored s
                  return preemption.signal() == "SIGUSR1" ? 42 : 2;
                }),
                42));
+}
+
+TEST_CASE("a child by fork() neither keeps a rank from ending nor speaks for it") {
+  using meshwright::launch::kEnd;
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("comm_trace_" + std::to_string(::getpid()));
+  auto forked = [] {
+    const pid_t pid = ::fork();
+    while (pid == 0) ::pause();
+    return pid;
+  };
+  pid_t left = -1;
+  meshwright::run_ranks(2, [&](const std::shared_ptr<meshwright::World>& world) {
+    if (world->rank() != 0) return;
+    const Preemption preemption;
+    meshwright::train::CommTrace trace(*world, folder);
+    trace.watch([] { return std::string(); });
+    for (int signal : {kEnd, SIGTERM}) {  // as their group may get it
+      const pid_t child = forked();
+      ::kill(child, signal);
+      CHECK(ended_by(status_of(child), signal));
+    }
+    CHECK(!preemption.asked());
+    left = forked();
+  });
+  CHECK(!std::filesystem::exists(folder));
+  ::kill(left, SIGKILL);
+  status_of(left);
 }
 
 }  // namespace preemption_test

@@ -1,6 +1,7 @@
 // What a run of the program says when it has nothing left to do, and when it would go on as
 // something else.
 #include "engine/train/resume.h"
+#include "engine/before/same_run.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -30,7 +31,7 @@ Options lora_of(const std::string& keys) {
 std::string refusal_of_scale(checkpoint::Checkpoint& from, const std::string& keys,
                              const std::string& config = "") {
   try {
-    train::check_scale(from, lora_of(keys), config);
+    before::check_scale(from, lora_of(keys), config);
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::checkpoint_mismatch);
     return error.key() + ": " + error.helps().at(0);
@@ -59,6 +60,16 @@ TEST_CASE("a finished run names the program as it was called") {
       train::finished_text("runs/a/checkpoints/step_00000010", 10, 10, "", 2);
   CHECK(epochs.find(" has 10 steps, step_scheduler.epochs = 2 is 10\n") != std::string::npos);
   CHECK(epochs.find("  --set step_scheduler.epochs=4 ") != std::string::npos);
+}
+
+TEST_CASE("a save that lacks what it reads ends as saves that fail, not as a wrong configuration") {
+  const Error error =
+      train::unsaved(Error(ErrorCode::file_unreadable, "there is no folder of their model: gone")
+                         .help("put it back"),
+                     false, "runs/a/checkpoints");
+  CHECK(exit_status(error.code()) == 7);
+  CHECK(error.message() == "there is no folder of their model: gone");
+  CHECK(error.helps() == std::vector<std::string>{"put it back"});
 }
 
 TEST_CASE("adapters go on with the scale that they were trained with") {
@@ -92,9 +103,9 @@ TEST_CASE("adapters go on with the scale that they were trained with") {
   CHECK(refusal_of_scale(adapters, "r = 0\n") == "");
   CHECK(refusal_of_scale(whole, "r = 4\n") == "");
   // Adapters alone are no folder that model.pretrained could name.
-  CHECK(train::way_by_export(adapters).find("adapters --merged --out DIR, then model.pretrained") !=
-        std::string::npos);
-  CHECK(train::way_by_export(whole).find("whole --out DIR, then model.pretrained") !=
+  CHECK(before::way_by_export(adapters).find(
+            "adapters --merged --out DIR, then model.pretrained") != std::string::npos);
+  CHECK(before::way_by_export(whole).find("whole --out DIR, then model.pretrained") !=
         std::string::npos);
   fs::remove_all(folder);
 }

@@ -20,6 +20,7 @@
 #include <numeric>
 
 #include "engine/plan/plan.h"
+#include "engine/trainer/evaluation.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/testing.h"
@@ -193,6 +194,39 @@ TEST_CASE("load, score corrections and auxiliary losses are the same on every la
       INFO(name);
       CHECK(farthest(found.parameters.at(name), value) < 1e-5);
     }
+  }
+}
+
+TEST_CASE(
+    "an evaluation is cross entropy, whatever is read together; the auxiliary loss is beside") {
+  // "output_router_logits": true: the loss of a step has the auxiliary loss in it.
+  const std::string model = MESHWRIGHT_SOURCE_DIR "/configs/models/mixtral-tiny.json";
+  std::map<int64_t, train::Evaluation> found;
+  double step_loss = 0;
+  for (int64_t rows : {1, 4, 12})
+    run_ranks(1, [&](const std::shared_ptr<World>& world) {
+      Rank rank({"ddp", 1, {"step_scheduler.local_batch_size=" + std::to_string(rows)}, model},
+                world);
+      rank.initialize();
+      found[rows] =
+          train::Evaluator::run(rank.trainer, kBatch / rows, [&](int64_t micro, const at::Tensor&) {
+            at::Tensor ids = at::empty({rows, kLength + 1}, at::kLong);
+            for (int64_t row = 0; row < rows; ++row)
+              fill_sample(micro * rows + row, rank.net->outline().vocab_size,
+                          ids.mutable_data_ptr<int64_t>() + row * (kLength + 1));
+            return train::loss_of(rank.trainer, rank.net, ids);
+          });
+      if (rows == 12) step_loss = rank.step().loss;
+    });
+  const train::Evaluation whole = found.at(12);
+  CHECK(whole.targets == kBatch * kLength);
+  CHECK(whole.auxiliary > 0);
+  // The same samples in one micro-batch: what the step's loss has more is the auxiliary loss.
+  CHECK(step_loss == doctest::Approx(whole.loss + whole.auxiliary).epsilon(1e-6));
+  for (const auto& [rows, one] : found) {
+    CAPTURE(rows);
+    CHECK(one.loss == doctest::Approx(whole.loss).epsilon(1e-6));
+    if (rows != 12) CHECK(one.auxiliary != whole.auxiliary);
   }
 }
 

@@ -38,11 +38,13 @@ inline std::string write_model(const std::filesystem::path& folder, const SmallM
   out << R"({"architectures": [")" << m.architecture << R"("], "model_type": ")" << m.model_type
       << R"(", "vocab_size": )" << m.vocab << R"(, "hidden_size": )" << m.hidden
       << R"(, "num_hidden_layers": 2, "num_attention_heads": )" << m.heads
-      << R"(, "num_key_value_heads": )" << m.kv_heads << R"(, "head_dim": )" << m.hidden / m.heads
+      << R"(, "num_key_value_heads": )" << m.kv_heads
       << R"(, "max_position_embeddings": 64, "initializer_range": 0.15, "rms_norm_eps": 1e-06)"
       << m.more;
-  if (std::string(m.more).find("intermediate_size") == std::string::npos)
+  const std::string more = m.more;
+  if (more.find("intermediate_size") == std::string::npos)
     out << R"(, "intermediate_size": )" << m.hidden * 3 / 2;
+  if (more.find("head_dim") == std::string::npos) out << R"(, "head_dim": )" << m.hidden / m.heads;
   out << "}\n";
   return file.string();
 }
@@ -56,6 +58,11 @@ inline const SmallModel kBiases{"biases", "LlamaForCausalLM",
 inline const SmallModel kQwen3{"qwen3", "Qwen3ForCausalLM", "qwen3"};
 inline const SmallModel kGemma3{"gemma3", "Gemma3ForCausalLM",       "gemma3_text", 32, 4, 4,
                                 64,       R"(, "sliding_window": 4)"};
+// Heads as wide as the model, as Qwen3's are by default where it has 128.
+inline const SmallModel kWideQwen3{"wide_qwen3", "Qwen3ForCausalLM",   "qwen3", 32, 4, 2,
+                                   64,           R"(, "head_dim": 32)"};
+inline const SmallModel kWideGemma3{
+    "wide_gemma3", "Gemma3ForCausalLM", "gemma3_text", 32, 4, 2, 64, R"(, "head_dim": 32)"};
 inline const SmallModel kMixtral{
     "mixtral",
     "MixtralForCausalLM",

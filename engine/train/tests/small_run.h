@@ -50,12 +50,13 @@ inline void fill_sample(int64_t position, int64_t vocabulary, int64_t* out) {
 }
 
 struct Rank {
-  // `prepare`: what is done to the model before it is parallelized.
+  // `prepare`: what is done to the model before it is parallelized. `expected`: targets of a
+  // micro-batch, as the trainer is told.
   Rank(const Layout& layout, const std::shared_ptr<World>& world,
-       const std::function<void(torch::nn::Module&)>& prepare = {})
+       const std::function<void(torch::nn::Module&)>& prepare = {}, int64_t expected = kLength)
       : job(make(layout)),
         net(prepared(layout, prepare)),
-        trainer(job, world, net.ptr(), net->outline(), kLength),
+        trainer(job, world, net.ptr(), net->outline(), expected),
         batch(layout.batch) {}
   static modules::CausalLM prepared(const Layout& layout,
                                     const std::function<void(torch::nn::Module&)>& prepare) {

@@ -50,6 +50,7 @@ TEST_CASE(
       speed.fill(cost, rank.trainer);
       speed.fill(slower, rank.trainer);
       CHECK(cost.mfu > 0);
+      CHECK(cost.mfu < 1);
       CHECK(cost.mfu == doctest::Approx(2 * slower.mfu));
       CHECK(cost.ranks == ranks);
       const double flop = forecast::shape_of(*rank.trainer.plan().outline).flop_a_token(kLength) *
@@ -62,6 +63,24 @@ TEST_CASE(
   }
   // A processor without instructions for 16 bits takes those of 32, then and now.
   CHECK(measured_rate(2) > measured_rate(4) / 4);
+}
+
+TEST_CASE("ranks that are faster than their peak show that it is wrong: no MFU from then on") {
+  run_ranks(1, [&](const std::shared_ptr<World>& world) {
+    Rank rank({"ddp", 1}, world);
+    rank.initialize();
+    const StepResult result = rank.step();
+    Speed speed(rank.job, rank.trainer, kLength);
+    StepCost impossible{.step_ms = 1e-9}, later{.step_ms = 50};
+    speed.fill(impossible, rank.trainer);
+    speed.fill(later, rank.trainer);
+    CHECK(std::isnan(impossible.mfu));
+    CHECK(std::isnan(later.mfu));
+    const std::vector<std::string> told = speed.lines(rank.trainer, result);
+    REQUIRE(!told.empty());
+    CHECK(told[0].starts_with("notice: a step did "));
+    for (const std::string& line : speed.lines(rank.trainer, result)) CHECK(line != told[0]);
+  });
 }
 
 TEST_CASE("what is frozen has less of a backward, and MFU counts none for it") {

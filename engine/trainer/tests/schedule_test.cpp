@@ -50,6 +50,9 @@ TEST_CASE("each style's values, worked out by hand") {
            {{"wsd", 1, 0, 2, 20}, {0.5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0.5, 0}},
            {{"wsd", 1, 0.5, 0, 5}, {1, 1, 1, 1, 0.5}},
            {{"linear", 1, 0, 8, 4}, {0.125, 0.25, 0.375, 0.5}},  // ends within the warm-up
+           // The warm-up ends right before the last step.
+           {{"cosine", 1, 0.1, 2, 3}, {0.5, 1, 0.1}},
+           {{"wsd", 1, 0.1, 1, 2}, {1, 0.1}},
            {{"cosine", 1, 0, 0, 1}, {1}},
            {{"linear", 0, 0, 3, 5}, {0, 0, 0, 0, 0}},
        }) {

@@ -144,4 +144,36 @@ TEST_CASE("a run whose losses have moved for good is not left out for ever") {
   }
 }
 
+TEST_CASE("a loss scale that adapts halves where gradients overflow, and grows where none do") {
+  const double inf = std::numeric_limits<double>::infinity();
+  const auto world = World::single();
+  StepMonitor monitor(std::nullopt, *world);
+  CHECK(monitor.loss_scale() == 1);
+  CHECK_FALSE(monitor.overflowed(result_of(2, inf)));
+  monitor.scale_losses({4, /*dynamic=*/true});
+  CHECK(monitor.judge(result_of(2, inf), *world));
+  CHECK(monitor.facts().overflowed);
+  CHECK(monitor.facts().why == "float16 gradients overflowed; the loss scale is 2 now");
+  CHECK(monitor.loss_scale() == 2);
+  CHECK_FALSE(monitor.overflowed(result_of(inf, inf)));  // a smaller scale would not help
+  for (int64_t step = 1; step < StepMonitor::kStepsToGrow; ++step)
+    CHECK_FALSE(monitor.judge(result_of(2, 1), *world));
+  CHECK(monitor.loss_scale() == 2);
+  const checkpoint::StepHistory kept = monitor.history();
+  monitor.judge(result_of(2, 1), *world);
+  CHECK(monitor.loss_scale() == 4);
+  // A run that goes on from there.
+  StepMonitor next(std::nullopt, *world);
+  next.scale_losses({65536, /*dynamic=*/true});
+  next.restore(kept);
+  CHECK(next.loss_scale() == 2);
+  next.judge(result_of(2, 1), *world);
+  CHECK(next.loss_scale() == 4);
+  next.restore({});  // of a checkpoint of before
+  CHECK(next.loss_scale() == 65536);
+  for (int left = 0; left < 17; ++left) next.judge(result_of(2, inf), *world);
+  CHECK(next.loss_scale() == 1);
+  CHECK_FALSE(next.overflowed(result_of(2, inf)));  // it is no overflow then
+}
+
 }  // namespace step_monitor_test

@@ -91,7 +91,7 @@ TEST_CASE("a cache begins with its key and the parts of it") {
   std::ifstream in((folder / "cache") + "/" + key + ".mwtokens", std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   REQUIRE(bytes.size() > 24);
-  CHECK(bytes.substr(24).starts_with(R"({"version":5,"key":")" + key + R"(","parts":)" +
+  CHECK(bytes.substr(24).starts_with(R"({"version":6,"key":")" + key + R"(","parts":)" +
                                      key_parts(options) + ","));
 }
 

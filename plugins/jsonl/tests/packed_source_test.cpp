@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "meshwright/error.h"
+#include "sdk/tokenizer/young.h"
 
 namespace packed_source_test {
 
@@ -136,8 +137,8 @@ TEST_CASE("nothing left says what would have to change") {
   CHECK(error.helps().at(0) == "set dataset.jsonl.truncate = \"right\", or dataset.seq_len = 5");
   // No answer is learnt, since none has the role.
   StoreCounts counts;
-  counts.add_role("asistant", 2);
-  counts.add_role("Bot");
+  counts.roles.add("asistant", 2);
+  counts.roles.add("Bot");
   try {
     PackedSource(store_of({{{1, 2}, {}, 0}}, counts), settings(3));
     FAIL("no error");
@@ -241,7 +242,12 @@ TEST_CASE("what is told when a run starts") {
   counts.double_begins = 1;
   counts.calls_left_out = 1;
   counts.tools_left_out = 2;
-  counts.add_role("observer", 1200);
+  counts.own_systems = 1;
+  counts.own_variables = 2;
+  counts.young = 3;
+  counts.columns.add("source", 2);
+  counts.columns.add("history", 3);
+  counts.roles.add("observer", 1200);
   const PackedSource source(
       store_of({{{1, 2, 3}, {{1, 2}}, 0}, {{1, 2, 3, 4, 5, 6, 7}, {{1, 7}}, 0}, {{1, 2}, {}, 0}},
                counts),
@@ -252,9 +258,14 @@ TEST_CASE("what is told when a run starts") {
             "row "
             "has 7",
             "6 positions, 83.3% with targets, in 2 packs of 4, 75.0% filled, 1.0 documents each",
+            "the \"system\" of 1 row stands before its messages",
+            "the \"chat_template_kwargs\" of 2 rows go to the template",
+            "keys of rows that are not read, with how many rows have them: \"history\" 3, "
+            "\"source\" 2",
             "1,200 messages of roles that are not known: \"observer\" 1,200",
             "the chat template does not write 1 call of tools: no such call is learnt",
             "the chat template does not write the tools of 2 rows",
+            meshwright::tokenizer::tell_young(3),
             "1 special token in contents read as plain text; "
             "dataset.jsonl.special_tokens_in_content = \"parse\" reads them as tokens",
             "no special token ends 2 answers: the model will not learn to stop there",

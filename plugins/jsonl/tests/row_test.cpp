@@ -133,6 +133,73 @@ TEST_CASE("tools may be a JSON string") {
             .starts_with("error[E0701]: f:7: \"tools\" is a number"));
 }
 
+TEST_CASE("a row's own system text is a message before the others") {
+  const Row row = read(
+      R"({"system": "s", "conversations": [{"from": "human", "value": "h"}, {"from": "gpt", "value": "g", "weight": 0}]})");
+  REQUIRE(row.messages.as_list().size() == 3);
+  CHECK(text_of(row, 0, "role") == "system");
+  CHECK(text_of(row, 0, "content") == "s");
+  CHECK(row.own_system);
+  CHECK(row.trained == std::vector<bool>{true, true, false});
+  CHECK(name_of_message(row, 0) == "system");
+  CHECK(name_of_message(row, 2) == "conversations[1]");
+  const Row pair = read(
+      R"({"system": "s", "prompt": [{"role": "user", "content": "p"}], "completion": [{"role": "assistant", "content": "c"}]})",
+      RowKind::prompt_completion);
+  CHECK(text_of(pair, 0, "content") == "s");
+  CHECK(pair.completion_at == 2);
+  CHECK(name_of_message(pair, 1) == "prompt[0]");
+  CHECK(name_of_message(pair, 2) == "completion[0]");
+  // None, or the one that is there.
+  for (const char* none : {"null", "\"\""})
+    CHECK_FALSE(read(R"({"messages": [{"role": "user"}], "system": )" + std::string(none) + "}")
+                    .own_system);
+  CHECK(read(R"({"messages": [{"role": "system", "content": "s"}], "system": "s"})")
+            .messages.as_list()
+            .size() == 1);
+  CHECK(said(R"({"messages": [{"role": "system", "content": "t"}], "system": "s"})") ==
+        "error[E0701]: f:7: the row has a \"system\" and, as messages[0], another message of the "
+        "role system");
+  CHECK(said(R"({"messages": [{"role": "user"}], "system": 1})") ==
+        "error[E0701]: f:7: \"system\" is a number, where a string belongs");
+  CHECK(said(R"({"system": "s", "prompt": "p", "completion": "c"})", RowKind::prompt_completion) ==
+        "error[E0701]: f:7: the row has a \"system\" beside a \"prompt\" that is a string, and no "
+        "template joins these two");
+  CHECK(read(R"({"system": "", "prompt": "p", "completion": "c"})", RowKind::prompt_completion)
+            .unread.empty());
+}
+
+TEST_CASE("a row's own variables of the template") {
+  for (const char* given : {R"({"enable_thinking": false})", R"("{\"enable_thinking\": false}")"}) {
+    const Row row = read(R"({"messages": [{"role": "user"}], "chat_template_kwargs": )" +
+                         std::string(given) + "}");
+    REQUIRE(row.variables.is_dict());
+    CHECK_FALSE(row.variables.get("enable_thinking")->as_boolean());
+  }
+  CHECK(read(R"({"messages": [{"role": "user"}], "chat_template_kwargs": null})")
+            .variables.is_none());
+  CHECK(said(R"({"messages": [{"role": "user"}], "chat_template_kwargs": [1]})") ==
+        "error[E0701]: f:7: \"chat_template_kwargs\" is a list, where an object belongs: "
+        "{\"enable_thinking\": false}");
+  CHECK(
+      said(R"({"messages": [{"role": "user"}], "chat_template_kwargs": "{"})")
+          .starts_with("error[E0701]: f:7: \"chat_template_kwargs\" is a string, but not one of"));
+  CHECK(said(R"({"messages": [{"role": "user"}], "chat_template_kwargs": {"tools": []}})") ==
+        "error[E0701]: f:7: \"chat_template_kwargs\" has \"tools\", which is no variable of a "
+        "template");
+}
+
+TEST_CASE("keys that nothing is made of are told") {
+  using Keys = std::vector<std::string>;
+  CHECK(
+      read(R"({"id": 1, "messages": [{"role": "user"}], "tools": [], "source": null, "text": "t"})")
+          .unread == Keys{"id", "text"});
+  CHECK(read(R"({"text": "t", "system": "s"})", RowKind::text).unread == Keys{"system"});
+  CHECK(read(R"({"prompt": "p", "completion": "c", "tools": [], "chat_template_kwargs": {}})",
+             RowKind::prompt_completion)
+            .unread == Keys{"tools", "chat_template_kwargs"});
+}
+
 TEST_CASE("rows that are refused") {
   struct Case {
     const char* row;
@@ -184,6 +251,20 @@ TEST_CASE("a row of another kind names the setting") {
     CHECK(error.helps().at(1) ==
           "set validation_dataset.jsonl.format = \"text\", if the rows are of that kind");
   }
+}
+
+TEST_CASE("rows of other programs are told how they become rows here") {
+  for (const auto& [row, help] : std::initializer_list<std::pair<const char*, const char*>>{
+           {R"({"instruction": "a", "input": "", "output": "b"})", "Alpaca's rows are prompts"},
+           {R"({"instruction": "a", "output": "b", "system": "s"})",
+            "Alpaca's rows with a system text"},
+           {R"({"question": "a", "answer": "b"})", "{prompt: .question, completion: .answer}' f"}})
+    try {
+      read_row(parse_json(row), RowKind::messages, "f:7", "dataset.jsonl");
+      FAIL("no error");
+    } catch (const Error& error) {
+      CHECK(error.helps().at(0).find(help) != std::string::npos);
+    }
 }
 
 TEST_CASE("what is no JSON has its line and column") {

@@ -126,7 +126,7 @@ TEST_CASE("roles that are not known are counted") {
         chat_template.encode(R"({"messages": [{"role": ")" + role + R"(", "content": "a"}]})")
             .counts;
     CHECK(met.chats == 1);
-    return met.roles;
+    return met.roles.named;
   };
   using Roles = std::map<std::string, int64_t>;
   for (const char* known : {"system", "developer", "user", "assistant", "tool", "ipython"})

@@ -21,10 +21,21 @@ using meshwright::jsonl::StoreOrigin;
 using meshwright::jsonl::StoreWriter;
 using meshwright::jsonl::TokenStore;
 
-const StoreOrigin kOrigin{
-    "0123456789abcdef0123456789abcdef",
-    "feed",
-    {3, 1, 2, 4, 1, 5, 6, 7, {{"asistant", 8}, {std::string(40, 'x'), 9}}, 10}};
+const StoreOrigin kOrigin{"0123456789abcdef0123456789abcdef",
+                          "feed",
+                          {3,
+                           1,
+                           2,
+                           4,
+                           1,
+                           5,
+                           6,
+                           7,
+                           11,
+                           12,
+                           13,
+                           {{{"asistant", 8}, {std::string(40, 'x'), 9}}, 10},
+                           {{{"source", 14}}, 15}}};
 
 std::vector<Document> documents(bool wide) {
   return {{{1, 2, wide ? 70000 : 65535, 4}, {{1, 2}, {3, 4}}, 0},
@@ -78,7 +89,7 @@ TEST_CASE("what the key was made of stands at the beginning of the file, however
     const std::vector<std::byte> bytes = writer.bytes(origin);
     const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     CHECK(text.starts_with("MWTOKENS"));
-    CHECK(text.substr(24).starts_with(R"({"version":5,"key":")" + kOrigin.key + R"(","parts":)" +
+    CHECK(text.substr(24).starts_with(R"({"version":6,"key":")" + kOrigin.key + R"(","parts":)" +
                                       origin.parts + ","));
     const auto store = TokenStore::in_memory(bytes);
     check(*store, false);
@@ -146,26 +157,35 @@ TEST_CASE("targets outside of their document are refused though their checksum i
   }
 }
 
-TEST_CASE("counts of roles are the same in any order, and few however many roles there are") {
-  StoreCounts forward, backward, halves, half;
+TEST_CASE("counts of names are the same in any order, and few however many names there are") {
+  using Names = StoreCounts::Names;
+  Names forward, backward, halves, half;
   for (int i = 0; i < 40; ++i) {
-    forward.add_role("r" + std::to_string(100 + i));
-    backward.add_role("r" + std::to_string(139 - i));
-    (i < 30 ? halves : half).add_role("r" + std::to_string(100 + i * 7 % 40));
+    forward.add("r" + std::to_string(100 + i));
+    backward.add("r" + std::to_string(139 - i));
+    (i < 30 ? halves : half).add("r" + std::to_string(100 + i * 7 % 40));
   }
   halves += half;
-  CHECK(forward.roles.size() == StoreCounts::kMostRoles);
-  CHECK(forward.roles.begin()->first == "r100");
-  CHECK(forward.roles.rbegin()->first == "r115");
-  CHECK(forward.other_roles == 24);
+  CHECK(forward.named.size() == Names::kMost);
+  CHECK(forward.named.begin()->first == "r100");
+  CHECK(forward.named.rbegin()->first == "r115");
+  CHECK(forward.others == 24);
+  CHECK(forward.all() == 40);
   CHECK(forward == backward);
   CHECK(forward == halves);
-  StoreCounts longer;
-  longer.add_role(std::string(1000, 'a'), 3);
-  CHECK(longer.roles == std::map<std::string, int64_t>{{std::string(37, 'a') + "...", 3}});
+  Names longer;
+  longer.add(std::string(1000, 'a'), 3);
+  longer.add(std::string(36, 'b') + "\u00e9\u00e9\u00e9");  // is not cut within a character
+  longer.add("c\x1b[31m\u202e");                            // nor reaches a terminal
+  CHECK(longer.named == std::map<std::string, int64_t>{{std::string(37, 'a') + "...", 3},
+                                                       {std::string(36, 'b') + "...", 1},
+                                                       {"c\uFFFD[31m\uFFFD", 1}});
   // The most that a header holds.
   StoreCounts most;
-  for (char c = 'a'; c < 'a' + 20; ++c) most.add_role(std::string(50, c), INT64_MAX / 32);
+  for (char c = 'a'; c < 'a' + 20; ++c) {
+    most.roles.add(std::string(50, c), INT64_MAX / 32);
+    most.columns.add(std::string(1, c) + std::string(50, '"'), INT64_MAX / 32);
+  }
   StoreWriter writer(false);
   writer.add({{1, 2}, {{1, 2}}, 0});
   const auto store = TokenStore::in_memory(writer.bytes({std::string(32, 'k'), "feed", most}));

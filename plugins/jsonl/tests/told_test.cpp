@@ -89,6 +89,32 @@ TEST_CASE("roles that are not known, and calls that the template leaves out, are
     CHECK(with.at(name) == without.at(name));
 }
 
+TEST_CASE("what a row says beside its messages is learnt with it, and told") {
+  const jsonl_test::TemporaryFolder folder;
+  jsonl_test::write(folder / "t.jinja",
+                    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<|im_end|>{% endfor %}"
+                    "{% if add_generation_prompt %}a:{% endif %}{{ thinking }}");
+  const std::string messages =
+      R"([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])";
+  jsonl_test::write(folder / "a.jsonl",
+                    "{\"system\": \"Z\", \"id\": 3, \"messages\": " + messages +
+                        ", \"chat_template_kwargs\": {\"thinking\": \"own\"}}\n{\"messages\": " +
+                        messages + "}\n");
+  Given given(folder / "a.jsonl", folder / "cache");
+  given.set("chat_template", folder / "t.jinja");
+  given.set("template_variables", meshwright::StringMap{{"thinking", "all"}});
+  const JsonlKind kind;
+  CHECK(kind.row(given.request, 0).text == "s:Z<|im_end|>u:x<|im_end|>a:y<|im_end|>own");
+  CHECK(kind.row(given.request, 1).text == "u:x<|im_end|>a:y<|im_end|>all");
+  for (int time = 0; time < 2; ++time) {  // from rows, and from the cache
+    const auto report = JsonlKind().open(given.request)->report();
+    REQUIRE(report.size() >= 5);
+    CHECK(report[2] == "the \"system\" of 1 row stands before its messages");
+    CHECK(report[3] == "the \"chat_template_kwargs\" of 1 row go to the template");
+    CHECK(report[4] == "keys of rows that are not read, with how many rows have them: \"id\" 1");
+  }
+}
+
 TEST_CASE("a template is told where one was used") {
   const jsonl_test::TemporaryFolder folder;
   jsonl_test::write(folder / "pair.jsonl", R"({"prompt": "a", "completion": "b"})");

@@ -11,6 +11,7 @@
 #include "meshwright/parallel/testing.h"
 #include "plugins/plugin_test.h"
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 
@@ -99,6 +100,29 @@ TEST_CASE("with context parallelism the buffers are cut over dp_cp; training wit
   });
   for (const ParameterOutline& p : outline_of(*make_net()).parameters)
     CHECK(held[p.name] == element_count(p.shape));
+}
+
+TEST_CASE("sums of micro-batches that are rounded after each are told") {
+  const ModelOutline outline = outline_of(*make_net());
+  const TpPlan tp;
+  auto told = [&](int64_t level, bool wide, const Workload& work) {
+    MeshRequest wish = request(2, {});
+    wish.config.own.set("zero_dp_strategy", level);
+    wish.config.own.set("grad_reduce_in_fp32", wide);
+    const MeshPlan mesh = make()->plan_mesh(wish);
+    const auto notices = make()->plan_sharding({outline, mesh, tp, wish.config, work, 0}).notices;
+    return std::count_if(notices.begin(), notices.end(), [](const std::string& text) {
+      return text.starts_with("gradients of 4 micro-batches are added up in bfloat16");
+    });
+  };
+  const Workload narrow{.accumulation = 4, .storage = DType::bfloat16};
+  CHECK(told(3, false, narrow) == 1);
+  CHECK(told(2, false, narrow) == 1);
+  CHECK(told(1, false, narrow) == 1);
+  CHECK(told(0, false, narrow) == 1);
+  CHECK(told(3, true, narrow) == 0);
+  CHECK(told(3, false, {.accumulation = 4}) == 0);
+  CHECK(told(3, false, {.storage = DType::bfloat16}) == 0);
 }
 
 TEST_CASE(

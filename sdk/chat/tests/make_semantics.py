@@ -155,9 +155,69 @@ TEMPLATES = [
 ]
 
 
+def marked():
+    """Markup: what safe and e give, and what becomes of it."""
+    for m in ["('<a> &'|safe)", "('x<y'|e)", "(s|safe)", "(''|safe)"]:
+        for p in ["{} + '<'", "'<' + {}", "{} + {}", "{} ~ '<'", "'<' ~ {} ~ '>'", "{} * 2", "2 * {}", "'<' + {} + '>' + '&'", "'<' + '>' + {}", "[{}]", "{{'k': {}}}", "{}|tojson",
+                  "{} == {}|string", "{} in '<a> &'", "{{'<a> &': 1}}[{}]", "{}[1:] + '<'", "{}[0] + '<'", "{}[::-1] + '<'", "{}|reverse + '<'", "{}|first + '<'", "{}|last + '<'", "({}|list)[0] + '<'",
+                  "{}|join('<')", "['<', {}]|join({})", "['<', {}, 1]|join('&')", "{}.join(['<', {}, 1])", "', '.join(['<', {}])", "{}|replace('a', '<') + '<'", "{}.replace('a', '<')", "{}.replace('a', {}) + '<'", "'a'.replace('a', {}) + '<'",
+                  "{}|upper + '<'", "{}|lower + '<'", "{}|title + '<'", "{}|capitalize + '<'", "{}|trim + '<'", "{}|string + '<'", "{}|e", "{}|e|e + '<'", "{}|safe + '<'", "{}|indent(2, true) + '<'", "{}|length", "{}|wordcount",
+                  "{}|truncate(3, true, '<', 0)", "{}|default('<') + '<'", "{} is escaped", "{} is string", "{} is sequence", "{}|int", "{}|unique|list", "{}|sort|first + '<'", "{}|max + '<'", "{}|batch(2)|list", "{}|map('upper')|join + '<'",
+                  "{}.strip() + '<'", "{}.lstrip('<') + '<'", "{}.rstrip() + '<'", "{}.split()[0] + '<'", "{}.split('a')[0] + '<'", "{}.rsplit(' ', 1)[0] + '<'", "{}.splitlines()", "{}.partition('a')", "{}.rpartition('q')",
+                  "{}.center(12, '*') + '<'", "{}.ljust(12) + '<'", "{}.rjust(12, '<')", "{}.zfill(12) + '<'", "{}.title() + '<'", "{}.capitalize() + '<'", "{}.swapcase() + '<'", "{}.casefold() + '<'", "{}.upper() + '<'", "{}.lower() + '<'",
+                  "{}.expandtabs() + '<'", "{}.removeprefix('<') + '<'", "{}.removesuffix('&') + '<'", "{}.startswith('<')", "{}.find('a')", "{}.count('a')", "{}.isalpha()", "'<' in {}", "{} < 'b'", "{} % '<'", "{} + 1", "{} + none", "{} + nope",
+                  "'%s<' % {} + '<'", "'%s' % [{}]", "'{{}}<'.format({}) + '<'", "'{{!r}}'.format({})", "'{{:>9}}'.format({})", "{}|format('<')", "{} is lower", "'a' if {} else 'b'", "{}|float", "{}|items", "{}|sum", "{}|abs", "-{}", "not {}"]:
+            yield p.replace("{{", "\0").replace("}}", "\1").replace("{}", m).replace("\0", "{").replace("\1", "}")
+    for x in ["('%s|%r|%5.1f|%d|%(q)s'|safe) % {'q': '<'}", "('%s|%r|%s'|safe) % ('<', '<', '<'|safe)", "('%s'|safe) % '<'", "('%(a)s'|safe) % {'a': '<'}", "('%d|%5.1f|%5s|'|safe) % (3, 2.5, '<')", "('%s'|safe)|format('<')",
+              "('%(a)s'|safe)|format(a='<')", "'%s'|format('<'|safe) + '<'", "('{}|{!r}|{!s}|{:>5}|{a}'|safe).format('<', '<', '<'|safe, '<', a='<'|safe)", "('{}'|safe).format('<'|safe) + '<'", "('{:>5}'|safe).format('<'|safe)",
+              "('{}|{}'|safe).format(1, none)", "('{a[k]}{b.role}'|safe).format(a={'k': '<'}, b=ms[0])", "('%s'|safe) % ['<']", "('%s'|safe) % none", "none|safe + '<'", "[1, '<']|safe + '<'", "[1, '<']|e", "1|e + '<'", "nope|safe + '<'", "nope|e + '<'",
+              "d|tojson|safe + '<'", "'<' + d|tojson|safe", "ms|map(attribute='content')|map('e')|join('<')", "('a<b'|e)|map('e')|join", "'<'|e|length", "['<']|map('safe')|list", "{'a'|safe: 1}|tojson", "(('a'|safe) ~ '<') is escaped",
+              "('a'|safe)|attr('upper')()", "'a'.striptags is defined", "range('<'|safe)", "('a b'|safe)|title is escaped", "('<'|safe)|string is escaped", "['b'|safe, 'A']|sort", "[('a'|safe), 'a']|unique|list", "joiner('<'|safe)() ~ '<'",
+              "('x'|safe)|center(3)" if False else "('x'|safe).center(3, '<')", "'%' % ()", "('<'|safe)|join(',')", "(['a', 'b']|join('<')|safe) + '<'", "('a,b'|safe).split(',')|join('<')", "('\n'|safe).join(['<', 'b'])", "dict(a='<'|safe).a + '<'"]:
+        yield x
+
+
+def more():
+    """Groups, ranges, views, what is gone through once, methods of strings and characters in tags."""
+    for x in ["ms|groupby('role')", "ms|groupby('role')|map(attribute='grouper')|join", "(ms|groupby('role'))[0].list|length", "(ms|groupby('role'))[0]['grouper']", "(ms|groupby('role'))[0][0]", "ms|groupby('role')|map(attribute='list')|map('length')|list",
+              "(ms|groupby('role'))[0].index('assistant')", "(ms|groupby('role'))[0].nope is defined", "ms|groupby('nope')|length", "ms|groupby('nope', default='q')|map(attribute='grouper')|join", "ms|groupby('n')|map('first')|list", "ms|groupby('role')|tojson",
+              "['b', 'A', 'a', 'B']|groupby('0')|list", "['b', 'A', 'a', 'B']|groupby(0)|list", "['b', 'A', 'a', 'B']|groupby(0, case_sensitive=true)|list", "ms|groupby('role,n')|length", "ms|groupby", "(ms|groupby('role'))[0] + (1,)", "(ms|groupby('role'))[0][:1]",
+              "(ms|groupby('role'))[0] == ('assistant', [ms[1]])", "ms|map(attribute='a.b', default='q')|list", "ms|map(attribute='role.x', default='q')|list", "ms|unique(attribute='role,n')|list|length", "ms|max(attribute='role,n')|length",
+              "range(3)", "range(1, 7, 2)", "range(5, 0, -2)", "[range(2)]", "range(3)|string", "range(3) ~ ''", "range(3)|tojson", "range(3)[1:]", "range(9)[::-2]", "range(9)[7:1:-3]", "range(0)[1:]", "range(9)[2:5][1]", "range(3) + [1]", "range(3) * 2", "range(3) == range(3)",
+              "range(0) == range(5, 1)", "range(3) == [0, 1, 2]", "range(3) < range(4)", "range(3)|list + [1]", "range(3).start", "range(1, 9, 2).step", "range(3).stop", "range(3).index(2)", "range(3).count(1)", "range(3).append is defined", "range(3) is sequence", "range(3) is iterable",
+              "range(3) is mapping", "range(3)|last", "range(3)|reverse|list", "range(3)|first", "range(3)|sum", "range(3)|join", "range(3)|sort(reverse=true)", "range(3)|batch(2)|list", "2 in range(3)", "'x' if range(0) else 'y'", "range(3)|length", "range(3)|int(7)", "'%s' % range(2)",
+              "'{}'.format(range(2))", "d.keys()", "d.values()", "d.items()", "{}.keys()", "{'a': 'x'}.items()", "[d.keys()]", "d.keys()|string", "d.keys()|tojson", "d.items()|tojson", "d.values()|tojson", "d.keys()|list", "d.items()|first", "d.values()|last", "d.keys()[0] is defined",
+              "d.keys() == d.keys()", "d.items() == d.items()", "d.values() == d.values()", "d.keys() == {'b': 0, 'a': 0, 'items': 0, '_p': 0}.keys()", "d.keys() == ['b', 'a', 'items', '_p']", "'a' in d.keys()", "1 in d.values()", "('b', 1) in d.items()", "d.items() is sequence", "d.keys()|length",
+              "d.keys() + []", "d.items()|reverse|list", "d.items()|sort", "d.values()|map('string')|join", "[d.keys()]|unique|list", "[[1], [1]]|unique|list", "[(1, 2), (1, 2.0), (1, '2')]|unique|list", "[1, true, 1.0, 0, false, none, none, '1']|unique|list", "[(1, [2])]|unique|list", "[big, big, 2.0 ** 80]|unique|list",
+              "[{}, {}]|unique|list", "[range(2), range(2)]|unique|list", "[nope, nope2]|unique|list|length", "[0.0, -0.0]|unique|list",
+              "'abc'.center(8) ~ '|'", "'abc'.center(9, '*')", "'abcd'.center(9, '*')", "'abc'.ljust(5, '.')", "'abc'.rjust(5, '.')", "'abc'.rjust(2)", "'abc'.ljust(5, 'ab')", "'a.b.c'.partition('.')", "'a.b.c'.rpartition('.')", "'abc'.partition('.')", "'abc'.rpartition('.')", "'abc'.partition('')",
+              "'a\tb\nc\td'.expandtabs(4)", "'a\tb'.expandtabs()", "'\ta'.expandtabs(0)", "'aXbX'.rindex('X')", "'a'.rindex('X')", "'Ab'.swapcase()", "'ßİﬁ'.casefold()", "'a b c '.rsplit(none, 1)", "' a b c '.rsplit(none, 5)", "' a b '.rsplit(none, 0)", "''.rsplit(none, 1)", "'  '.rsplit(none, 1)",
+              "'Ab Cd'.istitle()", "'ABc'.istitle()", "'1_a'.isidentifier()", "'a1'.isidentifier()", "''.isprintable()", "''.isascii()", "''.isdecimal()", "''.istitle()", "'٣٥'|int", "'٣.٥'|float", "'１２'|int", "'٣٥'|int(base=16)", "'5'|int", "' 5 '|int", "'1 '|float", "'²'|int(7)",
+              "'५_६'|int", "'1__0'|int(7)", "a ", "n + 1", " n", " n ", "n​", "“n”", "‘a’", "'a' 'b'", "n ", "n", "n", "n+ 1", "é", "é is defined", "n²", "ń is defined", "٣", "n٣ is defined",
+              "1٣", "℘ is defined", "℮", "n − 1", "n × 2", "l[ 0 ]", "d .a", "﻿n", "n­", "d.é is defined", "𝓍 is defined", "中文 is defined", "🙂"]:
+        yield x
+
+
+MORE_TEMPLATES = [
+    "{% set g = l|map('string') %}{{ g|join }}|{{ g|join }}|{{ 'x' if g else 'y' }}", "{% set g = l|select %}{% for x in g %}{{ x }}{% endfor %}{% for x in g %}{{ x }}{% else %}none{% endfor %}",
+    "{% set g = l|map('string') %}{{ g|first }}{{ g|list }}", "{% set g = l|map('int') %}{{ 1 in g }}{{ g|list }}", "{% set g = l|map('int') %}{{ 9 in g }}{{ g|list }}", "{% set g = l|map('int') %}{% for x in g %}{% break %}{% endfor %}{{ g|list }}",
+    "{% set g = l|map('int') %}{% for x in g %}{{ loop.last }}{% break %}{% endfor %}{{ g|list }}", "{% set g = l|map('int') %}{% for x in g %}{{ loop.length }}{% break %}{% endfor %}{{ g|list }}", "{% set g = l|map('int') %}{% for x in g if x < 3 %}{{ x }}{% break %}{% endfor %}{{ g|list }}",
+    "{% set g = l|reverse %}{{ g|first }}{{ g|first }}{{ g|first }}[{{ g|first }}]", "{% set g = l|batch(2) %}{{ g|list }}{{ g|list }}", "{% set g = d|items %}{{ g|length }}", "{% set g = ls|unique %}{{ g|sort }}{{ g|sort }}", "{% set a, b, c = l|map('int') %}{{ a }}{{ b }}{{ c }}",
+    "{% set g = l|map('int') %}{% set h = g|map('string') %}{{ h|list }}{{ h|list }}", "{% set e2 = d.items() %}{{ e2|list|length }}{{ e2|list|length }}", "{% set g = l|map('int') %}{% for x in g %}{{ loop.nextitem }}{% break %}{% endfor %}{{ g|list }}",
+    "{% set ns = namespace(g=l|map('int')) %}{% for x in l %}{{ ns.g|first }}{% endfor %}[{{ ns.g|first }}]", "{% set ns = namespace(t='') %}{% for m in ms %}{% set ns.t = ns.t + m.content + '<' %}{% endfor %}{{ ns.t }}", "{% set ns = namespace(t=''|safe) %}{% for m in ms %}{% set ns.t = ns.t + m.content + '<' %}{% endfor %}{{ ns.t }}",
+    "{% set ns = namespace(t=[]) %}{% for m in ms %}{% for c in m.content %}{% set ns.t = ns.t + [c ~ loop.index] %}{% endfor %}{% endfor %}{{ ns.t }}", "{% set ns = namespace(a=none) %}{% for m in ms %}{% set ns.a = {'k': [m.content ~ '!', {'z': m.role ~ '?'}], 'b': ns.a} %}{% endfor %}{{ ns.a }}",
+    "{% set ns = namespace(a=none) %}{% for m in ms %}{% set ns.a = [m.n, range(m.n), m.items(), (m.content ~ 'x')[1:]] %}{% endfor %}{{ ns.a }}", "{% set ns = namespace(f=none) %}{% for m in ms %}{% macro f() %}{{ n }}!{% endmacro %}{% set ns.f = f %}{% endfor %}{% for i in l %}{{ 'abc' ~ i }}{% endfor %}{{ ns.f() }}",
+    "{% set ns = namespace(f=none) %}{% for m in ms %}{% set ns.f = namespace(x=m.content ~ '!') %}{% endfor %}{% for i in l %}{{ 'abc' ~ i }}{% endfor %}{{ ns.f.x }}", "{% set ns = namespace(f=none) %}{% for m in ms %}{% set ns.f = m.content|map('upper') %}{% endfor %}{% for i in l %}{{ 'abc' ~ i }}{% endfor %}{{ ns.f|join }}",
+    "{% for m in ms %}{{ loop.changed(m.role ~ '!') }}{{ loop.changed(m.role ~ '!', [m.role ~ '?']) }}{% for i in l %}{{ 'a' ~ i }}{% endfor %}{% endfor %}", "{% macro f(x) %}{% for c in x %}{{ c ~ '.' }}{% endfor %}{% endmacro %}{{ f('ab') ~ f('cd') + f('e') }}{{ [f('x'), f('y')] }}{{ {'a': f('p'), 'b': f('q')} }}",
+    "{% set ns = namespace(o=0) %}{% for m in ms %}{% set ns.o = ns.o + m.n %}{% set ns.last = m.role ~ ns.o %}{% endfor %}{{ ns.o }}{{ ns.last }}", "{% set x %}<{{ s }}{% endset %}{{ (x|safe) + '<' }}{{ x + '<' }}", "{% macro f() %}<{% endmacro %}{{ f() + ('<'|safe) }}{{ f() is escaped }}", "{% filter e %}<{{ s }}{% endfilter %}",
+    "{% for c in '<a>'|safe %}{{ c + '<' }}{% endfor %}", "{% set q | e %}<{% endset %}{{ q + '<' }}{{ q is escaped }}", "{% for g in ms|groupby('role') %}{{ g.grouper }}{{ g.list|map(attribute='n')|join(',') }};{% endfor %}", "{% for role, group in ms|groupby('role') %}{{ role }}{{ group|length }}{% endfor %}",
+    "{%\u00a0if\u2003true\u00a0%}a{%\u00a0endif\u00a0%}", "{% set\u00a0x\u00a0=\u00a01 %}{{ x }}", "{% for\u201cx in l %}{% endfor %}", "{% set \u00e9 = 1 %}{{ \u00e9 }}", "{% macro \u00fc(\u00e4=2) %}{{ \u00e4 }}{% endmacro %}{{ \u00fc(\u00e4=3) }}", "{{ dict(\u00e9=1) }}", "{% if n\u00b2 %}{% endif %}",
+]
+
+
 # What is left out on purpose: integers beyond 64 bits are printed and compared, not calculated with; complex numbers; and
 # what no chat template was seen to use.
-LEFT_OUT = {"big is odd", "big is even", "big is divisibleby 3", "big * 2", "big + 1 > big", "'a'.center(5)", "range(3)|tojson", "self is defined",
+LEFT_OUT = {"big is odd", "big is even", "big is divisibleby 3", "big * 2", "big + 1 > big", "self is defined",
             "'{:.2f} {:05d} {:+d} {:,}'.format(2.5, 42, 3, 4)"} | {f"{v} + big" for v in "nmzb"} | {f"big + {v}" for v in "nmzb"} | {"big + big"}
 
 
@@ -174,7 +234,7 @@ def main():
     env = environment()
     env.globals.pop("lipsum")
     cases, seen = [], set()
-    for source in itertools.chain(("{{ " + e + " }}" for e in expressions()), TEMPLATES):
+    for source in itertools.chain(("{{ " + e + " }}" for e in itertools.chain(expressions(), marked(), more())), TEMPLATES, MORE_TEMPLATES):
         if source in seen or source[3:-3] in LEFT_OUT:
             continue
         seen.add(source)
@@ -183,11 +243,12 @@ def main():
             continue
         text = found.get("text", "")
         # Addresses and the names of Python's own classes are nobody's format.
-        if " at 0x" in text or "<built-in" in text or "<class" in text or "dict_" in text or "<jinja2" in text or "range(" in text or "Undefined" in text or text.endswith("j)"):
+        if " at 0x" in text or "<built-in" in text or "<class" in text or "<jinja2" in text or "Undefined" in text or text.endswith("j)"):
             continue
         cases.append({"template": source, **found})
     json.dump({"about": "made by make_semantics.py, with jinja2 " + jinja2.__version__, "context": CONTEXT, "cases": cases}, sys.stdout, ensure_ascii=False, indent=0)
     sys.stdout.write("\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

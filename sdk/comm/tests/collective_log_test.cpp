@@ -103,7 +103,7 @@ TEST_CASE("a collective that fails is written down so, and one that nobody waits
         CHECK(last.number == 2);
         CHECK(last.ended > last.waited_from);
       },
-      std::chrono::milliseconds(300)));
+      std::chrono::milliseconds(2000)));
 }
 
 TEST_CASE("only the last thousand are kept, and nothing is written down once it is frozen") {

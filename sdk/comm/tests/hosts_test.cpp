@@ -346,7 +346,7 @@ TEST_CASE("who waits for a large sum with a rank that has ended or is silent is 
       group->all_reduce(sum).wait();
       if (world->rank() == 1) {
         if (!silent) throw std::runtime_error("ends");
-        std::this_thread::sleep_for(std::chrono::milliseconds(4000));
+        std::this_thread::sleep_for(std::chrono::milliseconds(8000));
         return;
       }
       try {
@@ -356,9 +356,9 @@ TEST_CASE("who waits for a large sum with a rank that has ended or is silent is 
         throw;
       }
     };
-    CHECK_THROWS(run_ranks(2, body, std::chrono::milliseconds(silent ? 2000 : 60000)));
+    CHECK_THROWS(run_ranks(2, body, std::chrono::milliseconds(silent ? 5000 : 60000)));
     CAPTURE(told);
-    CHECK(told.find(silent ? "rank 0 waited 2 s in vain for all_reduce of 12.0 MB in group world "
+    CHECK(told.find(silent ? "rank 0 waited 5 s in vain for all_reduce of 12.0 MB in group world "
                              "[0, 1]: no word from rank 1"
                            : "all_reduce of 12.0 MB in group world [0, 1] failed") !=
           std::string::npos);
@@ -429,7 +429,7 @@ TEST_CASE("who waits for a rank of another host that is silent is told after the
   auto body = [&](const std::shared_ptr<World>& world) {
     auto group = world->everyone();
     if (world->rank() == 3) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(4000));
+      std::this_thread::sleep_for(std::chrono::milliseconds(8000));
       return;
     }
     Tensor sum = at::full({5000}, 1.0);
@@ -440,8 +440,8 @@ TEST_CASE("who waits for a rank of another host that is silent is told after the
       throw;
     }
   };
-  CHECK_THROWS(run_ranks(4, body, std::chrono::milliseconds(2000)));
-  CHECK(told[2].find("rank 2 waited 2 s in vain for all_reduce of 20.0 kB in group world [0, 1, 2, "
+  CHECK_THROWS(run_ranks(4, body, std::chrono::milliseconds(5000)));
+  CHECK(told[2].find("rank 2 waited 5 s in vain for all_reduce of 20.0 kB in group world [0, 1, 2, "
                      "3]: no word from rank 3") != std::string::npos);
 }
 

@@ -149,6 +149,15 @@ MeshPlan planned_otherwise_when_large(const MeshRequest& request,
   return plan;
 }
 
+// As LibTorch calls its own.
+}  // namespace
+namespace c10 {
+struct TornError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+}  // namespace c10
+namespace {
+
 const Broken kBroken[] = {
     {"abi", "a fact differs from the engine's: torch.version=0.1",
      [](Plugin& p) { p.facts = facts_with({{"torch.version", "0.1"}}); }},
@@ -336,6 +345,23 @@ const Broken kBroken[] = {
          return select_tp_plan(outline, request);
        };
      }},
+    {"tp_plan", "the engine would not run the plan: error[E0311]",
+     [](Plugin&) {
+       hooks.translate = [](const ModelOutline& outline, const TpPlanRequest& request) {
+         TpPlan plan = select_tp_plan(outline, request);
+         if (request.choice.kind == TpPlanChoice::Kind::automatic)
+           std::erase_if(plan.entries,
+                         [](const TpEntry& entry) { return entry.pattern.ends_with("k_proj"); });
+         return plan;
+       };
+     }},
+    {"tp_plan", "c10::TornError: torn left translate_tp_plan",
+     [](Plugin&) {
+       hooks.translate = [](const ModelOutline& outline, const TpPlanRequest& request) {
+         if (request.tp_size == 3) throw c10::TornError("torn");
+         return select_tp_plan(outline, request);
+       };
+     }},
     {"tp_plan", "names a module that does not exist: model.nowhere",
      [](Plugin&) {
        hooks.translate = [](const ModelOutline& outline, const TpPlanRequest& request) {
@@ -393,6 +419,15 @@ const char* word(conf::Verdict verdict) {
 }
 
 }  // namespace
+
+TEST_CASE("a case that found nothing to look at is not ok") {
+  conf::Report report;
+  report.note("0 plans", 0);
+  CHECK(std::string(word(report.verdict())) == "skipped");
+  CHECK(report.why_skipped() == "it found nothing to look at: 0 plans");
+  report.note("1 plan", 1);
+  CHECK(report.note() == "1 plan");
+}
 
 TEST_CASE("a plugin that is right passes every case") {
   Plugin plugin;

@@ -15,6 +15,8 @@
 #include <stdexcept>
 
 #include "meshwright/nn/layers.h"
+#include "sdk/base/guarded_running.h"
+#include "sdk/base/plugin_guard.h"
 #include "sdk/conformance/probe.h"
 #include "sdk/conformance/training_library.h"
 
@@ -39,20 +41,24 @@ std::string failure_of(const std::function<void()>& body) {
 
 int64_t ModelBatch::count() const { return targets.ne(-100).sum().item<int64_t>(); }
 
-ModelUnderTest::ModelUnderTest(const ModelFamily& family, const ModelRequest& request)
-    : family_(family), request_(request), outline_(family.outline(request)) {
-  first_ = family.make(request);
+ModelUnderTest::ModelUnderTest(const ModelFamily& family, const ModelRequest& request,
+                               const detail::PluginCode* code)
+    : family_(family), request_(request), code_(code), outline_(family.outline(request)) {
+  first_ = detail::guarded(code_, "make", [&] { return family.make(request); });
   if (first_ == nullptr) throw std::runtime_error("make() returned nothing");
   if (first_->module() == nullptr) throw std::runtime_error("module() returned nothing");
+  first_ = detail::guarded_running(code_, std::move(first_), outline_.vocab_size);
   length_ = std::min<int64_t>(16, first_->max_positions());
   if (outline_.max_positions > 0) length_ = std::min(length_, outline_.max_positions);
   if (length_ > 1) length_ -= length_ % 2;
 }
 
 std::unique_ptr<RunningModel> ModelUnderTest::make() const {
-  std::unique_ptr<RunningModel> out = family_.make(request_);
+  std::unique_ptr<RunningModel> out =
+      detail::guarded(code_, "make", [&] { return family_.make(request_); });
   if (out == nullptr || out->module() == nullptr)
     throw std::runtime_error("make() gave a model the first time, and none the second");
+  out = detail::guarded_running(code_, std::move(out), outline_.vocab_size);
   fill_values(*out->module(), family_, request_, outline_);
   return out;
 }
@@ -140,18 +146,16 @@ Curve plain_curve(const ModelUnderTest& model) {
 }  // namespace meshwright::conformance
 
 // One case of a model, by its name. Says what it found through the two functions.
-extern "C" MESHWRIGHT_API void meshwright_check_model(const char* which,
-                                                      const meshwright::ModelFamily* family,
-                                                      const meshwright::ModelRequest* request,
-                                                      void* context,
-                                                      meshwright::conformance::Say fail,
-                                                      meshwright::conformance::Say note) {
+extern "C" MESHWRIGHT_API void meshwright_check_model(
+    const char* which, const meshwright::ModelFamily* family,
+    const meshwright::ModelRequest* request, const meshwright::detail::PluginCode* code,
+    void* context, meshwright::conformance::Say fail, meshwright::conformance::Say note) {
   using namespace meshwright::conformance;
   at::set_num_threads(1);
   std::vector<std::string> problems;
   std::string said;
   const std::string failure = failure_of([&] {
-    ModelUnderTest model(*family, *request);
+    ModelUnderTest model(*family, *request, code);
     const std::string name = which;
     said = name == "module"    ? check_module(model, problems)
            : name == "forward" ? check_forward(model, problems)

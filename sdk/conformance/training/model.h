@@ -12,6 +12,7 @@
 
 #include "meshwright/model/model_family.h"
 #include "meshwright/model/running_model.h"
+#include "sdk/base/plugin_at_work.h"
 #include "sdk/conformance/training/reference.h"
 
 namespace meshwright::conformance {
@@ -28,10 +29,12 @@ struct ModelBatch {
 class ModelUnderTest {
  public:
   // Throws std::runtime_error where make() or module() return nothing, and what they throw.
-  ModelUnderTest(const ModelFamily& family, const ModelRequest& request);
-  ModelUnderTest(const ModelFamily&, ModelRequest&&) = delete;
+  ModelUnderTest(const ModelFamily& family, const ModelRequest& request,
+                 const detail::PluginCode* code);
+  ModelUnderTest(const ModelFamily&, ModelRequest&&, const detail::PluginCode*) = delete;
 
   const ModelFamily& family() const { return family_; }
+  const detail::PluginCode* code() const { return code_; }
   const ModelRequest& request() const { return request_; }
   const ModelOutline& outline() const { return outline_; }
   // The one that was made first; without values.
@@ -46,6 +49,7 @@ class ModelUnderTest {
  private:
   const ModelFamily& family_;
   const ModelRequest& request_;
+  const detail::PluginCode* code_;
   ModelOutline outline_;
   std::unique_ptr<RunningModel> first_;
   int64_t length_ = 0;

@@ -29,6 +29,7 @@ namespace {
 
 class Plain final : public ShardedStrategy {};
 constexpr meshwright_strategy kPlain = meshwright::describe<Plain>({.name = "fsdp2"});
+const Subject kPlainly{.strategy = &kPlain};
 
 struct ModelLayout {
   const char* name;  // as settings
@@ -75,13 +76,13 @@ MeshRequest request_of(const ModelLayout& layout) {
   Wish wish;
   wish.world = layout.ranks;
   wish.tp = layout.sizes.tp, wish.cp = layout.sizes.cp, wish.pp = layout.sizes.pp;
-  MeshRequest out = make_request(kPlain, wish);
+  MeshRequest out = make_request(kPlainly, wish);
   out.config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
   layout.set(out.config.shared);
   return out;
 }
 
-// What is refused before anything runs, by its code; "": nothing.
+// What is not run, by the code of its refusal or in words; "": it runs.
 struct Refusal {
   std::string code, problem;
 };
@@ -99,12 +100,12 @@ Refusal refusal_of(const ModelUnderTest& model, const ModelLayout& layout,
     model.family().check_runs(wished, said);
     said.throw_if_any();
     Plain strategy;
-    strategy.translate_tp_plan(model.outline(),
-                               {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
+    const TpPlan tp = strategy.translate_tp_plan(
+        model.outline(), {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
     if (shared.sizes.pp > 1) plan_pipeline(model.outline(), shared.sizes.pp, shared.pipeline);
-    return true;
+    return shared.sizes.tp == 1 || !tp.entries.empty();
   });
-  if (answer.value) return {};
+  if (answer.value) return {*answer.value ? "" : "its plan cuts nothing", ""};
   if (answer.error && is_refusal(*answer.error)) return {code_string(answer.error->code()), ""};
   return {"", answer.error ? one_line(*answer.error) : "check_runs threw " + answer.foreign};
 }

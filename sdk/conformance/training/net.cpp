@@ -15,19 +15,27 @@ using at::Tensor;
 
 namespace {
 
-// Heads of queries, keys and values. What it adds depends on the tokens before, which lie on
-// other ranks where ranks share samples.
+// What it adds depends on the tokens before, which lie on other ranks where ranks share samples.
+// Tensor parallelism cuts its heads; the norms of queries and keys stay whole and see this rank's.
 struct AttentionImpl : torch::nn::Module {
   AttentionImpl() {
-    in = register_module("in", Linear(torch::nn::LinearOptions(kWidth, 3 * kWidth)));
+    auto projection = [&](const char* name) {
+      return register_module(name, Linear(torch::nn::LinearOptions(kWidth, kWidth)));
+    };
+    q = projection("q_proj"), k = projection("k_proj"), v = projection("v_proj");
+    q_norm = register_module("q_norm", RMSNorm(kWidth / kHeads, 1e-6));
+    k_norm = register_module("k_norm", RMSNorm(kWidth / kHeads, 1e-6));
+    o = projection("o_proj");
     core = register_module("core", AttentionCore(AttentionOptions{.scale = 0.5}));
   }
   Tensor forward(const Tensor& x) {
-    Tensor parts = in(x).view({x.size(0), x.size(1), 3 * kHeads, kWidth / kHeads});
-    auto of = [&](int64_t which) { return parts.narrow(2, which * kHeads, kHeads); };
-    return core(of(0), of(1), of(2)).flatten(2);
+    auto heads = [&](const Tensor& of) {
+      return of.view({x.size(0), x.size(1), -1, kWidth / kHeads});
+    };
+    return o(core(q_norm(heads(q(x))), k_norm(heads(k(x))), heads(v(x))).flatten(2));
   }
-  Linear in{nullptr};
+  Linear q{nullptr}, k{nullptr}, v{nullptr}, o{nullptr};
+  RMSNorm q_norm{nullptr}, k_norm{nullptr};
   AttentionCore core{nullptr};
 };
 MESHWRIGHT_MODULE(Attention);

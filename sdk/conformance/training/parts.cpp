@@ -4,10 +4,10 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <map>
+
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::conformance {
 
@@ -32,11 +32,7 @@ std::string key_of(const StateTensor& kept) {
   return "the state " + kept.state + " of " + kept.name;
 }
 
-std::string number_text(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.8g", value);
-  return text;
-}
+std::string number_text(double value) { return text::format("%.8g", value); }
 
 std::string shape_text(at::IntArrayRef shape) {
   std::string out;

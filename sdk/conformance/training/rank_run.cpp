@@ -13,6 +13,9 @@
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/parallelize.h"
+#include "sdk/base/check_parts.h"
+#include "sdk/base/guarded_model.h"
+#include "sdk/base/plugin_guard.h"
 
 namespace meshwright::conformance {
 
@@ -24,6 +27,15 @@ bool off(double found, double expected, double tolerance) {
   return !(std::abs(found - expected) <= tolerance * std::abs(expected));
 }
 
+// Whether an option of the strategy names a dtype of less than 32 bits.
+bool rounds(const Options& own) {
+  return std::ranges::any_of(own.schema().options, [&](const meshwright_option* option) {
+    if ((option->flags & MESHWRIGHT_DTYPE) == 0 || !own.is_given(option->name)) return false;
+    const std::optional<DType> dtype = own.find_dtype(option->name);
+    return dtype && dtype_size(*dtype) < 4;
+  });
+}
+
 }  // namespace
 
 RankRun::RankRun(const Subject& subject, const MeshRequest& request, const Reference& reference,
@@ -32,24 +44,25 @@ RankRun::RankRun(const Subject& subject, const MeshRequest& request, const Refer
       problems_(problems),
       world_(world),
       strategy_(subject),
-      net_(make_net()) {
-  mesh_ = strategy_->plan_mesh(request);
+      net_(make_net()),
+      name_(subject.strategy->name),
+      code_(subject.code != nullptr ? subject.code : detail::plugin_code(name_)) {
+  mesh_ = detail::guarded(code_, "plan_mesh", [&] { return strategy_->plan_mesh(request); });
   const SharedOptions& shared = request.config.shared;
   data_ranks_ = mesh_.dp * std::max<int64_t>(shared.sizes.cp, 1);
   recomputes_ = shared.activation_checkpointing == ActivationCheckpointing::full;
-  if (shared.mp.param != DType::float32) tolerance_ = kRoundedTolerance;
+  if (shared.mp.param != DType::float32 || rounds(request.config.own))
+    tolerance_ = kRoundedTolerance;
   make_model(request);
-  if (shared.sizes.cp > 1 && !model_->context_parallel())
-    throw std::runtime_error(
-        "its mesh has an axis cp, but its model no context_parallel(): no rank would know which "
-        "tokens are its own (apply_context_parallel() makes it)");
+  check_parameters();
+  check_states();
+  // What the engine refuses before it trains.
+  detail::check_parts(*model_, *net_, shared.sizes, tp_, name_);
   if (stages_) runner_ = open_pipeline(*world_, mesh_, *stages_, std::ssize(micro_batches()));
   for (const FlatParameterGroup& group : model_->update_groups())
     momenta_.push_back(at::zeros_like(group.values));
   check_independence();
   check_data_group();
-  check_parameters();
-  check_states();
 }
 
 void RankRun::make_model(const MeshRequest& request) {
@@ -58,15 +71,27 @@ void RankRun::make_model(const MeshRequest& request) {
   outline_.hidden_size = kWidth;
   outline_.attention_heads = outline_.key_value_heads = kHeads;
   outline_.head_dim = kWidth / kHeads;
-  outline_.own_tp_plan = {{"layers.*.mlp.up_proj", "colwise"},
+  outline_.own_tp_plan = {{"layers.*.self_attn.q_proj", "colwise"},
+                          {"layers.*.self_attn.k_proj", "colwise"},
+                          {"layers.*.self_attn.v_proj", "colwise"},
+                          {"layers.*.self_attn.o_proj", "rowwise"},
+                          {"layers.*.self_attn.q_norm", "replicated_with_grad_allreduce"},
+                          {"layers.*.self_attn.k_norm", "replicated_with_grad_allreduce"},
+                          {"layers.*.mlp.up_proj", "colwise"},
                           {"layers.*.mlp.down_proj", "rowwise"}};
-  TpPlan tp = strategy_->translate_tp_plan(
-      outline_, {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
+  tp_ = detail::guarded(code_, "translate_tp_plan", [&] {
+    return strategy_->translate_tp_plan(
+        outline_, {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
+  });
   if (shared.sizes.pp > 1) stages_ = split_stages(*net_, outline_, shared, mesh_, world_->rank());
-  ParallelizeRequest wanted{net_.ptr(), outline_, mesh_, tp, request.config, world_};
+  ParallelizeRequest wanted{net_.ptr(), outline_, mesh_, tp_, request.config, world_};
   const LiveShardingRequest live(wanted);
-  wire_ = planned_wire(live);
-  model_ = strategy_->parallelize(wanted);
+  detail::guarded(code_, "footprint", [&] {
+    wire_ = planned_wire(live);
+    planned_ = planned_bytes(live);
+  });
+  model_ = detail::guarded_model(
+      code_, detail::guarded(code_, "parallelize", [&] { return strategy_->parallelize(wanted); }));
   if (!model_) throw std::runtime_error("parallelize returned nothing");
 }
 
@@ -83,6 +108,14 @@ std::vector<WireRow> RankRun::planned_wire(ShardingRequest cost) const {
       if (row.axis == each.axis && row.op == each.op && (row.axis == "tp" || row.axis == "cp"))
         row.bytes = each.bytes;
   return out;
+}
+
+// Of the largest micro-batch.
+Bytes RankRun::planned_bytes(ShardingRequest cost) const {
+  const std::vector<std::vector<int64_t>> parts = micro_batches();
+  cost.workload = {std::ssize(parts.back()), kLength, std::ssize(parts), DType::float32, 1};
+  cost.rank = world_->rank();
+  return strategy_->footprint(cost).bytes;
 }
 
 // Ranks of cp, tp and pp have the same rows.
@@ -157,9 +190,13 @@ void RankRun::step(int64_t step) {
   const auto at = static_cast<size_t>(step);
   const std::vector<TrafficCounter::Row> before = world_->traffic().rows();
   const int64_t runs = net_->mlp_runs();
+  const c10::DebugInfoGuard metered(c10::DebugInfoKind::PROFILER_STATE, meter_);
+  const int64_t held = meter_->live;
+  meter_->peak = held;
   model_->begin_step();
   const double mine = runner_ ? pass_stages(step) : pass(step);
   model_->end_step();
+  measured_ = meter_->peak - held;
   check_runs(step, runs);
   Tensor loss = at::scalar_tensor(mine / static_cast<double>(data_ranks_), at::kDouble).view({1});
   model_->data_group()->all_reduce(loss, ReduceOp::sum, /*control=*/true).wait();
@@ -176,7 +213,10 @@ void RankRun::step(int64_t step) {
     fail("the gradient norm of " + step_text(step) + " is " + number_text(norm) +
          ", that of a plain loop " + number_text(reference_.norms[at]));
   update();
-  if (step == kCountedStep) count(before);
+  if (step == kCountedStep) {
+    count(before);
+    check_memory();
+  }
 }
 
 void RankRun::update() {

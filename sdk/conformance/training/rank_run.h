@@ -2,6 +2,10 @@
 // for use outside the kit.
 #pragma once
 
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +23,16 @@ constexpr double kTolerance = 1e-5;
 // Under bfloat16, beside a plain loop in float32.
 constexpr double kRoundedTolerance = 0.02;
 inline std::string step_text(int64_t step) { return "step " + std::to_string(step + 1); }
+
+// Bytes of the host's tensors that this thread made and has not freed.
+struct HostMeter : c10::MemoryReportingInfoBase {
+  int64_t live = 0, peak = 0;
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    live += bytes;
+    peak = std::max(peak, live);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+};
 
 // All ranks make the same calls in the same order. What is wrong is collected, so that a rank that
 // finds something does not leave the others waiting.
@@ -43,7 +57,6 @@ class RankRun {
   void make_model(const MeshRequest& request);
   void check_data_group();
   void check_parameters();
-  void check_parameter(const ParallelParameter& p);
   void check_states();
   void check_independence();
   void check_runs(int64_t step, int64_t before);
@@ -59,7 +72,9 @@ class RankRun {
   std::string explain(const ParallelParameter& p, int64_t step) const;
   void update();
   std::vector<WireRow> planned_wire(ShardingRequest cost) const;
+  Bytes planned_bytes(ShardingRequest cost) const;
   void count(const std::vector<TrafficCounter::Row>& before);
+  void check_memory();
   void check_summon();
   void check_summoned(const Tensors& whole, std::vector<std::string>& found);
   std::vector<SavedPart> save() const;
@@ -75,8 +90,14 @@ class RankRun {
   MeshPlan mesh_;
   std::vector<WireRow> wire_;  // of a step, as its footprint says
   int64_t data_ranks_ = 1;
+  const std::string name_;          // of the strategy
+  const detail::PluginCode* code_;  // its own
+  TpPlan tp_;
+  int64_t measured_ = 0;  // bytes at most beside what the step began with
+  Bytes planned_;         // as its footprint says
   double tolerance_ = kTolerance;
   bool recomputes_ = false;  // whole layers, in their backward
+  std::shared_ptr<HostMeter> meter_ = std::make_shared<HostMeter>();
   std::unique_ptr<ParallelModel> model_;
   std::vector<at::Tensor> momenta_;  // as update_groups()
   int64_t updates_ = 0;

@@ -21,6 +21,11 @@ Outcome collect(int64_t ranks,
                 const std::function<void(const std::shared_ptr<World>&, RankFound&)>& body) {
   Outcome out;
   std::mutex mutex;
+  auto keep = [&](RankFound& found, int64_t rank) {
+    std::lock_guard lock(mutex);
+    if (!found.refusal.empty()) out.refusal = found.refusal;
+    if (!found.problems.empty()) out.problems[rank] = std::move(found.problems);
+  };
   try {
     run_ranks(
         ranks,
@@ -31,21 +36,26 @@ Outcome collect(int64_t ranks,
           } catch (const std::exception& error) {
             // What it had found by then is mostly why.
             const auto* known = dynamic_cast<const Error*>(&error);
-            if (found.problems.empty() && (known == nullptr || is_of_group(*known))) throw;
-            if (known != nullptr && known->code() == ErrorCode::not_in_release)
+            if (found.problems.empty() && known != nullptr && is_of_group(*known)) throw;
+            // LibTorch's exceptions go on with a backtrace.
+            const std::string text = error.what();
+            if (known != nullptr && (known->code() == ErrorCode::not_in_release ||
+                                     known->code() == ErrorCode::device_unavailable))
               found.refusal = code_string(known->code());
             else if (found.problems.empty())
-              found.problems = {one_line(*known)};
+              found.problems = {known != nullptr ? one_line(*known)
+                                                 : text.substr(0, text.find('\n'))};
+            keep(found, world->rank());
+            throw;  // the other ranks need not wait for this one
           }
-          std::lock_guard lock(mutex);
-          if (!found.refusal.empty()) out.refusal = found.refusal;
-          if (!found.problems.empty()) out.problems[world->rank()] = std::move(found.problems);
+          keep(found, world->rank());
         },
         std::chrono::seconds(10));
   } catch (const std::exception& error) {
     // The first line: LibTorch's exceptions go on with a backtrace.
     const std::string text = error.what();
-    if (out.problems.empty()) out.problems[-1] = {text.substr(0, text.find('\n'))};
+    if (out.problems.empty() && out.refusal.empty())
+      out.problems[-1] = {text.substr(0, text.find('\n'))};
   }
   return out;
 }

@@ -35,8 +35,9 @@ struct Outcome {
   std::string refusal;
 };
 
-// What `body` throws is a problem of its rank, Error(not_in_release) a refusal. A rank that found
-// something before is not asked for what its exception says: that mostly follows.
+// What `body` throws is a problem of its rank, Error(not_in_release | device_unavailable) a
+// refusal. A rank that found something before is not asked for what its exception says, nor is one
+// whose group failed after another rank had found something: that mostly follows.
 Outcome collect(int64_t ranks,
                 const std::function<void(const std::shared_ptr<World>&, RankFound&)>& body);
 

@@ -1,6 +1,8 @@
 // The case of a strategy that trains: a small net on ranks that are threads, beside a plain loop;
 // in several layouts, each of which also goes on from what another one saved. A library of its own,
 // which the kit loads when it is needed, because planning needs no LibTorch.
+#include <c10/util/Logging.h>
+
 #include <functional>
 #include <map>
 
@@ -54,7 +56,7 @@ std::string text_of(const Layout& layout) {
 }
 
 // The job of a layout: in float32, where it does not say otherwise.
-MeshRequest request_of(const meshwright_strategy& about, const Layout& layout) {
+MeshRequest request_of(const Subject& subject, const Layout& layout) {
   const std::string size = layout.size != nullptr ? layout.size : "";
   Wish wish;
   wish.world = layout.ranks;
@@ -62,7 +64,7 @@ MeshRequest request_of(const meshwright_strategy& about, const Layout& layout) {
   if (size == "cp_size") wish.cp = 2;
   if (size == "tp_size") wish.tp = 2;
   if (size == "pp_size") wish.pp = 2;
-  MeshRequest request = make_request(about, wish);
+  MeshRequest request = make_request(subject, wish);
   SharedOptions& shared = request.config.shared;
   shared.mp = MixedPrecision{DType::float32, DType::float32, DType::float32, true};
   shared.context.method = layout.method;
@@ -99,10 +101,8 @@ Outcome run(const Subject& subject, const MeshRequest& request, const Reference&
 class Kit {
  public:
   // What is wrong is said through `fail`.
-  Kit(const meshwright_strategy* about, void* context, void (*fail)(void*, const char*))
-      : findings_{context, fail} {
-    subject_.strategy = about;
-  }
+  Kit(const Subject& subject, void* context, Say fail)
+      : subject_(subject), findings_{context, fail} {}
 
   // The layouts of one key of [distributed] alone: what is wrong beside others does not show.
   void run_of(std::string_view key) {
@@ -113,6 +113,7 @@ class Kit {
   void run_all() {
     for (const Layout& layout : kLayouts)
       if (findings_.count < 6) train(layout);
+    if (!looked_at_.empty()) try_options();
     for (size_t i = 0; i < saves_.size() && findings_.count == 0; ++i)
       resume(*saves_[i].layout, saves_[(i + saves_.size() - 1) % saves_.size()]);
     if (looked_at_.empty())
@@ -123,6 +124,10 @@ class Kit {
     std::string out = "trained on " + looked_at_ + " ranks as a plain loop";
     for (const auto& [size, what] : sized_)
       out += "; " + what + (what.starts_with("with") && size != "cp_size" ? " ranks" : "");
+    if (options_ > 0)
+      out += "; with " + std::to_string(options_) + (options_ == 1 ? " value" : " values") +
+             " of its own options";
+    if (!refused_options_.empty()) out += "; refused: " + refused_options_;
     return out;
   }
   bool trained() const { return !looked_at_.empty(); }
@@ -135,7 +140,7 @@ class Kit {
 
   void train(const Layout& layout) {
     const std::string size = layout.size != nullptr ? layout.size : "";
-    const MeshRequest request = request_of(*subject_.strategy, layout);
+    const MeshRequest request = request_of(subject_, layout);
     const Answer<MeshPlan> mesh = plan_of(subject_, request);
     if (mesh.error) return refused(size, code_string(mesh.error->code()));
     // Of other answers the case mesh says whether they may be.
@@ -149,6 +154,45 @@ class Kit {
     looked_at(layout, size);
     if (outcome.problems.empty() && size != kDType) keep(layout, parts);
     tell(outcome, text_of(layout), findings_);
+  }
+
+  // Each switch and choice of its own table that is not as ever, alone.
+  void try_options() {
+    const Options usual = make_config(subject_, Wish{}).own;
+    for (const meshwright_option* option : usual.schema().options) {
+      std::vector<OptionValue> values;
+      if ((option->type & MESHWRIGHT_BOOL) != 0) values = {OptionValue(true), OptionValue(false)};
+      if ((option->type & MESHWRIGHT_STRING) != 0)
+        for (const std::string& word : text::split_names(option->choices, '|'))
+          values.emplace_back(word);
+      for (const OptionValue& value : values)
+        if (findings_.count < 6 &&
+            (!usual.is_set(option->name) || to_toml(usual.value(option->name)) != to_toml(value)))
+          try_option(option->name, value);
+    }
+  }
+
+  void try_option(const std::string& name, const OptionValue& value) {
+    const Layout& layout = kLayouts[1];
+    Subject changed = subject_;
+    changed.settings.emplace_back(name, value);
+    const std::string setting = name + " = " + to_toml(value);
+    const MeshRequest request = request_of(changed, layout);
+    const Answer<MeshPlan> mesh = plan_of(changed, request);
+    const bool planned = mesh.value && mesh.value->delegate_to.empty();
+    Outcome outcome;
+    if (planned)
+      outcome = run(changed, request, reference_, [&](RankRun& rank, int64_t) {
+        SavedParts unused(1);
+        rank.train(unused.front());
+      });
+    if (mesh.error) outcome.refusal = code_string(mesh.error->code());
+    if (!outcome.refusal.empty())
+      refused_options_ +=
+          (refused_options_.empty() ? "" : ", ") + setting + " (" + outcome.refusal + ")";
+    else if (planned)
+      ++options_;
+    tell(outcome, text_of(layout) + ", " + setting, findings_);
   }
 
   static bool has_axis(const MeshPlan& mesh, const std::string& size) {
@@ -166,7 +210,7 @@ class Kit {
   }
 
   void resume(const Layout& layout, const Save& save) {
-    const Outcome outcome = run(subject_, request_of(*subject_.strategy, layout), reference_,
+    const Outcome outcome = run(subject_, request_of(subject_, layout), reference_,
                                 [&](RankRun& rank, int64_t) { rank.resume(save.state); });
     tell(outcome, text_of(layout) + ", from what " + text_of(*save.layout) + " saved", findings_);
   }
@@ -193,10 +237,11 @@ class Kit {
     list += layout.name;
   }
 
-  Subject subject_;
+  const Subject& subject_;
   Findings findings_;
   const Reference reference_ = plain_loop();
-  std::string looked_at_;
+  std::string looked_at_, refused_options_;
+  int64_t options_ = 0;                       // values that were tried
   std::map<std::string, std::string> sized_;  // by key
   std::vector<Save> saves_;
 };
@@ -205,18 +250,19 @@ class Kit {
 }  // namespace meshwright::conformance
 
 // Says what it found through the two functions.
-extern "C" MESHWRIGHT_API void meshwright_check_training(const meshwright_strategy* about,
-                                                         void* context,
-                                                         void (*fail)(void*, const char*),
-                                                         void (*note)(void*, const char*)) {
-  meshwright::conformance::Kit kit(about, context, fail);
+extern "C" MESHWRIGHT_API void meshwright_check_training(
+    const meshwright::conformance::Subject* subject, void* context,
+    meshwright::conformance::Say fail, meshwright::conformance::Say note) {
+  // The meter of memory hears of what was made before it, which is not to be told.
+  FLAGS_caffe2_log_level = c10::GLOG_ERROR;
+  meshwright::conformance::Kit kit(*subject, context, fail);
   kit.run_all();
   if (kit.trained()) note(context, kit.note().c_str());
 }
 
 // Of the layouts of one key of [distributed], for tests of what they alone find.
-extern "C" MESHWRIGHT_API void meshwright_check_training_of(const meshwright_strategy* about,
-                                                            const char* key, void* context,
-                                                            void (*fail)(void*, const char*)) {
-  meshwright::conformance::Kit(about, context, fail).run_of(key);
+extern "C" MESHWRIGHT_API void meshwright_check_training_of(
+    const meshwright::conformance::Subject* subject, const char* key, void* context,
+    meshwright::conformance::Say fail) {
+  meshwright::conformance::Kit(*subject, context, fail).run_of(key);
 }

@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "meshwright/error.h"
+#include "meshwright/parallel/collectives.h"
 #include "meshwright/parallel/gradients.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/sharded_units.h"
@@ -93,16 +94,32 @@ TEST_CASE("rows are shared out as torch.chunk does, and gathered again without p
       Tensor before = bag->parameters()[0].detach().clone();
       auto model = shard(*bag, bag.ptr(), world);
       const ParallelParameter& p = model->parameters()[0];
-      Tensor whole = model->full_tensor("p0");
+      Tensor whole = model->full_tensor("p0"), there = to_cpu(*model, p);
       std::lock_guard lock(mutex);
       auto r = static_cast<size_t>(world->rank());
       CHECK(p.local.size(0) == row.held[r]);
       CHECK(p.local.size(1) == 3);
       CHECK(whole.equal(before));
+      CHECK(there.equal(before));
       if (row.held[r] > 0) CHECK(p.local.equal(before.narrow(0, p.region.offsets[0], row.held[r])));
       CHECK(p.placement ==
             std::vector<std::pair<std::string, std::string>>{{"dp_shard", "shard(0)"}});
     });
+  }
+}
+
+TEST_CASE("to_cpu gives tensors on the CPU, anything else as it is, and refuses other devices") {
+  const Tensor there = at::ones({2});
+  CHECK(to_cpu(there).is_same(there));
+  CHECK(!to_cpu(Tensor()).defined());
+  CHECK(to_cpu(7) == 7);
+  CHECK(to_cpu(std::string("words")) == "words");
+  try {
+    to_cpu(at::ones({2}, at::kMeta));
+    FAIL("a tensor without values was taken");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::device_unavailable);
+    CHECK(error.message().find("meta") != std::string::npos);
   }
 }
 

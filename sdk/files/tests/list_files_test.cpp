@@ -38,6 +38,15 @@ TEST_CASE("a file, a folder, a pattern: sorted, and without empty files") {
       CHECK(error.message().find("dataset.path") != std::string::npos);
     }
   }
+  // Else files of other depths would be left out without a word.
+  try {
+    list(folder / "**" / "*.txt");
+    FAIL("listed");
+  } catch (const Error& error) {
+    CHECK(error.message().find("** is not read") != std::string::npos);
+    CHECK(error.helps().at(0).find("\"" + folder.string() + "\"") != std::string::npos);
+    CHECK(list(folder / "*/*.txt") == paths({"deep/c.txt"}));
+  }
   fs::remove_all(folder);
 }
 

@@ -4,8 +4,8 @@
 //   throw Error(ErrorCode::world_not_divisible, "world size 8 is not divisible by tp 3")
 //       .key("distributed.tp_size").help("set distributed.tp_size = 2");
 //
-// Error and Diagnostics are values, not shared between threads. Only Error (and c10::Error) may
-// leave a plugin.
+// Error and Diagnostics are values, not shared between threads. Only Error may leave a
+// plugin.
 #pragma once
 
 #include <cstdint>

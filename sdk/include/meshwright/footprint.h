@@ -17,8 +17,8 @@ namespace meshwright {
 
 // One row for each (axis, op); none for groups of one rank.
 struct WireRow {
-  std::string axis,
-      op;  // op: "all_gather", "reduce_scatter", "all_reduce", "broadcast", "send", "all_to_all"
+  // op: "all_gather", "reduce_scatter", "all_reduce", "broadcast", "send", "all_to_all".
+  std::string axis, op;
   int64_t count = 0;  // collectives a step
   int64_t bytes = 0;  // bytes a rank sends a step
   // Steps from one time to the next: count and bytes are those of one time.
@@ -27,8 +27,8 @@ struct WireRow {
 
 struct Bytes {
   int64_t weights = 0, gradients = 0, optimizer = 0;
-  int64_t transient =
-      0;  // gathered parameters and unreduced gradients at the peak, beyond the shards
+  // Gathered parameters and unreduced gradients at the peak, beyond the shards.
+  int64_t transient = 0;
   int64_t activations = 0;  // saved for backward, an estimate; 0 when seq_len is not known
 };
 

@@ -70,19 +70,20 @@ struct MoeOutline {
 struct ModelOutline {
   std::string architecture;  // "LlamaForCausalLM"
   std::string model_type;    // "llama"
-  bool remote_code =
-      false;  // the class comes from outside the known libraries: no base plan for it
+  // The class comes from outside the known libraries: no base plan for it.
+  bool remote_code = false;
   int64_t hidden_size = 0, layers = 0, attention_heads = 0, key_value_heads = 0, head_dim = 0,
           vocab_size = 0;
-  bool tied_embeddings =
-      false;  // lm_head shares the embedding's weight; only the embedding is listed
+  // The head shares the embedding's weight; only the embedding is listed.
+  bool tied_embeddings = false;
   std::vector<int64_t> windows;  // of each layer's attention, 0: all positions; empty: all layers 0
   std::optional<MoeOutline> moe;
   std::vector<ModuleOutline> modules;        // pre-order, parents first
   std::vector<ParameterOutline> parameters;  // in registration order, tied ones once
   std::string inner_prefix = "model";        // where the class plan of the inner model applies
   // The model's own plan in Hugging Face style strings: (pattern, style), inner patterns already
-  // prefixed; later wins.
+  // prefixed; later wins. Of what stands whole among projections that are cut it says what it sees:
+  // "replicated_with_grad_allreduce": heads; "replicated": the stream between the blocks.
   StringMap own_tp_plan;
   // What sequence parallelism adds to it, norms of style "sequence_parallel": then what its row
   // styles and its embeddings give is cut along the sequence. Empty: the plan has none.

@@ -15,9 +15,8 @@ namespace meshwright {
 // row-major order, one after the other.
 struct MESHWRIGHT_API Region {
   std::vector<int64_t> offsets, sizes;  // a box: one of each per dimension
-  int64_t begin = -1,
-          end =
-              -1;  // a run: elements [begin, end) of the box, or of the tensor where there is none
+  // A run: elements [begin, end) of the box, or of the tensor where there is none.
+  int64_t begin = -1, end = -1;
 
   static Region whole(std::span<const int64_t> shape);
   static Region box(std::vector<int64_t> offsets, std::vector<int64_t> sizes);

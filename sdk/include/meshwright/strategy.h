@@ -3,8 +3,8 @@
 //
 //   class Mine final : public meshwright::Strategy {
 //    public:
-//     MeshPlan plan_mesh(const MeshRequest& request) const override { return
-//     plan_sharded_mesh(request); }
+//     MeshPlan plan_mesh(const MeshRequest& r) const override { return plan_sharded_mesh(r); }
+//     ...
 //   };
 //
 // validate, plan_mesh, translate_tp_plan, plan_sharding and footprint are pure: no process group

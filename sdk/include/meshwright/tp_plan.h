@@ -117,16 +117,16 @@ struct TpModule {
 MESHWRIGHT_API std::vector<TpModule> resolve_tp_modules(const TpPlan& plan,
                                                         const ModelOutline& outline);
 // Replicated parameters whose gradients are partial sums over tp (semantics 2.10), in the outline's
-// order: of sequence-parallel norms, of norms of attention heads, and biases added after a
-// reduce-scatter. Throws as above.
+// order: of sequence-parallel norms, of what sees heads among projections that are cut, and biases
+// added after a reduce-scatter. Throws as above.
 MESHWRIGHT_API std::vector<std::string> partial_gradient_parameters(const TpPlan& plan,
                                                                     const ModelOutline& outline);
 
 // Throws Error(tp_plan_does_not_fit) for a plan that can be drawn but would compute something else
 // than the model: when a block's projections do not belong together (q_proj cut, k_proj whole), an
-// embedding would leave its width cut, or the stream between the blocks would be cut along the
-// sequence in one place and whole in another. select_tp_plan() makes it a warning, running the plan
-// an error.
+// embedding would leave its width cut, the stream would be cut along the sequence in one place and
+// whole in another, or the model's own plan does not say what a parameter sees that trains whole
+// among cut projections. select_tp_plan() makes it a warning, running the plan an error.
 MESHWRIGHT_API void check_tp_blocks(const TpPlan& plan, const ModelOutline& outline);
 
 // Rank `index` of `count` owns [begin, end) of `size` rows: ceil(size / count) each, the last ones

@@ -122,6 +122,11 @@ TEST_CASE("a small Llama over four ranks costs what the hand computes") {
     check_row(mixed, "dp_shard", "reduce_scatter", 3, (2 * layer + root) / 4 * 3);
     CHECK(mixed.bytes.weights == 1896);
     CHECK(mixed.bytes.transient == (root + 2 * layer) / 2 + (root + 2 * layer));
+    // Sums of micro-batches that are each reduced stay in the reduce dtype.
+    job.work.storage = DType::bfloat16;
+    const int64_t once = fully_sharded_footprint(job.request(), {}).bytes.gradients;
+    CHECK(fully_sharded_footprint(job.request(), {.reduction = {.every_micro_batch = true}})
+              .bytes.gradients == 2 * once);
   }
   SUBCASE("hybrid sharding adds an all-reduce of the shards") {
     job.world = 8;

@@ -11,6 +11,7 @@ struct LlamaSizes {
   int64_t layers = 2, hidden = 8, ffn = 20, heads = 4, kv_heads = 2, vocab = 32;
   bool tied = false, head_norms = false;
   int64_t experts = 0, active = 0;  // experts > 0: a mixture in place of each mlp
+  int64_t head_dim = 0;             // 0: hidden / heads
 };
 
 inline ModelOutline llama_outline(const LlamaSizes& s) {
@@ -19,7 +20,8 @@ inline ModelOutline llama_outline(const LlamaSizes& s) {
   o.model_type = s.experts > 0 ? "mixtral" : "llama";
   o.hidden_size = s.hidden, o.layers = s.layers, o.attention_heads = s.heads,
   o.key_value_heads = s.kv_heads;
-  o.head_dim = s.hidden / s.heads, o.vocab_size = s.vocab, o.tied_embeddings = s.tied;
+  o.head_dim = s.head_dim > 0 ? s.head_dim : s.hidden / s.heads, o.vocab_size = s.vocab,
+  o.tied_embeddings = s.tied;
   if (s.experts > 0) o.moe = MoeOutline{s.experts, s.active, s.ffn, 0};
   auto module = [&](const std::string& name, ModuleKind kind, const std::string& class_name = "") {
     o.modules.push_back({name, kind, class_name});
@@ -34,16 +36,18 @@ inline ModelOutline llama_outline(const LlamaSizes& s) {
   module("model.layers", ModuleKind::list);
   for (int64_t i = 0; i < s.layers; ++i) {
     std::string layer = "model.layers." + std::to_string(i);
-    int64_t kv = s.kv_heads * o.head_dim;
+    int64_t kv = s.kv_heads * o.head_dim, q = s.heads * o.head_dim;
     module(layer, ModuleKind::layer, "LlamaDecoderLayer");
     module(layer + ".self_attn", ModuleKind::other, "LlamaAttention");
-    leaf(layer + ".self_attn.q_proj", ModuleKind::linear, {s.hidden, s.hidden});
+    leaf(layer + ".self_attn.q_proj", ModuleKind::linear, {q, s.hidden});
     leaf(layer + ".self_attn.k_proj", ModuleKind::linear, {kv, s.hidden});
     leaf(layer + ".self_attn.v_proj", ModuleKind::linear, {kv, s.hidden});
-    leaf(layer + ".self_attn.o_proj", ModuleKind::linear, {s.hidden, s.hidden});
+    leaf(layer + ".self_attn.o_proj", ModuleKind::linear, {s.hidden, q});
     if (s.head_norms) {
-      leaf(layer + ".self_attn.q_norm", ModuleKind::norm, {o.head_dim});
-      leaf(layer + ".self_attn.k_norm", ModuleKind::norm, {o.head_dim});
+      for (const char* norm : {".self_attn.q_norm", ".self_attn.k_norm"}) {
+        leaf(layer + norm, ModuleKind::norm, {o.head_dim});
+        o.own_tp_plan.emplace_back(layer + norm, "replicated_with_grad_allreduce");
+      }
     }
     module(layer + ".mlp", ModuleKind::other, "LlamaMLP");
     if (s.experts > 0) {

@@ -189,6 +189,19 @@ TEST_CASE(
             plan_of(qwen, {{"model.layers.*.self_attn.[qkv]_proj", gathered}}), qwen)
             .empty());
 
+  // What they are of is declared, whatever their shapes: heads may be as wide as the stream.
+  sizes.head_dim = sizes.hidden;
+  ModelOutline wide = llama_outline(sizes);
+  wide.architecture = "Qwen3ForCausalLM";
+  const TpPlan cut = select_tp_plan(wide, request(false));
+  CHECK(cut.warnings.empty());
+  CHECK(partial_gradient_parameters(cut, wide) == heads);
+  // Of the stream: the later row wins.
+  ModelOutline of_stream = wide;
+  of_stream.own_tp_plan.emplace_back("model.layers.*.self_attn.q_norm", "replicated");
+  CHECK(partial_gradient_parameters(cut, of_stream) == Names(heads.begin() + 1, heads.end()));
+  CHECK_NOTHROW(check_tp_blocks(cut, of_stream));
+
   // A bias is added once, after the sum: to the rank's own part of the sequence, or to the whole.
   llama.parameters.push_back(
       {"model.layers.0.self_attn.o_proj.bias", {sizes.hidden}, DType::float32});
@@ -237,6 +250,61 @@ TEST_CASE("what would see only a part of the sequence is refused by name") {
     CHECK(error.code() == ErrorCode::tp_plan_does_not_fit);
     CHECK(error.helps() == Names{"set distributed.sequence_parallel = false"});
   }
+}
+
+TEST_CASE("what trains whole among cut projections says what it sees, or is not run") {
+  ModelOutline llama = llama_outline({});
+  const TpPlan plan = select_tp_plan(llama, request(false));
+  CHECK_NOTHROW(check_tp_blocks(plan, llama));
+  struct Row {
+    const char *module, *parameter;  // the module is added, but where it is the block itself
+    ModuleKind kind;
+    bool refused;
+  };
+  const std::string attention = "model.layers.1.self_attn";
+  for (const Row& row : {Row{".q_norm", ".weight", ModuleKind::norm, true},
+                         {".inner.scale", ".weight", ModuleKind::other, true},
+                         {".kv_a_proj", ".weight", ModuleKind::linear, true},
+                         {".position_bias", ".weight", ModuleKind::embedding, true},
+                         {"", ".sinks", ModuleKind::other, true},
+                         {".router", ".weight", ModuleKind::router, false},
+                         {".q_proj.lora_A", ".weight", ModuleKind::other, false}}) {
+    const std::string name = attention + row.module;
+    CAPTURE(name);
+    for (const std::string sees : {"", "replicated", "replicated_with_grad_allreduce"})
+      for (const bool trainable : {true, false}) {
+        ModelOutline outline = llama;
+        if (*row.module != '\0') outline.modules.push_back({name, row.kind, "Added"});
+        if (!sees.empty()) outline.own_tp_plan = {{name, sees}};
+        outline.parameters.push_back({name + row.parameter, {4}, DType::float32});
+        outline.parameters.back().trainable = trainable;
+        const bool refused = row.refused && sees.empty() && trainable;
+        std::string said;
+        try {
+          check_tp_blocks(plan, outline);
+        } catch (const Error& error) {
+          said = error.message();
+          CHECK(error.code() == ErrorCode::tp_plan_does_not_fit);
+          CHECK(error.helps().size() == 3);
+        }
+        CHECK((said.find(name + " stands whole among the projections of " + attention) !=
+               std::string::npos) == refused);
+        if (!refused) CHECK(said.empty());
+        const Names partial = partial_gradient_parameters(plan, outline);
+        if (row.refused)
+          CHECK(partial == (sees.ends_with("allreduce") ? Names{name + row.parameter} : Names{}));
+      }
+  }
+  // Where a layer's own projections are cut, what stands beside them is asked, and no block below.
+  ModelOutline flat = llama;
+  flat.modules.push_back({"model.layers.1.query", ModuleKind::linear, "Linear"});
+  flat.parameters.push_back({"model.layers.1.query.weight", {8, 8}, DType::float32});
+  const TpPlan query = plan_of(flat, {{"model.layers.*.query", kColumn}});
+  CHECK_THROWS_AS(check_tp_blocks(query, flat), Error);
+  flat.own_tp_plan = {{"model.layers.*.input_layernorm", "replicated"}};
+  flat.own_sequence_plan = {{"model.layers.*.post_attention_layernorm", "sequence_parallel"}};
+  CHECK_NOTHROW(check_tp_blocks(query, flat));
+  CHECK(partial_gradient_parameters(query, flat).empty());
 }
 
 TEST_CASE("a tied head and embedding are cut alike or not at all") {

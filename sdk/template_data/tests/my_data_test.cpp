@@ -26,10 +26,12 @@ const meshwright_component& component() {
   return *reinterpret_cast<const meshwright_components*>(block)->components;
 }
 
-std::unique_ptr<mw::SampleSource> open(const std::string& path, int64_t seq_len, int64_t vocabulary = 256) {
+std::unique_ptr<mw::SampleSource> open(const std::string& path, int64_t seq_len,
+                                       int64_t vocabulary = 256) {
   std::unique_ptr<mw::DatasetKind> kind(static_cast<mw::DatasetKind*>(component().create(nullptr)));
   mw::DatasetRequest request;
-  request.options = mw::Options(mw::make_schema("dataset.my_data", "my_data", {component().options, component().option_count}));
+  request.options = mw::Options(mw::make_schema("dataset.my_data", "my_data",
+                                                {component().options, component().option_count}));
   request.path = path;
   request.seq_len = seq_len;
   request.vocab_size = vocabulary;
@@ -39,7 +41,8 @@ std::unique_ptr<mw::SampleSource> open(const std::string& path, int64_t seq_len,
 }  // namespace
 
 TEST_CASE("samples hold bytes, and lines know nothing of each other") {
-  const std::string path = std::filesystem::temp_directory_path() / ("my_data_test_" + std::to_string(::getpid()));
+  const std::string path =
+      std::filesystem::temp_directory_path() / ("my_data_test_" + std::to_string(::getpid()));
   std::ofstream(path) << "ab\ncdefg\n";
   const auto source = open(path, 4);
   CHECK(source->samples() == 2);

@@ -410,7 +410,8 @@ TEST_CASE("model kit: each wrong model is caught by the case that is about it, a
       };
   add("validation by the step", "model_forward", "samples of validation in another step").batch =
       [](HostBatch& b) { b.tokens.fill_(b.step); };
-  add("tokens beyond the vocabulary", "model_forward", "tokens outside of the vocabulary of 13")
+  add("tokens beyond the vocabulary", "model_forward",
+      "one of the tokens, outside of the vocabulary of 13")
       .batch = [](HostBatch& b) { b.tokens.fill_(b.training ? 12 + b.step / 2 : 1); };
   Hooks& silent = add("batches without saying so", "model_forward", "changes_batches() says no");
   silent.batch = [](HostBatch& b) { b.tokens.fill_(1); };
@@ -437,7 +438,10 @@ TEST_CASE("model kit: each wrong model is caught by the case that is about it, a
     return cross_entropy_sum(output, targets, shard, -100, weights) /
            static_cast<double>(targets.size(0));
   };
-  add("float32 whatever is asked for", "model_layouts", "param_dtype = bfloat16: made for float32")
+  add("float32 whatever is asked for", "model_layouts",
+      "param_dtype = bfloat16: rank 0: error[E0421]: an exception of type std::runtime_error left "
+      "the "
+      "plugin: made for float32 (plugin net, in forward)")
       .float32_only = true;
 
   for (Mutant& mutant : mutants) {

@@ -3,12 +3,14 @@
 
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,8 +76,8 @@ inline ParallelParameter& find(std::vector<ParallelParameter>& list, const std::
   return *std::ranges::find_if(list, [&](const auto& p) { return p.name == name; });
 }
 inline const std::string kUp0 = "layers.0.mlp.up_proj.weight",
-                         kIn0 = "layers.0.self_attn.in.weight",
-                         kIn1 = "layers.1.self_attn.in.weight", kHead = "lm_head.weight";
+                         kIn0 = "layers.0.self_attn.q_proj.weight",
+                         kIn1 = "layers.1.self_attn.q_proj.weight", kHead = "lm_head.weight";
 
 // ---- gradients
 
@@ -152,6 +154,20 @@ struct OwnNorm : Wrapped {  // the norm of this rank's part
   }
 };
 
+// ---- exceptions
+
+struct Torn : Wrapped {
+  using Wrapped::Wrapped;
+  void end_step() override { TORCH_CHECK(false, "torn"); }
+};
+struct OneFallsOver : Wrapped {
+  using Wrapped::Wrapped;
+  void begin_step() override {
+    if (world_->rank() == 1) throw std::runtime_error("it fell over");
+    Wrapped::begin_step();
+  }
+};
+
 // ---- summon_full_parameters
 
 struct SummonSkipped : Wrapped {
@@ -166,15 +182,6 @@ struct SummonsTwice : Wrapped {
   using Wrapped::Wrapped;
   void summon_full_parameters(const std::function<void()>& body) override {
     Wrapped::summon_full_parameters([&] { body(), body(); });
-  }
-};
-struct SummonSwallows : Wrapped {
-  using Wrapped::Wrapped;
-  void summon_full_parameters(const std::function<void()>& body) override {
-    try {
-      Wrapped::summon_full_parameters(body);
-    } catch (...) {
-    }
   }
 };
 struct SummonForgets : Wrapped {  // the parts that come back are those of the beginning

@@ -15,8 +15,8 @@
 
 using namespace meshwright;
 
-extern "C" void meshwright_check_training(const meshwright_strategy* about, void* context,
-                                          void (*fail)(void*, const char*),
+extern "C" void meshwright_check_training(const meshwright::conformance::Subject* subject,
+                                          void* context, void (*fail)(void*, const char*),
                                           void (*note)(void*, const char*));
 
 namespace {
@@ -52,9 +52,10 @@ std::string found() {
                                                            .summary = "For tests",
                                                            .options_table = nullptr,
                                                            .options = {}});
+  const conformance::Subject subject{.strategy = &about};
   std::string problems;
   meshwright_check_training(
-      &about, &problems,
+      &subject, &problems,
       [](void* to, const char* text) {
         *static_cast<std::string*>(to) += std::string(text) + "\n";
       },
@@ -152,8 +153,11 @@ TEST_CASE("the kit finds nothing in a strategy that trains, and what is wrong in
   CHECK(apart.find("1 rank:") == std::string::npos);
   CHECK(apart.find("2 ranks: rank 0: step 1: the gradient of ") != std::string::npos);
   CHECK(apart.find("3 ranks: rank 2:") != std::string::npos);
-  CHECK(found(Way::throws).find("1 rank: it fell over") != std::string::npos);
-  CHECK(found(Way::nothing).find("2 ranks: parallelize returned nothing") != std::string::npos);
+  CHECK(found(Way::throws)
+            .find("1 rank: rank 0: error[E0421]: an exception of type std::runtime_error left the "
+                  "plugin: it fell over (plugin trains, in parallelize)") != std::string::npos);
+  CHECK(found(Way::nothing).find("2 ranks: rank 0: parallelize returned nothing") !=
+        std::string::npos);
   CHECK(found(Way::refuses).find("1 rank: rank 0: error[E0318]: not this module") !=
         std::string::npos);
 }
@@ -181,8 +185,10 @@ TEST_CASE("the kit holds ranks that share samples to the plain loop, where there
       "2 on 2, 4 ranks\n");
   const std::string forgets = found<Forgets>(), away = found<LooksAway>();
   CHECK(forgets.find("3 ranks: ") == std::string::npos);
-  CHECK(forgets.find("2 ranks, cp_size 2, all_gather: its mesh has an axis cp, but its model no "
-                     "context_parallel()") != std::string::npos);
+  CHECK(forgets.find(
+            "2 ranks, cp_size 2, all_gather: rank 0: error[E0423]: the strategy trains planned "
+            "cp_size = 2, but its parallelize() gave the model no context_parallel()") !=
+        std::string::npos);
   for (const char* method : {"all_gather", "ring", "ulysses"})
     CHECK(away.find("2 ranks, cp_size 2, " + std::string(method) +
                     ": rank 0: the loss of step 1 is ") != std::string::npos);

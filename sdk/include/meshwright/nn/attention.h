@@ -54,8 +54,8 @@ MESHWRIGHT_API std::shared_ptr<const Sequence> current_sequence();
 
 struct AttentionOptions {
   double scale = 1;
-  int64_t window =
-      0;  // a query sees the `window` positions that end with its own; 0: all before it
+  // A query sees the `window` positions that end with its own; 0: all before it.
+  int64_t window = 0;
   double dropout = 0;  // of probabilities, in training
 };
 

@@ -42,11 +42,10 @@ enum class ExpertActivation : uint8_t { swiglu, swigluoai, quick_geglu, geglu, r
 struct MoeConfig {
   int64_t dim = 0, moe_inter_dim = 0;
   int64_t n_routed_experts = 0, n_activated_experts = 1;
-  int64_t n_expert_groups = 1,
-          n_limited_groups =
-              1;  // a token's experts come from the best n_limited_groups of n_expert_groups
-  int64_t moe_latent_size =
-      0;  // > 0: experts work on this width, between two projections of the block
+  // A token's experts come from the best n_limited_groups of n_expert_groups.
+  int64_t n_expert_groups = 1, n_limited_groups = 1;
+  // Above 0: experts work on this width, between two projections of the block.
+  int64_t moe_latent_size = 0;
   // Router.
   ScoreFunction score_func = ScoreFunction::softmax;
   bool softmax_before_topk = false;  // softmax over all experts; else over the selected
@@ -157,8 +156,8 @@ class MESHWRIGHT_API RouterImpl : public torch::nn::Module {
 
   std::shared_ptr<LoadBalance> load_balance;  // nullptr: no auxiliary loss
   bool route_again = false;  // under activation checkpointing the second run selects anew
-  bool in_turns =
-      false;  // for measuring speed: assignments go to experts 0, 1, 2, ..., weights are 1 / k
+  // For measuring speed: assignments go to experts 0, 1, 2, ..., weights are 1 / k.
+  bool in_turns = false;
 
   at::Tensor weight, bias, e_score_correction_bias;
 

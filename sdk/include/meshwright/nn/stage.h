@@ -4,7 +4,7 @@
 //   at::Tensor forward(const at::Tensor& x) {  // ids, or the hidden states of the stage before
 //     const StagePart part = current_stage();  // outside of pipelines everything
 //     at::Tensor h = part.first ? embed_tokens(x) : x;
-//     for (int64_t i = part.begin; i < part.end_of(layers); ++i) h = layers[i]->...forward(h);
+//     for (int64_t i = part.begin; i < part.end_of(layer_count); ++i) h = layers[i]->...forward(h);
 //     return part.last ? lm_head(norm(h)) : h;
 //   }
 #pragma once

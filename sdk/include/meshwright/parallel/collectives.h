@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "meshwright/parallel/group.h"
@@ -36,5 +37,19 @@ MESHWRIGHT_API at::Tensor split_along(const at::Tensor& x, int64_t dim, const Gr
 // from rank r. Backward: the way back.
 MESHWRIGHT_API at::Tensor all_to_all(const at::Tensor& x, std::vector<int64_t> in_splits,
                                      std::vector<int64_t> out_splits, const GroupPtr& group);
+
+class ParallelModel;       // meshwright/parallel/parallel.h
+struct ParallelParameter;  // the same
+
+// Without a derivative, on the CPU: a tensor; of a parameter the whole one (collective, on every
+// rank); anything else as it is. Throws Error(device_unavailable) for a tensor that is neither
+// there nor on a CUDA device.
+MESHWRIGHT_API at::Tensor to_cpu(const at::Tensor& tensor);
+MESHWRIGHT_API at::Tensor to_cpu(ParallelModel& model, const ParallelParameter& parameter);
+template <class T>
+  requires(!std::is_base_of_v<at::TensorBase, std::remove_cvref_t<T>>)
+T to_cpu(T value) {
+  return value;
+}
 
 }  // namespace meshwright

@@ -4,15 +4,15 @@
 #include <memory>
 
 #include "meshwright/model/running_model.h"
-#include "sdk/base/plugin_at_work.h"
+#include "plugin_at_work.h"
 
-namespace meshwright::loader {
+namespace meshwright::detail {
 
 // Every method of `inner`, run as code of the plugin, as guarded_model() does for strategies. What
 // comes out of it must be what it says: Error(plugin_nonconforming) with plugin, method and rank.
 // `vocabulary`: the outline's.
-std::unique_ptr<RunningModel> guarded_running(const detail::PluginCode* plugin,
-                                              std::unique_ptr<RunningModel> inner,
-                                              int64_t vocabulary);
+MESHWRIGHT_API std::unique_ptr<RunningModel> guarded_running(const PluginCode* plugin,
+                                                             std::unique_ptr<RunningModel> inner,
+                                                             int64_t vocabulary);
 
-}  // namespace meshwright::loader
+}  // namespace meshwright::detail

@@ -1,13 +1,13 @@
-#include "engine/loader/running/guarded_model.h"
+#include "sdk/base/guarded_model.h"
 
 #include <c10/util/Exception.h>
 
-#include "engine/loader/guard.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
 #include "sdk/base/late_clipping.h"
+#include "sdk/base/plugin_guard.h"
 
-namespace meshwright::loader {
+namespace meshwright::detail {
 
 namespace {
 
@@ -25,7 +25,7 @@ class GuardedModel final : public ParallelModel, public LateClipping {
   }
 
  public:
-  GuardedModel(const detail::PluginCode* plugin, std::unique_ptr<ParallelModel> inner)
+  GuardedModel(const PluginCode* plugin, std::unique_ptr<ParallelModel> inner)
       : plugin_(plugin),
         inner_(std::move(inner)),
         later_(dynamic_cast<LateClipping*>(inner_.get())) {
@@ -34,7 +34,7 @@ class GuardedModel final : public ParallelModel, public LateClipping {
   GuardedModel(const GuardedModel&) = delete;
   GuardedModel& operator=(const GuardedModel&) = delete;
   ~GuardedModel() override {
-    detail::PluginCall call(plugin_, "the destructor of its model");
+    PluginCall call(plugin_, "the destructor of its model");
     inner_.reset();
   }
   void begin_step() override {
@@ -92,7 +92,7 @@ class GuardedModel final : public ParallelModel, public LateClipping {
   void summon_full_parameters(const std::function<void()>& body) override {
     std::exception_ptr ours;
     auto watched = [&] {
-      detail::PluginCall engine(nullptr, nullptr);
+      PluginCall engine(nullptr, nullptr);
       try {
         body();
       } catch (...) {
@@ -128,17 +128,17 @@ class GuardedModel final : public ParallelModel, public LateClipping {
   }
 
  private:
-  const detail::PluginCode* plugin_;
+  const PluginCode* plugin_;
   std::unique_ptr<ParallelModel> inner_;
   LateClipping* later_;  // the same, or nullptr
 };
 
 }  // namespace
 
-std::unique_ptr<ParallelModel> guarded_model(const detail::PluginCode* plugin,
+std::unique_ptr<ParallelModel> guarded_model(const PluginCode* plugin,
                                              std::unique_ptr<ParallelModel> inner) {
   if (inner == nullptr) return nullptr;
   return std::make_unique<GuardedModel>(plugin, std::move(inner));
 }
 
-}  // namespace meshwright::loader
+}  // namespace meshwright::detail

@@ -4,15 +4,15 @@
 #include <memory>
 
 #include "meshwright/parallel/parallel.h"
-#include "sdk/base/plugin_at_work.h"
+#include "plugin_at_work.h"
 
-namespace meshwright::loader {
+namespace meshwright::detail {
 
 // Every method of `inner`, run as code of the plugin: what throws something else than an Error
 // becomes Error(plugin_foreign_exception) with plugin, method and rank; a connection that LibTorch
 // lost becomes Error(collective_failed); Errors, and those of memory, pass as they are. nullptr
 // stays nullptr. The model returned has LateClipping, which clips at once where `inner` has none.
-std::unique_ptr<ParallelModel> guarded_model(const detail::PluginCode* plugin,
-                                             std::unique_ptr<ParallelModel> inner);
+MESHWRIGHT_API std::unique_ptr<ParallelModel> guarded_model(const PluginCode* plugin,
+                                                            std::unique_ptr<ParallelModel> inner);
 
-}  // namespace meshwright::loader
+}  // namespace meshwright::detail

@@ -1,15 +1,14 @@
-#include "engine/loader/running/guarded_running.h"
+#include "sdk/base/guarded_running.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
 
-#include "engine/loader/guard.h"
-#include "engine/report/report.h"
 #include "meshwright/data/dataset_kind.h"
+#include "sdk/base/plugin_guard.h"
 
-namespace meshwright::loader {
+namespace meshwright::detail {
 
 namespace {
 
@@ -20,8 +19,7 @@ class GuardedRunning final : public RunningModel {
   }
 
  public:
-  GuardedRunning(const detail::PluginCode* plugin, std::unique_ptr<RunningModel> inner,
-                 int64_t vocabulary)
+  GuardedRunning(const PluginCode* plugin, std::unique_ptr<RunningModel> inner, int64_t vocabulary)
       : plugin_(plugin), inner_(std::move(inner)), vocabulary_(vocabulary) {
     generates_ = run("generates", [&] { return inner_->generates(); });
     GuardedRunning::max_positions();  // told before it trains
@@ -35,7 +33,7 @@ class GuardedRunning final : public RunningModel {
   GuardedRunning(const GuardedRunning&) = delete;
   GuardedRunning& operator=(const GuardedRunning&) = delete;
   ~GuardedRunning() override {
-    detail::PluginCall call(plugin_, "the destructor of its model");
+    PluginCall call(plugin_, "the destructor of its model");
     inner_.reset();
   }
   std::shared_ptr<torch::nn::Module> module() override {
@@ -94,7 +92,7 @@ class GuardedRunning final : public RunningModel {
   }
   static std::string text_of(const at::Tensor& x) {
     if (!x.defined()) return "an undefined tensor";
-    return report::shape_text(x.sizes().vec()) + " of " + at::toString(x.scalar_type());
+    return c10::str(x.sizes()) + " of " + at::toString(x.scalar_type());
   }
   // Of the batch on the host; other shapes and types are told where it was made.
   void check_ids(const at::Tensor& ids, const char* what, bool none) const {
@@ -108,7 +106,7 @@ class GuardedRunning final : public RunningModel {
                                 ", outside of the vocabulary of " + std::to_string(vocabulary_));
   }
 
-  const detail::PluginCode* plugin_;
+  const PluginCode* plugin_;
   std::unique_ptr<RunningModel> inner_;
   int64_t vocabulary_;
   bool generates_ = true, trains_ = true;
@@ -116,10 +114,10 @@ class GuardedRunning final : public RunningModel {
 
 }  // namespace
 
-std::unique_ptr<RunningModel> guarded_running(const detail::PluginCode* plugin,
+std::unique_ptr<RunningModel> guarded_running(const PluginCode* plugin,
                                               std::unique_ptr<RunningModel> inner,
                                               int64_t vocabulary) {
   return std::make_unique<GuardedRunning>(plugin, std::move(inner), vocabulary);
 }
 
-}  // namespace meshwright::loader
+}  // namespace meshwright::detail

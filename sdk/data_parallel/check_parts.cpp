@@ -1,27 +1,30 @@
-#include "engine/trainer/check_parts.h"
+#include "sdk/base/check_parts.h"
 
 #include <torch/nn/module.h>
 
 #include <algorithm>
 #include <set>
 
-#include "engine/report/report.h"
-#include "engine/trainer/local_state.h"
+#include "meshwright/parallel/scalar_type.h"
 
-namespace meshwright::train {
+namespace meshwright::detail {
 
 namespace {
+
+std::string shape_text(at::IntArrayRef shape) { return c10::str(shape); }
+std::string shape_text(const at::Tensor& local) {
+  return local.defined() ? shape_text(local.sizes()) : "of nothing";
+}
 
 // Checkpoints and weights are read into `local` by what the region says.
 void check_regions(const ParallelModel& model, const std::string& strategy) {
   for (const ParallelParameter& p : model.parameters())
-    if (!fits(p.region, p.global_shape) ||
+    if (!fits(p.region, p.global_shape) || !p.local.defined() ||
         p.local.sizes() != at::IntArrayRef(p.region.stored_shape()))
-      throw Error(ErrorCode::plugin_nonconforming, "the strategy " + strategy + " says that " +
-                                                       p.name + " is " + to_text(p.region) +
-                                                       " of " + report::shape_text(p.global_shape) +
-                                                       " here, but its part has the shape " +
-                                                       report::shape_text(p.local.sizes().vec()))
+      throw Error(ErrorCode::plugin_nonconforming,
+                  "the strategy " + strategy + " says that " + p.name + " is " + to_text(p.region) +
+                      " of " + shape_text(p.global_shape) + " here, but its part has the shape " +
+                      shape_text(p.local))
           .help(
               "give ParallelParameter::region the part of the whole that `local` is, and `local` "
               "the shape in which regions are stored");
@@ -57,9 +60,9 @@ void check_states(const ParallelModel& model, const std::string& strategy) {
   std::set<std::pair<std::string, std::string>> names;
   for (const StateTensor& t : model.state_tensors()) {
     auto bad = [&](const std::string& what) {
-      return Error(ErrorCode::plugin_nonconforming,
-                   "the strategy " + strategy + " keeps the state " + report::printable(t.state) +
-                       " of " + report::printable(t.name) + ", " + what);
+      return Error(ErrorCode::plugin_nonconforming, "the strategy " + strategy +
+                                                        " keeps the state " + t.state + " of " +
+                                                        t.name + ", " + what);
     };
     const bool named =
         !t.state.empty() &&
@@ -71,10 +74,10 @@ void check_states(const ParallelModel& model, const std::string& strategy) {
       throw bad(t.name.empty() ? "which has no name" : "twice");
     if (!fits(t.region, t.global_shape))
       throw bad("but " + to_text(t.region) + " is no part of the shape " +
-                report::shape_text(t.global_shape));
+                shape_text(t.global_shape));
     if (!t.local.defined() && t.region.count() == 0) continue;
     if (!t.local.defined() || t.local.sizes() != at::IntArrayRef(t.region.stored_shape()) ||
-        !t.local.is_contiguous() || dtype_of(t.local) != t.dtype)
+        !t.local.is_contiguous() || dtype_of(t.local.scalar_type()) != t.dtype)
       throw bad("but its part is not a contiguous tensor of " + std::string(dtype_name(t.dtype)) +
                 " in the shape of " + to_text(t.region));
   }
@@ -114,4 +117,4 @@ void check_parts(const ParallelModel& model, const torch::nn::Module& module,
   check_states(model, strategy);
 }
 
-}  // namespace meshwright::train
+}  // namespace meshwright::detail

@@ -1,0 +1,365 @@
+#!/usr/bin/env python3
+"""Judges `meshwright config migrate` by recipes of other programs, without a line of its code.
+
+judge.py MESHWRIGHT FOLDER...
+
+Reads every .toml (torchtitan) and .yaml (Automodel) below the folders, migrates it, has the result
+resolved by `config show`, and compares values with those that the recipe and the other program's own
+defaults come to; schedules are computed step by step in both programs' ways. A value that is another
+one is wrong, unless the migrated file says so beside it (guessed, left, still to be said).
+"""
+import collections
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+
+import yaml
+
+
+def number(x):
+    try:
+        return float(x)
+    except (TypeError, ValueError):
+        return None
+
+
+def same(a, b):
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a == b
+    x, y = number(a), number(b)
+    if x is not None and y is not None:
+        return math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-15)
+    return a == b
+
+
+def get(doc, path, default=None):
+    for part in path.split('.'):
+        if not isinstance(doc, dict) or part not in doc:
+            return default
+        doc = doc[part]
+    return default if doc is None or doc == 'none' else doc
+
+
+def dtype(name):
+    short = {'bf16': 'bfloat16', 'fp32': 'float32', 'fp16': 'float16', 'half': 'float16', 'float': 'float32'}
+    name = str(name).removeprefix('torch.').lower()
+    return short.get(name, name)
+
+
+def our_rate(s, lr, style, warm, low, steps):
+    if s < warm:
+        return lr * (s + 1) / warm
+    begin, last = warm, steps - 1
+    if style == 'wsd':
+        begin = max(begin, steps - max(steps // 10, 1) - 1)
+    if style == 'constant' or s <= begin or last <= begin:
+        return low if style != 'constant' and s >= last and last > begin else lr
+    progress = min(1.0, (s - begin) / (last - begin))
+    share = 0.5 * (1 + math.cos(math.pi * progress)) if style == 'cosine' else 1 - progress
+    return low + (lr - low) * share
+
+
+def apart(theirs, ours, steps, lr):
+    """Mean distance of two schedules in parts of the rate."""
+    some = range(0, steps, max(1, steps // 2000))
+    return sum(abs(theirs(s) - ours(s)) for s in some) / len(some) / lr if lr else 0
+
+
+class Judge:
+    def __init__(self, out, config):
+        self.out, self.config, self.wrong, self.told = out, config, [], 0
+        self.lines = [(l['key'] + ' ' + l['text']) for part in ('guessed', 'left', 'missing') for l in out[part]]
+
+    def ours(self, key):
+        table, _, name = key.rpartition('.')
+        value = self.config.get(table, {}).get(name, {'value': None})['value']
+        return None if value == 'none' else value
+
+    def says(self, *keys):
+        return any(key in line for key in keys for line in self.lines)
+
+    def want(self, key, *values, theirs=()):
+        mine, values = self.ours(key), [None if value == 'none' else value for value in values]
+        if any(same(mine, value) for value in values):
+            return
+        if self.says(key, *theirs):
+            self.told += 1
+        else:
+            self.wrong.append(f'{key} = {mine}, wanted {" or ".join(map(str, values))}')
+
+    def schedule(self, theirs, lr, steps):
+        mine = lambda s: our_rate(s, self.ours('optimizer.lr'), self.ours('lr_scheduler.lr_decay_style'),
+                                  self.ours('lr_scheduler.lr_warmup_steps'), self.ours('lr_scheduler.min_lr'), steps)
+        distance = apart(theirs, mine, steps, lr)
+        # Half a percent, or half a step's worth of a decay: torchtitan has a step more in its decays.
+        if distance < max(0.005, 0.55 / max(1, steps - self.ours('lr_scheduler.lr_warmup_steps'))):
+            return
+        if self.says('lr_scheduler.', 'lr_decay_style'):
+            self.told += 1
+        else:
+            self.wrong.append(f'schedule is {distance:.1%} apart')
+
+    def size(self, key, value):
+        self.want(key, None if value is None or value < 1 else value, *([] if (value or 1) > 1 else [1, None]))
+
+
+def automodel(doc, j):
+    # Older recipes, and those of diffusion, have these tables beside distributed or in its place.
+    for table in ('fsdp', 'parallelizer'):
+        if isinstance(doc.get(table), dict):
+            doc['distributed'] = {**doc[table], **(doc.get('distributed') or {})}
+    if isinstance(doc.get('autopipeline'), dict):
+        doc['distributed'] = {'pipeline': doc['autopipeline'], **(doc.get('distributed') or {})}
+    opt = doc.get('optimizer') if isinstance(doc.get('optimizer'), dict) else {}
+    kind = str(opt.get('_target_', '')).replace(':', '.').split('.')[-1]
+    if kind:
+        defaults = {'AdamW': 0.01, 'FlashAdamW': 0.01, 'AdamWConfig': 0.01, 'AdamConfig': 0.01}
+        muon = kind in ('Muon', 'NorMuon', 'Dion', 'Dion2')
+        lr = number(get(opt, 'lr', 5e-4 if muon else 1e-4 if kind.endswith('Config') else 1e-3))
+        j.want('optimizer.weight_decay', number(get(opt, 'weight_decay', defaults.get(kind, 0))))
+        j.want('optimizer.betas', [number(b) for b in get(opt, 'betas', [0.9, 0.95 if muon else 0.999])])
+        j.want('optimizer.eps', number(get(opt, 'eps', 1e-8)))
+        if kind not in ('AdamW', 'FlashAdamW', 'FusedAdam'):
+            j.want('optimizer.name', 'sgd' if kind == 'SGD' else None, theirs=['optimizer._target_'])
+    else:
+        lr = number(get(opt, 'lr', j.ours('optimizer.lr')))
+    sched = doc.get('lr_scheduler') if isinstance(doc.get('lr_scheduler'), dict) else None
+    peak = number(get(sched or {}, 'max_lr', lr))
+    j.want('optimizer.lr', peak)
+    steps, epochs = get(doc, 'step_scheduler.max_steps'), get(doc, 'step_scheduler.num_epochs')
+    mock = 'mock' in str(get(doc, 'dataset._target_', '')).lower()
+    if 'step_scheduler' in doc:
+        if steps is not None:
+            j.want('step_scheduler.max_steps', steps)
+            if not mock and not (epochs is None and 'num_epochs' in doc['step_scheduler']):
+                j.want('step_scheduler.epochs', epochs or 10, theirs=['step_scheduler.max_steps', 'num_epochs'])
+        elif epochs is not None or not mock:
+            j.want('step_scheduler.epochs', epochs or 10)
+        j.want('step_scheduler.global_batch_size', get(doc, 'step_scheduler.global_batch_size', 32))
+        j.want('step_scheduler.local_batch_size', get(doc, 'step_scheduler.local_batch_size',
+                                                       get(doc, 'dataloader.batch_size', 1)))
+    n = steps if isinstance(steps, int) else 1000
+    if sched and 'recipe_args' not in doc:
+        warm = get(sched, 'lr_warmup_steps')
+        warm = min(1000, n // 10) if warm is None else warm
+        first, low = number(get(sched, 'init_lr', peak * .1)), number(get(sched, 'min_lr', peak * .01))
+        ends, style = get(sched, 'lr_decay_steps', n), get(sched, 'lr_decay_style', 'cosine')
+
+        def rate(s):
+            if warm > 0 and s <= warm:
+                return first + (peak - first) * s / warm
+            if style == 'constant':
+                return peak
+            if s > ends:
+                return low
+            part = (s - warm) / max(1, ends - warm)
+            return low + (peak - low) * {'linear': 1 - part, 'cosine': .5 * (math.cos(math.pi * part) + 1)}.get(style, -9)
+        j.schedule(rate, peak, n)
+    elif 'recipe_args' not in doc and kind and 'warmup_ratio' not in opt:
+        j.schedule(lambda s: peak, peak, n)
+    j.want('optimizer.max_grad_norm', number(get(doc, 'clip_grad_norm.max_norm', get(
+        doc, 'recipe_args.max_grad_norm', get(doc, 'max_grad_norm', 1.0)))))
+    target = str(get(doc, 'model._target_', ''))
+    stored = get(doc, 'model.torch_dtype', get(doc, 'model.dtype'))
+    if stored and stored != 'auto':
+        j.want('model.torch_dtype', dtype(stored), stored)
+    elif target.endswith('from_config') and 'NeMoAuto' in target:
+        j.want('model.torch_dtype', 'bfloat16')
+    elif target.endswith('from_pretrained'):  # what the folder says: no word of ours is sure
+        j.want('model.torch_dtype', 'auto') if 'NeMoAuto' in target else None
+    for name, default in (('param_dtype', 'bfloat16'), ('reduce_dtype', 'float32'), ('output_dtype', 'bfloat16')):
+        if get(doc, 'distributed.strategy', 'fsdp2') == 'fsdp2':
+            # Not set, ours has the dtype that units compute in.
+            if name == 'output_dtype' and j.ours('distributed.mp_policy.' + name) is None:
+                j.want('distributed.mp_policy.param_dtype', dtype(get(doc, 'distributed.mp_policy.' + name, default)))
+                continue
+            j.want('distributed.mp_policy.' + name, dtype(get(doc, 'distributed.mp_policy.' + name, default)))
+    for size in ('dp_size', 'tp_size', 'cp_size', 'pp_size', 'ep_size', 'dp_replicate_size'):
+        j.size('distributed.' + size, number(get(doc, 'distributed.' + size)))
+    tp, ep = get(doc, 'distributed.tp_size', 1), get(doc, 'distributed.ep_size', 1)
+    if isinstance(tp, int) and tp > 1:
+        j.want('distributed.sequence_parallel', bool(get(doc, 'distributed.sequence_parallel', False)
+                                                     or get(doc, 'distributed.enable_async_tensor_parallel', False)),
+               *([False] if isinstance(ep, int) and ep > 1 else []))
+    again = get(doc, 'distributed.activation_checkpointing', False)
+    if isinstance(doc.get('distributed'), dict):
+        j.want('distributed.activation_checkpointing', *({True: ['full', True], False: ['none', False]}.get(again, [again])))
+    if get(doc, 'distributed.pp_size', 1) > 1 and get(doc, 'distributed.pipeline'):
+        j.want('distributed.pipeline.pp_schedule', get(doc, 'distributed.pipeline.pp_schedule', '1f1b'))
+        j.want('distributed.pipeline.pp_microbatch_size', get(doc, 'distributed.pipeline.pp_microbatch_size', 1))
+    peft = doc.get('peft') if isinstance(doc.get('peft'), dict) else None
+    j.want('lora.r', get(peft, 'dim', 8) if peft else 0)
+    if peft:
+        j.want('lora.alpha', get(peft, 'alpha', 32))
+        j.want('lora.dropout', get(peft, 'dropout', 0))
+        targets = get(peft, 'target_modules', [])
+        targets = [targets] if isinstance(targets, str) else targets
+        if targets:
+            j.want('lora.target_modules', [t.lstrip('*').lstrip('.') for t in targets], targets)
+        without = get(peft, 'exclude_modules', [])
+        j.want('lora.exclude_modules', [w.removeprefix('*.') for w in without], theirs=['peft.exclude_modules'])
+    data = str(get(doc, 'dataset._target_', '')).split('.')[-1].lower()
+    pack = get(doc, 'packed_sequence.packed_sequence_size', 0)
+    if data in ('chatdataset', 'columnmappedtextinstructiondataset'):
+        j.want('dataset.plugin', 'jsonl')
+        if pack == 0:
+            j.want('dataset.jsonl.packing', 'none')
+        where = get(doc, 'dataset.path_or_dataset_id')
+        if isinstance(where, str) and (where.endswith('.jsonl') or where[0] in './'):
+            j.want('dataset.path', where)
+        else:
+            j.want('dataset.path', where, theirs=['dataset.path_or_dataset_id'])
+    elif data:
+        j.want('dataset.kind', 'megatron' if 'megatron' in data else 'tokens' if 'nanogpt' in data else
+               'mock' if mock else None, theirs=['dataset._target_'])
+    length = pack or get(doc, 'dataset.seq_length', get(doc, 'dataset.seq_len'))
+    if length:
+        j.want('dataset.seq_len', length)
+    if get(doc, 'dataloader.shuffle') is not None:
+        j.want('dataset.shuffle', get(doc, 'dataloader.shuffle'))
+    if get(doc, 'dataloader.num_workers') is not None:
+        j.want('dataset.workers', get(doc, 'dataloader.num_workers'))
+    seed = get(doc, 'seed', get(doc, 'rng.seed'))
+    if seed is not None:
+        j.want('run.seed', seed)
+    saves = get(doc, 'checkpoint.enabled', True)
+    every = get(doc, 'step_scheduler.ckpt_every_steps', 100)
+    j.want('checkpoint.every_steps', every if saves else 0)
+    if saves:
+        j.want('checkpoint.export', {True: 'every', False: 'none'}.get(
+            get(doc, 'checkpoint.save_consolidated', 'final'), get(doc, 'checkpoint.save_consolidated', 'final')))
+        j.want('checkpoint.keep_every', every, theirs=['checkpoint.keep'])
+    j.want('dist_env.timeout_minutes', get(doc, 'dist_env.timeout_minutes', 1))
+    if get(doc, 'fp8.enabled'):
+        j.want('model.float8_linear', True)
+
+
+def torchtitan(doc, j):
+    def old(*paths, default=None):
+        for path in paths:
+            if (found := get(doc, path)) is not None:
+                return found
+        return default
+    lr = old('optimizer.lr', default=8e-4)
+    j.want('optimizer.lr', lr)
+    if old('optimizer.name', default='AdamW') != 'AdamW':
+        j.want('optimizer.name', None, theirs=['optimizer.name'])
+    j.want('optimizer.betas', [old('optimizer.beta1', default=.9), old('optimizer.beta2', default=.95)])
+    j.want('optimizer.eps', old('optimizer.eps', default=1e-8))
+    j.want('optimizer.weight_decay', old('optimizer.weight_decay', default=.1))
+    j.want('optimizer.max_grad_norm', old('training.max_norm', default=1.0))
+    steps = old('training.steps', default=10000)
+    j.want('step_scheduler.max_steps', steps)
+    warm = old('lr_scheduler.warmup_steps', 'training.warmup_steps', default=200)
+    if old('training.warmup_pct') is not None:
+        warm = round(old('training.warmup_pct') * steps)
+    warm = min(warm, steps)
+    ratio = old('lr_scheduler.decay_ratio')
+    decay = steps - warm if ratio is None else min(round(steps * ratio), steps - warm)
+    stable = steps + 1 - warm - decay
+    low = old('lr_scheduler.min_lr_factor', 'lr_scheduler.lr_min', default=0.0)
+    shape = old('lr_scheduler.decay_type', default='linear')
+
+    def rate(s):
+        if s < warm:
+            return lr * (s + 1) / warm
+        if s < warm + stable:
+            return lr
+        part = (s + 1 - warm - stable) / decay
+        part = {'linear': 1 - part, 'sqrt': 1 - math.sqrt(part), 'cosine': .5 * (1 + math.cos(math.pi * part))}[shape]
+        return lr * (low + (1 - low) * part)
+    j.schedule(rate, lr, steps)
+    local = old('training.local_batch_size', 'training.batch_size', default=8)
+    j.want('step_scheduler.local_batch_size', local)
+    j.want('step_scheduler.global_batch_size', old('training.global_batch_size', default=-1))
+    j.want('dataset.seq_len', old('training.seq_len', default=2048))
+    tp = old('parallelism.tensor_parallel_degree', 'training.tensor_parallel_degree',
+             'training.sequence_parallel_degree', default=1)
+    ep = old('parallelism.expert_parallel_degree', default=1)
+    j.size('distributed.tp_size', tp)
+    j.size('distributed.ep_size', ep)
+    j.size('distributed.pp_size', old('parallelism.pipeline_parallel_degree', 'training.pipeline_parallel_degree',
+                                      'experimental.pipeline_parallel_degree'))
+    j.size('distributed.cp_size', old('parallelism.context_parallel_degree', 'experimental.context_parallel_degree'))
+    repl = old('parallelism.data_parallel_replicate_degree', 'training.data_parallel_replicate_degree', default=1)
+    shard = old('parallelism.data_parallel_shard_degree', 'training.data_parallel_shard_degree',
+                'training.data_parallel_degree', default=-1)
+    j.size('distributed.dp_replicate_size', repl)
+    j.size('distributed.dp_size', repl * shard if shard > 0 else None)
+    if tp > 1:
+        j.want('distributed.sequence_parallel', ep == 1)
+        j.want('distributed.enable_async_tensor_parallel', bool(old(
+            'parallelism.enable_async_tensor_parallel', 'experimental.enable_async_tensor_parallel', default=False)))
+    mode = old('activation_checkpoint.mode', default='selective')
+    j.want('distributed.activation_checkpointing', mode if mode != 'selective' else None)
+    folder = old('checkpoint.folder', 'training.checkpoint_folder')
+    raw = doc.get('checkpoint', {}).get('folder', doc.get('training', {}).get('checkpoint_folder'))
+    saves = old('checkpoint.enable', 'checkpoint.enable_checkpoint', default=raw not in (None, ''))
+    j.want('checkpoint.every_steps', old('checkpoint.interval', 'training.checkpoint_interval', default=500)
+           if saves and folder != '' else 0, theirs=['checkpoint.every_steps'])
+    j.want('model.torch_dtype', dtype(old('training.dtype', default='float32')))
+    j.want('distributed.mp_policy.param_dtype', dtype(old('training.mixed_precision_param', default='bfloat16')))
+    j.want('distributed.mp_policy.reduce_dtype', dtype(old('training.mixed_precision_reduce', default='float32')))
+    if old('metrics.enable_tensorboard'):
+        j.want('report.tensorboard', True)
+    if old('float8.enable_float8_linear', 'training.enable_fp8_linear', 'training.enable_float8_linear') or \
+            'float8' in str(old('model.converters', default='')):
+        j.want('model.float8_linear', True)
+    if old('training.seed') is not None:
+        j.want('run.seed', old('training.seed'))
+
+
+def main():
+    program, total, causes = sys.argv[1], collections.Counter(), collections.Counter()
+    work = tempfile.mkdtemp()
+    files = sorted(os.path.join(d, f) for top in sys.argv[2:] for d, _, fs in os.walk(top) if '/.' not in d for f in fs
+                   if f.endswith(('.toml', '.yaml', '.yml')))
+    for path in files:
+        titan = path.endswith('.toml')
+        try:
+            with open(path, 'rb') as f:
+                doc = tomllib.load(f) if titan else yaml.safe_load(f)
+        except (yaml.YAMLError, tomllib.TOMLDecodeError):
+            continue
+        tables = ('training', 'parallelism', 'job', 'lr_scheduler', 'optimizer') if titan else \
+            ('step_scheduler', 'model', 'distributed', 'optimizer')
+        if not isinstance(doc, dict) or not any(isinstance(doc.get(t), dict) for t in tables):
+            continue
+        name = 'torchtitan' if titan else 'Automodel'
+        ran = subprocess.run([program, 'config', 'migrate', path, '--json'], capture_output=True, text=True, cwd=work)
+        total[name, 'files'] += 1
+        if ran.returncode != 0:
+            total[name, 'refused'] += 1
+            print(f'{path}: {ran.stdout[:300]}')
+            continue
+        out = json.loads(ran.stdout)
+        with open(os.path.join(work, 'job.toml'), 'w') as f:
+            f.write(out['toml'])
+        shown = subprocess.run([program, 'config', 'show', 'job.toml', '--json'], capture_output=True, text=True, cwd=work)
+        for part in ('carried', 'guessed', 'left'):
+            total[name, part] += len(out[part])
+        if shown.returncode != 0:
+            total[name, 'wrong'] += 1
+            print(f'{path}: the result is refused: {shown.stdout[:400]}')
+            continue
+        j = Judge(out, json.loads(shown.stdout))
+        (torchtitan if titan else automodel)(doc, j)
+        total[name, 'wrong'] += len(j.wrong)
+        total[name, 'told'] += j.told
+        for wrong in j.wrong:
+            causes[wrong] += 1
+            print(f'{path}: {wrong}')
+    print()
+    for name in ('Automodel', 'torchtitan'):
+        print(name, ', '.join(f'{key} {total[name, key]}' for key in ('files', 'refused', 'carried', 'guessed', 'left', 'told', 'wrong')))
+    for wrong, count in causes.most_common(25):
+        print(f'{count:5} {wrong}')
+
+
+main()
