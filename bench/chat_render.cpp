@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "sdk/chat/chat_template.h"
-#include "sdk/chat/spans.h"
-#include "sdk/chat/value.h"
+#include "sdk/text/chat/chat_template.h"
+#include "sdk/text/chat/spans.h"
+#include "sdk/text/chat/value.h"
 
 namespace {
 

@@ -59,12 +59,12 @@ def main():
     a.add_argument("--rows", type=int, default=20000)
     a.add_argument("--turns", type=int, default=5)
     a = a.parse_args()
-    with open(os.path.join(root, "sdk", "chat", "tests", "chat-golden.json"), encoding="utf-8") as f:
+    with open(os.path.join(root, "sdk", "text", "chat", "tests", "chat-golden.json"), encoding="utf-8") as f:
         golden = json.load(f)
     file = os.path.join(root, "configs", "models", "chat-tiny", "tokenizer.json")
 
     print(f"{'rendering':<22}{'transformers':>14}{'here':>12}{'with spans':>12}{'times':>8}")
-    ours = subprocess.run([os.path.join(a.build, "bin", "bench_chat_render"), os.path.join(root, "sdk", "chat", "tests", "chat-golden.json"), "0.5"],
+    ours = subprocess.run([os.path.join(a.build, "bin", "bench_chat_render"), os.path.join(root, "sdk", "text", "chat", "tests", "chat-golden.json"), "0.5"],
                           capture_output=True, text=True, check=True).stdout
     ratios = []
     for line in ours.splitlines():

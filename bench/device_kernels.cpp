@@ -21,9 +21,9 @@
 #include <utility>
 #include <vector>
 
-#include "engine/device/device.h"
-#include "engine/modules/activation.h"
-#include "engine/modules/rotary.h"
+#include "engine/launch/device/device.h"
+#include "engine/models/running/activation.h"
+#include "engine/models/running/rotary.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/loss.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/outlines/models.h"
+#include "engine/models/models.h"
 #include "meshwright/footprint.h"
 #include "meshwright/mesh_plan.h"
 #include "meshwright/tp_plan.h"

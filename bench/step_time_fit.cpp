@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/steptime/tests/published.h"
+#include "apps/performance/steptime/tests/published.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // Predicted against published steps (tests/data/published): the table of docs/step_time.md and,
 // with --picture FILE, its picture as SVG. The rows and their classes are those of
-// engine/steptime/tests/published_test.cpp, which holds them to bars.
+// apps/performance/steptime/tests/published_test.cpp, which holds them to bars.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/steptime/tests/published.h"
+#include "apps/performance/steptime/tests/published.h"
 
 namespace {
 

@@ -11,8 +11,8 @@
 #include <cstdio>
 #include <fstream>
 
-#include "engine/modules/causal_lm.h"
-#include "engine/modules/initialize.h"
+#include "engine/models/running/causal_lm.h"
+#include "engine/models/running/initialize.h"
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/transport.h"

@@ -23,8 +23,8 @@
 #include <fstream>
 #include <limits>
 
-#include "engine/modules/causal_lm.h"
-#include "engine/modules/initialize.h"
+#include "engine/models/running/causal_lm.h"
+#include "engine/models/running/initialize.h"
 #include "meshwright/trainer.h"
 
 using namespace meshwright;

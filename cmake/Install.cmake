@@ -14,9 +14,9 @@ install(TARGETS meshwright_sdk meshwright_runtime meshwright_engine meshwright_c
 foreach(strategy ddp fsdp2 megatron_fsdp moe_ep jsonl)
   install(TARGETS meshwright_${strategy} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/meshwright/plugins)
 endforeach()
-install(DIRECTORY sdk/include/meshwright engine/include/meshwright DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev)
+install(DIRECTORY sdk/include/meshwright engine/include/meshwright apps/capi/include/meshwright DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev)
 install(EXPORT MeshwrightTargets NAMESPACE Meshwright:: DESTINATION ${package_dir} COMPONENT dev)
-install(FILES sdk/cmake/MeshwrightPlugin.cmake sdk/cmake/LibTorch.cmake sdk/cmake/abi_probe.cpp sdk/cmake/seal.cpp sdk/base/code_sum.h sdk/cmake/plugin.map
+install(FILES sdk/cmake/MeshwrightPlugin.cmake sdk/cmake/LibTorch.cmake sdk/cmake/abi_probe.cpp sdk/cmake/plugin.map
   DESTINATION ${package_dir} COMPONENT dev)
 configure_package_config_file(sdk/cmake/MeshwrightConfig.cmake.in ${PROJECT_BINARY_DIR}/package/MeshwrightConfig.cmake INSTALL_DESTINATION ${package_dir})
 # Before 1.0 a minor version may break the C++ interface, which the epoch tells apart in any case.
@@ -28,7 +28,7 @@ set(build_package ${PROJECT_BINARY_DIR}/lib/cmake/Meshwright)
 configure_package_config_file(sdk/cmake/MeshwrightConfig.cmake.in ${build_package}/MeshwrightConfig.cmake
   INSTALL_DESTINATION lib/cmake/Meshwright INSTALL_PREFIX ${PROJECT_BINARY_DIR})
 configure_file(${PROJECT_BINARY_DIR}/package/MeshwrightConfigVersion.cmake ${build_package}/MeshwrightConfigVersion.cmake COPYONLY)
-foreach(file cmake/MeshwrightPlugin.cmake cmake/LibTorch.cmake cmake/abi_probe.cpp cmake/seal.cpp base/code_sum.h cmake/plugin.map)
+foreach(file cmake/MeshwrightPlugin.cmake cmake/LibTorch.cmake cmake/abi_probe.cpp cmake/plugin.map)
   get_filename_component(name ${file} NAME)
   configure_file(sdk/${file} ${build_package}/${name} COPYONLY)
 endforeach()
@@ -42,7 +42,7 @@ export(EXPORT MeshwrightTargets NAMESPACE Meshwright:: FILE ${build_package}/Mes
 # Older build folders have half a package at their top, which would be found first.
 file(REMOVE ${PROJECT_BINARY_DIR}/MeshwrightConfig.cmake ${PROJECT_BINARY_DIR}/MeshwrightConfigVersion.cmake)
 foreach(template template template_data template_model)
-  install(DIRECTORY sdk/${template}/ DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright/${template} COMPONENT dev)
+  install(DIRECTORY sdk/kit/${template}/ DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright/${template} COMPONENT dev)
 endforeach()
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright)
 # In the tree's shape, so that their links lead somewhere.

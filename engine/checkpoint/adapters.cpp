@@ -9,11 +9,11 @@
 #include <set>
 #include <vector>
 
-#include "engine/base/module_numbers.h"
-#include "engine/report/report.h"
-#include "engine/weights/convert.h"
+#include "engine/checkpoint/weights/convert.h"
+#include "sdk/base/host/module_numbers.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/terminal/report.h"
 
 namespace meshwright::checkpoint {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/meta_format.h"
-#include "engine/weights/experts.h"
-#include "engine/weights/read_region.h"
+#include "engine/checkpoint/weights/experts.h"
+#include "engine/checkpoint/weights/read_region.h"
 #include "meshwright/error.h"
 
 namespace meshwright::checkpoint {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "engine/checkpoint/meta.h"
-#include "engine/weights/safetensors.h"
+#include "engine/checkpoint/weights/safetensors.h"
 
 namespace meshwright::checkpoint {
 

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "engine/checkpoint/checksum.h"
-#include "sdk/files/mapped_file.h"
+#include "sdk/base/files/mapped_file.h"
 
 namespace meshwright::checkpoint {
 

@@ -10,7 +10,7 @@
 
 #include "engine/checkpoint/base_model.h"
 #include "engine/checkpoint/meta.h"
-#include "engine/weights/safetensors.h"
+#include "engine/checkpoint/weights/safetensors.h"
 
 namespace meshwright::checkpoint {
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <map>
 
-#include "engine/weights/convert.h"
+#include "engine/checkpoint/weights/convert.h"
 
 namespace meshwright::checkpoint {
 

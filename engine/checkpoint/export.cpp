@@ -4,9 +4,9 @@
 #include <limits>
 #include <set>
 
-#include "engine/weights/auxiliary_files.h"
-#include "engine/weights/convert.h"
-#include "engine/weights/links.h"
+#include "engine/checkpoint/weights/auxiliary_files.h"
+#include "engine/checkpoint/weights/convert.h"
+#include "engine/checkpoint/weights/links.h"
 
 namespace meshwright::checkpoint {
 

@@ -9,7 +9,7 @@
 
 #include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/source.h"
-#include "engine/weights/export.h"
+#include "engine/checkpoint/weights/export.h"
 
 namespace meshwright::checkpoint {
 

@@ -7,8 +7,8 @@
 #include <cstdio>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "sdk/files/durable.h"
-#include "sdk/files/read_file.h"
+#include "sdk/base/files/durable.h"
+#include "sdk/base/files/read_file.h"
 
 namespace meshwright::checkpoint {
 

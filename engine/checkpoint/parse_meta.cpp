@@ -5,10 +5,10 @@
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/meta_format.h"
-#include "engine/weights/element_types.h"
-#include "engine/weights/fused_rows.h"
+#include "engine/checkpoint/weights/element_types.h"
+#include "engine/models/fused_rows.h"
 #include "meshwright/error.h"
-#include "sdk/files/strict_json.h"
+#include "sdk/base/files/strict_json.h"
 
 namespace meshwright::checkpoint {
 

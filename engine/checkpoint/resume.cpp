@@ -34,7 +34,7 @@ Start choose_start(const std::string& resume, const fs::path& own, bool again) {
   return {from, fs::equivalent(from.parent_path(), own, failed)};
 }
 
-std::string make_way(const Start& start, const fs::path& own) {
+std::string set_aside(const Start& start, const fs::path& own) {
   std::string aside =
       set_aside(own, start.own ? step_of(start.from.filename().string()).value_or(-1) : -1);
   tidy(own);

@@ -22,8 +22,8 @@ struct Start {
 // run's own newest one wins over what was asked for at first. Throws Error(no_checkpoint |
 // bad_checkpoint).
 Start choose_start(const std::string& resume, const std::filesystem::path& own, bool restarted);
-// Moves own checkpoints that the run will not continue out of its way (see set_aside), and tidies
+// Moves own checkpoints that the run will not continue out of its way (folder.h), and tidies
 // the rest; the folder they are in now, or "".
-std::string make_way(const Start& start, const std::filesystem::path& own);
+std::string set_aside(const Start& start, const std::filesystem::path& own);
 
 }  // namespace meshwright::checkpoint

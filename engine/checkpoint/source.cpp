@@ -5,7 +5,7 @@
 #include <set>
 
 #include "engine/checkpoint/folder.h"
-#include "engine/weights/fused_rows.h"
+#include "engine/models/fused_rows.h"
 
 namespace meshwright::checkpoint {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/weights/experts.h"
-#include "engine/weights/safetensors.h"
+#include "engine/checkpoint/weights/experts.h"
+#include "engine/checkpoint/weights/safetensors.h"
 
 namespace meshwright::checkpoint {
 

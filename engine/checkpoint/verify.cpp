@@ -12,7 +12,7 @@
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/source.h"
-#include "sdk/files/foreign_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace meshwright::checkpoint {
 

@@ -1,6 +1,6 @@
 #include "engine/config/config.h"
 
-#include "engine/base/model_file.h"
+#include "engine/config/model_file.h"
 
 namespace meshwright::config {
 
@@ -58,6 +58,10 @@ ModelPath model_path(const Options& model) {
   if (std::string path = model.get_string("config"); !path.empty())
     return {std::move(path), "config"};
   return {model.get_string("pretrained"), "pretrained"};
+}
+
+std::filesystem::path run_folder(const Options& run) {
+  return std::filesystem::path(run.get_string("dir")) / run.get_string("name");
 }
 
 std::filesystem::path model_config_file(const Options& model) {

@@ -119,6 +119,11 @@ ModelPath model_path(const Options& model);
 // Its config.json; empty: there is none.
 std::filesystem::path model_config_file(const Options& model);
 
+// The folder of the run that [run] names, <run.dir>/<run.name>, and its files that other places
+// look for.
+std::filesystem::path run_folder(const Options& run);
+inline constexpr const char* kResolvedFile = "config.resolved.toml";
+
 // Every table the engine itself owns, in the order of the documentation.
 std::vector<OptionSchema> engine_schemas();
 // Arrays of tables, [[optimizer.group]]: the schema of one of their tables.

@@ -1,4 +1,4 @@
-// What a Source holds, for the files of this room.
+// What a Source holds, for the files of this folder.
 #pragma once
 
 #include "engine/config/config.h"

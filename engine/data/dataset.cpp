@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "engine/data/token_files.h"
-#include "sdk/files/hash.h"
+#include "sdk/base/files/hash.h"
 
 namespace meshwright::data {
 

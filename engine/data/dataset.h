@@ -10,10 +10,6 @@
 #include "meshwright/data/dataset_kind.h"
 #include "meshwright/options.h"
 
-namespace meshwright::plan {
-struct Job;
-}
-
 namespace meshwright::data {
 
 // A kind of data set that a plugin brings, and what it is told.
@@ -44,18 +40,6 @@ bool reads_bytes(const Options& table);
 
 // [dataset] or [validation_dataset]. Throws Error(missing_key) when a path is needed and absent.
 DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t seed);
-// The same of a job, whose plugins are loaded where the table names one. Throws Error(4xx) for one
-// that cannot be.
-DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int64_t vocab_size,
-                             uint64_t seed);
-
-// Whether the job's run is counted in epochs of a [dataset] that is named: a plan of it needs to
-// know the samples.
-bool counts_epochs(const plan::Job& job);
-// Counts the samples of [dataset] for a run that is counted in epochs of them, so that a plan of
-// the job knows its steps: prepares and opens the data. Does nothing for other runs, and where no
-// data is named. Throws as prepare_data() and open_samples().
-void count_samples(plan::Job& job);
 
 // What a plugin makes of it before ranks meet. Nothing for the kinds of the engine's own. Throws
 // what validate() and prepare() of the plugin found.

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "engine/data/token_files.h"
-#include "sdk/files/relative.h"
+#include "sdk/base/files/relative.h"
 
 namespace meshwright::data {
 

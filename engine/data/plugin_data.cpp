@@ -5,9 +5,9 @@
 #include <limits>
 #include <utility>
 
+#include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
-#include "sdk/files/hash.h"
 
 namespace meshwright::data {
 

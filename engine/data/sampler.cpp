@@ -1,18 +1,13 @@
 #include <bit>
 
 #include "engine/data/dataset.h"
+#include "sdk/base/files/hash.h"
 
 namespace meshwright::data {
 
 namespace {
 
-// The finaliser of SplitMix64 (Steele, Lea and Flood 2014).
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
+uint64_t mix(uint64_t x) { return base::mix64(x + 0x9e3779b97f4a7c15u); }
 
 }  // namespace
 

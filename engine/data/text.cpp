@@ -1,5 +1,5 @@
 #include "engine/data/token_files.h"
-#include "sdk/files/list_files.h"
+#include "sdk/base/files/list_files.h"
 
 namespace meshwright::data {
 

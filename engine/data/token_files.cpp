@@ -10,8 +10,8 @@
 #include <type_traits>
 
 #include "sdk/base/counts.h"
+#include "sdk/base/files/hash.h"
 #include "sdk/base/helpers.h"
-#include "sdk/files/hash.h"
 
 namespace meshwright::data {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/data/dataset.h"
-#include "sdk/files/mapped_file.h"
+#include "sdk/base/files/mapped_file.h"
 
 namespace meshwright::data {
 

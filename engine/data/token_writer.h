@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/data/token_files.h"
-#include "sdk/files/durable.h"
+#include "sdk/base/files/durable.h"
 
 namespace meshwright::data {
 

@@ -12,7 +12,7 @@
 #include "engine/launch/signals.h"
 #include "engine/launch/wish.h"
 #include "meshwright/error.h"
-#include "sdk/files/read_file.h"
+#include "sdk/base/files/read_file.h"
 
 namespace meshwright::launch {
 

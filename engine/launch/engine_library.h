@@ -7,7 +7,7 @@ namespace meshwright::launch {
 // itself from there, and ends the process.
 void check_current_folder();
 
-// One of its C functions (engine/entry). It lies beside the SDK library and stays loaded. Throws
+// One of its C functions (engine/train). It lies beside the SDK library and stays loaded. Throws
 // Error(file_unreadable) where LibTorch is not found, Error(internal) where the installation is
 // damaged.
 void* engine_function(const char* name);

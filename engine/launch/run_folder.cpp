@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "engine/launch/supervisor.h"
-#include "sdk/files/durable.h"
+#include "sdk/base/files/durable.h"
 
 namespace meshwright::launch {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "engine/base/run_lock.h"
 #include "engine/launch/ranks.h"
+#include "sdk/base/host/run_lock.h"
 
 namespace meshwright::launch {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "engine/launch/wish.h"
-#include "sdk/files/clock.h"
+#include "sdk/base/files/clock.h"
 
 namespace meshwright::launch {
 

@@ -17,9 +17,9 @@
 #include <cstring>
 #include <set>
 
-#include "engine/base/forks.h"
 #include "engine/launch/limits.h"
 #include "meshwright/error.h"
+#include "sdk/base/host/forks.h"
 #include "sdk/base/used_up.h"
 
 extern char** environ;

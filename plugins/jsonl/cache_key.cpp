@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "data_file.h"
-#include "sdk/files/read_file.h"
-#include "sdk/files/utf8.h"
+#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/utf8.h"
 
 namespace meshwright::jsonl {
 

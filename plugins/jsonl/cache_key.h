@@ -4,7 +4,7 @@
 #include <string>
 
 #include "prepare.h"
-#include "sdk/chat/store.h"
+#include "sdk/text/chat/store.h"
 
 namespace meshwright::jsonl {
 

@@ -16,7 +16,8 @@
 #include <utility>
 
 #include "meshwright/error.h"
-#include "sdk/files/durable.h"
+#include "sdk/base/files/durable.h"
+#include "sdk/base/host_facts.h"
 
 namespace meshwright::jsonl {
 
@@ -93,11 +94,7 @@ std::shared_ptr<const TokenStore> existing(const std::string& path, const std::s
 std::string temporary_beginning(const std::string& key) {
   std::string host;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> host;
-  if (host.empty()) {
-    char name[256] = {};
-    ::gethostname(name, sizeof name - 1);
-    host = name;
-  }
+  if (host.empty()) host = host_name();
   return "." + key + ".mwtokens." + host + ".";
 }
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sdk/files/mapped_file.h"
+#include "sdk/base/files/mapped_file.h"
 
 namespace meshwright::jsonl {
 

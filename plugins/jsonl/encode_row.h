@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "row.h"
-#include "sdk/chat/chat_template.h"
-#include "sdk/chat/store.h"
-#include "sdk/tokenizer/tokenizer.h"
+#include "sdk/text/chat/chat_template.h"
+#include "sdk/text/chat/store.h"
+#include "sdk/text/tokenizer/tokenizer.h"
 #include "token_store.h"
 
 namespace meshwright::jsonl {

@@ -13,7 +13,7 @@
 
 #include "packed_source.h"
 #include "sdk/base/counts.h"
-#include "sdk/files/list_files.h"
+#include "sdk/base/files/list_files.h"
 
 namespace meshwright::jsonl {
 

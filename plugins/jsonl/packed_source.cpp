@@ -8,9 +8,9 @@
 #include "meshwright/error.h"
 #include "roles.h"
 #include "sdk/base/counts.h"
+#include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"
-#include "sdk/files/hash.h"
-#include "sdk/tokenizer/young.h"
+#include "sdk/text/tokenizer/young.h"
 
 namespace meshwright::jsonl {
 

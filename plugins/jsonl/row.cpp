@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "meshwright/error.h"
-#include "sdk/files/utf8.h"
+#include "sdk/base/files/utf8.h"
 
 namespace meshwright::jsonl {
 

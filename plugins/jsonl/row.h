@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "meshwright/error.h"
-#include "sdk/chat/value.h"
+#include "sdk/text/chat/value.h"
 
 namespace meshwright::jsonl {
 

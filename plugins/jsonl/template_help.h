@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "row.h"
-#include "sdk/chat/chat_template.h"
+#include "sdk/text/chat/chat_template.h"
 
 namespace meshwright::jsonl {
 

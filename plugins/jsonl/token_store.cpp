@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "meshwright/error.h"
-#include "sdk/chat/unicode.h"
-#include "sdk/files/utf8.h"
+#include "sdk/base/files/utf8.h"
+#include "sdk/text/chat/unicode.h"
 
 namespace meshwright::jsonl {
 

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "sdk/files/mapped_file.h"
+#include "sdk/base/files/mapped_file.h"
 
 namespace meshwright::jsonl {
 

@@ -36,19 +36,6 @@ function(meshwright_add_abi_marker target kind)
   target_sources(${target} PRIVATE ${marker})
 endfunction()
 
-# meshwright_seal(TARGET): once it is linked, writes into the file the sum over what is loaded of it (code_sum.h), which the engine compares before
-# anything of it runs.
-function(meshwright_seal target)
-  if(NOT TARGET meshwright_seal_code)
-    add_executable(meshwright_seal_code ${MESHWRIGHT_SDK_CMAKE_DIR}/seal.cpp)
-    target_include_directories(meshwright_seal_code PRIVATE ${MESHWRIGHT_SDK_CMAKE_DIR} ${MESHWRIGHT_SDK_CMAKE_DIR}/../base)
-    target_compile_features(meshwright_seal_code PRIVATE cxx_std_20)
-    set_target_properties(meshwright_seal_code PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/abi)
-  endif()
-  add_dependencies(${target} meshwright_seal_code)
-  add_custom_command(TARGET ${target} POST_BUILD COMMAND $<TARGET_FILE:meshwright_seal_code> $<TARGET_FILE:${target}> VERBATIM)
-endfunction()
-
 # A module library of a plugin: hidden symbols but for those of plugin.map, and the facts of its build.
 # NAMES: what meshwright_add_abi_marker() takes behind KIND.
 function(meshwright_add_plugin_library target output folder names)
@@ -71,7 +58,6 @@ function(meshwright_add_plugin_library target output folder names)
     target_link_options(${target} PRIVATE -Wl,-z,defs)  # a sanitizer's runtime lives in the program
   endif()
   meshwright_add_abi_marker(${target} plugin ${names})
-  meshwright_seal(${target})
 endfunction()
 
 function(meshwright_add_plugin name)

@@ -175,10 +175,6 @@ int main(int argc, char** argv) {
     out << "extern \"C\" {\nextern __attribute__((visibility(\"default\"))) const char " << symbol
         << "[];\nextern __attribute__((visibility(\"hidden\"))) const char "
            "meshwright_plugin_facts[];\n"
-        // Filled in by seal.cpp, which code_sum.h is the reader of.
-        << "extern __attribute__((visibility(\"hidden\"))) const char meshwright_code_sum[16];\n"
-        << "__attribute__((section(\"meshwright_sum\"), used, retain)) const char "
-           "meshwright_code_sum[16] = \"mwsum01\\n\";\n"
         << "__attribute__((section(\"meshwright_abi\"), used, retain)) const char " << symbol
         << "[] =\n"
         << lines << "    ;\nconst char meshwright_plugin_facts[] =\n"

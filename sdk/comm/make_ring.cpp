@@ -25,20 +25,21 @@ std::unique_ptr<SharedMemoryRing> make_ring(int64_t rank, int64_t ranks,
              all = at::zeros({1}, at::kDouble);
   std::unique_ptr<SharedMemoryRing> ring;
   std::optional<FileHandle> file;
-  std::optional<FileDoor> door;
+  std::optional<FileListener> listener;
   if (rank == 0 && wanted) {
     file.emplace(unnamed_memory(SharedMemoryRing::bytes_of(ranks, sizes)));
     if (*file) ring = SharedMemoryRing::over(*file, ranks, sizes);
-    if (ring) door.emplace();
-    if (door) std::memcpy(name.mutable_data_ptr(), door->name().data(), door->name().size());
+    if (ring) listener.emplace();
+    if (listener)
+      std::memcpy(name.mutable_data_ptr(), listener->name().data(), listener->name().size());
   }
   sum(name);  // the others add zeros
-  std::optional<FileGuest> guest;
+  std::optional<FileClient> guest;
   const auto* text = static_cast<const char*>(name.const_data_ptr());
   if (text[0] != 0 && wanted && rank != 0) guest.emplace(text);
   came.fill_(guest && *guest ? 1.0 : 0.0);
-  sum(came);  // whoever can come stands at the door
-  if (door) door->hand_out(*file);
+  sum(came);  // whoever can come stands at the listener
+  if (listener) listener->hand_out(*file);
   if (guest && *guest)
     if (const FileHandle taken = guest->take(); taken)
       ring = SharedMemoryRing::over(taken, ranks, sizes);

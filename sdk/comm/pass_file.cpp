@@ -71,7 +71,8 @@ FileHandle unnamed_memory(size_t bytes) {
   return out;
 }
 
-FileDoor::FileDoor() : listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+FileListener::FileListener()
+    : listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
   std::random_device random;
   char text[48];
   std::snprintf(text, sizeof text, "meshwright-%08x%08x%08x%08x", random(), random(), random(),
@@ -83,7 +84,7 @@ FileDoor::FileDoor() : listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | 
     name_ = text;
 }
 
-void FileDoor::hand_out(const FileHandle& file) {
+void FileListener::hand_out(const FileHandle& file) {
   for (;;) {
     const FileHandle guest(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!guest) return;
@@ -100,10 +101,10 @@ void FileDoor::hand_out(const FileHandle& file) {
   }
 }
 
-FileGuest::FileGuest(const std::string& door)
+FileClient::FileClient(const std::string& listener)
     : socket_([&] {
         const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        const Address address(door);
+        const Address address(listener);
         if (fd < 0 || (::connect(fd, address.get(), address.size) == 0 && is_of_this_user(fd)))
           return fd;
         ::close(fd);
@@ -112,7 +113,7 @@ FileGuest::FileGuest(const std::string& door)
   if (socket_) ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
 }
 
-FileHandle FileGuest::take() {
+FileHandle FileClient::take() {
   Parcel parcel;
   ssize_t got = -1;
   do {

@@ -28,10 +28,12 @@ FileHandle unnamed_memory(size_t bytes);
 
 // Where processes of this user, kernel and network get a file. The address is abstract: it lies
 // nowhere, and goes with this object or its process.
-class FileDoor {
+class FileListener {
  public:
-  FileDoor();
-  const std::string& name() const { return name_; }  // nobody can guess it; empty: there is no door
+  FileListener();
+  const std::string& name() const {
+    return name_;
+  }  // nobody can guess it; empty: there is no listener
   // To all that have connected.
   void hand_out(const FileHandle& file);
 
@@ -41,11 +43,11 @@ class FileDoor {
 };
 
 // The other side: first it connects, then, once hand_out() is under way, it takes.
-class FileGuest {
+class FileClient {
  public:
-  explicit FileGuest(const std::string& door);
+  explicit FileClient(const std::string& listener);
   explicit operator bool() const { return static_cast<bool>(socket_); }
-  FileHandle take();  // no handle: the door's process has ended, or is silent
+  FileHandle take();  // no handle: the listener's process has ended, or is silent
 
  private:
   FileHandle socket_;

@@ -1,4 +1,5 @@
 #include "meshwright/model/running_model.h"
+#include "sdk/base/files/hash.h"
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -27,13 +28,6 @@ struct RegisteredParameters : torch::nn::Module {
   static constexpr auto member = &RegisteredParameters::parameters_;
 };
 
-// The finalizer of splitmix64.
-uint64_t mixed(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 }  // namespace
 
 void tie_weight(torch::nn::Module& module, const at::Tensor& weight) {
@@ -44,7 +38,8 @@ void tie_weight(torch::nn::Module& module, const at::Tensor& weight) {
 
 uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t counter) {
   constexpr uint64_t kStep = 0x9e3779b97f4a7c15u;
-  return mixed(mixed(mixed(seed + kStep) + stream * kStep) + (counter + 1) * kStep);
+  return base::mix64(base::mix64(base::mix64(seed + kStep) + stream * kStep) +
+                     (counter + 1) * kStep);
 }
 
 }  // namespace meshwright

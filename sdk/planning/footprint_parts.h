@@ -107,7 +107,7 @@ std::shared_ptr<const UnitLayout> unit_layout_of(const ShardingRequest& request,
 // holds so many ranks.
 Axis replicated_axis(const ShardingRequest& request, const Layout& layout);
 // Whether a plan of rows runs as copies, which one rank is that shares with none but those of tp
-// (data_parallel/parallelize.cpp).
+// (sdk/parallel/parallelize.cpp).
 bool alone_as_copies(const ShardingRequest& request, const ShardingPlan& plan);
 // How many of the bytes of gradients have no memory while all activations are there.
 int64_t coming_gradients(const ShardingRequest& request, const ShardingPlan& plan,

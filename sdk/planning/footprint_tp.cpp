@@ -66,7 +66,7 @@ class FirstLayer {
 };
 
 // The collectives that the styles of a plan make, module by module, as
-// sdk/tensor_parallel/tp_hooks.cpp runs them.
+// sdk/parallel/tp_hooks.cpp runs them.
 class TpTraffic {
  public:
   TpTraffic(const ShardingRequest& request, int64_t ranks, Traffic& wire)

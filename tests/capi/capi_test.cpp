@@ -398,7 +398,7 @@ TEST_CASE("a run whose folder another host takes over ends by an error, not with
 
 TEST_CASE("the library exports what meshwright.h declares, all of version 1.0, and nothing else") {
   const std::string header =
-      contents(MESHWRIGHT_SOURCE_DIR "/engine/include/meshwright/meshwright.h");
+      contents(MESHWRIGHT_SOURCE_DIR "/apps/capi/include/meshwright/meshwright.h");
   std::set<std::string> declared, exported;
   const std::regex declaration(R"(MESHWRIGHT_C_API [^;(]*?(meshwright_\w+)\()");
   for (std::sregex_iterator it(header.begin(), header.end(), declaration), end; it != end; ++it)

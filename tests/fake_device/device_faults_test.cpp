@@ -34,7 +34,7 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <vector>
 
-#include "engine/device/device.h"
+#include "engine/launch/device/device.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/moe.h"

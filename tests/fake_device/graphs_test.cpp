@@ -18,10 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "engine/device/device.h"
-#include "engine/modules/causal_lm.h"
-#include "engine/modules/decoder.h"
-#include "engine/modules/initialize.h"
+#include "engine/launch/device/device.h"
+#include "engine/models/running/causal_lm.h"
+#include "engine/models/running/decoder.h"
+#include "engine/models/running/initialize.h"
 #include "meshwright/nn/layers.h"
 
 namespace fake_device_graphs_test {

@@ -1,5 +1,5 @@
-// Tensors of a device as the host reads them (engine/train/host_reads.h), in several batches.
-#include "engine/train/host_reads.h"
+// Tensors of a device as the host reads them (engine/train/run/host_reads.h), in several batches.
+#include "engine/train/run/host_reads.h"
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>

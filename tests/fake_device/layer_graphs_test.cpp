@@ -1,5 +1,5 @@
-// A layer's graphs (engine/modules/layer_graphs.h) on the fake device: which forwards are launched,
-// with which numbers, and what ends in an error.
+// A layer's graphs (engine/models/running/layer_graphs.h) on the fake device: which forwards are
+// launched, with which numbers, and what ends in an error.
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
-#include "engine/device/device.h"
-#include "engine/modules/layer_graphs.h"
+#include "engine/launch/device/device.h"
+#include "engine/models/running/layer_graphs.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/layers.h"
 

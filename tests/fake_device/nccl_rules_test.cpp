@@ -19,7 +19,7 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <vector>
 
-#include "engine/device/device.h"
+#include "engine/launch/device/device.h"
 #include "ranks.h"
 
 namespace nccl_rules_test {

@@ -16,10 +16,10 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/device/device.h"
-#include "engine/modules/activation.h"
-#include "engine/modules/rotary.h"
-#include "engine/trainer/optimizer.h"
+#include "engine/launch/device/device.h"
+#include "engine/models/running/activation.h"
+#include "engine/models/running/rotary.h"
+#include "engine/train/step/optimizer.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/loss.h"

@@ -10,7 +10,7 @@
 #include <map>
 #include <thread>
 
-#include "engine/postmortem/verdict.h"
+#include "apps/observe/flight_recorder/verdict.h"
 #include "program.h"
 
 using namespace faults;

@@ -1,6 +1,6 @@
 // chat_fuzz COUNT SEED SECONDS FILE...: chat templates and rows of the FILEs (as
-// sdk/chat/tests/chat-golden.json and semantics.json have them), changed in thousands of ways and
-// rendered.
+// sdk/text/chat/tests/chat-golden.json and semantics.json have them), changed in thousands of ways
+// and rendered.
 //
 // Each input is either rendered, and then its origins, generation blocks and spans lie within the
 // text in order, or refused with an Error of exit status 7. Anything else ends the run with the
@@ -19,9 +19,9 @@
 
 #include "fuzz.h"
 #include "meshwright/error.h"
-#include "sdk/chat/chat_template.h"
-#include "sdk/chat/spans.h"
-#include "sdk/chat/value.h"
+#include "sdk/text/chat/chat_template.h"
+#include "sdk/text/chat/spans.h"
+#include "sdk/text/chat/value.h"
 
 namespace {
 

@@ -24,7 +24,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/tests/make_checkpoint.h"
 #include "engine/checkpoint/verify.h"
-#include "engine/weights/safetensors.h"
+#include "engine/checkpoint/weights/safetensors.h"
 #include "fuzz.h"
 
 namespace {

@@ -15,7 +15,7 @@
 
 #include "engine/config/config.h"
 #include "engine/config/describe.h"
-#include "engine/loader/registry.h"
+#include "engine/plugins/registry.h"
 #include "fuzz.h"
 #include "meshwright/strategy.h"
 

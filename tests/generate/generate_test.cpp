@@ -2,8 +2,8 @@
 // as it comes, and what is refused.
 #include "ran.h"
 #include "sdk/comm/tests/sampled.h"
-#include "sdk/tokenizer/bytes.h"
-#include "sdk/tokenizer/utf8.h"
+#include "sdk/text/tokenizer/bytes.h"
+#include "sdk/text/tokenizer/utf8.h"
 
 namespace {
 

@@ -78,79 +78,88 @@ TEST_CASE("plugins include the SDK and nothing of the engine") {
   }
 }
 
-namespace {
-
-// Sees every include of a room of the SDK in a folder, tests left out: the room, and where.
-template <class See>
-void each_room_included(const fs::path& folder, const See& see) {
-  const std::string prefix = "#include \"sdk/";
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
-    if (entry.path().extension() != ".cpp" && entry.path().extension() != ".h") continue;
-    if (entry.path().string().find("/tests/") != std::string::npos) continue;
-    for (const std::string& line : lines_of(entry.path()))
-      if (line.starts_with(prefix))
-        see(line.substr(prefix.size(), line.find('/', prefix.size()) - prefix.size()),
-            entry.path().string() + ": " + line);
-  }
-}
-
-bool has(const std::vector<std::string>& rooms, const std::string& room) {
-  return std::find(rooms.begin(), rooms.end(), room) != rooms.end();
-}
-
-}  // namespace
-
-// What is not there may be included: the public headers, and what has no room above it.
-TEST_CASE("the rooms of the SDK include those below them, and other code only those for all") {
+// cmake/Folders.cmake has the order.
+TEST_CASE("a folder includes what stands before it in the house, and nothing behind") {
   const fs::path source = MESHWRIGHT_SOURCE_DIR;
-  const std::vector<std::string> rooms{
-      "base", "planning",         "memory",        "comm",    "nn", "tensor_parallel",
-      "moe",  "context_parallel", "data_parallel", "pipeline"};
-  size_t between = 0;
-  for (size_t i = 0; i < rooms.size(); ++i)
-    each_room_included(source / "sdk" / rooms[i],
-                       [&](const std::string& room, const std::string& where) {
-                         const std::vector<std::string> below(
-                             rooms.begin(), rooms.begin() + static_cast<std::ptrdiff_t>(i));
-                         CHECK_MESSAGE(has(below, room), where);
-                         ++between;
-                       });
-  CHECK(between > 20);
-  for (const char* folder : {"engine", "plugins", "examples", "bench"})
-    each_room_included(source / folder, [&](const std::string& room, const std::string& where) {
-      CHECK_MESSAGE(has({"base", "files", "tokenizer", "chat"}, room), where);
-    });
-  for (const char* folder :
-       {"testing", "conformance", "template", "template_data", "template_model"})
-    each_room_included(source / "sdk" / folder,
-                       [&](const std::string& room, const std::string& where) {
-                         CHECK_MESSAGE((room == "base" || room == folder), where);
-                       });
-}
-
-// `files` knows the base; `tokenizer` and `chat` know those two and not each other.
-TEST_CASE("the rooms that plugins link include the base, themselves and files") {
-  for (const std::string name : {"files", "tokenizer", "chat"}) {
-    const fs::path folder = fs::path(MESHWRIGHT_SOURCE_DIR) / "sdk" / name;
-    if (name == "chat" && !fs::exists(folder)) continue;
-    std::vector<std::string> allowed{"base", name};
-    if (name != "files") allowed.emplace_back("files");
-    size_t seen = 0;
-    each_room_included(folder, [&](const std::string& room, const std::string& where) {
-      CHECK_MESSAGE(has(allowed, room), where);
-      ++seen;
-    });
-    CHECK(seen > 5);
-    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder))
-      for (const std::string& line : lines_of(entry.path()))
-        for (const char* other : {"#include \"engine/", "#include <ATen", "#include <torch",
-                                  "#include <c10", "#include \"meshwright/parallel/"})
-          CHECK_MESSAGE(!line.starts_with(other), entry.path().string() << ": " << line);
+  std::vector<std::string> order;
+  for (const std::string& line : lines_of(source / "cmake/Folders.cmake")) {
+    std::smatch name;
+    if (std::regex_search(line, name, std::regex(R"(^ +((sdk|engine|apps)/[a-z_]+))")))
+      order.push_back(name[1]);
   }
+  CHECK(order.size() == 23);
+  // The place of what `path` is in; -1: it is in no folder of the house.
+  auto place = [&](const std::string& path) {
+    const size_t end = path.find('/', path.find('/') + 1);
+    const auto found = std::find(order.begin(), order.end(), path.substr(0, end));
+    return found == order.end() ? -1 : static_cast<int>(found - order.begin());
+  };
+  const std::regex include(R"re(#include "((sdk|engine|apps|plugins|tests)/[^"]+)".*)re");
+  size_t between = 0, homeless = 0;
+  std::string where;
+  auto look = [&](const std::string& folder, const auto& judge) {
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(source / folder)) {
+      const std::string path = fs::relative(entry.path(), source).generic_string();
+      const fs::path ending = entry.path().extension();
+      if ((ending != ".cpp" && ending != ".h") || path.find("/tests/") != std::string::npos)
+        continue;
+      for (const std::string& line : lines_of(entry.path())) {
+        std::smatch name;
+        if (!line.starts_with("#include \"") || !std::regex_match(line, name, include)) continue;
+        where = path + ": " + line;
+        judge(path, name[1].str());
+      }
+    }
+  };
+  // Of the SDK others include the public headers, and what is for all.
+  auto for_all = [](const std::string& path) {
+    return path.starts_with("sdk/base/") || path.starts_with("sdk/text/");
+  };
+  for (const char* folder : {"sdk", "engine", "apps"})
+    look(folder, [&](const std::string& path, const std::string& included) {
+      if (path.starts_with("sdk/cmake/")) return;
+      const int from = place(path), to = place(included);
+      homeless += from < 0 ? 1 : 0;
+      CHECK_MESSAGE((to >= 0 && to <= from), where);
+      if (!path.starts_with("sdk/") && included.starts_with("sdk/"))
+        CHECK_MESSAGE((for_all(included) || included.starts_with("sdk/kit/")), where);
+      // Apps alone have the kit.
+      if (included.starts_with("sdk/kit/"))
+        CHECK_MESSAGE((path.starts_with("sdk/kit/") || path.starts_with("apps/")), where);
+      between += from != to ? 1 : 0;
+    });
+  CHECK(homeless == 0);
+  CHECK(between > 800);
+  // Plugins link a copy of these.
+  auto for_plugins = [](const std::string& path) {
+    const bool of_programs =
+        path.starts_with("sdk/base/host/") || path.starts_with("sdk/base/terminal/");
+    return (path.starts_with("sdk/base/") && !of_programs) ||
+           path.starts_with("sdk/text/tokenizer/") || path.starts_with("sdk/text/chat/");
+  };
+  for (const char* folder : {"plugins", "examples", "bench", "sdk/text", "sdk/kit"})
+    look(folder, [&](const std::string& path, const std::string& included) {
+      if (!included.starts_with("sdk/")) return;
+      const bool own = path.starts_with("sdk/") &&
+                       included.starts_with(path.substr(0, path.find('/', path.find('/', 4) + 1)));
+      CHECK_MESSAGE((own || for_plugins(included)), where);
+      const bool twins =
+          path.starts_with("sdk/text/tokenizer/") && included.starts_with("sdk/text/chat/");
+      const bool twin =
+          path.starts_with("sdk/text/chat/") && included.starts_with("sdk/text/tokenizer/");
+      CHECK_MESSAGE((!twins && !twin), where);
+    });
+  // They do without the engine and LibTorch.
+  for (const char* folder : {"sdk/base/files", "sdk/base/host", "sdk/base/terminal", "sdk/text"})
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(source / folder))
+      for (const std::string& line : lines_of(entry.path()))
+        for (const char* other : {"#include <ATen", "#include <torch", "#include <c10",
+                                  "#include \"meshwright/parallel/"})
+          CHECK_MESSAGE(!line.starts_with(other), entry.path().string() << ": " << line);
 }
 
-TEST_CASE("the engine and the SDK name no strategy but the default value of the key") {
-  for (const char* folder : {"/engine", "/sdk"})
+TEST_CASE("engine, apps and SDK name no strategy but the default value of the key") {
+  for (const char* folder : {"/engine", "/apps", "/sdk"})
     for (const fs::directory_entry& entry :
          fs::recursive_directory_iterator(fs::path(MESHWRIGHT_SOURCE_DIR) / (folder + 1))) {
       std::string path = entry.path().string(), extension = entry.path().extension().string();
@@ -158,7 +167,7 @@ TEST_CASE("the engine and the SDK name no strategy but the default value of the 
           path.find("/tests/") != std::string::npos)
         continue;
       const bool sdk = path.find("/sdk/") != std::string::npos &&
-                       path.find("/sdk/template") == std::string::npos;
+                       path.find("/sdk/kit/template") == std::string::npos;
       for (const std::string& line : lines_of(entry.path())) {
         std::string code = line.substr(0, line.find("//"));
         for (const char* name : {"\"ddp\"", "\"megatron_fsdp\"", "\"moe_ep\""})
@@ -180,11 +189,11 @@ TEST_CASE("numbers and letters do not ask the locale") {
       prints(R"(\b(printf|fprintf|sprintf|snprintf|vsnprintf)\()");
   // Names of ASCII: of templates, of man pages, of units, and `normal()`.
   const std::vector<std::string> allowed{
-      "sdk/base/plain_text.h",      "sdk/base/words.h",
-      "sdk/tokenizer/divide.cpp",   "engine/cli/completion.cpp",
-      "engine/cli/plugins_new.cpp", "engine/cli/checkpoint_weights.cpp"};
+      "sdk/base/plain_text.h",         "sdk/base/words.h",
+      "sdk/text/tokenizer/divide.cpp", "apps/cli/completion_verbs.cpp",
+      "apps/cli/plugins_new.cpp",      "apps/cli/checkpoint_weights.cpp"};
   size_t seen = 0;
-  for (const char* folder : {"engine", "sdk", "plugins"})
+  for (const char* folder : {"engine", "apps", "sdk", "plugins"})
     for (const fs::directory_entry& entry :
          fs::recursive_directory_iterator(fs::path(MESHWRIGHT_SOURCE_DIR) / folder)) {
       const std::string path = fs::relative(entry.path(), MESHWRIGHT_SOURCE_DIR).generic_string();

@@ -133,20 +133,20 @@ firewall_before_the_groups() {
   for _ in $(seq 100); do open=$(on hosta ss -lntuH | awk '{ print $5 }' | grep -v ':29555$'); [ -n "$open" ] && break; sleep 0.1; done
   sleep 0.5; open=$(on hosta ss -lntuH | awk '{ print $5 }' | sort | tr '\n' ' ')
   case $open in
-    *"*:"*|*"0.0.0.0:"*|*"[::]:"*) fail 0 "rank 0 listens on every interface while hosts knock: $open" ;;
+    *"*:"*|*"0.0.0.0:"*|*"[::]:"*) fail 0 "rank 0 listens on every interface while hosts probe: $open" ;;
     *10.70.0.1*10.70.0.1*10.70.0.1*) echo "ok: $name: rank 0 listens at $open" ;;
-    *) fail 0 "store, door and packets are not at 10.70.0.1: $open" ;;
+    *) fail 0 "store, listener and packets are not at 10.70.0.1: $open" ;;
   esac
   finish; in_time
   for rank in 0 1; do expect $rank 4 "error[E0502]: rank "; expect $rank 4 "cannot connect to rank "; done
 }
 # The look, which waits for packets that do not pass, loses the store, too.
-knocks() { [ -n "$(on hostb ss -tnH state syn-sent 'dport != :29555')" ]; }
-link_is_lost_while_hosts_knock() {
+probes() { [ -n "$(on hostb ss -tnH state syn-sent 'dport != :29555')" ]; }
+link_is_lost_while_hosts_probe() {
   two_hosts
   drop hosta 10.70.0.2 "tcp dport != 29555 tcp flags & (syn|ack) == syn"; drop hostb 10.70.0.1 "tcp dport != 29555 tcp flags & (syn|ack) == syn"
   two_ranks
-  await 60 knocks || fail 1 "hostb does not knock"
+  await 60 probes || fail 1 "hostb does not probe"
   since=$(date +%s)
   drop hosta 10.70.0.2; drop hostb 10.70.0.1
   finish; in_time
@@ -193,6 +193,6 @@ if [ -e /proc/net/if_inet6 ]; then
   if PYTHONPATH="$deps" python3 -c "import torch.distributed.run" 2> /dev/null; then all="$all link_goes_down_under_torchrun_over_ipv6"
   elif [ $# = 0 ]; then cannot "torchrun, which a case needs, is not installed"; fi
 elif [ $# = 0 ]; then cannot "this machine has no IPv6"; fi
-if command -v nft > /dev/null; then all="$all firewall_shuts_a_running_job firewall_before_the_groups link_is_lost_while_hosts_knock firewall_before_the_store"
+if command -v nft > /dev/null; then all="$all firewall_shuts_a_running_job firewall_before_the_groups link_is_lost_while_hosts_probe firewall_before_the_store"
 elif [ $# = 0 ]; then cannot "nft, which the cases with a firewall need, is not installed"; fi
 run_cases "$all" "$@"

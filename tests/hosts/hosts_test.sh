@@ -106,7 +106,7 @@ outside() {  # FIRST LAST PORT...: those that are
   local first=$1 last=$2 port; shift 2
   for port in "$@"; do [ $port -ge $first ] && [ $port -le $last ] || printf '%s ' $port; done
 }
-doors_are_open() { [[ " $(ports hosta l)" == *" 2100"* && " $(ports hostb l)" == *" 2100"* ]]; }
+listeners_are_open() { [[ " $(ports hosta l)" == *" 2100"* && " $(ports hostb l)" == *" 2100"* ]]; }
 ports_are_limited() {
   two_hosts
   local host wrong= range=(MESHWRIGHT_PORT_RANGE=21000-21009)
@@ -116,7 +116,7 @@ ports_are_limited() {
   # Answers from there are lost for now, so that the look whether hosts reach each other lasts until this has seen it.
   on hosta ip rule add pref 1 ipproto tcp sport 21000-21009 blackhole || { cannot "ip has no rules for ports"; return; }
   start hosta 0 2 10.70.0.1 "${range[@]}" -- "${long[@]}"; start hostb 1 2 10.70.0.1 "${range[@]}" -- "${long[@]}"
-  await 100 doors_are_open || fail 0 "no port of the range is open; open are on hosta $(ports hosta l), on hostb $(ports hostb l)"
+  await 100 listeners_are_open || fail 0 "no port of the range is open; open are on hosta $(ports hosta l), on hostb $(ports hostb l)"
   for host in hosta hostb; do wrong+=$(outside 21000 21009 $(ports $host l)); done
   on hosta ip rule del pref 1
   [ -z "$wrong" ] && echo "ok: $name: what the program listens on is of its range" || fail 0 "before the groups ports outside of 21000-21009 are open: $wrong"

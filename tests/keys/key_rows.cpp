@@ -46,14 +46,16 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: run.deterministic switches LibTorch to deterministic "
+       "engine/train/run/tests/options_test.cpp: run.deterministic switches LibTorch to "
+       "deterministic "
        "algorithms, and nothing else does"},
       {"run.float32_matmul_precision",
        "high",
        test,
        {},
        {},
-       "engine/trainer/tests/float32_products_test.cpp: products of float32 are TF32's on devices "
+       "engine/train/step/tests/float32_products_test.cpp: products of float32 are TF32's on "
+       "devices "
        "where the file says so, and never on CPUs"},
       {"run.float32_matmul_precision", "high", told, {"dist_env.device=cpu"}},
       {"run.stop_on_nonfinite",
@@ -61,7 +63,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are found "
+       "engine/train/run/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are "
+       "found "
        "after or before the reduction, and their "
        "parameter is named on every rank"},
       {"run.skip_step_above_z",
@@ -69,7 +72,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/left_out_test.cpp: a step on poisoned data is left out on all ranks of "
+       "engine/train/run/tests/left_out_test.cpp: a step on poisoned data is left out on all ranks "
+       "of "
        "every layout, and its parameters stay"},
       // [model]
       {"model.config", MESHWRIGHT_SOURCE_DIR "/configs/models/llama-quickstart.json", plan},
@@ -92,14 +96,16 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/device/tests/device_test.cpp: device and back end follow from what is asked for and "
+       "engine/launch/device/tests/device_test.cpp: device and back end follow from what is asked "
+       "for and "
        "what is there"},
       {"dist_env.backend",
        "nccl",
        test,
        {},
        {},
-       "engine/device/tests/device_test.cpp: device and back end follow from what is asked for and "
+       "engine/launch/device/tests/device_test.cpp: device and back end follow from what is asked "
+       "for and "
        "what is there"},
       {"dist_env.cuda_graphs", "true", trained},
       {"dist_env.expandable_segments",
@@ -107,7 +113,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/device/tests/device_test.cpp: segments of the allocator may grow from before the "
+       "engine/launch/device/tests/device_test.cpp: segments of the allocator may grow from before "
+       "the "
        "device is used, unless the environment says otherwise"},
       {"dist_env.expandable_segments", "true", told, {"dist_env.device=cpu"}},
       {"dist_env.expandable_segments",
@@ -127,28 +134,32 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/rendezvous/tests/seats_test.cpp: an interface that one rank does not have is an "
+       "engine/launch/rendezvous/tests/endpoints_test.cpp: an interface that one rank does not "
+       "have is "
+       "an "
        "error on all, which names the rank"},
       {"dist_env.interface",
        "nic9",
        test,
        {},
        {},
-       "engine/rendezvous/tests/rendezvous_test.cpp: one rank alone is told that the interface it "
+       "engine/launch/rendezvous/tests/rendezvous_test.cpp: one rank alone is told that the "
+       "interface it "
        "was given has no effect"},
       {"dist_env.connections_per_peer",
        "2",
        test,
        {},
        {},
-       "engine/rendezvous/tests/rendezvous_test.cpp: however many connections two ranks on "
+       "engine/launch/rendezvous/tests/rendezvous_test.cpp: however many connections two ranks on "
        "different hosts have, collectives give the same"},
       {"dist_env.connections_per_peer",
        "2",
        test,
        {},
        {},
-       "engine/rendezvous/tests/rendezvous_test.cpp: more connections than one are said to have no "
+       "engine/launch/rendezvous/tests/rendezvous_test.cpp: more connections than one are said to "
+       "have no "
        "effect where no rank is on another host"},
       // [step_scheduler]
       {"step_scheduler.global_batch_size", "32", plan},
@@ -260,7 +271,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/plugin_data_test.cpp: plugin data: reading ahead hides what a sample "
+       "engine/train/run/tests/plugin_data_test.cpp: plugin data: reading ahead hides what a "
+       "sample "
        "takes behind the step"},
       {"dataset.shuffle", "false", trained, kText},
       {"dataset.verify",
@@ -318,7 +330,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/checkpointing_test.cpp: a save beside training equals one that waits, "
+       "engine/train/run/tests/checkpointing_test.cpp: a save beside training equals one that "
+       "waits, "
        "and a failed one leaves the last good "
        "one"},
       {"checkpoint.on_failure",
@@ -338,7 +351,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/metrics_test.cpp: report.step_details prints all that the log has, with "
+       "engine/train/run/tests/metrics_test.cpp: report.step_details prints all that the log has, "
+       "with "
        "the time left"},
       {"report.prometheus", "nowhere", refused},
       {"report.prometheus",
@@ -355,7 +369,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/monitor/tests/prometheus_test.cpp: report.prometheus_file: a file, or a folder for "
+       "apps/observe/monitors/tests/prometheus_test.cpp: report.prometheus_file: a file, or a "
+       "folder for "
        "one, whole at any time"},
       {"report.machine", "", refused},
       {"report.machine",
@@ -363,7 +378,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "tests/train_configs/foretold_test.cpp: a run on a named machine compares time and memory "
+       "tests/train_configs/prediction_error_test.cpp: a run on a named machine compares time and "
+       "memory "
        "at its end, in a line and in plan.json"},
       // [plugins]
       {"plugins.path",
@@ -371,7 +387,7 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/loader/tests/discovery_test.cpp: places are searched in order, and the first that "
+       "engine/plugins/tests/discovery_test.cpp: places are searched in order, and the first that "
        "has the strategy wins"},
       {"plugins.load", "[\"/nowhere/libx.so\"]", refused},
       // [distributed]
@@ -442,14 +458,14 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "sdk/data_parallel/tests/contract_test.cpp: mixed precision: dtypes of parameters, "
+       "sdk/parallel/tests/contract_test.cpp: mixed precision: dtypes of parameters, "
        "gradients, inputs and outputs"},
       {"distributed.mp_policy.cast_forward_inputs",
        "false",
        test,
        {},
        {},
-       "sdk/data_parallel/tests/contract_test.cpp: mixed precision: dtypes of parameters, "
+       "sdk/parallel/tests/contract_test.cpp: mixed precision: dtypes of parameters, "
        "gradients, inputs and outputs"},
       // [distributed.moe]
       {"distributed.moe.ignore_router_for_ac", "false", told,
@@ -476,7 +492,7 @@ const std::vector<Row>& rows() {
        test,
        {},
        kSharded,
-       "engine/train/tests/expert_parallel_test.cpp: without an outer root the logits keep the "
+       "engine/train/run/tests/expert_parallel_test.cpp: without an outer root the logits keep the "
        "dtype of the head"},
       {"distributed.moe.wrap_outer_model", "false", told, kExperts},
       {"distributed.moe.wrap_outer_model", "false", told},
@@ -486,7 +502,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: fake_balanced_gate in the file sends tokens to the "
+       "engine/train/run/tests/options_test.cpp: fake_balanced_gate in the file sends tokens to "
+       "the "
        "experts in turns, leaves routers as they "
        "are, "
        "and is warned of"},
@@ -530,7 +547,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/tensor_parallel_options_test.cpp: recomputing, accumulating, offloading "
+       "engine/train/run/tests/tensor_parallel_options_test.cpp: recomputing, accumulating, "
+       "offloading "
        "and prefetching change nothing under "
        "tensor "
        "parallelism"},
@@ -561,7 +579,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: a strategy's backend is the one that the ranks have, "
+       "engine/train/run/tests/options_test.cpp: a strategy's backend is the one that the ranks "
+       "have, "
        "or an error that names the key"},
       {"distributed.fsdp2.enable_compile", "true", told},
       {"distributed.fsdp2.patch_is_packed_sequence", "true", told},
@@ -573,7 +592,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: on the meta device no rank ever holds "
+       "engine/train/run/tests/megatron_fsdp_options_test.cpp: on the meta device no rank ever "
+       "holds "
        "the whole model"},
       {"distributed.megatron_fsdp.grad_reduce_in_fp32", "true", plan,
        both(kHalf, {"distributed.mp_policy.reduce_dtype=bfloat16"})},
@@ -584,7 +604,7 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: overlap_grad_reduce and "
+       "engine/train/run/tests/megatron_fsdp_options_test.cpp: overlap_grad_reduce and "
        "overlap_param_gather move the communication, which the "
        "trace shows, and change no bit"},
       {"distributed.megatron_fsdp.overlap_param_gather", "false", told},
@@ -593,7 +613,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are found "
+       "engine/train/run/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are "
+       "found "
        "after or before the reduction, and their "
        "parameter is named on every rank"},
       {"distributed.megatron_fsdp.report_nan_in_param_grad",
@@ -601,7 +622,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are found "
+       "engine/train/run/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are "
+       "found "
        "after or before the reduction, and their "
        "parameter is named on every rank"},
       {"distributed.megatron_fsdp.average_in_collective",
@@ -609,7 +631,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: gradients are averaged before the sum "
+       "engine/train/run/tests/megatron_fsdp_options_test.cpp: gradients are averaged before the "
+       "sum "
        "or in it: the same where the division is "
        "exact, another rounding where it is not"},
       {"distributed.megatron_fsdp.average_in_collective",
@@ -622,7 +645,7 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: calculate_per_token_loss sums "
+       "engine/train/run/tests/megatron_fsdp_options_test.cpp: calculate_per_token_loss sums "
        "gradients, and the training comes to the same"},
       {"distributed.megatron_fsdp.keep_fp8_transpose_cache", "true", refused},
       {"distributed.megatron_fsdp.nccl_ub", "true", told},
@@ -631,7 +654,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: with double buffering, no communication "
+       "engine/train/run/tests/megatron_fsdp_options_test.cpp: with double buffering, no "
+       "communication "
        "buffer is allocated after the first "
        "step"},
       {"distributed.megatron_fsdp.backend",
@@ -639,7 +663,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: a strategy's backend is the one that the ranks have, "
+       "engine/train/run/tests/options_test.cpp: a strategy's backend is the one that the ranks "
+       "have, "
        "or an error that names the key"},
       // [distributed.ddp]
       {"distributed.ddp.broadcast_buffers",
@@ -647,7 +672,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: ddp's broadcast_buffers: rank 0's buffers reach all "
+       "engine/train/run/tests/options_test.cpp: ddp's broadcast_buffers: rank 0's buffers reach "
+       "all "
        "before every step when the file asks for "
        "it, "
        "else once"},
@@ -656,7 +682,7 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: ddp's find_unused_parameters: a parameter that "
+       "engine/train/run/tests/options_test.cpp: ddp's find_unused_parameters: a parameter that "
        "nothing uses is an error that names the key, "
        "or "
        "has no gradient"},
@@ -665,7 +691,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: ddp's static_graph: the first step says what is used, "
+       "engine/train/run/tests/options_test.cpp: ddp's static_graph: the first step says what is "
+       "used, "
        "and another set later is an error that "
        "names the key"},
       {"distributed.ddp.bucket_cap_mb", "0.01", plan},
@@ -675,7 +702,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: a strategy's backend is the one that the ranks have, "
+       "engine/train/run/tests/options_test.cpp: a strategy's backend is the one that the ranks "
+       "have, "
        "or an error that names the key"},
   };
   return all;

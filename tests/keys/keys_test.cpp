@@ -15,7 +15,7 @@
 #include <set>
 
 #include "engine/config/source.h"
-#include "engine/plan/plan.h"
+#include "engine/job/plan.h"
 #include "tests/keys/key_rows.h"
 
 namespace fs = std::filesystem;

@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "curves.h"
-#include "engine/device/device.h"
+#include "engine/launch/device/device.h"
 #include "meshwright/nn/attention.h"
 
 using namespace meshwright;

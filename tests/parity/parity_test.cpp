@@ -42,7 +42,7 @@ TEST_CASE("losses and gradient norms are PyTorch's on every layout") {
                                     fsdp + "fsdp2_forward_prefetch_depth=" + std::to_string(n),
                                     fsdp + "fsdp2_backward_prefetch_depth=" + std::to_string(n)};
   };
-  // Every second one, every family among them: engine/train/tests hold layouts to one process.
+  // Every second one, every family among them: engine/train/run/tests hold layouts to one process.
   size_t turn = 0;
   for (const Case& c : std::vector<Case>{
            {"llama", 1, 1, {ddp}},

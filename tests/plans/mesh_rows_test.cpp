@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/loader/registry.h"
+#include "engine/plugins/registry.h"
 #include "meshwright/strategy.h"
 #include "sdk/base/shared_schemas.h"
 

@@ -8,8 +8,8 @@
 #include <fstream>
 #include <iterator>
 
-#include "engine/render/pipeline_timeline.h"
-#include "engine/render/render.h"
+#include "engine/job/pipeline_timeline.h"
+#include "engine/job/render.h"
 
 using namespace meshwright;
 namespace fs = std::filesystem;

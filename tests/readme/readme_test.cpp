@@ -278,7 +278,7 @@ TEST_CASE("every section of docs/semantics.md that is cited is a heading of the 
   int cited = 0;
   static const std::set<std::string> kinds{".h", ".cpp", ".def", ".txt", ".cmake", ".py", ".md"};
   for (const char* folder :
-       {"sdk", "engine", "plugins", "tests", "bench", "examples", "docs", "cmake", "tools"})
+       {"sdk", "engine", "apps", "plugins", "tests", "bench", "examples", "docs", "cmake", "tools"})
     for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root / folder)) {
       if (!entry.is_regular_file() || !kinds.contains(entry.path().extension().string()) ||
           entry.path().filename() == "readme_test.cpp")

@@ -1,6 +1,6 @@
 """Chats beside transformers' apply_chat_template: check_chats.py [--build build]
 
-Every template whose text is in sdk/chat/tests/chat-golden.json, with every conversation that it takes, over a tokenizer of tests/data with that
+Every template whose text is in sdk/text/chat/tests/chat-golden.json, with every conversation that it takes, over a tokenizer of tests/data with that
 template's special tokens: the token ids of `dataset show` are those of apply_chat_template(tokenize=True), and learnt is what transformers' own
 generation mask says where the template has generation blocks. Contents that look like special tokens are read as transformers reads them with
 special_tokens_in_content = "parse", and stay text otherwise.
@@ -64,7 +64,7 @@ def main():
     a = argparse.ArgumentParser(description=__doc__)
     a.add_argument("--build", default=os.path.join(root, "build"))
     a = a.parse_args()
-    with open(os.path.join(root, "sdk", "chat", "tests", "chat-golden.json"), encoding="utf-8") as f:
+    with open(os.path.join(root, "sdk", "text", "chat", "tests", "chat-golden.json"), encoding="utf-8") as f:
         golden = json.load(f)
     compared = masks = injected = 0
     empty_lists = set()

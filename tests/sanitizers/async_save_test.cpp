@@ -3,17 +3,17 @@
 // the sanitizer knows when weights and optimizer states change, each rank writes to all of them
 // itself right after the step that the optimizer wrote them in: whatever lets the optimizer begin
 // before the copy of the snapshot is complete lets these writes race with it.
-#include "engine/train/saver.h"
+#include "engine/train/run/saver.h"
 
 // Before doctest: LibTorch has a CHECK of its own.
-#include "engine/train/tests/saved.h"
-#include "engine/train/tests/small_models.h"
+#include "engine/train/run/tests/saved.h"
+#include "engine/train/run/tests/small_models.h"
 
 #include <doctest/doctest.h>
 
 #include <fstream>
 
-#include "engine/trainer/local_state.h"
+#include "engine/train/step/local_state.h"
 
 using namespace meshwright;
 namespace fs = std::filesystem;

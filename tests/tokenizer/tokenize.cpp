@@ -8,7 +8,7 @@
 #include <iostream>
 
 #include "meshwright/error.h"
-#include "sdk/tokenizer/tokenizer.h"
+#include "sdk/text/tokenizer/tokenizer.h"
 
 namespace json = boost::json;
 using meshwright::tokenizer::Tokenizer;

@@ -10,7 +10,7 @@
 #include "engine/checkpoint/export.h"
 #include "engine/checkpoint/tests/make_checkpoint.h"
 #include "engine/checkpoint/verify.h"
-#include "engine/weights/safetensors.h"
+#include "engine/checkpoint/weights/safetensors.h"
 
 namespace checkpoint_base_model_test {
 

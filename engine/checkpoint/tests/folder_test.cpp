@@ -13,8 +13,8 @@
 #include "engine/checkpoint/resume.h"
 #include "engine/checkpoint/verify.h"
 #include "meshwright/error.h"
-#include "sdk/files/durable.h"
-#include "sdk/files/read_file.h"
+#include "sdk/base/files/durable.h"
+#include "sdk/base/files/read_file.h"
 
 namespace folder_test {
 
@@ -125,7 +125,7 @@ TEST_CASE("what a save that was cut off could not do is done by the run that con
   fs::create_directories(folder.own / ".step_00000005.old");
   fs::create_symlink("step_00000020", folder.own / ".latest.tmp");
   std::ofstream(folder.own / ".latest.0123456789abcdef.tmp") << "step_";
-  make_way(choose_start("auto", folder.own, false), folder.own);
+  set_aside(choose_start("auto", folder.own, false), folder.own);
   CHECK(folder.names(folder.own) == Names{"latest", "step_00000010", "step_00000020"});
   CHECK(fs::read_symlink(folder.own / "latest") == "step_00000020");
 }
@@ -180,7 +180,7 @@ TEST_CASE("a checkpoint is of the step that it holds, not of the one that its na
   CHECK(list_checkpoints(folder.at(99))[0].checkpoints[0].found.problem == text(99, 30));
   CHECK(message_of([&] { choose_start(folder.at(99), folder.own, false); },
                    ErrorCode::bad_checkpoint) == text(99, 30));
-  make_way(start, folder.own);
+  set_aside(start, folder.own);
   CHECK(folder.names(folder.own) == Names{"latest", "step_00000040"});
   // Where it holds more than the others, whoever gave it that name gives it back.
   folder.save(50);
@@ -253,16 +253,16 @@ TEST_CASE("a path means a checkpoint, a folder of some, or a run") {
 TEST_CASE("what a run continues, and what makes way for it") {
   Folder folder;
   CHECK(choose_start("auto", folder.own, false).from.empty());
-  CHECK(make_way({}, folder.own).empty());
+  CHECK(set_aside({}, folder.own).empty());
   for (int64_t step : {10, 20, 30}) folder.save(step, 5);
   Start start = choose_start("auto", folder.own, false);
   CHECK(start.from == folder.at(30));
   CHECK(start.own);
-  CHECK(make_way(start, folder.own).empty());
+  CHECK(set_aside(start, folder.own).empty());
   // Back to an earlier one of its own: later ones are kept aside.
   start = choose_start(folder.at(20), folder.own, false);
   CHECK(start.own);
-  CHECK(make_way(start, folder.own) == folder.own.string() + ".1");
+  CHECK(set_aside(start, folder.own) == folder.own.string() + ".1");
   CHECK(folder.names(folder.own) == Names{"latest", "step_00000010", "step_00000020"});
   CHECK(fs::read_symlink(folder.own / "latest") == "step_00000020");
   CHECK(folder.names(folder.own.string() + ".1") == Names{"latest", "step_00000030"});
@@ -276,7 +276,7 @@ TEST_CASE("what a run continues, and what makes way for it") {
   // Afresh.
   start = choose_start("none", folder.own, false);
   CHECK(start.from.empty());
-  CHECK(make_way(start, folder.own) == folder.own.string() + ".2");
+  CHECK(set_aside(start, folder.own) == folder.own.string() + ".2");
   CHECK(folder.names(folder.own).empty());
   CHECK(message_of([&] { choose_start("nowhere", folder.own, false); }, ErrorCode::no_checkpoint) ==
         "nowhere does not exist");

@@ -11,9 +11,9 @@
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/meta.h"
-#include "engine/weights/element_types.h"
-#include "engine/weights/safetensors_writer.h"
-#include "sdk/files/durable.h"
+#include "engine/checkpoint/weights/element_types.h"
+#include "engine/checkpoint/weights/safetensors_writer.h"
+#include "sdk/base/files/durable.h"
 
 namespace meshwright::checkpoint {
 

@@ -1,4 +1,4 @@
-// What the tests of this room share: a folder that goes away, token files and their indices, and
+// What the tests of this folder share: a folder that goes away, token files and their indices, and
 // how opening fails.
 #pragma once
 

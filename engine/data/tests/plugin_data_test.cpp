@@ -241,7 +241,7 @@ TEST_CASE("threads end while samples are read or wait, and one that hangs holds 
   {
     ReadAhead reader(open_samples(config_of(slow)), Sampler(slow.samples, false, 0),
                      {.seq_len = slow.seq_len, .rows = 4, .workers = 2});
-    for (int i = 0; i < 20; ++i) begin(reader, 4 * i, 4, slow.seq_len);
+    for (int i = 0; i < 20; ++i) begin(reader, int64_t{4} * i, 4, slow.seq_len);
   }
   CHECK(*slow.reads < 80);  // what nobody waits for is dropped
 

@@ -98,8 +98,8 @@ TEST_CASE(
 TEST_CASE("a rank whose back ends do not let go ends ten seconds after the timeout all the same") {
   using meshwright::detail::abort_limit;
   using std::chrono::milliseconds;
-  // The roll takes six and a half seconds at most (engine/rendezvous/deadlines.h), and the post
-  // one.
+  // The roll takes six and a half seconds at most (engine/launch/rendezvous/deadlines.h), and the
+  // post one.
   for (int roll : {0, 100, 5000, 6600}) {
     CHECK(milliseconds(roll) + abort_limit(milliseconds(roll)) + milliseconds(1000) <
           milliseconds(10000));

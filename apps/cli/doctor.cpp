@@ -1,0 +1,83 @@
+// doctor: reads the configuration, if there is one, then starts the ranks, or looks as one of them.
+#include <optional>
+
+#include "apps/cli/common.h"
+#include "apps/cli/ranks.h"
+#include "apps/doctor/request.h"
+
+namespace meshwright::cli {
+namespace {
+
+doctor::Request read_doctor_request(const Call& call, const Screen& screen) {
+  doctor::Request request;
+  request.file = call.positional(0);
+  request.sets = call.values("set");
+  request.run_folder = call.value("run-folder");
+  if (call.has("run-folder") && request.run_folder.empty())
+    throw Error(ErrorCode::usage, "--run-folder is empty").help("--run-folder runs");
+  request.json = call.json;
+  request.width = screen.width;
+  request.colour = screen.colour;
+  request.unicode = screen.unicode;
+  return request;
+}
+
+// A file that cannot be planned for these ranks is refused as by all other verbs.
+int check(Call& call, const Ranks& ranks, int64_t wanted) {
+  if (call.positional(0).empty()) return 0;
+  int status = 0;
+  std::optional<plan::Job> job = load_job(call, status);
+  if (!job) return status;
+  const plan::JobPlan plan = before::plan_to_start(reload_of(call), *job, ranks, wanted);
+  const Diagnostics found = before::check_files(*job, plan, /*data=*/false);
+  return found.ok() ? 0 : call.fail(found.errors());
+}
+
+int start_doctor(Call& call, const Ranks& ranks) {
+  const int64_t wanted = count_of_ranks(call, ranks);
+  const Screen screen = screen_of(call, started_by_us(ranks));
+  const doctor::Request request = read_doctor_request(call, screen);
+  if (started_by_us(ranks)) {
+    // The parent has checked everything; when it dies, so do its ranks.
+    if (!launch::end_with_parent()) return 1;
+  } else if (int status = check(call, ranks, wanted); status != 0) {
+    return status;  // every rank asks, so that all of them refuse alike and at once
+  }
+  if (ranks || wanted == 1) return run_rank(call, ranks, "meshwright_doctor_rank", &request);
+  launch::LocalJob local = local_ranks(call, "doctor", {"run-folder", "json"}, wanted, screen);
+  if (request.file.empty()) local.argv.erase(local.argv.begin() + 2);
+  local.any_status = true;
+  call.out.flush();
+  return launch::run_local_ranks(local);
+}
+
+int run_doctor(Call& call) { return refuse_together(call, start_doctor); }
+
+}  // namespace
+
+Verb doctor_verb() {
+  return declare(run_doctor, R"(
+doctor [FILE]
+Look at what runs depend on, and say what to repair
+
+Starts N local ranks, or looks as one rank of a launcher (torchrun, RANK and WORLD_SIZE, Slurm, Open
+MPI), in seconds, and changes nothing.
+Each line of the table is one finding: ok, note, warning or fault, and after FIX what to do. With
+several ranks latency and bandwidth between all pairs of hosts (of ranks, on one host) follow, and
+each collective on each axis of the mesh of FILE; without one all ranks are one group.
+Exit status: 0 without a fault, else that of the worst, in this order: 4 ranks or devices, 6 a
+collective failed, 3 memory for the plan, 7 the run folder, 2 usage or configuration.
+
+  meshwright doctor
+  meshwright doctor job.toml --nproc 4
+  srun meshwright doctor job.toml
+  torchrun --nnodes 2 --nproc-per-node 8 --no-python meshwright doctor job.toml
+
+--nproc N         Look with N local ranks. Default: 1, in this process.
+--run-folder DIR  The folder of runs, whose disk is tried. Default: run.dir of the file, else runs.
+--set
+--json
+)");
+}
+
+}  // namespace meshwright::cli

@@ -1,0 +1,61 @@
+// What was measured between ranks, and what follows from it.
+#pragma once
+
+#include <boost/json/object.hpp>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/doctor/finding.h"
+
+namespace meshwright::doctor {
+
+// Two ranks that took turns.
+struct Link {
+  int64_t from = 0, to = 0;  // ranks
+  double latency = 0;        // seconds one way, half the shortest way there and back
+  std::optional<double> there = {}, back = {};  // bytes a second
+  // The clock of `to` against that of `from`, with the most that it may be wrong, at two moments.
+  double ahead = 0, error = 0, at = 0, later_ahead = 0, later_error = 0, later_at = 0;
+  double slowest() const;  // bytes a second; 0: not known
+};
+
+// One collective of all groups of an axis at once, as runs have them.
+struct Collective {
+  std::string axis, op, over;         // over: "shared memory", "sockets", "both", "NCCL"
+  int64_t ranks = 0;                  // of a group
+  double latency = 0;                 // seconds, of a message of 4 KiB
+  int64_t bytes = 0;                  // that each rank has to send at least
+  double seconds = 0;                 // that took
+  std::vector<int64_t> slowest = {};  // the group that took longest
+  double rate() const { return seconds > 0 ? static_cast<double>(bytes) / seconds : 0; }
+};
+
+// Where ranks are.
+struct Hosts {
+  std::vector<std::string> names;  // of each rank's
+  std::vector<int64_t> first;      // the first rank on each rank's host
+  int64_t count() const;
+  std::vector<int64_t> leaders() const;  // the first rank of each host
+  std::string of(int64_t rank) const;    // "rank 2 (hostb)", without the host where there is one
+};
+
+// Who measures with whom, in rounds of pairs that share no member: all pairs of so many once. Few
+// take their turns one by one, so that none is in another's way.
+std::vector<std::vector<std::pair<int64_t, int64_t>>> rounds_of(int64_t members);
+
+// The one whose slower direction is the slowest; nullptr: none was measured.
+const Link* slowest_of(std::span<const Link> links);
+// "hosta -> hostb": the slower direction.
+std::string slow_way(const Link& link, const Hosts& hosts);
+Finding judge(std::span<const Link> links, const Hosts& hosts);
+
+boost::json::object to_json(const Link& link);
+Link link_from(const boost::json::object& object);
+boost::json::object to_json(const Collective& collective);
+Collective collective_from(const boost::json::object& object);
+
+}  // namespace meshwright::doctor

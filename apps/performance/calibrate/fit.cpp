@@ -1,0 +1,424 @@
+#include "apps/performance/calibrate/fit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "apps/doctor/rates.h"
+#include "apps/performance/calibrate/fit_network.h"
+#include "apps/performance/steptime/figures.h"
+#include "apps/performance/steptime/predict.h"
+#include "sdk/base/terminal/report.h"
+
+namespace meshwright::calibrate {
+namespace {
+
+using steptime::Machine;
+using steptime::Precision;
+using steptime::Product;
+
+constexpr double kLaunch = 2e-6;            // of a product, as the model has it
+constexpr double kLongestInner = 5e3;       // rate.short_inner beyond this fits noise
+constexpr double kLongestSequence = 1e4;    // rate.short_sequence beyond this fits noise
+constexpr double kLeastElementwise = 0.05;  // of a layer; less is noise of the products
+
+std::vector<Product> products_of(const ProductTime& time) {
+  const Product& p = time.product;
+  if (!time.backward) return {p};
+  return {{p.rows, p.inner, p.columns}, {p.columns, p.inner, p.rows}};
+}
+double operations(const Product& p) { return 2 * p.rows * p.columns * p.inner; }
+
+// What the products of one type need at 1 operation a second, and, in `b`, for each element of
+// rate.short_inner beyond that.
+std::vector<Sample> product_samples(const Measured& measured, Machine machine,
+                                    Precision precision) {
+  machine.rate.short_inner = 0;
+  std::vector<Sample> out;
+  for (const ProductTime& time : measured.products) {
+    if (time.precision != precision) continue;
+    Sample sample;
+    sample.seconds = time.seconds;
+    for (const Product& p : products_of(time)) {
+      const double share = steptime::utilisation(machine, p);
+      sample.a += operations(p) / share;
+      sample.b += operations(p) / p.inner / share;
+      sample.seconds -= kLaunch;
+    }
+    out.push_back(sample);
+  }
+  return out;
+}
+
+// Operations a second of large products, where a short inner dimension costs as said.
+double rate_of(std::vector<Sample> samples, double short_inner) {
+  for (Sample& s : samples) s = {s.a + short_inner * s.b, 0, s.seconds};
+  const double x = fit_line(samples).x;
+  return x > 0 ? 1 / x : 0;
+}
+
+Bounded lost_beside(const BesideTime& time) {
+  return bounded((time.beside - time.alone) / time.gathers, 0, 1);
+}
+
+class Fit {
+ public:
+  Fit(const Measured& measured, const Shipped& shipped, const std::string& when,
+      const std::string& where)
+      : measured_(measured),
+        shipped_(shipped),
+        by_("measured by meshwright calibrate, " + when + ", " + where),
+        at_bound_(std::string(steptime::kAtBound) + " by meshwright calibrate, " + when + ", " +
+                  where) {
+    out_.machine = shipped.machine;
+    out_.machine.guessed.clear();
+    out_.machine.at_bound.clear();
+  }
+
+  Fitted run() {
+    device();
+    products();
+    moved();
+    attention();
+    layers();
+    updated();
+    alone();
+    launches();
+    beside();
+    for (const NetworkFigure& figure : fit_network(measured_, machine()))
+      take("network." + std::string(figure.name), figure.at_bound);
+    machine().overlap.adds = !measured_.cuda;
+    sources_of_the_rest();
+    points();
+    return std::move(out_);
+  }
+
+ private:
+  Machine& machine() { return out_.machine; }
+  void take(const std::string& key, bool at_bound = false) {
+    out_.sources[key] = at_bound ? at_bound_ : by_;
+  }
+  void set(const std::string& key, double& figure, const Bounded& found) {
+    figure = found.value;
+    take(key, found.beyond);
+  }
+  // y / x of a line, which is at its bound where y is 0, too.
+  static Bounded ratio_of(const Line& line, double most) {
+    Bounded out = bounded(line.y / line.x, 0, most);
+    out.beyond = out.beyond || line.y <= 0;
+    return out;
+  }
+  void guess(const std::string& key, const std::string& why) {
+    out_.sources[key] = "guessed: " + why;
+  }
+  Precision main() const { return measured_.cuda ? Precision::half : Precision::full; }
+  Precision other() const { return measured_.cuda ? Precision::full : Precision::half; }
+  double& peak(Precision precision) {
+    return precision == Precision::full ? machine().peak_fp32 : machine().peak_bf16;
+  }
+  static std::string peak_key(Precision precision) {
+    return precision == Precision::full ? "peak.fp32" : "peak.bf16";
+  }
+
+  void device() {
+    Machine& m = machine();
+    if (shipped_.same_device) return;
+    m.name = measured_.device;
+    m.reported.clear();
+    if (measured_.cuda) m.reported.push_back(measured_.device);
+    if (measured_.memory > 0) {
+      m.memory = measured_.memory;
+      take("device.memory");
+    }
+    m.units = measured_.units;
+    take("device.units");
+    if (m.outside >= m.memory / 2) {
+      m.outside = m.memory / 10;
+      guess("device.outside", "a tenth of the memory");
+    }
+    m.peak_fp8 = m.rate.product_fp8 = m.peak_tf32 = 0;
+  }
+
+  void products() {
+    const std::vector<Sample> mine = product_samples(measured_, machine(), main()),
+                              others = product_samples(measured_, machine(), other());
+    const bool has_main = !mine.empty();
+    const std::vector<Sample>& first = has_main ? mine : others;
+    if (first.empty()) return;
+    const Precision anchor = has_main ? main() : other(), rest = has_main ? other() : main();
+    double& inner = machine().rate.short_inner;
+    const Line line = fit_line(first);
+    if (line.x > 0) set("rate.short_inner", inner, ratio_of(line, kLongestInner));
+    const double rate = rate_of(first, inner);
+    double& share = machine().rate.product;
+    if (!shipped_.same_device) {
+      double most = rate;
+      for (const ProductTime& time : measured_.products)
+        if (time.precision == anchor)
+          for (const Product& p : products_of(time))
+            most = std::max(most, operations(p) * (time.backward ? 2 : 1) / time.seconds);
+      const double ratio = peak(rest) / peak(anchor);
+      peak(anchor) = most;
+      take(peak_key(anchor));
+      set("rate.product", share, bounded(rate / most, 0.01, 1));
+      peak(rest) = ratio * most;
+      guess(peak_key(rest), "by the peak of the type that was measured, as shipped");
+    } else if (has_main) {
+      set("rate.product", share, bounded(rate / peak(main()), 0.01, 1));
+    } else {
+      peak(anchor) = rate / share;
+      take(peak_key(anchor));
+    }
+    if (has_main && !others.empty()) {
+      peak(rest) = rate_of(others, inner) / share;
+      take(peak_key(rest));
+    }
+  }
+
+  void moved() {
+    double most = 0;
+    std::vector<Sample> samples;  // none on CPUs: layers()
+    for (const MovedTime& time : measured_.moved) {
+      if (time.seconds <= 0 || time.kernel == "optimizer") continue;
+      most = std::max(most, time.bytes / time.seconds);
+      if (time.kernel != "copy") samples.push_back({time.bytes, 0, time.seconds});
+    }
+    if (most <= 0) return;
+    if (!shipped_.same_device) {
+      machine().bandwidth = most;
+      take("device.bandwidth");
+    }
+    const double x = fit_line(samples).x;
+    if (x <= 0) return;
+    set("rate.elementwise", machine().rate.elementwise,
+        bounded(1 / x / machine().bandwidth, 0.01, 1));
+  }
+
+  // Seconds of the core at a rate of 1, from the model itself.
+  steptime::Core core_of(const Machine& at, const AttentionTime& time) const {
+    steptime::Job job;
+    job.length = time.length;
+    job.micro_batch = time.batch;
+    job.width = measured_.cuda ? 2 : 4;
+    return steptime::attention_core(at, job, time.heads, time.head_dim);
+  }
+
+  void attention() {
+    Machine unit = machine();
+    unit.rate.attention = unit.rate.attention_backward = 1;
+    if (!measured_.cuda) {  // devices' lengths are long
+      unit.rate.short_sequence = 0;
+      std::vector<Sample> samples;
+      for (const AttentionTime& time : measured_.attention) {
+        const double core = core_of(unit, time).forward;
+        samples.push_back({core, core / time.length, time.forward});
+      }
+      const Line line = fit_line(samples);
+      if (line.x <= 0) return;
+      set("rate.short_sequence", machine().rate.short_sequence, ratio_of(line, kLongestSequence));
+      unit.rate.short_sequence = machine().rate.short_sequence;
+    }
+    std::vector<Sample> there, back;
+    for (const AttentionTime& time : measured_.attention) {
+      const steptime::Core core = core_of(unit, time);
+      there.push_back({core.forward, 0, time.forward});
+      back.push_back({core.backward, 0, time.backward});
+    }
+    const double forward = fit_line(there).x, backward = fit_line(back).x;
+    if (forward <= 0 || backward <= 0) return;
+    set("rate.attention", machine().rate.attention, bounded(1 / forward, 0.001, 1));
+    set("rate.attention_backward", machine().rate.attention_backward,
+        bounded(1 / backward / machine().rate.attention, 0.05, 5));
+  }
+
+  // What a layer takes beyond its products and attention is for the kernels that move bytes.
+  void layers() {
+    if (measured_.layers.size() < 2) return;
+    Machine unit = machine();
+    unit.rate.elementwise = 1;
+    const double took = seconds_a_layer();
+    const steptime::LayerTime at = layer_of(unit);
+    const steptime::Parts &f = at.forward, &b = at.backward;
+    const double left = took - f.products - b.products - f.attention - b.attention,
+                 least = kLeastElementwise * took;
+    double share = (f.elementwise + b.elementwise) / std::max(left, least);
+    if (took <= 0 || share <= 0) return;
+    const bool noise = left < least;
+    if (share > 1) {  // caches give more than the memory
+      machine().bandwidth *= share;
+      share = 1;
+      if (noise) take("device.bandwidth", true);
+    }
+    const Bounded found = bounded(share, 0.01, 1);
+    set("rate.elementwise", machine().rate.elementwise, {found.value, found.beyond || noise});
+  }
+
+  // Clipping and AdamW, of bytes as a plan counts them.
+  void updated() {
+    for (const MovedTime& time : measured_.moved)
+      if (time.kernel == "optimizer" && time.seconds > 0) {
+        set("rate.optimizer", machine().rate.optimizer,
+            bounded(time.bytes / time.seconds / machine().bandwidth, 0.01, 10));
+      }
+  }
+
+  double seconds_a_layer() const {
+    const ModelTime &few = measured_.layers.front(), &many = measured_.layers.back();
+    return (many.forward + many.backward - few.forward - few.backward) / (many.layers - few.layers);
+  }
+  steptime::LayerTime layer_of(const Machine& at) const {
+    return model_layer(at, measured_.layers.back());
+  }
+
+  // How much faster a rank is while the others of its host wait.
+  void alone() {
+    if (shipped_.same_device) return;
+    machine().overlap.alone = 1;
+    if (measured_.alone <= 0) return;
+    double together = 0;
+    for (const ProductTime& time : measured_.products)
+      if (time.precision == main() && !time.backward) together = time.seconds;
+    if (together <= 0) return;
+    // A rank has a core to itself then, or the memory that all had.
+    const double most = measured_.cores_shared ? measured_.ranks_a_core : measured_.ranks_per_host;
+    // At 1 nothing is gained, as it may be.
+    const double gain = together / measured_.alone;
+    set("overlap.alone", machine().overlap.alone, {std::clamp(gain, 1.0, most), gain > most});
+  }
+
+  void launches() {
+    if (measured_.launches.size() < 2) return;
+    const ModelTime &few = measured_.launches.front(), &many = measured_.launches.back();
+    const double layers = many.layers - few.layers;
+    auto a_layer = [&](double seconds) { return bounded(seconds / layers, 0, 1); };
+    set("host.layer_forward", machine().host.layer_forward, a_layer(many.forward - few.forward));
+    set("host.layer_backward", machine().host.layer_backward,
+        a_layer(many.backward - few.backward));
+  }
+
+  // Where collectives share the cores nothing hides them.
+  void beside() {
+    if (!measured_.cuda || !kappa_of(measured_.beside)) return;
+    set("overlap.kappa", machine().overlap.kappa, lost_beside(measured_.beside));
+  }
+
+  void sources_of_the_rest() {
+    const std::vector<std::string>& guessed = shipped_.machine.guessed;
+    const bool one_host = measured_.hosts <= 1;
+    for (const steptime::Figure& figure : steptime::figures_of(machine())) {
+      const std::string key = figure.key();
+      const bool may_lack = key == "peak.fp8" || key == "rate.product_fp8" || key == "peak.tf32";
+      // Without them older kernels are as fast as the one that was measured.
+      if (!shipped_.same_device && (key == "rate.attention_fa2" || key == "rate.attention_triton"))
+        continue;
+      if (key == "overlap.alone" && !out_.sources.contains(key)) continue;  // 1: nothing is gained
+      // Without them messages take the ring's rate.
+      if (key.starts_with("network.send_") && !shipped_.machine.sources.contains(key) &&
+          !out_.sources.contains(key))
+        continue;
+      if (out_.sources.contains(key) || (may_lack && *figure.to == 0)) continue;
+      const std::string of = "as shipped for " + shipped_.machine.name;
+      const bool network = key.starts_with("network.");
+      const bool guess_there = std::find(guessed.begin(), guessed.end(), key) != guessed.end();
+      if (!shipped_.same_device || guess_there)
+        guess(key, (network && measured_.ranks <= 1 ? "one rank was measured, "
+                    : network && one_host           ? "one host was measured, "
+                                                    : "") +
+                       of);
+      else
+        out_.sources[key] = of;
+    }
+  }
+
+  void points() {
+    const Machine& m = machine();
+    for (const ProductTime& time : measured_.products) {
+      double predicted = 0;
+      for (const Product& p : products_of(time))
+        predicted += steptime::seconds_of(m, p, time.precision);
+      auto size = [](double n) { return std::to_string(std::llround(n)); };
+      const Product& p = time.product;
+      out_.points.push_back({std::string("product ") +
+                                 (time.precision == Precision::full ? "float32" : "bfloat16") +
+                                 (time.backward ? ", backward" : ""),
+                             size(p.rows) + " x " + size(p.columns) + " x " + size(p.inner),
+                             time.seconds, predicted});
+    }
+    for (const MovedTime& time : measured_.moved)
+      out_.points.push_back({time.kernel, report::human_bytes(std::llround(time.bytes)),
+                             time.seconds,
+                             time.kernel == "optimizer" ? steptime::update(m, time.bytes)
+                                                        : steptime::elementwise(m, time.bytes)});
+    for (const AttentionTime& time : measured_.attention) {
+      const steptime::Core core = core_of(m, time);
+      const std::string size = std::to_string(std::llround(time.length)) + " tokens";
+      out_.points.push_back({"attention", size, time.forward, core.forward});
+      out_.points.push_back({"attention, backward", size, time.backward, core.backward});
+    }
+    if (measured_.layers.size() > 1) {
+      const ModelTime& model = measured_.layers.back();
+      const steptime::LayerTime at = layer_of(m);
+      out_.points.push_back({"a layer, both ways",
+                             std::to_string(std::llround(model.batch * model.length)) +
+                                 " tokens of " + std::to_string(std::llround(model.hidden)),
+                             seconds_a_layer(), at.forward.sum() + at.backward.sum()});
+    }
+    if (out_.measured("overlap.kappa"))
+      out_.points.push_back({"products beside all-gathers",
+                             "of " + doctor::time_text(measured_.beside.gathers),
+                             measured_.beside.beside,
+                             measured_.beside.alone + m.overlap.kappa * measured_.beside.gathers});
+    for (Point& point : network_points(measured_, m)) out_.points.push_back(std::move(point));
+  }
+
+  const Measured& measured_;
+  const Shipped& shipped_;
+  std::string by_, at_bound_;  // sources
+  Fitted out_;
+};
+
+}  // namespace
+
+steptime::LayerTime model_layer(const steptime::Machine& machine, const ModelTime& model) {
+  steptime::Shape shape;
+  shape.hidden = model.hidden;
+  shape.layers = 1;
+  shape.heads = model.heads;
+  shape.kv_heads = model.kv_heads;
+  shape.head_dim = model.hidden / model.heads;
+  shape.ffn = model.ffn;
+  steptime::Job job;
+  job.micro_batch = model.batch;
+  job.length = model.length;
+  job.width = 4;
+  job.fusion = steptime::Fusion::fused;
+  return steptime::layer_time(machine, shape, job);
+}
+
+std::optional<double> kappa_of(const BesideTime& time) {
+  if (time.alone <= 0 || time.beside <= 0 || time.gathers <= 0 || time.gathers > time.alone)
+    return std::nullopt;
+  return lost_beside(time).value;
+}
+
+Bounded bounded(double found, double least, double most) {
+  return {std::clamp(found, least, most), found < least || found > most};
+}
+
+bool Fitted::measured(const std::string& key) const {
+  const auto found = sources.find(key);
+  return found != sources.end() && found->second.starts_with("measured");
+}
+
+bool Fitted::at_bound(const std::string& key) const {
+  const auto found = sources.find(key);
+  return found != sources.end() && found->second.starts_with(steptime::kAtBound);
+}
+
+Fitted fit(const Measured& measured, const Shipped& shipped, const std::string& when,
+           const std::string& where) {
+  return Fit(measured, shipped, when, where).run();
+}
+
+}  // namespace meshwright::calibrate

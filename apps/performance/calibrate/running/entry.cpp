@@ -1,0 +1,10 @@
+#include "engine/train/entry.h"
+#include "apps/performance/calibrate/running/calibrate_rank.h"
+#include "meshwright/export.h"
+
+extern "C" MESHWRIGHT_API int meshwright_calibrate_rank(const void* request) {
+  return meshwright::train::run_guarded([&](auto& ending) {
+    return meshwright::calibrate::calibrate_rank(
+        *static_cast<const meshwright::calibrate::Request*>(request), ending);
+  });
+}

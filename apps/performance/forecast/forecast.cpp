@@ -1,0 +1,356 @@
+#include "apps/performance/forecast/forecast.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "apps/performance/forecast/exchanges.h"
+#include "sdk/base/host_facts.h"
+#include "sdk/base/pipeline.h"
+#include "sdk/base/pipeline_actions.h"
+
+namespace meshwright::forecast {
+namespace {
+
+using steptime::Job;
+using steptime::Machine;
+using steptime::Shape;
+using steptime::When;
+
+// What the strategy's plan says beyond its bytes.
+struct Ways {
+  bool rows = true, hidden = true;
+  double ahead = 1;
+  double width = 2, reduced = 4;
+  bool every_micro_batch = false, tf32 = false, float8 = false;
+  OffloadPolicy offload;
+};
+
+Ways ways_of(const plan::Job& job, const plan::JobPlan& plan, bool float8 = false) {
+  const StrategyConfig config = plan::config_of_plan(job, plan);
+  const ModelOutline part = plan::outline_of_rank(plan);
+  const ShardingPlan said = plan.strategy.strategy->plan_sharding(
+      {part, plan.mesh, plan.tp, config, plan.workload, plan.rank});
+  const MixedPrecision& mp = said.replicated ? said.replication.mp : said.sharding.precision.mp;
+  Ways out;
+  out.rows = !said.replicated && said.sharding.layout == ShardLayout::rows;
+  out.hidden = hides_reductions(said);
+  out.ahead = gathers_ahead(said);
+  out.width = static_cast<double>(dtype_size(config.shared.autocast_dtype.value_or(mp.param)));
+  out.reduced = static_cast<double>(dtype_size(mp.reduce));
+  out.every_micro_batch = reduces_each(said);
+  out.tf32 = asks_for_tf32(job);
+  out.float8 = float8;
+  if (!said.replicated) out.offload = said.sharding.offload;
+  return out;
+}
+
+void set_data_traffic(const plan::JobPlan& plan, const Shape& shape, const Ways& ways, Job& job) {
+  const DataMoved moved = data_moved(plan);
+  const double stages = job.pp, layers = shape.layers / stages;
+  const double layer = shape.layer_parameters(),
+               root = shape.root_parameters() / (job.pp > 1 && !shape.tied ? 2 : 1);
+  const double layer_share = layer / (layers * layer + root),
+               root_share = root / (layers * layer + root);
+  double units = 0;
+  for (const UnitCost& unit : plan.footprint->units)
+    units += static_cast<double>(unit.padded_bytes);
+  const double passes = job.micro_batches * job.runs;
+  steptime::DataTraffic& data = job.data;
+  data.hidden = ways.hidden;
+  data.ahead = ways.ahead;
+  if (moved.gathered > 0 && units > 0) {
+    // How often a step gathers all there is tells when: in both ways of each pass, in one, or once.
+    const double often = moved.gathered / units;
+    double times = 1;
+    data.gather_forward = When::once;
+    if (often > 1.5 * passes) {
+      data.gather_forward = data.gather_backward = When::each;
+      times = 2 * passes;
+    } else if (often > 0.75 * passes && passes > 1) {
+      data.gather_forward = When::each;
+      times = passes;
+    }
+    data.layer_gathered = moved.gathered / times * layer_share;
+    data.root_gathered = moved.gathered / times * root_share;
+  }
+  if (moved.reduced > 0 || moved.summed > 0) {
+    data.reduce = ways.every_micro_batch && passes > 1 ? When::each : When::once;
+    const double times = data.reduce == When::each ? passes : 1;
+    data.layer_reduced = moved.reduced / times * layer_share;
+    data.root_reduced = moved.reduced / times * root_share;
+    data.layer_summed = moved.summed / times * layer_share;
+    data.root_summed = moved.summed / times * root_share;
+  }
+  if (ways.rows) {
+    const double elements = layer / job.tp;
+    data.copied_out = 2 * ways.width * elements;
+    data.copied_in = (ways.width + ways.reduced) * elements;
+  }
+}
+
+void set_sizes(const plan::JobPlan& plan, Job& job) {
+  const ParallelSizes& sizes = plan.shared.sizes;
+  job.ranks = static_cast<double>(plan.world_size);
+  job.tp = static_cast<double>(sizes.tp);
+  job.cp = static_cast<double>(sizes.cp);
+  job.pp = static_cast<double>(sizes.pp);
+  job.ep = static_cast<double>(sizes.ep);
+  job.shard = shard_ranks(plan);
+  job.length = static_cast<double>(plan.workload.seq_len);
+  job.micro_batch = static_cast<double>(plan.workload.local_batch);
+  job.micro_batches = static_cast<double>(plan.workload.accumulation);
+  if (!plan.pipeline) return;
+  const PipelineOptions& options = plan.shared.pipeline;
+  job.stages = static_cast<double>(plan.pipeline->stages.size()) / job.pp;
+  job.schedule = plan.pipeline->schedule;
+  job.micro_batch = static_cast<double>(std::max<int64_t>(1, options.microbatch_size));
+  job.micro_batches = static_cast<double>(std::max<int64_t>(1, pipeline_micro_batches(options)));
+  job.runs = static_cast<double>(std::max<int64_t>(1, pipeline_runs(options, plan.workload)));
+}
+
+// Copies of an offloaded job over the host's link: each rank's part of what is gathered, and its
+// gradients once they are reduced.
+void set_offload(const plan::JobPlan& plan, const Ways& ways, Job& job) {
+  job.offload.on = true;
+  job.offload.pinned = ways.offload.pin_memory;
+  const double passes = job.micro_batches * job.runs, kept = job.pp > 1 ? job.runs : passes;
+  for (const UnitCost& unit : plan.footprint->units) {
+    const double times = unit.once_a_step ? 1 : unit.reshards ? 2 * passes : kept;
+    job.offload.copied += times * static_cast<double>(unit.padded_bytes) / job.shard;
+  }
+  job.offload.copied +=
+      (ways.every_micro_batch ? passes : 1) * static_cast<double>(plan.footprint->bytes.gradients);
+}
+
+void finish(Forecast& out) {
+  const Job& job = out.job;
+  out.usable = out.machine.memory - out.machine.outside;
+  const double peak = peak_of(out.machine, job.width, job.tf32);
+  out.tokens_a_second = job.tokens_a_step() / job.ranks / out.time.seconds;
+  out.mfu = out.tokens_a_second * out.shape.flop_a_token(job.length) / peak;
+  for (const auto& [name, seconds] : parts_of(out.time.parts))
+    if (seconds / out.time.seconds > out.bound_share) {
+      out.bound = name;
+      out.bound_share = seconds / out.time.seconds;
+    }
+  out.rough = rough_of(out);
+}
+
+// What a rank's stages, rows and bytes come to.
+Job job_of_rank(const plan::JobPlan& plan, const Ways& ways, const Exchanged& said,
+                const Machine& machine, const Shape& shape) {
+  Job out;
+  set_sizes(plan, out);
+  out.ranks_per_host = std::min(machine.network.ranks_per_host, out.ranks);
+  out.width = ways.width;
+  out.tf32 = ways.tf32;
+  out.fp8 = ways.float8;
+  out.engine_casts = true;
+  out.sequence_parallel = cuts_sequence(plan.tp);
+  switch (plan.shared.activation_checkpointing) {
+    case ActivationCheckpointing::none:
+      break;
+    case ActivationCheckpointing::full:
+      out.recompute = steptime::Recompute::full;
+      break;
+    case ActivationCheckpointing::selective:
+      out.recompute = steptime::Recompute::selective;
+      break;
+  }
+  // The engine's own norm, rotary and SwiGLU kernels, and its loss without copies.
+  out.fusion = steptime::Fusion::fused;
+  out.loss = steptime::Loss::fused;
+  out.optimizer_bytes =
+      steptime::optimizer_bytes_of(static_cast<double>(plan.workload.optimizer_states));
+  // It cuts the exchanges of sequence parallelism into pieces, and no others.
+  if (plan.shared.enable_async_tensor_parallel && out.sequence_parallel)
+    out.async_tp = steptime::AsyncTp::torch;
+  set_data_traffic(plan, shape, ways, out);
+  set_exchange_seconds(machine, shape, said, out);
+  // Where the ranks compute on the host, all there is lies there anyhow.
+  if (ways.offload.cpu && !machine.overlap.adds && plan.memory.where != MemoryFacts::Where::host)
+    set_offload(plan, ways, out);
+  return out;
+}
+
+// One rank for each place in a pipeline: those of a place do the same work. And the one asked
+// about, whose rows of a matrix may be fewer.
+std::vector<int64_t> ranks_to_judge(const plan::JobPlan& plan) {
+  const std::optional<Mesh>& mesh = plan.mesh.device_mesh;
+  const int64_t first = mesh ? mesh->rank_at(0) : 0;
+  std::vector<int64_t> out = {first};
+  if (plan.pipeline) out = mesh->group(first, "pp");
+  if (std::find(out.begin(), out.end(), plan.rank) == out.end()) out.push_back(plan.rank);
+  return out;
+}
+
+Place place_of(const plan::JobPlan& plan) {
+  Place out{plan.rank, std::nullopt};
+  if (plan.pipeline) out.stage_rank = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
+  return out;
+}
+
+// Seconds of a micro-batch in the rank's own stages; 0: the job has none.
+double work_of(const plan::JobPlan& plan, const Forecast& f, const Job& job) {
+  if (!plan.pipeline) return 0;
+  const steptime::LayerTime layer = steptime::layer_time(f.machine, f.shape, job);
+  const steptime::EndTime ends = steptime::end_time(f.machine, f.shape, job);
+  double out = 0;
+  for (const PipelineStage& stage : plan.pipeline->stages) {
+    if (stage.rank != plan.mesh.device_mesh->coordinate(plan.rank, "pp")) continue;
+    const auto layers = static_cast<double>(stage.layer_count);
+    const double frozen =
+        std::clamp(f.shape.frozen.layers - static_cast<double>(stage.first_layer), 0.0, layers);
+    out += layers * layer.forward.sum() + (layers - frozen) * layer.backward.sum();
+    if (stage.index == 0) out += ends.embedding_forward.sum() + ends.embedding_backward.sum();
+    if (stage.index + 1 == static_cast<int64_t>(plan.pipeline->stages.size()))
+      out += ends.head_forward.sum() + ends.head_backward.sum();
+  }
+  return out;
+}
+
+// Goes through ranks, and keeps the longest step that the rows of one of them make, whose stages
+// take longest, and who needs most memory.
+class Judge {
+ public:
+  Judge(const Ways& ways, Forecast& out) : ways_(ways), out_(out) {}
+
+  void take(const plan::JobPlan& plan) {
+    Exchanged said = exchanged_of(plan);
+    const Job sizes = job_of_rank(plan, ways_, said, out_.machine, out_.shape);
+    const steptime::Prediction time = steptime::predict(out_.machine, out_.shape, sizes);
+    if (!out_.slowest || time.seconds > out_.time.seconds) {
+      out_.job = sizes;
+      out_.time = time;
+      out_.exchanged = std::move(said);
+    }
+    if (const double work = work_of(plan, out_, sizes); !out_.slowest || work > longest_) {
+      out_.slowest = place_of(plan);
+      longest_ = work;
+    }
+    const Bytes& b = plan.footprint->bytes;
+    const auto states = static_cast<double>(b.weights + b.gradients + b.optimizer),
+               rest = static_cast<double>(b.transient + b.activations);
+    const double memory = rest + (sizes.offload.on ? 0 : states);
+    if (out_.fullest && memory <= out_.memory) return;
+    out_.fullest = place_of(plan);
+    out_.memory = memory;
+    out_.bytes = b;
+    if (sizes.offload.on) out_.bytes->weights = out_.bytes->gradients = out_.bytes->optimizer = 0;
+    out_.host_memory = sizes.offload.on ? states : 0;
+  }
+
+ private:
+  const Ways& ways_;
+  Forecast& out_;
+  double longest_ = 0;
+};
+
+}  // namespace
+
+bool hides_reductions(const ShardingPlan& plan) {
+  return plan.replicated || !plan.sharding.keeps_gradients() || plan.sharding.reduction.overlap;
+}
+
+double gathers_ahead(const ShardingPlan& plan) {
+  if (plan.replicated) return 1;
+  if (plan.sharding.keeps_parameters()) return plan.sharding.overlap_gather ? 1 : 0;
+  return static_cast<double>(plan.sharding.prefetch.ahead());
+}
+
+bool reduces_each(const ShardingPlan& plan) {
+  if (plan.replicated) return false;
+  const bool flat = plan.sharding.layout == ShardLayout::flat && plan.sharding.level >= 2;
+  return flat || plan.sharding.reduction.every_micro_batch;
+}
+
+std::string machines_folder() {
+  namespace fs = std::filesystem;
+  std::error_code failed;
+  const fs::path program = program_path().parent_path();
+  const fs::path installed = program / "../share/meshwright/configs/machines";
+  return fs::is_directory(installed, failed) ? installed.lexically_normal().string()
+                                             : std::string(MESHWRIGHT_MACHINES_SOURCE);
+}
+
+double compute_width(const plan::Job& job, const plan::JobPlan& plan) {
+  return ways_of(job, plan).width;
+}
+
+bool asks_for_tf32(const plan::Job& job) {
+  return job.config.table("run").get_string("float32_matmul_precision") == "high";
+}
+
+bool asks_for_float8(const plan::Job& job) {
+  return job.config.table("model").get_bool("float8_linear");
+}
+
+bool multiplies_in_float8(const plan::Job& job, const Machine& machine) {
+  if (!asks_for_float8(job) || machine.overlap.adds) return false;
+  if (machine.peak_fp8 > 0 && machine.rate.product_fp8 > 0) return true;
+  const std::string key = machine.peak_fp8 > 0 ? "rate.product_fp8" : "peak.fp8";
+  throw Error(ErrorCode::missing_key,
+              "model.float8_linear wants products of 8-bit floats, and the machine file of " +
+                  machine.name + " has no " + key +
+                  (machine.peak_fp8 > 0 ? "" : ": train refuses a device without them"))
+      .key(key)
+      .about("model.float8_linear")
+      .help("set model.float8_linear = false")
+      .help(
+          "where the device has them (capability 8.9 or above), give peak.fp8 and "
+          "rate.product_fp8 in a machine file of your own");
+}
+
+double peak_of(const Machine& machine, double width, bool tf32) {
+  return width > 2 ? machine.peak_of_float32(tf32) : machine.peak_bf16;
+}
+
+Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine& machine) {
+  if (!plan.outline || !plan.footprint)
+    throw Error(ErrorCode::missing_key, "a prediction needs a model, and the file has none")
+        .key("model.config")
+        .help("set model.config to a config.json");
+  if (plan.workload.seq_len <= 0)
+    throw Error(ErrorCode::missing_key, "a prediction needs the length of a sample")
+        .key("dataset.seq_len")
+        .help("set dataset.seq_len = 4096");
+  Forecast out;
+  out.machine = machine;
+  out.shape = shape_of(*plan.outline);
+  const Ways ways = ways_of(job, plan, multiplies_in_float8(job, machine));
+  Judge judge(ways, out);
+  for (const int64_t rank : ranks_to_judge(plan))
+    if (rank == plan.rank)
+      judge.take(plan);
+    else
+      judge.take(plan::plan_of_rank(job, plan, rank));
+  finish(out);
+  if (asks_for_float8(job) && !ways.float8)
+    out.rough.emplace_back("8-bit floats on a processor: products of float32, without their casts");
+  if (has_own_footprint(job, plan))
+    out.rough.push_back(plan.strategy.info->name +
+                        " counts what it holds and sends itself: when that moves, and what hides "
+                        "it, is taken from its plan");
+  return out;
+}
+
+Forecast forecast(const Machine& machine, const Shape& shape, const Job& job) {
+  Forecast out;
+  out.machine = machine;
+  out.shape = shape;
+  out.job = job;
+  out.time = steptime::predict(machine, shape, job);
+  out.memory = out.time.memory.peak();
+  finish(out);
+  return out;
+}
+
+steptime::Prediction predicted_on(const Machine& machine, const Forecast& forecast,
+                                  steptime::Bubble bubble) {
+  Job job = forecast.job;
+  if (forecast.exchanged) set_exchange_seconds(machine, forecast.shape, *forecast.exchanged, job);
+  return steptime::predict(machine, forecast.shape, job, bubble);
+}
+
+}  // namespace meshwright::forecast

@@ -1,0 +1,108 @@
+// How long a step of a planned job takes on a machine, and whether it fits: the step-time model
+// (apps/performance/steptime) asked with the bytes that the plan of the job says. Starts nothing.
+#pragma once
+
+#include <boost/json/object.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/performance/forecast/exchanges.h"
+#include "apps/performance/steptime/machine.h"
+#include "apps/performance/steptime/predict.h"
+#include "engine/job/plan.h"
+#include "meshwright/footprint.h"
+#include "sdk/base/terminal/report.h"
+
+namespace meshwright::forecast {
+
+// Of what rank a figure is, and the rank's coordinate on pp where the job is a pipeline.
+struct Place {
+  int64_t rank = 0;
+  std::optional<int64_t> stage_rank;
+
+  std::string text() const;  // "rank 48 (pp 3)"
+};
+
+struct Forecast {
+  steptime::Machine machine;
+  steptime::Shape shape;
+  steptime::Job job;
+  steptime::Prediction time;
+  double tokens_a_second = 0;  // of a device
+  double mfu = 0;              // share of the peak; nothing counts for recomputation
+  // Of one rank for each place in the pipeline, and of the one asked about: whose stages take
+  // longest, and the fullest; `job` and `time` are by the rows that make the longest step. nullopt:
+  // of sizes alone.
+  std::optional<Place> slowest, fullest;
+  double memory = 0;  // bytes of the fullest rank's device at its peak, as the plan counts them
+  std::optional<Bytes> bytes;  // what that is; nullopt: of sizes alone
+  double host_memory = 0;      // and of the host, where an offloaded job has its states
+  double usable = 0;           // bytes of the device that a job can have
+  std::string bound;           // the largest part: "products"
+  double bound_share = 0;
+  std::vector<std::string> rough;  // why the figure is rougher than docs/step_time.md promises
+  // What the seconds of exchanges in `job` were had from; nullopt: of sizes alone.
+  std::optional<Exchanged> exchanged;
+
+  double room() const { return 1 - memory / usable; }  // below 0: it does not fit
+  // "comfortable", "tight", "very tight" or "too large".
+  const char* fit() const;
+  bool is_very_tight() const { return room() < kVeryTight; }
+
+  static constexpr double kVeryTight = 0.03;  // room below which an allocator may stall
+};
+
+// Sizes of a model and of a planned job in the model's terms.
+steptime::Shape shape_of(const ModelOutline& outline);
+// Whether gradients are reduced in every micro-batch: where the plan says so, and on flat buffers
+// that keep none whole.
+bool reduces_each(const ShardingPlan& plan);
+// Whether reductions lie beside the backward: an option to turn that off counts only where
+// gradients are kept whole.
+bool hides_reductions(const ShardingPlan& plan);
+// Units gathered ahead; 0: none, so that nothing hides a gather.
+double gathers_ahead(const ShardingPlan& plan);
+// Of "model.layers.3.mlp.up_proj.weight", 3: the first part of a name that is a number, whatever
+// the list is called; -1: none is.
+int64_t layer_of(const std::string& name);
+// Whether the strategy's footprint is not that of its plan, which alone says when its bytes move.
+bool has_own_footprint(const plan::Job& job, const plan::JobPlan& plan);
+// Bytes of an element in the job's products, which say whose peak counts.
+double compute_width(const plan::Job& job, const plan::JobPlan& plan);
+// Whether its products of float32 may be in TF32, which has a peak of its own.
+bool asks_for_tf32(const plan::Job& job);
+double peak_of(const steptime::Machine& machine, double width, bool tf32);
+// Whether the job wants Linears of layers in 8-bit floats, and whether the machine multiplies in
+// them: a processor has the same numbers in float32. Throws Error(missing_key) for a device without
+// a peak of theirs, as `train` refuses it.
+bool asks_for_float8(const plan::Job& job);
+bool multiplies_in_float8(const plan::Job& job, const steptime::Machine& machine);
+// Which rank the plan is of changes nothing but for rows that do not divide evenly. Throws
+// Error(missing_key) when the plan has no model or no length of a sample.
+Forecast forecast(const plan::Job& job, const plan::JobPlan& plan,
+                  const steptime::Machine& machine);
+// The same of sizes alone, with the memory that the model counts.
+Forecast forecast(const steptime::Machine& machine, const steptime::Shape& shape,
+                  const steptime::Job& job);
+// The same step on another machine, whose hosts have as many ranks: what forecast() would say of
+// the rank that `forecast.job` is of, without its plan.
+steptime::Prediction predicted_on(const steptime::Machine& machine, const Forecast& forecast,
+                                  steptime::Bubble bubble = steptime::Bubble::simulated);
+// Why its figures are rougher than docs/step_time.md promises; of what the machine guesses, only
+// figures that it goes by.
+std::vector<std::string> rough_of(const Forecast& forecast);
+
+// Where the shipped machine files lie: beside the program, or in the source tree.
+std::string machines_folder();
+
+// The parts of a step by name, in seconds, in the order they are shown.
+std::vector<std::pair<std::string, double>> parts_of(const steptime::Parts& parts);
+// The same of memory, in bytes: as a plan counts it, and as the model does.
+std::vector<std::pair<std::string, int64_t>> parts_of(const Bytes& bytes);
+std::vector<std::pair<std::string, int64_t>> parts_of(const steptime::Memory& memory);
+std::string draw(const report::Style& style, const Forecast& forecast);
+boost::json::object to_json(const Forecast& forecast);
+
+}  // namespace meshwright::forecast

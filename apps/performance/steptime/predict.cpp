@@ -1,0 +1,227 @@
+#include "apps/performance/steptime/predict.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "apps/performance/steptime/kernels.h"
+#include "apps/performance/steptime/network.h"
+#include "apps/performance/steptime/pipeline_time.h"
+
+namespace meshwright::steptime {
+namespace {
+
+// Bytes a second of a rank, where states lie on the host: its link (16 lanes of PCIe 4, as copies
+// attain them), and its part of the memory of a host of eight. Guessed: machine files do not say.
+constexpr double kHostLink = 25e9, kHostLinkUnpinned = 8e9, kHostMemory = 20e9;
+
+void scale(Parts& parts, double by) {
+  for (double* part : {&parts.products, &parts.attention, &parts.elementwise, &parts.recompute,
+                       &parts.tp, &parts.cp, &parts.ep, &parts.shard, &parts.host})
+    *part *= by;
+}
+
+void add(Parts& to, const Parts& p, double times) {
+  to.products += times * p.products;
+  to.attention += times * p.attention;
+  to.elementwise += times * p.elementwise;
+  to.recompute += times * p.recompute;
+  to.tp += times * p.tp;
+  to.cp += times * p.cp;
+  to.ep += times * p.ep;
+  to.shard += times * p.shard;
+  to.host += times * p.host;
+}
+
+// Ranks that share a processor: what one gains on average where the share `busy` of the time of
+// each is work, and the rest is waiting.
+double faster(const Machine& machine, const Job& job, double busy) {
+  const double ranks = std::min(job.ranks_per_host, job.ranks);
+  if (machine.overlap.alone <= 1 || ranks <= 1 || busy >= 1) return 1;
+  return 1 + (machine.overlap.alone - 1) * ranks * (1 - busy) / (ranks - 1);
+}
+
+// Seconds of the data-parallel exchanges of one layer, and of what lies around the layers.
+struct Shards {
+  double gather = 0, reduce = 0, root_gather = 0, root_reduce = 0, copy_out = 0, copy_in = 0;
+};
+
+Shards shards_of(const Machine& machine, const Job& job) {
+  const DataTraffic& data = job.data;
+  const Group shard{job.shard, job.tp, job.ranks_per_host, job.ranks},
+      replicas{job.replicas(), job.tp * job.shard, job.ranks_per_host, job.ranks};
+  auto reduce = [&](double scattered, double summed) {
+    return reduce_scatter(machine, shard, scattered) + all_reduce(machine, replicas, summed);
+  };
+  auto gather = [&](double bytes) { return all_gather(machine, shard, bytes); };
+  const bool shared = job.shard > 1;
+  return {gather(data.layer_gathered),
+          reduce(data.layer_reduced, data.layer_summed),
+          gather(data.root_gathered),
+          reduce(data.root_reduced, data.root_summed),
+          shared ? elementwise(machine, data.copied_out) : 0,
+          shared ? elementwise(machine, data.copied_in) : 0};
+}
+
+// Collectives beside kernels: what they add to the kernels' time.
+double beside(const Machine& machine, double compute, double moved) {
+  if (moved <= 0) return 0;
+  if (machine.overlap.adds) return moved;
+  return std::max(compute + machine.overlap.kappa * moved, moved) - compute;
+}
+
+bool now(When when, bool chosen) { return when == When::each || (when == When::once && chosen); }
+
+// Forward of all layers and backward of `passed` ones of one micro-batch, without a pipeline.
+void add_micro_batches(const Machine& machine, const Job& job, const LayerTime& layer,
+                       const EndTime& ends, double layers, double passed, Parts& parts) {
+  const Shards s = shards_of(machine, job);
+  const DataTraffic& data = job.data;
+  const double forward = layer.forward.sum(), backward = layer.backward.sum();
+  auto gathering = [&](double kernels) {
+    return data.ahead > 0 ? beside(machine, kernels + s.copy_out, s.gather) : s.gather;
+  };
+  auto one = [&](bool first, bool last, double times) {
+    const bool gf = now(data.gather_forward, first), gb = now(data.gather_backward, first),
+               rd = now(data.reduce, last);
+    double shard = 0;
+    if (gf) shard += s.root_gather + s.gather + layers * (s.copy_out + gathering(forward));
+    double copies = (gb ? s.copy_out : 0) + (rd ? s.copy_in : 0);
+    double moved = gb && data.ahead > 0 ? s.gather : 0;
+    if (gb && data.ahead <= 0) copies += s.gather;
+    // What is reduced is given for a layer on average.
+    if (rd && data.hidden && passed > 0) moved += s.reduce * layers / passed;
+    shard += passed * (copies + beside(machine, backward + copies, moved));
+    if (rd) shard += s.root_reduce + (data.hidden && passed > 0 ? 0 : layers * s.reduce);
+    add(parts, layer.forward, times * layers);
+    add(parts, layer.backward, times * passed);
+    for (const Parts* end : {&ends.embedding_forward, &ends.embedding_backward, &ends.head_forward,
+                             &ends.head_backward})
+      add(parts, *end, times);
+    parts.shard += times * shard;
+  };
+  if (job.micro_batches == 1) {
+    one(true, true, 1);
+  } else {
+    one(true, false, 1);
+    if (job.micro_batches > 2) one(false, false, job.micro_batches - 2);
+    one(false, true, 1);
+  }
+}
+
+void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
+                  const LayerTime& layer, const EndTime& ends, Bubble bubble, Parts& parts) {
+  const double stages = job.pp * job.stages, m = job.micro_batches * job.runs;
+  const double layers = shape.layers / stages;  // of a stage
+  const Shards s = shards_of(machine, job);
+  const DataTraffic& data = job.data;
+  // What is gathered or reduced for every micro-batch lies beside its own kernels.
+  double shard_forward = 0, shard_backward = 0;
+  if (data.gather_forward == When::each)
+    shard_forward =
+        layers * (s.copy_out + beside(machine, layer.forward.sum() + s.copy_out, s.gather));
+  {
+    const bool gathers = data.gather_backward == When::each, reduces = data.reduce == When::each;
+    const double copies = (gathers ? s.copy_out : 0) + (reduces ? s.copy_in : 0),
+                 moved = (gathers ? s.gather : 0) + (reduces ? s.reduce : 0);
+    shard_backward = layers * (copies + beside(machine, layer.backward.sum() + copies, moved));
+  }
+  const double forward = layers * layer.forward.sum() + shard_forward,
+               backward = layers * layer.backward.sum() + shard_backward;
+  // The first stages may have layers without a backward: shares that have one, of a stage, and of
+  // all that the fullest rank has, as if stages were dealt in turn.
+  auto passed = [&](int64_t stage) {
+    return 1 - std::clamp(shape.frozen.layers / layers - static_cast<double>(stage), 0.0, 1.0);
+  };
+  const auto ranks = static_cast<int64_t>(job.pp), all_stages = static_cast<int64_t>(stages);
+  double share = 0;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    double sum = 0;
+    for (int64_t stage = rank; stage < all_stages; stage += ranks) sum += passed(stage);
+    share = std::max(share, sum / job.stages);
+  }
+  std::vector<PipelineTimes> times;
+  for (int64_t stage = 0; stage < all_stages; ++stage)
+    times.push_back({forward, passed(stage) * backward / 2, passed(stage) * backward / 2});
+  const double first = ends.embedding_forward.sum() + ends.embedding_backward.sum(),
+               last = ends.head_forward.sum() + ends.head_backward.sum();
+  times.front().forward += ends.embedding_forward.sum();
+  times.front().weight += ends.embedding_backward.sum();
+  times.back().forward += ends.head_forward.sum();
+  times.back().input += ends.head_backward.sum() / 2;
+  times.back().weight += ends.head_backward.sum() / 2;
+  const double cut = job.sequence_parallel ? job.tp : 1;
+  const double message = send(machine, {job.pp, job.ranks / job.pp, job.ranks_per_host, job.ranks},
+                              job.width * job.tokens() * shape.hidden / cut);
+  const bool folded = folds(job.schedule);  // both ends on the first rank
+  const double work = m * job.stages * (forward + share * backward),
+               fullest = m * (folded ? first + last : std::max(first, last));
+  double span = 0;
+  if (bubble == Bubble::simulated) {
+    span = job.runs * makespan(job.schedule, static_cast<int64_t>(job.pp),
+                               static_cast<int64_t>(job.stages),
+                               static_cast<int64_t>(job.micro_batches), times, message);
+  } else {
+    const double filling = (job.pp - 1) * (forward + share * backward + 2 * message);
+    span = work + fullest + job.runs * filling;
+  }
+  add(parts, layer.forward, m * job.stages * layers);
+  add(parts, layer.backward, m * job.stages * layers * share);
+  if (folded || last >= first) {
+    add(parts, ends.head_forward, m);
+    add(parts, ends.head_backward, m);
+  }
+  if (folded || last < first) {
+    add(parts, ends.embedding_forward, m);
+    add(parts, ends.embedding_backward, m);
+  }
+  // Where messages share the cores with the work, nothing is left to hide them.
+  const double sent = machine.overlap.adds ? 2 * m * job.stages * message : 0;
+  const double mean = work + sent + m * (first + last) / job.pp;
+  span = std::max(mean, span / faster(machine, job, mean / span));
+  const double kept = work + fullest;
+  if (span < kept) scale(parts, span / kept);
+  parts.bubble = std::max(0.0, span - kept);
+
+  const double local = layers * job.stages;
+  const bool gathers = data.gather_forward == When::once, reduces = data.reduce == When::once;
+  const double gathered = gathers ? s.root_gather / 2 + local * s.gather : 0,
+               reduced = reduces ? s.root_reduce / 2 + local * s.reduce : 0;
+  // Nothing hides on cores that do both.
+  const bool hidden = data.hidden && !machine.overlap.adds;
+  const double room_forward = hidden && data.ahead > 0 ? job.stages * forward : 0,
+               room_backward = hidden ? job.stages * share * backward : 0;
+  parts.shard = m * job.stages * (shard_forward + share * shard_backward) +
+                std::max(0.0, gathered - room_forward) + std::max(0.0, reduced - room_backward) +
+                (hidden ? machine.overlap.kappa * (gathered + reduced) : 0) +
+                local * ((gathers ? s.copy_out : 0) + (reduces ? s.copy_in : 0));
+}
+
+}  // namespace
+
+Prediction predict(const Machine& machine, const Shape& shape, const Job& job, Bubble bubble) {
+  Prediction out;
+  const LayerTime layer = layer_time(machine, shape, job);
+  const EndTime ends = end_time(machine, shape, job);
+  if (job.pp > 1)
+    add_pipeline(machine, shape, job, layer, ends, bubble, out.parts);
+  else
+    add_micro_batches(machine, job, layer, ends, shape.layers, shape.layers - shape.frozen.layers,
+                      out.parts);
+  const double held = (shape.layers * shape.layer_parameters() / job.pp +
+                       shape.root_parameters() / (job.pp > 1 && !shape.tied ? 2 : 1)) /
+                      (job.tp * job.shard);
+  const double updated = job.lora ? 0 : job.optimizer_bytes * (1 - shape.frozen.parameters) * held;
+  out.parts.optimizer = job.offload.on ? updated / kHostMemory : update(machine, updated);
+  out.parts.host += machine.host.fixed;
+  out.parts.shard += job.beside_seconds;
+  if (job.offload.on)
+    out.parts.shard += job.offload.copied / (job.offload.pinned ? kHostLink : kHostLinkUnpinned);
+  const double doublings = std::max(0.0, std::log2(job.ranks / 8));
+  out.parts.stragglers = machine.overlap.jitter * doublings * out.parts.sum();
+  out.seconds = out.parts.sum();
+  out.memory = memory_of(shape, job);
+  return out;
+}
+
+}  // namespace meshwright::steptime

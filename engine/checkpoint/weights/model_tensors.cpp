@@ -1,0 +1,178 @@
+#include "engine/checkpoint/weights/model_tensors.h"
+
+#include <algorithm>
+#include <boost/json/value.hpp>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "engine/checkpoint/weights/convert.h"
+#include "engine/checkpoint/weights/experts.h"
+#include "engine/checkpoint/weights/read_region.h"
+#include "engine/checkpoint/weights/transposed.h"
+#include "meshwright/error.h"
+#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/strict_json.h"
+#include "sdk/base/low_rank.h"
+#include "sdk/base/terminal/report.h"
+
+namespace meshwright::weights {
+namespace {
+
+constexpr const char* kKey = "model.pretrained";
+constexpr const char* kBelong = "check that config.json and the safetensors files belong together";
+constexpr const char* kHead = "lm_head.weight";
+
+// "quantization_config.quant_method = fp8"; "": the folder's config.json says nothing of the kind.
+std::string quantized(const std::string& folder) try {
+  const boost::json::value config =
+      base::parse_strictly(base::read_file(std::filesystem::path(folder) / "config.json", 16 << 20),
+                           {.depth = 32, .elements = 1 << 20});
+  const boost::json::value* how =
+      config.is_object() ? config.as_object().if_contains("quantization_config") : nullptr;
+  if (how == nullptr || !how->is_object()) return "";
+  const boost::json::value* method = how->as_object().if_contains("quant_method");
+  return method != nullptr && method->is_string()
+             ? "quantization_config.quant_method = \"" + std::string(method->as_string()) + "\""
+             : "quantization_config";
+} catch (const base::JsonProblem&) {
+  return "";  // told where the model is planned
+}
+
+Error no_fit(const std::string& what) { return Error(ErrorCode::weights_mismatch, what).key(kKey); }
+
+void check_type(const TensorEntry& entry) {
+  if (is_floating(entry.dtype)) return;
+  throw no_fit(entry.file->path() + ": \"" + entry.name + "\" is " +
+               std::string(dtype_name(entry.dtype)) + ", wanted is a floating-point dtype")
+      .help(
+          "quantized weights are not read: take the model's weights in bfloat16 or float32, or "
+          "dequantize them with the library that quantized them");
+}
+
+void check_parameter(const WeightFolder& files, const std::string& folder,
+                     const ModelOutline& outline, const ParameterOutline& parameter) {
+  if (auto experts = expert_tensors(outline.architecture, parameter.name);
+      experts && fits(*experts, parameter.shape)) {
+    for (const TensorEntry* entry : find_experts(files, folder, *experts, parameter.shape))
+      check_type(*entry);
+    return;
+  }
+  const std::vector<std::string> names = names_in_files(outline.architecture, parameter);
+  const TensorEntry* entry = nullptr;
+  for (const std::string& name : names)
+    if (entry == nullptr) entry = files.find(name);
+  if (entry == nullptr)
+    throw no_fit(folder + " has no tensor \"" + names[0] +
+                 "\", which the model of its config.json needs")
+        .help(kBelong);
+  std::vector<int64_t> shape = parameter.shape;
+  if (parameter.stored.transposed) std::reverse(shape.begin(), shape.end());
+  if (entry->shape != shape)
+    throw no_fit(entry->file->path() + ": \"" + entry->name + "\" has the shape " +
+                 report::shape_text(entry->shape) + ", the model of config.json " +
+                 report::shape_text(shape))
+        .help(kBelong);
+  check_type(*entry);
+}
+
+// The weight of the embedding, as the folder has it; nullptr: none is known.
+const TensorEntry* embedding_in(const WeightFolder& files, const ModelOutline& outline) {
+  for (const ParameterOutline& p : outline.parameters) {
+    const ModuleOutline* module = outline.find_module(p.name.substr(0, p.name.rfind('.')));
+    if (module == nullptr || module->kind != ModuleKind::embedding) continue;
+    return files.find(name_in(files, outline.architecture, p));
+  }
+  return nullptr;
+}
+
+bool same_values(const TensorEntry& a, const TensorEntry& b) {
+  if (a.shape != b.shape) return false;
+  a.file->check_size();
+  b.file->check_size();
+  if (a.dtype == b.dtype) return std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes)) == 0;
+  if (!is_floating(a.dtype) || !is_floating(b.dtype)) return false;
+  constexpr int64_t kPiece = 1 << 18;
+  TensorEntry flat[2] = {a, b};
+  const int64_t count = a.bytes / dtype_size(a.dtype);
+  for (TensorEntry& one : flat) one.shape = {count};
+  std::vector<float> values[2];
+  for (int64_t at = 0, size = 0; at < count; at += size) {
+    size = std::min(count - at, kPiece);
+    for (int i : {0, 1}) {
+      values[i].resize(static_cast<size_t>(size));
+      read_slice(flat[i], std::span(&at, 1), std::span(&size, 1), DType::float32, values[i].data());
+    }
+    if (std::memcmp(values[0].data(), values[1].data(), values[0].size() * sizeof(float)) != 0)
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+WeightFolder open_model_tensors(const std::string& folder, const ModelOutline& outline) try {
+  WeightFolder files(folder);
+  for (const ParameterOutline& p : outline.parameters)
+    if (!low_rank_factor(p.name)) check_parameter(files, folder, outline, p);
+  return files;
+} catch (Error& error) {
+  const std::string how = quantized(folder);
+  if (how.empty()) throw error.key(kKey);
+  throw Error(error.code(), error.message())
+      .key(kKey)
+      .note((std::filesystem::path(folder) / "config.json").string() +
+            " says that the weights are "
+            "quantized: " +
+            how)
+      .help(
+          "quantized weights are not read: take the model's weights in bfloat16 or float32, or "
+          "dequantize them with the library that quantized them");
+}
+
+void check_tied_head(const WeightFolder& files, const std::string& folder,
+                     const ModelOutline& outline) {
+  const TensorEntry *head = outline.tied_embeddings ? files.find(kHead) : nullptr,
+                    *embedding = head == nullptr ? nullptr : embedding_in(files, outline);
+  if (embedding == nullptr || same_values(*head, *embedding)) return;
+  throw no_fit(head->file->path() + ": \"" + kHead + "\" has other values than \"" +
+               embedding->name +
+               "\", and tie_word_embeddings = true makes the two one: the head "
+               "would be lost")
+      .help("set \"tie_word_embeddings\": false in " +
+            (std::filesystem::path(folder) / "config.json").string() +
+            ": the model has a head of its own then, as transformers 5 reads it")
+      .help("remove the tensor from the folder where the embedding is the head");
+}
+
+std::string unused_tensors(const WeightFolder& files, const std::string& folder,
+                           const ModelOutline& outline) {
+  std::set<std::string> used;
+  for (const ParameterOutline& p : outline.parameters) {
+    used.insert(p.name);
+    for (const std::string& name : names_in_files(outline.architecture, p)) used.insert(name);
+    auto experts = expert_tensors(outline.architecture, p.name);
+    if (!experts) continue;
+    used.insert(experts->grouped);
+    for (int64_t e = 0; e < p.shape[0]; ++e)
+      for (size_t part = 0; part < experts->parts.size(); ++part)
+        used.insert(experts->name(e, part));
+  }
+  // It has the embedding's values: check_tied_head().
+  if (outline.tied_embeddings) used.insert(kHead);
+  std::vector<std::string> left;
+  for (const std::string& name : files.names())
+    if (!used.contains(name) && !name.ends_with("rotary_emb.inv_freq"))
+      left.push_back(name);  // that is computed
+  if (left.empty()) return {};
+  constexpr size_t kShown = 3;
+  std::string text = folder + " has " + std::to_string(left.size()) +
+                     (left.size() == 1 ? " tensor" : " tensors") +
+                     " without a place in the model of its config.json, not read: ";
+  for (size_t i = 0; i < std::min(left.size(), kShown); ++i) text += (i ? ", " : "") + left[i];
+  return text + (left.size() > kShown ? ", ..." : "");
+}
+
+}  // namespace meshwright::weights

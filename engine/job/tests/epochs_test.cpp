@@ -1,0 +1,78 @@
+// Runs that are counted in epochs: how many steps these are.
+#include "engine/job/epochs.h"
+
+#include <doctest/doctest.h>
+
+#include "engine/config/config.h"
+
+namespace plan = meshwright::plan;
+namespace config = meshwright::config;
+
+namespace {
+
+plan::JobPlan counted(const std::vector<std::string>& sets, std::optional<int64_t> samples,
+                      const meshwright::Workload& workload, int64_t dp, bool assumed_world,
+                      std::optional<plan::Trained> trained = std::nullopt) {
+  meshwright::Diagnostics diagnostics;
+  config::Source source =
+      config::Source::load({.file = {}, .sets = sets, .environment = {}}, diagnostics);
+  plan::Job job;
+  job.config = config::resolve(source, {}, "", diagnostics);
+  for (const meshwright::Error& error : diagnostics.errors()) FAIL(error.what());
+  job.samples = samples;
+  job.trained = trained;
+  plan::JobPlan out;
+  out.workload = workload;
+  out.mesh.dp = dp;
+  plan::count_steps(job, assumed_world, out);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("epochs are the steps in which every sample is read so often, the last one filled up") {
+  struct Row {
+    int64_t epochs, samples, batch, steps;
+  };
+  for (const Row& row : std::vector<Row>{{1, 8, 8, 1},
+                                         {1, 9, 8, 2},
+                                         {3, 25, 8, 10},  // 75: no epoch is rounded up alone
+                                         {2, 1, 8, 1},
+                                         {int64_t{1} << 31, int64_t{1} << 31, 1, int64_t{1} << 62}})
+    CHECK(plan::steps_of_epochs(row.epochs, row.samples, row.batch) == row.steps);
+  CHECK_THROWS_AS(plan::steps_of_epochs(int64_t{1} << 32, int64_t{1} << 32, 8), meshwright::Error);
+  // 2 epochs of 48 samples, 8 steps of 6 of which are done: so many more of another batch.
+  CHECK(plan::steps_of_epochs(2, 48, 6, {8, 48}) == 16);
+  CHECK(plan::steps_of_epochs(2, 48, 12, {8, 48}) == 12);
+  CHECK(plan::steps_of_epochs(2, 48, 5, {8, 48}) == 18);
+  CHECK(plan::steps_of_epochs(1, 48, 12, {8, 48}) == 8);
+  CHECK(plan::steps_of_epochs(1, 48, 12, {9, 54}) == 9);
+}
+
+TEST_CASE("a plan counts epochs by the batch that it has, and says what they come to") {
+  const std::vector<std::string> epochs = {"step_scheduler.epochs=3",
+                                           "step_scheduler.global_batch_size=8"};
+  meshwright::Workload workload;
+  workload.local_batch = 2;
+  workload.accumulation = 1;
+  // A batch that is the default gives way to what the ranks can share: 2 x 3.
+  plan::JobPlan of_ranks = counted(epochs, 25, workload, 3, /*assumed_world=*/false);
+  CHECK(of_ranks.max_steps == 13);
+  REQUIRE(of_ranks.notices.size() == 1);
+  CHECK(of_ranks.notices[0] ==
+        "step_scheduler.epochs = 3 is 13 steps: an epoch is 25 samples, 4.1 steps of 6");
+  CHECK(counted(epochs, 25, workload, 3, /*assumed_world=*/true).max_steps == 10);
+  // A run that goes on counts what is left.
+  plan::JobPlan goes_on = counted(epochs, 25, workload, 3, false, plan::Trained{2, 16});
+  CHECK(goes_on.max_steps == 12);
+  CHECK(goes_on.notices[0] ==
+        "step_scheduler.epochs = 3 is 12 steps, of which 2 have read 16 samples: an epoch is 25 "
+        "samples, 4.1 steps of 6");
+  // Nobody has opened the data.
+  plan::JobPlan unknown = counted(epochs, std::nullopt, workload, 3, /*assumed_world=*/false);
+  CHECK(!unknown.max_steps);
+  CHECK(unknown.notices.empty());
+  plan::JobPlan steps = counted({"step_scheduler.max_steps=7"}, std::nullopt, workload, 3, false);
+  CHECK(steps.max_steps == 7);
+  CHECK(steps.notices.empty());
+}

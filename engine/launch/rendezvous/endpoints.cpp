@@ -1,0 +1,418 @@
+#include "engine/launch/rendezvous/endpoints.h"
+
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "engine/launch/rendezvous/connectivity.h"
+#include "engine/launch/rendezvous/deadlines.h"
+#include "engine/launch/rendezvous/interfaces.h"
+#include "engine/launch/rendezvous/notices.h"
+#include "engine/launch/rendezvous/reachability.h"
+#include "engine/launch/rendezvous/separators.h"
+#include "engine/launch/rendezvous/with_others.h"
+#include "meshwright/error.h"
+#include "sdk/base/host_facts.h"
+
+namespace meshwright::rendezvous {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Words = std::vector<std::string>;
+
+constexpr size_t kMostPairs = 4;
+
+std::string join(const Words& words, char between) {
+  std::string out;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) out += between;
+    out += words[i];
+  }
+  return out;
+}
+
+Words split(const std::string& text, char between) {
+  Words out(1);
+  for (char c : text) {
+    if (c == between)
+      out.emplace_back();
+    else
+      out.back() += c;
+  }
+  return out;
+}
+
+// What a rank knows of itself. `reached`: where it found the store; address empty: it knows no
+// address that another host could use.
+struct Row {
+  Endpoint endpoint;
+  std::string reached, problem;
+};
+
+std::string encode(const Row& row) {
+  return join({row.endpoint.host, row.endpoint.address, row.reached, row.problem}, kUnitSeparator);
+}
+
+Row decode_row(const std::string& text) {
+  Words words = split(text, kUnitSeparator);
+  words.resize(4);
+  return {{words[0], words[1]}, words[2], words[3]};
+}
+
+// An error that all ranks throw, or a table of endpoints.
+std::string encode(const Error& error) {
+  return "error" + (kRecordSeparator + std::to_string(static_cast<int>(error.code()))) +
+         kRecordSeparator + error.message() + kRecordSeparator +
+         join(error.helps(), kUnitSeparator);
+}
+
+void throw_if_error(const std::string& text) {
+  if (!text.starts_with("error")) return;
+  Words words = split(text, kRecordSeparator);
+  words.resize(4);
+  // Those that encode() is given here; anything else is not from a rank.
+  const bool known = words[1] == std::to_string(static_cast<int>(ErrorCode::bad_interface)) ||
+                     words[1] == std::to_string(static_cast<int>(ErrorCode::rendezvous_failed));
+  Error error(known ? static_cast<ErrorCode>(number_of(words[1], "endpoints/table", "rank 0"))
+                    : ErrorCode::rendezvous_failed,
+              words[2]);
+  error.key("dist_env.interface");
+  for (const std::string& help : split(words[3], kUnitSeparator)) error.help(help);
+  throw error;
+}
+
+const char* const kSetInterface =
+    "set dist_env.interface, or GLOO_SOCKET_IFNAME on each host, to the interface that joins the "
+    "hosts";
+
+Row own_row(const launch::RankEnvironment& ranks, const WantedInterface& wanted,
+            Clock::time_point end) {
+  Row row;
+  row.endpoint.host = host_name();
+  if (!wanted.name.empty()) {
+    try {
+      row.endpoint.address = address_of(wanted.name, wanted.named_by, interfaces());
+    } catch (const Error& error) {
+      row.problem = error.message();
+    }
+    return row;
+  }
+  if (ranks.one_host()) {
+    row.endpoint.address = "127.0.0.1";
+    return row;
+  }
+  if (ranks.rank == 0 && !ranks.agent_store) return row;
+  const Route route = route_to_master(ranks, end);
+  if (route.local.empty() || is_loopback_address(route.local)) return row;
+  row.endpoint.address = route.local;
+  row.reached = route.remote;
+  if (route.local.starts_with("fe80:"))
+    row.problem = "the route to MASTER_ADDR = " + ranks.master_addr +
+                  " begins at the link-local address " + route.local +
+                  ", which is of no use to other hosts; there are: " + list_of(interfaces());
+  return row;
+}
+
+std::string named(int64_t rank, const Endpoint& endpoint) {
+  return "rank " + std::to_string(rank) + " on " + endpoint.host;
+}
+std::string with_address(int64_t rank, const Endpoint& endpoint) {
+  return named(rank, endpoint) + " (" + endpoint.address + ")";
+}
+
+// Rank 0: the address of those that know none, itself mostly. They are on the host of the store.
+std::string home_address(const std::vector<Row>& rows) {
+  std::vector<Interface> here = interfaces();
+  auto is_here = [&](const std::string& address) {
+    return std::any_of(here.begin(), here.end(),
+                       [&](const Interface& i) { return i.address == address; });
+  };
+  // What another host reached comes before what this host's own names say.
+  for (bool other_host : {true, false})
+    for (const Row& row : rows)
+      if (!row.reached.empty() && (row.reached != row.endpoint.address) == other_host &&
+          is_here(row.reached))
+        return row.reached;
+  for (const Row& row : rows)
+    if (!row.endpoint.address.empty()) return source_for(row.endpoint.address);
+  return "127.0.0.1";
+}
+
+std::vector<Endpoint> settle(const std::vector<Row>& rows, const launch::RankEnvironment& ranks) {
+  std::vector<Endpoint> endpoints;
+  std::string home = home_address(rows);
+  bool several_hosts = false, loopback = false, four = false, six = false;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    Endpoint endpoint = rows[r].endpoint;
+    if (!rows[r].problem.empty())
+      throw Error(ErrorCode::bad_interface,
+                  named(static_cast<int64_t>(r), endpoint) + ": " + rows[r].problem)
+          .help(kSetInterface);
+    if (endpoint.address.empty()) endpoint.address = home;
+    if (endpoint.address.empty())
+      throw Error(ErrorCode::bad_interface, named(static_cast<int64_t>(r), endpoint) +
+                                                ": MASTER_ADDR = " + ranks.master_addr +
+                                                " is a name of the loopback interface there, and "
+                                                "no route leads to the other hosts; there "
+                                                "are: " +
+                                                list_of(interfaces()))
+          .help(kSetInterface);
+    several_hosts = several_hosts || endpoint.host != rows[0].endpoint.host;
+    loopback = loopback || is_loopback_address(endpoint.address);
+    (endpoint.address.find(':') == std::string::npos ? four : six) = true;
+    endpoints.push_back(std::move(endpoint));
+  }
+  auto first = [&](auto&& wanted) {
+    auto found = std::find_if(endpoints.begin(), endpoints.end(), wanted);
+    return with_address(found - endpoints.begin(), *found);
+  };
+  if (several_hosts && loopback)
+    throw Error(ErrorCode::bad_interface,
+                first([](const Endpoint& s) { return is_loopback_address(s.address); }) +
+                    " would listen on the loopback interface, where " +
+                    first([&](const Endpoint& s) { return s.host != endpoints[0].host; }) +
+                    " cannot reach it")
+        .help(kSetInterface)
+        .help("set MASTER_ADDR to a name or address of rank 0's host that every host can reach");
+  if (four && six)
+    throw Error(ErrorCode::bad_interface,
+                first([](const Endpoint& s) { return s.address.find(':') == std::string::npos; }) +
+                    " has an IPv4 address and " + first([](const Endpoint& s) {
+                      return s.address.find(':') != std::string::npos;
+                    }) +
+                    " an IPv6 one: they cannot connect")
+        .help(
+            "set MASTER_ADDR, on all ranks, to a numeric address of the family that all hosts have")
+        .help(kSetInterface);
+  return endpoints;
+}
+
+// One rank of each address, the lowest.
+std::vector<int64_t> one_of_each_host(const std::vector<Endpoint>& endpoints) {
+  std::vector<int64_t> out;
+  std::vector<std::string> known;
+  for (size_t r = 0; r < endpoints.size(); ++r) {
+    if (std::find(known.begin(), known.end(), endpoints[r].address) != known.end()) continue;
+    known.push_back(endpoints[r].address);
+    out.push_back(static_cast<int64_t>(r));
+  }
+  return out;
+}
+
+// "rank 2 on c (10.70.0.3) cannot connect to rank 1 on b (10.70.0.2): Connection timed out; packets
+// from ... are lost"
+std::string cause(const Words& from, const Words& to, const std::string& why, bool arrives,
+                  bool comes_back) {
+  std::string out = from[0] + " cannot connect to " + to[0] + ": " + why + "; ";
+  const std::string &a = from[1], &b = to[1];
+  if (arrives && comes_back)
+    return out + "other packets pass both ways, so a firewall refuses connections from " + a +
+           " to " + b;
+  if (arrives)
+    return out + "packets from " + b + " to " + a + " are lost, those from " + a + " to " + b +
+           " arrive";
+  if (comes_back)
+    return out + "packets from " + a + " to " + b + " are lost, those from " + b + " to " + a +
+           " arrive";
+  return out + "no packet passes in either direction";
+}
+
+// The endpoints of those that probe, with the ports of their listeners, as far as they have told
+// until `end`: who has not is missed later, by name.
+std::vector<Endpoint> with_ports(c10d::Store& store, const std::vector<int64_t>& probers,
+                                 const std::vector<Endpoint>& endpoints, Clock::time_point end) {
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < probers.size(); ++i) keys.push_back("listener/" + std::to_string(i));
+  bool all = true;
+  try {
+    store.wait(keys, left_until(end));
+  } catch (const c10::DistStoreError&) {
+    all = false;
+  }
+  std::vector<std::vector<uint8_t>> told(keys.size());
+  if (all) told = store.multiGet(keys);
+  std::vector<Endpoint> out;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    out.push_back(endpoints[static_cast<size_t>(probers[i])]);
+    if (!all && store.check({keys[i]})) told[i] = store.get(keys[i]);
+    if (told[i].empty()) continue;
+    Words words = split(text_of(told[i]), kUnitSeparator);
+    words.resize(2);
+    auto port = [&](const std::string& word) {
+      const int64_t number =
+          number_of(word, "endpoints/" + keys[i], "rank " + std::to_string(probers[i]));
+      return number >= 0 && number <= 65535 ? static_cast<int>(number) : 0;
+    };
+    out.back().tcp_port = port(words[0]);
+    out.back().udp_port = port(words[1]);
+  }
+  return out;
+}
+
+// Collective. Rank 0 is the first of those that probe, and collects what they found. A listener is
+// at the address that the others are told, and only those that probe have one: of many ranks of a
+// host none takes a port from the others.
+void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Endpoint>& endpoints,
+               const launch::PortRange& ports, Clock::time_point end) {
+  std::vector<int64_t> probers = one_of_each_host(endpoints);
+  if (probers.size() < 2) return;
+  auto readers = static_cast<int64_t>(endpoints.size()) - 1;
+  auto place =
+      static_cast<size_t>(std::find(probers.begin(), probers.end(), rank) - probers.begin());
+  bool probes = place < probers.size();
+  std::optional<ReachabilityProbe> listeners;
+  std::vector<Endpoint> theirs;
+  if (probes) {
+    listeners.emplace(endpoints[static_cast<size_t>(rank)].address, ports);
+    store.set("listener/" + std::to_string(place),
+              bytes_of(std::to_string(listeners->tcp_port()) + kUnitSeparator +
+                       std::to_string(listeners->udp_port())));
+    theirs = with_ports(store, probers, endpoints, end);
+  }
+  const LookTimes times = look_times(Clock::now(), end);
+  if (probes) {
+    Words lines;
+    for (const ReachabilityProbe::Refused& refused : listeners->probe(theirs, place, times.probe))
+      lines.push_back(std::to_string(refused.to) + kUnitSeparator + refused.why);
+    store.set("found/" + std::to_string(place), bytes_of(join(lines, kRecordSeparator)));
+  }
+  auto hear_marks = [&] {
+    std::string marks;
+    for (bool heard : listeners->heard(probers.size())) marks += heard ? '1' : '0';
+    store.set("heard/" + std::to_string(place), bytes_of(marks));
+  };
+  if (rank != 0) {
+    std::string verdict = hear(store, "verdict", left_until(times.told));
+    if (verdict == "good") return;
+    if (probes) hear_marks();
+    throw_if_error(hear(store, "causes", left_until(times.told)));
+    return;
+  }
+  auto end_all = [&](const Error& error) {
+    const std::string encoded = encode(error);
+    publish(store, "causes", encoded, readers);
+    throw_if_error(encoded);
+  };
+  auto from_each = [&](const std::string& key, Clock::time_point until) {
+    Words out;
+    for (size_t i = 0; i < probers.size(); ++i) {
+      try {
+        store.wait({key + std::to_string(i)}, left_until(until));
+      } catch (const c10::DistStoreError&) {
+        const std::string who =
+            with_address(probers[i], endpoints[static_cast<size_t>(probers[i])]);
+        throw Error(ErrorCode::rendezvous_failed,
+                    "while hosts looked whether they reach each other, no word came from " + who)
+            .help("look at the log of " + who +
+                  ": it ended, hangs or is stopped, or the network between the hosts is broken");
+      }
+      out.push_back(text_of(store.get(key + std::to_string(i))));
+    }
+    return out;
+  };
+  Words found, heard;
+  try {
+    found = from_each("found/", times.found);
+  } catch (const Error& error) {
+    publish(store, "verdict", "bad", /*readers=*/0);
+    end_all(error);
+  }
+  const bool good =
+      std::all_of(found.begin(), found.end(), [](const std::string& text) { return text.empty(); });
+  publish(store, "verdict", good ? "good" : "bad", readers);
+  if (good) return;
+  hear_marks();
+  try {
+    heard = from_each("heard/", times.heard);
+  } catch (const Error& error) {
+    end_all(error);
+  }
+  auto words_of = [&](size_t i) {
+    const Endpoint& endpoint = endpoints[static_cast<size_t>(probers[i])];
+    return Words{with_address(probers[i], endpoint), endpoint.address};
+  };
+  std::string text;
+  size_t pairs = 0;
+  for (size_t i = 0; i < probers.size(); ++i)
+    for (const std::string& line : split(found[i], kRecordSeparator)) {
+      Words refused = split(line, kUnitSeparator);
+      if (refused.size() != 2 || ++pairs > kMostPairs) continue;
+      auto to = static_cast<size_t>(number_of(refused[0], "endpoints/found/" + std::to_string(i),
+                                              "rank " + std::to_string(probers[i])));
+      if (to >= probers.size() || heard[to].size() < probers.size() ||
+          heard[i].size() < probers.size())
+        continue;
+      text += (text.empty() ? "" : "; ") + cause(words_of(i), words_of(to), refused[1],
+                                                 heard[to][i] == '1', heard[i][to] == '1');
+    }
+  if (pairs > kMostPairs) text += "; and " + std::to_string(pairs - kMostPairs) + " more pairs";
+  Error error(ErrorCode::rendezvous_failed, text);
+  error.help(
+      "look at routes and firewalls between these hosts: the ranks connect to each other at ports "
+      "of MESHWRIGHT_PORT_RANGE first, and then, over gloo, at those that the kernel gives out");
+  error.help(kSetInterface);
+  end_all(error);
+}
+
+std::vector<Endpoint> exchange_rows(c10d::Store& store, const launch::RankEnvironment& ranks,
+                                    const Row& mine, Clock::time_point end) {
+  store.set("row/" + std::to_string(ranks.rank), bytes_of(encode(mine)));
+  std::string table;
+  if (ranks.rank == 0) {
+    std::vector<Row> rows;
+    for (int64_t r = 0; r < ranks.world_size; ++r) {
+      std::string key = "row/" + std::to_string(r);
+      store.wait({key}, left_until(end));
+      rows.push_back(decode_row(text_of(store.get(key))));
+    }
+    try {
+      Words lines;
+      for (const Endpoint& endpoint : settle(rows, ranks))
+        lines.push_back(encode(Row{endpoint, {}, {}}));
+      table = join(lines, kRecordSeparator);
+    } catch (const Error& error) {
+      table = encode(error);
+    }
+    publish(store, "table", table, ranks.world_size - 1);
+  } else {
+    table = hear(store, "table", left_until(end) + Milliseconds(2000));
+  }
+  throw_if_error(table);
+  std::vector<Endpoint> endpoints;
+  for (const std::string& line : split(table, kRecordSeparator))
+    endpoints.push_back(decode_row(line).endpoint);
+  if (endpoints.size() != static_cast<size_t>(ranks.world_size))
+    throw Error(ErrorCode::rendezvous_failed,
+                "what rank 0 left in the store under \"endpoints/table\" has " +
+                    std::to_string(endpoints.size()) + " rows for " +
+                    std::to_string(ranks.world_size) + " ranks");
+  try_pairs(store, ranks.rank, endpoints, ranks.ports, end);
+  return endpoints;
+}
+
+}  // namespace
+
+WantedInterface wanted_interface(const std::string& key) {
+  const char* variable = std::getenv("GLOO_SOCKET_IFNAME");
+  if (variable && *variable) return {variable, "GLOO_SOCKET_IFNAME"};
+  return {key, "dist_env.interface"};
+}
+
+std::vector<Endpoint> find_endpoints(const c10::intrusive_ptr<c10d::Store>& base,
+                                     const launch::RankEnvironment& ranks,
+                                     const WantedInterface& wanted, Milliseconds timeout) {
+  auto store = c10::make_intrusive<c10d::PrefixStore>("endpoints", base);
+  auto end = Clock::now() + timeout;
+  const Row mine = own_row(ranks, wanted, end);
+  const WithOthers words{ranks.rank, timeout, "learn the addresses of the others",
+                         "a rank did not come"};
+  return with_others(words, left_until(look_times(Clock::now(), end).all),
+                     [=] { return exchange_rows(*store, ranks, mine, end); });
+}
+
+}  // namespace meshwright::rendezvous

@@ -1,0 +1,78 @@
+// Texts that one rank publishes for all others in a store.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "engine/launch/store_bytes.h"
+#include "meshwright/error.h"
+#include "sdk/base/plain_text.h"
+
+namespace meshwright::rendezvous {
+
+using Milliseconds = std::chrono::milliseconds;
+
+using base::bytes_of, base::text_of;
+
+// A key of the ranks' store: rank 0 listens on every interface.
+inline const std::string kEverywhere = "everywhere";
+
+// "3.0 s"
+inline std::string seconds(Milliseconds time) {
+  const std::string out = text::format("%f", static_cast<double>(time.count()) / 1000);
+  return out.substr(0, out.find('.') + 2) + " s";
+}
+
+inline Milliseconds left_until(std::chrono::steady_clock::time_point end) {
+  return std::max(std::chrono::duration_cast<Milliseconds>(end - std::chrono::steady_clock::now()),
+                  Milliseconds(1));
+}
+
+// "1, 4, 5"; of many the first eight.
+inline std::string some_of(const std::vector<int64_t>& ranks) {
+  std::string out;
+  for (size_t i = 0; i < ranks.size() && i < 8; ++i)
+    out += (i ? ", " : "") + std::to_string(ranks[i]);
+  return ranks.size() > 8 ? out + " and " + std::to_string(ranks.size() - 8) + " more" : out;
+}
+// The same with the word before them: "rank 3", "ranks 3, 4".
+inline std::string named_ranks(const std::vector<int64_t>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + some_of(ranks);
+}
+
+// A number that `who` ("rank 3") left in the store under that key. Throws Error(rendezvous_failed)
+// that names both where it is none: somebody else writes there, or another version of the program.
+inline int64_t number_of(const std::string& text, const std::string& key, const std::string& who) {
+  int64_t out = 0;
+  auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), out);
+  if (failed == std::errc() && end == text.data() + text.size()) return out;
+  throw Error(ErrorCode::rendezvous_failed, "what " + who + " left in the store under \"" + key +
+                                                "\" is no number: \"" + text.substr(0, 40) + "\"")
+      .help("start all ranks with the same installation")
+      .help("set MESHWRIGHT_JOB_SECRET, on all ranks, so that nobody else can write there");
+}
+
+// Publishes the text and gives so many others a moment to read it: the store may end with this
+// process.
+inline void publish(c10d::Store& store, const std::string& key, const std::string& text,
+                    int64_t readers) {
+  store.set(key, bytes_of(text));
+  auto end = std::chrono::steady_clock::now() + Milliseconds(1000);
+  while (store.add(key + "/read", 0) < readers && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(Milliseconds(1));
+}
+
+inline std::string hear(c10d::Store& store, const std::string& key, Milliseconds timeout) {
+  store.wait({key}, timeout);
+  std::string text = text_of(store.get(key));
+  store.add(key + "/read", 1);
+  return text;
+}
+
+}  // namespace meshwright::rendezvous

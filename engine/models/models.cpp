@@ -1,0 +1,175 @@
+#include "engine/models/models.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "engine/config/model_file.h"
+#include "engine/models/families.h"
+#include "engine/models/net_config.h"
+#include "engine/models/other_format.h"
+#include "meshwright/error.h"
+#include "sdk/base/host/handed_files.h"
+#include "sdk/base/plain_text.h"
+
+namespace meshwright::outlines {
+namespace {
+
+constexpr std::uintmax_t kMaxConfigBytes = std::uintmax_t{4} << 20;
+
+struct Entry {
+  const char *architecture, *model_type;
+  Family family;
+};
+constexpr Entry kFamilies[] = {
+    {"Gemma3ForCausalLM", "gemma3_text", gemma3},
+    {"LlamaForCausalLM", "llama", llama_family},
+    {"MistralForCausalLM", "mistral", llama_family},
+    {"MixtralForCausalLM", "mixtral", moe_family},
+    {"Phi3ForCausalLM", "phi3", phi3},
+    {"PhiForCausalLM", "phi", phi},
+    {"Qwen2ForCausalLM", "qwen2", llama_family},
+    {"Qwen3ForCausalLM", "qwen3", llama_family},
+    {"Qwen3MoeForCausalLM", "qwen3_moe", moe_family},
+};
+
+// What an architecture is called without what all of them end with: those endings would make any
+// two look alike.
+std::string family_name(std::string_view architecture) {
+  for (std::string_view end : {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration"})
+    if (architecture.ends_with(end) && architecture.size() > end.size())
+      return std::string(architecture.substr(0, architecture.size() - end.size()));
+  return std::string(architecture);
+}
+
+std::string read_file(const std::filesystem::path& path) {
+  if (const std::string* handed = base::handed_file(path)) return *handed;
+  std::error_code failed;
+  std::filesystem::file_status status = std::filesystem::status(path, failed);
+  auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::file_unreadable,
+                 "cannot read the model's configuration " + path.string() + ": " + why)
+        .key("model.config")
+        .help("name a Hugging Face config.json, or a folder that holds one");
+  };
+  if (std::optional<std::string> help = base::other_format_help(path))
+    throw Error(ErrorCode::file_unreadable,
+                path.string() + " holds weights, where the model's configuration belongs")
+        .key("model.config")
+        .help(*help);
+  if (!std::filesystem::exists(status)) {
+    Error missing =
+        refuse(failed && status.type() == std::filesystem::file_type::none ? failed.message()
+                                                                           : "no such file");
+    for (const std::string& help : hub_helps(path)) missing.help(help);
+    if (std::optional<std::string> help = base::own_folder_help(path.parent_path()))
+      missing.help(*help);
+    throw missing;
+  }
+  if (!std::filesystem::is_regular_file(status)) throw refuse("not a regular file");
+  if (std::uintmax_t size = std::filesystem::file_size(path, failed);
+      failed || size > kMaxConfigBytes)
+    throw refuse("larger than 4 MiB");
+  errno = 0;
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw refuse(std::strerror(errno));
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) throw refuse(std::strerror(errno));
+  return text.str();
+}
+
+}  // namespace
+
+std::vector<std::string> known_architectures() {
+  std::vector<std::string> out;
+  for (const Entry& entry : kFamilies) out.emplace_back(entry.architecture);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+ModelOutline parse_outline(std::string_view json, const std::string& name, DType storage) {
+  return make_outline(ConfigJson::parse(json, name), storage);
+}
+
+namespace {
+
+// What is only planned has no windows: nothing runs it.
+ModelOutline with_windows(ModelOutline outline, const ConfigJson& config) {
+  try {
+    outline.windows = attention_windows(config, outline.model_type, outline.layers);
+  } catch (const Error&) {
+  }
+  return outline;
+}
+
+}  // namespace
+
+ModelOutline make_outline(const ConfigJson& config, DType storage) {
+  std::vector<std::string> architectures = config.strings("architectures");
+  std::string type = config.string("model_type", "");
+  for (const Entry& entry : kFamilies)
+    if (architectures.empty() ? type == entry.model_type : architectures[0] == entry.architecture)
+      return with_windows(entry.family(config, storage), config);
+  std::vector<std::string> known = known_architectures();
+  std::string found = architectures.empty()
+                          ? (type.empty() ? "no architecture" : "model_type \"" + type + "\"")
+                          : "\"" + architectures[0] + "\"";
+  std::string all;
+  for (const std::string& k : known) all += (all.empty() ? "" : ", ") + k;
+  Error error(ErrorCode::unknown_architecture,
+              config.name() + " names " + found + "; the families built in are " + all);
+  error.key("model.config");
+  if (!architectures.empty()) {
+    std::vector<std::string> names;
+    for (const std::string& k : known) names.push_back(family_name(k));
+    std::string near = nearest_name(family_name(architectures[0]), names);
+    for (const std::string& k : known)
+      if (!near.empty() && family_name(k) == near)
+        error.help("did you mean \"architectures\": [\"" + k + "\"]?");
+  }
+  throw error;
+}
+
+std::vector<std::string> hub_helps(const std::filesystem::path& path) {
+  std::string text = path.string();
+  size_t slash = text.find('/');
+  auto is_name = [](std::string_view part) {
+    return !part.empty() && part[0] != '.' && part[0] != '~' && part[0] != '-' &&
+           std::all_of(part.begin(), part.end(), [](char c) {
+             return text::is_alphanumeric(c) || c == '.' || c == '_' || c == '-';
+           });
+  };
+  if (slash == std::string::npos || !is_name(std::string_view(text).substr(0, slash)) ||
+      !is_name(std::string_view(text).substr(slash + 1)))
+    return {};
+  std::error_code failed;
+  std::string extension = path.extension().string();
+  if (extension == ".json" || extension == ".toml" || extension == ".safetensors" ||
+      std::filesystem::exists(text.substr(0, slash), failed))
+    return {};
+  std::string folder = "models/" + text.substr(slash + 1);
+  return {
+      "if this is the name of a model on the Hugging Face hub, download it first: hf download " +
+          text + " --local-dir " + folder,
+      "then set model.pretrained = \"" + folder +
+          "\" to start from its weights, or model.config = \"" + folder +
+          "/config.json\" for random weights of its shape"};
+}
+
+ConfigJson load_config(const std::filesystem::path& config_or_folder) {
+  std::filesystem::path path = base::model_file(config_or_folder);
+  // Of a folder that is gone meanwhile.
+  if (base::handed_file(config_or_folder / "config.json") != nullptr)
+    path = config_or_folder / "config.json";
+  return ConfigJson::parse(read_file(path), path.string());
+}
+
+ModelOutline load_outline(const std::filesystem::path& config_or_folder, DType storage) {
+  return make_outline(load_config(config_or_folder), storage);
+}
+
+}  // namespace meshwright::outlines

@@ -1,0 +1,79 @@
+// What a runnable net reads from config.json beyond its names and shapes. Defaults are those of
+// transformers' configuration classes. It lies here, and not beside the nets, because planning asks
+// it too whether a model can be trained, and planning has no LibTorch.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/models/decoder_family.h"
+
+namespace meshwright::outlines {
+
+enum class RopeType : uint8_t { standard, linear, dynamic, llama3, longrope, yarn };
+
+struct RopeConfig {
+  RopeType type = RopeType::standard;
+  double theta = 10000, factor = 1;
+  double low_frequency_factor = 1, high_frequency_factor = 4;  // llama3
+  int64_t original_positions = 0;                              // llama3, longrope, yarn
+  std::vector<double> short_factors,
+      long_factors;  // longrope: dim / 2 each, for sequences up to original_positions and beyond
+  double beta_fast = 32,
+         beta_slow = 1;         // yarn: turns within original_positions between which it blends
+  bool truncate = true;         // yarn: to whole dimensions
+  double attention_factor = 1;  // longrope, yarn: cos and sin are multiplied by it
+  int64_t max_positions = 0;
+  int64_t dim =
+      0;  // the leading part of a head that turns: head_dim unless partial_rotary_factor says less
+};
+
+struct LayerConfig {
+  int64_t window = 0;  // 0: it sees everything before it
+  size_t rope = 0;     // in NetConfig::ropes
+};
+
+// Beyond the sizes of outlines::MoeFamily.
+struct MoeNetConfig {
+  bool normalised = true;  // weights of a token sum up to 1
+  double balance_coefficient =
+      0;  // of transformers' load_balancing_loss_func; 0: it is not part of the loss
+};
+
+struct NetConfig {
+  DecoderFamily family;
+  std::vector<RopeConfig> ropes;  // one; Gemma 3: one for full attention, one for sliding windows
+  std::vector<LayerConfig> layers;
+  double norm_epsilon = 1e-6;
+  bool norms_plus_one = false;  // they scale by 1 + weight
+  std::string activation = "silu";
+  MoeNetConfig moe;
+  double attention_scale = 1;          // of the scores
+  double attention_dropout = 0;        // while training
+  double embedding_scale = 1;          // in the embedding's dtype
+  double logit_softcap = 0;            // c: logits become c tanh(logits / c); 0: they stay
+  std::optional<int64_t> padding_row;  // of the embedding: starts as zeros and gets no gradient
+  double initializer_range = 0.02;
+};
+
+// Throws Error(bad_model_config) with the field at fault, Error(not_in_release) for what can be
+// planned but not run.
+NetConfig read_net_config(const ConfigJson& config);
+// Of each layer's attention, 0: it sees everything before it; empty: all layers do. Throws
+// Error(bad_model_config).
+std::vector<int64_t> attention_windows(const ConfigJson& config, const std::string& model_type,
+                                       int64_t layers);
+
+// The names of activations that run, under which modules::find_activation() has them.
+std::span<const char* const> known_activations();
+
+// Its rotary embeddings alone; `max_positions`: the family's default.
+std::vector<RopeConfig> read_ropes(const ConfigJson& config, const DecoderFamily& family,
+                                   int64_t max_positions);
+
+inline constexpr int64_t kMaxPositions = int64_t{1} << 32;
+
+}  // namespace meshwright::outlines

@@ -1,0 +1,67 @@
+// Rotary position embeddings (Su et al. 2021) in transformers' layout: the two halves of a head are
+// the two parts of each pair.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+#include <vector>
+
+#include "engine/models/net_config.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/parallel/context_split.h"
+
+namespace meshwright::modules {
+
+using outlines::RopeConfig;
+using outlines::RopeType;
+
+// cos and sin of every row's angles, [rows, dim] each, or [batch, rows, dim] where samples differ;
+// in the dtype and on the device of the activations.
+struct RotaryTable {
+  at::Tensor cos, sin;
+};
+template <class F>
+void visit_tensors(RotaryTable& table, F&& f) {
+  f(table.cos), f(table.sin);
+}
+
+// Inverse frequencies [dim / 2] in float32. `length` matters for RopeType::dynamic and longrope
+// only.
+at::Tensor inverse_frequencies(const RopeConfig& config, int64_t length);
+
+// Holds no parameters and no buffers: tables are computed in float32 on first use and kept for
+// later steps.
+class RotaryEmbeddingImpl : public torch::nn::Module {
+ public:
+  explicit RotaryEmbeddingImpl(std::vector<RopeConfig> configs);
+  // For `rows` rows of activations like `x`, under the configuration of that number: positions 0,
+  // 1, ..., or those of current_sequence(), whose length then matters for the frequencies.
+  RotaryTable forward(const at::Tensor& x, int64_t rows, size_t which);
+  // Whether the frequencies of some positions are others in longer samples.
+  bool follows_length() const;
+
+ private:
+  struct Entry {
+    size_t which;
+    int64_t capacity, stretched;
+    at::Device device;
+    at::ScalarType dtype;
+    RotaryTable table;
+    std::vector<PositionRun> picked_rows;  // of the last sequence
+    RotaryTable picked;
+  };
+  Entry& table_for(const at::Tensor& x, int64_t positions, size_t which);
+  std::vector<RopeConfig> configs_;
+  std::vector<int64_t>
+      stretched_;  // the sequence length that the frequencies were made for, where it matters
+  std::vector<Entry> entries_;
+};
+MESHWRIGHT_MODULE(RotaryEmbedding);
+
+// Turns the leading `dim` elements of queries' and keys' heads, [batch, length, heads, head_dim]
+// each; the numbers of heads may differ.
+std::pair<at::Tensor, at::Tensor> rotate(const at::Tensor& query, const at::Tensor& key,
+                                         const RotaryTable& table);
+
+}  // namespace meshwright::modules

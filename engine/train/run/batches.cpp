@@ -1,0 +1,209 @@
+#include "engine/train/run/batches.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <chrono>
+#include <span>
+#include <utility>
+
+#include "engine/data/sample_buffer.h"
+#include "meshwright/error.h"
+#include "sdk/base/files/clock.h"
+
+namespace meshwright::train {
+
+using at::Tensor;
+
+// On the host, pinned where a device copies from it; the copy goes on while the host reads the next
+// rows, and the allocator of pinned memory keeps these until then.
+struct Batches::Memory {
+  Tensor ids;  // tokens, targets and positions one behind the other, for one copy
+  Tensor tokens, targets, documents, positions, weights;
+  std::vector<int64_t> ends;  // MicroBatch::ends
+};
+
+namespace {
+
+// From 0 in each document.
+void fill_positions(const Tensor& documents, const Tensor& positions) {
+  const auto* document = documents.const_data_ptr<int32_t>();
+  auto* out = positions.mutable_data_ptr<int64_t>();
+  const int64_t length = documents.size(1);
+  for (int64_t i = 0; i < documents.numel(); ++i)
+    out[i] = i % length == 0 || document[i] != document[i - 1] ? 0 : out[i - 1] + 1;
+}
+
+// Each row's first `length` values, one row behind the other, in the same memory.
+template <class T>
+Tensor shortened(const Tensor& rows, int64_t length) {
+  const int64_t from = rows.size(-1), count = rows.numel() / from;
+  T* values = rows.mutable_data_ptr<T>();
+  for (int64_t row = 1; row < count; ++row)
+    std::copy_n(values + row * from, length, values + row * length);
+  std::vector<int64_t> sizes = rows.sizes().vec();
+  sizes.back() = length;
+  return rows.view({-1}).narrow(0, 0, count * length).view(sizes);
+}
+
+}  // namespace
+
+void leave_out_from(int64_t samples, HostBatch& batch) {
+  for (int64_t row = std::max<int64_t>(samples - batch.sample, 0); row < batch.targets.size(0);
+       ++row)
+    batch.targets.select(0, row).fill_(kNoTarget);
+}
+
+Batches::Batches(std::shared_ptr<const SampleSource> source, data::Sampler sampler,
+                 BatchOrder order, Settings settings)
+    : source_(source),
+      order_(order),
+      settings_(std::move(settings)),
+      // Every thread has a row to read while the rows of a micro-batch are used.
+      ahead_(settings_.workers == 0
+                 ? 0
+                 : 1 + (settings_.workers + settings_.rows - 1) / settings_.rows),
+      reader_(
+          std::move(source), sampler,
+          {.seq_len = settings_.seq_len, .rows = settings_.rows, .workers = settings_.workers}) {
+  for (int64_t i = 0; i < ahead_ && (order_.again || i < order_.count); ++i)
+    slots_.push_back(begin(i));
+}
+
+Batches::Slot Batches::begin(int64_t number) {
+  Slot slot;
+  slot.memory = std::make_shared<Memory>();
+  auto room = [&](at::ScalarType type, int64_t many) {
+    return at::empty({many, settings_.rows, settings_.seq_len},
+                     at::TensorOptions(type).pinned_memory(!settings_.device.is_cpu()));
+  };
+  Memory& memory = *slot.memory;
+  data::BatchMemory raw;
+  memory.ids = room(at::kLong, source_->has_documents() ? 3 : 2);
+  memory.tokens = memory.ids.select(0, 0);
+  memory.targets = memory.ids.select(0, 1);
+  raw.tokens = memory.tokens.mutable_data_ptr<int64_t>();
+  raw.targets = memory.targets.mutable_data_ptr<int64_t>();
+  if (source_->has_documents()) {
+    memory.documents = room(at::kInt, 1).select(0, 0);
+    memory.positions = memory.ids.select(0, 2);
+    raw.documents = memory.documents.mutable_data_ptr<int32_t>();
+  }
+  if (source_->has_weights()) {
+    memory.weights = room(at::kFloat, 1).select(0, 0);
+    raw.weights = memory.weights.mutable_data_ptr<float>();
+  }
+  raw.owner = slot.memory;
+  const int64_t place = order_.again ? number % order_.count : number;
+  slot.task = reader_.begin(order_.first + place * order_.stride, std::move(raw));
+  return slot;
+}
+
+int64_t Batches::find_padding(Memory& memory) const {
+  if (!settings_.padding.told) return settings_.seq_len;
+  const bool documents = memory.documents.defined();
+  const auto* targets = memory.targets.const_data_ptr<int64_t>();
+  const auto* document = documents ? memory.documents.const_data_ptr<int32_t>() : nullptr;
+  int64_t longest = 1;
+  for (int64_t row = 0; row < settings_.rows; ++row) {
+    const int64_t first = row * settings_.seq_len;
+    const auto length = static_cast<size_t>(settings_.seq_len);
+    memory.ends.push_back(static_cast<int64_t>(data::padding_begin(
+        {targets + first, length}, documents ? std::span<const int32_t>(document + first, length)
+                                             : std::span<const int32_t>())));
+    longest = std::max(longest, memory.ends.back());
+  }
+  const int64_t multiple = settings_.padding.multiple;
+  if (multiple == 0 || documents) return settings_.seq_len;
+  return std::min((longest + multiple - 1) / multiple * multiple, settings_.seq_len);
+}
+
+void Batches::cut(Memory& memory, int64_t length) const {
+  if (length == settings_.seq_len) return;
+  memory.ids = shortened<int64_t>(memory.ids, length);
+  memory.tokens = memory.ids.select(0, 0);
+  memory.targets = memory.ids.select(0, 1);
+  if (memory.weights.defined()) memory.weights = shortened<float>(memory.weights, length);
+}
+
+void Batches::change(int64_t number, Memory& memory) const {
+  if (!settings_.change) return;
+  const int64_t place = order_.again ? number % order_.count : number;
+  HostBatch batch;
+  batch.tokens = memory.tokens;
+  batch.targets = memory.targets;
+  batch.sample = order_.first + place * order_.stride;
+  settings_.change(batch);
+  for (auto [changed, mine] :
+       {std::pair(&batch.tokens, &memory.tokens), std::pair(&batch.targets, &memory.targets)}) {
+    if (changed->is_same(*mine)) continue;
+    if (changed->sizes() != mine->sizes() || changed->scalar_type() != at::kLong)
+      throw Error(ErrorCode::plugin_nonconforming,
+                  "change_batch() of the model changed the shape or the type of tokens or targets")
+          .help("leave them int64 [rows, length]");
+    mine->copy_(*changed);
+  }
+}
+
+MicroBatch Batches::move_to_device(const std::shared_ptr<Memory>& memory) const {
+  auto moved = [&](const Tensor& host) {
+    return host.defined() && !settings_.device.is_cpu()
+               ? host.to(settings_.device, /*non_blocking=*/true)
+               : host;
+  };
+  if (memory->documents.defined()) fill_positions(memory->documents, memory->positions);
+  const Tensor ids = moved(memory->ids);
+  MicroBatch out{.tokens = ids.select(0, 0),
+                 .targets = ids.select(0, 1),
+                 .documents = moved(memory->documents),
+                 .positions = memory->positions.defined() ? ids.select(0, 2) : Tensor(),
+                 .weights = moved(memory->weights),
+                 .host_targets = memory->targets.const_data_ptr<int64_t>(),
+                 .host = memory,
+                 .ends = memory->ends};
+  if (memory->weights.defined()) out.host_weights = memory->weights.const_data_ptr<float>();
+  if (memory->documents.defined()) out.host_documents = memory->documents.const_data_ptr<int32_t>();
+  return out;
+}
+
+const MicroBatch& Batches::at(int64_t number) {
+  const int64_t together = settings_.padding.together, first = number / together * together;
+  int64_t end = first + together;
+  if (!order_.again) end = std::min(end, order_.count);
+  const int64_t wanted = order_.again ? end + ahead_ : std::min(end + ahead_, order_.count);
+  while (begin_ + static_cast<int64_t>(slots_.size()) < wanted)
+    slots_.push_back(begin(begin_ + static_cast<int64_t>(slots_.size())));
+  const Slot& slot = slots_.at(static_cast<size_t>(number - begin_));
+  if (!slot.batch.tokens.defined()) read(std::max(first, begin_), end);
+  return slot.batch;
+}
+
+void Batches::read(int64_t from, int64_t to) {
+  const auto slot = [this](int64_t number) -> Slot& {
+    return slots_.at(static_cast<size_t>(number - begin_));
+  };
+  int64_t length = 1;
+  for (int64_t number = from; number < to; ++number) {
+    const auto since = std::chrono::steady_clock::now();
+    reader_.wait(slot(number).task, settings_.while_waiting);
+    waited_ms_ += base::ms_since(since);
+    length = std::max(length, find_padding(*slot(number).memory));
+  }
+  for (int64_t number = from; number < to; ++number) {
+    Slot& one = slot(number);
+    cut(*one.memory, length);
+    change(number, *one.memory);
+    one.batch = move_to_device(one.memory);
+    one.memory.reset();
+    one.task.reset();
+  }
+}
+
+void Batches::forget_before(int64_t number) {
+  for (; begin_ < number && !slots_.empty(); ++begin_) slots_.pop_front();
+  if (slots_.empty()) begin_ = std::max(begin_, number);
+}
+
+double Batches::take_waited_ms() { return std::exchange(waited_ms_, 0); }
+
+}  // namespace meshwright::train

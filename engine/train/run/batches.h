@@ -1,0 +1,87 @@
+// What a step reads: rows of a data set in the sampler's order, on the device.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+
+#include "engine/data/read_ahead.h"
+#include "engine/train/step/micro_batch.h"
+#include "meshwright/model/running_model.h"
+
+namespace meshwright::train {
+
+// The micro-batches of one rank: number n has the rows at positions [first + n * stride, ... +
+// rows) of the sampler's order. There are `count` of them; where they come again, number `count` is
+// number 0.
+struct BatchOrder {
+  int64_t first = 0, stride = 0, count = 0;
+  bool again = false;
+};
+
+// What pads a row: what stands behind its last target, or a last document without targets.
+struct Padding {
+  bool told = false;  // rows are looked through for it, and MicroBatch::ends say where it begins
+  // Of rows without documents what pads all of a micro-batch is left out, but for what makes their
+  // length a multiple of this; 0: it stays.
+  int64_t multiple = 0;
+  // So many micro-batches, those of one call of a trainer, are of one length: number n * together
+  // and those behind it. They are read at once.
+  int64_t together = 1;
+};
+
+// Takes the targets from rows at positions from `samples` on, where the data set begins anew, so
+// that each of that many samples counts once.
+void leave_out_from(int64_t samples, HostBatch& batch);
+
+class Batches {
+ public:
+  struct Settings {
+    int64_t rows = 1, seq_len = 1;
+    at::Device device = at::kCPU;
+    int64_t workers = 0;  // threads that read ahead
+    Padding padding = {};
+    std::function<void()> while_waiting = {};
+    // What the model makes of a micro-batch; empty: nothing. Its sample number is set.
+    std::function<void(HostBatch&)> change = {};
+  };
+  Batches(std::shared_ptr<const SampleSource> source, data::Sampler sampler, BatchOrder order,
+          Settings settings);
+  // Until forget_before() lets go of it, the same one again: stages of a pipeline share it. Throws
+  // the error of its first sample that has one.
+  const MicroBatch& at(int64_t number);
+  void forget_before(int64_t number);
+  // How long at() has waited for samples since it was asked last, in ms.
+  double take_waited_ms();
+
+ private:
+  struct Memory;
+  struct Slot {
+    std::shared_ptr<Memory> memory;
+    std::shared_ptr<data::ReadAhead::Task> task;
+    MicroBatch batch;  // once it was asked for
+  };
+  Slot begin(int64_t number);
+  // What length is left of a micro-batch.
+  int64_t find_padding(Memory& memory) const;
+  void cut(Memory& memory, int64_t length) const;
+  // Waits for the micro-batches of numbers [from, to), none of which was asked for yet, and cuts
+  // them to one length.
+  void read(int64_t from, int64_t to);
+  void change(int64_t number, Memory& memory) const;
+  MicroBatch move_to_device(const std::shared_ptr<Memory>& memory) const;
+
+  std::shared_ptr<const SampleSource> source_;
+  BatchOrder order_;
+  Settings settings_;
+  int64_t ahead_;  // micro-batches that are read before they are asked for
+  data::ReadAhead reader_;
+  std::deque<Slot> slots_;  // of the numbers from begin_ on
+  int64_t begin_ = 0;
+  double waited_ms_ = 0;
+};
+
+}  // namespace meshwright::train

@@ -1,0 +1,382 @@
+#include "engine/train/run/metrics.h"
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "engine/train/run/expert_load.h"
+#include "meshwright/error.h"
+#include "sdk/base/files/clock.h"
+#include "sdk/base/files/durable.h"
+#include "sdk/base/files/read_file.h"
+#include "sdk/base/plain_text.h"
+#include "sdk/base/terminal/progress.h"
+
+namespace meshwright::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using text::format;
+
+double per_second(int64_t count, double ms) {
+  return ms > 0 ? static_cast<double>(count) * 1000 / ms : 0;
+}
+
+// Of a step, as words on the screen; empty: not known, or there is nothing to say.
+std::string mfu_words(const StepCost& c) {
+  return std::isfinite(c.mfu) ? format("mfu %.1f%%", 100 * c.mfu) : "";
+}
+std::string comm_words(const StepCost& c) {
+  return std::isfinite(c.exposed_comm_ms) && c.ranks > 1 ? format("comm %.0f ms", c.exposed_comm_ms)
+                                                         : "";
+}
+std::string slowest_words(const StepCost& c) {
+  return c.slowest_rank < 0 ? ""
+                            : format("slowest rank %lld (+%.0f ms)",
+                                     static_cast<long long>(c.slowest_rank), c.slowest_ms);
+}
+
+std::string score_words(const char* name, double z) {
+  return std::isfinite(z) ? format("%s z %+.1f", name, z) : "";
+}
+
+}  // namespace
+
+std::string validation_words(double loss, const char* pattern) {
+  return std::isnan(loss) ? "validation loss n/a" : "validation loss " + format(pattern, loss);
+}
+
+void unwritable(const fs::path& path, int reason) {
+  throw base::unwritable(path, reason).key("run.dir");
+}
+
+// The rows of metrics.jsonl of the first `steps` steps, whole lines only.
+std::string rows_before(const fs::path& path, int64_t steps) {
+  const std::string all = base::read_file(path, SIZE_MAX / 2);
+  std::string out;
+  for (size_t at = 0, end; (end = all.find('\n', at)) != std::string::npos; at = end + 1) {
+    const std::string line = all.substr(at, end - at);
+    long long step = 0;
+    if (std::sscanf(line.c_str(), "{\"step\": %lld", &step) != 1 || step >= steps) continue;
+    out += line + "\n";
+  }
+  return out;
+}
+
+RunFolder::RunFolder(fs::path path, std::optional<int64_t> steps, const Tell& tell)
+    : path_(std::move(path)) {
+  std::error_code failed;
+  fs::create_directories(path_, failed);
+  if (failed) unwritable(path_, failed.value());
+  fs::path metrics = path_ / "metrics.jsonl";
+  // Anything but a file stands there on purpose (a pipe, a link to a device), or is an error soon.
+  bool has_rows = fs::is_regular_file(metrics, failed) && fs::file_size(metrics, failed) > 0;
+  if (has_rows && steps) {
+    put("metrics.jsonl", rows_before(metrics, *steps));
+  } else if (has_rows) {
+    int n = 1;
+    while (fs::exists(path_ / ("metrics." + std::to_string(n) + ".jsonl"), failed)) ++n;
+    kept_ = (path_ / ("metrics." + std::to_string(n) + ".jsonl")).string();
+    fs::rename(metrics, kept_, failed);
+    if (failed) unwritable(kept_, failed.value());
+  }
+  metrics_.emplace(metrics, /*keep=*/steps.has_value(), tell);
+  log_.emplace(path_ / "run.log", /*keep=*/true, tell);
+}
+
+namespace {
+
+// What stands in the way is told with the key that chooses another place.
+std::unique_ptr<base::AppendFile> opened(const fs::path& path, bool keep) {
+  try {
+    return std::make_unique<base::AppendFile>(
+        path, keep ? base::AppendFile::Old::kept : base::AppendFile::Old::emptied);
+  } catch (const Error& error) {
+    throw Error(error).key("run.dir");
+  }
+}
+
+}  // namespace
+
+RunFolder::Lines::Lines(const fs::path& path, bool keep, Tell tell)
+    : file_(opened(path, keep)), tell_(std::move(tell)) {}
+
+RunFolder::Lines::~Lines() {
+  if (waiting_lines_ > 0 && file_->append(waiting_) == 0) waiting_lines_ = 0;
+  if (int64_t missing = waiting_lines_ + lost_lines_; missing > 0) {
+    tell("warning: " + path() + " lacks " + report::counted(missing, "line", "lines") +
+         " that could not be written");
+  }
+}
+
+void RunFolder::Lines::missed(int reason) {
+  if (!warn_) unwritable(path(), reason);
+  if (!std::exchange(failing_, true))
+    warn_("cannot write " + path() + ": " + std::strerror(reason) +
+          "; the run goes on (checkpoint.on_failure), and its lines wait until there is room");
+}
+
+// Somebody removed the file, or the folder with it, while the run writes it.
+void RunFolder::Lines::make_again() {
+  const fs::path where = file_->path();
+  std::error_code failed;
+  fs::create_directories(where.parent_path(), failed);
+  try {
+    file_ = std::make_unique<base::AppendFile>(where, base::AppendFile::Old::refused);
+  } catch (const Error&) {
+    return;  // the next line tries again; a file that is there is another run's
+  }
+  tell("warning: " + path() + " was removed while the run wrote it: it goes on in a new file");
+}
+
+void RunFolder::Lines::tell(const std::string& text) const {
+  if (tell_)
+    tell_(text);
+  else
+    std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+void RunFolder::Lines::append(std::string_view line) {
+  constexpr size_t kMostWaiting = 4 << 20;  // about 15,000 steps
+  if (file_->removed()) make_again();
+  if (waiting_.empty()) {
+    int reason = file_->append(line);
+    if (reason == 0) return;
+    missed(reason);
+  }
+  bool first = waiting_.empty();
+  if (waiting_.size() > kMostWaiting) {
+    ++lost_lines_;
+  } else {
+    waiting_ += line;
+    ++waiting_lines_;
+  }
+  if (first || file_->append(waiting_) != 0) return;
+  // Both files may share one disk, and this file's warning may be a line of the other: state first,
+  // words last.
+  std::string words =
+      path() + " is written again: " + report::counted(waiting_lines_, "line", "lines") +
+      " had waited" +
+      (lost_lines_ > 0 ? ", and " + std::to_string(lost_lines_) + " more are lost" : "");
+  waiting_.clear();
+  waiting_lines_ = 0;
+  failing_ = false;
+  warn_(words);
+}
+
+void RunFolder::outlive_full_disks(std::function<void(const std::string&)> warn) {
+  metrics_->outlive(warn);
+  log_->outlive(std::move(warn));
+}
+
+void RunFolder::put(const std::string& name, const std::string& contents) const {
+  try {
+    base::write_durably(path_ / name, contents);
+  } catch (const Error& error) {
+    throw Error(error).key("run.dir");
+  }
+}
+
+void RunFolder::sync() {
+  metrics_->sync();
+  log_->sync();
+}
+
+void RunFolder::Lines::sync() {
+  if (int reason = file_->sync(); reason != 0) missed(reason);
+}
+
+namespace {
+
+// How every row begins. `step` counts from 0, as lr(s) and the order of the data do; folders,
+// screens and logs name the steps that are complete, so a row says both.
+std::string row_begin(int64_t step) {
+  return "{\"step\": " + std::to_string(step) +
+         ", \"completed_steps\": " + std::to_string(step + 1);
+}
+
+}  // namespace
+
+std::string RunFolder::step(const StepResult& r, const StepCost& c) {
+  std::string row = row_begin(r.step);
+  for (const Metric& metric : step_metrics(r, c))
+    row += ", \"" + std::string(metric.name) + "\": " + metric_text(metric);
+  row += load_fields(r) + "}\n";
+  metrics_->append(row);
+  return row;
+}
+
+std::string RunFolder::validation(int64_t step, double loss, double auxiliary) {
+  std::string row =
+      row_begin(step) + ", \"validation_loss\": " + metric_text({"validation_loss", loss, "%.9g"});
+  if (std::isfinite(auxiliary))
+    row += ", \"validation_auxiliary_loss\": " +
+           metric_text({"validation_auxiliary_loss", auxiliary, "%.9g"});
+  row += "}\n";
+  metrics_->append(row);
+  return row;
+}
+
+// As base::append_line() does it, whose lines are in the same file.
+void RunFolder::log(const std::string& line) { log_->append(base::utc_now() + " " + line + "\n"); }
+
+namespace {
+
+constexpr int64_t kFewSteps = 20;  // fewer have a line each
+constexpr std::string_view kRedraw = "\r\x1b[K";
+
+}  // namespace
+
+Progress::Progress(report::Output& out, const report::Style& style, bool live, int64_t steps,
+                   bool details)
+    : out_(out),
+      style_(style),
+      live_(live && steps >= kFewSteps),
+      details_(details),
+      width_(live ? style.width - 1 : std::numeric_limits<int>::max()),
+      steps_(steps) {}
+
+namespace {
+
+std::string cost_words(const StepCost& c) {
+  const std::string mfu = mfu_words(c);
+  std::string out = "  " + (mfu.empty() ? "mfu n/a" : mfu) + format("  data %.0f ms", c.data_ms);
+  for (const std::string& words : {comm_words(c), slowest_words(c), score_words("loss", c.loss_z),
+                                   score_words("norm", c.grad_norm_z)})
+    if (!words.empty()) out += "  " + words;
+  return out;
+}
+
+// "59,619 tokens/s (29,810 a rank)"
+std::string speed_words(const StepResult& r, const StepCost& c) {
+  auto whole = [](double value) { return report::human_count(static_cast<int64_t>(value)); };
+  const double all = per_second(r.tokens, c.step_ms);
+  return whole(all) + " tokens/s" +
+         (c.ranks > 1 ? " (" + whole(all / static_cast<double>(c.ranks)) + " a rank)" : "");
+}
+
+}  // namespace
+
+std::string Progress::line(const StepResult& r, const StepCost& c, int64_t steps) {
+  return format("step %lld/%lld  loss %.4f  grad norm %.3f  lr %.2e  %s  %.0f ms",
+                static_cast<long long>(r.step) + 1, static_cast<long long>(steps), r.loss,
+                r.grad_norm, r.lr, speed_words(r, c).c_str(), c.step_ms) +
+         cost_words(c) + load_words(r) + (c.skipped ? "  left out" : "");
+}
+
+// What is read first: the rest is in metrics.jsonl and run.log.
+std::string Progress::short_line(const std::string& left) const {
+  std::vector<report::LineField> fields = {
+      {format("step %lld/%lld", static_cast<long long>(last_.step) + 1,
+              static_cast<long long>(steps_))},
+      {format("loss %.4f", last_.loss), 1},
+      {format("grad norm %.3f", last_.grad_norm), 4},
+      {format("lr %.2e", last_.lr), 6},
+      {report::human_count(static_cast<int64_t>(per_second(last_.tokens, cost_.step_ms))) +
+           " tokens/s",
+       3},
+      {format("%.0f ms", cost_.step_ms), 5}};
+  if (cost_.skipped) fields.push_back({"left out"});
+  if (!left.empty()) fields.push_back({left, 2});
+  return report::fit_line(std::move(fields), width_);
+}
+
+void Progress::step(const StepResult& result, const StepCost& cost) {
+  last_ = result;
+  cost_ = cost;
+  smooth_ms_ = smooth_ms_ == 0 ? cost.step_ms : 0.9 * smooth_ms_ + 0.1 * cost.step_ms;
+  auto now = std::chrono::steady_clock::now();
+  if (live_) {
+    missing_ = true;
+    if (result.step + 1 == steps_) return finish();
+    if (now - said_ < std::chrono::milliseconds(100)) return;
+    said_ = now;
+    draw();
+  } else if (result.step == 0 || result.step + 1 == steps_ || steps_ < kFewSteps ||
+             now - said_ >= std::chrono::seconds(10)) {
+    said_ = now;
+    std::string left;
+    if (result.step + 1 < steps_)
+      left = report::human_duration(smooth_ms_ / 1000 *
+                                    static_cast<double>(steps_ - result.step - 1)) +
+             " left";
+    if (!details_) return emit(short_line(left) + "\n");
+    emit(line(result, cost, steps_) + (left.empty() ? "" : "  " + left) + "\n");
+  }
+}
+
+void Progress::emit(const std::string& text) {
+  if (gone_) return;
+  try {
+    // What draws the line again is ours, whatever the rest of the text holds.
+    const size_t drawing = text.starts_with(kRedraw) ? kRedraw.size() : 0;
+    if (drawing > 0) out_.write_data(kRedraw);
+    out_.write(std::string_view(text).substr(drawing));
+    out_.flush();
+  } catch (const report::WriteFailed& failure) {
+    gone_ = true;
+    out_.give_up();
+    if (!failure.closed_pipe())
+      std::fprintf(stderr, "warning: %s; the run goes on, and its run.log has every line\n",
+                   failure.what());
+  }
+}
+
+void Progress::draw() {
+  int64_t done = last_.step + 1;
+  double left = smooth_ms_ / 1000 * static_cast<double>(steps_ - done);
+  std::vector<report::LineField> fields = {
+      {format("%lld/%lld", static_cast<long long>(done), static_cast<long long>(steps_))},
+      {format("loss %.4f", last_.loss), 1},
+      {report::human_count(static_cast<int64_t>(per_second(last_.tokens, cost_.step_ms))) +
+           " tok/s",
+       3},
+      {report::human_duration(left) + " left", 2}};
+  if (validation_ >= 0)
+    fields.insert(fields.begin() + 2, {format("validation %.4f", validation_), 4});
+  std::string text = report::fit_line(fields, style_.width - 1), bar;
+  // What else is known has the room that a short bar leaves.
+  constexpr int kBar = 15;
+  if (static_cast<int>(text.size()) <= style_.width - kBar) {
+    int spare = 5;
+    for (std::string words :
+         {format("norm %.3f", last_.grad_norm), format("%.0f ms", cost_.step_ms),
+          format("lr %.2e", last_.lr), mfu_words(cost_), comm_words(cost_), slowest_words(cost_),
+          score_words("loss", cost_.loss_z), score_words("norm", cost_.grad_norm_z)})
+      if (!words.empty()) fields.push_back({std::move(words), spare++});
+    text = report::fit_line(fields, style_.width - kBar);
+  }
+  int room = style_.width - static_cast<int>(text.size()) - 4;
+  if (room >= 10)
+    bar = report::progress_bar(
+              style_, static_cast<double>(done) / static_cast<double>(std::max<int64_t>(steps_, 1)),
+              std::min(room, 30)) +
+          "  ";
+  emit(std::string(kRedraw) + bar + text);
+  drawn_ = true;
+}
+
+void Progress::say(const std::string& text) {
+  emit(std::string(drawn_ ? kRedraw : "") + text + "\n");
+  drawn_ = false;
+}
+
+void Progress::validation(int64_t step, double loss) {
+  validation_ = loss;
+  say(format("step %lld/%lld  ", static_cast<long long>(step) + 1, static_cast<long long>(steps_)) +
+      validation_words(loss, "%.4f"));
+}
+
+void Progress::finish() {
+  if (!missing_) return;
+  draw();
+  emit("\n");
+  drawn_ = missing_ = false;
+}
+
+}  // namespace meshwright::train

@@ -1,0 +1,115 @@
+// What a run leaves behind: its folder, metrics.jsonl, and the lines a person watches.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "engine/train/run/step_row.h"
+#include "sdk/base/host/append_file.h"
+#include "sdk/base/terminal/report.h"
+
+namespace meshwright::train {
+
+// Throws Error(output_unwritable); `reason` is an errno.
+[[noreturn]] void unwritable(const std::filesystem::path& path, int reason);
+
+// "validation loss 4.2500", by a format of printf; "n/a" where nothing was measured.
+std::string validation_words(double loss, const char* pattern);
+
+// runs/<name>/ of rank 0. Throws Error(output_unwritable) naming path and reason.
+class RunFolder {
+ public:
+  // Makes the folder. A run that starts afresh keeps metrics of an earlier one of the same name
+  // under another name, which `kept` then holds; one that continues after `steps` steps cuts them
+  // back to these and appends.
+  // `tell`: hears of lines that were lost, which standard error does without it.
+  using Tell = std::function<void(const std::string&)>;
+  explicit RunFolder(std::filesystem::path path, std::optional<int64_t> steps = std::nullopt,
+                     const Tell& tell = {});
+  const std::filesystem::path& path() const { return path_; }
+  const std::string& kept() const { return kept_; }
+  // Whole files: written beside, synced, renamed.
+  void put(const std::string& name, const std::string& contents) const;
+  // Both return the row, as it is in metrics.jsonl.
+  std::string step(const StepResult& result, const StepCost& cost);
+  // `auxiliary`: as Evaluation's; not a number: there is none.
+  std::string validation(int64_t step, double loss, double auxiliary = kNone);
+  void log(const std::string& line);
+  // What was written so far is on the disk.
+  void sync();
+  // From here on a line that cannot be written ends nothing: it waits for room, and is written with
+  // the next one that finds some. `warn` hears of the first failure of a file, and once its lines
+  // are written again. What still waits at the end is told on standard error.
+  void outlive_full_disks(std::function<void(const std::string&)> warn);
+
+ private:
+  // Whole lines: one that does not fit any more leaves no beginning of itself.
+  class Lines {
+   public:
+    Lines(const std::filesystem::path& path, bool keep, Tell tell);
+    ~Lines();
+    Lines(const Lines&) = delete;
+    Lines& operator=(const Lines&) = delete;
+    void append(std::string_view line);
+    void sync();
+    void outlive(std::function<void(const std::string&)> warn) { warn_ = std::move(warn); }
+
+   private:
+    void missed(int reason);
+    void make_again();
+    void tell(const std::string& text) const;
+    std::string path() const { return file_->path().string(); }
+    std::unique_ptr<base::AppendFile> file_;
+    std::function<void(const std::string&)> warn_;
+    Tell tell_;
+    std::string waiting_;  // lines that did not fit yet
+    int64_t waiting_lines_ = 0, lost_lines_ = 0;
+    bool failing_ = false;
+  };
+  std::filesystem::path path_;
+  std::string kept_;
+  std::optional<Lines> metrics_, log_;  // never empty once the constructor has returned
+};
+
+// One live line with a bar and the time left on a terminal; elsewhere a plain line now and then. Of
+// a run of a few steps every step has a line that stays, on a terminal too, and no wider than it.
+// When the output takes no more (its reader went away, its disk is full) the run goes on without:
+// the run folder has it all.
+class Progress {
+ public:
+  // `details`: plain lines say all that run.log has of a step.
+  Progress(report::Output& out, const report::Style& style, bool live, int64_t steps,
+           bool details = false);
+  void step(const StepResult& result, const StepCost& cost);
+  void validation(int64_t step, double loss);
+  // A line above the live one.
+  void say(const std::string& line);
+  // After the last step, which may come before `steps`: its line stays on the screen. Of step
+  // number `steps` it does so by itself.
+  void finish();
+  // All that there is to say of a step, for run.log.
+  static std::string line(const StepResult& result, const StepCost& cost, int64_t steps);
+
+ private:
+  std::string short_line(const std::string& left) const;
+  void draw();
+  void emit(const std::string& text);
+  report::Output& out_;
+  report::Style style_;
+  bool live_, details_, drawn_ = false, gone_ = false;
+  bool missing_ = false;  // no line that stays tells of the last step
+  int width_;             // that a line which stays may have
+  int64_t steps_;
+  StepResult last_;
+  StepCost cost_;
+  double validation_ = -1, smooth_ms_ = 0;
+  std::chrono::steady_clock::time_point said_{};
+};
+
+}  // namespace meshwright::train

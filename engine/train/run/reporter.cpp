@@ -1,0 +1,104 @@
+#include "engine/train/run/reporter.h"
+
+#include "engine/train/run/attached.h"
+#include "sdk/base/plain_text.h"
+
+namespace meshwright::train {
+
+void Reporter::open(const std::filesystem::path& folder, std::optional<int64_t> steps,
+                    int64_t max_steps, bool details) {
+  max_steps_ = max_steps;
+  folder_ = std::make_unique<RunFolder>(folder, steps, tell_);
+  if (!tell_) progress_ = std::make_unique<Progress>(out_, style_, live_, max_steps, details);
+}
+
+void Reporter::outlive_full_disks() {
+  folder_->outlive_full_disks([this](const std::string& text) { show("warning: " + text); });
+}
+
+void Reporter::watch(MonitorSettings settings) {
+  if (!folder_) return;
+  settings.folder = folder_->path();
+  auto tell = [this](const std::string& line) {
+    show(line);
+    folder_->log(line);
+  };
+  if (attached().monitors == nullptr) {
+    if (settings.asks_for_any())
+      tell("warning: [report] is left out: it is for a build with apps/observe");
+    return;
+  }
+  try {
+    if (!settings.completed) attached().keep_earlier(settings.folder, kept());
+  } catch (const Error& error) {
+    tell("warning: what an earlier run left stays in the way: " + error.message());
+  }
+  monitors_ = attached().monitors(settings, tell);
+}
+
+void Reporter::say(const std::string& line) {
+  if (!folder_) return;
+  folder_->log(line);
+  show(line);
+}
+
+void Reporter::show(const std::string& text) {
+  if (!folder_) return;
+  progress_ ? progress_->say(text) : tell_(text);
+}
+
+void Reporter::put(const std::string& name, const std::string& contents) const {
+  if (folder_) folder_->put(name, contents);
+}
+
+void Reporter::step(const StepResult& result, const StepCost& cost) {
+  if (!folder_) return;
+  const std::string row = folder_->step(result, cost);
+  if (monitors_) monitors_->row(row);
+  loads_.add(result);
+  folder_->log(Progress::line(result, cost, max_steps_));
+  if (progress_) progress_->step(result, cost);
+}
+
+void Reporter::validation(int64_t step, const Evaluation& found) {
+  if (!folder_) return;
+  const std::string row = folder_->validation(step, found.loss, found.auxiliary);
+  if (monitors_) monitors_->row(row);
+  if (progress_) progress_->validation(step, found.loss);
+  folder_->log("step " + std::to_string(step + 1) + "  " + validation_words(found.loss, "%.6f"));
+}
+
+void Reporter::saved(const SaveReport& report, bool goes_on) {
+  if (!folder_) return;
+  if (monitors_) monitors_->saved(report.step, !report.error);
+  std::string line =
+      "step " + std::to_string(report.step) + "/" + std::to_string(max_steps_) + "  ";
+  if (report.error) {
+    line += "no checkpoint: " + report.error->message();
+    if (goes_on) show("warning: " + line + "; the run goes on (checkpoint.on_failure)");
+  } else {
+    line += "checkpoint " + report.path.string() + "  " + report::human_bytes(report.bytes) +
+            text::format(" in %.2f s", report.total_ms / 1000);
+    if (report.pause_ms < report.total_ms)
+      line += text::format(", training paused %.0f ms", report.pause_ms);
+    if (report.step == max_steps_) show(line);
+  }
+  folder_->log(line);
+}
+
+void Reporter::sync() {
+  if (folder_) folder_->sync();
+  if (monitors_) monitors_->flush();
+}
+
+void Reporter::end_steps(bool finished) {
+  if (!folder_) return;
+  if (monitors_) monitors_->end(finished);
+  if (progress_) progress_->finish();
+  if (loads_.empty()) return;
+  put("expert_load.json", loads_.json());
+  show(loads_.draw(style_));
+  folder_->log(loads_.draw({.width = 120}));
+}
+
+}  // namespace meshwright::train

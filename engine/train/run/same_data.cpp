@@ -1,0 +1,336 @@
+#include "engine/train/run/same_data.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "engine/checkpoint/checksum.h"
+#include "engine/launch/rendezvous/error_text.h"
+#include "engine/launch/rendezvous/separators.h"
+#include "engine/train/run/shared_folder.h"
+#include "engine/train/step/rank_agreement.h"
+#include "sdk/base/files/foreign_file.h"
+#include "sdk/base/plain_text.h"
+#include "sdk/base/terminal/report.h"
+
+namespace meshwright::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kWhole = int64_t{64} << 20, kBlock = int64_t{64} << 10,
+                  kPieceBytes = int64_t{4} << 20;
+constexpr size_t kPlaces = 256, kMostFiles = 1024;
+
+struct File {
+  std::string path, digest;  // empty digest: only the size counts
+  int64_t bytes = 0;
+};
+
+class Reader {
+ public:
+  explicit Reader(const std::string& path) : path_(path), file_(path) {
+    if (!file_.is_open())
+      throw Error(ErrorCode::file_unreadable, "cannot read " + path_ + ": " + file_.problem());
+  }
+  // The checksum of [begin, begin + count), as far as the file goes, is added to the digest.
+  void add(int64_t begin, int64_t count) {
+    buffer_.resize(static_cast<size_t>(count));
+    size_t have = 0;
+    while (have < buffer_.size()) {
+      ssize_t n = ::pread(file_.fd(), buffer_.data() + have, buffer_.size() - have,
+                          begin + static_cast<int64_t>(have));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail();
+      if (n == 0) break;
+      have += static_cast<size_t>(n);
+    }
+    digest_ = checkpoint::to_hex(checkpoint::checksum(
+        digest_ + checkpoint::to_hex(checkpoint::checksum(std::span(buffer_).first(have)))));
+  }
+  const std::string& digest() const { return digest_; }
+
+ private:
+  [[noreturn]] void fail() const {
+    throw Error(ErrorCode::file_unreadable, "cannot read " + path_ + ": " + std::strerror(errno));
+  }
+  std::string path_, digest_;
+  base::ForeignFile file_;
+  std::vector<std::byte> buffer_;
+};
+
+std::string digest_of(const File& file, bool whole, size_t places) {
+  Reader in(file.path);
+  if (whole || file.bytes <= 2 * kBlock) {
+    for (int64_t at = 0; at < file.bytes; at += kPieceBytes)
+      in.add(at, std::min(kPieceBytes, file.bytes - at));
+    return in.digest();
+  }
+  int64_t last = file.bytes - kBlock;
+  for (size_t i = 0; i <= places; ++i)
+    in.add(last / static_cast<int64_t>(places) * static_cast<int64_t>(i), kBlock);
+  in.add(last, kBlock);
+  return in.digest();
+}
+
+std::vector<File> files_of(const FileGroup& group) {
+  std::vector<File> out;
+  for (const std::string& path : group.paths) {
+    std::error_code failed;
+    auto bytes = static_cast<int64_t>(fs::file_size(path, failed));
+    out.push_back({path, "", failed ? -1 : bytes});
+  }
+  return out;
+}
+
+int64_t total(const std::vector<File>& files) {
+  int64_t out = 0;
+  for (const File& file : files) out += std::max<int64_t>(file.bytes, 0);
+  return out;
+}
+
+void read(std::vector<File>& files, bool whole) {
+  whole = whole || total(files) <= kWhole;
+  // The size of every file is compared; of very many files only some have their contents compared.
+  size_t step = whole ? 1 : (files.size() + kMostFiles - 1) / kMostFiles,
+         chosen = (files.size() + step - 1) / std::max<size_t>(step, 1);
+  for (size_t i = 0; i < files.size(); i += step)
+    if (files[i].bytes >= 0)
+      files[i].digest = digest_of(files[i], whole, std::max<size_t>(1, kPlaces / chosen));
+}
+
+std::string encode(const std::vector<File>& files) {
+  std::string out;
+  for (const File& file : files)
+    out += file.path + rendezvous::kUnitSeparator + std::to_string(file.bytes) +
+           rendezvous::kUnitSeparator + file.digest + rendezvous::kRecordSeparator;
+  return out;
+}
+
+std::map<std::string, File> decode_list(const std::string& text) {
+  std::map<std::string, File> out;
+  for (size_t at = 0, end; (end = text.find(rendezvous::kRecordSeparator, at)) != std::string::npos;
+       at = end + 1) {
+    std::string line = text.substr(at, end - at);
+    size_t size = line.find(rendezvous::kUnitSeparator),
+           digest = line.find(rendezvous::kUnitSeparator, size + 1);
+    File file{line.substr(0, size), line.substr(digest + 1), std::stoll(line.substr(size + 1))};
+    out.emplace(file.path, file);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string digest_of(const FileGroup& group) {
+  std::vector<File> files = files_of(group);
+  read(files, /*whole=*/false);
+  return checkpoint::to_hex(checkpoint::checksum(std::string_view(encode(files))));
+}
+
+namespace {
+
+// The same text: the same files of the same machine.
+std::string identity(const std::vector<FileGroup>& groups, int64_t rank) {
+  std::string all, boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  if (boot.empty()) boot = rendezvous::name_here(rank);  // nobody else's
+  for (const FileGroup& group : groups)
+    for (const std::string& path : group.paths) {
+      struct stat status{};
+      if (::stat(path.c_str(), &status) != 0) status = {};
+      all += path + rendezvous::kUnitSeparator;
+      for (int64_t part :
+           {static_cast<int64_t>(status.st_dev), static_cast<int64_t>(status.st_ino),
+            static_cast<int64_t>(status.st_size), static_cast<int64_t>(status.st_mtim.tv_sec),
+            static_cast<int64_t>(status.st_mtim.tv_nsec)})
+        all += std::to_string(part) + rendezvous::kUnitSeparator;
+    }
+  return boot + checkpoint::to_hex(checkpoint::checksum(all));
+}
+
+// "rank 1 (node7), rank 3 (node8)"; of many the first four.
+std::string some_names(const std::vector<size_t>& ranks, const std::vector<std::string>& names) {
+  constexpr size_t kNamed = 4;
+  std::string out;
+  for (size_t i = 0; i < ranks.size() && i < kNamed; ++i) out += (i ? ", " : "") + names[ranks[i]];
+  return ranks.size() > kNamed ? out + " and " + std::to_string(ranks.size() - kNamed) + " more"
+                               : out;
+}
+
+std::string bytes_text(int64_t bytes) {
+  return bytes < 0 ? "cannot be read" : "has " + std::to_string(bytes) + " bytes";
+}
+
+// "data/train.bin has 800 bytes on rank 1 (b), and 1600 bytes on rank 0 (a)", of the first file
+// that differs.
+std::string difference(const std::map<std::string, File>& odd, const std::string& odd_names,
+                       const std::map<std::string, File>& usual, const std::string& usual_names,
+                       size_t& more) {
+  std::string out;
+  more = 0;
+  auto say = [&](const std::string& text) {
+    out.empty() ? static_cast<void>(out = text) : static_cast<void>(++more);
+  };
+  for (const auto& [path, file] : odd) {
+    auto other = usual.find(path);
+    if (other == usual.end())
+      say(path + " is on " + odd_names + " and not on " + usual_names);
+    else if (other->second.bytes != file.bytes)
+      say(path + " " + bytes_text(file.bytes) + " on " + odd_names + ", and " +
+          bytes_text(other->second.bytes) + " on " + usual_names);
+    else if (other->second.digest != file.digest)
+      say(path + ", of " + std::to_string(file.bytes) + " bytes, has other contents on " +
+          odd_names + " than on " + usual_names);
+  }
+  for (const auto& [path, file] : usual)
+    if (!odd.contains(path)) say(path + " is on " + usual_names + " and not on " + odd_names);
+  return out;
+}
+
+[[noreturn]] void refuse(World& world, const FileGroup& group, const std::vector<File>& files,
+                         const std::vector<std::string>& kinds,
+                         const std::vector<std::string>& names) {
+  std::map<std::string, std::vector<size_t>> members;
+  for (size_t rank = 0; rank < kinds.size(); ++rank) members[kinds[rank]].push_back(rank);
+  const std::vector<size_t>* usual = &members[kinds[0]];
+  for (const auto& [kind, ranks] : members)
+    if (ranks.size() > usual->size()) usual = &ranks;
+  const std::vector<size_t>* odd = nullptr;
+  for (const auto& [kind, ranks] : members)
+    if (&ranks != usual && (odd == nullptr || ranks[0] < (*odd)[0])) odd = &ranks;
+  // One rank of each kind has the lists; a corpus may have many files.
+  auto me = static_cast<size_t>(world.rank());
+  bool speaks = me == (*usual)[0] || me == (*odd)[0];
+  std::vector<std::string> lists =
+      gather_texts(world, speaks ? full_path(group.paths.empty() ? "." : group.paths[0]) +
+                                       rendezvous::kRecordSeparator + encode(files)
+                                 : "");
+  auto split = [&](size_t rank) {
+    size_t end = lists[rank].find(rendezvous::kRecordSeparator);
+    return std::pair(lists[rank].substr(0, end), decode_list(lists[rank].substr(end + 1)));
+  };
+  auto [odd_place, odd_files] = split((*odd)[0]);
+  auto [usual_place, usual_files] = split((*usual)[0]);
+  size_t more = 0;
+  std::string text =
+      difference(odd_files, some_names(*odd, names), usual_files, some_names(*usual, names), more);
+  if (more > 0)
+    text +=
+        "; and " + std::to_string(more) + (more == 1 ? " more file differs" : " more files differ");
+  Error error(ErrorCode::data_differs, "the " + group.what + " differ: " + text);
+  if (odd_place != usual_place)
+    error.note(names[(*odd)[0]] + " begins to read at " + odd_place + ", " + names[(*usual)[0]] +
+               " at " + usual_place);
+  throw error.key(group.key)
+      .help(
+          "copy the files again, so that every host has the same ones (sha256sum tells which "
+          "host's are right)")
+      .help(
+          "or name a place that every host mounts; a relative path begins where each rank was "
+          "started");
+}
+
+}  // namespace
+
+void check_same_fingerprints(World& world, const std::vector<Fingerprint>& fingerprints) {
+  if (world.size() == 1) return;
+  std::string mine;
+  for (const Fingerprint& one : fingerprints) mine += one.value + rendezvous::kUnitSeparator;
+  const std::vector<std::string> told =
+      gather_texts(world, mine + rendezvous::name_here(world.rank()));
+  size_t begin = 0;
+  for (const Fingerprint& one : fingerprints) {
+    std::map<std::string, std::vector<size_t>> members;
+    for (size_t rank = 0; rank < told.size(); ++rank)
+      members[told[rank].substr(begin, one.value.size())].push_back(rank);
+    begin += one.value.size() + 1;
+    if (members.size() == 1) continue;
+    std::vector<std::string> names;
+    for (const std::string& text : told)
+      names.push_back(text.substr(text.rfind(rendezvous::kUnitSeparator) + 1));
+    std::string text;
+    for (const auto& [value, ranks] : members)
+      text += (text.empty() ? "" : ", ") + value + " on " + some_names(ranks, names);
+    throw Error(ErrorCode::data_differs,
+                "the " + one.what + " differ: their fingerprint is " + text)
+        .key(one.key)
+        .help(
+            "copy the files again, so that every host has the same ones, and use the same options "
+            "and version of a plugin everywhere");
+  }
+}
+
+std::string check_same_data(World& world, const std::vector<FileGroup>& groups, bool whole) {
+  if (world.size() == 1)
+    return whole ? "dataset.verify = \"whole\" compares ranks, and this run has only one" : "";
+  auto begin = std::chrono::steady_clock::now();
+  std::vector<std::string> identities = gather_texts(world, identity(groups, world.rank()));
+  auto me = static_cast<size_t>(world.rank());
+  std::map<std::string, size_t> firsts;
+  for (size_t rank = 0; rank < identities.size(); ++rank) firsts.emplace(identities[rank], rank);
+  auto first_like = [&](size_t rank) { return firsts.at(identities[rank]); };
+  std::vector<std::vector<File>> files;
+  int64_t bytes = 0;
+  size_t count = 0;
+  std::string digests;
+  std::vector<std::string> told =
+      agree_or_throw(world, outcome_of([&] {
+                       for (const FileGroup& group : groups) {
+                         files.push_back(files_of(group));
+                         bytes += total(files.back());
+                         count += files.back().size();
+                         if (first_like(me) != me) continue;
+                         read(files.back(), whole);
+                         digests += checkpoint::to_hex(checkpoint::checksum(encode(files.back())));
+                       }
+                       return digests + rendezvous::name_here(world.rank());
+                     }));
+  std::vector<std::string> names;
+  size_t machines = 0;
+  for (size_t rank = 0; rank < told.size(); ++rank) {
+    bool first = first_like(rank) == rank;
+    machines += first ? 1 : 0;
+    names.push_back(told[rank].substr(first ? 16 * groups.size() : 0));
+  }
+  for (size_t g = 0; g < groups.size(); ++g) {
+    std::vector<std::string> kinds;
+    for (size_t rank = 0; rank < told.size(); ++rank)
+      kinds.push_back(told[first_like(rank)].substr(16 * g, 16));
+    if (std::all_of(kinds.begin(), kinds.end(),
+                    [&](const std::string& kind) { return kind == kinds[0]; }))
+      continue;
+    refuse(world, groups[g], files[g], kinds, names);
+  }
+  if (!whole) return "";
+  return text::format(
+      "every byte of %s, %s, compared in %zu %s in %.2f s (dataset.verify)",
+      report::counted(static_cast<int64_t>(count), "file", "files").c_str(),
+      report::human_bytes(bytes).c_str(), machines, machines == 1 ? "place" : "places",
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+}
+
+std::vector<std::string> weight_files(const std::string& pretrained) {
+  std::vector<std::string> out;
+  std::error_code failed;
+  if (!fs::is_directory(pretrained, failed))
+    return pretrained.empty() ? out : std::vector<std::string>{pretrained};
+  for (const fs::directory_entry& entry : fs::directory_iterator(pretrained, failed)) {
+    fs::path extension = entry.path().extension();
+    if ((extension == ".safetensors" || extension == ".json") && entry.is_regular_file(failed))
+      out.push_back(entry.path().string());
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+}  // namespace meshwright::train

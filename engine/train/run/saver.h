@@ -1,0 +1,114 @@
+// Saving a run: every rank writes its own shards, published together or not at all.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/checkpoint/folder.h"
+#include "engine/checkpoint/meta.h"
+#include "engine/train/run/kept_files.h"
+#include "engine/train/run/rank_files.h"
+#include "engine/train/run/replicas.h"
+#include "engine/train/run/snapshot.h"
+#include "engine/train/step/local_state.h"
+#include "engine/train/step/rank_agreement.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+// How a save went; the same on every rank but for the times.
+struct SaveReport {
+  int64_t step = 0;                          // steps done
+  std::optional<checkpoint::BestLoss> best;  // as it was told to save()
+  std::filesystem::path path;
+  int64_t bytes = 0;
+  double pause_ms = 0;  // that training waited
+  double total_ms = 0;  // from the beginning until it was published
+  std::optional<Error> error;
+};
+
+// Writes checkpoints of a trainer. With `background` the values are copied while the next step
+// computes (only its update has to wait for that; a device copies before it computes, and nothing
+// waits) and written beside training, which costs the memory of what this rank writes; a save that
+// is still under way is waited for when the next one begins. Only one per trainer at a time.
+class Saver {
+ public:
+  struct Settings {
+    std::filesystem::path folder;  // of checkpoints; made when absent
+    checkpoint::Retention keep;
+    bool background = false;
+    // What is known of the run and does not change: architecture, data, schedule, seed, export
+    // dtypes by name.
+    checkpoint::Meta facts;
+    std::vector<std::pair<std::string, DType>> export_dtypes;
+    // Weights that facts.base holds, by parameter, with their tensors there. Those that do not
+    // train are left to it.
+    std::map<std::string, std::string> in_base;
+    KeptFiles kept;  // rank 0
+    // Rank 0, after each publication, in the background too.
+    std::function<void(const std::filesystem::path& checkpoint)> published;
+    // Every rank, once a save has ended; may throw, which then leaves save(), after_step() or
+    // finish().
+    std::function<void(const SaveReport&)> done;
+  };
+  Saver(Trainer& trainer, Settings settings);
+  ~Saver();
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+  // Collective. Refuses replicas that differ (replicas.h). `samples`: the position of the next
+  // sample; `lr`: of the last step; `best`: of
+  // runs that keep it.
+  void save(int64_t samples, double lr, std::optional<checkpoint::BestLoss> best = {},
+            SaveReason reason = SaveReason::asked);
+  // Around every Trainer::step: a background save moves on once all ranks have written.
+  void before_step();
+  void after_step(const StepResult& result);  // collective
+  // Collective. Waits for what is under way.
+  void finish();
+  bool busy() const { return phase_ != Phase::idle; }  // a background save is under way
+  int64_t last_step() const { return last_; }          // of the last good save; -1: none
+
+ private:
+  enum class Phase : uint8_t { idle, writing, publishing };
+  // The base model's tensor that a tensor is left to; nullptr: it is written.
+  const std::string* left_to_base(const LocalTensor& tensor) const;
+  RankFile collect(const char* kind) const;
+  checkpoint::Meta describe(int64_t samples, double lr) const;
+  void write(std::vector<RankFile> files);
+  void start(std::function<std::string()> work);
+  void settle();
+  void end(std::optional<Error> error);
+  std::string write_files(const std::vector<RankFile>& files) const;
+  std::string publish(const std::vector<std::string>& written);
+  std::vector<checkpoint::TensorRecord> tensor_records(
+      const std::map<std::string, size_t>& file_index) const;
+
+  Trainer& trainer_;
+  Settings settings_;
+  std::unique_ptr<Shares> shares_;
+  bool with_states_ = false;  // of the optimizer, in the shares
+  std::vector<LocalTensor> tensors_;
+  ReplicaDigests digests_;  // of this save
+  Snapshot snapshot_;
+  Phase phase_ = Phase::idle;
+  checkpoint::Meta meta_;
+  SaveReport report_;
+  std::unique_ptr<checkpoint::Publication> publication_;  // rank 0
+  std::thread worker_;
+  std::atomic<bool> worked_ = false;
+  Outcome outcome_;
+  std::chrono::steady_clock::time_point began_;
+  int64_t last_ = -1;
+};
+
+}  // namespace meshwright::train

@@ -1,0 +1,347 @@
+#include "engine/train/step/optimizer.h"
+
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "meshwright/error.h"
+#include "meshwright/parallel/scalar_type.h"
+
+namespace meshwright::train {
+namespace {
+
+using at::Tensor;
+
+// Of a group at a time, so that a piece is still in the cache when its weights are rounded. On a
+// device only a cast of the gradients needs memory, and every piece costs launches.
+constexpr int64_t kPiece = 1 << 20, kDevicePiece = 1 << 24;
+
+// LibTorch's kernels for CPUs update the last elements of a tensor, those behind its last whole
+// vector, by another code path, which rounds otherwise. A tensor of a multiple of this many has
+// none: the widest vector is one cache line, which is also what they share out among threads.
+int64_t vector_of(const Tensor& t) {
+  constexpr int64_t kBytes = 64;
+  return t.is_cpu() ? kBytes / t.element_size() : 1;
+}
+
+std::optional<at::ScalarType> main_type_of(const Options& table) {
+  std::optional<DType> main = table.find_dtype("main_dtype");
+  return main ? std::optional(scalar_type(*main)) : std::nullopt;
+}
+
+}  // namespace
+
+at::ScalarType Optimizer::weight_type(at::ScalarType values) const {
+  return main_type_ ? c10::promoteTypes(*main_type_, values) : values;
+}
+
+Tensor Optimizer::weights(const std::vector<FlatParameterGroup>& groups, size_t group) {
+  const Tensor& values = groups[group].values;
+  if (!has_main(groups[group])) return values;
+  if (main_.size() < groups.size()) main_.resize(groups.size());
+  if (!main_[group].defined()) main_[group] = values.detach().to(weight_type(values.scalar_type()));
+  return main_[group];
+}
+
+void Optimizer::round_weights(const std::vector<FlatParameterGroup>& groups) {
+  c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < groups.size(); ++i)
+    if (has_main(groups[i])) groups[i].values.detach().copy_(weights(groups, i));
+}
+
+void Optimizer::take_over(const std::vector<FlatParameterGroup>& groups) {
+  c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < std::min(groups.size(), main_.size()); ++i)
+    if (main_[i].defined()) main_[i].copy_(groups[i].values);
+}
+
+void Optimizer::catch_up(const std::vector<FlatParameterGroup>& groups) {
+  for (size_t i = 0; i < std::min(groups.size(), main_.size()); ++i)
+    if (const Tensor& values = groups[i].values;
+        main_[i].defined() && !main_[i].to(values.scalar_type()).equal(values))
+      main_[i].copy_(values);
+}
+
+const Tensor& Optimizer::piece_memory(at::ScalarType type, at::Device device, int64_t count) {
+  auto found = std::find_if(pieces_.begin(), pieces_.end(), [&](const Tensor& t) {
+    return t.scalar_type() == type && t.device() == device;
+  });
+  if (found == pieces_.end()) found = pieces_.insert(found, Tensor());
+  if (!found->defined() || found->numel() < count)
+    *found = at::empty({count}, at::TensorOptions().dtype(type).device(device));
+  return *found;
+}
+
+void Optimizer::step(const std::vector<FlatParameterGroup>& groups, double lr, double factor) {
+  // Kernels write back what they multiply: of a copy that would be a second rounding. Not so in
+  // float16, where the factor takes back what keeps small gradients above zero.
+  const bool copies = std::any_of(groups.begin(), groups.end(), [&](const FlatParameterGroup& g) {
+    return weight_type(g.values.scalar_type()) != g.grads.scalar_type() &&
+           g.grads.scalar_type() != at::kHalf;
+  });
+  if (copies) multiply_gradients(groups, std::exchange(factor, 1));
+  factor_ = factor;
+  divisor_.reset();
+  update_all(groups, lr);
+}
+
+const std::optional<Tensor>& Optimizer::divisor(at::Device device) {
+  if (factor_ != 1 && !divisor_)
+    divisor_ = at::full({}, 1 / factor_, at::TensorOptions().dtype(at::kFloat).device(device));
+  return divisor_;
+}
+
+void Optimizer::for_each_call(const std::vector<FlatParameterGroup>& groups,
+                              const std::vector<std::vector<Tensor>*>& states, const Call& call) {
+  if (classes_.empty()) {
+    UpdateClass all{1, weight_decay_, {}};
+    for (size_t i = 0; i < groups.size(); ++i)
+      all.ranges.push_back({i, 0, groups[i].values.numel()});
+    update(all, groups, states, call);
+  }
+  for (const UpdateClass& alike : classes_) update(alike, groups, states, call);
+}
+
+void Optimizer::update(const UpdateClass& alike, const std::vector<FlatParameterGroup>& groups,
+                       const std::vector<std::vector<Tensor>*>& states, const Call& call) {
+  std::vector<Tensor> all_weights, all_gradients;
+  std::vector<std::vector<Tensor>> all_states(states.size());
+  std::vector<Elements> tails;
+  for (const UpdateRange& range : alike.ranges) {
+    const size_t i = range.group;
+    auto part = [&](const Tensor& t) {
+      return range.count == t.numel() ? t : t.narrow(0, range.begin, range.count);
+    };
+    Elements all{part(this->weights(groups, i)), part(groups[i].grads), {}, {}};
+    if (has_main(groups[i])) all.values = part(groups[i].values);
+    for (const auto* list : states) all.states.push_back(part(list->at(i)));
+    const int64_t vector = vector_of(all.weights), left = all.weights.numel() % vector,
+                  whole = all.weights.numel() - left;
+    if (left > 0) tails.push_back(all.part(whole, left));
+    if (whole == 0) continue;
+    const bool casts = all.gradients.scalar_type() != all.weights.scalar_type();
+    if (!all.values.defined() && !casts) {
+      const Elements body = left == 0 ? all : all.part(0, whole);
+      all_weights.push_back(body.weights);
+      all_gradients.push_back(body.gradients);
+      for (size_t s = 0; s < states.size(); ++s) all_states[s].push_back(body.states[s]);
+      continue;
+    }
+    const int64_t piece = all.weights.is_cpu() ? std::min(kPiece, whole)
+                          : casts              ? std::min(kDevicePiece, whole)
+                                               : whole;
+    for (int64_t at = 0; at < whole; at += piece) {
+      const Elements of = all.part(at, std::min(piece, whole - at));
+      Tensor gradient = of.gradients;
+      if (casts)
+        gradient = piece_memory(of.weights.scalar_type(), of.weights.device(), piece)
+                       .narrow(0, 0, of.weights.numel())
+                       .copy_(gradient);
+      std::vector<std::vector<Tensor>> state;
+      for (const Tensor& one : of.states) state.push_back({one});
+      const std::optional<Tensor>& divided = divisor(of.weights.device());
+      call(alike, {of.weights}, {gradient}, state, divided);
+      if (casts && divided) of.gradients.copy_(gradient);
+      if (of.values.defined()) of.values.copy_(of.weights);
+    }
+  }
+  if (!all_weights.empty())
+    call(alike, all_weights, all_gradients, all_states, divisor(all_weights[0].device()));
+  update_tails(alike, tails, call);
+}
+
+Optimizer::Elements Optimizer::Elements::part(int64_t begin, int64_t count) const {
+  Elements out{weights.narrow(0, begin, count), gradients.narrow(0, begin, count), {}, {}};
+  for (const Tensor& state : states) out.states.push_back(state.narrow(0, begin, count));
+  if (values.defined()) out.values = values.narrow(0, begin, count);
+  return out;
+}
+
+// Those of one dtype lie one after the other in memory of whole vectors, and are brought back.
+void Optimizer::update_tails(const UpdateClass& alike, std::vector<Elements> tails,
+                             const Call& call) {
+  while (!tails.empty()) {
+    const at::TensorOptions options = tails[0].weights.options();
+    const auto others = std::stable_partition(
+        tails.begin(), tails.end(),
+        [type = options.dtype()](const Elements& tail) { return tail.weights.dtype() == type; });
+    const int64_t vector = vector_of(tails[0].weights);
+    int64_t count = 0;
+    for (auto tail = tails.begin(); tail != others; ++tail) count += tail->weights.numel();
+    const int64_t padded = (count + vector - 1) / vector * vector;
+    auto room = [&] { return at::zeros({padded}, options); };
+    Elements packed{room(), room(), {}, {}};
+    for (size_t s = 0; s < tails[0].states.size(); ++s) packed.states.push_back(room());
+    auto each = [&](auto visit) {
+      int64_t at = 0;
+      for (auto tail = tails.begin(); tail != others; at += tail++->weights.numel())
+        visit(*tail, packed.part(at, tail->weights.numel()));
+    };
+    each([](const Elements& tail, const Elements& slot) {
+      slot.weights.copy_(tail.weights);
+      slot.gradients.copy_(tail.gradients);
+      for (size_t s = 0; s < tail.states.size(); ++s) slot.states[s].copy_(tail.states[s]);
+    });
+    std::vector<std::vector<Tensor>> states;
+    for (const Tensor& state : packed.states) states.push_back({state});
+    const std::optional<Tensor>& divided = divisor(options.device());
+    call(alike, {packed.weights}, {packed.gradients}, states, divided);
+    each([&](const Elements& tail, const Elements& slot) {
+      tail.weights.copy_(slot.weights);
+      if (divided) tail.gradients.copy_(slot.gradients);
+      for (size_t s = 0; s < tail.states.size(); ++s) tail.states[s].copy_(slot.states[s]);
+      if (tail.values.defined()) tail.values.copy_(slot.weights);
+    });
+    tails.erase(tails.begin(), others);
+  }
+}
+
+void Optimizer::extend(std::vector<Tensor>& state, const std::vector<FlatParameterGroup>& groups) {
+  for (size_t i = state.size(); i < groups.size(); ++i)
+    state.push_back(at::zeros_like(weights(groups, i)));
+}
+
+namespace {
+
+class AdamW final : public Optimizer {
+ public:
+  explicit AdamW(const Options& table)
+      : Optimizer(main_type_of(table), table.get_number("weight_decay")),
+        eps_(table.get_number("eps")) {
+    const auto& betas = std::get<std::vector<double>>(table.value("betas"));
+    if (betas.size() != 2)
+      throw Error(ErrorCode::out_of_range,
+                  "AdamW has two betas, found " + std::to_string(betas.size()))
+          .key("optimizer.betas")
+          .at(table.origin("betas"))
+          .help("set optimizer.betas = [0.9, 0.95]");
+    beta1_ = betas[0];
+    beta2_ = betas[1];
+  }
+
+  void update_all(const std::vector<FlatParameterGroup>& groups, double lr) override {
+    c10::NoGradGuard no_grad;
+    if (steps == 0) catch_up(groups);
+    allocate(groups);
+    ++steps;
+    for_each_call(groups, {&average_, &square_},
+                  [&](const UpdateClass& alike, const std::vector<Tensor>& weights,
+                      const std::vector<Tensor>& gradients, auto& state,
+                      const std::optional<Tensor>& divisor) {
+                    // The kernels read the count from a float tensor of the same device.
+                    std::vector<Tensor> counts;
+                    for (const Tensor& weight : weights)
+                      counts.push_back(!counts.empty() && counts[0].device() == weight.device()
+                                           ? counts[0]
+                                           : at::full({}, static_cast<double>(steps - alike.began),
+                                                      weight.options().dtype(at::kFloat)));
+                    at::_fused_adamw_(weights, gradients, state[0], state[1], {}, counts,
+                                      lr * alike.lr_factor, beta1_, beta2_, alike.weight_decay,
+                                      eps_,
+                                      /*amsgrad=*/false, /*maximize=*/false, divisor);
+                  });
+  }
+  std::vector<State> state() override { return {{"exp_avg", average_}, {"exp_avg_sq", square_}}; }
+  void allocate(const std::vector<FlatParameterGroup>& groups) override {
+    extend(average_, groups);
+    extend(square_, groups);
+  }
+  const char* name() const override { return "adamw"; }
+
+ private:
+  double eps_, beta1_ = 0.9, beta2_ = 0.95;
+  std::vector<Tensor> average_, square_;
+};
+
+// LibTorch's kernel for CPUs does nothing to weights of 16 bits. Computed in float32 and rounded
+// once; products and sums are made one after the other, so that no element's bits depend on where
+// it lies. `momentum`: empty without one; `first`: its buffers hold nothing yet.
+struct SgdStep {
+  double weight_decay, momentum, lr;
+  bool first;
+  void operator()(const Tensor& weights, const Tensor& gradients, const Tensor& buffer,
+                  const std::optional<Tensor>& divisor) const {
+    for (int64_t at = 0; at < weights.numel(); at += kPiece) {
+      const int64_t count = std::min(kPiece, weights.numel() - at);
+      auto part = [&](const Tensor& t) { return t.narrow(0, at, count); };
+      Tensor values = part(weights).to(at::kFloat), change = part(gradients).to(at::kFloat);
+      if (divisor) part(gradients).copy_(change.div_(*divisor));
+      if (weight_decay != 0) change.add_(values.mul(weight_decay));
+      if (buffer.defined()) {
+        if (!first) change.add_(part(buffer).to(at::kFloat).mul_(momentum));
+        part(buffer).copy_(change);
+      }
+      part(weights).copy_(values.sub_(change.mul_(lr)));
+    }
+  }
+};
+
+class Sgd final : public Optimizer {
+ public:
+  explicit Sgd(const Options& table)
+      : Optimizer(main_type_of(table), table.get_number("weight_decay")),
+        momentum_(table.get_number("momentum")) {}
+
+  void update_all(const std::vector<FlatParameterGroup>& groups, double lr) override {
+    c10::NoGradGuard no_grad;
+    bool first = steps++ == 0;
+    if (first) catch_up(groups);
+    allocate(groups);
+    std::vector<std::vector<Tensor>*> states;
+    if (momentum_ > 0) states.push_back(&momentum_buffers_);
+    for_each_call(
+        groups, states,
+        [&](const UpdateClass& alike, const std::vector<Tensor>& weights,
+            const std::vector<Tensor>& gradients, auto& state,
+            const std::optional<Tensor>& divisor) {
+          const bool narrow = weights[0].is_cpu() && weights[0].element_size() < 4;
+          if (narrow)
+            for (size_t i = 0; i < weights.size(); ++i)
+              SgdStep{alike.weight_decay, momentum_, lr * alike.lr_factor, first}(
+                  weights[i], gradients[i], state.empty() ? Tensor() : state[0][i], divisor);
+          else
+            at::_fused_sgd_(weights, gradients, state.empty() ? std::vector<Tensor>() : state[0],
+                            alike.weight_decay, momentum_, lr * alike.lr_factor,
+                            /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, first,
+                            divisor);
+        });
+  }
+  std::vector<State> state() override {
+    return momentum_ > 0 ? std::vector<State>{{"momentum", momentum_buffers_}}
+                         : std::vector<State>();
+  }
+  void allocate(const std::vector<FlatParameterGroup>& groups) override {
+    if (momentum_ > 0) extend(momentum_buffers_, groups);
+  }
+  const char* name() const override { return "sgd"; }
+
+ private:
+  double momentum_;
+  std::vector<Tensor> momentum_buffers_;
+};
+
+}  // namespace
+
+void multiply_gradients(const std::vector<FlatParameterGroup>& groups, double factor) {
+  c10::NoGradGuard no_grad;
+  if (factor == 1) return;
+  std::vector<Tensor> gradients;
+  for (const FlatParameterGroup& group : groups) gradients.push_back(group.grads);
+  if (!gradients.empty()) at::_foreach_mul_(gradients, factor);
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const Options& table) {
+  if (table.get_string("name") == "sgd") return std::make_unique<Sgd>(table);
+  return std::make_unique<AdamW>(table);
+}
+
+}  // namespace meshwright::train

@@ -1,0 +1,112 @@
+#include "engine/train/step/sample.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "engine/models/running/philox.h"
+#include "meshwright/error.h"
+
+namespace meshwright::generate {
+namespace {
+
+using at::Tensor;
+
+// Inverse of the cumulative distribution at `uniform` in [0, 1). Tokens that top_k and top_p rule
+// out have no weight.
+int64_t draw(const float* logits, int64_t vocab, const GenerateOptions& options, double uniform) {
+  double top = static_cast<double>(*std::max_element(logits, logits + vocab)), sum = 0;
+  std::vector<double> weights(static_cast<size_t>(vocab));
+  for (int64_t i = 0; i < vocab; ++i)
+    sum += weights[static_cast<size_t>(i)] =
+        std::exp((static_cast<double>(logits[i]) - top) / options.temperature);
+  bool some = options.top_k > 0 && options.top_k < vocab;
+  if (some || options.top_p < 1) {
+    std::vector<int64_t> order(static_cast<size_t>(vocab));
+    std::iota(order.begin(), order.end(), 0);
+    // By logit: weights of unlikely tokens are all zero.
+    auto likelier = [&](int64_t a, int64_t b) {
+      return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+    };
+    auto kept = static_cast<size_t>(some ? options.top_k : vocab);
+    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(),
+                      likelier);
+    double all = 0, held = 0;
+    for (size_t i = 0; i < kept; ++i) all += weights[static_cast<size_t>(order[i])];
+    size_t last = 0;
+    while (last < kept && (last == 0 || held < options.top_p * all))
+      held += weights[static_cast<size_t>(order[last++])];
+    for (size_t i = last; i < order.size(); ++i) weights[static_cast<size_t>(order[i])] = 0;
+    sum = held;
+  }
+  double left = uniform * sum;
+  int64_t last = 0;
+  for (int64_t i = 0; i < vocab; ++i) {
+    double weight = weights[static_cast<size_t>(i)];
+    if (weight == 0) continue;
+    last = i;
+    left -= weight;
+    if (left < 0) break;
+  }
+  return last;
+}
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ErrorCode::out_of_range, "cannot generate: " + what);
+}
+
+}  // namespace
+
+void check_sampling(double temperature, int64_t top_k, double top_p) {
+  if (!(temperature >= 0) || !std::isfinite(temperature))
+    refuse("the temperature must be a number of at least 0");
+  if (top_k < 0) refuse("top_k = " + std::to_string(top_k) + " must not be negative");
+  if (!(top_p > 0 && top_p <= 1)) refuse("top_p must be above 0 and at most 1");
+}
+
+std::vector<int64_t> generate_tokens(const LogitsOf& logits_of, std::vector<int64_t> prompt,
+                                     const GenerateOptions& options) {
+  if (prompt.empty()) refuse("the prompt is empty");
+  check_sampling(options.temperature, options.top_k, options.top_p);
+  if (options.context < 1)
+    refuse("context = " + std::to_string(options.context) + " must be at least 1");
+  c10::NoGradGuard no_grad;
+  std::vector<int64_t> tokens = std::move(prompt);
+  size_t given = tokens.size();
+  for (int64_t step = 0; step < options.max_new_tokens; ++step) {
+    int64_t length = std::min(options.context, static_cast<int64_t>(tokens.size()));
+    Tensor ids = at::empty({1, length}, at::kLong);
+    std::copy(tokens.end() - length, tokens.end(), ids.mutable_data_ptr<int64_t>());
+    Tensor logits = logits_of(ids)
+                        .select(1, -1)  // under a pipeline there are no others
+                        .flatten()
+                        .to(at::TensorOptions().dtype(at::kFloat).device(at::kCPU))
+                        .contiguous();
+    const float* values = logits.const_data_ptr<float>();
+    int64_t vocab = logits.numel();
+    if (std::any_of(values, values + vocab, [](float v) {
+          return std::isnan(v) || v == std::numeric_limits<float>::infinity();
+        }))
+      throw Error(ErrorCode::nonfinite,
+                  "the logits of generated token " + std::to_string(step) + " are not finite");
+    int64_t next = std::max_element(values, values + vocab) - values;
+    if (options.temperature > 0) {
+      uint64_t at = static_cast<uint64_t>(step);
+      modules::PhiloxBits bits = modules::philox(
+          {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), 0x53414D50U, 0},
+          static_cast<uint32_t>(options.seed), static_cast<uint32_t>(options.seed >> 32));
+      uint64_t wide = (uint64_t{bits[0]} << 32 | bits[1]) >> 11;
+      next = draw(values, vocab, options, static_cast<double>(wide) * 0x1p-53);
+    }
+    tokens.push_back(next);
+    if (options.each) options.each(next);
+    if (std::find(options.stop.begin(), options.stop.end(), next) != options.stop.end()) break;
+  }
+  return {tokens.begin() + static_cast<std::ptrdiff_t>(given), tokens.end()};
+}
+
+}  // namespace meshwright::generate

@@ -1,0 +1,111 @@
+#include "sdk/base/files/durable.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+
+using namespace meshwright;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("durable_" + std::to_string(::getpid()));
+  Folder() {
+    fs::remove_all(path);
+    fs::create_directories(path);
+  }
+  ~Folder() { fs::remove_all(path); }
+};
+
+std::string text_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+int entries(const fs::path& path) {
+  int count = 0;
+  for ([[maybe_unused]] const auto& entry : fs::directory_iterator(path)) ++count;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("a file is replaced as a whole and leaves nothing beside it") {
+  Folder folder;
+  base::write_durably(folder.path / "a", "old");
+  base::write_durably(folder.path / "a", "newer");
+  CHECK(text_of(folder.path / "a") == "newer");
+  CHECK(entries(folder.path) == 1);
+}
+
+TEST_CASE("several that write one file do not meet") {
+  Folder folder;
+  // Another one's, at work or dead.
+  fs::create_directory(folder.path / ".a.tmp");
+  const std::string one(1 << 16, '1'), other(1 << 16, '2');
+  std::thread beside([&] {
+    for (int i = 0; i < 50; ++i) base::write_durably(folder.path / "a", other);
+  });
+  for (int i = 0; i < 50; ++i) base::write_durably(folder.path / "a", one);
+  beside.join();
+  const std::string last = text_of(folder.path / "a");
+  CHECK((last == one || last == other));
+  CHECK(entries(folder.path) == 2);
+}
+
+TEST_CASE("a file that is not finished is gone again") {
+  Folder folder;
+  {
+    base::NewFile file(folder.path / "a");
+    file.append("half");
+    CHECK(file.size() == 4);
+    CHECK(fs::exists(folder.path / "a"));
+  }
+  CHECK(entries(folder.path) == 0);
+}
+
+TEST_CASE("failures name the path, what was tried and the errno") {
+  Folder folder;
+  auto message_of = [](auto&& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::output_unwritable);
+      return error.message();
+    }
+    return std::string("nothing");
+  };
+  fs::path gone = folder.path / "gone" / "x";
+  CHECK(message_of([&] { base::NewFile file(gone); }) ==
+        "cannot open " + gone.string() + ": No such file or directory (ENOENT)");
+  CHECK(message_of([&] { base::make_folder(folder.path); }) ==
+        "cannot make " + folder.path.string() + ": File exists (EEXIST)");
+  CHECK(message_of([&] { base::rename_durably(gone, folder.path / "y"); }) ==
+        "cannot rename " + (folder.path / "y").string() + ": No such file or directory (ENOENT)");
+  CHECK(message_of([&] {
+          base::NewFile file("/dev/full");
+          file.append("x");
+        }) == "cannot write /dev/full: No space left on device (ENOSPC)");
+  base::write_durably(folder.path / "file", "x");
+  CHECK(message_of([&] {
+          base::make_folders(folder.path / "file" / "below");
+        }).find("file: File exists (EEXIST)") != std::string::npos);
+}
+
+TEST_CASE("a link is moved in one step") {
+  Folder folder;
+  base::make_folders(folder.path / "one" / "two");
+  base::link_durably("one", folder.path / "latest");
+  base::link_durably("one/two", folder.path / "latest");
+  CHECK(fs::read_symlink(folder.path / "latest") == "one/two");
+  CHECK(entries(folder.path) == 2);
+  CHECK(base::remove_tree(folder.path / "one"));
+  CHECK(base::remove_tree(folder.path / "never there"));
+  CHECK(entries(folder.path) == 1);
+}

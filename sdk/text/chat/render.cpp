@@ -1,0 +1,204 @@
+#include <algorithm>
+
+#include "meshwright/error.h"
+#include "sdk/text/chat/parser.h"
+#include "sdk/text/chat/renderer.h"
+
+namespace meshwright::chat {
+
+Renderer::Renderer(const ast::Program& program, const ChatTemplate::Request& request)
+    : program_(program), request_(request) {}
+
+Limits Limits::of_row(size_t messages, size_t values, size_t bytes) {
+  constexpr size_t kMostOutput = size_t{1} << 30, kMostTurns = 1'000'000'000,
+                   kMostWork = size_t{1} << 38;
+  auto times = [](size_t a, size_t b) {
+    size_t out = 0;
+    return __builtin_mul_overflow(a, b, &out) ? SIZE_MAX / 8 : std::min(out, SIZE_MAX / 8);
+  };
+  Limits out;
+  out.output = std::max(out.output, std::min(kMostOutput, out.output + times(8, bytes)));
+  out.turns = std::min(kMostTurns, out.turns + 4 * times(messages, values));
+  out.memory += times(16, bytes) + times(256, values);
+  out.work = std::min(kMostWork, out.work + 4 * times(messages, values + bytes));
+  return out;
+}
+
+// The limits that this row has.
+void Renderer::measure() {
+  size_t values = 0, bytes = 0;
+  const auto count = [&](const auto& self, const Value& value) -> void {
+    ++values;
+    if (value.is_string()) {
+      bytes += value.as_string().size();
+    } else if (value.is_list()) {
+      for (const Value& item : value.as_list()) self(self, item);
+    } else if (value.is_dict()) {
+      for (const auto& [key, member] : value.as_dict()) self(self, member);
+    }
+  };
+  for (const Value* given :
+       {request_.messages, request_.tools, request_.documents, request_.variables})
+    if (given != nullptr) count(count, *given);
+  const Value* messages = request_.messages;
+  limits_ = Limits::of_row(
+      messages != nullptr && messages->is_list() ? messages->as_list().size() : 0, values, bytes);
+  budget_.limit = limits_.memory;
+}
+
+// A value of the row as one of the rendering, whose texts are borrowed.
+Datum Renderer::import(const Value& value, int32_t message, int depth) {
+  if (depth > kDeepestValue) fail("a value is nested too deeply");
+  Datum out = Datum::none();
+  auto whole = [&](size_t size) {
+    if (size > UINT32_MAX / 2) fail("a value is too large");
+    return size;
+  };
+  if (value.is_string()) {
+    whole(value.as_string().size());
+    out = Datum::string(value.as_string());
+  } else if (value.is_dict()) {
+    const Value::Dict& members = value.as_dict();
+    Datum* entries = take<Datum>(2 * whole(members.size()));
+    for (size_t i = 0; i < members.size(); ++i) {
+      entries[2 * i] = Datum::string(members[i].first, message);
+      entries[2 * i + 1] = import(members[i].second, message, depth + 1);
+    }
+    out = Datum::sequence(Kind::dict, entries, members.size());
+  } else if (value.is_list()) {
+    const Value::List& values = value.as_list();
+    Datum* items = take<Datum>(whole(values.size()));
+    for (size_t i = 0; i < values.size(); ++i) items[i] = import(values[i], message, depth + 1);
+    out = Datum::sequence(Kind::list, items, values.size());
+  } else if (value.is_boolean()) {
+    out = Datum::boolean(value.as_boolean());
+  } else if (value.is_integer()) {
+    out = Datum::whole(value.as_integer());
+  } else if (value.is_real()) {
+    out = Datum::number(value.as_real());
+  } else if (value.is_big_integer()) {
+    out = Datum::string(value.as_digits());
+    out.kind = Kind::big;
+  }
+  out.message = message;
+  return out;
+}
+
+// Each message knows its number, but for its role.
+Datum Renderer::import_messages(const Value& messages) {
+  if (!messages.is_list()) return import(messages, kNoMessage);
+  size_t size = messages.as_list().size();
+  if (request_.first_messages) size = std::min(size, *request_.first_messages);
+  Datum* items = take<Datum>(size);
+  for (size_t i = 0; i < size; ++i) {
+    const Value& message = messages.as_list()[i];
+    items[i] = import(message, static_cast<int32_t>(i));
+    if (!message.is_dict()) continue;
+    auto* entries = const_cast<Datum*>(items[i].items);  // made above
+    for (uint32_t k = 0; k < items[i].size; ++k)
+      if (entries[2 * k].view() == "role")
+        entries[2 * k + 1] = import(*message.get("role"), kNoMessage);
+  }
+  return Datum::sequence(Kind::list, items, size);
+}
+
+Datum Renderer::global(const std::string& name) {
+  if (request_.variables != nullptr)
+    if (const Value* found = request_.variables->get(name)) return import(*found, kNoMessage);
+  auto given = [&](const Value* value, int32_t message = kNoMessage) {
+    return value == nullptr ? Datum::none() : import(*value, message);
+  };
+  if (name == "messages")
+    return request_.messages == nullptr ? Datum::none() : import_messages(*request_.messages);
+  if (name == "tools") return given(request_.tools, kOfTools);
+  if (name == "documents") return given(request_.documents);
+  if (name == "add_generation_prompt") return Datum::boolean(request_.add_generation_prompt);
+  for (const auto& [key, text] : request_.special_tokens)
+    if (key == name) return Datum::string(text);
+  static constexpr std::pair<std::string_view, Function> kFunctions[] = {
+      {"namespace", Function::space},
+      {"dict", Function::dict},
+      {"range", Function::range},
+      {"joiner", Function::joiner},
+      {"cycler", Function::cycler},
+      {"raise_exception", Function::raise_exception},
+      {"strftime_now", Function::strftime_now}};
+  for (auto [known, function] : kFunctions) {
+    if (known != name || (function == Function::strftime_now && !request_.date)) continue;
+    Callable of{.type = Callable::Type::function, .function = function, .name = known};
+    return callable(of);
+  }
+  Datum missing;
+  missing.kind = Kind::missing;
+  return missing;
+}
+
+ChatTemplate::Rendered Renderer::run() {
+  Writer out;
+  out.text.reserve(1024);
+  out_ = &out;
+  measure();
+  globals_ = take<Datum>(program_.globals.size());
+  for (size_t i = 0; i < program_.globals.size(); ++i) globals_[i] = global(program_.globals[i]);
+  execute(program_.body, *open(*program_.root, nullptr));
+  ChatTemplate::Rendered rendered;
+  uint32_t block = 0;
+  for (const Run& run : out.runs) {
+    if (run.message == kOfTools) {
+      auto& tools = rendered.tools;
+      if (!tools.empty() && tools.back().second == run.begin)
+        tools.back().second = run.end;
+      else
+        tools.emplace_back(run.begin, run.end);
+    } else if (run.message != kNoMessage) {
+      auto& origins = rendered.origins;
+      if (!origins.empty() && origins.back().end == run.begin &&
+          origins.back().message == run.message)
+        origins.back().end = run.end;
+      else
+        origins.push_back({run.begin, run.end, run.message});
+    }
+    if (run.generation == 0) continue;
+    auto& blocks = rendered.generations;
+    if (!blocks.empty() && blocks.back().second == run.begin && block == run.generation)
+      blocks.back().second = run.end;
+    else
+      blocks.emplace_back(run.begin, run.end);
+    block = run.generation;
+  }
+  rendered.text = std::move(out.text);
+  return rendered;
+}
+
+ChatTemplate::ChatTemplate(std::shared_ptr<const ast::Program> program)
+    : program_(std::move(program)) {}
+
+ChatTemplate ChatTemplate::parse(std::string text, std::string name) {
+  std::string shown = name;
+  try {
+    return ChatTemplate(parse_program(std::move(text), std::move(name)));
+  } catch (const SyntaxProblem& problem) {
+    throw Error(ErrorCode::bad_template,
+                shown + ":" + std::to_string(problem.line) + ": " + problem.what);
+  }
+}
+
+ChatTemplate::Rendered ChatTemplate::render(const Request& request) const {
+  return Renderer(*program_, request).run();
+}
+
+bool ChatTemplate::has_generation_blocks() const { return program_->has_generation; }
+const std::string& ChatTemplate::name() const { return program_->name; }
+const std::string& ChatTemplate::text() const { return program_->source; }
+
+std::string_view chatml() {
+  return R"({%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+)";
+}
+
+}  // namespace meshwright::chat

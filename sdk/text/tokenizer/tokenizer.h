@@ -1,0 +1,125 @@
+// Text to token ids and back, as a Hugging Face tokenizer.json of the byte-level BPE kind says
+// (GPT-2, Llama 3, Qwen2 and Qwen3, ...).
+//
+//   Tokenizer tokenizer = Tokenizer::load("models/Qwen3-0.6B/tokenizer.json");
+//   std::vector<int64_t> ids = tokenizer.encode("Hello");
+//   std::string text = tokenizer.decode(ids);
+//
+// Ids are those of the `tokenizers` library. Immutable after load: every method may be called from
+// several threads at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sdk/text/tokenizer/utf8.h"
+
+namespace meshwright::tokenizer {
+
+// Kinds of places where a text may be cut.
+struct Cuts {
+  bool at_spaces = false, at_lines = false;
+  bool any() const { return at_spaces || at_lines; }
+};
+
+// Bytes of a text from `begin` up to `end`.
+struct ByteRange {
+  size_t begin = 0, end = 0;
+  bool operator==(const ByteRange&) const = default;
+};
+
+// Ids and where they come from.
+struct Encoded {
+  std::vector<int64_t> ids;
+  // Of each id, in bytes of the text that was given; neither begins nor ends descend (but where a
+  // template repeats the text). An id that stands for nothing in it has an empty one: those of the
+  // template, a space put before a word. Bytes may be in several: where the tokenizer composes
+  // (NFC), what it changed is told apart no further, so each id of such characters has all their
+  // bytes; and white space that an added token takes may hold another one.
+  std::vector<ByteRange> ranges;
+  int64_t kept_as_text = 0;  // special tokens that were found in a plain part, and read as text
+};
+
+struct RangeOptions {
+  bool special = false;  // with what the tokenizer's template puts around a text
+  // Ascending, not overlapping, else Error(internal). Where one of them overlaps the text of a
+  // token with `special: true`, if only partly, that token is not looked for. All else is as ever:
+  // other added tokens are found, and tokens outside take white space as they do. Merges never make
+  // a special token, in no part, unless it is a single byte.
+  std::span<const ByteRange> plain = {};
+};
+
+class Tokenizer {
+ public:
+  // Throws Error(bad_tokenizer) that names file and place when the file is damaged or of a kind
+  // that is not read here.
+  static Tokenizer load(const std::filesystem::path& file);
+  // `name` stands for the file in messages.
+  static Tokenizer parse(std::string_view json, const std::string& name);
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  ~Tokenizer();
+
+  // `text` is UTF-8, else Error(usage). special: with what the file's template puts around a text
+  // (a beginning-of-text token, say).
+  std::vector<int64_t> encode(std::string_view text, bool special = true) const;
+  // The ids of encode() where no part is plain.
+  Encoded encode_ranges(std::string_view text, const RangeOptions& options) const;
+  // Bytes that are no UTF-8 become U+FFFD, and ids that nothing has give nothing, both as in the
+  // reference.
+  std::string decode(std::span<const int64_t> ids, bool skip_special = false) const;
+  // What one token stands for; a piece of a character, perhaps.
+  std::string bytes_of(int64_t id, bool skip_special = false) const;
+
+  // Ids that the file's template puts before and after a text; nothing when it repeats or drops the
+  // text.
+  struct Frame {
+    std::vector<int64_t> before, after;
+  };
+  std::optional<Frame> frame() const;
+  // Where a text may be cut (cut_near() of divide.h) so that encode(part, false) of the parts gives
+  // the ids of the whole.
+  Cuts cuts() const;
+
+  std::optional<int64_t> id_of(std::string_view token) const;
+  // The texts of added tokens with `special: true`; they live as long as the tokenizer.
+  std::vector<std::string_view> special_tokens() const;
+  int64_t size() const;  // one above the largest id
+  // Spaces that decoding takes from the beginning of a text, as some files ask for.
+  int64_t stripped() const;
+
+ private:
+  struct Parts;
+  explicit Tokenizer(std::unique_ptr<Parts> parts);
+  Encoded run(std::string_view text, const RangeOptions& options, bool with_ranges) const;
+  Encoded framed(const Encoded& text, bool special, size_t bytes) const;
+  std::unique_ptr<const Parts> parts_;
+};
+
+// Text as its tokens come: characters whose bytes are not all there wait. What add() and finish()
+// gave together is what decode() gives. The tokenizer must outlive it.
+class TextStream {
+ public:
+  explicit TextStream(const Tokenizer& tokenizer, bool skip_special = false)
+      : tokenizer_(&tokenizer), skip_special_(skip_special), stripped_(tokenizer.stripped()) {}
+  std::string add(int64_t id) {
+    return without_first(bytes_.add(tokenizer_->bytes_of(id, skip_special_)));
+  }
+  std::string finish() { return without_first(bytes_.finish()); }
+
+ private:
+  std::string without_first(std::string text);
+  const Tokenizer* tokenizer_;
+  bool skip_special_;
+  int64_t stripped_;  // spaces that may still be taken
+  Utf8Stream bytes_;
+};
+
+}  // namespace meshwright::tokenizer
