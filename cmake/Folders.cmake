@@ -4,14 +4,14 @@ set(MESHWRIGHT_FOLDERS
   sdk/include     # the promise: what plugins are written against
   sdk/base        # text, files, processes, what people read
   sdk/planning    # mesh, tensor-parallel plan, sharding plan, footprint; no LibTorch
-  sdk/comm        # groups, transports, watchdog, devices
+  sdk/comm        # groups, transports, watchdog
   sdk/nn          # layers, attention, losses, experts, kernels, their memory
   sdk/parallel    # data, tensor, context, pipeline and expert parallel
   sdk/text        # tokenizer, chat templates, corpora
   sdk/kit         # conformance, ranks as threads, templates of plugins
   engine/config      # the file, its schemas, --set
   engine/plugins     # found, judged, loaded
-  engine/launch      # ranks are started and find each other
+  engine/launch      # ranks are started and find each other, and their devices
   engine/models      # described, and built
   engine/data        # samples
   engine/checkpoint  # kept and read, with the weights of other programs
