@@ -4,8 +4,10 @@
 # library has its own copy of such a one, so there is nothing in it that changes once it is made; it depends on the SDK and its kind alone.
 # meshwright_test(NAME SOURCES ... DEPENDS ...): a doctest program run by ctest. Where MESHWRIGHT_TEST_PARTS is set, a list of PART:PATTERN,PATTERN
 # of source files, ctest runs these cases as NAME_PART and the others as NAME, so that one long test is several that run beside each other.
+# WHOLE WHAT: cases of the doctest suite "whole" are NAME_whole, of the label whole_WHAT, which ./check leaves out where nothing that they
+# test has changed; the others are the sample that always runs.
 function(meshwright_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPENDS;DEFINITIONS" ${ARGN})
+  cmake_parse_arguments(arg "" "TIMEOUT;WHOLE" "SOURCES;DEPENDS;DEFINITIONS" ${ARGN})
   if(NOT MESHWRIGHT_TESTS)
     return()
   endif()
@@ -26,14 +28,20 @@ function(meshwright_test name)
     list(GET part 1 files)
     list(APPEND tests ${name}_${part_name})
     list(APPEND apart ${files})
-    add_test(NAME ${name}_${part_name} COMMAND test_${name} --no-version "--source-file=${files}" WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+    add_test(NAME ${name}_${part_name} COMMAND test_${name} --no-version -d "--source-file=${files}" WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
     set_tests_properties(${name}_${part_name} PROPERTIES FAIL_REGULAR_EXPRESSION "test cases: +0 ")
   endforeach()
   if(apart)
     list(JOIN apart "," apart)
     set(apart "--source-file-exclude=${apart}")
   endif()
-  add_test(NAME ${name} COMMAND test_${name} --no-version ${apart} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  if(arg_WHOLE)
+    list(APPEND tests ${name}_whole)
+    add_test(NAME ${name}_whole COMMAND test_${name} --no-version -d --test-suite=whole WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+    set_tests_properties(${name}_whole PROPERTIES FAIL_REGULAR_EXPRESSION "test cases: +0 " LABELS whole_${arg_WHOLE})
+    list(APPEND apart --test-suite-exclude=whole)
+  endif()
+  add_test(NAME ${name} COMMAND test_${name} --no-version -d ${apart} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 1800)  # for a machine that is busy with other things
   endif()

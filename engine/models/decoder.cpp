@@ -5,9 +5,7 @@
 namespace meshwright::outlines {
 namespace {
 
-// Far above any real model, far below what could overflow or exhaust memory.
-constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 4096,
-                  kMaxVocabulary = int64_t{1} << 28;
+constexpr int64_t kMaxLayers = 4096, kMaxVocabulary = int64_t{1} << 28;  // as kMaxWidth
 
 }  // namespace
 

@@ -8,6 +8,9 @@
 
 namespace meshwright::outlines {
 
+// Far above any real model, far below what could overflow or exhaust memory.
+constexpr int64_t kMaxWidth = int64_t{1} << 24;
+
 // Defaults of a family's configuration class, used for fields that config.json leaves out.
 struct DecoderDefaults {
   int64_t vocab = 32000, hidden = 4096, intermediate = 11008, layers = 32, heads = 32;

@@ -9,7 +9,7 @@
 namespace meshwright::outlines {
 namespace {
 
-constexpr int64_t kMaxExperts = 1 << 16, kMaxWidth = 1 << 24;
+constexpr int64_t kMaxExperts = 1 << 16;
 
 MoeOutline read_moe(const ConfigJson& config, int64_t experts, int64_t active, int64_t width) {
   if (active > experts)

@@ -30,24 +30,24 @@ template <class C>
 constexpr int64_t kLanes = MESHWRIGHT_ATTENTION_BYTES / static_cast<int64_t>(sizeof(C));
 
 template <class C>
-KERNEL_INLINE Lanes<C> load(const C* from) {
+ATTENTION_KERNEL_INLINE Lanes<C> load(const C* from) {
   return *reinterpret_cast<const typename Vector<C>::Loose*>(from);
 }
 template <class C>
-KERNEL_INLINE void store(C* to, Lanes<C> x) {
+ATTENTION_KERNEL_INLINE void store(C* to, Lanes<C> x) {
   *reinterpret_cast<typename Vector<C>::Loose*>(to) = x;
 }
 template <class C>
-KERNEL_INLINE Lanes<C> all_lanes(C x) {
+ATTENTION_KERNEL_INLINE Lanes<C> all_lanes(C x) {
   return Lanes<C>{} + x;
 }
 template <class C>
-KERNEL_INLINE Lanes<C> larger(Lanes<C> a, Lanes<C> b) {
+ATTENTION_KERNEL_INLINE Lanes<C> larger(Lanes<C> a, Lanes<C> b) {
   return a > b ? a : b;
 }
-KERNEL_INLINE Lanes<float> load_as(const float* from) { return load(from); }
-KERNEL_INLINE Lanes<double> load_as(const double* from) { return load(from); }
-KERNEL_INLINE Lanes<float> load_as(const c10::BFloat16* from) {
+ATTENTION_KERNEL_INLINE Lanes<float> load_as(const float* from) { return load(from); }
+ATTENTION_KERNEL_INLINE Lanes<double> load_as(const double* from) { return load(from); }
+ATTENTION_KERNEL_INLINE Lanes<float> load_as(const c10::BFloat16* from) {
   Vector<float>::Halves bits;
   __builtin_memcpy(&bits, from, sizeof bits);
   Vector<float>::Words words = __builtin_convertvector(bits, Vector<float>::Words) << 16;
@@ -56,7 +56,7 @@ KERNEL_INLINE Lanes<float> load_as(const c10::BFloat16* from) {
 
 // 2^x: 0 where the result would not be a normal number, NaN of NaN; x at most 126. Of n + r with
 // |r| <= 1/2 a polynomial gives 2^r; n ends up in the low bits of x + 1.5 * 2^(mantissa bits).
-KERNEL_INLINE Lanes<float> power_of_two(Lanes<float> x) {
+ATTENTION_KERNEL_INLINE Lanes<float> power_of_two(Lanes<float> x) {
   Lanes<float> shifted = x + 12582912.0F, r = x - (shifted - 12582912.0F);
   Lanes<float> p = 1.535336188319500e-4F * r + 1.339887440266574e-3F;
   p = p * r + 9.618437357674640e-3F;
@@ -68,7 +68,7 @@ KERNEL_INLINE Lanes<float> power_of_two(Lanes<float> x) {
   Bits y = __builtin_bit_cast(Bits, p) + (__builtin_bit_cast(Bits, shifted) << 23);
   return x < -125.0F ? Lanes<float>{} : __builtin_bit_cast(Lanes<float>, y);
 }
-KERNEL_INLINE Lanes<double> power_of_two(Lanes<double> x) {
+ATTENTION_KERNEL_INLINE Lanes<double> power_of_two(Lanes<double> x) {
   constexpr double kShift = 6755399441055744.0, kLn2 = 0.69314718055994530942;
   Lanes<double> shifted = x + kShift, r = (x - (shifted - kShift)) * kLn2;
   Lanes<double> p = r * (1.0 / 6227020800.0) + 1.0 / 479001600.0;
@@ -83,7 +83,7 @@ KERNEL_INLINE Lanes<double> power_of_two(Lanes<double> x) {
 }
 
 template <class C>
-KERNEL_INLINE C largest(Lanes<C> x) {
+ATTENTION_KERNEL_INLINE C largest(Lanes<C> x) {
   C lanes[kLanes<C>];
   store(lanes, x);
   for (int64_t half = kLanes<C> / 2; half > 0; half /= 2)
@@ -95,7 +95,7 @@ KERNEL_INLINE C largest(Lanes<C> x) {
 // sum + left * right; of pairs, each element is two bfloat16 numbers and the product their dot
 // product, which is a float's as exactly.
 template <bool pairs, class C>
-KERNEL_INLINE Lanes<C> multiply_add(Lanes<C> sum, const C* left, Lanes<C> right) {
+ATTENTION_KERNEL_INLINE Lanes<C> multiply_add(Lanes<C> sum, const C* left, Lanes<C> right) {
 #if MESHWRIGHT_ATTENTION_PAIRS
   if constexpr (pairs) {
     typename Vector<C>::Index bits;
@@ -127,7 +127,7 @@ struct Product {
 // c[R, W lanes] = a[R, depth] b[depth, W lanes] + old. Each element is summed in the order of
 // depth, by one multiply-add a step, whatever R and W are: bits of a row do not depend on them.
 template <bool pairs, class C, int R, int W>
-KERNEL_INLINE void product_tile(const Product<C>& p, int64_t row, int64_t column) {
+ATTENTION_KERNEL_INLINE void product_tile(const Product<C>& p, int64_t row, int64_t column) {
   constexpr int64_t L = kLanes<C>;
   C* c = p.c + row * p.c_row + column;
   Lanes<C> sum[R][W];
@@ -165,7 +165,7 @@ KERNEL_INLINE void product_tile(const Product<C>& p, int64_t row, int64_t column
 }
 
 template <bool pairs, class C, int W>
-KERNEL_INLINE void product_strips(const Product<C>& p, int64_t column) {
+ATTENTION_KERNEL_INLINE void product_strips(const Product<C>& p, int64_t column) {
   constexpr int R = MESHWRIGHT_ATTENTION_STRIP;
   int64_t row = 0;
   for (; row + R <= p.rows; row += R) product_tile<pairs, C, R, W>(p, row, column);
@@ -175,7 +175,7 @@ KERNEL_INLINE void product_strips(const Product<C>& p, int64_t column) {
 }
 
 template <bool pairs = false, class C>
-KERNEL void multiply(const Product<C>& p) {
+ATTENTION_KERNEL void multiply(const Product<C>& p) {
   constexpr int64_t L = kLanes<C>;
   int64_t column = 0;
   for (; column + 2 * L <= p.columns; column += 2 * L) product_strips<pairs, C, 2>(p, column);
@@ -184,8 +184,8 @@ KERNEL void multiply(const Product<C>& p) {
 
 // Rows of storage to rows of the compute type, times `factor`; zeros from `size` to `padded`.
 template <class T, class C>
-KERNEL void load_rows(const T* from, int64_t from_row, int64_t rows, int64_t size, int64_t padded,
-                      C factor, C* to, int64_t to_row) {
+ATTENTION_KERNEL void load_rows(const T* from, int64_t from_row, int64_t rows, int64_t size,
+                                int64_t padded, C factor, C* to, int64_t to_row) {
   constexpr int64_t L = kLanes<C>;
   for (int64_t r = 0; r < rows; ++r, from += from_row, to += to_row) {
     int64_t i = 0;
@@ -204,8 +204,8 @@ constexpr int64_t depth_of(int64_t head_dim) {
 }
 // The same rows as the factors of such a product: as load_rows, or pairs as they are in storage.
 template <class T, class C>
-KERNEL void load_factors(const T* from, int64_t from_row, int64_t rows, int64_t size, C factor,
-                         C* to, int64_t to_row) {
+ATTENTION_KERNEL void load_factors(const T* from, int64_t from_row, int64_t rows, int64_t size,
+                                   C factor, C* to, int64_t to_row) {
   constexpr int64_t L = kLanes<C>;
   int64_t padded = (depth_of<T>(size) + L - 1) / L * L;
   if constexpr (kPairs<T>) {
@@ -221,7 +221,7 @@ KERNEL void load_factors(const T* from, int64_t from_row, int64_t rows, int64_t 
 
 // to (+)= from * factor, of any type of `to`.
 template <class T, class C>
-KERNEL void store_row(const C* from, C factor, int64_t size, bool add, T* to) {
+ATTENTION_KERNEL void store_row(const C* from, C factor, int64_t size, bool add, T* to) {
   if (add)
     for (int64_t i = 0; i < size; ++i)
       to[i] = static_cast<T>(static_cast<C>(to[i]) + from[i] * factor);
@@ -231,7 +231,8 @@ KERNEL void store_row(const C* from, C factor, int64_t size, bool add, T* to) {
 
 // a and b, element by element in turn, from their element `first` on.
 template <int first, class C, int... i>
-KERNEL_INLINE Lanes<C> interleave(Lanes<C> a, Lanes<C> b, std::integer_sequence<int, i...>) {
+ATTENTION_KERNEL_INLINE Lanes<C> interleave(Lanes<C> a, Lanes<C> b,
+                                            std::integer_sequence<int, i...>) {
   constexpr int L = sizeof...(i);
   return __builtin_shufflevector(a, b, (first + i / 2 + i % 2 * L)...);
 }
@@ -239,7 +240,8 @@ KERNEL_INLINE Lanes<C> interleave(Lanes<C> a, Lanes<C> b, std::integer_sequence<
 // A square of lanes; riffling the rows as one deals cards, once for each bit of a lane's number,
 // turns it over.
 template <class C>
-KERNEL_INLINE void transpose_square(const C* from, int64_t from_row, C* to, int64_t to_row) {
+ATTENTION_KERNEL_INLINE void transpose_square(const C* from, int64_t from_row, C* to,
+                                              int64_t to_row) {
   constexpr int L = static_cast<int>(kLanes<C>);
   constexpr std::make_integer_sequence<int, L> all;
   Lanes<C> x[L], y[L];
@@ -260,7 +262,8 @@ KERNEL_INLINE void transpose_square(const C* from, int64_t from_row, C* to, int6
 }
 // from [kKeys, padded] to [padded, kKeys].
 template <class C>
-KERNEL void transpose(const C* from, int64_t from_row, int64_t padded, C* to, int64_t to_row) {
+ATTENTION_KERNEL void transpose(const C* from, int64_t from_row, int64_t padded, C* to,
+                                int64_t to_row) {
   for (int64_t j = 0; j < kKeys; j += kLanes<C>)
     for (int64_t i = 0; i < padded; i += kLanes<C>)
       transpose_square(from + j * from_row + i, from_row, to + i * to_row + j, to_row);

@@ -16,8 +16,8 @@ template <class T>
 using Which = HeadView<const T> KeyRun<T>::*;
 // A block's rows as numbers, or as factors of scores.
 template <bool factors, class T>
-KERNEL void pack_rows(const KeyBlock& b, std::span<const KeyRun<T>> runs, Which<T> which,
-                      int64_t size, AttentionCompute<T>* to, int64_t to_row) {
+ATTENTION_KERNEL void pack_rows(const KeyBlock& b, std::span<const KeyRun<T>> runs, Which<T> which,
+                                int64_t size, AttentionCompute<T>* to, int64_t to_row) {
   using C = AttentionCompute<T>;
   int64_t next = 0;
   for (size_t r = b.run; r <= b.last_run; ++r) {
@@ -36,16 +36,16 @@ KERNEL void pack_rows(const KeyBlock& b, std::span<const KeyRun<T>> runs, Which<
 }
 // Factors of scores [kKeys, depth], turned over to [depth, kKeys] by way of `rows`.
 template <class T>
-KERNEL void pack_transposed(const KeyBlock& b, std::span<const KeyRun<T>> runs, Which<T> which,
-                            int64_t size, AttentionCompute<T>* rows, int64_t row,
-                            AttentionCompute<T>* to, int64_t to_row) {
+ATTENTION_KERNEL void pack_transposed(const KeyBlock& b, std::span<const KeyRun<T>> runs,
+                                      Which<T> which, int64_t size, AttentionCompute<T>* rows,
+                                      int64_t row, AttentionCompute<T>* to, int64_t to_row) {
   pack_rows<true>(b, runs, which, size, rows, row);
   transpose(rows, row, padded<AttentionCompute<T>>(depth_of<T>(size)), to, to_row);
 }
 
 template <class T>
-KERNEL void pack_columns(const KeyBlock& b, std::span<const KeyRun<T>> runs,
-                         const PackedKeys<T>& to) {
+ATTENTION_KERNEL void pack_columns(const KeyBlock& b, std::span<const KeyRun<T>> runs,
+                                   const PackedKeys<T>& to) {
   using C = AttentionCompute<T>;
   block_documents(b, runs, to.ids);
   if (!b.gaps) return;
@@ -72,7 +72,7 @@ class Forward {
   static constexpr int64_t L = kLanes<C>;
 
  public:
-  KERNEL void run(const AttentionShape& shape, Queries queries, Keys keys) {
+  ATTENTION_KERNEL void run(const AttentionShape& shape, Queries queries, Keys keys) {
     cut_queries(queries, tiles_);
     cut_keys(keys, blocks_);
     // Enough rows at a time that packing keys for them is little beside their products.
@@ -90,8 +90,8 @@ class Forward {
     Softmax<C> softmax;
   };
 
-  KERNEL void some_tiles(const AttentionShape& shape, Queries queries, Keys keys,
-                         std::span<const Tile> tiles) {
+  ATTENTION_KERNEL void some_tiles(const AttentionShape& shape, Queries queries, Keys keys,
+                                   std::span<const Tile> tiles) {
     Strides<C> size(shape.head_dim);
     lay_out(shape, size, static_cast<int64_t>(tiles.size()));
     for (size_t t = 0; t < tiles.size(); ++t) start(shape, size, queries, tiles[t], t);
@@ -130,8 +130,8 @@ class Forward {
     return {at, at + kRows * size.row, {after + kRows * L, after, after + kRows * (L + 1)}};
   }
 
-  KERNEL void start(const AttentionShape& shape, const Strides<C>& size, Queries queries,
-                    const Tile& tile, size_t t) {
+  ATTENTION_KERNEL void start(const AttentionShape& shape, const Strides<C>& size, Queries queries,
+                              const Tile& tile, size_t t) {
     const HeadView<const T>& q = queries[tile.run].q;
     for (int64_t h = 0; h < shape.group; ++h) {
       Head to = head(shape, size, t, h);
@@ -143,16 +143,16 @@ class Forward {
     }
   }
 
-  KERNEL void pack(const AttentionShape& shape, const Strides<C>& size, Keys keys,
-                   const KeyBlock& b) {
+  ATTENTION_KERNEL void pack(const AttentionShape& shape, const Strides<C>& size, Keys keys,
+                             const KeyBlock& b) {
     pack_transposed(b, keys, &KeyRun<T>::k, shape.head_dim, packed_.keys, size.row, packed_.keys_t,
                     size.columns);
     pack_rows<false>(b, keys, &KeyRun<T>::v, shape.head_dim, packed_.values, size.row);
     pack_columns(b, keys, packed_);
   }
 
-  KERNEL void step(const AttentionShape& shape, const Strides<C>& size, const Seen& seen,
-                   int64_t rows, bool gaps, const Head& to) {
+  ATTENTION_KERNEL void step(const AttentionShape& shape, const Strides<C>& size, const Seen& seen,
+                             int64_t rows, bool gaps, const Head& to) {
     C* scores = scores_.room(0);
     multiply_columns<kPairs<T>, C>(
         seen, {rows, kKeys, depth_of<T>(shape.head_dim), to.query, size.row, 1, packed_.keys_t,
@@ -163,8 +163,9 @@ class Forward {
                              size.row, to.out, size.row, Old::kScale, to.softmax.factor});
   }
 
-  KERNEL void finish(const AttentionShape& shape, const Strides<C>& size, const QueryRun<T>& run,
-                     const Tile& tile, int64_t h, const Head& from) {
+  ATTENTION_KERNEL void finish(const AttentionShape& shape, const Strides<C>& size,
+                               const QueryRun<T>& run, const Tile& tile, int64_t h,
+                               const Head& from) {
     for (int64_t r = 0; r < tile.rows; ++r) {
       C sum = 0;
       for (int64_t l = 0; l < L; ++l) sum += from.softmax.sums[r * L + l];
@@ -200,7 +201,7 @@ class Backward {
   using Keys = std::span<const KeyRun<T>>;
 
  public:
-  KERNEL void run(const AttentionShape& shape, Queries queries, Keys keys) {
+  ATTENTION_KERNEL void run(const AttentionShape& shape, Queries queries, Keys keys) {
     cut_queries(queries, tiles_);
     cut_keys(keys, blocks_);
     written_.assign(tiles_.size(), 0);
@@ -258,8 +259,8 @@ class Backward {
     grad_factors_ = kPairs<T> ? at + rows : grad_;
   }
 
-  KERNEL void some_blocks(const AttentionShape& shape, const Strides<C>& size, Queries queries,
-                          Keys keys, std::span<const KeyBlock> blocks) {
+  ATTENTION_KERNEL void some_blocks(const AttentionShape& shape, const Strides<C>& size,
+                                    Queries queries, Keys keys, std::span<const KeyBlock> blocks) {
     for (size_t b = 0; b < blocks.size(); ++b) pack(shape, size, keys, blocks[b], packed_[b]);
     for (size_t t = 0; t < tiles_.size(); ++t) {
       const Tile& tile = tiles_[t];
@@ -292,8 +293,8 @@ class Backward {
     for (size_t b = 0; b < blocks.size(); ++b) give(shape, size, keys, blocks[b], packed_[b]);
   }
 
-  KERNEL void pack(const AttentionShape& shape, const Strides<C>& size, Keys keys,
-                   const KeyBlock& b, Block& to) {
+  ATTENTION_KERNEL void pack(const AttentionShape& shape, const Strides<C>& size, Keys keys,
+                             const KeyBlock& b, Block& to) {
     // dk's place holds the values until they are transposed.
     pack_transposed(b, keys, &KeyRun<T>::v, shape.head_dim, to.dk, size.row, to.packed.values_t,
                     size.columns);
@@ -306,8 +307,8 @@ class Backward {
     pack_columns(b, keys, to.packed);
   }
 
-  KERNEL void load(const AttentionShape& shape, const Strides<C>& size, const QueryRun<T>& run,
-                   const Tile& tile, int64_t h) {
+  ATTENTION_KERNEL void load(const AttentionShape& shape, const Strides<C>& size,
+                             const QueryRun<T>& run, const Tile& tile, int64_t h) {
     load_rows(run.q.data + h * run.q.head + tile.begin * run.q.row, run.q.row, tile.rows,
               shape.head_dim, size.wide, static_cast<C>(shape.scale * kLog2E), query_, size.row);
     load_rows(run.grad.data + h * run.grad.head + tile.begin * run.grad.row, run.grad.row,
@@ -325,8 +326,8 @@ class Backward {
     }
   }
 
-  KERNEL void step(const AttentionShape& shape, const Strides<C>& size, int64_t rows, bool gaps,
-                   const Block& b, Old old) {
+  ATTENTION_KERNEL void step(const AttentionShape& shape, const Strides<C>& size, int64_t rows,
+                             bool gaps, const Block& b, Old old) {
     int64_t depth = depth_of<T>(shape.head_dim);
     multiply_columns<kPairs<T>, C>(
         b.seen, {rows, kKeys, depth, query_factors_, size.row, 1, b.packed.keys_t, size.columns,
@@ -345,8 +346,8 @@ class Backward {
   }
 
   // Gradients of keys and values to the runs. dk is of queries times scale / ln 2.
-  KERNEL void give(const AttentionShape& shape, const Strides<C>& size, Keys keys,
-                   const KeyBlock& block, const Block& from) {
+  ATTENTION_KERNEL void give(const AttentionShape& shape, const Strides<C>& size, Keys keys,
+                             const KeyBlock& block, const Block& from) {
     for (size_t r = block.run; r <= block.last_run; ++r) {
       const KeyRun<T>& run = keys[r];
       Piece p = piece_of(block, run);

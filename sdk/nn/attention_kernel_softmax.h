@@ -23,7 +23,7 @@ struct Columns {
   int64_t from, to;
 };
 template <class C>
-KERNEL_INLINE Columns whole_vectors(const Seen& seen, int64_t row) {
+ATTENTION_KERNEL_INLINE Columns whole_vectors(const Seen& seen, int64_t row) {
   constexpr int64_t L = kLanes<C>;
   if (seen.all) return {0, kKeys};
   return {seen.from[row] / L * L, (seen.to[row] + L - 1) / L * L};
@@ -32,7 +32,7 @@ KERNEL_INLINE Columns whole_vectors(const Seen& seen, int64_t row) {
 // a row's first and last vector are seen whole unless the block has gaps, whose columns are -inf in
 // `gaps`.
 template <class C>
-KERNEL_INLINE void mask_vector(C* scores, int64_t at, int64_t from, int64_t to) {
+ATTENTION_KERNEL_INLINE void mask_vector(C* scores, int64_t at, int64_t from, int64_t to) {
   using Index = typename Vector<C>::Index;
   typename Vector<C>::Bits column;
   for (Index i = 0; i < kLanes<C>; ++i) column[i] = i;
@@ -42,7 +42,7 @@ KERNEL_INLINE void mask_vector(C* scores, int64_t at, int64_t from, int64_t to) 
   store(scores + at, x);
 }
 template <class C>
-KERNEL_INLINE void mask_row(C* scores, const Seen& seen, int64_t row, const C* gaps) {
+ATTENTION_KERNEL_INLINE void mask_row(C* scores, const Seen& seen, int64_t row, const C* gaps) {
   if (seen.all) return;
   Columns c = whole_vectors<C>(seen, row);
   if (c.from == c.to) return;
@@ -56,7 +56,7 @@ KERNEL_INLINE void mask_row(C* scores, const Seen& seen, int64_t row, const C* g
 
 // Zeros in the other vectors that some row of the tile sees.
 template <class C>
-KERNEL_INLINE void clear_unseen(const Seen& seen, Columns c, C* row) {
+ATTENTION_KERNEL_INLINE void clear_unseen(const Seen& seen, Columns c, C* row) {
   constexpr int64_t L = kLanes<C>;
   for (int64_t j = seen.begin / L * L; j < c.from; j += L) store(row + j, Lanes<C>{});
   for (int64_t j = c.to; j < seen.end; j += L) store(row + j, Lanes<C>{});
@@ -68,7 +68,7 @@ constexpr int64_t kStrip = MESHWRIGHT_ATTENTION_STRIP;
 
 // Queries times keys: columns that the strip sees.
 template <bool pairs, class C>
-KERNEL void multiply_columns(const Seen& seen, Product<C> p) {
+ATTENTION_KERNEL void multiply_columns(const Seen& seen, Product<C> p) {
   if (seen.all) return multiply<pairs>(p);
   Product<C> strip = p;
   for (int64_t r = 0; r < p.rows; r += kStrip) {
@@ -81,7 +81,7 @@ KERNEL void multiply_columns(const Seen& seen, Product<C> p) {
 }
 // Weights of keys times rows of keys: the depth that the strip sees.
 template <class C>
-KERNEL void multiply_depth(const Seen& seen, Product<C> p) {
+ATTENTION_KERNEL void multiply_depth(const Seen& seen, Product<C> p) {
   if (seen.all) return multiply(p);
   Product<C> strip = p;
   for (int64_t r = 0; r < p.rows; r += kStrip) {
@@ -96,7 +96,7 @@ KERNEL void multiply_depth(const Seen& seen, Product<C> p) {
 }
 // Weights of queries, transposed, times rows of queries: those that see the strip.
 template <class C>
-KERNEL void multiply_rows(const Seen& seen, Product<C> p) {
+ATTENTION_KERNEL void multiply_rows(const Seen& seen, Product<C> p) {
   if (seen.all) return multiply(p);
   Product<C> strip = p;
   int64_t first = 0, end = 0;
@@ -121,8 +121,8 @@ struct Softmax {
 
 // Scores [rows, kKeys] to 2^(score - top), in columns [begin, end); 0 where a row does not see.
 template <class C>
-KERNEL void soften(const Seen& seen, int64_t rows, const C* gaps, C* scores, int64_t scores_row,
-                   const Softmax<C>& state) {
+ATTENTION_KERNEL void soften(const Seen& seen, int64_t rows, const C* gaps, C* scores,
+                             int64_t scores_row, const Softmax<C>& state) {
   constexpr int64_t L = kLanes<C>;
   alignas(64) C base[kRows];
   for (int64_t r = 0; r < rows; ++r) {
@@ -159,8 +159,8 @@ KERNEL void soften(const Seen& seen, int64_t rows, const C* gaps, C* scores, int
 // Backward: scores to probabilities p = 2^(score - lse), their gradients g to those of the scores,
 // p (g - delta). lse is in units of ln 2, and +inf where a row sees nothing.
 template <class C>
-KERNEL void differentiate(const Seen& seen, int64_t rows, const C* gaps, C* scores, C* grads,
-                          int64_t scores_row, const C* lse, const C* delta) {
+ATTENTION_KERNEL void differentiate(const Seen& seen, int64_t rows, const C* gaps, C* scores,
+                                    C* grads, int64_t scores_row, const C* lse, const C* delta) {
   constexpr int64_t L = kLanes<C>;
   for (int64_t r = 0; r < rows; ++r) {
     C *p_row = scores + r * scores_row, *g_row = grads + r * scores_row;

@@ -25,11 +25,11 @@
 #include "attention_kernel_targets.h"
 
 #if defined(__clang__)
-#define KERNEL MESHWRIGHT_ATTENTION_ATTRIBUTES
+#define ATTENTION_KERNEL MESHWRIGHT_ATTENTION_ATTRIBUTES
 #else
-#define KERNEL MESHWRIGHT_ATTENTION_ATTRIBUTES __attribute__((optimize("O3")))
+#define ATTENTION_KERNEL MESHWRIGHT_ATTENTION_ATTRIBUTES __attribute__((optimize("O3")))
 #endif
-#define KERNEL_INLINE KERNEL __attribute__((always_inline)) inline
+#define ATTENTION_KERNEL_INLINE ATTENTION_KERNEL __attribute__((always_inline)) inline
 
 namespace meshwright::attention::MESHWRIGHT_ATTENTION_TARGET {
 namespace {
@@ -70,8 +70,8 @@ MESHWRIGHT_ATTENTION_INSTANCE(c10::BFloat16)
 }  // namespace meshwright::attention::MESHWRIGHT_ATTENTION_TARGET
 
 #undef MESHWRIGHT_ATTENTION_INSTANCE
-#undef KERNEL_INLINE
-#undef KERNEL
+#undef ATTENTION_KERNEL_INLINE
+#undef ATTENTION_KERNEL
 #undef MESHWRIGHT_ATTENTION_TARGET
 #undef MESHWRIGHT_ATTENTION_ATTRIBUTES
 #undef MESHWRIGHT_ATTENTION_BYTES

@@ -124,10 +124,10 @@ struct Core {
 };
 
 // One call of one core, forward and backward.
-class Pass {
+class AttentionPass {
  public:
-  Pass(std::shared_ptr<const Core> core, const AttentionOptions& options, ContextSplit split,
-       Tensor documents)
+  AttentionPass(std::shared_ptr<const Core> core, const AttentionOptions& options,
+                ContextSplit split, Tensor documents)
       : core_(std::move(core)),
         groups_(core_->groups),
         options_(options),
@@ -261,8 +261,8 @@ class Pass {
 };
 
 struct ContextNode : torch::autograd::Node {
-  explicit ContextNode(Pass pass) : pass_(std::move(pass)) {}
-  Pass pass_;
+  explicit ContextNode(AttentionPass pass) : pass_(std::move(pass)) {}
+  AttentionPass pass_;
   torch::autograd::SavedVariable query, keys, out, lse;
 
   std::string name() const override { return "ContextAttention"; }
@@ -318,8 +318,8 @@ class ContextAttention final : public AttentionMethod {
           .help("give the documents to ContextParallel::scope(), which pads them");
     AttentionOptions options = given;
     if (options.window >= split.length()) options.window = 0;
-    Pass pass(core_, options, split, sequence->documents);
-    Pass::Kept kept;
+    AttentionPass pass(core_, options, split, sequence->documents);
+    AttentionPass::Kept kept;
     Tensor result;
     {
       c10::NoGradGuard no_grad;

@@ -39,7 +39,8 @@ bool waited_in_attention(const Ended& ended) {
 
 }  // namespace
 
-TEST_CASE("SIGKILL of a rank of cp at any moment: it is named, all end at once") {
+TEST_CASE("SIGKILL of a rank of cp at any moment: it is named, all end at once" *
+          doctest::test_suite("whole")) {
   std::mt19937 random(std::random_device{}());
   for (const std::string& method : kMethods) {
     INFO(method);
@@ -49,7 +50,8 @@ TEST_CASE("SIGKILL of a rank of cp at any moment: it is named, all end at once")
 
 TEST_CASE(
     "a rank of cp that is stopped or killed is named by the one that waits, exit status 6, with "
-    "the layer and direction of an exchange of keys") {
+    "the layer and direction of an exchange of keys" *
+    doctest::test_suite("whole")) {
   std::mt19937 random(std::random_device{}());
   int in_attention = 0;
   for (const std::string& method : kMethods)

@@ -44,7 +44,8 @@ std::vector<std::string> losses(const Program& program) {
 
 }  // namespace
 
-TEST_CASE("a plugin's data train, with threads and without to the same numbers, and tell of it") {
+TEST_CASE("a plugin's data train, with threads and without to the same numbers, and tell of it" *
+          doctest::test_suite("whole")) {
   std::vector<std::string> truth;
   for (const char* workers : {"0", "1", "3"}) {
     CAPTURE(workers);
@@ -119,7 +120,8 @@ TEST_CASE("a fault of a data set is the plugin's: its name, version, method and 
   }
 }
 
-TEST_CASE("a fault in a sample ends the step that wanted it, whichever thread read it") {
+TEST_CASE("a fault in a sample ends the step that wanted it, whichever thread read it" *
+          doctest::test_suite("whole")) {
   struct Row {
     const char *fault, *says;
   };

@@ -99,7 +99,8 @@ bool stop_and_continue(const Trial& trial, Record& record) {
 
 TEST_CASE(
     "every file operation of a save fails once: path and reason are named, a whole checkpoint is "
-    "there, the run continues") {
+    "there, the run continues" *
+    doctest::test_suite("whole")) {
   Record record;
   struct Row {
     const char *call, *fault;
@@ -178,7 +179,8 @@ TEST_CASE(
 
 TEST_CASE(
     "a disk that is full from some moment on: with on_failure = continue all steps are trained, "
-    "and the last good one is kept") {
+    "and the last good one is kept" *
+    doctest::test_suite("whole")) {
   Record record;
   for (const char* strategy : {"ddp", "fsdp2"}) {
     Trial trial;
@@ -210,7 +212,8 @@ TEST_CASE(
 
 TEST_CASE(
     "checkpoint.on_failure = continue: metrics.jsonl and run.log on a full disk end nothing, and "
-    "go on when there is room") {
+    "go on when there is room" *
+    doctest::test_suite("whole")) {
   for (const char* name : {"metrics.jsonl", "run.log"})
     for (bool again : {true, false}) {
       CAPTURE(name);
@@ -240,7 +243,7 @@ TEST_CASE(
       std::string text((std::istreambuf_iterator<char>(in)), {});
       CHECK(text.ends_with('\n'));
     }
-  // Without that wish the run ends, as before.
+  // Without that request the run ends, as before.
   Program program;
   Layout layout = layout_of("fsdp2", false, 8);
   program.start(layout.arguments(),

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
-#include <iterator>
 
 #include "program.h"
 #include "sdk/comm/tests/sampled.h"
@@ -23,11 +22,6 @@ std::vector<std::string> two_with(const std::vector<std::string>& sets) {
   std::vector<std::string> out = kTwo;
   for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
   return out;
-}
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
 void write_file(const fs::path& path, const std::string& bytes) {
@@ -68,7 +62,8 @@ void check_refused(const Ended& ended, int code, const std::string& error,
 
 TEST_CASE(
     "weights that are not finite end the run before the first update: the tensor is named, exit "
-    "status 5") {
+    "status 5" *
+    doctest::test_suite("whole")) {
   for (const char* strategy : {"fsdp2", "ddp"}) {
     Program program;
     fs::path model = program.copy_model() / "model.safetensors";

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <csignal>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -17,11 +16,6 @@ using namespace faults;
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 void replace(const fs::path& file, const std::string& from, const std::string& to) {
   std::string text = read_file(file);
@@ -47,7 +41,8 @@ std::vector<std::string> with(std::vector<std::string> sets, const std::string& 
 
 TEST_CASE(
     "a file that is edited changes nothing in a restart; when the run is finished, another job of "
-    "its name is refused with what differs, and leaves no trace") {
+    "its name is refused with what differs, and leaves no trace" *
+    doctest::test_suite("whole")) {
   Program program;
   const fs::path weights = program.copy_model() / "model.safetensors",
                  tokens = program.copy_tokens();
@@ -146,7 +141,8 @@ TEST_CASE(
 
 TEST_CASE(
     "what a run is made of is what its first attempt found: a restart from the start has the same "
-    "config.json though the file is gone, and refuses other data") {
+    "config.json though the file is gone, and refuses other data" *
+    doctest::test_suite("whole")) {
   for (const bool data : {false, true}) {
     CAPTURE(data);
     Program program;

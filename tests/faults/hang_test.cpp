@@ -6,7 +6,6 @@
 #include <boost/json/parse.hpp>
 #include <csignal>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <thread>
 
@@ -35,11 +34,6 @@ fs::path traces(const Program& program) { return program.run_folder() / "comm_tr
 bool left_record(const Program& program, int64_t rank) {
   return fs::exists(traces(program) / ("rank_" + std::to_string(rank) + ".json"));
 }
-std::string text_of(const fs::path& path) {
-  std::ifstream in(path);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
 }  // namespace
 
 TEST_CASE("a rank that is stopped in a step: the verdict names it, the collective and its group") {
@@ -62,8 +56,8 @@ TEST_CASE("a rank that is stopped in a step: the verdict names it, the collectiv
   CHECK(first.find(" since ") != std::string::npos);
   CHECK((left_record(program, 0) && left_record(program, 2)));
   CHECK(ended.says("verdict: " + first + "\n"));
-  CHECK(text_of(traces(program) / "verdict.txt").starts_with(first));
-  CHECK(text_of(program.run_folder() / "run.log").find(first) != std::string::npos);
+  CHECK(read_file(traces(program) / "verdict.txt").starts_with(first));
+  CHECK(read_file(program.run_folder() / "run.log").find(first) != std::string::npos);
 }
 
 TEST_CASE("a rank that never comes out of its own code leaves its record, and is named by it") {
@@ -107,7 +101,7 @@ TEST_CASE("a rank that ends by its own error: the verdict quotes it, but is not 
   CHECK(ended.code == 2);
   CHECK(ended.says("error[E0450]: not on Mondays"));
   CHECK(!ended.says("verdict: "));
-  const std::string verdict = text_of(traces(program) / "verdict.txt");
+  const std::string verdict = read_file(traces(program) / "verdict.txt");
   CAPTURE(verdict);
   CHECK(verdict.starts_with("rank 1 has not entered "));
   CHECK(verdict.find("; it ended with error[E0450]: not on Mondays") != std::string::npos);
@@ -126,7 +120,7 @@ TEST_CASE(
   ::kill(program.pid(), SIGINT);
   for (int i = 0; i < 1000 && !(left_record(program, 0) && left_record(program, 1)); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // no repetition of the same wish
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // no repetition of the same request
   ::kill(program.pid(), SIGINT);
   const Ended ended = program.reap();
   CAPTURE(ended.err);
@@ -169,7 +163,7 @@ TEST_CASE("where memory ends, the error says what held it, and a file all of it"
   CHECK(ended.says("; the plan says "));
   CHECK(ended.says("note: all of it is in "));
   const boost::json::value held =
-      boost::json::parse(text_of(program.run_folder() / "memory/rank_1.json"));
+      boost::json::parse(read_file(program.run_folder() / "memory/rank_1.json"));
   const boost::json::object& kinds = held.at("kinds").as_object();
   int64_t sum = 0;
   for (const auto& [name, kind] : kinds) sum += kind.at("bytes").as_int64();
@@ -194,7 +188,7 @@ TEST_CASE("where memory ends in a step, each layer has what it keeps for its bac
   CHECK(ended.says(", activations "));
   CHECK(ended.says("note: its largest units then: "));
   const boost::json::value held =
-      boost::json::parse(text_of(program.run_folder() / "memory/rank_0.json"));
+      boost::json::parse(read_file(program.run_folder() / "memory/rank_0.json"));
   std::map<std::string, int64_t> of;
   int64_t sum = 0;
   for (const boost::json::value& buffer : held.at("buffers").as_array())

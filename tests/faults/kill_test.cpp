@@ -116,7 +116,8 @@ std::string kill_once(const Layout& layout, const Usual& usual, bool aim_inside,
 
 TEST_CASE(
     "SIGKILL of a rank or of all at random moments, half of them inside saves: continued, and "
-    "equal to an unbroken run") {
+    "equal to an unbroken run" *
+    doctest::test_suite("whole")) {
   Record record;
   unsigned seed = std::random_device()();
   CAPTURE(seed);

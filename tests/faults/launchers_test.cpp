@@ -8,8 +8,6 @@
 #include <unistd.h>
 
 #include <boost/json/parse.hpp>
-#include <fstream>
-#include <iterator>
 #include <thread>
 
 #include "program.h"
@@ -17,11 +15,6 @@
 using namespace faults;
 
 namespace {
-
-std::string read(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 // Sockets that a process has open.
 size_t sockets_of(pid_t pid) {
@@ -101,7 +94,8 @@ TEST_CASE("ranks of one host find each other, whatever each of them knows of the
 
 TEST_CASE(
     "under torchrun a mistake in the file reaches torchrun's summary, and that trying again is in "
-    "vain is said") {
+    "vain is said" *
+    doctest::test_suite("whole")) {
   Program program;
   std::filesystem::path file = program.folder() / "error.json";
   Environment environment = rank_environment(0, 2, free_port());
@@ -116,7 +110,7 @@ TEST_CASE(
   CHECK(
       ended.says("torchrun starts the ranks again whatever the exit status, 3 more times, and this "
                  "will come again"));
-  CHECK(std::string(boost::json::parse(read(file)).at("message").as_string().c_str())
+  CHECK(std::string(boost::json::parse(read_file(file)).at("message").as_string().c_str())
             .starts_with("error[E0204]: optimizer.lr = -1"));
   std::filesystem::remove(file);
 }

@@ -3,8 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <csignal>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,11 +15,6 @@ using namespace faults;
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 // What a second run must leave as it is.
 std::vector<std::string> files_of(const fs::path& run) {
@@ -43,7 +36,8 @@ int status_of(const std::string& words) {
 
 TEST_CASE(
     "a second run of a name that is training is refused, started alone, with --nproc, and by a "
-    "launcher on every rank") {
+    "launcher on every rank" *
+    doctest::test_suite("whole")) {
   Program first;
   // None is removed under who reads it.
   first.start(
@@ -121,7 +115,8 @@ TEST_CASE("a sibling of a launcher that is not recognised is told that each proc
   CHECK(ended.says(" belongs to another run: process " + std::to_string(first.pid())));
 }
 
-TEST_CASE("a folder is held over restarts: no second run slips in between") {
+TEST_CASE("a folder is held over restarts: no second run slips in between" *
+          doctest::test_suite("whole")) {
   Program first;
   first.start({"--nproc", "2", "--max-restarts", "3", "--set", "checkpoint.every_steps=5"});
   first.wait_for_steps(8);

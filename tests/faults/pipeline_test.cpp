@@ -52,7 +52,8 @@ TEST_CASE("SIGKILL of a stage at any moment: it is named, all end at once") {
 
 TEST_CASE(
     "a stage that is stopped or killed is named by the one that waits, exit status 6, with the "
-    "action") {
+    "action" *
+    doctest::test_suite("whole")) {
   std::mt19937 random(std::random_device{}());
   int in_pipeline = 0;
   for (const std::string& schedule : kSchedules)
@@ -88,7 +89,8 @@ TEST_CASE("a stage that is killed at the end of a chain is named by all that wai
   }
 }
 
-TEST_CASE("a signal to a stage that is not the first: all save after the same step and continue") {
+TEST_CASE("a signal to a stage that is not the first: all save after the same step and continue" *
+          doctest::test_suite("whole")) {
   for (const std::string& schedule : kSchedules) {
     INFO(schedule);
     Program program;

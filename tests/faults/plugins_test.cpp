@@ -38,7 +38,8 @@ TEST_CASE("the plugin of these tests trains when nothing is asked of it") {
 }
 
 TEST_CASE(
-    "a plugin that calls exit(0) in any phase fails the run, by name, alone and with local ranks") {
+    "a plugin that calls exit(0) in any phase fails the run, by name, alone and with local ranks" *
+    doctest::test_suite("whole")) {
   size_t number = 0;  // half: each alone or with ranks, in turns
   for (const char* what : {"exit in create", "exit in plan", "exit in parallelize", "exit in step",
                            "quick_exit in step", "_exit in step"}) {
@@ -62,7 +63,8 @@ TEST_CASE(
 
 TEST_CASE(
     "what leaves a plugin that is not an Error is told as its fault, with version, method and "
-    "rank, and not tried again") {
+    "rank, and not tried again" *
+    doctest::test_suite("whole")) {
   struct Row {
     const char *fault, *place, *says, *method;
   };
@@ -121,7 +123,8 @@ TEST_CASE("a plugin's own errors, and those of memory, keep their codes") {
   }
 }
 
-TEST_CASE("a crash of a plugin is told as its fault, alone and with ranks, and not tried again") {
+TEST_CASE("a crash of a plugin is told as its fault, alone and with ranks, and not tried again" *
+          doctest::test_suite("whole")) {
   struct Row {
     const char *fault, *place, *says, *where;
   };
@@ -213,7 +216,8 @@ TEST_CASE("state that is not what the strategy says of it is refused before it t
   }
 }
 
-TEST_CASE("replicas that drift apart are never saved: strategy, parameter and rank are named") {
+TEST_CASE("replicas that drift apart are never saved: strategy, parameter and rank are named" *
+          doctest::test_suite("whole")) {
   for (const char* background : {"false", "true"})
     for (const char* on_failure : {"stop", "continue"}) {
       CAPTURE(background);

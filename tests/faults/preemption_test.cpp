@@ -37,7 +37,8 @@ std::vector<pid_t> children_of(pid_t pid) {
 
 TEST_CASE(
     "Ctrl-C, SIGHUP, SIGTERM or SIGUSR1, to the launcher, to one rank or to all: saved, exit "
-    "status 75, and the same command continues") {
+    "status 75, and the same command continues" *
+    doctest::test_suite("whole")) {
   struct Row {
     const char* what;
     int signal;
@@ -84,7 +85,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("one process alone is preempted too") {
+TEST_CASE("one process alone is preempted too" * doctest::test_suite("whole")) {
   for (int signal : {SIGTERM, SIGINT, SIGHUP}) {
     CAPTURE(signal);
     Layout layout = kLong;
@@ -100,14 +101,15 @@ TEST_CASE("one process alone is preempted too") {
   }
 }
 
-TEST_CASE("a wish that comes in the middle of a matrix product writes into none of its operands") {
+TEST_CASE(
+    "a request that comes in the middle of a matrix product writes into none of its operands") {
   for (const char* ranks : {"1", "2"}) {
     CAPTURE(ranks);
     Program program;
     program.start({"--nproc", ranks, "--set", "dataset.kind=mock", "--set", "dataset.seq_len=1024",
                    "--set", "step_scheduler.local_batch_size=3"});
     program.wait_for_steps(2);
-    // Many, within the time in which they are one wish: one of them met a product in every run.
+    // Many, within the time in which they are one request: one of them met a product in every run.
     const pid_t rank = *ranks == '1' ? program.pid() : program.rank(1);
     using Clock = std::chrono::steady_clock;
     for (const auto end = Clock::now() + std::chrono::milliseconds(120); Clock::now() < end;) {
@@ -120,7 +122,8 @@ TEST_CASE("a wish that comes in the middle of a matrix product writes into none 
   }
 }
 
-TEST_CASE("a terminal that goes away takes nothing with it: saved, although nobody can be told") {
+TEST_CASE("a terminal that goes away takes nothing with it: saved, although nobody can be told" *
+          doctest::test_suite("whole")) {
   for (int64_t ranks : {1, 2}) {
     Layout layout = kLong;
     layout.ranks = ranks;
@@ -196,7 +199,8 @@ TEST_CASE("a second signal ends at once, also in the middle of a save that hangs
     ::kill(program.pid(), signal);
     for (int i = 0; i < 1000 && !fs::exists(log); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    std::this_thread::sleep_for(std::chrono::milliseconds(400));  // no wish told twice, another one
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(400));  // no request told twice, another one
     program.mark();
     ::kill(program.pid(), signal);
     Ended ended = program.reap();
@@ -242,7 +246,8 @@ TEST_CASE("--max-restarts under a launcher is refused: its restarts are the laun
 
 TEST_CASE(
     "torchrun --max-restarts: its restart continues from the newest checkpoint; its SIGTERM "
-    "saves") {
+    "saves" *
+    doctest::test_suite("whole")) {
   const char* path = std::getenv("PYTHONPATH");
   ::setenv("PYTHONPATH",
            (std::string(MESHWRIGHT_PYTHON_DIR) + (path ? ":" + std::string(path) : "")).c_str(), 1);

@@ -26,11 +26,6 @@ namespace {
 
 const std::string kData = MESHWRIGHT_SOURCE_DIR "/tests/data/parity/";
 
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -48,6 +43,11 @@ std::vector<pid_t> marked(const std::string& marker) {
 }
 
 }  // namespace
+
+std::string read_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
 
 Program::Program() {
   std::string name = (fs::temp_directory_path() / "meshwright_fault.XXXXXX").string();

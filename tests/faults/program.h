@@ -84,4 +84,7 @@ class Program {
 // The environment of one of several processes that a launcher would start on this host.
 Environment rank_environment(int64_t rank, int64_t world, int port);
 
+// All of a file; empty where it cannot be read.
+std::string read_file(const std::filesystem::path& path);
+
 }  // namespace faults

@@ -62,7 +62,8 @@ TEST_CASE("SIGKILL of any rank at any moment: it is named, all end at once, exit
 
 TEST_CASE(
     "SIGSTOP of a rank in a step: rank, group and operation are named after the timeout, exit "
-    "status 6") {
+    "status 6" *
+    doctest::test_suite("whole")) {
   struct Row {
     int64_t victim;
     std::vector<std::string> sets;
@@ -95,7 +96,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("SIGSTOP of a rank while the ranks find each other: named, exit status 4 or 6, no hang") {
+TEST_CASE("SIGSTOP of a rank while the ranks find each other: named, exit status 4 or 6, no hang" *
+          doctest::test_suite("whole")) {
   struct Stopped {
     Program program;
     int64_t victim = 0;
@@ -129,14 +131,16 @@ TEST_CASE("SIGSTOP of a rank while the ranks find each other: named, exit status
   }
 }
 
-TEST_CASE("without the launcher a rank whose peer is stopped or killed still names it") {
+TEST_CASE("without the launcher a rank whose peer is stopped or killed still names it" *
+          doctest::test_suite("whole")) {
   std::mt19937 random(std::random_device{}());
   for (int signal : {SIGSTOP, SIGKILL}) CHECK(check_left_alone({}, signal, random).says("help: "));
 }
 
 TEST_CASE(
     "Ctrl-C: saved and 75, also when a rank was stopped; before the first step 128 + signal, and "
-    "no words about broken connections") {
+    "no words about broken connections" *
+    doctest::test_suite("whole")) {
   struct Row {
     int signal;
     bool stopped, starting;

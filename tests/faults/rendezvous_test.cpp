@@ -31,8 +31,8 @@ class Stranger {
     port = ntohs(address.sin_port);
     if (hangs_up)
       thread_ = std::thread([fd = fd_] {
-        for (int guest; (guest = ::accept4(fd, nullptr, nullptr, SOCK_CLOEXEC)) >= 0;)
-          ::close(guest);
+        for (int client; (client = ::accept4(fd, nullptr, nullptr, SOCK_CLOEXEC)) >= 0;)
+          ::close(client);
       });
   }
   ~Stranger() {
@@ -111,7 +111,8 @@ TEST_CASE("a rank that is missing is named by those that came, within the timeou
 
 TEST_CASE(
     "ranks that do not mean the same job: the odd one is named on every rank before anything is "
-    "made, exit status 4") {
+    "made, exit status 4" *
+    doctest::test_suite("whole")) {
   struct Row {
     std::vector<std::string> zero, one;
     Environment zero_more, one_more;
@@ -189,7 +190,8 @@ TEST_CASE("two processes with one rank number, and a launcher's variables that m
   }
 }
 
-TEST_CASE("a port that another program has: rank 0 says so at once, others soon, exit status 4") {
+TEST_CASE("a port that another program has: rank 0 says so at once, others soon, exit status 4" *
+          doctest::test_suite("whole")) {
   for (bool hangs_up : {false, true}) {
     CAPTURE(hangs_up);
     Stranger stranger(hangs_up);
@@ -225,7 +227,8 @@ TEST_CASE("a port that another program has: rank 0 says so at once, others soon,
 TEST_CASE(
     "a rank with another secret, or none, ends at once with status 4; the others name it when "
     "their "
-    "time is over") {
+    "time is over" *
+    doctest::test_suite("whole")) {
   struct Row {
     Environment one;
     const char *told, *refused;
@@ -265,7 +268,8 @@ TEST_CASE(
 
 TEST_CASE(
     "a master that is not there: refused, silent or without a name, within the timeout and a "
-    "little, exit status 4") {
+    "little, exit status 4" *
+    doctest::test_suite("whole")) {
   struct Row {
     const char *address, *why;
   };

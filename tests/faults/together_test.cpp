@@ -15,13 +15,12 @@ namespace fs = std::filesystem;
 namespace {
 
 // Nobody may wait for this: the ranks end together, or the case takes far too long.
-const std::string kPatient = "dist_env.timeout_minutes=2";
 constexpr double kSoon = 45;
 
 using Arguments = std::vector<std::string>;
 
 Arguments sets(const Arguments& values) {
-  Arguments out{"--set", kPatient};
+  Arguments out{"--set", "dist_env.timeout_minutes=2"};
   for (const std::string& value : values) out.insert(out.end(), {"--set", value});
   return out;
 }
@@ -135,7 +134,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a rank that refuses the job while no other is started ends by itself, with its own words") {
+    "a rank that refuses the job while no other is started ends by itself, with its own words" *
+    doctest::test_suite("whole")) {
   for (int64_t rank : {0, 1}) {
     Program program;
     program.start(sets({"distributed.tp_size=3"}), rank_environment(rank, 2, free_port()));
@@ -147,7 +147,8 @@ TEST_CASE(
 
 TEST_CASE(
     "what only rank 0 does and cannot do ends all ranks alike, before, between and after the "
-    "steps") {
+    "steps" *
+    doctest::test_suite("whole")) {
   struct Row {
     const char* what;
     void (*prepare)(const fs::path& run);
@@ -201,7 +202,8 @@ TEST_CASE(
 
 TEST_CASE(
     "a run folder that not every rank sees is refused on all ranks before anything is trained, and "
-    "nothing stays there") {
+    "nothing stays there" *
+    doctest::test_suite("whole")) {
   Two two;
   std::vector<Ended> all = two.run(sets({"run.dir=runs", "step_scheduler.max_steps=1"}));
   check_all(all, 7, "error[E0708]: ");
@@ -224,7 +226,8 @@ TEST_CASE(
 
 TEST_CASE(
     "ranks whose data or weights differ are told the file and the host, on all ranks, before the "
-    "first step") {
+    "first step" *
+    doctest::test_suite("whole")) {
   struct Row {
     const char* what;
     void (*prepare)(const fs::path& folder, bool odd);

@@ -183,8 +183,14 @@ on_no_command_line() {
   done
 }
 
-run_cases() {  # ALL [CASE ...]
+run_cases() {  # ALL [CASE ...], or ALL but CASE ...
   local all=$1; shift
+  if [ "${1-}" = but ]; then
+    shift
+    local without=" $* " left=
+    for name in $all; do [[ $without == *" $name "* ]] || left="$left $name"; done
+    set -- $left
+  fi
   for name in ${*:-$all}; do
     since=
     $name

@@ -139,7 +139,8 @@ TEST_CASE("a plan knows the steps of epochs of any data that it can read") {
   CHECK(steps("not_there.txt").is_null());
 }
 
-TEST_CASE("packs are the same in the same step for any number of ranks and split of the batch") {
+TEST_CASE("packs are the same in the same step for any number of ranks and split of the batch" *
+          doctest::test_suite("whole")) {
   const std::string job =
       "configs/chat_tuning_cpu.toml --set step_scheduler.max_steps=4 --set dataset.seq_len=256 "
       "--set step_scheduler.global_batch_size=12 --set step_scheduler.local_batch_size=";
@@ -218,7 +219,8 @@ std::string with_model(const std::string& name, const std::string& architecture,
   return "--set model.config='" + path + "' ";
 }
 
-TEST_CASE("packed documents begin at their first position where a model learns positions") {
+TEST_CASE("packed documents begin at their first position where a model learns positions" *
+          doctest::test_suite("whole")) {
   // Under rotary embedding alone nothing would tell.
   const std::string path = kRuns + "/model_with_positions/config.json";
   fs::create_directories(kRuns + "/model_with_positions");

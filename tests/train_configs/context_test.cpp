@@ -12,7 +12,8 @@ size_t times_in(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("a run with cp_size has the losses, the validation and the text of one process") {
+TEST_CASE("a run with cp_size has the losses, the validation and the text of one process" *
+          doctest::test_suite("whole")) {
   fs::create_directories(kRuns);
   const std::string model = kRuns + "/context.json";
   std::ofstream(model)
@@ -75,7 +76,7 @@ TEST_CASE("a run with cp_size has the losses, the validation and the text of one
   CHECK(out.find(written) != std::string::npos);
 }
 
-TEST_CASE("a checkpoint goes on at any cp_size") {
+TEST_CASE("a checkpoint goes on at any cp_size" * doctest::test_suite("whole")) {
   const std::string base =
       "configs/context_cpu.toml --set dataset.seq_len=61 --set step_scheduler.global_batch_size=4 "
       "--set lr_scheduler.lr_decay_style=constant ";

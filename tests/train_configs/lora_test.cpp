@@ -129,7 +129,8 @@ int64_t weight_bytes(const fs::path& run) {
   return out;
 }
 
-TEST_CASE("a checkpoint beside a folder of weights holds what trains, and goes on beside it") {
+TEST_CASE("a checkpoint beside a folder of weights holds what trains, and goes on beside it" *
+          doctest::test_suite("whole")) {
   const std::string ddp = "--set distributed.strategy=ddp ";
   const Trained whole = train(
       kJob + ddp + "--set step_scheduler.max_steps=0 --set lora.r=0 --set checkpoint.export=final",
@@ -291,7 +292,8 @@ TEST_CASE("the model that adapters need is never taken away by an export") {
   exported("lora_chain_2", "lora_chain_out", "--merged --base '" + copy.string() + "'");
 }
 
-TEST_CASE("a run with adapters takes the memory of its plan, whatever it computes in") {
+TEST_CASE("a run with adapters takes the memory of its plan, whatever it computes in" *
+          doctest::test_suite("whole")) {
   for (const char* dtype : {"float32", "bfloat16", "float32 with dropout"})
     for (const char* strategy : {"ddp", "fsdp2"}) {
       CAPTURE(std::string(dtype));

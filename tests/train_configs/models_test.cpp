@@ -15,7 +15,8 @@ std::string sets(const std::vector<std::string>& all) {
 
 TEST_CASE(
     "Phi and YaRN train alike under every strategy, go on from a checkpoint and come back out as "
-    "they went in") {
+    "they went in" *
+    doctest::test_suite("whole")) {
   const std::vector<std::string> common = {
       "step_scheduler.global_batch_size=8", "step_scheduler.local_batch_size=2",
       "step_scheduler.max_steps=3",         "dataset.seq_len=32",
@@ -86,7 +87,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("activations of a run are those of its plan, whatever the strategy recomputes") {
+TEST_CASE("activations of a run are those of its plan, whatever the strategy recomputes" *
+          doctest::test_suite("whole")) {
   const fs::path file = fs::path(kRuns) / "activations.json";
   fs::create_directories(kRuns);
   std::ofstream(file)

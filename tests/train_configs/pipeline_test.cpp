@@ -29,7 +29,8 @@ std::string pipeline_of(int ranks, const std::string& schedule) {
 
 }  // namespace
 
-TEST_CASE("a run with pp_size has the losses, the validation and the text of one process") {
+TEST_CASE("a run with pp_size has the losses, the validation and the text of one process" *
+          doctest::test_suite("whole")) {
   const std::string base =
       pipeline_base() + "--set step_scheduler.max_steps=2 --sample 30 --prompt 'int main' ";
   const Trained alone = train(base, "pipeline_alone");
@@ -70,7 +71,8 @@ TEST_CASE("a run with pp_size has the losses, the validation and the text of one
 
 // The seed is one of step, micro-batch and first layer: stages run in another order under each
 // schedule, and a run that goes on has drawn nothing yet.
-TEST_CASE("what stages draw depends on neither the schedule nor a pause") {
+TEST_CASE("what stages draw depends on neither the schedule nor a pause" *
+          doctest::test_suite("whole")) {
   const std::string base = pipeline_base("0.3") + "--set lr_scheduler.lr_decay_style=constant ",
                     four = "--set step_scheduler.max_steps=4";
   const Trained turns = train(base + pipeline_of(2, "Interleaved1F1B") + four, "drawn_turns"),
@@ -91,7 +93,8 @@ TEST_CASE("what stages draw depends on neither the schedule nor a pause") {
   check_equal(on.losses, turns.losses);
 }
 
-TEST_CASE("a checkpoint goes on at any pp_size and under any schedule") {
+TEST_CASE("a checkpoint goes on at any pp_size and under any schedule" *
+          doctest::test_suite("whole")) {
   const std::string base = pipeline_base() + "--set lr_scheduler.lr_decay_style=constant ";
   const std::string two = base + pipeline_of(2, "1F1B") + "--set step_scheduler.max_steps=";
   const Trained whole = train(two + "4", "pipeline_whole"),

@@ -63,7 +63,8 @@ TEST_CASE("the resolved configuration of a run starts the same run again") {
 
 TEST_CASE(
     "the quickstart's model has the same losses and writes the same text under every strategy and "
-    "number of ranks") {
+    "number of ranks" *
+    doctest::test_suite("whole")) {
   const std::string sampled = kQuick + "--sample 40 --prompt 'int main' ";
   Trained alone = train(sampled, "alone");
   INFO(alone.out);

@@ -8,7 +8,7 @@
 namespace meshwright::runs {
 namespace {
 
-std::string text_at(const std::optional<boost::json::object>& object, const char* key) {
+std::string string_at(const std::optional<boost::json::object>& object, const char* key) {
   const boost::json::value* value = object ? object->if_contains(key) : nullptr;
   if (value == nullptr) return {};
   return value->is_string() ? std::string(value->as_string()) : std::string();
@@ -29,11 +29,11 @@ std::string unquoted(std::string text) {
 Facts facts_of(const RunRecord& run) {
   Facts out;
   out.state = run.state();
-  out.strategy = text_at(run.plan, "strategy");
+  out.strategy = string_at(run.plan, "strategy");
   if (out.strategy.empty()) out.strategy = unquoted(run.setting("distributed.strategy"));
   out.ranks = number_at(run.environment, "world_size");
   if (out.ranks.empty()) out.ranks = number_at(run.plan, "world_size");
-  out.device = text_at(run.environment, "device");
+  out.device = string_at(run.environment, "device");
   out.started = run.started;
   if (run.seconds) out.took = report::human_duration(*run.seconds);
   out.steps = report::human_count(run.steps());

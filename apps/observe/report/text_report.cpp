@@ -11,7 +11,7 @@ namespace {
 
 using report::Style;
 using report::Tone;
-using Rows = std::vector<std::vector<std::string>>;
+using TextRows = std::vector<std::vector<std::string>>;
 
 std::string heading(const Style& style, const std::string& text) {
   return "\n" + report::paint(style, Tone::bold, text) + "\n";
@@ -43,7 +43,7 @@ std::string headline(const Style& style, const RunRecord& run) {
 
 std::string summary(const Style& style, const std::vector<RunRecord>& runs) {
   if (runs.size() == 1) return headline(style, runs[0]);
-  Rows rows = {{"run", "state", "steps", "loss", "validation", "tokens/s", "ms a step"}};
+  TextRows rows = {{"run", "state", "steps", "loss", "validation", "tokens/s", "ms a step"}};
   for (size_t i = 0; i < runs.size(); ++i) {
     const Facts facts = facts_of(runs[i]);
     const auto loss = summary_of(runs[i].metrics.of(Quantity::loss));
@@ -102,7 +102,7 @@ std::string plots(const Style& style, const std::vector<RunRecord>& runs) {
 std::string differences(const Style& style, const std::vector<RunRecord>& runs) {
   const std::vector<config::Difference> all = differences_of(runs);
   if (all.empty()) return {};
-  Rows rows = {{"key"}};
+  TextRows rows = {{"key"}};
   for (size_t i = 0; i < runs.size(); ++i) rows[0].push_back(letter_of(i));
   for (const config::Difference& one : all) {
     rows.push_back({one.key});
@@ -127,7 +127,7 @@ std::string predictions(const Style& style, const std::vector<RunRecord>& runs) 
 }
 
 std::string times(const Style& style, const std::vector<RunRecord>& runs) {
-  Rows rows = {{"run", "rank", "computation", "beside messages", "waiting", "none of these"}};
+  TextRows rows = {{"run", "rank", "computation", "beside messages", "waiting", "none of these"}};
   for (size_t i = 0; i < runs.size(); ++i)
     for (const RankTimes& rank : runs[i].times) {
       auto share = [&](int64_t part) {
@@ -145,7 +145,7 @@ std::string times(const Style& style, const std::vector<RunRecord>& runs) {
 }
 
 std::string checkpoints(const Style& style, const std::vector<RunRecord>& runs) {
-  Rows rows = {{"run", "step", "saved (UTC)", "size", "state"}};
+  TextRows rows = {{"run", "step", "saved (UTC)", "size", "state"}};
   for (size_t i = 0; i < runs.size(); ++i)
     for (const checkpoint::Listed& one : runs[i].checkpoints)
       rows.push_back({runs.size() == 1 ? report::printable(runs[i].name) : letter_of(i),
@@ -160,7 +160,7 @@ std::string checkpoints(const Style& style, const std::vector<RunRecord>& runs) 
 
 std::string events(const Style& style, const std::vector<RunRecord>& runs) {
   constexpr size_t kMost = 40;  // of a run
-  Rows rows = {{"time (UTC)", "step", "what", ""}};
+  TextRows rows = {{"time (UTC)", "step", "what", ""}};
   if (runs.size() > 1) rows[0].insert(rows[0].begin(), "run");
   for (size_t i = 0; i < runs.size(); ++i) {
     std::vector<const Event*> told;

@@ -23,7 +23,7 @@ constexpr const char* kOtherModel = "name adapters that were trained beside this
 constexpr const char* kTheirTargets =
     "set lora.target_modules and lora.exclude_modules to those of its adapter_config.json";
 
-Error no_fit(const std::string& what) {
+Error adapters_mismatch(const std::string& what) {
   return Error(ErrorCode::weights_mismatch, what).key(kAdapterKey);
 }
 
@@ -52,7 +52,8 @@ void check_all_taken(const WeightFolder& file, const std::string& folder,
   for (const std::string& name : file.names()) {
     if (taken.contains(name)) continue;
     const std::optional<LowRankFactor> factor = low_rank_factor(name);
-    throw no_fit(folder + " has the tensor \"" + name + "\", which no adapter of this job takes")
+    throw adapters_mismatch(folder + " has the tensor \"" + name +
+                            "\", which no adapter of this job takes")
         .help(factor && has_weight(outline, factor->linear) ? kTheirTargets : kOtherModel);
   }
 }
@@ -71,18 +72,18 @@ Error not_there(const WeightFolder& file, const std::string& folder, const Model
       outline.find_parameter(std::string(which.linear) + "." +
                              std::string(which.out ? kFactorIn : kFactorOut) + ".weight");
   const bool half = other != nullptr && found_in(file, outline, *other) != nullptr;
-  return no_fit(folder + " has no tensor \"" +
-                adapter_names_in_files(outline.architecture, factor)[0] +
-                "\", which an adapter of this job needs")
+  return adapters_mismatch(folder + " has no tensor \"" +
+                           adapter_names_in_files(outline.architecture, factor)[0] +
+                           "\", which an adapter of this job needs")
       .help(half ? "it has the other factor of that adapter alone: save or copy it again"
                  : kTheirTargets);
 }
 
 Error other_shape(const TensorEntry& entry, const ParameterOutline& factor) {
   const size_t rank = low_rank_factor(factor.name)->out ? 1 : 0;
-  Error error = no_fit(entry.file->path() + ": \"" + entry.name + "\" has the shape " +
-                       report::shape_text(entry.shape) + ", the adapter of this job " +
-                       report::shape_text(factor.shape));
+  Error error = adapters_mismatch(entry.file->path() + ": \"" + entry.name + "\" has the shape " +
+                                  report::shape_text(entry.shape) + ", the adapter of this job " +
+                                  report::shape_text(factor.shape));
   if (entry.shape.size() != 2 || entry.shape[1 - rank] != factor.shape[1 - rank])
     return error.help(kOtherModel);
   return error
@@ -114,8 +115,8 @@ WeightFolder open_adapter_tensors(const std::string& folder, const ModelOutline&
     if (entry == nullptr) throw not_there(file, folder, outline, p);
     if (entry->shape != p.shape) throw other_shape(*entry, p);
     if (!is_floating(entry->dtype))
-      throw no_fit(entry->file->path() + ": \"" + entry->name + "\" is " +
-                   std::string(dtype_name(entry->dtype)) + ", not of a floating type")
+      throw adapters_mismatch(entry->file->path() + ": \"" + entry->name + "\" is " +
+                              std::string(dtype_name(entry->dtype)) + ", not of a floating type")
           .help("save the adapters in float32");
   }
   return file;

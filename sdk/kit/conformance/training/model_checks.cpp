@@ -17,14 +17,13 @@
 #include "meshwright/parallel/scalar_type.h"
 #include "sdk/kit/conformance/training/model.h"
 #include "sdk/kit/conformance/training/parts.h"
+#include "sdk/kit/conformance/training/rank_run.h"
 
 namespace meshwright::conformance {
 
 using at::Tensor;
 
 namespace {
-
-constexpr double kTolerance = 1e-5;
 
 using Problems = std::vector<std::string>;
 

@@ -73,10 +73,10 @@ std::vector<ModelLayout> layouts() {
 }
 
 MeshRequest request_of(const ModelLayout& layout) {
-  Wish wish;
-  wish.world = layout.ranks;
-  wish.tp = layout.sizes.tp, wish.cp = layout.sizes.cp, wish.pp = layout.sizes.pp;
-  MeshRequest out = make_request(kPlainly, wish);
+  ParallelDims dims;
+  dims.world = layout.ranks;
+  dims.tp = layout.sizes.tp, dims.cp = layout.sizes.cp, dims.pp = layout.sizes.pp;
+  MeshRequest out = make_request(kPlainly, dims);
   out.config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
   layout.set(out.config.shared);
   return out;

@@ -58,13 +58,13 @@ std::string text_of(const Layout& layout) {
 // The job of a layout: in float32, where it does not say otherwise.
 MeshRequest request_of(const Subject& subject, const Layout& layout) {
   const std::string size = layout.size != nullptr ? layout.size : "";
-  Wish wish;
-  wish.world = layout.ranks;
-  if (size == "dp_replicate_size") wish.dp_replicate = 2;
-  if (size == "cp_size") wish.cp = 2;
-  if (size == "tp_size") wish.tp = 2;
-  if (size == "pp_size") wish.pp = 2;
-  MeshRequest request = make_request(subject, wish);
+  ParallelDims dims;
+  dims.world = layout.ranks;
+  if (size == "dp_replicate_size") dims.dp_replicate = 2;
+  if (size == "cp_size") dims.cp = 2;
+  if (size == "tp_size") dims.tp = 2;
+  if (size == "pp_size") dims.pp = 2;
+  MeshRequest request = make_request(subject, dims);
   SharedOptions& shared = request.config.shared;
   shared.mp = MixedPrecision{DType::float32, DType::float32, DType::float32, true};
   shared.context.method = layout.method;
@@ -158,7 +158,7 @@ class Kit {
 
   // Each switch and choice of its own table that is not as ever, alone.
   void try_options() {
-    const Options usual = make_config(subject_, Wish{}).own;
+    const Options usual = make_config(subject_, ParallelDims{}).own;
     for (const meshwright_option* option : usual.schema().options) {
       std::vector<OptionValue> values;
       if ((option->type & MESHWRIGHT_BOOL) != 0) values = {OptionValue(true), OptionValue(false)};
