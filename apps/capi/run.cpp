@@ -71,15 +71,15 @@ generate::Request read_request(const meshwright_request* request) {
 }
 
 // LibTorch's generator and its threads are the process's: one run at a time.
-class Turn {
+class SingleRun {
  public:
-  Turn() {
+  SingleRun() {
     if (taken().exchange(true))
       throw misuse("another run, or meshwright_generate(), is under way in this process");
   }
-  ~Turn() { taken() = false; }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  ~SingleRun() { taken() = false; }
+  SingleRun(const SingleRun&) = delete;
+  SingleRun& operator=(const SingleRun&) = delete;
 
  private:
   static std::atomic<bool>& taken() {
@@ -98,11 +98,11 @@ using meshwright::capi::misuse;
 using meshwright::capi::needed;
 using meshwright::train::Session;
 using meshwright::train::SessionStep;
-using meshwright::train::Wishes;
+using meshwright::train::StepRequests;
 namespace plan = meshwright::plan;
 
 struct meshwright_run {
-  meshwright::capi::Turn turn;
+  meshwright::capi::SingleRun single;
   std::unique_ptr<Session> session;
   std::thread::id thread = std::this_thread::get_id();
   bool busy = false;
@@ -236,12 +236,12 @@ int meshwright_run_train(meshwright_run* run, int64_t steps, meshwright_after_st
                          void* user) {
   return with_run(run, [&](Session& session) {
     if (steps < 0) throw misuse("steps is " + std::to_string(steps) + ": 0 for all that are left");
-    std::function<Wishes(const SessionStep&)> after;
+    std::function<StepRequests(const SessionStep&)> after;
     if (after_step != nullptr)
       after = [&](const SessionStep& step) {
         const meshwright_step told = as_c(step);
         const int asked = after_step(&told, user);
-        return Wishes{(asked & MESHWRIGHT_STOP) != 0, (asked & MESHWRIGHT_SAVE) != 0};
+        return StepRequests{(asked & MESHWRIGHT_STOP) != 0, (asked & MESHWRIGHT_SAVE) != 0};
       };
     session.train(steps == 0 ? session.max_steps() : steps, after);
   });
@@ -293,7 +293,7 @@ int meshwright_generate(const char* folder, const char* const* overrides, size_t
                         const meshwright_request* request, const meshwright_run_options* options,
                         meshwright_on_token on_token, void* user) {
   return guarded([&] {
-    const meshwright::capi::Turn turn;
+    const meshwright::capi::SingleRun single;
     const meshwright::base::QuietWrites quiet;
     const meshwright::base::HandlerStack stack;
     meshwright::generate::GenerateHere here;

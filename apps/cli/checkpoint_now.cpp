@@ -5,7 +5,7 @@
 
 #include "apps/cli/verb.h"
 #include "engine/checkpoint/folder.h"
-#include "engine/launch/save_wish_name.h"
+#include "engine/launch/save_request_file.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/read_file.h"
 #include "sdk/base/host/run_lock.h"
@@ -47,25 +47,26 @@ Newest newest_of(const fs::path& run) {
   return out;
 }
 
-std::optional<fs::path> wait_for_checkpoint(const fs::path& run, const fs::path& wish,
+std::optional<fs::path> wait_for_checkpoint(const fs::path& run, const fs::path& request,
                                             const Newest& before, int64_t seconds) {
   std::error_code failed;
   for (const Clock::time_point end = Clock::now() + std::chrono::seconds(seconds);
        Clock::now() < end; std::this_thread::sleep_for(std::chrono::milliseconds(50)))
-    if (const Newest now = newest_of(run); !fs::exists(wish, failed) && now.path && now != before)
+    if (const Newest now = newest_of(run);
+        !fs::exists(request, failed) && now.path && now != before)
       return now.path;
   return std::nullopt;
 }
 
 int run_now(Call& call) {
-  const fs::path run = call.positional(0), wish = run / base::kSaveWishName;
+  const fs::path run = call.positional(0), request = run / base::kSaveRequestFile;
   const std::optional<int64_t> seconds = call.number("wait", 1);
   check_alive(run);
   const Newest before = newest_of(run);
-  base::write_durably(wish, "");
+  base::write_durably(request, "");
   std::optional<fs::path> saved;
   if (seconds) {
-    saved = wait_for_checkpoint(run, wish, before, *seconds);
+    saved = wait_for_checkpoint(run, request, before, *seconds);
     if (!saved)
       throw Error(ErrorCode::no_checkpoint, "no checkpoint of " + run.string() +
                                                 " appeared within " +
@@ -75,7 +76,7 @@ int run_now(Call& call) {
   }
   if (call.json)
     call.print_json(boost::json::object{
-        {"asked", wish.string()},
+        {"asked", request.string()},
         {"checkpoint", saved ? boost::json::value(saved->string()) : boost::json::value(nullptr)}});
   else
     call.out.write(saved ? "saved " + report::printable(saved->string()) + "\n"

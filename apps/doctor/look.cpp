@@ -121,8 +121,8 @@ SharedMemory look_at_shared_memory(int64_t local_ranks, bool one_host, const pla
     out.problem = std::strerror(errno);
   out.total = static_cast<int64_t>(space.f_blocks * space.f_frsize);
   out.free = static_cast<int64_t>(space.f_bavail * space.f_frsize);
-  const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");
-  out.off = wish != nullptr && std::string_view(wish) == "0";
+  const char* setting = std::getenv("MESHWRIGHT_SHARED_MEMORY");
+  out.off = setting != nullptr && std::string_view(setting) == "0";
   out.local_ranks = local_ranks;
   if (plan == nullptr || !plan->footprint) {
     out.no_need = why_none;

@@ -46,7 +46,7 @@ std::optional<int64_t> world_in(const std::string& help) {
   return failed == std::errc() && at == end && out > 0 ? std::optional(out) : std::nullopt;
 }
 
-std::vector<int64_t> divisors_by_nearness(int64_t of, int64_t wish) {
+std::vector<int64_t> divisors_by_nearness(int64_t of, int64_t wanted) {
   std::vector<int64_t> out;
   for (int64_t d = 1; d <= of / d; ++d) {
     if (of % d != 0) continue;
@@ -55,7 +55,7 @@ std::vector<int64_t> divisors_by_nearness(int64_t of, int64_t wish) {
   }
   std::sort(out.begin(), out.end());
   auto far = [&](int64_t d) {
-    return std::abs(std::log(static_cast<double>(d) / static_cast<double>(wish)));
+    return std::abs(std::log(static_cast<double>(d) / static_cast<double>(wanted)));
   };
   std::stable_sort(out.begin(), out.end(), [&](int64_t a, int64_t b) { return far(a) < far(b); });
   return out;

@@ -10,7 +10,7 @@
 
 #include "engine/launch/exit_status.h"
 #include "engine/launch/signals.h"
-#include "engine/launch/wish.h"
+#include "engine/launch/stop_signals.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/read_file.h"
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "engine/launch/wish.h"
+#include "engine/launch/stop_signals.h"
 #include "sdk/base/files/clock.h"
 
 namespace meshwright::launch {
@@ -22,7 +22,7 @@ void on_signal(int number) {
   int64_t now = base::monotonic_ms();
   if (g_count == 0)
     g_since_ms = now;
-  else if (same_wish(g_signal, number, now - g_since_ms))
+  else if (same_request(g_signal, number, now - g_since_ms))
     return;
   g_signal = number;
   g_count = g_count + 1;

@@ -15,7 +15,7 @@ class SignalHandlers {
   ~SignalHandlers();
   SignalHandlers(const SignalHandlers&) = delete;
   SignalHandlers& operator=(const SignalHandlers&) = delete;
-  // Signals that ask for an end; one that repeats the same wish (wish.h) does not count.
+  // Signals that ask for an end; one that repeats the same request (stop_signals.h) does not count.
   static int count();
   static int last();  // of those counted; 0: none
   // Whether SIGTSTP came since this was asked last.

@@ -59,9 +59,9 @@ struct LocalJob {
 // moment, so that when ranks fail together the one at fault speaks first. All of it also goes to
 // the logs.
 //
-// Failure: the first rank that fails ends all others (SIGUSR2, which no rank takes as the wish to
-// save and end; SIGKILL after `grace`; stopped ones are continued, to take it). A rank that merely
-// lost a connection or timed out (exit 4 or 6) is not at fault when another was killed or
+// Failure: the first rank that fails ends all others (SIGUSR2, which no rank takes as the request
+// to save and end; SIGKILL after `grace`; stopped ones are continued, to take it). A rank that
+// merely lost a connection or timed out (exit 4 or 6) is not at fault when another was killed or
 // failed otherwise. Returns the exit status of the rank at fault, 128 + n when a signal ended it; 0
 // when all succeeded.
 //
@@ -72,9 +72,9 @@ struct LocalJob {
 // as long each time.
 //
 // Signals: SIGINT, SIGHUP, SIGTERM and SIGUSR1 are passed on, once, and the ranks may take their
-// time to save; a second one that is not the same wish again (wish.h) kills all. Then returns 75 or
-// 0 when all ranks ended so by themselves, else 128 + n; no restart follows. What was ignored
-// (nohup) stays ignored. SIGTSTP stops the ranks too. Handlers are put back on return. Not
+// time to save; a second one that is not the same request again (stop_signals.h) kills all. Then
+// returns 75 or 0 when all ranks ended so by themselves, else 128 + n; no restart follows. What was
+// ignored (nohup) stays ignored. SIGTSTP stops the ranks too. Handlers are put back on return. Not
 // reentrant.
 //
 // Throws Error(rank_failed | rendezvous_failed | output_unwritable) when a rank cannot be started;

@@ -12,8 +12,8 @@
 namespace meshwright::detail {
 
 bool wants_shared_memory() {
-  const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");
-  return wish == nullptr || std::string_view(wish) != "0";
+  const char* setting = std::getenv("MESHWRIGHT_SHARED_MEMORY");
+  return setting == nullptr || std::string_view(setting) != "0";
 }
 
 std::unique_ptr<SharedMemoryRing> make_ring(int64_t rank, int64_t ranks,
@@ -34,14 +34,14 @@ std::unique_ptr<SharedMemoryRing> make_ring(int64_t rank, int64_t ranks,
       std::memcpy(name.mutable_data_ptr(), listener->name().data(), listener->name().size());
   }
   sum(name);  // the others add zeros
-  std::optional<FileClient> guest;
+  std::optional<FileClient> client;
   const auto* text = static_cast<const char*>(name.const_data_ptr());
-  if (text[0] != 0 && wanted && rank != 0) guest.emplace(text);
-  came.fill_(guest && *guest ? 1.0 : 0.0);
+  if (text[0] != 0 && wanted && rank != 0) client.emplace(text);
+  came.fill_(client && *client ? 1.0 : 0.0);
   sum(came);  // whoever can come stands at the listener
   if (listener) listener->hand_out(*file);
-  if (guest && *guest)
-    if (const FileHandle taken = guest->take(); taken)
+  if (client && *client)
+    if (const FileHandle taken = client->take(); taken)
       ring = SharedMemoryRing::over(taken, ranks, sizes);
   if (ring) ring->enter(rank);
   all.fill_(ring ? 1.0 : 0.0);

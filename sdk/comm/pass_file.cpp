@@ -78,17 +78,17 @@ FileListener::FileListener()
   std::snprintf(text, sizeof text, "meshwright-%08x%08x%08x%08x", random(), random(), random(),
                 random());
   const Address address(text);
-  constexpr int kMostGuests = 64;
+  constexpr int kMostClients = 64;
   if (listener_ && ::bind(listener_.get(), address.get(), address.size) == 0 &&
-      ::listen(listener_.get(), kMostGuests) == 0)
+      ::listen(listener_.get(), kMostClients) == 0)
     name_ = text;
 }
 
 void FileListener::hand_out(const FileHandle& file) {
   for (;;) {
-    const FileHandle guest(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!guest) return;
-    if (!is_of_this_user(guest.get())) continue;
+    const FileHandle client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!client) return;
+    if (!is_of_this_user(client.get())) continue;
     Parcel parcel;
     cmsghdr* with = CMSG_FIRSTHDR(&parcel.message);
     with->cmsg_level = SOL_SOCKET;
@@ -96,7 +96,7 @@ void FileListener::hand_out(const FileHandle& file) {
     with->cmsg_len = CMSG_LEN(sizeof(int));
     const int fd = file.get();
     std::memcpy(CMSG_DATA(with), &fd, sizeof fd);
-    while (::sendmsg(guest.get(), &parcel.message, MSG_NOSIGNAL) < 0 && errno == EINTR) {
+    while (::sendmsg(client.get(), &parcel.message, MSG_NOSIGNAL) < 0 && errno == EINTR) {
     }
   }
 }

@@ -9,7 +9,7 @@ namespace meshwright {
 
 namespace {
 
-std::string n(int64_t value) { return std::to_string(value); }
+using std::to_string;
 
 // Several ranks may have the same key-value head.
 bool shares_heads(int64_t ranks, int64_t heads, int64_t kv_heads) {
@@ -43,9 +43,10 @@ ContextPlan choose(int64_t ranks, int64_t heads, int64_t kv_heads, ContextBalanc
   plan.balance = balance;
   if (heads == 0 || !shares_heads(ranks, heads, kv_heads)) {
     plan.ring = ranks;
-    plan.why = heads == 0 ? "the model's heads are not known before it runs"
-                          : n(heads) + " query and " + n(kv_heads) +
-                                " key-value heads cannot be shared out to " + n(ranks) + " ranks";
+    plan.why = heads == 0
+                   ? "the model's heads are not known before it runs"
+                   : to_string(heads) + " query and " + to_string(kv_heads) +
+                         " key-value heads cannot be shared out to " + to_string(ranks) + " ranks";
     return plan;
   }
   double ratio = sent_by_ulysses(ranks, heads, kv_heads) / sent_by_gather(ranks, kv_heads);
@@ -62,8 +63,9 @@ ContextPlan choose(int64_t ranks, int64_t heads, int64_t kv_heads, ContextBalanc
   const auto percent = static_cast<int64_t>(std::lround(100 * (ulysses ? ratio : 1 / ratio)));
   const std::string other = ulysses ? "all_gather" : "ulysses";
   plan.why = (percent == 100 ? "it sends as much as " + other + " would"
-                             : "it sends " + n(percent) + "% of what " + other + " would") +
-             ", with " + n(heads) + " query and " + n(kv_heads) + " key-value heads";
+                             : "it sends " + to_string(percent) + "% of what " + other + " would") +
+             ", with " + to_string(heads) + " query and " + to_string(kv_heads) +
+             " key-value heads";
   return plan;
 }
 
@@ -105,8 +107,9 @@ ContextPlan plan_context(const ContextOptions& options, int64_t ranks, int64_t h
   // One of the words would be ignored.
   if (options.method && ranks > 1 && plan.ring * plan.ulysses == ranks &&
       (*options.method == ContextMethod::ulysses ? plan.ring : plan.ulysses) == ranks)
-    throw refused("method = \"" + name_of(*options.method) + "\" with ring_size " + n(plan.ring) +
-                      " and ulysses_size " + n(plan.ulysses) + " would have nothing to do",
+    throw refused("method = \"" + name_of(*options.method) + "\" with ring_size " +
+                      to_string(plan.ring) + " and ulysses_size " + to_string(plan.ulysses) +
+                      " would have nothing to do",
                   "method")
         .help(plan.ulysses == 1 || shares_heads(plan.ulysses, heads, kv_heads)
                   ? "leave out distributed.context.method"
@@ -114,12 +117,13 @@ ContextPlan plan_context(const ContextOptions& options, int64_t ranks, int64_t h
                     "distributed.context.ulysses_size");
   plan.balance = context_balance(options);
   if (plan.ring * plan.ulysses != ranks) {
-    Error error = refused("ring_size " + n(plan.ring) + " times ulysses_size " + n(plan.ulysses) +
-                              " is " + n(plan.ring * plan.ulysses) + ", not cp_size " + n(ranks),
-                          options.ring_size ? "ring_size" : "ulysses_size");
+    Error error = refused(
+        "ring_size " + to_string(plan.ring) + " times ulysses_size " + to_string(plan.ulysses) +
+            " is " + to_string(plan.ring * plan.ulysses) + ", not cp_size " + to_string(ranks),
+        options.ring_size ? "ring_size" : "ulysses_size");
     // With one of them as large as cp_size, the other way of two would have nothing to do.
     if (options.method != ContextMethod::ulysses)
-      error.help("set distributed.context.ring_size = " + n(ranks) +
+      error.help("set distributed.context.ring_size = " + to_string(ranks) +
                  " and distributed.context.ulysses_size = 1");
     if (options.method == ContextMethod::ulysses && !shares_heads(ranks, heads, kv_heads))
       throw error.help(
@@ -129,16 +133,16 @@ ContextPlan plan_context(const ContextOptions& options, int64_t ranks, int64_t h
         "leave out distributed.context.ring_size and distributed.context.ulysses_size");
   }
   if (plan.ulysses > 1 && !shares_heads(plan.ulysses, heads, kv_heads)) {
-    Error error = refused(n(heads) + " query and " + n(kv_heads) +
-                              " key-value heads cannot be shared out to the " + n(plan.ulysses) +
-                              " ranks of ulysses",
+    Error error = refused(to_string(heads) + " query and " + to_string(kv_heads) +
+                              " key-value heads cannot be shared out to the " +
+                              to_string(plan.ulysses) + " ranks of ulysses",
                           options.ulysses_size ? "ulysses_size"
                           : options.ring_size  ? "ring_size"
                                                : "method");
     for (int64_t size = plan.ulysses - 1; size > 1; --size)
       if (ranks % size == 0 && shares_heads(size, heads, kv_heads)) {
-        error.help("set distributed.context.ulysses_size = " + n(size) +
-                   " and distributed.context.ring_size = " + n(ranks / size));
+        error.help("set distributed.context.ulysses_size = " + to_string(size) +
+                   " and distributed.context.ring_size = " + to_string(ranks / size));
         break;
       }
     throw error.help(

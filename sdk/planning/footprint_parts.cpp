@@ -17,8 +17,8 @@ Axis axis_of(const Mesh& mesh, const std::string& name, int64_t rank) {
   return {name, mesh.size(name), mesh.has_axis(name) ? mesh.coordinate(rank, name) : 0};
 }
 
-// ep sizes near the wish that cut every expert parameter evenly in a stage of `ranks`.
-std::vector<int64_t> working_ep_sizes(int64_t ranks, int64_t wish,
+// ep sizes near the wanted one that cut every expert parameter evenly in a stage of `ranks`.
+std::vector<int64_t> working_ep_sizes(int64_t ranks, int64_t wanted,
                                       const std::vector<std::vector<int64_t>>& shapes) {
   std::vector<int64_t> out;
   for (int64_t ep = 1; ep <= ranks; ++ep) {
@@ -28,8 +28,9 @@ std::vector<int64_t> working_ep_sizes(int64_t ranks, int64_t wish,
     });
     if (fits) out.push_back(ep);
   }
-  std::stable_sort(out.begin(), out.end(),
-                   [&](int64_t a, int64_t b) { return std::abs(a - wish) < std::abs(b - wish); });
+  std::stable_sort(out.begin(), out.end(), [&](int64_t a, int64_t b) {
+    return std::abs(a - wanted) < std::abs(b - wanted);
+  });
   if (out.size() > 3) out.resize(3);
   return out;
 }

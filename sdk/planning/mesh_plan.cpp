@@ -10,7 +10,7 @@
 namespace meshwright {
 namespace {
 
-std::string n(int64_t value) { return std::to_string(value); }
+using std::to_string;
 
 // The key of a size, with the place it was written at.
 Error size_error(const MeshRequest& request, ErrorCode code, std::string message,
@@ -23,8 +23,8 @@ Error size_error(const MeshRequest& request, ErrorCode code, std::string message
   return error;
 }
 
-// Up to `most` divisors of `value`, the ones nearest to `wish` first.
-std::vector<int64_t> divisors_near(int64_t value, int64_t wish, size_t most) {
+// Up to `most` divisors of `value`, the ones nearest to `wanted` first.
+std::vector<int64_t> divisors_near(int64_t value, int64_t wanted, size_t most) {
   std::vector<int64_t> all;
   for (int64_t d = 1; d <= value / d; ++d)
     if (value % d == 0) {
@@ -32,7 +32,7 @@ std::vector<int64_t> divisors_near(int64_t value, int64_t wish, size_t most) {
       if (d != value / d) all.push_back(value / d);
     }
   std::sort(all.begin(), all.end(), [&](int64_t a, int64_t b) {
-    int64_t da = std::abs(a - wish), db = std::abs(b - wish);
+    int64_t da = std::abs(a - wanted), db = std::abs(b - wanted);
     return da != db ? da < db : a < b;
   });
   if (all.size() > most) all.resize(most);
@@ -40,7 +40,7 @@ std::vector<int64_t> divisors_near(int64_t value, int64_t wish, size_t most) {
 }
 
 std::string set_size(const std::string& name, int64_t value) {
-  return "set distributed." + name + "_size = " + n(value);
+  return "set distributed." + name + "_size = " + to_string(value);
 }
 
 // Ranks to be laid out: the explicit list, or the world.
@@ -50,20 +50,20 @@ int64_t places(const MeshRequest& request) {
 
 void check_rank_list(const MeshRequest& request) {
   if (request.world_size < 1)
-    throw Error(ErrorCode::rank_out_of_range,
-                "the world size is " + n(request.world_size) + ", but it must be at least 1")
+    throw Error(ErrorCode::rank_out_of_range, "the world size is " + to_string(request.world_size) +
+                                                  ", but it must be at least 1")
         .key("world_size");
   std::vector<int64_t> sorted = request.ranks;
   std::sort(sorted.begin(), sorted.end());
   if (auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end())
     throw Error(ErrorCode::bad_rank_list,
-                "rank " + n(*twice) + " stands twice in the list of ranks")
+                "rank " + to_string(*twice) + " stands twice in the list of ranks")
         .help("name each rank once");
   if (!sorted.empty() && (sorted.front() < 0 || sorted.back() >= request.world_size))
     throw Error(ErrorCode::bad_rank_list,
                 "the list of ranks names rank " +
-                    n(sorted.front() < 0 ? sorted.front() : sorted.back()) +
-                    ", but the world has ranks 0 to " + n(request.world_size - 1));
+                    to_string(sorted.front() < 0 ? sorted.front() : sorted.back()) +
+                    ", but the world has ranks 0 to " + to_string(request.world_size - 1));
 }
 
 }  // namespace
@@ -74,7 +74,8 @@ int64_t resolve_dp_size(const MeshRequest& request) {
   int64_t world = places(request), model = 1;
   for (int64_t size : {s.tp, s.cp, s.pp})
     if (size < 1 || __builtin_mul_overflow(model, size, &model)) model = INT64_MAX / 2;
-  std::string factors = "tp " + n(s.tp) + " * cp " + n(s.cp) + " * pp " + n(s.pp);
+  std::string factors =
+      "tp " + to_string(s.tp) + " * cp " + to_string(s.cp) + " * pp " + to_string(s.pp);
   if (!s.dp) {
     if (world % model == 0) return world / model;
     // The key to point at: the largest factor that can be mended alone, else the largest, for it is
@@ -93,10 +94,10 @@ int64_t resolve_dp_size(const MeshRequest& request) {
       return f.size > 1 && world % rest_of(f) == 0;
     });
     const Factor& wrong = alone == by_size.end() ? by_size[0] : *alone;
-    Error error =
-        size_error(request, ErrorCode::world_not_divisible,
-                   "world size " + n(world) + " is not divisible by " + factors + " = " + n(model),
-                   wrong.name);
+    Error error = size_error(request, ErrorCode::world_not_divisible,
+                             "world size " + to_string(world) + " is not divisible by " + factors +
+                                 " = " + to_string(model),
+                             wrong.name);
     if (alone != by_size.end())
       for (int64_t d : divisors_near(world / rest_of(wrong), wrong.size, 3))
         error.help(set_size(wrong.name, d));
@@ -104,25 +105,26 @@ int64_t resolve_dp_size(const MeshRequest& request) {
       error.help(
           "set distributed.tp_size = 1, distributed.cp_size = 1 and distributed.pp_size = 1");
     error.help("use a world size of " +
-               n(model * std::max<int64_t>(1, (world + model - 1) / model)));
+               to_string(model * std::max<int64_t>(1, (world + model - 1) / model)));
     throw error;
   }
   int64_t dp = *s.dp, total = 0;
   if (__builtin_mul_overflow(dp, model, &total)) total = INT64_MAX;
   if (total == world) return dp;
   if (!request.ranks.empty())
-    throw Error(ErrorCode::bad_rank_list, "the list names " + n(world) + " ranks, but dp " + n(dp) +
-                                              " * " + factors + " = " + n(total))
+    throw Error(ErrorCode::bad_rank_list, "the list names " + to_string(world) + " ranks, but dp " +
+                                              to_string(dp) + " * " + factors + " = " +
+                                              to_string(total))
         .key("distributed.dp_size")
-        .help("list " + n(total) + " ranks");
+        .help("list " + to_string(total) + " ranks");
   Error error = size_error(request, ErrorCode::world_mismatch,
-                           "dp " + n(dp) + " * " + factors + " = " + n(total) +
-                               ", but the world has " + n(world) + " ranks",
+                           "dp " + to_string(dp) + " * " + factors + " = " + to_string(total) +
+                               ", but the world has " + to_string(world) + " ranks",
                            "dp");
-  if (world % model == 0) error.help("set distributed.dp_size = " + n(world / model));
+  if (world % model == 0) error.help("set distributed.dp_size = " + to_string(world / model));
   if (world % model == 0)
-    error.help("leave distributed.dp_size out: it is inferred as " + n(world / model));
-  if (total != INT64_MAX) error.help("use a world size of " + n(total));
+    error.help("leave distributed.dp_size out: it is inferred as " + to_string(world / model));
+  if (total != INT64_MAX) error.help("use a world size of " + to_string(total));
   throw error;
 }
 
@@ -141,7 +143,7 @@ void refuse_sizes(const MeshRequest& request, std::string_view strategy,
     std::string name(size.name);
     throw size_error(request, ErrorCode::size_not_supported,
                      std::string(strategy) + " has no " + std::string(size.words) +
-                         ", but distributed." + name + "_size = " + n(size.size),
+                         ", but distributed." + name + "_size = " + to_string(size.size),
                      name)
         .help(set_size(name, 1))
         .help("set distributed.strategy = " +
@@ -159,21 +161,23 @@ MeshPlan plan_sharded_mesh(const MeshRequest& request, bool alone) {
     return error;
   };
   if (dp % rep != 0)
-    throw replicate_help(size_error(request, ErrorCode::dp_replicate_not_divisor,
-                                    "dp " + n(dp) + " is not a multiple of dp_replicate " + n(rep),
-                                    "dp_replicate"));
+    throw replicate_help(
+        size_error(request, ErrorCode::dp_replicate_not_divisor,
+                   "dp " + to_string(dp) + " is not a multiple of dp_replicate " + to_string(rep),
+                   "dp_replicate"));
   if (rep >= dp && rep != 1 && !alone)
     throw replicate_help(
         size_error(request, ErrorCode::dp_replicate_too_large,
-                   "dp_replicate " + n(rep) + " must be smaller than dp " + n(dp) +
+                   "dp_replicate " + to_string(rep) + " must be smaller than dp " + to_string(dp) +
                        " (copies alone need no shards: that is plain data parallelism)",
                    "dp_replicate"));
   int64_t stage = dp * s.cp * s.tp;
   if (s.ep > 1 && stage % s.ep != 0) {
-    Error error = size_error(request, ErrorCode::ep_not_divisor,
-                             "dp " + n(dp) + " * cp " + n(s.cp) + " * tp " + n(s.tp) + " = " +
-                                 n(stage) + " is not a multiple of ep " + n(s.ep),
-                             "ep");
+    Error error =
+        size_error(request, ErrorCode::ep_not_divisor,
+                   "dp " + to_string(dp) + " * cp " + to_string(s.cp) + " * tp " + to_string(s.tp) +
+                       " = " + to_string(stage) + " is not a multiple of ep " + to_string(s.ep),
+                   "ep");
     for (int64_t d : divisors_near(stage, s.ep, 3)) error.help(set_size("ep", d));
     throw error;
   }

@@ -116,9 +116,9 @@ std::vector<std::string> stage_helps(int64_t layers, int64_t pp, PipelineSchedul
       add(options.round != round && works(pp, schedule, given, round), set_line(kRoundKey, word));
     // The working value nearest to the given one; all values above `layers` act alike.
     std::optional<int64_t> nearest;
-    int64_t wish = std::clamp<int64_t>(*given, 1, std::max<int64_t>(layers, 1));
+    int64_t wanted = std::clamp<int64_t>(*given, 1, std::max<int64_t>(layers, 1));
     for (int64_t distance = 0; distance <= layers && !nearest; ++distance)
-      for (int64_t each : {wish - distance, wish + distance})
+      for (int64_t each : {wanted - distance, wanted + distance})
         if (!nearest && each >= 1 && each <= layers && each != *given &&
             works(pp, schedule, each, options.round))
           nearest = each;

@@ -13,22 +13,22 @@ static int failed(void) {
 }
 
 /* What the callback asks for, and after which step; only on this rank, unless it is -1. */
-struct wish {
+struct request {
   int64_t rank, here, after;
   int asks, dies;
 };
 
 static int told(const meshwright_step* step, void* user) {
-  const struct wish* wish = user;
+  const struct request* request = user;
   if (step->size < sizeof *step) abort();
-  if (wish->here == 0)
+  if (request->here == 0)
     printf("step %ld loss %.17g norm %.17g lr %.17g tokens %ld\n", (long)step->step, step->loss,
            step->grad_norm, step->lr, (long)step->tokens);
   if (step->step_ms <= 0 || step->memory_bytes <= 0) abort();
-  if ((wish->rank >= 0 && wish->rank != wish->here) || step->step != wish->after)
+  if ((request->rank >= 0 && request->rank != request->here) || step->step != request->after)
     return MESHWRIGHT_GO_ON;
-  if (wish->dies) raise(SIGTERM);
-  return wish->asks;
+  if (request->dies) raise(SIGTERM);
+  return request->asks;
 }
 
 static void said(const char* line, void* user) { fprintf(user, "said: %s\n", line); }
@@ -64,31 +64,31 @@ static void write_on(meshwright_run* run) {
  * ASKS is "again". */
 static int train(int argc, char** argv) {
   meshwright_run* run = NULL;
-  struct wish wish = {-1, 0, -1, 0, 0};
+  struct request request = {-1, 0, -1, 0, 0};
   double loss = 0;
   int status, again = argc > 5 && strcmp(argv[5], "again") == 0;
   if (argc < 6) return 100;
-  wish.rank = atol(argv[3]);
-  wish.after = atol(argv[4]);
-  wish.dies = strcmp(argv[5], "die") == 0;
-  wish.asks = (strstr(argv[5], "stop") || again ? MESHWRIGHT_STOP : 0) |
+  request.rank = atol(argv[3]);
+  request.after = atol(argv[4]);
+  request.dies = strcmp(argv[5], "die") == 0;
+  request.asks = (strstr(argv[5], "stop") || again ? MESHWRIGHT_STOP : 0) |
               (strstr(argv[5], "save") ? MESHWRIGHT_SAVE : 0);
   status = open_run(argv[2], argc - 6, argv + 6, &run);
   if (status != 0) return status;
-  wish.here = meshwright_run_rank(run);
-  status = meshwright_run_train(run, 0, told, &wish);
+  request.here = meshwright_run_rank(run);
+  status = meshwright_run_train(run, 0, told, &request);
   if (status == 0 && again) {
-    if (wish.here == 0) printf("stopped after %ld\n", (long)meshwright_run_steps_done(run));
-    status = meshwright_run_train(run, 0, told, &wish);
+    if (request.here == 0) printf("stopped after %ld\n", (long)meshwright_run_steps_done(run));
+    status = meshwright_run_train(run, 0, told, &request);
   }
   if (status == 0) status = meshwright_run_evaluate(run, &loss);
   if (status != 0) failed();
-  if (status == 0 && wish.here == 0) {
+  if (status == 0 && request.here == 0) {
     printf("steps %ld of %ld, validation %.17g, ranks %ld\n", (long)meshwright_run_steps_done(run),
            (long)meshwright_run_max_steps(run), loss, (long)meshwright_run_world_size(run));
     printf("folder %s\n", meshwright_run_folder(run));
   }
-  if (status == 0 && wish.here == 0 && meshwright_run_world_size(run) == 1) write_on(run);
+  if (status == 0 && request.here == 0 && meshwright_run_world_size(run) == 1) write_on(run);
   if (status == 0) status = meshwright_run_finish(run);
   meshwright_run_close(run);
   return status;
@@ -97,12 +97,12 @@ static int train(int argc, char** argv) {
 /* save FILE [key=value...]: trains two steps, saves, and leaves without finishing. */
 static int save(int argc, char** argv) {
   meshwright_run* run = NULL;
-  struct wish wish = {-1, 0, -1, 0, 0};
+  struct request request = {-1, 0, -1, 0, 0};
   int status;
   if (argc < 3) return 100;
   status = open_run(argv[2], argc - 3, argv + 3, &run);
   if (status != 0) return status;
-  status = meshwright_run_train(run, 2, told, &wish);
+  status = meshwright_run_train(run, 2, told, &request);
   if (status == 0) status = meshwright_run_save(run);
   if (status == 0) status = meshwright_run_save(run); /* nothing is new */
   if (status != 0) failed();

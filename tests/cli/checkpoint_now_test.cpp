@@ -85,7 +85,7 @@ TEST_CASE("a run saves when it is asked to, by the verb or by a file, and once f
   REQUIRE(fs::exists(checkpoints / "latest/meta.json"));
   CHECK(!fs::exists(training.run() / "checkpoint_now"));
   const fs::path first = fs::read_symlink(checkpoints / "latest");
-  // Once: without another wish no other checkpoint comes.
+  // Once: without another request no other checkpoint comes.
   std::this_thread::sleep_for(std::chrono::seconds(2));
   CHECK(fs::read_symlink(checkpoints / "latest") == first);
   std::ofstream(training.run() / "checkpoint_now") << "";

@@ -109,11 +109,11 @@ Why why_of(const plan::Job& job, const steptime::Machine& machine, const Wanted&
 std::vector<RefusedFamily> refused_families(const steptime::SearchRequest& request,
                                             const std::vector<steptime::Layout>& families);
 
-// Of the first layouts, how many turns_of compares.
-inline constexpr size_t kMostRivals = 10;
+// Of the first layouts, how many crossovers_of compares.
+inline constexpr size_t kMostAlternatives = 10;
 // What would put another of these first, by predictions with one constant of their machine off at a
 // time. Only `best`, its memory, and `forecasts` are read.
-std::vector<Turn> turns_of(const Found& found);
+std::vector<Crossover> crossovers_of(const Found& found);
 
 // Why nothing was found, with what would have to change.
 [[noreturn]] void refuse_search(const plan::Job& job, const steptime::Machine& machine,

@@ -123,7 +123,7 @@ Found search(plan::Job& job, const steptime::Machine& machine, const Wanted& wan
     refuse_search(job, machine, wanted, request, out);
   }
   out.families = refused_families(request, out.result.families);
-  out.turns = turns_of(out);
+  out.crossovers = crossovers_of(out);
   if (words) out.why = why_of(job, machine, wanted, request, *words, out);
   return out;
 }

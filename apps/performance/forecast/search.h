@@ -50,7 +50,7 @@ struct RefusedFamily {
 };
 
 // One constant of the machine that, off by `factor`, puts another layout before the first.
-struct Turn {
+struct Crossover {
   std::vector<std::string> figures;  // of the machine file, all times the factor: "network.nic"
   double factor = 1;                 // 1/2 to 2; of all layouts the nearest
   std::string name, off;             // "the network between hosts", "12% slower"
@@ -69,7 +69,7 @@ struct Found {
   std::vector<RefusedFamily> families;  // those that would be fastest, by the model
   std::optional<Why> why;
   // Nearest first; empty: no constant does so within 1/2 and 2, or there is one layout.
-  std::vector<Turn> turns;
+  std::vector<Crossover> crossovers;
   bool beside_sets = false;  // the lines need those that were wanted beside them
 };
 

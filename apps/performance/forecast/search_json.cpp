@@ -74,11 +74,11 @@ json::object to_json(const Found& found) {
         {"fits_with", fits_with.empty() ? json::value(nullptr) : json::value(fits_with)}});
   }
   json::array turns;
-  for (const Turn& turn : found.turns) {
+  for (const Crossover& crossover : found.crossovers) {
     json::array figures;
-    for (const std::string& key : turn.figures) figures.emplace_back(key);
-    turns.push_back(
-        json::object{{"figures", figures}, {"factor", turn.factor}, {"first", turn.first}});
+    for (const std::string& key : crossover.figures) figures.emplace_back(key);
+    turns.push_back(json::object{
+        {"figures", figures}, {"factor", crossover.factor}, {"first", crossover.first}});
   }
   json::object rejected;
   for (const auto& [reason, count] : found.result.rejected) rejected[reason] = count;

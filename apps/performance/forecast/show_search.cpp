@@ -88,17 +88,17 @@ std::string tight_text(const Found& found) {
 // What would change their order, the nearest three.
 std::string turns_text(const Found& found) {
   constexpr size_t kMost = 3;
-  if (found.turns.empty()) {
-    const size_t compared = std::min(kMostRivals, found.result.best.size());
+  if (found.crossovers.empty()) {
+    const size_t compared = std::min(kMostAlternatives, found.result.best.size());
     return "None of the figures that are tried, halved or doubled, would put " +
            (compared == 2 ? std::string("the second")
                           : "another of the first " + std::to_string(compared)) +
            " first.";
   }
   std::string out = "Another would be first if ";
-  for (size_t i = 0; i < std::min(kMost, found.turns.size()); ++i)
-    out += (i > 0 ? ", or " : "") + found.turns[i].name + (i > 0 ? " " : " were ") +
-           found.turns[i].off + " (" + std::to_string(found.turns[i].first) + ")";
+  for (size_t i = 0; i < std::min(kMost, found.crossovers.size()); ++i)
+    out += (i > 0 ? ", or " : "") + found.crossovers[i].name + (i > 0 ? " " : " were ") +
+           found.crossovers[i].off + " (" + std::to_string(found.crossovers[i].first) + ")";
   return out + ".";
 }
 

@@ -27,10 +27,10 @@ ModelOutline shortened(ModelOutline outline) {
   return outline;
 }
 
-// Whether the strategy itself has this kind of parallelism: two of four ranks of it. `taker`: whom
-// it hands such a job on to.
+// Whether the strategy itself has this kind of parallelism: two of four ranks of it. `delegate`:
+// whom it hands such a job on to.
 bool takes(const Strategy& strategy, StrategyConfig config, int64_t ParallelSizes::* size,
-           std::string* taker = nullptr) {
+           std::string* delegate = nullptr) {
   config.shared.sizes = {};
   config.shared.sizes.*size = 2;
   MeshRequest request;
@@ -39,7 +39,7 @@ bool takes(const Strategy& strategy, StrategyConfig config, int64_t ParallelSize
   try {
     const MeshPlan mesh = strategy.plan_mesh(request);
     if (mesh.delegate_to.empty()) return true;
-    if (taker != nullptr) *taker = mesh.delegate_to;
+    if (delegate != nullptr) *delegate = mesh.delegate_to;
   } catch (const Error&) {
   }
   return false;
@@ -209,9 +209,9 @@ std::map<double, steptime::OwnCount> own_counts(const Strategy& strategy,
   return out;
 }
 
-// `takers`: strategies that others hand jobs with experts on to.
+// `delegates`: strategies that others hand jobs with experts on to.
 Way way_of(const loader::LoadedStrategy& loaded, StrategyConfig config, const Trained& model,
-           std::set<std::string>& takers) {
+           std::set<std::string>& delegates) {
   config.shared.sizes = {};
   const Strategy& strategy = *loaded.strategy;
   Way out;
@@ -219,9 +219,9 @@ Way way_of(const loader::LoadedStrategy& loaded, StrategyConfig config, const Tr
   out.tp = takes(strategy, config, &ParallelSizes::tp);
   out.cp = takes(strategy, config, &ParallelSizes::cp);
   out.pp = takes(strategy, config, &ParallelSizes::pp);
-  std::string taker;
-  out.ep = takes(strategy, config, &ParallelSizes::ep, &taker);
-  if (!taker.empty()) takers.insert(taker);
+  std::string delegate;
+  out.ep = takes(strategy, config, &ParallelSizes::ep, &delegate);
+  if (!delegate.empty()) delegates.insert(delegate);
   out.sequence = out.tp && cuts_sequences(strategy, config, /*async=*/false);
   out.async = out.sequence && config.shared.enable_async_tensor_parallel &&
               cuts_sequences(strategy, config, /*async=*/true);
@@ -265,7 +265,7 @@ struct Free {
 // Which options these are nobody says: those that change how its plan moves the model.
 std::vector<Way> ways_of_strategy(const plan::Job& job, const loader::LoadedStrategy& loaded,
                                   const Trained& model, const Whole& whole,
-                                  std::set<std::string>& takers, Free& freed) {
+                                  std::set<std::string>& delegates, Free& freed) {
   constexpr size_t kMost = 12;
   config::StrategySchema schema{loaded.info->name, loaded.info->aliases, loaded.info->schema};
   struct Variant {
@@ -275,7 +275,7 @@ std::vector<Way> ways_of_strategy(const plan::Job& job, const loader::LoadedStra
   std::vector<Variant> found;
   found.push_back({{}, job.config.strategy_config(schema)});
   found.front().config.shared.sizes = {};
-  found.front().way = way_of(loaded, found.front().config, model, takers);
+  found.front().way = way_of(loaded, found.front().config, model, delegates);
   // Options are asked about where no size of the file makes a rule of them.
   found.front().config.shared.sequence_parallel = false;
   found.front().config.shared.enable_async_tensor_parallel = false;
@@ -393,11 +393,11 @@ std::vector<Way> strategy_ways(plan::Job& job, Trained model, const std::set<std
   const Whole whole{all, model.work, ranks};
   model.outline = shortened(std::move(model.outline));
   std::vector<Way> out;
-  std::set<std::string> takers;
+  std::set<std::string> delegates;
   Free freed{keys};
   // One that moves and keeps the same as another would only fill the table.
   auto add = [&](const loader::LoadedStrategy& strategy) {
-    for (Way& way : ways_of_strategy(job, strategy, model, whole, takers, freed))
+    for (Way& way : ways_of_strategy(job, strategy, model, whole, delegates, freed))
       if (std::none_of(out.begin(), out.end(), [&](Way other) {
             if (other.strategy == way.strategy) return false;
             other.strategy = way.strategy;
@@ -425,8 +425,8 @@ std::vector<Way> strategy_ways(plan::Job& job, Trained model, const std::set<std
   check_free(freed);
   // Who takes jobs with experts from others has nothing to do for a model without.
   if (!model.outline.moe)
-    for (const std::string& taker : takers) {
-      const std::string name = named_strategy(job, taker);
+    for (const std::string& delegate : delegates) {
+      const std::string name = named_strategy(job, delegate);
       if (name != job.strategy.info->name)
         std::erase_if(out, [&](const Way& way) { return way.strategy == name; });
     }

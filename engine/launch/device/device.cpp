@@ -171,6 +171,11 @@ void load_early(const Options& table) {
   if (may_use_devices(table)) cuda_part();
 }
 
+std::string device_name(c10::Device device) {
+  const cuda::CudaPart* part = device.is_cpu() ? nullptr : cuda_part();
+  return part != nullptr ? part->device_name(device.index()) : std::string();
+}
+
 namespace {
 const std::string kShared = "device/shared";
 using base::bytes_of, base::text_of;

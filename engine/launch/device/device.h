@@ -22,6 +22,9 @@ namespace meshwright::device {
 // when it or its libraries are missing.
 const cuda::CudaPart* cuda_part(std::string* why = nullptr);
 
+// "NVIDIA H200"; empty for a processor, or where the driver is not there.
+std::string device_name(c10::Device device);
+
 // Loads it where dist_env may choose it. LibTorch looks for devices once, when a generator is
 // seeded or a backward runs: what comes later is not seen.
 void load_early(const Options& table);

@@ -79,13 +79,13 @@ ReachabilityProbe::ReachabilityProbe(const std::string& address, const launch::P
   if (udp_ >= 0) udp_port_ = bound_port(udp_);
   stop_ = ::eventfd(0, EFD_CLOEXEC);
   if (stop_ < 0 || ::fcntl(tcp_, F_SETFL, O_NONBLOCK) != 0) return;
-  porter_ = std::thread([this] { let_in(); });
+  listener_ = std::thread([this] { let_in(); });
 }
 
 ReachabilityProbe::~ReachabilityProbe() {
-  if (porter_.joinable()) {
+  if (listener_.joinable()) {
     ::eventfd_write(stop_, 1);
-    porter_.join();
+    listener_.join();
   }
   ::close(tcp_);
   if (udp_ >= 0) ::close(udp_);

@@ -41,7 +41,7 @@ class ReachabilityProbe {
   int tcp_ = -1, udp_ = -1, tcp_port_ = 0, udp_port_ = 0;
   bool udp_is_v6_ = false;
   int stop_ = -1;  // readable: no more
-  std::thread porter_;
+  std::thread listener_;
 };
 
 }  // namespace meshwright::rendezvous

@@ -43,7 +43,8 @@ constexpr size_t kStoredBeforeMeeting = size_t{16} << 20, kStoredOfOneRank = siz
 constexpr size_t kMostRefused = 8, kMostRefusedOfOne = 2;
 constexpr std::chrono::milliseconds kLongest(1'000'000'000'000);  // 31 years
 
-constexpr uint64_t kWake = 0, kFirstGuest = uint64_t{1} << 32;  // ids of epoll; listeners between
+constexpr uint64_t kWake = 0,
+                   kFirstConnection = uint64_t{1} << 32;  // ids of epoll; listeners between
 
 std::string origin_of(const sockaddr_storage& address) {
   const auto* any = reinterpret_cast<const sockaddr*>(&address);
@@ -119,11 +120,12 @@ class StoreServer::Loop {
         const uint64_t id = events[static_cast<size_t>(i)].data.u64;
         if (id == kWake) continue;
         try {
-          if (id < kFirstGuest)
+          if (id < kFirstConnection)
             accept_from(listeners_[id - kWake - 1]);
           else
             serve(id, events[static_cast<size_t>(i)].events);
-        } catch (const std::exception&) {  // no memory for it: this guest goes, the others stay
+        } catch (
+            const std::exception&) {  // no memory for it: this connection goes, the others stay
           drop(id);
         }
       }
@@ -143,7 +145,7 @@ class StoreServer::Loop {
   }
 
  private:
-  struct Guest {
+  struct Connection {
     int fd = -1;
     std::string from, neighbourhood;
     enum class State : uint8_t { greets, proves, member, leaves } state = State::greets;
@@ -155,7 +157,7 @@ class StoreServer::Loop {
     uint32_t watched = 0;
     std::optional<Clock::time_point> deadline;
   };
-  using State = Guest::State;
+  using State = Connection::State;
 
   bool watch(int how, int fd, uint32_t events, uint64_t id) const {
     epoll_event event{};
@@ -164,8 +166,8 @@ class StoreServer::Loop {
     return ::epoll_ctl(epoll_, how, fd, &event) == 0;
   }
   void close_all() {
-    for (auto& [id, guest] : guests_) ::close(guest.fd);
-    guests_.clear();
+    for (auto& [id, connection] : connections_) ::close(connection.fd);
+    connections_.clear();
     for (int fd : std::exchange(listeners_, {})) ::close(fd);
     for (int* fd : {&wake_, &epoll_})
       if (*fd >= 0) ::close(std::exchange(*fd, -1));
@@ -178,22 +180,22 @@ class StoreServer::Loop {
                           .count();
     return static_cast<int>(std::clamp<int64_t>(left + 1, 0, 1'000'000));
   }
-  void set_deadline(uint64_t id, Guest& guest, std::optional<Clock::time_point> when) {
-    if (guest.deadline) deadlines_.erase(std::pair(*guest.deadline, id));
-    guest.deadline = when;
+  void set_deadline(uint64_t id, Connection& connection, std::optional<Clock::time_point> when) {
+    if (connection.deadline) deadlines_.erase(std::pair(*connection.deadline, id));
+    connection.deadline = when;
     if (when) deadlines_.emplace(*when, id);
   }
   void pass_deadlines() {
     while (!deadlines_.empty() && deadlines_.begin()->first <= Clock::now()) {
       const uint64_t id = deadlines_.begin()->second;
-      Guest& guest = guests_.at(id);
-      if (!guest.waits) {
+      Connection& connection = connections_.at(id);
+      if (!connection.waits) {
         drop(id);
         continue;
       }
       table_.forget(id);
       try {
-        reply(id, guest, {static_cast<uint8_t>(wire::Status::late), 0, {}});
+        reply(id, connection, {static_cast<uint8_t>(wire::Status::late), 0, {}});
       } catch (const std::exception&) {
         drop(id);
       }
@@ -221,14 +223,14 @@ class StoreServer::Loop {
       int on = 1;
       ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
       ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-      const uint64_t id = next_guest_++;
-      Guest& guest = guests_[id];
-      guest.fd = fd;
-      guest.from = origin_of(address);
-      guest.neighbourhood = neighbourhood_of(address, guest.from);
-      guest.watched = EPOLLIN;
+      const uint64_t id = next_connection_++;
+      Connection& connection = connections_[id];
+      connection.fd = fd;
+      connection.from = origin_of(address);
+      connection.neighbourhood = neighbourhood_of(address, connection.from);
+      connection.watched = EPOLLIN;
       strangers_.insert(id);
-      set_deadline(id, guest, Clock::now() + kToProve);
+      set_deadline(id, connection, Clock::now() + kToProve);
       if (!watch(EPOLL_CTL_ADD, fd, EPOLLIN, id)) drop(id);
       if (strangers_.size() <= kMostStrangers) continue;
       // What it has sent may be its proof.
@@ -243,33 +245,34 @@ class StoreServer::Loop {
   uint64_t first_to_go() const {
     std::unordered_map<std::string_view, size_t> crowd;
     size_t most = 0;
-    for (uint64_t id : strangers_) most = std::max(most, ++crowd[guests_.at(id).neighbourhood]);
     for (uint64_t id : strangers_)
-      if (crowd[guests_.at(id).neighbourhood] == most) return id;
+      most = std::max(most, ++crowd[connections_.at(id).neighbourhood]);
+    for (uint64_t id : strangers_)
+      if (crowd[connections_.at(id).neighbourhood] == most) return id;
     return *strangers_.begin();
   }
 
   void drop(uint64_t id) {
-    auto it = guests_.find(id);
-    if (it == guests_.end()) return;
-    Guest& guest = it->second;
-    set_deadline(id, guest, std::nullopt);
+    auto it = connections_.find(id);
+    if (it == connections_.end()) return;
+    Connection& connection = it->second;
+    set_deadline(id, connection, std::nullopt);
     table_.forget(id);
     strangers_.erase(id);
-    if (guest.state == State::member)
-      if (auto process = processes_.find(guest.says.process);
+    if (connection.state == State::member)
+      if (auto process = processes_.find(connection.says.process);
           process != processes_.end() && --process->second == 0)
         processes_.erase(process);
-    ::close(guest.fd);
-    guests_.erase(it);
+    ::close(connection.fd);
+    connections_.erase(it);
   }
 
   void serve(uint64_t id, uint32_t events) {
-    auto it = guests_.find(id);
-    if (it == guests_.end()) return;  // dropped a moment ago
-    Guest& guest = it->second;
-    if ((events & EPOLLIN) != 0 && !guest.waits) {
-      if (!read(guest)) return drop(id);
+    auto it = connections_.find(id);
+    if (it == connections_.end()) return;  // dropped a moment ago
+    Connection& connection = it->second;
+    if ((events & EPOLLIN) != 0 && !connection.waits) {
+      if (!read(connection)) return drop(id);
     } else if ((events & EPOLLOUT) == 0) {
       return drop(id);  // it has hung up
     }
@@ -277,10 +280,10 @@ class StoreServer::Loop {
   }
 
   // Whether it has proved that it is of the job, or is one of the ranks that have met.
-  bool known(const Guest& guest) const {
+  bool known(const Connection& connection) const {
     if (!badge_.secret.empty()) return true;
-    const auto known = process_of_rank_.find(guest.says.rank);
-    return met_ && known != process_of_rank_.end() && known->second == guest.says.process;
+    const auto known = process_of_rank_.find(connection.says.rank);
+    return met_ && known != process_of_rank_.end() && known->second == connection.says.process;
   }
   size_t world() const { return static_cast<size_t>(std::max<int64_t>(badge_.world, 1)); }
   size_t members() const {
@@ -289,76 +292,79 @@ class StoreServer::Loop {
     return out;
   }
 
-  // False: the guest has hung up, or says more than it may.
-  static bool read(Guest& guest) {
+  // False: the connection has hung up, or says more than it may.
+  static bool read(Connection& connection) {
     std::array<char, 65536> buffer;
     size_t most = buffer.size();
-    if (guest.state == State::greets) most = wire::kHello - guest.in.size();
-    if (guest.state == State::proves) most = wire::kProof - guest.in.size();
-    if (guest.state == State::leaves || most == 0) return false;
-    const ssize_t got = ::recv(guest.fd, buffer.data(), most, 0);
-    if (got > 0) guest.in.append(buffer.data(), static_cast<size_t>(got));
+    if (connection.state == State::greets) most = wire::kHello - connection.in.size();
+    if (connection.state == State::proves) most = wire::kProof - connection.in.size();
+    if (connection.state == State::leaves || most == 0) return false;
+    const ssize_t got = ::recv(connection.fd, buffer.data(), most, 0);
+    if (got > 0) connection.in.append(buffer.data(), static_cast<size_t>(got));
     return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
   }
 
   // Does what can be done with what has come, and sends what can be sent.
   void advance(uint64_t id) {
     for (;;) {
-      auto it = guests_.find(id);
-      if (it == guests_.end()) return;
-      Guest& guest = it->second;
-      if (!send(guest)) return drop(id);
-      if (guest.out.empty() && guest.state == State::leaves) return drop(id);
-      if (!guest.out.empty() || guest.waits || !step(id, guest)) break;
+      auto it = connections_.find(id);
+      if (it == connections_.end()) return;
+      Connection& connection = it->second;
+      if (!send(connection)) return drop(id);
+      if (connection.out.empty() && connection.state == State::leaves) return drop(id);
+      if (!connection.out.empty() || connection.waits || !step(id, connection)) break;
     }
-    auto it = guests_.find(id);
-    if (it == guests_.end()) return;
-    Guest& guest = it->second;
-    const uint32_t wanted = !guest.out.empty() ? EPOLLOUT : guest.waits ? EPOLLRDHUP : EPOLLIN;
-    if (wanted != guest.watched && !watch(EPOLL_CTL_MOD, guest.fd, wanted, id)) return drop(id);
-    guest.watched = wanted;
+    auto it = connections_.find(id);
+    if (it == connections_.end()) return;
+    Connection& connection = it->second;
+    const uint32_t wanted = !connection.out.empty() ? EPOLLOUT
+                            : connection.waits      ? EPOLLRDHUP
+                                                    : EPOLLIN;
+    if (wanted != connection.watched && !watch(EPOLL_CTL_MOD, connection.fd, wanted, id))
+      return drop(id);
+    connection.watched = wanted;
   }
 
-  static bool send(Guest& guest) {
-    while (guest.gone < guest.out.size()) {
-      const ssize_t sent = ::send(guest.fd, guest.out.data() + guest.gone,
-                                  guest.out.size() - guest.gone, MSG_NOSIGNAL);
+  static bool send(Connection& connection) {
+    while (connection.gone < connection.out.size()) {
+      const ssize_t sent = ::send(connection.fd, connection.out.data() + connection.gone,
+                                  connection.out.size() - connection.gone, MSG_NOSIGNAL);
       if (sent > 0)
-        guest.gone += static_cast<size_t>(sent);
+        connection.gone += static_cast<size_t>(sent);
       else if (errno == EAGAIN)
         return true;
       else if (errno != EINTR)
         return false;
     }
-    guest.out.clear();
-    guest.gone = 0;
+    connection.out.clear();
+    connection.gone = 0;
     return true;
   }
 
-  // One thing more; false: there is nothing to do, or the guest is gone.
-  bool step(uint64_t id, Guest& guest) {
-    switch (guest.state) {
+  // One thing more; false: there is nothing to do, or the connection is gone.
+  bool step(uint64_t id, Connection& connection) {
+    switch (connection.state) {
       case State::greets:
-        return guest.in.size() == wire::kHello && greet(id, guest);
+        return connection.in.size() == wire::kHello && greet(id, connection);
       case State::proves:
-        return guest.in.size() == wire::kProof && judge(id, guest);
+        return connection.in.size() == wire::kProof && judge(id, connection);
       case State::member:
-        return answer(id, guest);
+        return answer(id, connection);
       case State::leaves:
         return false;
     }
     return false;
   }
 
-  bool greet(uint64_t id, Guest& guest) {
-    guest.hello = std::exchange(guest.in, {});
-    std::optional<wire::Hello> says = wire::read_hello(guest.hello);
+  bool greet(uint64_t id, Connection& connection) {
+    connection.hello = std::exchange(connection.in, {});
+    std::optional<wire::Hello> says = wire::read_hello(connection.hello);
     if (!says) return drop(id), false;
-    guest.says = std::move(*says);
-    const Refusal refusal = judge_secret(guest.says);
-    guest.out = guest.answer = wire::answer_of({refusal, badge_.world});
-    guest.state = State::proves;
-    if (refusal != Refusal::none) leave(id, guest, refusal);
+    connection.says = std::move(*says);
+    const Refusal refusal = judge_secret(connection.says);
+    connection.out = connection.answer = wire::answer_of({refusal, badge_.world});
+    connection.state = State::proves;
+    if (refusal != Refusal::none) leave(id, connection, refusal);
     return true;
   }
 
@@ -381,53 +387,54 @@ class StoreServer::Loop {
     return Refusal::none;
   }
 
-  bool judge(uint64_t id, Guest& guest) {
-    const std::string proof = std::exchange(guest.in, {});
-    Refusal refusal = judge_hello(guest.says);
-    if (!base::same_secret(proof, wire::prove(badge_.secret, "rank", guest.hello, guest.answer)))
+  bool judge(uint64_t id, Connection& connection) {
+    const std::string proof = std::exchange(connection.in, {});
+    Refusal refusal = judge_hello(connection.says);
+    if (!base::same_secret(proof,
+                           wire::prove(badge_.secret, "rank", connection.hello, connection.answer)))
       refusal = Refusal::wrong_secret;
-    else if (auto process = processes_.find(guest.says.process);
+    else if (auto process = processes_.find(connection.says.process);
              process != processes_.end() && process->second >= kMostOfOneProcess)
       refusal = Refusal::crowded;
-    else if (refusal == Refusal::none && !known(guest) &&
+    else if (refusal == Refusal::none && !known(connection) &&
              members() >= kMostMembers + kMembersOfOneRank * world())
       refusal = Refusal::crowded;
-    guest.out = wire::verdict_of(badge_.secret, refusal, guest.hello, guest.answer);
+    connection.out = wire::verdict_of(badge_.secret, refusal, connection.hello, connection.answer);
     if (refusal != Refusal::none) {
-      leave(id, guest, refusal);
+      leave(id, connection, refusal);
       return true;
     }
-    const std::string key = wire::prove(badge_.secret, "key", guest.hello, guest.answer);
-    guest.hears = wire::Seal(key, wire::kToStore);
-    guest.speaks = wire::Seal(key, wire::kFromStore);
-    guest.state = State::member;
-    process_of_rank_.try_emplace(guest.says.rank, guest.says.process);
-    ++processes_[guest.says.process];
+    const std::string key = wire::prove(badge_.secret, "key", connection.hello, connection.answer);
+    connection.hears = wire::Seal(key, wire::kToStore);
+    connection.speaks = wire::Seal(key, wire::kFromStore);
+    connection.state = State::member;
+    process_of_rank_.try_emplace(connection.says.rank, connection.says.process);
+    ++processes_[connection.says.process];
     strangers_.erase(id);
-    set_deadline(id, guest, std::nullopt);
+    set_deadline(id, connection, std::nullopt);
     return true;
   }
 
   // Once it has heard why.
-  void leave(uint64_t id, Guest& guest, Refusal refusal) {
-    guest.state = State::leaves;
-    set_deadline(id, guest, Clock::now() + kToRead);
-    std::string words = guest.from + why_refused(refusal, guest.says);
+  void leave(uint64_t id, Connection& connection, Refusal refusal) {
+    connection.state = State::leaves;
+    set_deadline(id, connection, Clock::now() + kToRead);
+    std::string words = connection.from + why_refused(refusal, connection.says);
     std::lock_guard lock(mutex_);
     if (refused_.size() >= kMostRefused ||
         std::find(refused_.begin(), refused_.end(), words) != refused_.end())
       return;
     // One address that says ever other words does not hide the others.
-    if (size_t& told = told_of_[guest.neighbourhood]; told < kMostRefusedOfOne) {
+    if (size_t& told = told_of_[connection.neighbourhood]; told < kMostRefusedOfOne) {
       ++told;
       refused_.push_back(std::move(words));
     }
   }
 
-  bool answer(uint64_t id, Guest& guest) {
+  bool answer(uint64_t id, Connection& connection) {
     std::string text;
-    const size_t most = known(guest) ? wire::kMostBytes : wire::kMostBeforeMeeting;
-    switch (guest.hears.open(guest.in, text, most)) {
+    const size_t most = known(connection) ? wire::kMostBytes : wire::kMostBeforeMeeting;
+    switch (connection.hears.open(connection.in, text, most)) {
       case wire::Seal::Found::part:
         return false;
       case wire::Seal::Found::forged:
@@ -444,26 +451,27 @@ class StoreServer::Loop {
     StoreTable::Outcome outcome = table_.ask(id, *request);
     if (!outcome.sense) return drop(id), false;
     if (outcome.reply) {
-      guest.out += guest.speaks.close(wire::pack(*outcome.reply));
+      connection.out += connection.speaks.close(wire::pack(*outcome.reply));
     } else {
-      guest.waits = true;
+      connection.waits = true;
       const std::chrono::milliseconds time(
           std::clamp<int64_t>(request->number, 0, kLongest.count()));
-      set_deadline(id, guest, Clock::now() + time);
+      set_deadline(id, connection, Clock::now() + time);
     }
     for (auto& [client, message] : table_.take_ready())
-      if (auto it = guests_.find(client); it != guests_.end()) reply(client, it->second, message);
+      if (auto it = connections_.find(client); it != connections_.end())
+        reply(client, it->second, message);
     return true;
   }
 
-  // To a guest that waited.
-  void reply(uint64_t id, Guest& guest, const wire::Message& message) {
-    guest.waits = false;
-    set_deadline(id, guest, std::nullopt);
-    guest.out += guest.speaks.close(wire::pack(message));
+  // To a connection that waited.
+  void reply(uint64_t id, Connection& connection, const wire::Message& message) {
+    connection.waits = false;
+    set_deadline(id, connection, std::nullopt);
+    connection.out += connection.speaks.close(wire::pack(message));
     // What does not go out now goes when the socket takes more; what came meanwhile is read then.
-    if (!watch(EPOLL_CTL_MOD, guest.fd, EPOLLOUT, id)) return drop(id);
-    guest.watched = EPOLLOUT;
+    if (!watch(EPOLL_CTL_MOD, connection.fd, EPOLLOUT, id)) return drop(id);
+    connection.watched = EPOLLOUT;
   }
 
   std::vector<int> listeners_;
@@ -471,8 +479,8 @@ class StoreServer::Loop {
   const std::string job_;
   int epoll_ = -1, wake_ = -1;
   std::atomic<bool> ends_ = false, met_ = false;
-  uint64_t next_guest_ = kFirstGuest;
-  std::unordered_map<uint64_t, Guest> guests_;
+  uint64_t next_connection_ = kFirstConnection;
+  std::unordered_map<uint64_t, Connection> connections_;
   std::set<uint64_t> strangers_;  // have proved nothing yet; oldest first
   std::set<std::pair<Clock::time_point, uint64_t>> deadlines_;
   std::map<int64_t, std::string> process_of_rank_;     // rank -> process

@@ -396,7 +396,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "after a fault the others end at once, also those that take signals as the wish to save") {
+    "after a fault the others end at once, also those that take signals as the request to save") {
   Ended ended = supervise(3, {"0:sleep=200", "0:exit=5", "all:ignore=1", "all:ignore=2",
                               "all:ignore=15", "all:ignore=10", "all:sleep=60000"});
   CHECK(ended.code == 5);
@@ -404,7 +404,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "the same signal twice within a moment is one wish, which ranks may take their time over") {
+    "the same signal twice within a moment is one request, which ranks may take their time over") {
   Supervised job(2, {"all:later=15:75:800"});
   job.rank(0);
   job.rank(1);

@@ -188,7 +188,7 @@ std::optional<std::vector<config::Difference>> changed_from(const std::string& t
 
 std::optional<std::vector<config::Difference>> settings_changed(const std::filesystem::path& folder,
                                                                 const plan::Job& job) {
-  const std::string file = (folder / kResolved).string();
+  const std::string file = (folder / config::kResolvedFile).string();
   return changed_from(base::read_file(file), file, job);
 }
 
@@ -197,7 +197,7 @@ namespace {
 // As the checkpoint was trained; one of before does not say, the folder around the checkpoints may.
 std::optional<std::vector<config::Difference>> changed_since(checkpoint::Checkpoint& from,
                                                              const plan::Job& job) {
-  const std::string name(kResolved);
+  const std::string name(config::kResolvedFile);
   if (!holds_file(from, name))
     return settings_changed(fs::absolute(from.folder()).parent_path().parent_path(), job);
   return changed_from(from.read_file(name), (from.folder() / name).string(), job);

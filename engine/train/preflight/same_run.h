@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
@@ -15,9 +14,8 @@
 
 namespace meshwright::before {
 
-// Beside a run's other records, and in its checkpoints.
-inline constexpr std::string_view kResolved = config::kResolvedFile;
-// What it holds of a run of this job.
+// What config::kResolvedFile, beside a run's other records and in its checkpoints, holds of a run
+// of this job.
 std::string resolved_toml(const plan::Job& job);
 // What differs from the configuration that the folder's run had until now, each with two values: as
 // it was, as it is. nullopt: it is not known.

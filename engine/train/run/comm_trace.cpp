@@ -13,7 +13,7 @@
 #include "engine/launch/rank_file.h"
 #include "engine/launch/ranks.h"
 #include "engine/launch/rendezvous/bounded.h"
-#include "engine/launch/wish.h"
+#include "engine/launch/stop_signals.h"
 #include "sdk/base/files/clock.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/host_facts.h"
@@ -28,7 +28,7 @@ namespace {
 constexpr auto kPatience = std::chrono::seconds(5);
 // What the handler and the destructor say to the thread.
 constexpr char kEndWord = 'e', kOver = 'o';
-// After a wish to end: a rank that begins no collective for so long may hang.
+// After a signal to end: a rank that begins no collective for so long may hang.
 constexpr int64_t kIdleMs = 2000, kLookMs = 500;
 // In the handler: longer than the file takes, shorter than the launcher waits before SIGKILL.
 constexpr int kPauseMs = 3000;
@@ -122,13 +122,13 @@ void CommTrace::on_signal(int number) {
   errno = before;
 }
 
-void CommTrace::watch(std::function<std::string()> wish) {
+void CommTrace::watch(std::function<std::string()> stop_signal) {
   int ends[2];
   if (world_ == 1 || ::pipe2(ends, O_CLOEXEC) != 0) return;
   listens_ = ends[0];
   tells_ = ends[1];
   process_ = ::getpid();
-  wish_ = std::move(wish);
+  stop_signal_ = std::move(stop_signal);
   sigset_t all, usual;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &usual);  // handlers run in other threads
@@ -162,8 +162,8 @@ void CommTrace::listen() {
       return;
     }
     const int64_t now = base::monotonic_ms();
-    const std::string wish = wish_();
-    if (const int64_t all = log_.begun(); all != begun || wish.empty()) {
+    const std::string stop_signal = stop_signal_();
+    if (const int64_t all = log_.begun(); all != begun || stop_signal.empty()) {
       begun = all;
       since = now;
       continue;
@@ -171,7 +171,8 @@ void CommTrace::listen() {
     if (told || now - since < kIdleMs) continue;
     try {
       std::lock_guard lock(mutex_);
-      if (!written_) write(wish + " asked it to end, and no collective has begun since", false);
+      if (!written_)
+        write(stop_signal + " asked it to end, and no collective has begun since", false);
       told = true;
     } catch (...) {  // once more at the next look
     }

@@ -27,11 +27,11 @@ class CommTrace {
 
   // For the program, whose handlers are its own; one object at a time. From now on the launcher's
   // signal to end (launch::kEnd) leaves the file too, whatever this rank's threads do, and so does
-  // a wish to end that no collective follows. `wish`: the signal that wished so; empty: none came.
-  void watch(std::function<std::string()> wish);
+  // a signal to end that no collective follows. `stop_signal`: its name; empty: none came.
+  void watch(std::function<std::string()> stop_signal);
   // This rank ends with that error. In at most some seconds, and whatever happens.
   void failed(const Error& error) noexcept;
-  // Takes back what a wish to end left.
+  // Takes back what a signal to end left.
   void on_success() noexcept;
 
  private:
@@ -43,7 +43,7 @@ class CommTrace {
   const std::filesystem::path folder_, file_;
   std::mutex mutex_;  // of the file
   bool written_ = false;
-  std::function<std::string()> wish_;
+  std::function<std::string()> stop_signal_;
   int listens_ = -1, tells_ = -1;  // a pipe
   int process_ = 0;                // that watches
   std::atomic<bool> over_ = false;

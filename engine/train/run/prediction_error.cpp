@@ -44,11 +44,8 @@ PredictionError::PredictionError(const Job& job, Trainer& trainer, int64_t ranks
     return;
   }
   try {
-    std::string device;
-    if (!trainer.world().device().is_cpu())
-      if (const cuda::CudaPart* cuda = device::cuda_part())
-        device = cuda->device_name(trainer.world().device().index());
-    predicted_ = attached().predict(job.impl(), trainer.plan(), device, ranks_a_host);
+    predicted_ = attached().predict(job.impl(), trainer.plan(),
+                                    device::device_name(trainer.world().device()), ranks_a_host);
   } catch (const Error& error) {
     warning_ = "no step time is predicted: " + error.message();
   }

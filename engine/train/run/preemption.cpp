@@ -46,25 +46,26 @@ void on_signal(int number) {
   int first = 0;
   if (g_signal.compare_exchange_strong(first, number)) {
     if (const char* words = g_words.load(); words != nullptr && number == SIGINT) say(words);
-  } else if (!launch::same_wish(first, number, now - g_since.load())) {
+  } else if (!launch::same_request(first, number, now - g_since.load())) {
     std::signal(number, SIG_DFL);
     ::raise(number);  // taken when this handler returns
   }
   errno = before;
 }
 
-// Whether the thread that forks blocks the wishes for a SignalThread, which its child has not.
+// Whether the thread that forks blocks the stop_signals for a SignalThread, which its child has
+// not.
 std::atomic<bool> g_elsewhere{false};
 
-sigset_t wishes() {
+sigset_t stop_signals() {
   sigset_t out;
   ::sigemptyset(&out);
-  for (int number : launch::kWishes) ::sigaddset(&out, number);
+  for (int number : launch::kStopSignals) ::sigaddset(&out, number);
   return out;
 }
 
 void hear_in_the_child() {
-  const sigset_t ours = wishes();
+  const sigset_t ours = stop_signals();
   if (g_elsewhere.load()) ::pthread_sigmask(SIG_UNBLOCK, &ours, nullptr);
 }
 
@@ -73,7 +74,7 @@ void hear_in_the_child() {
 SignalThread::SignalThread() : process_(::getpid()), over_(::eventfd(0, EFD_CLOEXEC)) {
   if (over_ < 0) return;  // as where no thread may be had
   [[maybe_unused]] static const int once = ::pthread_atfork(nullptr, nullptr, hear_in_the_child);
-  const sigset_t ours = wishes();
+  const sigset_t ours = stop_signals();
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before_);
@@ -123,15 +124,16 @@ Preemption::Preemption(bool speaks) {
   ours.sa_flags = SA_RESTART | SA_ONSTACK;
   ::sigemptyset(&ours.sa_mask);
   for (int i = 0; i < kMany; ++i) {
-    ::sigaction(launch::kWishes[i], nullptr, &old_[i]);
+    ::sigaction(launch::kStopSignals[i], nullptr, &old_[i]);
     // Nobody ignores SIGUSR1 by accident, as nohup and a shell's background jobs do with others.
-    if (launch::kWishes[i] == SIGUSR1 || old_[i].sa_handler != SIG_IGN)
-      ::sigaction(launch::kWishes[i], &ours, nullptr);
+    if (launch::kStopSignals[i] == SIGUSR1 || old_[i].sa_handler != SIG_IGN)
+      ::sigaction(launch::kStopSignals[i], &ours, nullptr);
   }
 }
 
 Preemption::~Preemption() {
-  for (int i = 0; i < kMany && !stays_; ++i) ::sigaction(launch::kWishes[i], &old_[i], nullptr);
+  for (int i = 0; i < kMany && !stays_; ++i)
+    ::sigaction(launch::kStopSignals[i], &old_[i], nullptr);
 }
 
 bool Preemption::asked() const { return g_signal.load() != 0; }

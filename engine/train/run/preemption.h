@@ -1,4 +1,4 @@
-// The wish of a user, of a terminal that goes away, or of a cluster that this process end soon:
+// The request of a user, of a terminal that goes away, or of a cluster that this process end soon:
 // SIGINT, SIGHUP, SIGTERM or SIGUSR1.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "engine/launch/wish.h"
+#include "engine/launch/stop_signals.h"
 
 namespace meshwright::train {
 
@@ -32,9 +32,9 @@ class SignalThread {
 };
 
 // While an object lives, the first of these signals only is noted, for the loop to save and end at
-// its next step; a second one that is not the same wish again (launch/wish.h) ends the process at
-// once, as it would have without us. What was ignored (nohup, a shell's background job) stays
-// ignored.
+// its next step; a second one that is not the same request again (launch/stop_signals.h) ends the
+// process at once, as it would have without us. What was ignored (nohup, a shell's background job)
+// stays ignored.
 //
 // For the program's own training loop, one object at a time: the handlers are the process's, and a
 // library leaves those alone.
@@ -48,13 +48,13 @@ class Preemption {
   bool asked() const;
   // "SIGTERM"; empty: none came.
   static std::string signal();
-  // The handlers stay until the process ends, which is soon: a wish told twice must not end it
+  // The handlers stay until the process ends, which is soon: a request told twice must not end it
   // otherwise after it has been granted.
   void stay() { stays_ = true; }
 
  private:
   bool stays_ = false;
-  static constexpr int kMany = std::size(launch::kWishes);
+  static constexpr int kMany = std::size(launch::kStopSignals);
   struct sigaction old_[kMany];
 };
 

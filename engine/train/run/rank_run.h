@@ -26,7 +26,7 @@
 #include "engine/train/run/run.h"
 #include "engine/train/run/run_data.h"
 #include "engine/train/run/same_data.h"
-#include "engine/train/run/save_wish.h"
+#include "engine/train/run/save_request.h"
 #include "engine/train/run/saver.h"
 #include "engine/train/run/session.h"
 #include "engine/train/run/speed.h"
@@ -37,7 +37,7 @@
 
 namespace meshwright::train {
 
-using AfterStep = std::function<Wishes(const StepResult& result, const StepCost& cost)>;
+using AfterStep = std::function<StepRequests(const StepResult& result, const StepCost& cost)>;
 
 // One rank's run, from the configuration to the last file. All but the constructor is collective.
 class Run {
@@ -100,8 +100,8 @@ class Run {
   int64_t validation_samples() const;
   int64_t validation_micro_batches() const;
   std::string validation_text() const;
-  Wishes wishes_of_all(Wishes mine);
-  void grant_save_wish();
+  StepRequests requests_of_all(StepRequests mine);
+  void answer_save_request();
   void write_traces();
   void say_prediction_error();
   void say_done(const std::string& sample);
@@ -153,7 +153,7 @@ class Run {
   // The lowest validation loss so far, and that of the last checkpoint; empty where none is kept.
   std::optional<checkpoint::BestLoss> best_, saved_best_;
   std::optional<Preemption> preemption_;
-  std::optional<SaveWish> save_wish_;  // of the rank that leads
+  std::optional<SaveRequest> save_request_;  // of the rank that leads
   Speed speed_;
   PredictionError prediction_error_;  // of the rank that leads
   bool told_no_targets_ = false;      // of the validation data

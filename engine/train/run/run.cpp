@@ -236,7 +236,7 @@ void Run::report_start() {
   speed_ = Speed(job_, *trainer_, data_.train.config.seq_len);
   begun_ = true;
   if (!leader_) return;
-  save_wish_.emplace(run_path_);
+  save_request_.emplace(run_path_);
   prediction_error_ = PredictionError(job_, *trainer_, speed_.ranks_a_host());
   reporter_.open(run_path_, beginning_.own ? std::optional(from()->meta().step) : std::nullopt,
                  trainer_->max_steps(), table("report").get_bool("step_details"));

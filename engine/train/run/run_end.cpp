@@ -19,7 +19,7 @@ namespace meshwright::train {
 namespace fs = std::filesystem;
 
 int Run::finish() {
-  const std::string wish =
+  const std::string signal_name =
       preemption_ && preemption_->asked() ? Preemption::signal() : "a signal to another rank";
   if (stopped_)
     preemption_->stay();
@@ -40,7 +40,7 @@ int Run::finish() {
   }
   world_->everyone()->barrier();
   if (stopped_) {
-    reporter_.say(wish + ": saved step " + std::to_string(trainer_->next_step()) + " of " +
+    reporter_.say(signal_name + ": saved step " + std::to_string(trainer_->next_step()) + " of " +
                   std::to_string(max_steps_) + ", ending; the same command goes on from there" +
                   (options_.command.empty() ? "" : "\n  " + options_.command));
     return launch::kPreempted;

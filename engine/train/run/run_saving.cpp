@@ -8,6 +8,7 @@
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/weights/auxiliary_files.h"
 #include "engine/checkpoint/weights/safetensors.h"
+#include "engine/config/config.h"
 #include "engine/job/adapters.h"
 #include "engine/job/plan.h"
 #include "engine/train/preflight/same_run.h"
@@ -57,7 +58,7 @@ void Run::carry_files(Saver::Settings& saving, bool adapters) {
   saving.export_dtypes = std::move(files.export_dtypes);
   for (const std::string& notice : files.notices) reporter_.say("notice: " + notice);
   carry_language(saving.kept);
-  saving.kept.add(std::string(before::kResolved), before::resolved_toml(job_.impl()));
+  saving.kept.add(config::kResolvedFile, before::resolved_toml(job_.impl()));
   if (from() != nullptr && before::begins_from_the_same(*from(), job_.impl()))
     saving.facts.pretrained = from()->meta().pretrained;
   else if (from() == nullptr && !pretrained_.empty() && !adapters)
@@ -124,9 +125,9 @@ void Run::prepare_saving() {
   saver_ = std::make_unique<Saver>(*trainer_, std::move(saving));
 }
 
-void Run::grant_save_wish() {
-  if (!save_wish_) return;
-  save_wish_->grant([this](const std::string& text) { reporter_.say(text); });
+void Run::answer_save_request() {
+  if (!save_request_) return;
+  save_request_->grant([this](const std::string& text) { reporter_.say(text); });
   reporter_.say("notice: saves after step " + std::to_string(trainer_->next_step()) +
                 ", as it was asked to");
 }

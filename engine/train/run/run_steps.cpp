@@ -109,7 +109,7 @@ StepResult Run::train_step(int64_t step) {
   Clock::time_point begin = Clock::now();
   memory_->reset_peak();
   saver_->before_step();
-  if (save_wish_ && save_wish_->asked()) trainer_->vote(RankSignal::save);
+  if (save_request_ && save_request_->asked()) trainer_->vote(RankSignal::save);
   const int64_t first = (step - first_step_) * trainer_->accumulation();
   if (Stages* stages = trainer_->stages(); stages != nullptr) {
     TraceSpan span(world_->trace(), "data");
@@ -152,7 +152,7 @@ bool Run::validate(int64_t step) {
   return better;
 }
 
-Wishes Run::wishes_of_all(Wishes mine) {
+StepRequests Run::requests_of_all(StepRequests mine) {
   const std::vector<double> any =
       largest_of_ranks(*world_, {mine.stop ? 1.0 : 0.0, mine.save ? 1.0 : 0.0});
   return {any[0] > 0, any[1] > 0};
@@ -170,21 +170,21 @@ void Run::train(int64_t most, const AfterStep& after) {
         ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last) &&
         validate(step);
     saver_->after_step(result);
-    const Wishes wishes = after ? wishes_of_all(after(result, cost_)) : Wishes{};
+    const StepRequests requests = after ? requests_of_all(after(result, cost_)) : StepRequests{};
     // All ranks end after the same step, whichever of them was told to. After the last one the run
     // is about to end anyway.
     stopped_ = result.votes(RankSignal::stop) > 0 && !last;
     ending_ = last || stopped_;
     const bool due = every > 0 && (step + 1) % every == 0;
     const bool asked = result.votes(RankSignal::save) > 0;
-    if (asked) grant_save_wish();
-    if (ending_ || better || wishes.save || asked || due)
+    if (asked) answer_save_request();
+    if (ending_ || better || requests.save || asked || due)
       save(stopped_ ? SaveReason::stop
            : last   ? SaveReason::end
            : due    ? SaveReason::scheduled
            : better ? SaveReason::best
                     : SaveReason::asked);
-    if (stopped_ || wishes.stop) break;
+    if (stopped_ || requests.stop) break;
   }
   if (first_step_ == max_steps_ && saver_->last_step() < 0 && !all_done_)
     save(SaveReason::end);  // nothing was trained, but what was read is kept

@@ -34,12 +34,12 @@ class Running : public Session {
     folder_ = run_->path();
   }
 
-  void train(int64_t most, const std::function<Wishes(const SessionStep&)>& after) override {
+  void train(int64_t most, const std::function<StepRequests(const SessionStep&)>& after) override {
     together([&](Run& run) {
       // Always asked of all: some ranks may have nothing to say.
       run.train(most, [&](const StepResult& result, const StepCost& cost) {
         next_step_ = result.step + 1;
-        if (!after) return Wishes{};
+        if (!after) return StepRequests{};
         return after({result.step, result.loss, result.grad_norm, result.lr, result.count,
                       cost.step_ms, cost.memory_bytes});
       });

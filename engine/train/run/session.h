@@ -23,7 +23,7 @@ struct SessionStep {
 };
 
 // What may be asked for after a step; of all ranks together what any of them asked for.
-struct Wishes {
+struct StepRequests {
   bool stop = false, save = false;
 };
 
@@ -39,7 +39,8 @@ class Session {
   virtual ~Session() = default;
   // Trains at most `most` steps of those that are left, and saves as the job says. `after` is
   // called on every rank after each step; may be empty.
-  virtual void train(int64_t most, const std::function<Wishes(const SessionStep&)>& after) = 0;
+  virtual void train(int64_t most,
+                     const std::function<StepRequests(const SessionStep&)>& after) = 0;
   virtual void save() = 0;
   virtual double evaluate() = 0;
   virtual void generate(const generate::Request& request, const OnToken& token) = 0;

@@ -22,13 +22,6 @@ namespace meshwright::train {
 
 namespace {
 
-// "": a processor, or a driver that is not there.
-std::string device_name(World& world) {
-  if (world.device().is_cpu()) return {};
-  const cuda::CudaPart* cuda = device::cuda_part();
-  return cuda != nullptr ? cuda->device_name(world.device().index()) : std::string();
-}
-
 // Of this rank; 0: not known.
 double peak_of_rank(World& world, const ComputeFacts& facts) {
   if (!world.device().is_cpu()) return facts.peak;
@@ -88,7 +81,8 @@ Speed::Speed(const Job& job, Trainer& trainer, int64_t seq_len) {
   World& world = trainer.world();
   ComputeFacts facts;
   if (attached().compute != nullptr)
-    facts = attached().compute(job.impl(), trainer.plan(), seq_len, device_name(world));
+    facts = attached().compute(job.impl(), trainer.plan(), seq_len,
+                               device::device_name(world.device()));
   const double a_token = facts.flop_a_token;
   const double peak = a_token > 0 ? peak_of_rank(world, facts) : 0;
   // Names of hosts have no blanks.

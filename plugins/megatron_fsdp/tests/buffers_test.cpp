@@ -62,24 +62,24 @@ TEST_CASE("with context parallelism the buffers are cut over dp_cp; training wit
   std::mutex mutex;
   std::map<std::string, int64_t> held;
   run_ranks(4, [&](const std::shared_ptr<World>& world) {
-    MeshRequest wish = request(4, {{"cp_size", int64_t{2}}});
-    wish.config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+    MeshRequest wanted = request(4, {{"cp_size", int64_t{2}}});
+    wanted.config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
     Net net = make_net();
     ModelOutline outline = outline_of(*net);
-    MeshPlan mesh = make()->plan_mesh(wish);
+    MeshPlan mesh = make()->plan_mesh(wanted);
     TpPlan tp;
-    ParallelizeRequest wanted{net.ptr(), outline, mesh, tp, wish.config, world};
+    ParallelizeRequest given{net.ptr(), outline, mesh, tp, wanted.config, world};
     ErrorCode refused = ErrorCode::internal;
     try {
-      make()->parallelize(wanted);
+      make()->parallelize(given);
     } catch (const Error& error) {
       refused = error.code();
     }
-    const ShardGroups shards = shard_groups(wanted);
+    const ShardGroups shards = shard_groups(given);
     std::string axis = shards.shard_axis;
     std::vector<int64_t> ranks = shards.shard->ranks();
     int64_t data = shards.data ? shards.data->size() : 0;
-    const LiveShardingRequest live(wanted);
+    const LiveShardingRequest live(given);
     const ShardingPlan plan = flat_plan(live);
     std::unique_ptr<ParallelModel> model =
         shard_model(net.ptr(), bind_units(*net, outline, plan.units), plan.sharding, shards, world);
@@ -106,11 +106,11 @@ TEST_CASE("sums of micro-batches that are rounded after each are told") {
   const ModelOutline outline = outline_of(*make_net());
   const TpPlan tp;
   auto told = [&](int64_t level, bool wide, const Workload& work) {
-    MeshRequest wish = request(2, {});
-    wish.config.own.set("zero_dp_strategy", level);
-    wish.config.own.set("grad_reduce_in_fp32", wide);
-    const MeshPlan mesh = make()->plan_mesh(wish);
-    const auto notices = make()->plan_sharding({outline, mesh, tp, wish.config, work, 0}).notices;
+    MeshRequest wanted = request(2, {});
+    wanted.config.own.set("zero_dp_strategy", level);
+    wanted.config.own.set("grad_reduce_in_fp32", wide);
+    const MeshPlan mesh = make()->plan_mesh(wanted);
+    const auto notices = make()->plan_sharding({outline, mesh, tp, wanted.config, work, 0}).notices;
     return std::count_if(notices.begin(), notices.end(), [](const std::string& text) {
       return text.starts_with("gradients of 4 micro-batches are added up in bfloat16");
     });
@@ -130,12 +130,12 @@ TEST_CASE(
     "by one") {
   Net net = make_net();
   ModelOutline outline = outline_of(*net);
-  const MeshRequest wish = request(1);
-  const MeshPlan mesh = make()->plan_mesh(wish);
+  const MeshRequest wanted = request(1);
+  const MeshPlan mesh = make()->plan_mesh(wanted);
   const TpPlan tp;
   auto names = [&](const FlatBufferPolicy& policy) {
     std::vector<std::pair<std::string, size_t>> out;
-    const ShardingPlan plan = flat_plan({outline, mesh, tp, wish.config}, {.flat = policy});
+    const ShardingPlan plan = flat_plan({outline, mesh, tp, wanted.config}, {.flat = policy});
     for (const UnitSpec& unit : bind_units(*net, outline, plan.units)) {
       if (unit.parameters.empty()) continue;  // the outermost module, for its casts alone
       out.emplace_back(unit.name, unit.parameters.size());

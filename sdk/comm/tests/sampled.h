@@ -19,8 +19,8 @@ inline bool all_layouts() {
 // between their ranks. What they compute was held to the truth there; what is looked for here is
 // what holds buffers and waits for messages, of which each way needs a few rows.
 inline const bool kOverSockets = [] {
-  const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");  // NOLINT(concurrency-mt-unsafe)
-  return wish != nullptr && std::string_view(wish) == "0";
+  const char* setting = std::getenv("MESHWRIGHT_SHARED_MEMORY");  // NOLINT(concurrency-mt-unsafe)
+  return setting != nullptr && std::string_view(setting) == "0";
 }();
 
 // Whether number `turn` of a matrix is trained: every `of`-th, all with MESHWRIGHT_ALL_LAYOUTS=1.

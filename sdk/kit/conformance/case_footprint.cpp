@@ -70,10 +70,10 @@ constexpr const char* kOps[] = {"all_gather", "reduce_scatter", "all_reduce",
 // All ranks of one layout, asked one by one.
 class LayoutChecker {
  public:
-  LayoutChecker(Strategy& strategy, const Wish& wish, const MeshRequest& request,
+  LayoutChecker(Strategy& strategy, const ParallelDims& dims, const MeshRequest& request,
                 const MeshPlan& mesh, Report& report)
       : strategy_(strategy),
-        wish_(wish),
+        dims_(dims),
         request_(request),
         mesh_(mesh),
         axes_(mesh),
@@ -89,13 +89,13 @@ class LayoutChecker {
       for (int64_t stage = 0; stage < pp; ++stage)
         stages.push_back(stage_outline(model, pipeline, stage));
     }
-    for (int64_t rank = 0; rank < wish_.world && !report_.full(); ++rank) {
+    for (int64_t rank = 0; rank < dims_.world && !report_.full(); ++rank) {
       const ModelOutline& outline =
           stages[static_cast<size_t>(pp > 1 ? mesh_.device_mesh->coordinate(rank, "pp") : 0)];
       ShardingRequest cost{outline, mesh_, tp, request_.config, {2, 128, 2, DType::float32, 2},
                            rank};
       Answer<Footprint> answer = ask([&] { return strategy_.footprint(cost); });
-      lead_ = describe(wish_) + ", rank " + std::to_string(rank) + ": ";
+      lead_ = describe(dims_) + ", rank " + std::to_string(rank) + ": ";
       if (!answer.foreign.empty())
         fail(answer.foreign + " left footprint; only meshwright::Error may");
       bool refusal = answer.error && static_cast<int>(answer.error->code()) / 100 == 3 &&
@@ -108,7 +108,7 @@ class LayoutChecker {
     // Each copy holds each element once: what its ranks hold adds up to the parameter.
     for (const auto& [copy, total] : elements_)
       if (!report_.full() && total.first != total.second)
-        report_.fail(describe(wish_) + ": the ranks of one copy hold " +
+        report_.fail(describe(dims_) + ": the ranks of one copy hold " +
                      std::to_string(total.first) + " of the " + std::to_string(total.second) +
                      " elements of " + copy.substr(0, copy.find(' ')));
     return true;
@@ -166,7 +166,7 @@ class LayoutChecker {
       fail(std::to_string(f.bytes.weights) + " bytes of weights for " + std::to_string(mine) +
            " elements");
     int64_t padding =
-        static_cast<int64_t>(outline.parameters.size()) * wish_.world * outline.hidden_size;
+        static_cast<int64_t>(outline.parameters.size()) * dims_.world * outline.hidden_size;
     if (f.bytes.weights > 8 * (all + padding))
       fail(std::to_string(f.bytes.weights) + " bytes of weights for a model of " +
            std::to_string(all) + " elements");
@@ -187,7 +187,7 @@ class LayoutChecker {
   }
 
   Strategy& strategy_;
-  const Wish& wish_;
+  const ParallelDims& dims_;
   const MeshRequest& request_;
   const MeshPlan& mesh_;
   const Axes axes_;
@@ -198,8 +198,8 @@ class LayoutChecker {
 };
 
 // Layouts of up to 16 ranks. Sizes that the strategy does not have are left out by it.
-std::vector<Wish> layouts(const meshwright_strategy& strategy) {
-  std::vector<Wish> out;
+std::vector<ParallelDims> layouts(const meshwright_strategy& strategy) {
+  std::vector<ParallelDims> out;
   for (int64_t world : {1, 2, 3, 4, 6, 8, 12, 16})
     for (int64_t tp : {1, 2, 4})
       for (int64_t rep : {1, 2})
@@ -207,17 +207,17 @@ std::vector<Wish> layouts(const meshwright_strategy& strategy) {
           for (int64_t pp : {1, 2})
             for (int64_t ep : {1, 2, 4}) {
               if (world % (tp * cp * pp) != 0 || cp * pp * ep * rep > 8) continue;
-              Wish wish;
-              wish.world = world;
-              wish.tp = tp, wish.dp_replicate = rep, wish.cp = cp, wish.pp = pp, wish.ep = ep;
-              out.push_back(wish);
+              ParallelDims dims;
+              dims.world = world;
+              dims.tp = tp, dims.dp_replicate = rep, dims.cp = cp, dims.pp = pp, dims.ep = ep;
+              out.push_back(dims);
             }
   Random random(11);
   for (size_t i = 0, n = out.size(); i < n; ++i) {  // and with other options
     if (!random.chance(50)) continue;
-    Wish wish = out[i];
-    randomize_own(strategy, wish, random);
-    out.push_back(std::move(wish));
+    ParallelDims dims = out[i];
+    randomize_own(strategy, dims, random);
+    out.push_back(std::move(dims));
   }
   return out;
 }
@@ -232,9 +232,9 @@ void check_footprint(const Subject& subject, Report& report) {
   sparse.ffn = 192;
   const ModelOutline llama = make_outline(dense), mixtral = make_outline(sparse);
   int looked_at = 0;
-  for (const Wish& wish : layouts(*subject.strategy)) {
+  for (const ParallelDims& dims : layouts(*subject.strategy)) {
     if (report.full()) return;
-    Answer<MeshRequest> request = ask([&] { return make_request(subject, wish); });
+    Answer<MeshRequest> request = ask([&] { return make_request(subject, dims); });
     if (!request.value) continue;
     Answer<bool> valid = ask([&] {
       Diagnostics diagnostics;
@@ -253,8 +253,8 @@ void check_footprint(const Subject& subject, Report& report) {
     if (!tp.value) continue;  // case tp_plan says whether it may
     // A refusal is fine where an option or the expert sizes ask for what this model lacks; the rest
     // must have a cost.
-    bool may_refuse = !wish.own.empty() || mesh.value->moe_mesh.has_value();
-    looked_at += LayoutChecker(*strategy, wish, *request.value, *mesh.value, report)
+    bool may_refuse = !dims.own.empty() || mesh.value->moe_mesh.has_value();
+    looked_at += LayoutChecker(*strategy, dims, *request.value, *mesh.value, report)
                          .run(model, *tp.value, may_refuse)
                      ? 1
                      : 0;
@@ -279,7 +279,7 @@ void check_parallelize(const Subject& subject, Report& report) {
     return check_training(subject, report);
   Instance strategy(subject);
   ModelOutline outline = make_outline({});
-  MeshRequest mesh_request = make_request(subject, Wish{});
+  MeshRequest mesh_request = make_request(subject, ParallelDims{});
   MeshPlan mesh;
   TpPlan tp;
   ParallelizeRequest request{nullptr, outline, mesh, tp, mesh_request.config, nullptr};

@@ -88,18 +88,18 @@ SettingOrProblem parse_setting(const std::string& help, const OptionSchema& own)
   return {std::move(setting), {}};
 }
 
-void apply(const Setting& setting, Wish& wish) {
+void apply(const Setting& setting, ParallelDims& dims) {
   for (const Setting::Item& item : setting.items) {
     if (item.own) {
-      wish.own.emplace_back(item.key, item.value);
+      dims.own.emplace_back(item.key, item.value);
       continue;
     }
     const auto* size = std::get_if<int64_t>(&item.value);
     if (item.key == "dp_size") {
-      wish.dp = size != nullptr ? std::optional(*size) : std::nullopt;
+      dims.dp = size != nullptr ? std::optional(*size) : std::nullopt;
       continue;
     }
-    int64_t* const sizes[] = {nullptr, &wish.dp_replicate, &wish.tp, &wish.cp, &wish.pp, &wish.ep};
+    int64_t* const sizes[] = {nullptr, &dims.dp_replicate, &dims.tp, &dims.cp, &dims.pp, &dims.ep};
     for (size_t i = 1; i < kSizes.size(); ++i)
       if (item.key == kSizes[i]) *sizes[i] = size != nullptr ? *size : 1;
   }
@@ -160,8 +160,9 @@ class Arithmetic {
 
 class PlanChecker {
  public:
-  PlanChecker(const Wish& wish, const MeshPlan& plan, const std::string& self, Report& report)
-      : wish_(wish), plan_(plan), self_(self), report_(report) {}
+  PlanChecker(const ParallelDims& dims, const MeshPlan& plan, const std::string& self,
+              Report& report)
+      : dims_(dims), plan_(plan), self_(self), report_(report) {}
 
   void run() {
     if (!plan_.delegate_to.empty())
@@ -173,7 +174,7 @@ class PlanChecker {
   }
 
  private:
-  void fail(const std::string& what) { report_.fail(describe(wish_) + ": " + what); }
+  void fail(const std::string& what) { report_.fail(describe(dims_) + ": " + what); }
 
   // Fails unless `value` is what was asked for.
   void expect(const std::string& what, int64_t value, int64_t wanted) {
@@ -192,34 +193,34 @@ class PlanChecker {
   void no_mesh() {
     if (plan_.moe_mesh || !plan_.fsdp_axes.empty())
       fail("no device mesh, but an expert mesh or sharding axes");
-    const std::pair<const char*, int64_t> sizes[] = {{"tp", wish_.tp},
-                                                     {"cp", wish_.cp},
-                                                     {"pp", wish_.pp},
-                                                     {"ep", wish_.ep},
-                                                     {"dp_replicate", wish_.dp_replicate}};
+    const std::pair<const char*, int64_t> sizes[] = {{"tp", dims_.tp},
+                                                     {"cp", dims_.cp},
+                                                     {"pp", dims_.pp},
+                                                     {"ep", dims_.ep},
+                                                     {"dp_replicate", dims_.dp_replicate}};
     for (const auto& [name, size] : sizes)
       if (size > 1)
         fail(std::string(name) + " " + std::to_string(size) +
              " was accepted without a mesh that has it");
-    expect("dp", plan_.dp, wish_.places());
-    if (wish_.dp && *wish_.dp > 0) expect("dp", plan_.dp, *wish_.dp);
+    expect("dp", plan_.dp, dims_.places());
+    if (dims_.dp && *dims_.dp > 0) expect("dp", plan_.dp, *dims_.dp);
   }
 
   void device_mesh() {
     const Mesh& mesh = *plan_.device_mesh;
     if (!layout(mesh, "device mesh")) return;
     for (const auto& [name, size] : std::initializer_list<std::pair<const char*, int64_t>>{
-             {"tp", wish_.tp}, {"cp", wish_.cp}, {"pp", wish_.pp}})
+             {"tp", dims_.tp}, {"cp", dims_.cp}, {"pp", dims_.pp}})
       expect(std::string("size of ") + name, mesh.size(name), std::max<int64_t>(size, 1));
-    if (wish_.dp_replicate > 1)
-      expect("size of dp_replicate", mesh.size("dp_replicate"), wish_.dp_replicate);
+    if (dims_.dp_replicate > 1)
+      expect("size of dp_replicate", mesh.size("dp_replicate"), dims_.dp_replicate);
     if (std::optional<int64_t> dp = mesh.find_size("dp")) expect("dp", plan_.dp, *dp);
     int64_t others = mesh.size("tp") * mesh.size("cp") * mesh.size("pp");
     expect("dp * tp * cp * pp", plan_.dp * others, mesh.size());
-    if (wish_.dp && *wish_.dp > 0) expect("dp", plan_.dp, *wish_.dp);
+    if (dims_.dp && *dims_.dp > 0) expect("dp", plan_.dp, *dims_.dp);
     sharding_axes(mesh);
-    if (wish_.ep > 1 && !plan_.moe_mesh) fail("ep was accepted, but there is no expert mesh");
-    if (wish_.ep <= 1 && plan_.moe_mesh) fail("there is an expert mesh without ep");
+    if (dims_.ep > 1 && !plan_.moe_mesh) fail("ep was accepted, but there is no expert mesh");
+    if (dims_.ep <= 1 && plan_.moe_mesh) fail("there is an expert mesh without ep");
     if (plan_.moe_mesh) expert_mesh(mesh);
   }
 
@@ -238,9 +239,9 @@ class PlanChecker {
         fail(what + ": axis " + axis.name + " has size " + std::to_string(axis.size));
       product *= axis.size;
     }
-    if (product != wish_.places()) {
+    if (product != dims_.places()) {
       fail(what + ": its axes hold " + std::to_string(product) + " ranks, not " +
-           std::to_string(wish_.places()));
+           std::to_string(dims_.places()));
       return false;
     }
     std::unordered_map<int64_t, int64_t> place_of;
@@ -254,7 +255,7 @@ class PlanChecker {
       }
     }
     for (int64_t i = 0; i < product; ++i) {
-      int64_t rank = wish_.ranks.empty() ? i : wish_.ranks[static_cast<size_t>(i)];
+      int64_t rank = dims_.ranks.empty() ? i : dims_.ranks[static_cast<size_t>(i)];
       if (!place_of.contains(rank)) {
         fail(what + ": rank " + std::to_string(rank) + " has no place");
         return false;
@@ -334,7 +335,7 @@ class PlanChecker {
       return;
     }
     if (!layout(experts, "expert mesh")) return;
-    expect("size of ep", experts.size("ep"), wish_.ep);
+    expect("size of ep", experts.size("ep"), dims_.ep);
     expect("size of pp in the expert mesh", experts.size("pp"), mesh.size("pp"));
     if (!mesh.has_axis("pp")) return;
     for (int64_t place = 0; place < experts.size(); ++place) {
@@ -346,7 +347,7 @@ class PlanChecker {
     }
   }
 
-  const Wish& wish_;
+  const ParallelDims& dims_;
   const MeshPlan& plan_;
   const std::string& self_;
   Report& report_;
@@ -354,10 +355,11 @@ class PlanChecker {
 
 }  // namespace
 
-// Adds what is wrong to `report`, each problem led by the wish. `self` is the strategy that
+// Adds what is wrong to `report`, each problem led by the sizes. `self` is the strategy that
 // answered.
-void check_plan(const Wish& wish, const MeshPlan& plan, const std::string& self, Report& report) {
-  PlanChecker(wish, plan, self, report).run();
+void check_plan(const ParallelDims& dims, const MeshPlan& plan, const std::string& self,
+                Report& report) {
+  PlanChecker(dims, plan, self, report).run();
 }
 
 namespace {
@@ -372,16 +374,17 @@ MeshAnswer plan(Strategy& strategy, const MeshRequest& request) {
 }
 
 // Plain data parallelism over 1 .. 16 and 4,096 ranks, then random sizes.
-std::vector<Wish> wishes(const meshwright_strategy& strategy, uint64_t seed, int spoilt_percent) {
-  std::vector<Wish> out;
+std::vector<ParallelDims> dims_to_try(const meshwright_strategy& strategy, uint64_t seed,
+                                      int spoilt_percent) {
+  std::vector<ParallelDims> out;
   for (int64_t world : {1, 2, 3, 4, 6, 8, 16, 4096}) {
-    Wish wish;
-    wish.world = world;
-    out.push_back(wish);
+    ParallelDims dims;
+    dims.world = world;
+    out.push_back(dims);
   }
   Random random(seed);
   while (out.size() < kRequests) {
-    out.push_back(random_wish(random,
+    out.push_back(random_dims(random,
                               random.chance(10)   ? kMaxWorld
                               : random.chance(50) ? 512
                                                   : 32,
@@ -396,18 +399,18 @@ std::string outcome(const MeshAnswer& answer) {
   return answer.error ? answer.error->what() : answer.foreign;
 }
 
-void check_refusal(const Wish& wish, const Error& error, Report& report) {
-  std::string lead = describe(wish) + ": refused by " + one_line(error);
+void check_refusal(const ParallelDims& dims, const Error& error, Report& report) {
+  std::string lead = describe(dims) + ": refused by " + one_line(error);
   if (static_cast<int>(error.code()) / 100 != 3) report.fail(lead + ", which is not a 3xx code");
-  if (error.key().empty() && wish.ranks.empty()) report.fail(lead + ", which names no key");
+  if (error.key().empty() && dims.ranks.empty()) report.fail(lead + ", which names no key");
   if (error.helps().empty()) report.fail(lead + ", without a help line");
 }
 
 // A request's refusals, followed through the first setting each of them advises, end in a plan.
-void follow_help(Strategy& strategy, const Subject& subject, Wish wish, const MeshAnswer& first,
-                 Report& report) {
+void follow_help(Strategy& strategy, const Subject& subject, ParallelDims dims,
+                 const MeshAnswer& first, Report& report) {
   OptionSchema own = own_schema(*subject.strategy);
-  std::string trail = describe(wish);
+  std::string trail = describe(dims);
   MeshAnswer answer = first;
   for (int step = 0; answer.error; ++step) {
     const std::string failure = one_line(*answer.error);
@@ -421,8 +424,8 @@ void follow_help(Strategy& strategy, const Subject& subject, Wish wish, const Me
     if (!advice) return;  // advice in other words, which a program cannot follow
     if (step == 6) return report.fail(trail + ": following the help never ends; last " + failure);
     trail += " -> " + advice->text;
-    apply(*advice, wish);
-    Answer<MeshRequest> request = ask([&] { return make_request(subject, wish); });
+    apply(*advice, dims);
+    Answer<MeshRequest> request = ask([&] { return make_request(subject, dims); });
     if (!request.value)
       return report.fail(trail + ": the advised value is refused: " + one_line(*request.error));
     answer = plan(strategy, *request.value);
@@ -433,39 +436,41 @@ void follow_help(Strategy& strategy, const Subject& subject, Wish wish, const Me
 }
 
 // Sizes no layout can have, whatever the strategy.
-std::vector<Wish> impossible() {
-  auto wish = [](int64_t world, const std::function<void(Wish&)>& set) {
-    Wish w;
+std::vector<ParallelDims> impossible() {
+  auto dims = [](int64_t world, const std::function<void(ParallelDims&)>& set) {
+    ParallelDims w;
     w.world = world;
     set(w);
     return w;
   };
   return {
-      wish(8, [](Wish& w) { w.tp = 3; }),
-      wish(8, [](Wish& w) { w.tp = 2, w.cp = 3; }),
-      wish(6, [](Wish& w) { w.pp = 4; }),
-      wish(8, [](Wish& w) { w.tp = 16; }),
-      wish(8, [](Wish& w) { w.dp = 2, w.tp = 2; }),
-      wish(8, [](Wish& w) { w.dp = 8, w.tp = 2; }),
-      wish(8, [](Wish& w) { w.dp = 5; }),
-      wish(8, [](Wish& w) { w.dp_replicate = 3; }),
-      wish(8, [](Wish& w) { w.ep = 3; }),
-      wish(8, [](Wish& w) { w.ep = 16; }),
-      wish(1, [](Wish& w) { w.ep = 2; }),
-      wish(4096, [](Wish& w) { w.tp = 4097; }),
-      wish(8, [](Wish& w) { w.ranks = {0, 1, 2}, w.dp = 2, w.tp = 2; }),
-      wish(8, [](Wish& w) { w.ranks = {0, 1, 1, 2}, w.dp = 2, w.tp = 2; }),
-      wish(8, [](Wish& w) { w.ranks = {0, 1, 1, 2}; }),
-      wish(1, [](Wish& w) { w.tp = int64_t{1} << 62; }),
-      wish(int64_t{1} << 40, [](Wish& w) { w.tp = int64_t{1} << 40, w.cp = int64_t{1} << 40; }),
+      dims(8, [](ParallelDims& w) { w.tp = 3; }),
+      dims(8, [](ParallelDims& w) { w.tp = 2, w.cp = 3; }),
+      dims(6, [](ParallelDims& w) { w.pp = 4; }),
+      dims(8, [](ParallelDims& w) { w.tp = 16; }),
+      dims(8, [](ParallelDims& w) { w.dp = 2, w.tp = 2; }),
+      dims(8, [](ParallelDims& w) { w.dp = 8, w.tp = 2; }),
+      dims(8, [](ParallelDims& w) { w.dp = 5; }),
+      dims(8, [](ParallelDims& w) { w.dp_replicate = 3; }),
+      dims(8, [](ParallelDims& w) { w.ep = 3; }),
+      dims(8, [](ParallelDims& w) { w.ep = 16; }),
+      dims(1, [](ParallelDims& w) { w.ep = 2; }),
+      dims(4096, [](ParallelDims& w) { w.tp = 4097; }),
+      dims(8, [](ParallelDims& w) { w.ranks = {0, 1, 2}, w.dp = 2, w.tp = 2; }),
+      dims(8, [](ParallelDims& w) { w.ranks = {0, 1, 1, 2}, w.dp = 2, w.tp = 2; }),
+      dims(8, [](ParallelDims& w) { w.ranks = {0, 1, 1, 2}; }),
+      dims(1, [](ParallelDims& w) { w.tp = int64_t{1} << 62; }),
+      dims(int64_t{1} << 40,
+           [](ParallelDims& w) { w.tp = int64_t{1} << 40, w.cp = int64_t{1} << 40; }),
   };
 }
 
-// What the strategy answers to a wish; anything that leaves it but an Error is a failure.
-MeshAnswer ask(Strategy& strategy, const Subject& subject, const Wish& wish, Report& report) {
-  MeshAnswer answer = plan(strategy, make_request(subject, wish));
+// What the strategy answers to these sizes; anything that leaves it but an Error is a failure.
+MeshAnswer ask_for_mesh(Strategy& strategy, const Subject& subject, const ParallelDims& dims,
+                        Report& report) {
+  MeshAnswer answer = plan(strategy, make_request(subject, dims));
   if (!answer.foreign.empty())
-    report.fail(describe(wish) + ": " + answer.foreign +
+    report.fail(describe(dims) + ": " + answer.foreign +
                 " left plan_mesh; only meshwright::Error may");
   return answer;
 }
@@ -478,17 +483,17 @@ void check_mesh(const Subject& subject, Report& report) {
   int planned = 0, refused = 0, delegated = 0;
   int64_t largest = 0;
   std::string first_refusal;
-  for (const Wish& wish : wishes(about, 1, 10)) {
+  for (const ParallelDims& dims : dims_to_try(about, 1, 10)) {
     if (report.full()) return;
-    MeshAnswer answer = ask(*strategy, subject, wish, report);
+    MeshAnswer answer = ask_for_mesh(*strategy, subject, dims, report);
     if (answer.error) {
       ++refused;
-      if (first_refusal.empty()) first_refusal = describe(wish) + ": " + one_line(*answer.error);
+      if (first_refusal.empty()) first_refusal = describe(dims) + ": " + one_line(*answer.error);
     }
     if (!answer.value) continue;
-    check_plan(wish, *answer.value, about.name, report);
+    check_plan(dims, *answer.value, about.name, report);
     ++(answer.value->delegate_to.empty() ? planned : delegated);
-    if (answer.value->delegate_to.empty()) largest = std::max(largest, wish.places());
+    if (answer.value->delegate_to.empty()) largest = std::max(largest, dims.places());
   }
   if (planned == 0)
     report.fail("it refused all " + std::to_string(refused) +
@@ -504,10 +509,10 @@ void check_mesh_pure(const Subject& subject, Report& report) {
   Instance strategy(subject), other(subject);
   std::vector<MeshRequest> requests;
   std::vector<std::string> names, answers;
-  for (const Wish& wish : wishes(about, 2, 10)) {
-    if (wish.world > 512 || requests.size() == 120) continue;
-    requests.push_back(make_request(subject, wish));
-    names.push_back(describe(wish));
+  for (const ParallelDims& dims : dims_to_try(about, 2, 10)) {
+    if (dims.world > 512 || requests.size() == 120) continue;
+    requests.push_back(make_request(subject, dims));
+    names.push_back(describe(dims));
   }
   for (size_t i = 0; i < requests.size() && !report.full(); ++i) {
     std::string before = fingerprint(requests[i]);
@@ -543,21 +548,21 @@ void check_mesh_refusal(const Subject& subject, Report& report) {
   Instance strategy(subject);
   const meshwright_strategy& about = *subject.strategy;
   int refused = 0, followed = 0;
-  auto look = [&](const Wish& wish, bool must_refuse) {
-    MeshAnswer answer = ask(*strategy, subject, wish, report);
+  auto look = [&](const ParallelDims& dims, bool must_refuse) {
+    MeshAnswer answer = ask_for_mesh(*strategy, subject, dims, report);
     if (answer.error) {
       ++refused;
-      check_refusal(wish, *answer.error, report);
-      if (wish.ranks.empty()) ++followed, follow_help(*strategy, subject, wish, answer, report);
+      check_refusal(dims, *answer.error, report);
+      if (dims.ranks.empty()) ++followed, follow_help(*strategy, subject, dims, answer, report);
     }
     // Whoever hands the job on leaves the refusal to the other strategy.
     if (answer.value && must_refuse && answer.value->delegate_to.empty())
-      report.fail(describe(wish) + ": accepted, but these sizes cannot be");
+      report.fail(describe(dims) + ": accepted, but these sizes cannot be");
   };
-  for (const Wish& wish : impossible())
-    if (!report.full()) look(wish, true);
-  for (const Wish& wish : wishes(about, 3, 60))
-    if (!report.full()) look(wish, false);
+  for (const ParallelDims& dims : impossible())
+    if (!report.full()) look(dims, true);
+  for (const ParallelDims& dims : dims_to_try(about, 3, 60))
+    if (!report.full()) look(dims, false);
   report.note(
       std::to_string(refused) + " refused, the help of " + std::to_string(followed) + " followed",
       refused);

@@ -12,9 +12,7 @@
 namespace meshwright::conformance {
 namespace {
 
-using Outcome = Answer<bool>;
-
-Outcome give(const OptionSchema& schema, std::string_view name, const OptionValue& value) {
+Answer<bool> give(const OptionSchema& schema, std::string_view name, const OptionValue& value) {
   return conformance::ask([&] {
     Options options(schema);
     options.set(name, value);
@@ -45,12 +43,12 @@ class OptionChecker {
   bool type(uint32_t bit) const { return (o_.type & bit) != 0; }
 
   void takes(const OptionValue& value, const std::string& what) {
-    Outcome outcome = give(schema_, name_, value);
+    Answer<bool> outcome = give(schema_, name_, value);
     if (!outcome.value) report_.fail(name_ + " refuses " + what + ", " + to_toml(value));
   }
 
   void refuses(const OptionValue& value, ErrorCode code, const std::string& what) {
-    Outcome outcome = give(schema_, name_, value);
+    Answer<bool> outcome = give(schema_, name_, value);
     if (!outcome.foreign.empty()) return report_.fail(name_ + ": " + outcome.foreign);
     if (!outcome.error) return report_.fail(name_ + " takes " + what + ", " + to_toml(value));
     if (outcome.error->code() != code)
@@ -150,7 +148,7 @@ class OptionChecker {
   void typing_mistake() {
     std::string wrong = name_.substr(0, name_.size() - 1);
     if (wrong.size() < 4 || schema_.find(wrong) != nullptr) return;
-    Outcome outcome = give(schema_, wrong, OptionValue(true));
+    Answer<bool> outcome = give(schema_, wrong, OptionValue(true));
     if (!outcome.error || outcome.error->code() != ErrorCode::unknown_key)
       return report_.fail("the unknown key " + wrong + " is not refused");
     const std::vector<std::string>& helps = outcome.error->helps();
@@ -176,12 +174,12 @@ class OptionChecker {
 
 void check_options(const Subject& subject, Report& report) {
   OptionSchema schema = schema_of(subject);
-  Outcome sound = ask([&] {
+  Answer<bool> sound = ask([&] {
     check_schema(schema);
     return true;
   });
   if (!sound.value) return report.fail(sound.error ? one_line(*sound.error) : sound.foreign);
-  Outcome unknown = give(schema, "no_such_option_anywhere", OptionValue(true));
+  Answer<bool> unknown = give(schema, "no_such_option_anywhere", OptionValue(true));
   if (!unknown.error || unknown.error->code() != ErrorCode::unknown_key)
     report.fail("an unknown key is not refused");
   for (const meshwright_option* option : schema.options)
@@ -197,7 +195,8 @@ void check_lifecycle(const Subject& subject, Report& report) {
     auto first = std::make_unique<Instance>(subject);
     Instance second(subject);
     first.reset();
-    Answer<MeshPlan> plan = ask([&] { return second->plan_mesh(make_request(subject, Wish{})); });
+    Answer<MeshPlan> plan =
+        ask([&] { return second->plan_mesh(make_request(subject, ParallelDims{})); });
     if (!plan.foreign.empty())
       report.fail("after another instance was destroyed: " + plan.foreign + " left plan_mesh");
   }
@@ -209,22 +208,22 @@ void check_validate(const Subject& subject, Report& report) {
   int looked_at = 0, refused = 0;
   constexpr int kTries = 400;
   for (int i = 0; i < kTries && !report.full(); ++i) {
-    Wish wish = i == 0 ? Wish{} : random_wish(random, 64, 10);
-    if (i > 0) randomize_own(*subject.strategy, wish, random);
-    if (i % 2 == 1) randomize_shared(wish, random);
-    Answer<StrategyConfig> config = ask([&] { return make_config(subject, wish); });
+    ParallelDims dims = i == 0 ? ParallelDims{} : random_dims(random, 64, 10);
+    if (i > 0) randomize_own(*subject.strategy, dims, random);
+    if (i % 2 == 1) randomize_shared(dims, random);
+    Answer<StrategyConfig> config = ask([&] { return make_config(subject, dims); });
     if (!config.value) continue;  // the engine's own rules refuse it before the strategy is asked
     ++looked_at;
     Diagnostics diagnostics;
-    Outcome outcome = ask([&] {
+    Answer<bool> outcome = ask([&] {
       strategy->validate(*config.value, diagnostics);
       return true;
     });
     if (outcome.error)
-      report.fail(describe(wish) +
+      report.fail(describe(dims) +
                   ": validate threw instead of reporting: " + one_line(*outcome.error));
     if (!outcome.foreign.empty())
-      report.fail(describe(wish) + ": " + outcome.foreign + " left validate");
+      report.fail(describe(dims) + ": " + outcome.foreign + " left validate");
     if (i == 0 && !diagnostics.ok())
       report.fail("the defaults themselves are refused: " + one_line(diagnostics.errors().front()));
     for (const Error& error : diagnostics.errors()) {

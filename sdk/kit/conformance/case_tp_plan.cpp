@@ -148,11 +148,11 @@ class Translator {
 void check_tp_plan(const Subject& subject, Report& report) {
   Instance strategy(subject);
   // Whoever refuses tp is only asked not to crash; whoever plans it must plan these models.
-  Wish wish;
-  wish.world = 8;
-  wish.tp = 2;
+  ParallelDims dims;
+  dims.world = 8;
+  dims.tp = 2;
   bool has_tp =
-      ask([&] { return strategy->plan_mesh(make_request(subject, wish)); }).value.has_value();
+      ask([&] { return strategy->plan_mesh(make_request(subject, dims)); }).value.has_value();
   int plans = 0;
   struct Model {
     const char* name;

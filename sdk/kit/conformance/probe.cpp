@@ -173,24 +173,24 @@ std::vector<OptionValue> one_of_each_form() {
           OptionValue(StringTable{{"a", "word"}})};
 }
 
-std::string describe(const Wish& wish) {
-  std::string out = "world " + std::to_string(wish.world);
+std::string describe(const ParallelDims& dims) {
+  std::string out = "world " + std::to_string(dims.world);
   auto add = [&](const char* name, int64_t size) {
     if (size != 1) out += std::string(", ") + name + " " + std::to_string(size);
   };
-  if (wish.dp) out += ", dp " + std::to_string(*wish.dp);
-  add("dp_replicate", wish.dp_replicate);
-  add("tp", wish.tp);
-  add("cp", wish.cp);
-  add("pp", wish.pp);
-  add("ep", wish.ep);
-  if (!wish.ranks.empty()) {
+  if (dims.dp) out += ", dp " + std::to_string(*dims.dp);
+  add("dp_replicate", dims.dp_replicate);
+  add("tp", dims.tp);
+  add("cp", dims.cp);
+  add("pp", dims.pp);
+  add("ep", dims.ep);
+  if (!dims.ranks.empty()) {
     out += ", ranks [";
-    for (size_t i = 0; i < wish.ranks.size() && i < 8; ++i)
-      out += (i > 0 ? ", " : "") + std::to_string(wish.ranks[i]);
-    out += wish.ranks.size() > 8 ? ", ...]" : "]";
+    for (size_t i = 0; i < dims.ranks.size() && i < 8; ++i)
+      out += (i > 0 ? ", " : "") + std::to_string(dims.ranks[i]);
+    out += dims.ranks.size() > 8 ? ", ...]" : "]";
   }
-  for (const auto* keys : {&wish.shared, &wish.own})
+  for (const auto* keys : {&dims.shared, &dims.own})
     for (const auto& [key, value] : *keys) {
       std::string text = to_toml(value);
       out += ", " + key + " = " + (text.size() > 60 ? text.substr(0, 57) + "..." : text);
@@ -198,89 +198,89 @@ std::string describe(const Wish& wish) {
   return out;
 }
 
-StrategyConfig make_config(const Subject& subject, const Wish& wish) {
+StrategyConfig make_config(const Subject& subject, const ParallelDims& dims) {
   StrategyConfig config;
   config.shared_values = Options(distributed_schema());
   auto size = [&](const char* key, int64_t value) {
     if (value != 1) config.shared_values.set(key, value);
   };
-  if (wish.dp) config.shared_values.set("dp_size", *wish.dp);
-  size("dp_replicate_size", wish.dp_replicate);
-  size("tp_size", wish.tp);
-  size("cp_size", wish.cp);
-  size("pp_size", wish.pp);
-  size("ep_size", wish.ep);
-  for (const auto& [key, value] : wish.shared) config.shared_values.set(key, value);
+  if (dims.dp) config.shared_values.set("dp_size", *dims.dp);
+  size("dp_replicate_size", dims.dp_replicate);
+  size("tp_size", dims.tp);
+  size("cp_size", dims.cp);
+  size("pp_size", dims.pp);
+  size("ep_size", dims.ep);
+  for (const auto& [key, value] : dims.shared) config.shared_values.set(key, value);
   Diagnostics diagnostics;
   config.shared = read_shared_options(config.shared_values, diagnostics);
   diagnostics.throw_if_any();
   config.own = Options(own_schema(*subject.strategy));
-  for (const auto* keys : {&subject.settings, &wish.own})
+  for (const auto* keys : {&subject.settings, &dims.own})
     for (const auto& [key, value] : *keys) config.own.set(key, value);
   return config;
 }
 
-MeshRequest make_request(const Subject& subject, const Wish& wish) {
-  return {wish.world, wish.ranks, make_config(subject, wish)};
+MeshRequest make_request(const Subject& subject, const ParallelDims& dims) {
+  return {dims.world, dims.ranks, make_config(subject, dims)};
 }
 
-Wish random_wish(Random& random, int64_t max_world, int spoilt_percent) {
+ParallelDims random_dims(Random& random, int64_t max_world, int spoilt_percent) {
   constexpr int64_t kSizes[] = {1, 1, 1, 1, 2, 2, 3, 4, 5, 8, 16};
-  Wish wish;
+  ParallelDims dims;
   do {
-    wish.tp = random.chance(45) ? random.pick(std::span(kSizes)) : 1;
-    wish.cp = random.chance(25) ? random.pick(std::span(kSizes)) : 1;
-    wish.pp = random.chance(25) ? random.pick(std::span(kSizes)) : 1;
-  } while (wish.tp * wish.cp * wish.pp > max_world);
-  int64_t model = wish.tp * wish.cp * wish.pp, most = max_world / model;
+    dims.tp = random.chance(45) ? random.pick(std::span(kSizes)) : 1;
+    dims.cp = random.chance(25) ? random.pick(std::span(kSizes)) : 1;
+    dims.pp = random.chance(25) ? random.pick(std::span(kSizes)) : 1;
+  } while (dims.tp * dims.cp * dims.pp > max_world);
+  int64_t model = dims.tp * dims.cp * dims.pp, most = max_world / model;
   int64_t dp =
       random.chance(40) ? 1 + random.below(std::min<int64_t>(most, 8)) : 1 + random.below(most);
   if (random.chance(50))  // powers of two are what people use
     for (dp = 1; dp * 2 <= most && random.chance(70);) dp *= 2;
-  wish.world = dp * model;
-  if (random.chance(25)) wish.dp = dp;
+  dims.world = dp * model;
+  if (random.chance(25)) dims.dp = dp;
   auto divisor_of = [&](int64_t n) {
     std::vector<int64_t> divisors;
     for (int64_t d = 1; d <= n; ++d)
       if (n % d == 0) divisors.push_back(d);
     return random.pick(divisors);
   };
-  if (random.chance(30)) wish.dp_replicate = divisor_of(dp);
-  if (random.chance(20)) wish.ep = divisor_of(dp * wish.cp * wish.tp);
+  if (random.chance(30)) dims.dp_replicate = divisor_of(dp);
+  if (random.chance(20)) dims.ep = divisor_of(dp * dims.cp * dims.tp);
   if (random.chance(10)) {  // a subset of a larger world, in an order of its own
     int64_t offset = random.below(16);
-    for (int64_t i = 0; i < wish.world; ++i) wish.ranks.push_back(offset + 2 * i);
-    if (random.chance(30)) std::reverse(wish.ranks.begin(), wish.ranks.end());
-    wish.dp = dp;
-    wish.world = 2 * wish.world + offset;
+    for (int64_t i = 0; i < dims.world; ++i) dims.ranks.push_back(offset + 2 * i);
+    if (random.chance(30)) std::reverse(dims.ranks.begin(), dims.ranks.end());
+    dims.dp = dp;
+    dims.world = 2 * dims.world + offset;
   }
   if (random.chance(spoilt_percent)) {
-    int64_t* sizes[] = {&wish.tp, &wish.cp, &wish.pp, &wish.ep, &wish.dp_replicate};
+    int64_t* sizes[] = {&dims.tp, &dims.cp, &dims.pp, &dims.ep, &dims.dp_replicate};
     int64_t by = 1 + random.below(5);
-    if (random.chance(25) && wish.ranks.empty())
-      wish.dp = dp + by;
+    if (random.chance(25) && dims.ranks.empty())
+      dims.dp = dp + by;
     else
       *random.pick(std::span(sizes)) += by;
   }
-  return wish;
+  return dims;
 }
 
-void randomize_own(const meshwright_strategy& strategy, Wish& wish, Random& random) {
+void randomize_own(const meshwright_strategy& strategy, ParallelDims& dims, Random& random) {
   for (size_t i = 0; i < strategy.option_count; ++i)
     if (random.chance(40)) {
       const meshwright_option& option = element(strategy.options, i);
       OptionValue value = random_value(option, random);
       // An option whose range holds nothing is the concern of case "schema".
       if (ask([&] { return check_option(option, value, option.name); }).value)
-        wish.own.emplace_back(option.name, std::move(value));
+        dims.own.emplace_back(option.name, std::move(value));
     }
 }
 
-void randomize_shared(Wish& wish, Random& random) {
+void randomize_shared(ParallelDims& dims, Random& random) {
   for (const meshwright_option* option : distributed_schema().options) {
     std::string name = option->name;
     if (name == "strategy" || name.ends_with("_size") || !random.chance(25)) continue;
-    wish.shared.emplace_back(name, random_value(*option, random));
+    dims.shared.emplace_back(name, random_value(*option, random));
   }
 }
 

@@ -104,7 +104,7 @@ OptionValue random_value(const meshwright_option& option, Random& random);
 std::vector<OptionValue> one_of_each_form();
 
 // What somebody may ask a strategy for.
-struct Wish {
+struct ParallelDims {
   int64_t world = 1;
   std::optional<int64_t> dp;
   int64_t dp_replicate = 1, tp = 1, cp = 1, pp = 1, ep = 1;
@@ -114,16 +114,16 @@ struct Wish {
 
   int64_t places() const { return ranks.empty() ? world : static_cast<int64_t>(ranks.size()); }
 };
-std::string describe(const Wish& wish);  // "world 8, tp 2, shard_group_size = 4"
+std::string describe(const ParallelDims& dims);  // "world 8, tp 2, shard_group_size = 4"
 // Through the same schemas and readers as a file's values. Throws Error when a value does not fit
 // its schema.
-StrategyConfig make_config(const Subject& subject, const Wish& wish);
-MeshRequest make_request(const Subject& subject, const Wish& wish);
+StrategyConfig make_config(const Subject& subject, const ParallelDims& dims);
+MeshRequest make_request(const Subject& subject, const ParallelDims& dims);
 // Sizes whose product fills the world, now and then spoilt; up to `max_world` ranks.
-Wish random_wish(Random& random, int64_t max_world, int spoilt_percent);
-void randomize_own(const meshwright_strategy& strategy, Wish& wish, Random& random);
+ParallelDims random_dims(Random& random, int64_t max_world, int spoilt_percent);
+void randomize_own(const meshwright_strategy& strategy, ParallelDims& dims, Random& random);
 // Keys of [distributed] other than the strategy and the sizes.
-void randomize_shared(Wish& wish, Random& random);
+void randomize_shared(ParallelDims& dims, Random& random);
 
 // Everything in a request, or in a plan, as text: equal texts, equal values.
 std::string fingerprint(const MeshRequest& request);

@@ -497,10 +497,10 @@ TEST_CASE("which dtype is the rarer one does not overflow") {
 
 TEST_CASE("reshard_after_forward is decided once: by position, never the root, not in a pipeline") {
   Job job{.outline = llama_outline({.layers = 3}), .world = 4};
-  auto reshards = [&](std::optional<bool> wish) {
+  auto reshards = [&](std::optional<bool> wanted) {
     std::vector<bool> out;
     for (const PlannedUnit& unit :
-         fully_sharded_plan(job.plan().request(), {.reshard_after_forward = wish}).units)
+         fully_sharded_plan(job.plan().request(), {.reshard_after_forward = wanted}).units)
       out.push_back(unit.reshard_after_forward);
     return out;
   };

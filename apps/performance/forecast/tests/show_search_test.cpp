@@ -322,10 +322,10 @@ TEST_CASE("what puts another layout first is told, the nearest three in words") 
                   std::string(said) + " first.\n"));
   }
   CHECK(forecast::to_json(found).at("turns").as_array().empty());
-  found.turns = {{{"network.nic"}, 0.98, "the network between hosts", "2% slower"},
-                 {{"peak.bf16", "peak.fp32"}, 1.08, "products and attention", "8% faster", 4},
-                 {{"overlap.kappa"}, 1.5, "what kernels lose beside collectives", "50% more"},
-                 {{"device.bandwidth"}, 0.6, "memory", "40% slower"}};
+  found.crossovers = {{{"network.nic"}, 0.98, "the network between hosts", "2% slower"},
+                      {{"peak.bf16", "peak.fp32"}, 1.08, "products and attention", "8% faster", 4},
+                      {{"overlap.kappa"}, 1.5, "what kernels lose beside collectives", "50% more"},
+                      {{"device.bandwidth"}, 0.6, "memory", "40% slower"}};
   CHECK(
       has(forecast::draw({false, true, 300}, found),
           "Another would be first if the network between hosts were 2% slower (2), or products and "

@@ -18,8 +18,8 @@
 
 namespace preemption_test {
 
-using meshwright::launch::kWishes;
-using meshwright::launch::same_wish;
+using meshwright::launch::kStopSignals;
+using meshwright::launch::same_request;
 using meshwright::train::Preemption;
 
 namespace {
@@ -28,7 +28,7 @@ namespace {
 pid_t start(const std::function<int()>& body) {
   pid_t pid = ::fork();
   if (pid == 0) {
-    for (int signal : kWishes) std::signal(signal, SIG_DFL);
+    for (int signal : kStopSignals) std::signal(signal, SIG_DFL);
     ::_exit(body());
   }
   return pid;
@@ -47,15 +47,15 @@ bool ended_by(int status, int signal) { return WIFSIGNALED(status) && WTERMSIG(s
 }  // namespace
 
 TEST_CASE(
-    "the first signal is noted by name, the same wish told twice is one, a later one ends the "
+    "the first signal is noted by name, the same request told twice is one, a later one ends the "
     "process by itself") {
   struct Pair {
     int first, second;
     pid_t at_once, later;  // later: 0 where it is not asked
   };
   std::vector<Pair> pairs;  // all wait beside each other
-  for (int first : kWishes)
-    for (int second : kWishes) {
+  for (int first : kStopSignals)
+    for (int second : kStopSignals) {
       std::string name = std::string("SIG") + ::sigabbrev_np(first);
       pairs.push_back({first, second, start([&] {
                          Preemption preemption;
@@ -85,13 +85,13 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a terminal that goes away: one wish for some seconds, and no hurry after another signal") {
-  CHECK(same_wish(SIGHUP, SIGHUP, 2900));
-  CHECK(!same_wish(SIGHUP, SIGHUP, 3100));
+    "a terminal that goes away: one request for some seconds, and no hurry after another signal") {
+  CHECK(same_request(SIGHUP, SIGHUP, 2900));
+  CHECK(!same_request(SIGHUP, SIGHUP, 3100));
   for (int other : {SIGINT, SIGTERM, SIGUSR1}) {
-    CHECK(same_wish(other, SIGHUP, 60000));
-    CHECK(!same_wish(SIGHUP, other, 201));
-    CHECK(same_wish(SIGHUP, other, 200));
+    CHECK(same_request(other, SIGHUP, 60000));
+    CHECK(!same_request(SIGHUP, other, 201));
+    CHECK(same_request(SIGHUP, other, 200));
   }
   CHECK(exited(status_of([&] {
                  Preemption preemption;
@@ -107,7 +107,7 @@ TEST_CASE(
     "what a first Ctrl-C does is said at once, by the one that speaks, and by nobody for other "
     "signals") {
   for (bool speaks : {true, false})
-    for (int signal : kWishes) {
+    for (int signal : kStopSignals) {
       int ends[2];
       REQUIRE(::pipe(ends) == 0);
       CHECK(exited(status_of([&] {
@@ -130,7 +130,7 @@ TEST_CASE(
 }
 
 TEST_CASE("before and after the signals do what they did, and what was ignored stays ignored") {
-  for (int signal : kWishes) {
+  for (int signal : kStopSignals) {
     CHECK(ended_by(status_of([&] {
                      {
                        Preemption preemption;
@@ -139,7 +139,7 @@ TEST_CASE("before and after the signals do what they did, and what was ignored s
                      return 0;
                    }),
                    signal));
-    // A new object starts without the wish that an earlier one heard.
+    // A new object starts without the request that an earlier one heard.
     CHECK(exited(status_of([&] {
                    {
                      Preemption preemption;
@@ -150,7 +150,7 @@ TEST_CASE("before and after the signals do what they did, and what was ignored s
                  42));
   }
   CHECK(exited(status_of([&] {
-                 for (int signal : kWishes) std::signal(signal, SIG_IGN);
+                 for (int signal : kStopSignals) std::signal(signal, SIG_IGN);
                  Preemption preemption;
                  for (int signal : {SIGTERM, SIGINT, SIGHUP}) ::raise(signal);
                  if (preemption.asked()) return 1;

@@ -60,23 +60,23 @@ const std::vector<Constant>& constants() {
 double distance(double factor) { return std::abs(std::log(factor)); }
 
 // The first layouts of a search on machines whose figures are off.
-class Rivals {
+class Alternatives {
  public:
-  explicit Rivals(const Found& found)
+  explicit Alternatives(const Found& found)
       : forecasts_(found.forecasts.begin(),
-                   found.forecasts.begin() + static_cast<std::ptrdiff_t>(
-                                                 std::min(kMostRivals, found.result.best.size()))),
+                   found.forecasts.begin() + static_cast<std::ptrdiff_t>(std::min(
+                                                 kMostAlternatives, found.result.best.size()))),
         layouts_(found.result.best.begin(), found.result.best.begin() + std::ssize(forecasts_)),
         machine_(found.forecasts.front().machine),
         figures_(steptime::figures_of(machine_)),
         here_(scores()) {}
-  Rivals(const Rivals&) = delete;
-  Rivals& operator=(const Rivals&) = delete;
+  Alternatives(const Alternatives&) = delete;
+  Alternatives& operator=(const Alternatives&) = delete;
 
   // The nearest; nullopt: it turns nothing, or the machine has no such constant.
-  std::optional<Turn> turn_of(const Constant& constant) {
+  std::optional<Crossover> crossover_of(const Constant& constant) {
     scaled_.clear();
-    Turn out;
+    Crossover out;
     double least = 1 / kRings.back(), most = kRings.back();
     for (const Figure& figure : figures_) {
       const double value = *figure.to;
@@ -171,13 +171,14 @@ class Rivals {
 
 }  // namespace
 
-std::vector<Turn> turns_of(const Found& found) {
-  std::vector<Turn> out;
+std::vector<Crossover> crossovers_of(const Found& found) {
+  std::vector<Crossover> out;
   if (found.result.best.size() < 2) return out;
-  Rivals rivals(found);
+  Alternatives alternatives(found);
   for (const Constant& constant : constants())
-    if (std::optional<Turn> turn = rivals.turn_of(constant)) out.push_back(std::move(*turn));
-  std::stable_sort(out.begin(), out.end(), [](const Turn& a, const Turn& b) {
+    if (std::optional<Crossover> crossover = alternatives.crossover_of(constant))
+      out.push_back(std::move(*crossover));
+  std::stable_sort(out.begin(), out.end(), [](const Crossover& a, const Crossover& b) {
     return distance(a.factor) < distance(b.factor);
   });
   return out;

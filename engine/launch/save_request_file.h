@@ -3,6 +3,6 @@
 namespace meshwright::base {
 
 // A file of this name in a run's folder asks the run to save at its next step.
-inline constexpr const char* kSaveWishName = "checkpoint_now";
+inline constexpr const char* kSaveRequestFile = "checkpoint_now";
 
 }  // namespace meshwright::base

@@ -36,12 +36,12 @@ steptime::Job cut_over_a_host() {
 steptime::Shape shape_8b() { return planned_8b(8, {}).on(h100()).shape; }
 
 // The only one, but for what scales with `key` as the memory's rate does.
-Turn only(const Found& found, const std::string& key) {
-  Turn out;
-  for (Turn& turn : turns_of(found)) {
-    const bool element_wise = turn.figures == std::vector<std::string>{"rate.elementwise"};
-    CHECK((turn.figures == std::vector<std::string>{key} || element_wise));
-    if (!element_wise || key == "rate.elementwise") out = std::move(turn);
+Crossover only(const Found& found, const std::string& key) {
+  Crossover out;
+  for (Crossover& crossover : crossovers_of(found)) {
+    const bool element_wise = crossover.figures == std::vector<std::string>{"rate.elementwise"};
+    CHECK((crossover.figures == std::vector<std::string>{key} || element_wise));
+    if (!element_wise || key == "rate.elementwise") out = std::move(crossover);
   }
   REQUIRE(!out.name.empty());
   return out;
@@ -56,20 +56,21 @@ TEST_CASE("what one layout reads more of memory turns the order where memory is 
   waits.beside_seconds = 1.25 * 16 * shape.parameters() / 8 / (0.8 * 3.35e12);
   const Found found = found_of(forecast(h100(), shape, reads), forecast(h100(), shape, waits));
   REQUIRE(found.forecasts[0].time.seconds < found.forecasts[1].time.seconds);
-  const Turn turn = only(found, "device.bandwidth");
-  CHECK(turn.factor == Approx(0.8).epsilon(0.005));
-  CHECK(turn.factor < 0.8001);  // they have changed places there
-  CHECK(turn.name + " " + turn.off == "memory 20% slower");
-  CHECK(turn.first == 2);
+  const Crossover crossover = only(found, "device.bandwidth");
+  CHECK(crossover.factor == Approx(0.8).epsilon(0.005));
+  CHECK(crossover.factor < 0.8001);  // they have changed places there
+  CHECK(crossover.name + " " + crossover.off == "memory 20% slower");
+  CHECK(crossover.first == 2);
 
   // The other way round it is memory that must be faster, up to twice as fast.
   waits.beside_seconds /= 1.25 * 1.25;
-  const Turn back = only(found_of(forecast(h100(), shape, waits), forecast(h100(), shape, reads)),
-                         "device.bandwidth");
+  const Crossover back = only(
+      found_of(forecast(h100(), shape, waits), forecast(h100(), shape, reads)), "device.bandwidth");
   CHECK(back.factor == Approx(1.25).epsilon(0.005));
   CHECK(back.off == "25% faster");
   waits.beside_seconds /= 2;
-  CHECK(turns_of(found_of(forecast(h100(), shape, waits), forecast(h100(), shape, reads))).empty());
+  CHECK(crossovers_of(found_of(forecast(h100(), shape, waits), forecast(h100(), shape, reads)))
+            .empty());
 }
 
 TEST_CASE(
@@ -86,17 +87,17 @@ TEST_CASE(
   Forecast first = forecast(machine, shape, sends);
   first.exchanged = rows;
   Found found = found_of(first, forecast(machine, shape, given));
-  std::vector<Turn> turns = turns_of(found);
-  REQUIRE(turns.size() == 1);
-  CHECK(turns[0].figures == std::vector<std::string>{"network.bus"});
-  CHECK(turns[0].factor == Approx(0.8).epsilon(0.005));
+  std::vector<Crossover> crossovers = crossovers_of(found);
+  REQUIRE(crossovers.size() == 1);
+  CHECK(crossovers[0].figures == std::vector<std::string>{"network.bus"});
+  CHECK(crossovers[0].factor == Approx(0.8).epsilon(0.005));
 
   // A tight one ranks by 1.05 of its time.
   found.result.best[1].use = 0.9;
   const double rest = found.forecasts[0].time.seconds - 0.5;
-  turns = turns_of(found);
-  REQUIRE(turns.size() == 1);
-  CHECK(turns[0].factor == Approx(0.5 / (1.05 * (rest + 0.625) - rest)).epsilon(0.01));
+  crossovers = crossovers_of(found);
+  REQUIRE(crossovers.size() == 1);
+  CHECK(crossovers[0].factor == Approx(0.5 / (1.05 * (rest + 0.625) - rest)).epsilon(0.01));
 }
 
 TEST_CASE("a step on another machine is what a plan would say of it there") {

@@ -1,14 +1,14 @@
-#include "engine/train/run/save_wish.h"
+#include "engine/train/run/save_request.h"
 
 #include <system_error>
 
-#include "engine/launch/save_wish_name.h"
+#include "engine/launch/save_request_file.h"
 
 namespace meshwright::train {
 
-SaveWish::SaveWish(const std::filesystem::path& run) : file_(run / base::kSaveWishName) {}
+SaveRequest::SaveRequest(const std::filesystem::path& run) : file_(run / base::kSaveRequestFile) {}
 
-bool SaveWish::asked() {
+bool SaveRequest::asked() {
   constexpr std::chrono::milliseconds kBetween(500);
   const auto now = std::chrono::steady_clock::now();
   if (ignored_ || now - looked_ < kBetween) return false;
@@ -17,7 +17,7 @@ bool SaveWish::asked() {
   return std::filesystem::exists(file_, failed);
 }
 
-void SaveWish::grant(const std::function<void(const std::string&)>& warn) {
+void SaveRequest::grant(const std::function<void(const std::string&)>& warn) {
   std::error_code failed;
   std::filesystem::remove(file_, failed);
   if (!failed) return;

@@ -1,4 +1,4 @@
-// The wish of somebody outside that a run save now: a file in the run's folder.
+// The request of somebody outside that a run save now: a file in the run's folder.
 #pragma once
 
 #include <chrono>
@@ -10,13 +10,13 @@ namespace meshwright::train {
 
 // Of the rank that leads. `touch runs/first/checkpoint_now` or `meshwright checkpoint now` make the
 // file; it is gone once the run has begun to save.
-class SaveWish {
+class SaveRequest {
  public:
-  explicit SaveWish(const std::filesystem::path& run);
+  explicit SaveRequest(const std::filesystem::path& run);
   // Looks at most twice a second: the folder may lie on a network's file system.
   bool asked();
-  // The wish is being granted. A file that cannot be removed is not looked at again, or every step
-  // would save: `warn` hears of it.
+  // The request is being granted. A file that cannot be removed is not looked at again, or every
+  // step would save: `warn` hears of it.
   void grant(const std::function<void(const std::string&)>& warn);
 
  private:
