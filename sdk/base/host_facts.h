@@ -20,7 +20,8 @@ inline std::string host_name() {
 inline std::filesystem::path program_path() {
   std::error_code failed;
   const std::filesystem::path found = std::filesystem::read_symlink("/proc/self/exe", failed);
-  if (!failed) return found;
+  if (!failed) return found;  // NOLINT(performance-no-automatic-move): once in a process
+  // An address as a number. NOLINTNEXTLINE(performance-no-int-to-ptr)
   const auto* started = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
   return std::filesystem::absolute(started != nullptr ? started : "meshwright", failed);
 }

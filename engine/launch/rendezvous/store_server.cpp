@@ -43,8 +43,8 @@ constexpr size_t kStoredBeforeMeeting = size_t{16} << 20, kStoredOfOneRank = siz
 constexpr size_t kMostRefused = 8, kMostRefusedOfOne = 2;
 constexpr std::chrono::milliseconds kLongest(1'000'000'000'000);  // 31 years
 
-constexpr uint64_t kWake = 0,
-                   kFirstConnection = uint64_t{1} << 32;  // ids of epoll; listeners between
+// Ids of epoll; those of listeners lie between.
+constexpr uint64_t kWake = 0, kFirstConnection = uint64_t{1} << 32;
 
 std::string origin_of(const sockaddr_storage& address) {
   const auto* any = reinterpret_cast<const sockaddr*>(&address);
@@ -124,9 +124,8 @@ class StoreServer::Loop {
             accept_from(listeners_[id - kWake - 1]);
           else
             serve(id, events[static_cast<size_t>(i)].events);
-        } catch (
-            const std::exception&) {  // no memory for it: this connection goes, the others stay
-          drop(id);
+        } catch (const std::exception&) {
+          drop(id);  // no memory for it: this connection goes, the others stay
         }
       }
       pass_deadlines();

@@ -53,7 +53,7 @@ void on_signal(int number) {
   errno = before;
 }
 
-// Whether the thread that forks blocks the stop_signals for a SignalThread, which its child has
+// Whether the thread that forks blocks the stop signals for a SignalThread, which its child has
 // not.
 std::atomic<bool> g_elsewhere{false};
 
