@@ -162,7 +162,7 @@ std::string wrong(const Row& row, const std::string& strategy) {
     // A long name is several literals, one per line.
     const std::string joined =
         std::regex_replace(text, std::regex("(TEST_CASE\\()\\s+|\"\n\\s*\""), "$1");
-    if (joined.find("TEST_CASE(\"" + where.substr(colon + 2) + "\")") == std::string::npos)
+    if (joined.find("TEST_CASE(\"" + where.substr(colon + 2) + "\"") == std::string::npos)
       return "there is no such test: " + where;
     return "";
   }
