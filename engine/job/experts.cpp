@@ -12,8 +12,8 @@ namespace {
 bool reshard_works(const JobPlan& plan, const ShardingRequest& cost, const StrategyConfig& config) {
   StrategyConfig other = config;
   other.shared.moe.reshard_after_forward = !config.shared.moe.reshard_after_forward;
-  const Footprint changed = plan.strategy.strategy->footprint(
-      {cost.outline, cost.mesh, cost.tp, other, cost.workload, cost.rank});
+  const ShardingRequest asked{cost.outline, cost.mesh, cost.tp, other, cost.workload, cost.rank};
+  const Footprint changed = footprint_of(asked, plan.strategy.strategy->plan_sharding(asked));
   const std::vector<UnitCost>& before = plan.footprint->units;
   if (changed.units.size() != before.size()) return true;
   for (size_t i = 0; i < before.size(); ++i)

@@ -13,7 +13,10 @@ int64_t optimizer_bytes(const JobPlan& plan, const ShardingRequest& cost, int64_
   ShardingRequest asked = cost;
   asked.workload.optimizer_states = states;
   asked.workload.seq_len = 0;  // without a length nothing of passes is counted
-  return plan.strategy.strategy->footprint(asked).bytes.optimizer;
+  // A cost of the strategy's own goes by the states asked about.
+  return plan.sharding->own_cost
+             ? footprint_of(asked, plan.strategy.strategy->plan_sharding(asked)).bytes.optimizer
+             : footprint_of(asked, *plan.sharding).bytes.optimizer;
 }
 
 int64_t product(int64_t a, int64_t b) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "engine/config/idle.h"
@@ -14,8 +15,6 @@
 
 namespace meshwright::plan {
 namespace {
-
-std::string n(int64_t value) { return std::to_string(value); }
 
 // The strategy that owns the request: the one named, or the one it hands the job on to, once.
 MeshPlan plan_mesh(Job& job, JobPlan& plan, StrategyConfig& config, const MeshRequest& request_in) {
@@ -77,10 +76,11 @@ Workload read_workload(const config::Config& config, const MeshPlan& mesh,
   if (per_micro_step > 0 && global % per_micro_step == 0 && global >= per_micro_step) {
     work.accumulation = global / per_micro_step;
   } else if (check_batch && given && steps.is_given("global_batch_size")) {
-    Error error(ErrorCode::batch_not_divisible,
-                "global_batch_size " + n(global) + " is not a multiple of local_batch_size " +
-                    n(work.local_batch) + " * dp " + n(mesh.dp) + " = " +
-                    (per_micro_step == INT64_MAX ? "more than " : "") + n(per_micro_step));
+    Error error(
+        ErrorCode::batch_not_divisible,
+        "global_batch_size " + std::to_string(global) + " is not a multiple of local_batch_size " +
+            std::to_string(work.local_batch) + " * dp " + std::to_string(mesh.dp) + " = " +
+            (per_micro_step == INT64_MAX ? "more than " : "") + std::to_string(per_micro_step));
     error.key("step_scheduler.global_batch_size").at(steps.origin("global_batch_size"));
     // What is named fits the pipeline's micro-batches, too.
     const int64_t micro = std::max<int64_t>(pipeline.microbatch_size, 1);
@@ -89,12 +89,12 @@ Workload read_workload(const config::Config& config, const MeshPlan& mesh,
         __builtin_mul_overflow(per_micro_step, micro / std::gcd(micro, work.local_batch), &unit))
       unit = INT64_MAX;
     const int64_t down = global / unit * unit;
-    if (down > 0) error.help("set step_scheduler.global_batch_size = " + n(down));
+    if (down > 0) error.help("set step_scheduler.global_batch_size = " + std::to_string(down));
     if (unit < INT64_MAX && !__builtin_add_overflow(down, unit, &up))
-      error.help("set step_scheduler.global_batch_size = " + n(up));
+      error.help("set step_scheduler.global_batch_size = " + std::to_string(up));
     if (global % mesh.dp == 0 && (pp == 1 || global / mesh.dp % micro == 0))
       error.help("set step_scheduler.local_batch_size = " +
-                 n(divisor_below(global / mesh.dp, work.local_batch)));
+                 std::to_string(divisor_below(global / mesh.dp, work.local_batch)));
     throw error;
   }
   if (const Options& data = config.table("dataset"); data.is_set("seq_len"))
@@ -111,18 +111,20 @@ void check_expert_sizes(const ModelOutline& outline, const ParallelSizes& sizes,
   if (sizes.ep <= 1) return;
   if (!outline.moe)
     throw Error(ErrorCode::model_does_not_fit,
-                outline.architecture + " has no experts to divide, but ep_size = " + n(sizes.ep))
+                outline.architecture +
+                    " has no experts to divide, but ep_size = " + std::to_string(sizes.ep))
         .key("distributed.ep_size")
         .help("set distributed.ep_size = 1");
   if (outline.moe->experts % sizes.ep != 0) {
-    Error error(ErrorCode::model_does_not_fit,
-                n(outline.moe->experts) + " experts do not divide by ep " + n(sizes.ep));
+    Error error(ErrorCode::model_does_not_fit, std::to_string(outline.moe->experts) +
+                                                   " experts do not divide by ep " +
+                                                   std::to_string(sizes.ep));
     error.key("distributed.ep_size");
     int shown = 0;
     for (int64_t d = std::min(sizes.ep, outline.moe->experts); d >= 1 && shown < 3; --d)
       if (outline.moe->experts % d == 0 &&
           (mesh.moe_mesh && mesh.moe_mesh->size("ep_shard") * sizes.ep % d == 0)) {
-        error.help("set distributed.ep_size = " + n(d));
+        error.help("set distributed.ep_size = " + std::to_string(d));
         ++shown;
       }
     throw error;
@@ -151,33 +153,37 @@ void plan_runs(bool check_batch, JobPlan& plan, StrategyConfig& config) {
   plan.shared.pipeline.batch_size = options.batch_size = batch;
   const std::optional<int64_t> length = options.seq_len;
   if (length && plan.workload.seq_len > 0 && *length != plan.workload.seq_len)
-    throw Error(ErrorCode::conflict, "pp_seq_len " + n(*length) + " is not the dataset's seq_len " +
-                                         n(plan.workload.seq_len))
+    throw Error(ErrorCode::conflict, "pp_seq_len " + std::to_string(*length) +
+                                         " is not the dataset's seq_len " +
+                                         std::to_string(plan.workload.seq_len))
         .key(table + "pp_seq_len")
         .help("leave out " + table + "pp_seq_len");
   if (!check_batch) return;
-  const std::string has =
-      "a data-parallel rank has " + n(samples) + " samples a step (" + "global_batch_size / dp), ";
+  const std::string has = "a data-parallel rank has " + std::to_string(samples) +
+                          " samples a step (" + "global_batch_size / dp), ";
   if (given && (samples < batch || samples % batch != 0)) {
-    Error error(ErrorCode::batch_not_divisible, has + "no multiple of pp_batch_size " + n(batch));
+    Error error(ErrorCode::batch_not_divisible,
+                has + "no multiple of pp_batch_size " + std::to_string(batch));
     error.key(table + "pp_batch_size");
     error.help("leave out " + table + "pp_batch_size: all samples of a step then pass in one run");
     const int64_t fits = micro * divisor_below(samples / micro, std::min(batch, samples) / micro);
-    if (samples % micro == 0) error.help("set " + table + "pp_batch_size = " + n(fits));
+    if (samples % micro == 0)
+      error.help("set " + table + "pp_batch_size = " + std::to_string(fits));
     throw error;
   }
   if (!given && (samples < micro || samples % micro != 0)) {
     Error error(ErrorCode::batch_not_divisible,
-                has + "no multiple of pp_microbatch_size " + n(micro));
+                has + "no multiple of pp_microbatch_size " + std::to_string(micro));
     error.key(table + "pp_microbatch_size");
-    error.help("set " + table + "pp_microbatch_size = " + n(divisor_below(samples, micro)));
+    error.help("set " + table +
+               "pp_microbatch_size = " + std::to_string(divisor_below(samples, micro)));
     // The next batch that is a multiple of local_batch_size, too.
     const int64_t local = std::max<int64_t>(plan.workload.local_batch, 1);
     int64_t next = 0;
     if (!__builtin_mul_overflow(micro / std::gcd(micro, local), local, &next) &&
         !__builtin_mul_overflow(next, samples / next + 1, &next) &&
         !__builtin_mul_overflow(next, std::max<int64_t>(plan.mesh.dp, 1), &next))
-      error.help("set step_scheduler.global_batch_size = " + n(next));
+      error.help("set step_scheduler.global_batch_size = " + std::to_string(next));
     throw error;
   }
 }
@@ -243,8 +249,8 @@ void warn_of_experts(const StrategyConfig& config, JobPlan& plan) {
 }
 
 // The gradients of a weight that the first and the last rank of the pipeline have: added up once a
-// step, by ring or in place 2 (n - 1) / n of the bytes, n = 2.
-std::optional<WireRow> tied_wire(const JobPlan& plan, const ModelOutline& part) {
+// step.
+std::optional<Communication> tied_gradients(const JobPlan& plan, const ModelOutline& part) {
   const std::vector<PipelineStage>& stages = plan.pipeline->stages;
   const int64_t first = stages.front().rank, last = stages.back().rank,
                 me = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
@@ -259,17 +265,24 @@ std::optional<WireRow> tied_wire(const JobPlan& plan, const ModelOutline& part) 
   if (parameter == nullptr || !parameter->trainable) return {};
   for (const ParameterPlacement& p : plan.footprint->parameters)
     if (p.name == copy)
-      return WireRow{"pp", "all_reduce", 1,
-                     element_count(p.local_shape) * dtype_size(parameter->dtype)};
+      return Communication{.unit = copy,
+                           .phase = Communication::Phase::reduction,
+                           .axis = "pp",
+                           .op = "all_reduce",
+                           .ranks = 2,
+                           .count = 1,
+                           .payload = element_count(p.local_shape) * dtype_size(parameter->dtype)};
   return {};
 }
 
 // `part`: the outline of the rank's stages.
 void add_pipeline_rows(const ShardingRequest& cost, const ModelOutline& part, JobPlan& plan) {
   if (!plan.pipeline) return;
-  std::vector<WireRow> rows = pipeline_wire(cost, *plan.pipeline);
-  if (std::optional<WireRow> tied = tied_wire(plan, part)) rows.push_back(*tied);
-  plan.footprint->wire.insert(plan.footprint->wire.end(), rows.begin(), rows.end());
+  CommunicationSchedule& schedule = plan.footprint->schedule;
+  std::ranges::copy(pipeline_schedule(cost, *plan.pipeline), std::back_inserter(schedule));
+  if (std::optional<Communication> tied = tied_gradients(plan, part))
+    schedule.push_back(std::move(*tied));
+  plan.footprint->wire = wire_of(schedule);
 }
 
 MemoryFacts::Where where_of(const config::Config& config, const PlanRequest& wanted) {
@@ -290,8 +303,7 @@ void plan_layer_graphs(const Job& job, const ShardingRequest& cost, JobPlan& pla
     plan.layer_graphs = LayerGraphsUse::where_possible;
   else
     return;
-  plan.parameters_move =
-      why_parameters_move(cost, plan.strategy.strategy->plan_sharding(cost), *plan.footprint);
+  plan.parameters_move = why_parameters_move(cost, *plan.sharding, *plan.footprint);
   if (plan.layer_graphs == LayerGraphsUse::where_possible) {
     const std::string key = own.schema().table + ".enable_compile = true";
     const LayerGraphsRefusal no = why_no_layer_graphs(plan, job);
@@ -316,11 +328,9 @@ void plan_layer_graphs(const Job& job, const ShardingRequest& cost, JobPlan& pla
 }
 
 // dist_env.expandable_segments: LibTorch registers no memory with NCCL then.
-void check_segments(const config::Config& config, const Strategy& strategy,
-                    const ShardingRequest& request) {
+void check_segments(const config::Config& config, const ShardingPlan& plan) {
   const Options& table = config.table("dist_env");
   if (!table.get_bool("expandable_segments") || table.get_string("device") == "cpu") return;
-  const ShardingPlan plan = strategy.plan_sharding(request);
   const BufferPolicy& buffers = plan.sharding.buffers;
   if (plan.replicated || !buffers.registered) return;
   Error error(ErrorCode::conflict,
@@ -334,6 +344,11 @@ void check_segments(const config::Config& config, const Strategy& strategy,
   throw error;
 }
 
+std::shared_ptr<const ShardingPlan> plan_sharding(const JobPlan& plan,
+                                                  const ShardingRequest& cost) {
+  return std::make_shared<const ShardingPlan>(plan.strategy.strategy->plan_sharding(cost));
+}
+
 JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   JobPlan plan;
   plan.requested_strategy = job.config.requested_strategy;
@@ -343,9 +358,10 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan.shared = job.config.shared;
   check_rank_limits(job, wanted.world_size);
   if (wanted.rank < 0 || wanted.rank >= wanted.world_size)
-    throw Error(ErrorCode::rank_out_of_range,
-                "there is no rank " + n(wanted.rank) + " in a world of " + n(wanted.world_size))
-        .help("--rank takes 0 to " + n(wanted.world_size - 1));
+    throw Error(ErrorCode::rank_out_of_range, "there is no rank " + std::to_string(wanted.rank) +
+                                                  " in a world of " +
+                                                  std::to_string(wanted.world_size))
+        .help("--rank takes 0 to " + std::to_string(wanted.world_size - 1));
 
   StrategyConfig config = job.config.strategy_config(job.schemas.front());
   MeshRequest request;
@@ -401,10 +417,11 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   }
   const ModelOutline& part = stages ? *stages : outline;
   ShardingRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
-  check_segments(job.config, *plan.strategy.strategy, cost);
+  plan.sharding = plan_sharding(plan, cost);
+  check_segments(job.config, *plan.sharding);
   plan.memory = {.where = where_of(job.config, wanted),
                  .drops = job.config.table("lora").get_number("dropout") > 0};
-  plan.footprint = footprint_here(plan, cost);
+  plan.footprint = footprint_here(plan, cost, *plan.sharding);
   plan_layer_graphs(job, cost, plan);
   plan.notices.insert(plan.notices.end(), plan.footprint->notices.begin(),
                       plan.footprint->notices.end());
@@ -418,11 +435,11 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
 
 }  // namespace
 
-Footprint footprint_here(const JobPlan& plan, const ShardingRequest& cost) {
-  const Strategy& strategy = *plan.strategy.strategy;
-  Footprint out = strategy.footprint(cost);
+Footprint footprint_here(const JobPlan& plan, const ShardingRequest& cost,
+                         const ShardingPlan& sharding) {
+  Footprint out = footprint_of(cost, sharding);
   if (plan.memory.where != MemoryFacts::Where::unknown || plan.memory.drops)
-    count_run_memory(cost, strategy.plan_sharding(cost), plan.memory, out.bytes);
+    count_run_memory(cost, sharding, plan.memory, out.bytes);
   return out;
 }
 
@@ -440,7 +457,8 @@ JobPlan plan_of_rank(const Job& job, const JobPlan& plan, int64_t rank) {
   const StrategyConfig config = config_of_plan(job, out);
   const ModelOutline part = outline_of_rank(out);
   const ShardingRequest cost{part, out.mesh, out.tp, config, out.workload, rank};
-  out.footprint = footprint_here(out, cost);
+  out.sharding = plan_sharding(out, cost);
+  out.footprint = footprint_here(out, cost, *out.sharding);
   count_main_weights(out, job.config, cost);
   add_pipeline_rows(cost, part, out);
   return out;

@@ -115,7 +115,9 @@ struct JobPlan {
   std::optional<PipelinePlan> pipeline;
   std::vector<ContextCost> context_costs;  // of each method
   std::optional<ContextPlan> context;      // needs a model
-  std::optional<Footprint> footprint;      // of the rank; needs a model
+  // Of the rank; they need a model.
+  std::shared_ptr<const ShardingPlan> sharding;
+  std::optional<Footprint> footprint;
   // Activations of the rank were sequence_parallel the other way; nullopt where that makes no
   // difference, cannot be or was not asked for.
   std::optional<int64_t> other_activations;
@@ -145,8 +147,9 @@ using meshwright::cuts_sequence;
 // Throws Error(model_does_not_fit) when the samples of a data set in use do not divide by tp under
 // such a plan.
 void check_sequence(const Job& job, const TpPlan& tp);
-// What the plan's strategy costs a rank, by plan.memory too.
-Footprint footprint_here(const JobPlan& plan, const ShardingRequest& cost);
+// What a sharding plan costs a rank, by plan.memory too.
+Footprint footprint_here(const JobPlan& plan, const ShardingRequest& cost,
+                         const ShardingPlan& sharding);
 // `part`: the outline of this rank's stages; the rest of the plan is complete.
 std::optional<int64_t> other_activations(const JobPlan& plan, const StrategyConfig& config,
                                          const ModelOutline& part);

@@ -61,8 +61,8 @@ std::optional<int64_t> other_activations(const JobPlan& plan, const StrategyConf
         *plan.outline,
         {other.shared.sizes.tp, other.shared.sequence_parallel, other.shared.tp_plan});
     if (cuts_sequence(tp) == cuts_sequence(plan.tp)) return {};  // it has no effect on this model
-    return footprint_here(plan, {part, plan.mesh, tp, other, plan.workload, plan.rank})
-        .bytes.activations;
+    const ShardingRequest asked{part, plan.mesh, tp, other, plan.workload, plan.rank};
+    return footprint_here(plan, asked, strategy.plan_sharding(asked)).bytes.activations;
   } catch (const std::exception&) {
     return {};  // what cannot be has no cost
   }

@@ -75,9 +75,6 @@ class GuardedStrategy final : public Strategy {
   ShardingPlan plan_sharding(const ShardingRequest& request) const override {
     return run("plan_sharding", [&] { return inner_->plan_sharding(request); });
   }
-  Footprint footprint(const ShardingRequest& request) const override {
-    return run("footprint, computing what it costs", [&] { return inner_->footprint(request); });
-  }
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
     return run("parallelize, parallelizing the model", [&] {
       load_runtime_half(runtime_half_, plugin_);

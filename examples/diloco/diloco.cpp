@@ -52,20 +52,22 @@ class Rounds : public ShardedStrategy {
     return plan;
   }
 
-  Footprint footprint(const ShardingRequest& request) const override {
-    const ShardingPlan plan = plan_sharding(request);
-    Footprint out = footprint_of(request, plan);
+  ShardingPlan plan_sharding(const ShardingRequest& request) const override {
+    ShardingPlan plan = ShardedStrategy::plan_sharding(request);
     int64_t trained = 0;
-    for (const UnitCost& unit : out.units) trained += unit.updated;
-    constexpr int64_t kFloat = 4;
-    out.bytes.optimizer += 2 * trained * kFloat;  // outer weights and momentum
-    out.bytes.transient += trained * kFloat;      // their mean
-    const int64_t replicas = request.mesh.device_mesh->size("dp_replicate");
-    if (replicas > 1 && trained > 0)
-      out.wire.push_back({"dp_replicate", "all_reduce", 1,
-                          2 * trained * kFloat * (replicas - 1) / replicas,
-                          request.config.own.get_int("sync_every")});
-    return out;
+    for (const UnitCost& unit : footprint_of(request, plan).units) trained += unit.updated;
+    const int64_t floats = trained * dtype_size(DType::float32);
+    OwnCost& own = plan.own_cost.emplace();
+    own.bytes.optimizer = 2 * floats;  // outer weights and momentum
+    own.bytes.transient = floats;      // their mean
+    own.schedule = {{.phase = Communication::Phase::update,
+                     .axis = "dp_replicate",
+                     .op = "all_reduce",
+                     .ranks = request.mesh.device_mesh->size("dp_replicate"),
+                     .count = 1,
+                     .payload = floats,
+                     .every = request.config.own.get_int("sync_every")}};
+    return plan;
   }
 
  protected:

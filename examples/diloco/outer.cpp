@@ -114,8 +114,7 @@ std::unique_ptr<ParallelModel> with_outer_steps(std::unique_ptr<ParallelModel> i
 }
 
 std::unique_ptr<ParallelModel> parallelize(Strategy& strategy, ParallelizeRequest& request) {
-  const LiveShardingRequest live(request);
-  std::unique_ptr<ParallelModel> inner = execute_plan(request, strategy.plan_sharding(live));
+  std::unique_ptr<ParallelModel> inner = execute_plan(request, plan_of(strategy, request));
   DeviceMesh groups(*request.mesh.device_mesh, request.world);
   return with_outer_steps(std::move(inner), groups.group("dp_replicate"),
                           policy_of(request.config.own));

@@ -75,58 +75,60 @@ class RingZero final : public Strategy {
     return plan;
   }
 
-  // What the SDK's closed form says of whole copies, with the slices, buckets and collectives of
-  // this strategy.
-  Footprint footprint(const ShardingRequest& request) const override {
-    Footprint out = Strategy::footprint(request);
+  // Whole copies, but for the slices, buckets and collectives of this strategy.
+  ShardingPlan plan_sharding(const ShardingRequest& request) const override {
+    using Phase = Communication::Phase;
+    ShardingPlan plan = replicated_plan(request);
     const Mesh& mesh = *request.mesh.device_mesh;
     const StrategyConfig& config = request.config;
     const MixedPrecision& mp = config.shared.mp;
     int64_t ring = mesh.size("dp_shard"), copies = mesh.size("dp_replicate"),
             place = mesh.coordinate(request.rank, "dp_shard");
     std::vector<int64_t> counts;
-    for (const auto& p : out.parameters) counts.push_back(element_count(p.local_shape));
+    for (const auto& p : plan.parameters) counts.push_back(element_count(p.local_shape));
 
+    OwnCost& own = plan.own_cost.emplace();
+    own.replaces = true;
     int64_t padded = 0, slices = 0, largest = 0;
     int64_t reduces =
         config.own.get_bool("reduce_every_micro_batch") ? request.workload.accumulation : 1;
-    WireRow scatter{"dp_shard", "reduce_scatter", 0, 0}, across{"dp_replicate", "all_reduce", 0, 0},
-        gather{"dp_shard", "all_gather", 0, 0};
     for (const ring_zero::Bucket& bucket :
          ring_zero::make_buckets(counts, ring_zero::bucket_elements(config), ring)) {
-      int64_t reduced = bucket.slice * dtype_size(mp.reduce);
-      scatter.count += reduces, scatter.bytes += reduces * reduced * (ring - 1);
-      across.count += reduces, across.bytes += reduces * (2 * reduced * (copies - 1) / copies);
-      gather.count += 1, gather.bytes += bucket.slice * dtype_size(mp.param) * (ring - 1);
-      padded += bucket.slice * ring, slices += bucket.slice,
-          largest = std::max(largest, bucket.slice * ring);
+      int64_t whole = bucket.slice * ring;
+      auto add = [&](Phase phase, const char* axis, const char* op, int64_t ranks, int64_t count,
+                     int64_t payload) {
+        own.schedule.push_back({"", phase, axis, op, ranks, count, payload});
+      };
+      add(Phase::reduction, "dp_shard", "reduce_scatter", ring, reduces,
+          whole * dtype_size(mp.reduce));
+      add(Phase::reduction, "dp_replicate", "all_reduce", copies, reduces,
+          bucket.slice * dtype_size(mp.reduce));
+      add(Phase::update, "dp_shard", "all_gather", ring, 1, whole * dtype_size(mp.param));
+      padded += whole, slices += bucket.slice, largest = std::max(largest, whole);
       for (size_t i = 0; i < bucket.members.size() && ring > 1; ++i) {
         size_t p = bucket.members[i];
         ring_zero::Piece piece = ring_zero::piece_of(bucket, i, counts[p], place);
-        out.parameters[p].local_range = Chunk{piece.begin, piece.end};
-        out.parameters[p].local_shape = {piece.end - piece.begin};
+        plan.parameters[p].local_range = Chunk{piece.begin, piece.end};
+        plan.parameters[p].local_shape = {piece.end - piece.begin};
       }
     }
-    for (ParameterPlacement& p : out.parameters) {
+    for (ParameterPlacement& p : plan.parameters) {
       std::erase_if(p.placement, [](const auto& where) { return where.first.starts_with("dp"); });
       if (ring > 1) p.placement.insert(p.placement.begin(), {"dp_shard", "flat"});
       if (copies > 1) p.placement.insert(p.placement.begin(), {"dp_replicate", "replicate"});
     }
-    std::erase_if(out.wire, [](const WireRow& row) { return row.axis.starts_with("dp"); });
-    if (ring > 1) out.wire.insert(out.wire.begin(), {scatter, gather});
-    if (copies > 1) out.wire.push_back(across);
 
     int64_t storage = dtype_size(request.workload.storage);
     bool casts = mp.param != request.workload.storage;
-    out.bytes.weights = padded * dtype_size(mp.param) + (casts ? slices * storage : 0);
-    out.bytes.gradients = slices * storage;
-    out.bytes.optimizer = slices * storage * request.workload.optimizer_states;
+    own.bytes.weights = padded * dtype_size(mp.param) + (casts ? slices * storage : 0);
+    own.bytes.gradients = slices * storage;
+    own.bytes.optimizer = slices * storage * request.workload.optimizer_states;
     // Whole gradients wait for the last micro-batch or are those of one bucket; another is sent and
     // received; its sums stay.
     bool waits = request.workload.accumulation > 1 && reduces == 1;
-    out.bytes.transient = ((waits ? padded : largest) + 2 * (largest - largest / ring) + slices) *
+    own.bytes.transient = ((waits ? padded : largest) + 2 * (largest - largest / ring) + slices) *
                           dtype_size(mp.reduce);
-    return out;
+    return plan;
   }
 };
 

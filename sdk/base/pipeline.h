@@ -76,8 +76,8 @@ MESHWRIGHT_API ModelOutline stage_outline(const ModelOutline& outline, const Pip
 MESHWRIGHT_API bool cuts_sequence(const TpPlan& tp);
 // Hidden states and their gradients between the stages of different ranks. Not part of the
 // footprints above: the stages are the engine's, alike for every strategy.
-MESHWRIGHT_API std::vector<WireRow> pipeline_wire(const ShardingRequest& request,
-                                                  const PipelinePlan& plan);
+MESHWRIGHT_API CommunicationSchedule pipeline_schedule(const ShardingRequest& request,
+                                                       const PipelinePlan& plan);
 // Samples of a data-parallel rank and step, and how many runs of the schedule take them.
 MESHWRIGHT_API int64_t step_samples(const Workload& workload);
 MESHWRIGHT_API int64_t pipeline_runs(const PipelineOptions& options, const Workload& workload);

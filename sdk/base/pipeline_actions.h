@@ -92,9 +92,10 @@ struct PipelineRun {
 };
 // Goes round the ranks and takes the next action of each whose input exists; messages stand where
 // the sender's action is taken, so that they arrive in order and nobody waits in a circle. `times`:
-// of each stage, none: one unit each. Throws Error(bad_pipeline) naming what each rank waits for
-// when no rank gets on.
+// of each stage, none: one unit each. `message`: from one rank to another, which neither waits for.
+// Throws Error(bad_pipeline) naming what each rank waits for when no rank gets on.
 MESHWRIGHT_API PipelineRun simulate_pipeline(const PipelineLists& lists,
-                                             std::span<const PipelineTimes> times = {});
+                                             std::span<const PipelineTimes> times = {},
+                                             double message = 0);
 
 }  // namespace meshwright

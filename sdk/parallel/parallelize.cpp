@@ -128,6 +128,18 @@ LiveShardingRequest::operator ShardingRequest() const& {
   return {outline_, request_.mesh, request_.tp, request_.config, {}, request_.world->rank()};
 }
 
+ShardingPlan plan_of(const Strategy& strategy, const ParallelizeRequest& request) {
+  const LiveShardingRequest live(request);
+  const ShardingRequest asked = live;
+  if (request.plan != nullptr &&
+      std::ranges::equal(asked.outline.parameters, request.outline.parameters,
+                         [](const ParameterOutline& a, const ParameterOutline& b) {
+                           return a.dtype == b.dtype && a.trainable == b.trainable;
+                         }))
+    return *request.plan;
+  return strategy.plan_sharding(live);
+}
+
 namespace {
 
 // Memory for the whole model, as a model has it that is built before it is sharded; each unit gives
@@ -334,27 +346,6 @@ std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request, const S
 
 namespace {
 
-// A strategy that overrides footprint() alone would show a layout and run another one.
-void check_footprint(const Footprint& shown, const ShardingPlan& plan) {
-  for (size_t i = 0; i < std::max(shown.parameters.size(), plan.parameters.size()); ++i) {
-    ParameterPlacement none;
-    none.name = "nothing";
-    auto at = [&](const std::vector<ParameterPlacement>& all) -> const ParameterPlacement& {
-      return i < all.size() ? all[i] : none;
-    };
-    const ParameterPlacement &said = at(shown.parameters), &runs = at(plan.parameters);
-    const std::vector<int64_t>& shape = runs.global_shape;
-    if (said.name == runs.name && said.global_shape == shape && fits(said.region, shape) &&
-        as_run(said.region, shape) == as_run(runs.region, shape))
-      continue;
-    throw Error(ErrorCode::plugin_nonconforming,
-                "the strategy's footprint has " + to_text(said.region) + " of " + said.name +
-                    " on this rank, but its plan, which is what runs, " + to_text(runs.region) +
-                    " of " + runs.name)
-        .help("let a strategy that overrides footprint() and trains override plan_sharding() too");
-  }
-}
-
 std::unique_ptr<ParallelModel> plan_and_execute(const Strategy& strategy,
                                                 ParallelizeRequest& request) {
   // What no plan could run. Whether it runs expert parallelism is the plan's to say.
@@ -362,10 +353,7 @@ std::unique_ptr<ParallelModel> plan_and_execute(const Strategy& strategy,
                            /*applies_expert_parallel=*/true, /*applies_context_parallel=*/true,
                            /*applies_pipeline=*/true);
   check_backend(request);
-  const LiveShardingRequest live(request);
-  const ShardingPlan plan = strategy.plan_sharding(live);
-  check_footprint(strategy.footprint(live), plan);
-  return execute_plan(request, plan);
+  return execute_plan(request, plan_of(strategy, request));
 }
 
 [[maybe_unused]] const bool registered = (detail::set_plan_executor(&plan_and_execute), true);

@@ -129,21 +129,27 @@ void add_buckets(const ModelOutline& outline, const Layout& layout, int64_t limi
     units[first + b].name = buckets == 1 ? "root" : "root[" + std::to_string(b) + "]";
 }
 
-// The collectives of one unit, which level 3 gathers so often a step.
-void add_traffic(const Axis& axis, int level, int64_t gathers, int64_t passes, int64_t gathered,
-                 int64_t reduced, int64_t elements_bytes, Traffic& wire) {
+// How often level 3 gathers a unit in the forwards of a step, and in its backwards.
+struct Gathers {
+  int64_t forward = 0, backward = 0;
+};
+
+// The collectives of one unit.
+void add_unit(const Axis& axis, int level, const Gathers& gathers, int64_t passes, int64_t gathered,
+              int64_t reduced, int64_t elements_bytes, ScheduleBuilder& schedule) {
   switch (level) {
     case 0:
-      wire.add(axis, "all_reduce", 1, elements_bytes);
+      schedule.add(axis, Phase::reduction, "all_reduce", 1, elements_bytes);
       break;
     case 1:
     case 2:
-      wire.add(axis, "reduce_scatter", level == 1 ? 1 : passes, reduced);
-      wire.add(axis, "all_gather", 1, gathered);
+      schedule.add(axis, Phase::reduction, "reduce_scatter", level == 1 ? 1 : passes, reduced);
+      schedule.add(axis, Phase::update, "all_gather", 1, gathered);
       break;
     default:
-      wire.add(axis, "all_gather", gathers, gathered);
-      wire.add(axis, "reduce_scatter", passes, reduced);
+      schedule.add(axis, Phase::forward, "all_gather", gathers.forward, gathered);
+      schedule.add(axis, Phase::backward, "all_gather", gathers.backward, gathered);
+      schedule.add(axis, Phase::reduction, "reduce_scatter", passes, reduced);
   }
 }
 
@@ -262,7 +268,7 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
   const int64_t passes = passes_of(request);
   const ModuleIndex index(request.outline);
   Footprint out;
-  Traffic wire;
+  ScheduleBuilder schedule;
   std::vector<int64_t> held(layout.shares.size());  // elements of each gradient once it is reduced
   FlatSums sums;
   int64_t kept = 0, outside_gradients = 0;
@@ -297,13 +303,16 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
     out.units.push_back({planned.name, unit.elements(), bytes, planned.reshard_after_forward,
                          planned.once_a_step, unit.trainable_size()});
     const bool again = planned.reshard_after_forward && unit_has_backward(request, index, planned);
-    const int64_t gathers = planned.once_a_step ? 1 : times(again ? 2 : 1, passes);
-    add_traffic(copies, policy.level, gathers, passes, bytes, reduced,
-                times(trainable, reduce_size), wire);
+    schedule.of_unit(planned.name,
+                     policy.level < 3 ? policy.overlap_gather : policy.prefetch.ahead() > 0,
+                     !policy.keeps_gradients() || policy.reduction.overlap);
+    add_unit(copies, policy.level, {planned.once_a_step ? 1 : passes, again ? passes : 0}, passes,
+             bytes, reduced, times(trainable, reduce_size), schedule);
     // Alone there are copies, whatever the level.
     if (policy.level > 0 && trainable > 0)
-      wire.add(layout.replicate, "all_reduce", axis.size > 1 && policy.level > 1 ? passes : 1,
-               axis.size > 1 ? reduced / axis.size : times(trainable, reduce_size));
+      schedule.add(layout.replicate, Phase::reduction, "all_reduce",
+                   axis.size > 1 && policy.level > 1 ? passes : 1,
+                   axis.size > 1 ? reduced / axis.size : times(trainable, reduce_size));
     if (planned.reshard_after_forward)
       gathered.push_back(bytes);
     else
@@ -335,8 +344,8 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
     unreduced = sum_of_largest(gradients, 2);
   out.bytes.transient = plus(parameters, unreduced);
   out.bytes.activations = activation_bytes(request, plan.recompute_whole_layers);
-  add_common_rows(request, held, mp.reduce, wire);
-  out.wire = wire.rows();
+  add_common_rows(request, held, mp.reduce, schedule);
+  out.schedule = schedule.rows();
   return out;
 }
 

@@ -6,6 +6,53 @@
 
 namespace meshwright {
 
+int64_t Communication::sent() const {
+  using footprint::scaled;
+  // Of a ring, or in place: both ways of an all-reduce.
+  return ranks <= 1           ? 0
+         : op == "all_reduce" ? scaled(payload, 2 * (ranks - 1), ranks)
+         : op == "send"       ? payload
+                              : scaled(payload, ranks - 1, ranks);
+}
+
+std::vector<WireRow> wire_of(const CommunicationSchedule& schedule) {
+  std::vector<WireRow> out;
+  for (const Communication& row : schedule) {
+    if (row.ranks <= 1 || row.count == 0 || row.payload == 0) continue;
+    auto at = std::find_if(out.begin(), out.end(), [&](const WireRow& sum) {
+      return sum.axis == row.axis && sum.op == row.op && sum.every == row.every;
+    });
+    if (at == out.end()) at = out.insert(out.end(), {row.axis, row.op, 0, 0, row.every});
+    at->count = footprint::plus(at->count, row.count);
+    // Rounded one by one, as what is sent is counted.
+    at->bytes = footprint::plus(at->bytes, footprint::times(row.count, row.sent()));
+  }
+  return out;
+}
+
+namespace footprint {
+namespace {
+
+void add_own_cost(const OwnCost& own, Footprint& out) {
+  Bytes& bytes = out.bytes;
+  if (own.replaces) {
+    bytes = {.activations = bytes.activations};
+    std::erase_if(out.schedule, [](const Communication& row) {
+      return row.axis.starts_with("dp") || row.axis == "ep_shard";
+    });
+  }
+  bytes.weights = plus(bytes.weights, own.bytes.weights);
+  bytes.gradients = plus(bytes.gradients, own.bytes.gradients);
+  bytes.optimizer = plus(bytes.optimizer, own.bytes.optimizer);
+  bytes.transient = plus(bytes.transient, own.bytes.transient);
+  bytes.activations = plus(bytes.activations, own.bytes.activations);
+  out.schedule.insert(own.replaces ? out.schedule.begin() : out.schedule.end(),
+                      own.schedule.begin(), own.schedule.end());
+}
+
+}  // namespace
+}  // namespace footprint
+
 Footprint footprint_of(const ShardingRequest& request, const ShardingPlan& plan) {
   Footprint out = plan.replicated ? footprint::replicated_footprint(request, plan)
                   : plan.sharding.layout == ShardLayout::flat
@@ -13,6 +60,8 @@ Footprint footprint_of(const ShardingRequest& request, const ShardingPlan& plan)
                       : footprint::rows_footprint(request, plan);
   out.parameters = plan.parameters;
   out.notices = plan.notices;
+  if (plan.own_cost) footprint::add_own_cost(*plan.own_cost, out);
+  out.wire = wire_of(out.schedule);
   return out;
 }
 
@@ -74,7 +123,7 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
   const bool every = policy.reduction.every_micro_batch;
   const int64_t passes = passes_of(request), runs = runs_of(request), reduces = every ? passes : 1;
   Footprint out;
-  Traffic wire;
+  ScheduleBuilder schedule;
   Peak peak;
   const ModuleIndex index(request.outline);
   RowSums sums;
@@ -110,13 +159,20 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
     const bool reshards = planned.reshard_after_forward;
     const int64_t gathered = times(unit.shard_size(), axis.size, dtype_size(mp.param)),
                   reduced = times(unit.trainable_size(), axis.size, dtype_size(mp.reduce));
-    int64_t gathers = planned.once_a_step ? 1 : runs;
-    if (reshards) gathers = times(unit_has_backward(request, index, planned) ? 2 : 1, passes);
-    if (!planned.parameters.empty()) wire.add(axis, "all_gather", gathers, gathered);
+    const int64_t gathers = reshards              ? passes
+                            : planned.once_a_step ? 1
+                                                  : runs,
+                  again = reshards && unit_has_backward(request, index, planned) ? passes : 0;
+    schedule.of_unit(planned.name, policy.prefetch.ahead() > 0, /*reductions_overlap=*/true);
+    if (!planned.parameters.empty()) {
+      schedule.add(axis, Phase::forward, "all_gather", gathers, gathered);
+      schedule.add(axis, Phase::backward, "all_gather", again, gathered);
+    }
     if (unit.trainable_size() > 0) {
-      wire.add(axis, "reduce_scatter", reduces, reduced);
+      schedule.add(axis, Phase::reduction, "reduce_scatter", reduces, reduced);
       if (!planned.experts && !policy.independent_replicas)
-        wire.add(layout.replicate, "all_reduce", reduces, reduced / axis.size);
+        schedule.add(layout.replicate, Phase::reduction, "all_reduce", reduces,
+                     reduced / axis.size);
     }
     // Experts that ep alone cuts are no unit: nothing gathers or reduces them.
     if (!planned.experts || axis.size > 1)
@@ -161,8 +217,8 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
                 .gradients = stages && !every && passes > 1 ? peak.all_gradients : 0,
                 .coming = coming_gradients(request, plan, MemoryFacts::Where::unknown,
                                            out.bytes.gradients)});
-  add_common_rows(request, held, widest_reduce, wire);
-  out.wire = wire.rows();
+  add_common_rows(request, held, widest_reduce, schedule);
+  out.schedule = schedule.rows();
   return out;
 }
 

@@ -65,43 +65,51 @@ class ContextRows {
         heads_(attention.heads),
         kv_heads_(attention.kv_heads) {}
 
-  void add(int64_t window, int64_t forward, int64_t backward, Traffic& wire) const {
+  void add(int64_t window, int64_t forward, int64_t backward, ScheduleBuilder& schedule) const {
     const Axis ring{"cp", plan_.ring, 0}, heads{"cp", plan_.ulysses, 0};
     // Heads to tokens and back: queries and outputs, keys and values.
     if (plan_.ulysses > 1) {
       const int64_t shared = std::max(kv_heads_, plan_.ulysses),
                     queries = times(row_, heads_, element_);
-      wire.add(heads, "all_to_all", plus(times(2, forward), backward), queries);
+      schedule.add(heads, Phase::forward, "all_to_all", times(2, forward), queries);
+      schedule.add(heads, Phase::backward, "all_to_all", backward, queries);
       // The gradient of the output takes the sums of its rows along.
-      wire.add(heads, "all_to_all", backward, plus(queries, times(tokens_, heads_, wide_)));
-      wire.add(heads, "all_to_all", times(2, plus(forward, backward)),
-               times(row_, shared, element_));
+      schedule.add(heads, Phase::backward, "all_to_all", backward,
+                   plus(queries, times(tokens_, heads_, wide_)));
+      const int64_t pairs = times(row_, shared, element_);
+      schedule.add(heads, Phase::forward, "all_to_all", times(2, forward), pairs);
+      schedule.add(heads, Phase::backward, "all_to_all", times(2, backward), pairs);
     }
     if (plan_.ring == 1) return;
-    if (window > 0 && plan_.ulysses == 1) return add_window(window, forward, backward, wire);
+    if (window > 0 && plan_.ulysses == 1) return add_window(window, forward, backward, schedule);
     // Of all ranks that share heads out, for this rank's heads.
     const int64_t keys =
         times(plan_.ulysses, row_, 2 * std::max<int64_t>(1, kv_heads_ / plan_.ulysses));
     if (plan_.method == ContextMethod::ring) {
       const int64_t steps = plan_.ring - 1;
-      wire.add(ring, "send", times(steps, plus(forward, backward)), times(keys, element_));
-      wire.add(ring, "send", times(steps, backward), times(keys, wide_));
+      schedule.add(ring, Phase::forward, "send", times(steps, forward), times(keys, element_));
+      schedule.add(ring, Phase::backward, "send", times(steps, backward), times(keys, element_));
+      schedule.add(ring, Phase::backward, "send", times(steps, backward), times(keys, wide_));
       return;
     }
-    wire.add(ring, "all_gather", plus(forward, backward), times(plan_.ring, keys, element_));
-    wire.add(ring, "reduce_scatter", backward, times(plan_.ring, keys, element_));
+    const int64_t all = times(plan_.ring, keys, element_);
+    schedule.add(ring, Phase::forward, "all_gather", forward, all);
+    schedule.add(ring, Phase::backward, "all_gather", backward, all);
+    schedule.add(ring, Phase::backward, "reduce_scatter", backward, all);
   }
 
  private:
-  void add_window(int64_t window, int64_t forward, int64_t backward, Traffic& wire) const {
+  void add_window(int64_t window, int64_t forward, int64_t backward,
+                  ScheduleBuilder& schedule) const {
     auto known = chunks_.find(window);
     if (known == chunks_.end())
       known = chunks_.emplace(window, WindowChunks(split_, rank_, window)).first;
     const WindowChunks& chunks = known->second;
     const Axis axis{"cp", plan_.ring, 0};
     const int64_t bytes = times(row_ / split_.per_rank(), 2 * kv_heads_, element_);
-    wire.add(axis, "send", times(chunks.sent, plus(forward, backward)), bytes);
-    wire.add(axis, "send", times(chunks.received, backward), bytes);
+    schedule.add(axis, Phase::forward, "send", times(chunks.sent, forward), bytes);
+    schedule.add(axis, Phase::backward, "send", times(plus(chunks.sent, chunks.received), backward),
+                 bytes);
   }
 
   ContextPlan plan_;
@@ -112,7 +120,7 @@ class ContextRows {
 
 // All layers of this rank, and how often each runs.
 void add_rows(const ShardingRequest& request, const ContextAttentionPlan& attention,
-              const ModuleIndex& index, Traffic& wire) {
+              const ModuleIndex& index, ScheduleBuilder& schedule) {
   const ContextRows rows(request, attention, tokens_of(request));
   for (const ModuleOutline& module : request.outline.modules) {
     if (module.kind != ModuleKind::layer) continue;
@@ -121,16 +129,17 @@ void add_rows(const ShardingRequest& request, const ContextAttentionPlan& attent
                   backward = index.has_backward(module.name) ? passes : 0,
                   forward = times(passes, forward_runs(request, index, module.name + ".self_attn"));
     rows.add(window_of(request.outline, module.name, request.workload.seq_len), forward, backward,
-             wire);
+             schedule);
   }
 }
 
 int64_t sent_over_cp(const ShardingRequest& request, const ContextAttentionPlan& attention,
                      const ModuleIndex& index) {
-  Traffic wire;
-  add_rows(request, attention, index, wire);
+  ScheduleBuilder schedule;
+  add_rows(request, attention, index, schedule);
   int64_t bytes = 0;
-  for (const WireRow& row : wire.rows()) bytes = plus(bytes, row.bytes);
+  for (const Communication& row : schedule.rows())
+    bytes = plus(bytes, times(row.count, row.sent()));
   return bytes;
 }
 
@@ -178,9 +187,10 @@ std::optional<ContextAttentionPlan> context_attention_of(const ShardingRequest& 
   return out;
 }
 
-void add_context_rows(const ShardingRequest& request, const ModuleIndex& index, Traffic& wire) {
+void add_context_rows(const ShardingRequest& request, const ModuleIndex& index,
+                      ScheduleBuilder& schedule) {
   if (const std::optional<ContextAttentionPlan> attention = context_attention_of(request))
-    add_rows(request, *attention, index, wire);
+    add_rows(request, *attention, index, schedule);
 }
 
 ContextHeld context_transient(const ShardingRequest& request,

@@ -373,23 +373,34 @@ int64_t scaled(int64_t a, int64_t b, int64_t c) {
   return plus(times(a / c, b), times(a % c, b) / c);
 }
 
-void Traffic::add(const Axis& axis, std::string_view op, int64_t count, int64_t payload) {
-  if (axis.size <= 1 || count == 0 || payload == 0) return;
-  auto at = std::find_if(sums_.begin(), sums_.end(),
-                         [&](const Sum& sum) { return sum.axis == axis.name && sum.op == op; });
-  if (at == sums_.end()) at = sums_.insert(sums_.end(), {axis.name, std::string(op), 0, 0});
-  // Rounded one by one, as what is sent is counted.
-  const int64_t bytes = op == "all_reduce" ? scaled(payload, 2 * (axis.size - 1), axis.size)
-                        : op == "send"     ? payload
-                                           : scaled(payload, axis.size - 1, axis.size);
-  at->count = plus(at->count, count);
-  at->bytes = plus(at->bytes, times(count, bytes));
+void ScheduleBuilder::of_unit(std::string name, bool gathers_overlap, bool reductions_overlap) {
+  unit_ = std::move(name);
+  gathers_overlap_ = gathers_overlap;
+  reductions_overlap_ = reductions_overlap;
+  begin_ = rows_.size();
 }
 
-std::vector<WireRow> Traffic::rows() const {
-  std::vector<WireRow> out;
-  for (const Sum& sum : sums_) out.push_back({sum.axis, sum.op, sum.count, sum.bytes});
-  return out;
+void ScheduleBuilder::add(const Axis& axis, Phase phase, std::string_view op, int64_t count,
+                          int64_t payload) {
+  if (axis.size <= 1 || count == 0 || payload == 0) return;
+  const auto begin = rows_.begin() + static_cast<ptrdiff_t>(begin_);
+  const auto at = std::find_if(begin, rows_.end(), [&](const Communication& row) {
+    return row.payload == payload && row.phase == phase && row.axis == axis.name &&
+           row.ranks == axis.size && row.op == op;
+  });
+  if (at != rows_.end()) {
+    at->count = plus(at->count, count);
+    return;
+  }
+  Communication& row = rows_.emplace_back();
+  row.unit = unit_;
+  row.phase = phase;
+  row.axis = axis.name;
+  row.op = op;
+  row.ranks = axis.size;
+  row.count = count;
+  row.payload = payload;
+  row.overlaps = phase == Phase::reduction ? reductions_overlap_ : gathers_overlap_;
 }
 
 }  // namespace meshwright::footprint

@@ -33,8 +33,6 @@ MESHWRIGHT_API int64_t activation_bytes(const ShardingRequest& request,
                                         const ActivationQuestion& asked);
 MESHWRIGHT_API int64_t activation_bytes(const ShardingRequest& request, bool whole_layers,
                                         int64_t gradients = 0);
-// Traffic of the plan's styles over tp.
-std::vector<WireRow> tp_wire(const ShardingRequest& request);
 
 }  // namespace meshwright
 
@@ -196,30 +194,33 @@ int64_t times(int64_t a, int64_t b, Rest... rest) {
 // a * b / c, rounded down.
 int64_t scaled(int64_t a, int64_t b, int64_t c);
 
-// Sums traffic by (axis, op); one division at the end, so that rounding happens once.
-class Traffic {
+using Phase = Communication::Phase;
+
+// Collects the rows of a schedule: equal collectives of one unit and phase are one row.
+class ScheduleBuilder {
  public:
-  // `count` collectives over `axis` with a payload (the whole gathered or reduced tensor) of
-  // `payload` bytes each.
-  void add(const Axis& axis, std::string_view op, int64_t count, int64_t payload);
-  std::vector<WireRow> rows() const;
+  // Of what add() adds from now on.
+  void of_unit(std::string name, bool gathers_overlap, bool reductions_overlap);
+  void of_activations() { of_unit({}, false, false); }
+  // `count` collectives over `axis` with `payload` bytes each; nothing for groups of one rank.
+  void add(const Axis& axis, Phase phase, std::string_view op, int64_t count, int64_t payload);
+  const CommunicationSchedule& rows() const { return rows_; }
 
  private:
-  struct Sum {
-    std::string axis, op;
-    int64_t count = 0, bytes = 0;
-  };
-  std::vector<Sum> sums_;
+  CommunicationSchedule rows_;
+  std::string unit_;
+  bool gathers_overlap_ = false, reductions_overlap_ = false;
+  size_t begin_ = 0;  // of the unit's rows
 };
 
 // Rows that are alike for every strategy: tp, ep and cp, of activations; and the one all-reduce
 // over tp, in the dtype `reduce`, of gradients that are partial sums, of which this rank holds so
 // many elements each (parallel to ModelOutline::parameters).
 void add_common_rows(const ShardingRequest& request, const std::vector<int64_t>& gradient_elements,
-                     DType reduce, Traffic& wire);
-void add_tp_activations(const ShardingRequest& request, Traffic& wire);
+                     DType reduce, ScheduleBuilder& schedule);
+void add_tp_activations(const ShardingRequest& request, ScheduleBuilder& schedule);
 void add_partial_gradients(const ShardingRequest& request, const std::vector<int64_t>& elements,
-                           DType reduce, Traffic& wire);
+                           DType reduce, ScheduleBuilder& schedule);
 // How attention of this rank meets the tokens of others; nullopt: it has them all. "auto" goes by
 // what the layers send. Throws as plan_context().
 struct ContextAttentionPlan {
@@ -227,7 +228,8 @@ struct ContextAttentionPlan {
   int64_t ranks = 1, rank = 0, heads = 1, kv_heads = 1;  // heads of a rank of tp
 };
 std::optional<ContextAttentionPlan> context_attention_of(const ShardingRequest& request);
-void add_context_rows(const ShardingRequest& request, const ModuleIndex& index, Traffic& wire);
+void add_context_rows(const ShardingRequest& request, const ModuleIndex& index,
+                      ScheduleBuilder& schedule);
 // Bytes a token of a rank beyond what is saved: in the backward of one layer, keys and values of
 // others with their gradients as they are added up; and room that stays.
 struct ContextHeld {

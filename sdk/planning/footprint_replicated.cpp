@@ -72,11 +72,15 @@ Footprint replicated_footprint(const ShardingRequest& request, const ShardingPla
       request, {.whole_layers = plan.recompute_whole_layers,
                 .coming = coming_gradients(request, plan, MemoryFacts::Where::unknown,
                                            out.bytes.gradients)});
-  Traffic wire;
-  for (const GradientBucket& bucket : plan.buckets)
-    wire.add(axis, "all_reduce", 1, times(bucket.end - bucket.begin, reduce_size));
-  add_common_rows(request, held, mp.reduce, wire);
-  out.wire = wire.rows();
+  ScheduleBuilder schedule;
+  for (size_t b = 0; b < plan.buckets.size(); ++b) {
+    const GradientBucket& bucket = plan.buckets[b];
+    schedule.of_unit("bucket[" + std::to_string(b) + "]", false, /*reductions_overlap=*/true);
+    schedule.add(axis, Phase::reduction, "all_reduce", 1,
+                 times(bucket.end - bucket.begin, reduce_size));
+  }
+  add_common_rows(request, held, mp.reduce, schedule);
+  out.schedule = schedule.rows();
   return out;
 }
 

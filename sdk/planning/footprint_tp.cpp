@@ -67,15 +67,15 @@ class FirstLayer {
 
 // The collectives that the styles of a plan make, module by module, as
 // sdk/parallel/tp_hooks.cpp runs them.
-class TpTraffic {
+class TpSchedule {
  public:
-  TpTraffic(const ShardingRequest& request, int64_t ranks, Traffic& wire)
+  TpSchedule(const ShardingRequest& request, int64_t ranks, ScheduleBuilder& schedule)
       : request_(request),
         shared_(request.config.shared),
         index_(request.outline),
         first_(request.outline, index_),
         tp_{"tp", ranks, 0},
-        wire_(wire),
+        schedule_(schedule),
         tokens_(tokens_of(request)),
         passes_(passes_of(request)),
         element_(dtype_size(precision_of(request).param)) {
@@ -125,7 +125,8 @@ class TpTraffic {
     return times(tokens_, width, element_);
   }
   void forward(std::string_view module, std::string_view op, int64_t bytes) {
-    wire_.add(tp_, op, times(passes_, forward_runs(request_, index_, module)), bytes);
+    schedule_.add(tp_, Phase::forward, op, times(passes_, forward_runs(request_, index_, module)),
+                  bytes);
   }
   enum class End : uint8_t { input, output };
   bool has_gradient(std::string_view module, End end) const {
@@ -136,7 +137,7 @@ class TpTraffic {
     return end == End::input ? first_.reaches_input(inside) : first_.reaches_output(inside);
   }
   void backward(std::string_view module, End end, std::string_view op, int64_t bytes) {
-    if (has_gradient(module, end)) wire_.add(tp_, op, passes_, bytes);
+    if (has_gradient(module, end)) schedule_.add(tp_, Phase::backward, op, passes_, bytes);
   }
   // Between layouts that all ranks go on to use alike: putting together costs forward, taking a
   // part costs backward.
@@ -159,7 +160,7 @@ class TpTraffic {
     bool again = shared_.activation_checkpointing == ActivationCheckpointing::full &&
                  checkpoint_scope::whole_layers(true, shared_.activation_checkpointing_scope);
     int64_t runs = again ? forward_runs(request_, index_, module.name) : 1;
-    wire_.add(tp_, "all_gather", times(passes_, runs), payload(hidden));
+    schedule_.add(tp_, Phase::forward, "all_gather", times(passes_, runs), payload(hidden));
     if (module.gathers_for_columns)
       backward(module.name, End::output, "reduce_scatter", payload(hidden));
   }
@@ -187,7 +188,8 @@ class TpTraffic {
     const bool logits = !embedding && head != nullptr && head->name == module.name;
     if (logits && module.style.output == TpLayout::shard_last)
       for (int64_t floats : {1, 2})
-        wire_.add(tp_, "all_reduce", passes_, times(tokens_, floats, dtype_size(DType::float32)));
+        schedule_.add(tp_, Phase::forward, "all_reduce", passes_,
+                      times(tokens_, floats, dtype_size(DType::float32)));
   }
 
   void add_row(const TpModule& module, bool embedding, int64_t in, int64_t out) {
@@ -211,7 +213,7 @@ class TpTraffic {
   ModuleIndex index_;
   FirstLayer first_;
   Axis tp_;
-  Traffic& wire_;
+  ScheduleBuilder& schedule_;
   int64_t tokens_, passes_, element_;
   std::unordered_map<std::string_view, const ParameterOutline*> parameters_;
   std::set<std::pair<std::string, TpLayout>> served_;  // blocks whose input is in place
@@ -227,28 +229,22 @@ int64_t tp_size(const ShardingRequest& request) {
 
 namespace footprint {
 
-void add_tp_activations(const ShardingRequest& request, Traffic& wire) {
+void add_tp_activations(const ShardingRequest& request, ScheduleBuilder& schedule) {
   int64_t ranks = tp_size(request);
-  if (ranks > 1 && tokens_of(request) > 0) TpTraffic(request, ranks, wire).add();
+  if (ranks > 1 && tokens_of(request) > 0) TpSchedule(request, ranks, schedule).add();
 }
 
 void add_partial_gradients(const ShardingRequest& request, const std::vector<int64_t>& elements,
-                           DType reduce, Traffic& wire) {
+                           DType reduce, ScheduleBuilder& schedule) {
   int64_t ranks = tp_size(request), sum = 0;
   if (ranks <= 1) return;
   std::vector<std::string> partial = partial_gradient_parameters(request.tp, request.outline);
   std::set<std::string_view> names(partial.begin(), partial.end());
   for (size_t i = 0; i < elements.size(); ++i)
     if (names.contains(request.outline.parameters[i].name)) sum = plus(sum, elements[i]);
-  wire.add({"tp", ranks, 0}, "all_reduce", 1, times(sum, dtype_size(reduce)));
+  schedule.add({"tp", ranks, 0}, Phase::reduction, "all_reduce", 1, times(sum, dtype_size(reduce)));
 }
 
 }  // namespace footprint
-
-std::vector<WireRow> tp_wire(const ShardingRequest& request) {
-  Traffic wire;
-  add_tp_activations(request, wire);
-  return wire.rows();
-}
 
 }  // namespace meshwright

@@ -12,7 +12,7 @@ namespace {
 // and its gradient on the way back. Balanced routing: every token goes to its active experts, an
 // equal part of them on each rank of ep.
 void add_all_to_all_rows(const ShardingRequest& request, const Axis& ep, int64_t passes,
-                         int64_t forward, int64_t backward, Traffic& wire) {
+                         int64_t forward, int64_t backward, ScheduleBuilder& schedule) {
   const MoeOutline& moe = *request.outline.moe;
   int64_t element = dtype_size(precision_of(request).param),
           assignments = times(tokens_of(request), moe.active_experts);
@@ -21,29 +21,35 @@ void add_all_to_all_rows(const ShardingRequest& request, const Axis& ep, int64_t
   // they choose again.
   const MoeOptions& options = request.config.shared.moe;
   const bool chosen_once = options.ignore_router_for_ac || options.fake_balanced_gate;
-  wire.add(ep, "all_gather", chosen_once ? passes : forward, times(ep.size, moe.experts, 8));
-  wire.add(ep, "all_to_all", plus(forward, backward), plus(rows, times(assignments, element)));
-  wire.add(ep, "all_to_all", plus(forward, backward), rows);
+  schedule.add(ep, Phase::forward, "all_gather", chosen_once ? passes : forward,
+               times(ep.size, moe.experts, 8));
+  for (const auto& [phase, count] :
+       {std::pair(Phase::forward, forward), {Phase::backward, backward}}) {
+    schedule.add(ep, phase, "all_to_all", count, plus(rows, times(assignments, element)));
+    schedule.add(ep, phase, "all_to_all", count, rows);
+  }
 }
 
 // Every rank gets the tokens, float32 weights and choices of all, and float32 sums are shared out.
 void add_all_gather_rows(const ShardingRequest& request, const Axis& ep, int64_t forward,
-                         int64_t backward, Traffic& wire) {
+                         int64_t backward, ScheduleBuilder& schedule) {
   int64_t element = dtype_size(precision_of(request).param),
           tokens = times(ep.size, tokens_of(request));
   int64_t assignments = times(tokens, request.outline.moe->active_experts),
           width = request.outline.hidden_size;
-  wire.add(ep, "all_gather", forward, times(ep.size, 8));  // the number of tokens
-  wire.add(ep, "all_gather", forward, times(tokens, width, element));
-  wire.add(ep, "all_gather", forward, times(assignments, 4));
-  wire.add(ep, "all_gather", forward, times(assignments, 8));
-  wire.add(ep, "reduce_scatter", forward, times(tokens, width, 4));
-  wire.add(ep, "all_gather", backward, times(tokens, width, 4));
-  wire.add(ep, "reduce_scatter", backward, times(assignments, 4));
-  wire.add(ep, "reduce_scatter", backward, times(tokens, width, element));
+  schedule.add(ep, Phase::forward, "all_gather", forward,
+               times(ep.size, 8));  // the number of tokens
+  schedule.add(ep, Phase::forward, "all_gather", forward, times(tokens, width, element));
+  schedule.add(ep, Phase::forward, "all_gather", forward, times(assignments, 4));
+  schedule.add(ep, Phase::forward, "all_gather", forward, times(assignments, 8));
+  schedule.add(ep, Phase::forward, "reduce_scatter", forward, times(tokens, width, 4));
+  schedule.add(ep, Phase::backward, "all_gather", backward, times(tokens, width, 4));
+  schedule.add(ep, Phase::backward, "reduce_scatter", backward, times(assignments, 4));
+  schedule.add(ep, Phase::backward, "reduce_scatter", backward, times(tokens, width, element));
 }
 
-void add_expert_rows(const ShardingRequest& request, const ModuleIndex& index, Traffic& wire) {
+void add_expert_rows(const ShardingRequest& request, const ModuleIndex& index,
+                     ScheduleBuilder& schedule) {
   if (!request.mesh.moe_mesh || !request.outline.moe) return;
   Axis ep{"ep", request.mesh.moe_mesh->size("ep"), 0};
   for (const ModuleOutline& module : request.outline.modules) {
@@ -52,9 +58,9 @@ void add_expert_rows(const ShardingRequest& request, const ModuleIndex& index, T
                   backward = index.has_backward(module.name) ? passes : 0,
                   forward = times(passes, forward_runs(request, index, module.name));
     if (request.config.shared.moe.dispatcher == TokenDispatcher::all_gather)
-      add_all_gather_rows(request, ep, forward, backward, wire);
+      add_all_gather_rows(request, ep, forward, backward, schedule);
     else
-      add_all_to_all_rows(request, ep, passes, forward, backward, wire);
+      add_all_to_all_rows(request, ep, passes, forward, backward, schedule);
   }
 }
 
@@ -100,14 +106,15 @@ int64_t forward_runs(const ShardingRequest& request, const ModuleIndex& index,
 }
 
 void add_common_rows(const ShardingRequest& request, const std::vector<int64_t>& gradient_elements,
-                     DType reduce, Traffic& wire) {
-  add_tp_activations(request, wire);
-  add_partial_gradients(request, gradient_elements, reduce, wire);
+                     DType reduce, ScheduleBuilder& schedule) {
+  schedule.of_activations();
+  add_tp_activations(request, schedule);
+  add_partial_gradients(request, gradient_elements, reduce, schedule);
   if (tokens_of(request) == 0) return;
   ModuleIndex index(request.outline);
-  add_expert_rows(request, index, wire);
+  add_expert_rows(request, index, schedule);
   if (!request.mesh.device_mesh) return;
-  add_context_rows(request, index, wire);
+  add_context_rows(request, index, schedule);
 }
 
 }  // namespace meshwright::footprint
@@ -120,21 +127,22 @@ bool cuts_sequence(const TpPlan& tp) {
   });
 }
 
-std::vector<WireRow> pipeline_wire(const ShardingRequest& request, const PipelinePlan& plan) {
+CommunicationSchedule pipeline_schedule(const ShardingRequest& request, const PipelinePlan& plan) {
   using namespace footprint;
   if (pipeline_size(request) == 1) return {};
   const Mesh& mesh = *request.mesh.device_mesh;
   Axis pp{"pp", mesh.size("pp"), mesh.coordinate(request.rank, "pp")};
   const int64_t bytes = message_bytes(request), passes = passes_of(request);
-  Traffic wire;
+  ScheduleBuilder schedule;
   // Stages of one rank hand over for free.
   for (size_t s = 0; s + 1 < plan.stages.size(); ++s) {
     const PipelineStage &here = plan.stages[s], &next = plan.stages[s + 1];
     if (here.rank == next.rank) continue;
-    if (here.rank == pp.index) wire.add(pp, "send", passes, bytes);
-    if (next.rank == pp.index && next.sends_gradient) wire.add(pp, "send", passes, bytes);
+    if (here.rank == pp.index) schedule.add(pp, Phase::forward, "send", passes, bytes);
+    if (next.rank == pp.index && next.sends_gradient)
+      schedule.add(pp, Phase::backward, "send", passes, bytes);
   }
-  return wire.rows();
+  return schedule.rows();
 }
 
 }  // namespace meshwright

@@ -51,8 +51,8 @@ PipelinePeak peak_of(const PipelineList& actions, int64_t last_stage) {
 class Simulation {
  public:
   Simulation(const PipelineLists& lists, std::span<const PipelineTimes> times,
-             const pipeline::ListNames& names)
-      : lists_(lists), names_(names), times_(times.begin(), times.end()) {
+             const pipeline::ListNames& names, double message)
+      : lists_(lists), names_(names), times_(times.begin(), times.end()), message_time_(message) {
     int64_t last_stage = -1, last_micro_batch = -1;
     for (const PipelineList& list : lists)
       for (const PipelineAction& action : list) {
@@ -101,15 +101,22 @@ class Simulation {
     const int64_t s = action.stage, j = action.micro_batch;
     switch (action.kind) {
       case Kind::forward:
-        return s == 0 ? std::optional(0.0) : at(s - 1, j).forward;
+        return s == 0 ? std::optional(0.0) : arrival(at(s - 1, j).forward, s - 1, s);
       case Kind::backward:
       case Kind::input:
         if (!at(s, j).forward) return std::nullopt;
-        return s + 1 == stages_ ? std::optional(0.0) : at(s + 1, j).gradient;
+        return s + 1 == stages_ ? std::optional(0.0) : arrival(at(s + 1, j).gradient, s + 1, s);
       case Kind::weight:
         return at(s, j).gradient;
     }
     return std::nullopt;
+  }
+
+  // When what stage `from` has made by `end` is with stage `to`.
+  std::optional<double> arrival(std::optional<double> end, int64_t from, int64_t to) const {
+    if (end && rank_of_[static_cast<size_t>(from)] != rank_of_[static_cast<size_t>(to)])
+      *end += message_time_;
+    return end;
   }
 
   double length_of(const PipelineAction& action) const {
@@ -231,6 +238,7 @@ class Simulation {
   const PipelineLists& lists_;
   const pipeline::ListNames& names_;
   std::vector<PipelineTimes> times_;  // [stage]
+  double message_time_;
   int64_t stages_ = 0, micro_batches_ = 0, order_ = 0;
   std::vector<int64_t> rank_of_;    // [stage]
   std::vector<Progress> progress_;  // [stage, micro-batch]
@@ -263,7 +271,7 @@ namespace pipeline {
 
 PipelineRun run_lists(const PipelineLists& lists, std::span<const PipelineTimes> times,
                       const ListNames& names) {
-  return Simulation(lists, times, names).run();
+  return Simulation(lists, times, names, 0).run();
 }
 
 std::shared_ptr<const PipelineRun> run_of_schedule(PipelineSchedule schedule, int64_t size,
@@ -279,8 +287,10 @@ std::shared_ptr<const PipelineRun> run_of_schedule(PipelineSchedule schedule, in
 
 }  // namespace pipeline
 
-PipelineRun simulate_pipeline(const PipelineLists& lists, std::span<const PipelineTimes> times) {
-  return pipeline::run_lists(lists, times, {});
+PipelineRun simulate_pipeline(const PipelineLists& lists, std::span<const PipelineTimes> times,
+                              double message) {
+  const pipeline::ListNames names;
+  return Simulation(lists, times, names, message).run();
 }
 
 }  // namespace meshwright

@@ -23,10 +23,6 @@ ShardingPlan Strategy::plan_sharding(const ShardingRequest& request) const {
   return replicated_plan(request);
 }
 
-Footprint Strategy::footprint(const ShardingRequest& request) const {
-  return footprint_of(request, plan_sharding(request));
-}
-
 void* Strategy::extension(uint32_t) { return nullptr; }
 
 }  // namespace meshwright

@@ -71,7 +71,7 @@ TEST_CASE(
   for (const Row& row :
        {Row{"throw", "validate", "std::runtime_error left the plugin: made of glass", "validate"},
         Row{"throw", "plan", "std::runtime_error left the plugin: made of glass", "plan_mesh"},
-        Row{"throw 42", "footprint", "of type int, left the plugin", "footprint"},
+        Row{"throw 42", "plan_sharding", "of type int, left the plugin", "plan_sharding"},
         Row{"throw", "parallelize", "std::runtime_error left the plugin", "parallelize"},
         Row{"throw", "begin_step", "std::runtime_error left the plugin: made of glass",
             "begin_step"},

@@ -8,38 +8,29 @@ namespace meshwright::forecast {
 namespace {
 
 bool is_data_axis(std::string_view axis) { return axis.starts_with("dp") || axis == "ep_shard"; }
-bool gathers(const WireRow& row) { return row.op == "all_gather" || row.op == "broadcast"; }
-bool shares(const WireRow& row) { return gathers(row) || row.op == "reduce_scatter"; }
+bool gathers(const Communication& row) { return row.op == "all_gather" || row.op == "broadcast"; }
+bool shares(const Communication& row) { return gathers(row) || row.op == "reduce_scatter"; }
 
-// Payloads from the bytes that one rank sends.
-double whole(double sent, double ranks) { return ranks > 1 ? sent * ranks / (ranks - 1) : 0; }
-
-double ranks_of(const plan::JobPlan& plan, const std::string& axis) {
-  for (const std::optional<Mesh>* mesh : {&plan.mesh.device_mesh, &plan.mesh.moe_mesh})
-    if (*mesh)
-      if (const std::optional<int64_t> size = (*mesh)->find_size(axis))
-        return static_cast<double>(*size);
-  return static_cast<double>(plan.world_size);
-}
-
-double row_seconds(const steptime::Machine& machine, const WireRow& row,
-                   const steptime::Group& group) {
-  if (group.size <= 1 || row.count <= 0) return 0;
-  const auto count = static_cast<double>(row.count), bytes = static_cast<double>(row.bytes);
+// `group`: how the ranks of the axis lie.
+double row_seconds(const steptime::Machine& machine, const Communication& row,
+                   steptime::Group group) {
+  if (row.ranks <= 1 || row.count <= 0) return 0;
+  group.size = static_cast<double>(row.ranks);
+  const auto count = static_cast<double>(row.count);
   if (row.op == "all_reduce")
-    return count * steptime::all_reduce(machine, group, whole(bytes, group.size) / 2 / count);
+    return count * steptime::all_reduce(machine, group, static_cast<double>(row.payload));
   const steptime::Ring ring = steptime::ring_of(machine, group);
   const double steps = row.op == "send" ? 1 : group.size - 1;
-  return count * steps * ring.step + bytes / ring.rate;
+  return count * (steps * ring.step + static_cast<double>(row.sent()) / ring.rate);
 }
 
 }  // namespace
 
 double shard_ranks(const plan::JobPlan& plan) {
-  double out = 1;
-  for (const WireRow& row : plan.footprint->wire)
-    if (is_data_axis(row.axis) && shares(row)) out = std::max(out, ranks_of(plan, row.axis));
-  return out;
+  int64_t out = 1;
+  for (const Communication& row : plan.footprint->schedule)
+    if (is_data_axis(row.axis) && shares(row)) out = std::max(out, row.ranks);
+  return static_cast<double>(out);
 }
 
 DataMoved data_moved(const plan::JobPlan& plan) {
@@ -47,67 +38,76 @@ DataMoved data_moved(const plan::JobPlan& plan) {
   const double copies = static_cast<double>(plan.world_size) /
                         (static_cast<double>(sizes.tp * sizes.pp) * shard_ranks(plan));
   DataMoved out;
-  for (const WireRow& row : plan.footprint->wire) {
-    if (!is_data_axis(row.axis)) continue;
-    const double ranks = ranks_of(plan, row.axis),
-                 payload = whole(static_cast<double>(row.bytes), ranks);
-    if (row.every > 1)
-      out.seldom += payload / 2 / static_cast<double>(row.every);
-    else if (gathers(row))
-      out.gathered += payload;
-    else if (row.op == "reduce_scatter")
-      out.reduced += payload;
-    else if (row.op == "all_reduce" && ranks > copies)  // among those that share: both ways of it
-      out.reduced += payload;
-    else if (row.op == "all_reduce")
-      out.summed += payload / 2;
+  double gathered = 0, reduced = 0;  // each byte once
+  for (const Communication& row : plan.footprint->schedule) {
+    if (!is_data_axis(row.axis) || row.ranks <= 1) continue;
+    const auto once = static_cast<double>(row.payload), all = static_cast<double>(row.count) * once;
+    if (row.every > 1) {
+      out.seldom += all / static_cast<double>(row.every);
+      continue;
+    }
+    if (gathers(row)) {
+      const bool again = row.phase == Communication::Phase::backward;
+      (again ? out.gathered_again : out.gathered) += all;
+      if (!again) gathered += once;
+      continue;
+    }
+    out.hidden = out.hidden || row.overlaps;
+    if (row.op == "all_reduce" && static_cast<double>(row.ranks) <= copies) {
+      out.summed += all;
+      if (shard_ranks(plan) > 1) continue;  // after what is scattered
+    } else {
+      out.reduced += row.op == "all_reduce" ? 2 * all : all;  // among those that share: both ways
+    }
+    out.reductions += all;
+    reduced += once;
   }
+  out.gathers = gathered > 0 ? out.gathered / gathered : 0;
+  out.reductions = reduced > 0 ? out.reductions / reduced : 0;
   return out;
 }
 
-double seconds_of_rows(const steptime::Machine& machine, std::span<const WireRow> wire,
+double seconds_of_rows(const steptime::Machine& machine, const CommunicationSchedule& schedule,
                        std::string_view axis, const steptime::Group& group) {
   double out = 0;
-  for (const WireRow& row : wire)
+  for (const Communication& row : schedule)
     if (row.axis == axis) out += row_seconds(machine, row, group);
   return out;
 }
 
-double expert_seconds(const steptime::Machine& machine, std::span<const WireRow> wire,
+double expert_seconds(const steptime::Machine& machine, const CommunicationSchedule& schedule,
                       const steptime::Shape& shape, const steptime::Job& job) {
   const steptime::Group group{job.ep, 1, job.ranks_per_host, job.ranks};
   double dispatches = 0;
-  for (const WireRow& row : wire)
+  for (const Communication& row : schedule)
     if (row.axis == "ep" && row.op == "all_to_all") dispatches += static_cast<double>(row.count);
-  if (dispatches <= 0) return seconds_of_rows(machine, wire, "ep", group);
+  if (dispatches <= 0) return seconds_of_rows(machine, schedule, "ep", group);
   return dispatches * steptime::dispatch(machine, group, job.tokens(), shape.experts_a_token,
                                          job.width * shape.hidden);
 }
 
-double context_seconds(const steptime::Machine& machine, std::span<const WireRow> wire,
+double context_seconds(const steptime::Machine& machine, const CommunicationSchedule& schedule,
                        const steptime::Shape& shape, const steptime::Job& job, bool ring) {
   const steptime::Group group{job.cp, job.tp, job.ranks_per_host, job.ranks};
-  double bare = 0, sent = 0;
-  for (const WireRow& row : wire) {
+  // Keys and values go round in each forward and once more in backward, where their gradients come
+  // along.
+  double bare = 0, forward = 0, backward = 0;
+  for (const Communication& row : schedule) {
     if (row.axis != "cp") continue;
-    (ring && row.op == "send" ? sent : bare) += row_seconds(machine, row, group);
+    const bool sent = ring && row.op == "send", back = row.phase == Communication::Phase::backward;
+    (!sent ? bare : back ? backward : forward) += row_seconds(machine, row, group);
   }
-  if (sent <= 0) return bare;
-  // Keys and values go round in each forward and once more in backward, where their gradients, in
-  // float32 at least, come along.
   const double forwards = job.recompute == steptime::Recompute::full ? 2 : 1,
-               gradients = std::max(job.width, 4.0), layers = shape.layers / job.pp,
-               times = job.micro_batches * job.runs * layers;
-  const double forward = sent / times * job.width / (forwards * job.width + job.width + gradients),
-               backward = sent / times - forwards * forward;
+               times = job.micro_batches * job.runs * shape.layers / job.pp;
   const steptime::Core core =
       steptime::attention_core(machine, job, shape.heads / job.tp, shape.head_dim);
-  return bare + times * (forwards * steptime::exposed_ring(machine, forward, core.forward) +
-                         steptime::exposed_ring(machine, backward, core.backward));
+  const double once = forwards * times;
+  return bare + once * steptime::exposed_ring(machine, forward / once, core.forward) +
+         times * steptime::exposed_ring(machine, backward / times, core.backward);
 }
 
 Exchanged exchanged_of(const plan::JobPlan& plan) {
-  return {plan.footprint->wire, data_moved(plan).seldom,
+  return {plan.footprint->schedule, data_moved(plan).seldom,
           plan.context && plan.context->method == ContextMethod::ring};
 }
 
@@ -117,10 +117,11 @@ void set_exchange_seconds(const steptime::Machine& machine, const steptime::Shap
   const steptime::Group tp{job.tp, 1, job.ranks_per_host, job.ranks},
       replicas{job.replicas(), job.tp * job.shard, job.ranks_per_host, job.ranks};
   const double left = job.async_tp == steptime::AsyncTp::torch ? machine.overlap.async_tp : 1;
-  if (job.tp > 1) job.tp_seconds = left * seconds_of_rows(machine, said.wire, "tp", tp) / passes;
+  if (job.tp > 1)
+    job.tp_seconds = left * seconds_of_rows(machine, said.schedule, "tp", tp) / passes;
   if (job.cp > 1)
-    job.cp_seconds = context_seconds(machine, said.wire, shape, job, said.ring) / passes;
-  if (job.ep > 1) job.ep_seconds = expert_seconds(machine, said.wire, shape, job) / passes;
+    job.cp_seconds = context_seconds(machine, said.schedule, shape, job, said.ring) / passes;
+  if (job.ep > 1) job.ep_seconds = expert_seconds(machine, said.schedule, shape, job) / passes;
   job.beside_seconds = steptime::all_reduce(machine, replicas, said.seldom);
 }
 

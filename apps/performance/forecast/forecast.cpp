@@ -17,9 +17,9 @@ using steptime::Machine;
 using steptime::Shape;
 using steptime::When;
 
-// What the strategy's plan says beyond its bytes.
+// What the strategy's plan says beyond its bytes and exchanges.
 struct Ways {
-  bool rows = true, hidden = true;
+  bool rows = true;
   double ahead = 1;
   double width = 2, reduced = 4;
   bool every_micro_batch = false, tf32 = false, float8 = false;
@@ -27,16 +27,12 @@ struct Ways {
 };
 
 Ways ways_of(const plan::Job& job, const plan::JobPlan& plan, bool float8 = false) {
-  const StrategyConfig config = plan::config_of_plan(job, plan);
-  const ModelOutline part = plan::outline_of_rank(plan);
-  const ShardingPlan said = plan.strategy.strategy->plan_sharding(
-      {part, plan.mesh, plan.tp, config, plan.workload, plan.rank});
+  const ShardingPlan& said = *plan.sharding;
   const MixedPrecision& mp = said.replicated ? said.replication.mp : said.sharding.precision.mp;
   Ways out;
   out.rows = !said.replicated && said.sharding.layout == ShardLayout::rows;
-  out.hidden = hides_reductions(said);
   out.ahead = gathers_ahead(said);
-  out.width = static_cast<double>(dtype_size(config.shared.autocast_dtype.value_or(mp.param)));
+  out.width = static_cast<double>(dtype_size(plan.shared.autocast_dtype.value_or(mp.param)));
   out.reduced = static_cast<double>(dtype_size(mp.reduce));
   out.every_micro_batch = reduces_each(said);
   out.tf32 = asks_for_tf32(job);
@@ -45,6 +41,8 @@ Ways ways_of(const plan::Job& job, const plan::JobPlan& plan, bool float8 = fals
   return out;
 }
 
+// What a step's schedule moves, shared out between layers and what lies around them as their
+// parameters are.
 void set_data_traffic(const plan::JobPlan& plan, const Shape& shape, const Ways& ways, Job& job) {
   const DataMoved moved = data_moved(plan);
   const double stages = job.pp, layers = shape.layers / stages;
@@ -52,30 +50,23 @@ void set_data_traffic(const plan::JobPlan& plan, const Shape& shape, const Ways&
                root = shape.root_parameters() / (job.pp > 1 && !shape.tied ? 2 : 1);
   const double layer_share = layer / (layers * layer + root),
                root_share = root / (layers * layer + root);
-  double units = 0;
-  for (const UnitCost& unit : plan.footprint->units)
-    units += static_cast<double>(unit.padded_bytes);
   const double passes = job.micro_batches * job.runs;
   steptime::DataTraffic& data = job.data;
-  data.hidden = ways.hidden;
+  data.hidden = moved.hidden;
   data.ahead = ways.ahead;
-  if (moved.gathered > 0 && units > 0) {
-    // How often a step gathers all there is tells when: in both ways of each pass, in one, or once.
-    const double often = moved.gathered / units;
-    double times = 1;
-    data.gather_forward = When::once;
-    if (often > 1.5 * passes) {
-      data.gather_forward = data.gather_backward = When::each;
-      times = 2 * passes;
-    } else if (often > 0.75 * passes && passes > 1) {
-      data.gather_forward = When::each;
-      times = passes;
-    }
+  // Rows that go nearly as often as there are passes are of units that each pass moves.
+  auto each = [&](double often) { return often > 0.75 * passes; };
+  if (moved.gathered > 0) {
+    const bool again = moved.gathered_again > 0, forward = each(moved.gathers);
+    data.gather_forward = forward && (again || passes > 1) ? When::each : When::once;
+    const double times = forward ? passes : 1;
     data.layer_gathered = moved.gathered / times * layer_share;
     data.root_gathered = moved.gathered / times * root_share;
+    const double passed = job.pp > 1 ? layers : layers - shape.frozen.layers;
+    if (passed > 0) data.layer_gathered_again = moved.gathered_again / passes / passed;
   }
   if (moved.reduced > 0 || moved.summed > 0) {
-    data.reduce = ways.every_micro_batch && passes > 1 ? When::each : When::once;
+    data.reduce = each(moved.reductions) && passes > 1 ? When::each : When::once;
     const double times = data.reduce == When::each ? passes : 1;
     data.layer_reduced = moved.reduced / times * layer_share;
     data.root_reduced = moved.reduced / times * root_share;
@@ -328,10 +319,6 @@ Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine
   finish(out);
   if (asks_for_float8(job) && !ways.float8)
     out.rough.emplace_back("8-bit floats on a processor: products of float32, without their casts");
-  if (has_own_footprint(job, plan))
-    out.rough.push_back(plan.strategy.info->name +
-                        " counts what it holds and sends itself: when that moves, and what hides "
-                        "it, is taken from its plan");
   return out;
 }
 

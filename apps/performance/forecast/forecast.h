@@ -67,8 +67,6 @@ double gathers_ahead(const ShardingPlan& plan);
 // Of "model.layers.3.mlp.up_proj.weight", 3: the first part of a name that is a number, whatever
 // the list is called; -1: none is.
 int64_t layer_of(const std::string& name);
-// Whether the strategy's footprint is not that of its plan, which alone says when its bytes move.
-bool has_own_footprint(const plan::Job& job, const plan::JobPlan& plan);
 // Bytes of an element in the job's products, which say whose peak counts.
 double compute_width(const plan::Job& job, const plan::JobPlan& plan);
 // Whether its products of float32 may be in TF32, which has a peak of its own.

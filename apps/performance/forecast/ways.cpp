@@ -128,8 +128,8 @@ double all_bytes(const Bytes& b) {
   return static_cast<double>(b.weights + b.gradients + b.optimizer + b.transient);
 }
 
-// The strategy's footprint on so many ranks of dp over what its plan comes to. Throws what its
-// hooks throw.
+// What the strategy's own cost makes of its plan on so many ranks of dp, over what that alone comes
+// to. Throws what its hooks throw.
 steptime::OwnCount own_count(const Strategy& strategy, StrategyConfig config, const Whole& model) {
   steptime::OwnCount out;
   config.shared.sizes = {};
@@ -143,8 +143,11 @@ steptime::OwnCount own_count(const Strategy& strategy, StrategyConfig config, co
     Workload work = model.work;
     work.accumulation = accumulation;
     const ShardingRequest request{model.outline, planned, no_tp, config, work, 0};
-    const Bytes own = strategy.footprint(request).bytes,
-                said = footprint_of(request, strategy.plan_sharding(request)).bytes;
+    ShardingPlan plan = strategy.plan_sharding(request);
+    if (!plan.own_cost) return out;
+    const Bytes own = footprint_of(request, plan).bytes;
+    plan.own_cost.reset();
+    const Bytes said = footprint_of(request, plan).bytes;
     if (all_bytes(said) <= 0) continue;
     (accumulation == 1 ? out.once : out.waiting) = all_bytes(own) / all_bytes(said);
     // More states than an optimizer has are not updated by it.
@@ -155,36 +158,10 @@ steptime::OwnCount own_count(const Strategy& strategy, StrategyConfig config, co
   return out;
 }
 
-// A strategy whose footprint is its own may keep less than its plan says, or more.
+// A strategy with a cost of its own may keep less than its plan says, or more.
 bool counts_itself(const Strategy& strategy, const StrategyConfig& config, const Trained& model) {
   try {
     return own_count(strategy, config, {model.outline, model.work, 2}) != steptime::OwnCount{};
-  } catch (const Error&) {  // which its plans will say
-    return false;
-  }
-}
-
-bool same_wire(const Footprint& a, const Footprint& b) {
-  return std::equal(a.wire.begin(), a.wire.end(), b.wire.begin(), b.wire.end(),
-                    [](const WireRow& x, const WireRow& y) {
-                      return x.axis == y.axis && x.op == y.op && x.count == y.count &&
-                             x.bytes == y.bytes && x.every == y.every;
-                    });
-}
-
-// The same of what it sends.
-bool counts_traffic(const Strategy& strategy, StrategyConfig config, const Trained& model) {
-  try {
-    config.shared.sizes = {};
-    MeshRequest mesh;
-    mesh.world_size = 2;
-    mesh.config = config;
-    const MeshPlan planned = strategy.plan_mesh(mesh);
-    if (!planned.device_mesh) return false;
-    const TpPlan no_tp;
-    const ShardingRequest request{model.outline, planned, no_tp, config, model.work, 0};
-    return !same_wire(strategy.footprint(request),
-                      footprint_of(request, strategy.plan_sharding(request)));
   } catch (const Error&) {  // which its plans will say
     return false;
   }
@@ -341,15 +318,6 @@ void check_free(const Free& freed) {
 }
 
 }  // namespace
-
-bool has_own_footprint(const plan::Job& job, const plan::JobPlan& plan) {
-  Trained model;
-  model.outline = shortened(*plan.outline);
-  model.work = plan.workload;
-  const StrategyConfig config = plan::config_of_plan(job, plan);
-  const Strategy& strategy = *plan.strategy.strategy;
-  return counts_itself(strategy, config, model) || counts_traffic(strategy, config, model);
-}
 
 Trained trained_model(plan::Job& job) {
   const std::optional<plan::JobModel> model = plan::model_of(job);

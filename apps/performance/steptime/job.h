@@ -52,8 +52,9 @@ enum class When : uint8_t { never, once, each };
 
 // What the data-parallel strategy moves: bytes of one layer and of what lies around the layers.
 struct DataTraffic {
-  When gather_forward = When::never, gather_backward = When::never, reduce = When::never;
+  When gather_forward = When::never, reduce = When::never;
   double layer_gathered = 0, root_gathered = 0;  // bytes, whole
+  double layer_gathered_again = 0;               // in the backward of each micro-batch
   double layer_reduced = 0, root_reduced = 0;    // bytes, whole, scattered over the shard
   double layer_summed = 0, root_summed = 0;      // bytes, all-reduced over the replicas
   bool hidden = true;                            // reductions lie beside compute

@@ -81,7 +81,7 @@ void lay_out(const Shape& shape, const Way& way, Job& job) {
   const bool again = job.pp > 1 ? way.reshards_in_pipeline : way.reshards,
              once = way.level < 3 || (job.pp > 1 && !again);
   data.gather_forward = once ? When::once : When::each;
-  if (!once && again) data.gather_backward = When::each;
+  if (!once && again) data.layer_gathered_again = data.layer_gathered;
   if (way.level == 3 && job.micro_batches > 1 && !each) job.whole_gradients = way.reduced;
   if (way.rows) {
     data.copied_out = 2 * way.width * layer;

@@ -63,7 +63,7 @@ Memory memory_of(const Shape& shape, const Job& job) {
     out.transient += job.data.transient;
   } else if (job.data.gather_forward != When::never && job.shard > 1) {
     // Between two backwards of a pipeline the weights stay.
-    const bool each = job.data.gather_backward != When::never && (job.pp <= 1 || job.engine_memory);
+    const bool each = job.data.layer_gathered_again > 0 && (job.pp <= 1 || job.engine_memory);
     const double gathered = job.data.layer_gathered, reduced = job.data.layer_reduced;
     out.transient += job.data.root_gathered + (each ? 1 + job.data.ahead : layers) * gathered;
     if (job.whole_gradients <= 0)

@@ -6,7 +6,6 @@
 
 #include "apps/performance/steptime/kernels.h"
 #include "apps/performance/steptime/network.h"
-#include "apps/performance/steptime/pipeline_time.h"
 
 namespace meshwright::steptime {
 namespace {
@@ -43,7 +42,8 @@ double faster(const Machine& machine, const Job& job, double busy) {
 
 // Seconds of the data-parallel exchanges of one layer, and of what lies around the layers.
 struct Shards {
-  double gather = 0, reduce = 0, root_gather = 0, root_reduce = 0, copy_out = 0, copy_in = 0;
+  double gather = 0, gather_again = 0, reduce = 0, root_gather = 0, root_reduce = 0, copy_out = 0,
+         copy_in = 0;
 };
 
 Shards shards_of(const Machine& machine, const Job& job) {
@@ -56,6 +56,7 @@ Shards shards_of(const Machine& machine, const Job& job) {
   auto gather = [&](double bytes) { return all_gather(machine, shard, bytes); };
   const bool shared = job.shard > 1;
   return {gather(data.layer_gathered),
+          gather(data.layer_gathered_again),
           reduce(data.layer_reduced, data.layer_summed),
           gather(data.root_gathered),
           reduce(data.root_reduced, data.root_summed),
@@ -82,13 +83,13 @@ void add_micro_batches(const Machine& machine, const Job& job, const LayerTime& 
     return data.ahead > 0 ? beside(machine, kernels + s.copy_out, s.gather) : s.gather;
   };
   auto one = [&](bool first, bool last, double times) {
-    const bool gf = now(data.gather_forward, first), gb = now(data.gather_backward, first),
+    const bool gf = now(data.gather_forward, first), gb = data.layer_gathered_again > 0,
                rd = now(data.reduce, last);
     double shard = 0;
     if (gf) shard += s.root_gather + s.gather + layers * (s.copy_out + gathering(forward));
     double copies = (gb ? s.copy_out : 0) + (rd ? s.copy_in : 0);
-    double moved = gb && data.ahead > 0 ? s.gather : 0;
-    if (gb && data.ahead <= 0) copies += s.gather;
+    double moved = data.ahead > 0 ? s.gather_again : 0;
+    if (data.ahead <= 0) copies += s.gather_again;
     // What is reduced is given for a layer on average.
     if (rd && data.hidden && passed > 0) moved += s.reduce * layers / passed;
     shard += passed * (copies + beside(machine, backward + copies, moved));
@@ -109,6 +110,21 @@ void add_micro_batches(const Machine& machine, const Job& job, const LayerTime& 
   }
 }
 
+}  // namespace
+
+double makespan(PipelineSchedule schedule, int64_t ranks, int64_t local, int64_t micro_batches,
+                std::span<const PipelineTimes> times, double message) {
+  auto take = [&](int64_t m) {
+    return simulate_pipeline(make_actions(schedule, ranks, local, m), times, message).makespan;
+  };
+  if (micro_batches <= 4 * ranks) return take(micro_batches);
+  const double two = take(2 * ranks), three = take(3 * ranks);
+  return two + (three - two) / static_cast<double>(ranks) *
+                   static_cast<double>(micro_batches - 2 * ranks);
+}
+
+namespace {
+
 void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
                   const LayerTime& layer, const EndTime& ends, Bubble bubble, Parts& parts) {
   const double stages = job.pp * job.stages, m = job.micro_batches * job.runs;
@@ -121,9 +137,9 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
     shard_forward =
         layers * (s.copy_out + beside(machine, layer.forward.sum() + s.copy_out, s.gather));
   {
-    const bool gathers = data.gather_backward == When::each, reduces = data.reduce == When::each;
+    const bool gathers = data.layer_gathered_again > 0, reduces = data.reduce == When::each;
     const double copies = (gathers ? s.copy_out : 0) + (reduces ? s.copy_in : 0),
-                 moved = (gathers ? s.gather : 0) + (reduces ? s.reduce : 0);
+                 moved = s.gather_again + (reduces ? s.reduce : 0);
     shard_backward = layers * (copies + beside(machine, layer.backward.sum() + copies, moved));
   }
   const double forward = layers * layer.forward.sum() + shard_forward,

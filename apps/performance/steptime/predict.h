@@ -1,8 +1,11 @@
 // From a job and a machine to the seconds of a step and the bytes of a rank, by parts. Pure.
 #pragma once
 
+#include <span>
+
 #include "apps/performance/steptime/job.h"
 #include "apps/performance/steptime/machine.h"
+#include "sdk/base/pipeline_actions.h"
 
 namespace meshwright::steptime {
 
@@ -38,6 +41,12 @@ struct EndTime {
 EndTime end_time(const Machine& machine, const Shape& shape, const Job& job);
 
 Memory memory_of(const Shape& shape, const Job& job);
+
+// Seconds of a run of a schedule. `times`: of each stage; `message`: from one rank to another,
+// which neither waits for. Beyond four micro-batches for each rank the steady part repeats, so that
+// two short runs say how long each further one takes.
+double makespan(PipelineSchedule schedule, int64_t ranks, int64_t local, int64_t micro_batches,
+                std::span<const PipelineTimes> times, double message);
 
 // How the bubble of a pipeline is had: by simulation, or, faster and rougher, in closed form.
 enum class Bubble : uint8_t { simulated, closed_form };

@@ -187,6 +187,23 @@ void plan_own_module(plan::JobPlan& plan, const ModelOutline& outline, World& wo
     for (const std::string& text : *said) world.notice(text);
 }
 
+// The sharding plan that was shown, where it was made of the parameters that this rank runs.
+const ShardingPlan* as_planned(const plan::JobPlan& plan, const ModelOutline& runs) {
+  if (!plan.sharding) return nullptr;
+  const ModelOutline planned = plan::outline_of_rank(plan);
+  const bool same =
+      std::ranges::equal(planned.parameters, runs.parameters,
+                         [](const ParameterOutline& a, const ParameterOutline& b) {
+                           return a.name == b.name && a.shape == b.shape && a.dtype == b.dtype &&
+                                  a.trainable == b.trainable;
+                         }) &&
+      std::ranges::equal(
+          planned.modules, runs.modules, [](const ModuleOutline& a, const ModuleOutline& b) {
+            return a.name == b.name && a.kind == b.kind && a.class_name == b.class_name;
+          });
+  return same ? plan.sharding.get() : nullptr;
+}
+
 std::optional<double> skip_above(const Options& run) {
   return run.is_set("skip_step_above_z") ? std::optional(run.get_number("skip_step_above_z"))
                                          : std::nullopt;
@@ -306,9 +323,13 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   }
   if (config.table("model").get_bool("float8_linear"))
     train::multiply_in_float8(*module_, stages_ ? stages_->outline() : *outline_, world_->device());
-  ParallelizeRequest request{module_,        stages_ ? stages_->outline() : *outline_,
-                             plan_->mesh,    plan_->tp,
-                             parts_->config, world_};
+  ParallelizeRequest request{module_,
+                             stages_ ? stages_->outline() : *outline_,
+                             plan_->mesh,
+                             plan_->tp,
+                             parts_->config,
+                             world_,
+                             as_planned(*plan_, stages_ ? stages_->outline() : *outline_)};
   detail::this_is_rank(world_->rank());
   model_ = detail::guarded_model(plan_->strategy.plugin->code,
                                  plan_->strategy.strategy->parallelize(request));

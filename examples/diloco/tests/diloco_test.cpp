@@ -343,7 +343,8 @@ TEST_CASE("between replicas only the ends of rounds are sent, as planned") {
   Net net;
   const ModelOutline outline = outline_of(*net);
   const MeshPlan mesh = strategy->plan_mesh({4, {}, config});
-  const Footprint planned = strategy->footprint({outline, mesh, {}, config});
+  const ShardingRequest request{outline, mesh, {}, config};
+  const Footprint planned = footprint_of(request, strategy->plan_sharding(request));
   int64_t bytes = 0, count = 0;
   for (const WireRow& row : planned.wire) {
     if (row.axis != "dp_replicate") continue;

@@ -121,14 +121,9 @@ Result train(Strategy& strategy, const std::shared_ptr<World>& world, const Sett
   ParallelizeRequest wanted{net.ptr(), outline, mesh, {}, request.config, world};
   std::unique_ptr<ParallelModel> model = strategy.parallelize(wanted);
   Result out;
-  out.planned = text_of(strategy
-                            .footprint({outline,
-                                        mesh,
-                                        {},
-                                        request.config,
-                                        {1, 0, s.accumulation, DType::float32, 2},
-                                        world->rank()})
-                            .wire);
+  const ShardingRequest cost{
+      outline, mesh, {}, request.config, {1, 0, s.accumulation, DType::float32, 2}, world->rank()};
+  out.planned = text_of(footprint_of(cost, strategy.plan_sharding(cost)).wire);
   std::vector<Tensor> average, square;
   Tensor count = at::zeros({});
   int64_t rows = kRows / s.ranks / s.accumulation;

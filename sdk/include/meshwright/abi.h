@@ -7,7 +7,7 @@
 
 // Bumped by every change of a public C++ layout or virtual table (sdk/abi.lock holds the hash of
 // the headers; a test fails until both change together).
-#define MESHWRIGHT_CXX_EPOCH 11
+#define MESHWRIGHT_CXX_EPOCH 12
 
 // Release of the SDK as a whole.
 #define MESHWRIGHT_VERSION "0.1.0"

@@ -15,21 +15,13 @@
 
 namespace meshwright {
 
-// One row for each (axis, op); none for groups of one rank.
+// Sums of a schedule: one row for each (axis, op); none for groups of one rank.
 struct WireRow {
-  // op: "all_gather", "reduce_scatter", "all_reduce", "broadcast", "send", "all_to_all".
-  std::string axis, op;
-  int64_t count = 0;  // collectives a step
-  int64_t bytes = 0;  // bytes a rank sends a step
+  std::string axis, op;  // as Communication has them
+  int64_t count = 0;     // collectives a step
+  int64_t bytes = 0;     // bytes a rank sends a step
   // Steps from one time to the next: count and bytes are those of one time.
   int64_t every = 1;
-};
-
-struct Bytes {
-  int64_t weights = 0, gradients = 0, optimizer = 0;
-  // Gathered parameters and unreduced gradients at the peak, beyond the shards.
-  int64_t transient = 0;
-  int64_t activations = 0;  // saved for backward, an estimate; 0 when seq_len is not known
 };
 
 struct UnitCost {
@@ -44,11 +36,15 @@ struct Footprint {
   std::vector<UnitCost> units;
   std::vector<ParameterPlacement> parameters;
   Bytes bytes;
-  std::vector<WireRow> wire;
+  CommunicationSchedule schedule;
+  std::vector<WireRow> wire;              // wire_of(schedule)
   std::vector<std::string> notices = {};  // of the plan
 };
 
-// What a plan costs on the rank asked about.
+// The traffic of a schedule.
+MESHWRIGHT_API std::vector<WireRow> wire_of(const CommunicationSchedule& schedule);
+
+// What a plan costs on the rank asked about, its own_cost included.
 MESHWRIGHT_API Footprint footprint_of(const ShardingRequest& request, const ShardingPlan& plan);
 
 }  // namespace meshwright

@@ -1,6 +1,6 @@
 // How a model lies on the ranks: its units, its gradient buckets, and the region of every
 // parameter. A strategy makes the plan on paper (Strategy::plan_sharding), `meshwright plan` shows
-// what it costs, and Strategy::parallelize executes it.
+// what it costs (footprint_of), and Strategy::parallelize executes it.
 //
 // All functions are pure and local. They throw Error(rank_out_of_range) for a rank outside the
 // mesh, Error(model_does_not_fit) when a dimension cannot be cut as the sizes ask.
@@ -185,6 +185,41 @@ struct ParameterPlacement {
   Region region = {};                // of the whole tensor: what this rank updates and saves
 };
 
+// Collectives of one kind that a rank takes part in at one place of a training step.
+struct Communication {
+  enum class Phase : uint8_t { forward, backward, reduction, update };
+  std::string unit = {};           // PlannedUnit::name, or "bucket[2]"; empty: of activations
+  Phase phase = Phase::forward;    // what backward computes again counts as forward
+  std::string axis = {}, op = {};  // "all_gather", "reduce_scatter", "all_reduce", "broadcast",
+                                   // "send", "all_to_all"
+  int64_t ranks = 1;               // of the axis
+  int64_t count = 0;               // a step
+  // Bytes of each: of the whole tensor that is gathered, reduced or exchanged; of the message.
+  int64_t payload = 0;
+  // Steps from one time to the next: count is that of one time.
+  int64_t every = 1;
+  bool overlaps = false;                // computation goes on beside it
+  MESHWRIGHT_API int64_t sent() const;  // bytes that a rank sends for one of them
+};
+using CommunicationSchedule = std::vector<Communication>;
+
+struct Bytes {
+  int64_t weights = 0, gradients = 0, optimizer = 0;
+  // Gathered parameters and unreduced gradients at the peak, beyond the shards.
+  int64_t transient = 0;
+  int64_t activations = 0;  // saved for backward, an estimate; 0 when seq_len is not known
+};
+
+// What a strategy holds and sends that its plan does not say, where its running half does more than
+// execute the plan.
+struct OwnCost {
+  Bytes bytes = {};
+  CommunicationSchedule schedule = {};
+  // false: beside what the plan costs. true: in place of its weights, gradients, optimizer state
+  // and transient memory, and of its collectives on data-parallel axes.
+  bool replaces = false;
+};
+
 struct ShardingPlan {
   bool replicated = true;                           // whole parameters on every rank
   ReplicatedPolicy replication = {};                // if replicated
@@ -196,6 +231,7 @@ struct ShardingPlan {
   // "full" activation checkpointing recomputes layers as a whole; else their blocks, one by one.
   bool recompute_whole_layers = true;
   bool allocate_before_sharding = false;  // meta parameters get memory for the whole model first
+  std::optional<OwnCost> own_cost = {};
   std::vector<std::string> notices = {};
   std::shared_ptr<const MeshLayout> mesh_layout = {};  // kept for the costs; may be null
 };

@@ -7,9 +7,9 @@
 //     ...
 //   };
 //
-// validate, plan_mesh, translate_tp_plan, plan_sharding and footprint are pure: no process group
-// exists yet, the same arguments give the same answer on every rank, and they may be called from
-// several threads. parallelize is collective. They throw meshwright::Error only.
+// validate, plan_mesh, translate_tp_plan and plan_sharding are pure: no process group exists yet,
+// the same arguments give the same answer on every rank, and they may be called from several
+// threads. parallelize is collective. They throw meshwright::Error only.
 #pragma once
 
 #include <memory>
@@ -41,11 +41,9 @@ class MESHWRIGHT_API Strategy {
   // Hook 2: names to styles. Default: select_tp_plan(), the same for all strategies.
   virtual TpPlan translate_tp_plan(const ModelOutline& outline, const TpPlanRequest& request) const;
 
-  // How the model lies on the ranks. Default: replicated_plan().
+  // How the model lies on the ranks, from which footprint_of() computes what it costs. Default:
+  // replicated_plan().
   virtual ShardingPlan plan_sharding(const ShardingRequest& request) const;
-
-  // Closed-form cost of it. Default: footprint_of(request, plan_sharding(request)).
-  virtual Footprint footprint(const ShardingRequest& request) const;
 
   // Hook 3, collective: every rank of the mesh calls it with the same model and configuration.
   // Default: the plugin's running half (meshwright/parallel/plugin_runtime.h), loaded at the first

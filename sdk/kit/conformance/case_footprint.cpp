@@ -1,4 +1,4 @@
-// footprint: where parameters lie, and what a layout costs. And the third hook.
+// footprint: where parameters lie, and what a layout costs by its plan. And the third hook.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -94,10 +94,11 @@ class LayoutChecker {
           stages[static_cast<size_t>(pp > 1 ? mesh_.device_mesh->coordinate(rank, "pp") : 0)];
       ShardingRequest cost{outline, mesh_, tp, request_.config, {2, 128, 2, DType::float32, 2},
                            rank};
-      Answer<Footprint> answer = ask([&] { return strategy_.footprint(cost); });
+      Answer<Footprint> answer =
+          ask([&] { return footprint_of(cost, strategy_.plan_sharding(cost)); });
       lead_ = describe(dims_) + ", rank " + std::to_string(rank) + ": ";
       if (!answer.foreign.empty())
-        fail(answer.foreign + " left footprint; only meshwright::Error may");
+        fail(answer.foreign + " left plan_sharding; only meshwright::Error may");
       bool refusal = answer.error && static_cast<int>(answer.error->code()) / 100 == 3 &&
                      !answer.error->helps().empty();
       if (answer.error && !(refusal && may_refuse)) fail(one_line(*answer.error));

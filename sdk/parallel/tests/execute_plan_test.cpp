@@ -254,20 +254,23 @@ TEST_CASE("copies have no stages") {
   CHECK(strategy.asked);
 }
 
-TEST_CASE("a strategy whose footprint is not that of its plan is refused") {
-  struct Lies final : Planner {
-    Footprint footprint(const ShardingRequest& request) const override {
-      Footprint out = Planner::footprint(request);
-      out.parameters.back().region = Region::run(0, 0);
-      return out;
-    }
-  };
+TEST_CASE("the plan that comes with the request is executed, where the live model is as planned") {
   Alone job;
-  ParallelizeRequest wanted = job.request();
-  Lies strategy;
-  const Error error = error_of([&] { strategy.parallelize(wanted); });
-  CHECK(error.code() == ErrorCode::plugin_nonconforming);
-  CHECK(error.message().find("elements 0 to -1 of") != std::string::npos);
+  const ShardingPlan plan = [&] {
+    ParallelizeRequest wanted = job.request();
+    const LiveShardingRequest live(wanted);
+    return replicated_plan(live);
+  }();
+  for (const bool frozen : {false, true}) {
+    CAPTURE(frozen);
+    Alone other;
+    ParallelizeRequest wanted = other.request();
+    wanted.plan = &plan;
+    if (frozen) wanted.model->parameters().front().requires_grad_(false);
+    Planner strategy;
+    CHECK(strategy.parallelize(wanted) != nullptr);
+    CHECK(strategy.asked == frozen);
+  }
 }
 
 TEST_CASE("expert parallelism of another layout than rows is refused") {

@@ -529,8 +529,8 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
         f.bytes.weights + fully_sharded_footprint(job.request(stage * 2 + 1), {}).bytes.weights;
     // Four micro-batches: to the next stage, and gradients to the one before.
     int64_t neighbours = stage == 0 || stage == 3 ? 1 : 2;
-    check_row(pipeline_wire(job.request(stage * 2), plan), "pp", "send", 4 * neighbours,
-              4 * neighbours * hidden);
+    check_row(wire_of(pipeline_schedule(job.request(stage * 2), plan)), "pp", "send",
+              4 * neighbours, 4 * neighbours * hidden);
     for (const UnitCost& unit : f.units) CHECK(!unit.reshards);
     int64_t units = stage == 0 || stage == 3 ? 2 : 1;
     CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == units);
@@ -549,7 +549,8 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     job.work.local_batch = 6;  // three runs of four micro-batches
     job.work.accumulation = 2;
     Footprint f = fully_sharded_footprint(job.request(2), {});
-    check_row(pipeline_wire(job.request(2), plan), "pp", "send", 3 * 4 * 2, 3 * 4 * 2 * hidden);
+    check_row(wire_of(pipeline_schedule(job.request(2), plan)), "pp", "send", 3 * 4 * 2,
+              3 * 4 * 2 * hidden);
     CHECK(find_row(f.wire, "dp_shard", "all_gather")->count ==
           3);  // weights stay gathered within a run
     CHECK(find_row(f.wire, "dp_shard", "reduce_scatter")->count == 1);
@@ -563,7 +564,8 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     for (int64_t stage = 0; stage < 4; ++stage) {
       job.outline = stage_outline(whole, plan, stage);
       CHECK(plan.stages[static_cast<size_t>(stage)].sends_gradient == (stage == 3));
-      check_row(pipeline_wire(job.request(stage * 2), plan), "pp", "send", 4, 4 * hidden);
+      check_row(wire_of(pipeline_schedule(job.request(stage * 2), plan)), "pp", "send", 4,
+                4 * hidden);
     }
   }
   SUBCASE("activations of the micro-batches in flight are held") {
@@ -589,7 +591,7 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     PipelinePlan v = plan_pipeline(whole, 2, two.config.shared.pipeline);
     two.outline =
         stage_outline(whole, v, 1);  // stages 1 and 2: one boundary to each side, none between
-    check_row(pipeline_wire(two.request(1), v), "pp", "send", 8, 8 * hidden);
+    check_row(wire_of(pipeline_schedule(two.request(1), v)), "pp", "send", 8, 8 * hidden);
   }
   SUBCASE("of several stages each has its own root") {
     auto roots = [&](const ModelOutline& model, const char* schedule, int64_t rank) {

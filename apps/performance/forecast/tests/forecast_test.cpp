@@ -204,7 +204,7 @@ TEST_CASE("a ring of context parallelism lies beside attention, a gather does no
         8, {"distributed.cp_size=4", std::string("distributed.context.method=") + method});
   };
   auto bare = [](const Planned& one) {
-    return seconds_of_rows(h100(), one.plan.footprint->wire, "cp", {4, 1, 8});
+    return seconds_of_rows(h100(), one.plan.footprint->schedule, "cp", {4, 1, 8});
   };
   const Planned ring = with("ring"), gather = with("all_gather");
   // Keys of 8,192 tokens are around before their attention is computed.
@@ -224,7 +224,7 @@ TEST_CASE("tokens go to experts as the model that is held to published runs says
   // Where tokens are gathered instead, the rows count.
   const Planned gathers = planned("moe_ep", 32, {"distributed.moe.dispatcher=all_gather"});
   CHECK(gathers.on(h100()).time.parts.ep ==
-        Approx(seconds_of_rows(h100(), gathers.plan.footprint->wire, "ep", {8, 1, 8})));
+        Approx(seconds_of_rows(h100(), gathers.plan.footprint->schedule, "ep", {8, 1, 8})));
 }
 
 TEST_CASE("states that are offloaded lie on the host, and take its link and memory") {

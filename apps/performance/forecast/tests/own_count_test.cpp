@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/performance/forecast/exchanges.h"
 #include "apps/performance/forecast/layouts.h"
 #include "meshwright/strategy.h"
 #include "planned.h"
@@ -17,8 +18,7 @@
 namespace meshwright::forecast {
 namespace {
 
-// Copies by its plan, of which each rank keeps gradients and states of its slice alone: its
-// footprint says so.
+// Copies, of which each rank keeps gradients and states of its slice alone: its own cost says so.
 class Sliced final : public Strategy {
  public:
   MeshPlan plan_mesh(const MeshRequest& request) const override {
@@ -26,16 +26,17 @@ class Sliced final : public Strategy {
     refuse_sizes(request, "sliced", kRefused);
     return plan_sharded_mesh(request);
   }
-  Footprint footprint(const ShardingRequest& request) const override {
-    Footprint out = Strategy::footprint(request);
-    out.bytes.gradients /= request.mesh.dp;
-    out.bytes.optimizer /= request.mesh.dp;
-    for (WireRow& row : out.wire) {
-      if (!row.axis.starts_with("dp")) continue;
-      row.op = "reduce_scatter";
-      row.bytes /= 2;
-    }
-    return out;
+  ShardingPlan plan_sharding(const ShardingRequest& request) const override {
+    ShardingPlan plan = Strategy::plan_sharding(request);
+    const Footprint copies = footprint_of(request, plan);
+    OwnCost& own = plan.own_cost.emplace(OwnCost{copies.bytes, copies.schedule, true});
+    own.bytes.activations = 0;
+    own.bytes.gradients /= request.mesh.dp;
+    own.bytes.optimizer /= request.mesh.dp;
+    std::erase_if(own.schedule,
+                  [](const Communication& row) { return !row.axis.starts_with("dp"); });
+    for (Communication& row : own.schedule) row.op = "reduce_scatter";
+    return plan;
   }
 };
 
@@ -91,24 +92,16 @@ TEST_CASE("a strategy that counts its memory itself is searched by that count") 
   CHECK(own > 0);
 }
 
-TEST_CASE(
-    "a footprint of the strategy's own makes a forecast rough: its plan says when bytes move") {
-  for (const bool sliced : {true, false}) {
-    Diagnostics said;
-    std::optional<plan::Job> job = sliced_job(
-        sliced ? std::vector<std::string>{} : std::vector<std::string>{"distributed.strategy=ddp"},
-        said);
-    REQUIRE(said.ok());
-    REQUIRE(job.has_value());
-    const plan::JobPlan plan = plan::make_plan(*job, {16, 0, false});
-    const Forecast f = forecast(
-        *job, plan, steptime::find_machine("h200x8", MESHWRIGHT_SOURCE_DIR "/configs/machines"));
-    CHECK(has_own_footprint(*job, plan) == sliced);
-    const bool told = std::any_of(f.rough.begin(), f.rough.end(), [](const std::string& why) {
-      return why.find("counts what it holds and sends itself") != std::string::npos;
-    });
-    CHECK(told == sliced);
-  }
+TEST_CASE("a forecast goes by the rows of a strategy's own cost") {
+  Diagnostics said;
+  std::optional<plan::Job> job = sliced_job({}, said);
+  REQUIRE(said.ok());
+  REQUIRE(job.has_value());
+  const plan::JobPlan plan = plan::make_plan(*job, {16, 0, false});
+  const DataMoved moved = data_moved(plan);
+  CHECK(moved.reduced > 0);
+  CHECK(moved.summed == 0);
+  CHECK(shard_ranks(plan) == 16);
 }
 
 }  // namespace

@@ -70,7 +70,8 @@ void shard(const Shape& shape, Sharding sharding, bool copies, bool deferred, bo
     case Sharding::full:
     case Sharding::once_a_pass:
       data.gather_forward = deep ? When::once : When::each;
-      data.gather_backward = deep || sharding == Sharding::once_a_pass ? When::never : When::each;
+      if (!deep && sharding != Sharding::once_a_pass)
+        data.layer_gathered_again = data.layer_gathered;
       data.reduce = deferred || deep ? When::once : When::each;
       if (copies) {
         data.copied_out = 4 * layer;

@@ -234,8 +234,9 @@ TEST_CASE("pipeline wire: behind a frozen beginning no gradients go back") {
             stage_outline(whole, stages, plan.mesh.device_mesh->coordinate(world->rank(), "pp"));
         const ShardingRequest request{part,   plan.mesh,     plan.tp,
                                       config, plan.workload, world->rank()};
-        Rows rows = rows_of(plan.strategy.strategy->footprint(request).wire);
-        rows.merge(rows_of(pipeline_wire(request, stages)));
+        Rows rows =
+            rows_of(footprint_of(request, plan.strategy.strategy->plan_sharding(request)).wire);
+        rows.merge(rows_of(wire_of(pipeline_schedule(request, stages))));
         INFO(std::string(schedule) << ", frozen " << frozen << ", rank " << world->rank());
         check_traffic(
             *world, trainer,

@@ -35,6 +35,9 @@ struct ParallelizeRequest {
   const TpPlan& tp;
   const StrategyConfig& config;
   std::shared_ptr<World> world;
+  // What plan_sharding() answered for this rank and outline when the job was planned; nullptr: it
+  // is asked for the live model (plan_of() in parallelize.h).
+  const ShardingPlan* plan = nullptr;
 };
 
 // One parameter as this rank holds it. Checkpoints, export and weight loading read this list.

@@ -31,6 +31,10 @@ class MESHWRIGHT_API LiveShardingRequest {
   ModelOutline outline_;
 };
 
+// The plan that parallelize() executes on this rank: request.plan, else what the strategy's
+// plan_sharding() answers for the live parameters. Local.
+MESHWRIGHT_API ShardingPlan plan_of(const Strategy& strategy, const ParallelizeRequest& request);
+
 // The groups of the axes that the plan shards along (MeshPlan::fsdp_axes). Collective. Throws
 // Error(internal) for a plan without such axes.
 MESHWRIGHT_API ShardGroups shard_groups(const ParallelizeRequest& request);

@@ -27,7 +27,7 @@ struct Hooks {
   std::function<void(const StrategyConfig&, Diagnostics&)> validate;
   std::function<MeshPlan(const MeshRequest&)> plan_mesh;
   std::function<TpPlan(const ModelOutline&, const TpPlanRequest&)> translate;
-  std::function<void(Footprint&)> footprint;
+  std::function<void(ShardingPlan&)> plan_sharding;
   std::function<std::unique_ptr<ParallelModel>()> parallelize;
 };
 Hooks hooks;
@@ -53,9 +53,9 @@ class Fake final : public ShardedStrategy {
     return hooks.translate ? hooks.translate(outline, request)
                            : Strategy::translate_tp_plan(outline, request);
   }
-  Footprint footprint(const ShardingRequest& request) const override {
-    Footprint out = footprint_of(request, fully_sharded_plan(request));
-    if (hooks.footprint) hooks.footprint(out);
+  ShardingPlan plan_sharding(const ShardingRequest& request) const override {
+    ShardingPlan out = fully_sharded_plan(request);
+    if (hooks.plan_sharding) hooks.plan_sharding(out);
     return out;
   }
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
@@ -376,24 +376,24 @@ const Broken kBroken[] = {
      }},
     {"footprint", "an operation nobody knows: teleport",
      [](Plugin&) {
-       hooks.footprint = [](Footprint& footprint) {
-         if (!footprint.wire.empty()) footprint.wire.front().op = "teleport";
+       hooks.plan_sharding = [](ShardingPlan& plan) {
+         plan.own_cost.emplace().schedule = {
+             {.axis = "dp_shard", .op = "teleport", .ranks = 2, .count = 1, .payload = 8}};
        };
      }},
     {"footprint", "a negative number of bytes",
      [](Plugin&) {
-       hooks.footprint = [](Footprint& footprint) { footprint.bytes.transient = -1; };
+       hooks.plan_sharding = [](ShardingPlan& plan) {
+         plan.own_cost.emplace().bytes.transient = INT64_MIN / 2;
+       };
      }},
     {"footprint", "it places",
-     [](Plugin&) {
-       hooks.footprint = [](Footprint& footprint) { footprint.parameters.pop_back(); };
-     }},
+     [](Plugin&) { hooks.plan_sharding = [](ShardingPlan& plan) { plan.parameters.pop_back(); }; }},
     {"footprint", "the ranks of one copy hold",
      [](Plugin&) {
-       hooks.footprint = [](Footprint& footprint) {
-         if (!footprint.parameters.back().placement.empty() &&
-             footprint.parameters.back().local_shape[0] > 0)
-           --footprint.parameters.back().local_shape[0];
+       hooks.plan_sharding = [](ShardingPlan& plan) {
+         if (!plan.parameters.back().placement.empty() && plan.parameters.back().local_shape[0] > 0)
+           --plan.parameters.back().local_shape[0];
        };
      }},
     {"parallelize", "parallelize should answer E0390",

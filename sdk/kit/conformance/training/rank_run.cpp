@@ -86,10 +86,13 @@ void RankRun::make_model(const MeshRequest& request) {
   if (shared.sizes.pp > 1) stages_ = split_stages(*net_, outline_, shared, mesh_, world_->rank());
   ParallelizeRequest wanted{net_.ptr(), outline_, mesh_, tp_, request.config, world_};
   const LiveShardingRequest live(wanted);
-  detail::guarded(code_, "footprint", [&] {
+  ShardingPlan plan;
+  detail::guarded(code_, "plan_sharding", [&] {
     wire_ = planned_wire(live);
     planned_ = planned_bytes(live);
+    plan = strategy_->plan_sharding(live);
   });
+  wanted.plan = &plan;
   model_ = detail::guarded_model(
       code_, detail::guarded(code_, "parallelize", [&] { return strategy_->parallelize(wanted); }));
   if (!model_) throw std::runtime_error("parallelize returned nothing");
@@ -100,10 +103,11 @@ void RankRun::make_model(const MeshRequest& request) {
 std::vector<WireRow> RankRun::planned_wire(ShardingRequest cost) const {
   cost.workload = {1, kLength, std::ssize(micro_batches()), DType::float32, 1};
   cost.rank = world_->rank();
-  std::vector<WireRow> out = strategy_->footprint(cost).wire;
-  if (stages_) std::ranges::copy(pipeline_wire(cost, *stages_), std::back_inserter(out));
+  CommunicationSchedule schedule = cost_of(cost).schedule;
+  if (stages_) std::ranges::copy(pipeline_schedule(cost, *stages_), std::back_inserter(schedule));
+  std::vector<WireRow> out = wire_of(schedule);
   cost.workload.accumulation = std::ssize(own_rows());
-  for (const WireRow& each : strategy_->footprint(cost).wire)
+  for (const WireRow& each : cost_of(cost).wire)
     for (WireRow& row : out)
       if (row.axis == each.axis && row.op == each.op && (row.axis == "tp" || row.axis == "cp"))
         row.bytes = each.bytes;
@@ -115,7 +119,11 @@ Bytes RankRun::planned_bytes(ShardingRequest cost) const {
   const std::vector<std::vector<int64_t>> parts = micro_batches();
   cost.workload = {std::ssize(parts.back()), kLength, std::ssize(parts), DType::float32, 1};
   cost.rank = world_->rank();
-  return strategy_->footprint(cost).bytes;
+  return cost_of(cost).bytes;
+}
+
+Footprint RankRun::cost_of(const ShardingRequest& request) const {
+  return footprint_of(request, strategy_->plan_sharding(request));
 }
 
 // Ranks of cp, tp and pp have the same rows.

@@ -73,6 +73,7 @@ class RankRun {
   void update();
   std::vector<WireRow> planned_wire(ShardingRequest cost) const;
   Bytes planned_bytes(ShardingRequest cost) const;
+  Footprint cost_of(const ShardingRequest& request) const;
   void count(const std::vector<TrafficCounter::Row>& before);
   void check_memory();
   void check_summon();

@@ -38,8 +38,8 @@ struct Mutation {
   std::function<Model(Model, Job&)> wrap = {};
   std::function<Model(Job&)> make = {};
   std::function<void(ShardingPolicy&)> policy = {};  // of what runs, not of what is planned
-  std::function<void(Footprint&)> footprint = {};
-  bool switched = false;  // its option does something
+  std::function<void(OwnCost&, const Footprint&)> cost = {};  // of what its plan costs
+  bool switched = false;                                      // its option does something
 };
 Mutation mutation;
 
@@ -49,11 +49,14 @@ class Mutant final : public Strategy {
     return plan_sharded_mesh(request);
   }
   ShardingPlan plan_sharding(const ShardingRequest& request) const override {
-    return fully_sharded_plan(request, {});
-  }
-  Footprint footprint(const ShardingRequest& request) const override {
-    Footprint out = Strategy::footprint(request);
-    if (mutation.footprint) mutation.footprint(out);
+    ShardingPlan out = fully_sharded_plan(request, {});
+    if (!mutation.cost) return out;
+    const Footprint right = footprint_of(request, out);
+    OwnCost& own = out.own_cost.emplace(OwnCost{right.bytes, right.schedule, true});
+    own.bytes.activations = 0;
+    std::erase_if(own.schedule,
+                  [](const Communication& row) { return !row.axis.starts_with("dp"); });
+    mutation.cost(own, right);
     return out;
   }
   Model parallelize(Job& job) override {
@@ -324,25 +327,28 @@ std::vector<Case> cases() {
        {.switched = true}},
       {"the plan says three times the weights",
        "bytes of weights, 8444 without padding, its footprint says 25332",
-       {.footprint = [](Footprint& plan) { plan.bytes.weights *= 3; }}},
+       {.cost = [](OwnCost& own, const Footprint&) { own.bytes.weights *= 3; }}},
       {"the plan says three times the gradients",
        "bytes of gradients, 8444 without padding, its footprint says 25332",
-       {.footprint = [](Footprint& plan) { plan.bytes.gradients *= 3; }}},
+       {.cost = [](OwnCost& own, const Footprint&) { own.bytes.gradients *= 3; }}},
       {"the plan says three times what the optimizer keeps",
        "bytes of the optimizer's state, 8444 without padding, its footprint says 25332",
-       {.footprint = [](Footprint& plan) { plan.bytes.optimizer *= 3; }}},
+       {.cost = [](OwnCost& own, const Footprint&) { own.bytes.optimizer *= 3; }}},
       {"the plan says three times what is gathered",
        "bytes of tensors more than it began with, its footprint says 44520 transient and 19840",
-       {.footprint = [](Footprint& plan) { plan.bytes.transient *= 3; }}},
+       {.cost = [](OwnCost& own, const Footprint&) { own.bytes.transient *= 3; }}},
       {"the plan says three times the activations",
        "bytes of tensors more than it began with, its footprint says 0 transient and 119040 of "
        "activations",
-       {.footprint = [](Footprint& plan) { plan.bytes.activations *= 3; }}},
+       {.cost =
+            [](OwnCost& own, const Footprint& right) {
+              own.bytes.activations = 2 * right.bytes.activations;
+            }}},
       {"the plan says half of the bytes",
        "13720 bytes in 12 x all_gather on dp_shard, its footprint says 6860 in 12",
-       {.footprint =
-            [](Footprint& plan) {
-              for (WireRow& row : plan.wire) row.bytes /= 2;
+       {.cost =
+            [](OwnCost& own, const Footprint&) {
+              for (Communication& row : own.schedule) row.payload /= 2;
             }}},
   };
 }
