@@ -11,7 +11,7 @@ namespace meshwright::detail {
 // Every method of `inner`, run as code of the plugin: what throws something else than an Error
 // becomes Error(plugin_foreign_exception) with plugin, method and rank; a connection that LibTorch
 // lost becomes Error(collective_failed); Errors, and those of memory, pass as they are. nullptr
-// stays nullptr. The model returned has LateClipping, which clips at once where `inner` has none.
+// stays nullptr.
 MESHWRIGHT_API std::unique_ptr<ParallelModel> guarded_model(const PluginCode* plugin,
                                                             std::unique_ptr<ParallelModel> inner);
 

@@ -86,7 +86,7 @@ class MESHWRIGHT_API PipelineRunner {
   bool here(int64_t stage) const;
   int64_t stages() const { return static_cast<int64_t>(rank_of_.size()); }
   void clear();
-  void find_units(const ParallelModel& model);
+  void find_units(ParallelModel& model);
   void open_mailboxes();
   void meet_neighbours();
   void run_steps(ParallelModel& model, const Forward& forward, const BeforeBackward& before);

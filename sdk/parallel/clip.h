@@ -8,7 +8,7 @@
 
 namespace meshwright::detail {
 
-// As clip_gradients(). With `left`: see LateClipping.
+// As clip_gradients(). With `left`: see ParallelModel::clip_grad_norm_later().
 double clip_or_leave(const std::vector<GradientSet>& sets, double max_norm, double scale,
                      at::Device device, const std::shared_ptr<Group>& pipeline, double* left);
 

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "clip.h"
-#include "sdk/base/late_clipping.h"
 #include "sdk/nn/buffers.h"
 
 namespace meshwright {
@@ -52,8 +51,6 @@ bool may_wait(const std::vector<GradientSet>& sets, double factor) {
 }
 
 }  // namespace
-
-LateClipping::~LateClipping() = default;
 
 double detail::clip_or_leave(const std::vector<GradientSet>& sets, double max_norm, double scale,
                              at::Device device, const std::shared_ptr<Group>& pipeline,

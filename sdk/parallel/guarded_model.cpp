@@ -4,14 +4,13 @@
 
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
-#include "sdk/base/late_clipping.h"
 #include "sdk/base/plugin_guard.h"
 
 namespace meshwright::detail {
 
 namespace {
 
-class GuardedModel final : public ParallelModel, public LateClipping {
+class GuardedModel final : public ParallelModel, public PipelineUnits {
   template <class Body>
   decltype(auto) run(const char* method, Body&& body) const {
     return guarded(plugin_, method, [&]() -> decltype(auto) {
@@ -26,9 +25,7 @@ class GuardedModel final : public ParallelModel, public LateClipping {
 
  public:
   GuardedModel(const PluginCode* plugin, std::unique_ptr<ParallelModel> inner)
-      : plugin_(plugin),
-        inner_(std::move(inner)),
-        later_(dynamic_cast<LateClipping*>(inner_.get())) {
+      : plugin_(plugin), inner_(std::move(inner)) {
     set_context_parallel(inner_->context_parallel());
   }
   GuardedModel(const GuardedModel&) = delete;
@@ -47,12 +44,7 @@ class GuardedModel final : public ParallelModel, public LateClipping {
     run("end_step", [&] { inner_->end_step(); });
   }
   void end_step_later() override {
-    run("end_step", [&] {
-      if (later_ != nullptr)
-        later_->end_step_later();
-      else
-        inner_->end_step();
-    });
+    run("end_step", [&] { inner_->end_step_later(); });
   }
   const std::vector<ParallelParameter>& parameters() const override {
     return run("parameters", [&]() -> auto& { return inner_->parameters(); });
@@ -79,11 +71,8 @@ class GuardedModel final : public ParallelModel, public LateClipping {
     return run("clip_grad_norm", [&] { return inner_->clip_grad_norm(max_norm, scale); });
   }
   double clip_grad_norm_later(double max_norm, double scale, double& left) override {
-    return run("clip_grad_norm", [&] {
-      if (later_ != nullptr) return later_->clip_grad_norm_later(max_norm, scale, left);
-      left = 1;
-      return inner_->clip_grad_norm(max_norm, scale);
-    });
+    return run("clip_grad_norm",
+               [&] { return inner_->clip_grad_norm_later(max_norm, scale, left); });
   }
   at::Tensor full_tensor(std::string_view name) override {
     return run("full_tensor", [&] { return inner_->full_tensor(name); });
@@ -114,23 +103,27 @@ class GuardedModel final : public ParallelModel, public LateClipping {
   std::shared_ptr<TensorParallel> tensor_parallel() const override {
     return run("tensor_parallel", [&] { return inner_->tensor_parallel(); });
   }
+  PipelineUnits* pipeline_units() override {
+    units_ = run("pipeline_units", [&] { return inner_->pipeline_units(); });
+    return units_ != nullptr ? this : nullptr;
+  }
   std::vector<std::string> unit_names() const override {
-    return run("unit_names", [&] { return inner_->unit_names(); });
+    return run("unit_names", [&] { return units_->unit_names(); });
   }
   void hold_units(const std::vector<std::string>& units, bool held) override {
-    run("hold_units", [&] { inner_->hold_units(units, held); });
+    run("hold_units", [&] { units_->hold_units(units, held); });
   }
   void reduce_units(const std::vector<std::string>& units) override {
-    run("reduce_units", [&] { inner_->reduce_units(units); });
+    run("reduce_units", [&] { units_->reduce_units(units); });
   }
   bool reduces_every_micro_batch() const override {
-    return run("reduces_every_micro_batch", [&] { return inner_->reduces_every_micro_batch(); });
+    return run("reduces_every_micro_batch", [&] { return units_->reduces_every_micro_batch(); });
   }
 
  private:
   const PluginCode* plugin_;
   std::unique_ptr<ParallelModel> inner_;
-  LateClipping* later_;  // the same, or nullptr
+  PipelineUnits* units_ = nullptr;  // the inner model's
 };
 
 }  // namespace

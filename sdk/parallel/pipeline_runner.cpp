@@ -122,11 +122,22 @@ void PipelineRunner::clear() {
   now_ = peak_ = {0, 0, 0};
 }
 
+namespace {
+
+PipelineUnits& units_of(ParallelModel& model) {
+  if (PipelineUnits* units = model.pipeline_units()) return *units;
+  throw Error(ErrorCode::not_in_release, "the strategy's model does not run under a pipeline")
+      .key("distributed.pp_size")
+      .help("set distributed.pp_size = 1");
+}
+
+}  // namespace
+
 // Units are alike on the ranks that they are cut over, which run the same stages.
-void PipelineRunner::find_units(const ParallelModel& model) {
+void PipelineRunner::find_units(ParallelModel& model) {
   if (std::exchange(units_known_, true)) return;
   units_.assign(rank_of_.size(), {});
-  for (const std::string& unit : model.unit_names()) {
+  for (const std::string& unit : units_of(model).unit_names()) {
     int64_t users = 0, stage = 0;
     for (int64_t s : setup_.stages_of_rank[static_cast<size_t>(setup_.group->rank())]) {
       const std::vector<std::string>& modules = setup_.modules[static_cast<size_t>(s)];
@@ -368,16 +379,17 @@ void PipelineRunner::compute_backward(const PipelineAction& action) {
 
 void PipelineRunner::after_backward(ParallelModel& model, const PipelineAction& action) {
   const std::vector<std::string>& units = units_[static_cast<size_t>(action.stage)];
-  const bool each = model.reduces_every_micro_batch(),
+  PipelineUnits& all = units_of(model);
+  const bool each = all.reduces_every_micro_batch(),
              done = --passes_left_[static_cast<size_t>(action.stage)] == 0;
-  if (done && !units.empty()) model.hold_units(units, false);
-  if (((done && reduce_) || each) && !units.empty()) model.reduce_units(units);
+  if (done && !units.empty()) all.hold_units(units, false);
+  if (((done && reduce_) || each) && !units.empty()) all.reduce_units(units);
   const bool all_stages = --stages_left_[static_cast<size_t>(action.micro_batch)] == 0;
   if (all_stages) --micro_batches_left_;
   if (shared_units_.empty() || !all_stages) return;
   const bool over = micro_batches_left_ == 0;
-  if (over) model.hold_units(shared_units_, false);
-  if (each || (reduce_ && over)) model.reduce_units(shared_units_);
+  if (over) all.hold_units(shared_units_, false);
+  if (each || (reduce_ && over)) all.reduce_units(shared_units_);
 }
 
 void PipelineRunner::wait_for_sends() {
@@ -477,16 +489,16 @@ void PipelineRunner::run(ParallelModel& model, const Forward& forward, const Bef
                       static_cast<int64_t>(
                           setup_.stages_of_rank[static_cast<size_t>(setup_.group->rank())].size()));
   micro_batches_left_ = micro_batches_;
-  model.hold_units({}, true);
+  units_of(model).hold_units({}, true);
   run_steps(model, forward, before);
 }
 
 void PipelineRunner::run_forwards(ParallelModel& model, const Forward& forward) {
   c10::NoGradGuard no_grad;
   clear();
-  model.hold_units({}, true);
+  units_of(model).hold_units({}, true);
   run_steps(model, forward, {});
-  model.hold_units({}, false);
+  units_of(model).hold_units({}, false);
 }
 
 }  // namespace meshwright

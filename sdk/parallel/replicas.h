@@ -9,13 +9,12 @@
 #include "meshwright/parallel/gradients.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/tensor_parallel.h"
-#include "sdk/base/late_clipping.h"
 #include "sdk/nn/buffers.h"
 #include "sdk/nn/gradient_place.h"
 
 namespace meshwright::detail {
 
-class ReplicatedModel final : public ParallelModel, public LateClipping {
+class ReplicatedModel final : public ParallelModel, public PipelineUnits {
  public:
   ReplicatedModel(std::shared_ptr<torch::nn::Module> model, ReplicatedPolicy policy,
                   std::shared_ptr<Group> group, std::shared_ptr<World> world,
@@ -25,7 +24,6 @@ class ReplicatedModel final : public ParallelModel, public LateClipping {
   void begin_step() override;
   void begin_micro_batch(GradientSync sync) override;
   void end_step() override;
-  void end_step_later() override { end_step(); }
   const std::vector<ParallelParameter>& parameters() const override { return described_; }
   const std::vector<FlatParameterGroup>& update_groups() const override { return updates_; }
   void after_optimizer_step() override;
@@ -42,6 +40,7 @@ class ReplicatedModel final : public ParallelModel, public LateClipping {
     return tensor_parallel_ ? group_ : world_->everyone();
   }
   std::shared_ptr<TensorParallel> tensor_parallel() const override { return tensor_parallel_; }
+  PipelineUnits* pipeline_units() override { return this; }
   std::vector<std::string> unit_names() const override;
   void hold_units(const std::vector<std::string>& units, bool held) override;
   void reduce_units(const std::vector<std::string>& units) override;

@@ -8,12 +8,11 @@
 
 #include "meshwright/nn/module.h"
 #include "meshwright/parallel/gradients.h"
-#include "sdk/base/late_clipping.h"
 #include "unit.h"
 
 namespace meshwright::detail {
 
-class ShardedModel final : public ParallelModel, public LateClipping {
+class ShardedModel final : public ParallelModel, public PipelineUnits {
  public:
   ShardedModel(std::shared_ptr<torch::nn::Module> model, const std::vector<UnitSpec>& specs,
                const ShardingPolicy& policy, ShardGroups groups, std::shared_ptr<World> world);
@@ -38,6 +37,7 @@ class ShardedModel final : public ParallelModel, public LateClipping {
   std::shared_ptr<TensorParallel> tensor_parallel() const override {
     return context_.groups.tensor_parallel;
   }
+  PipelineUnits* pipeline_units() override { return this; }
   std::vector<std::string> unit_names() const override;
   std::string independent_axis() const override { return context_.groups.independent_axis; }
   bool reduces_every_micro_batch() const override {

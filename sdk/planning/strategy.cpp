@@ -6,6 +6,12 @@ namespace meshwright {
 
 Strategy::~Strategy() = default;
 ParallelModel::~ParallelModel() = default;
+PipelineUnits::~PipelineUnits() = default;
+void ParallelModel::end_step_later() { end_step(); }
+double ParallelModel::clip_grad_norm_later(double max_norm, double scale, double& left) {
+  left = 1;
+  return clip_grad_norm(max_norm, scale);
+}
 bool ParallelModel::values_written(const ValuesWritten&) { return false; }
 bool ParallelModel::before_save(SaveReason, int64_t) { return false; }
 std::vector<StateTensor> ParallelModel::state_tensors() const { return {}; }

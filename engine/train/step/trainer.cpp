@@ -47,7 +47,6 @@
 #include "sdk/base/check_parts.h"
 #include "sdk/base/guarded_model.h"
 #include "sdk/base/host/run_lock.h"
-#include "sdk/base/late_clipping.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/plugin_at_work.h"
@@ -567,8 +566,7 @@ StepResult Trainer::step(const StageForward& forward) try {
   else
     train_micro_batches(forward, assumed, sums);
   // totals() waits for the current stream, and thereby for gradients that go to the host.
-  auto& ending = dynamic_cast<LateClipping&>(*model_);
-  ending.end_step_later();
+  model_->end_step_later();
   if (stages_) stages_->sum_tied_gradients(*model_);
   const Totals all = totals(sums, /*with_votes=*/true, routers_->load());
   throw_bad_target();
@@ -582,7 +580,7 @@ StepResult Trainer::step(const StageForward& forward) try {
   double left = 1;  // for the optimizer to multiply all gradients with
   result.grad_norm = before_update_
                          ? model_->clip_grad_norm(parts_->max_grad_norm, scale)
-                         : ending.clip_grad_norm_later(parts_->max_grad_norm, scale, left);
+                         : model_->clip_grad_norm_later(parts_->max_grad_norm, scale, left);
   // What one replica finds must stop all.
   if (replicas_differ_) result.grad_norm = largest_norm(result.grad_norm);
   // The host has read the norm, or, where a collective was given up meanwhile, anything.

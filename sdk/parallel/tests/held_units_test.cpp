@@ -12,6 +12,8 @@
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/base/pipeline_actions.h"
+#include "sdk/base/pipeline_runner.h"
 #include "sdk/comm/tests/sampled.h"
 #include "tiny_model.h"
 
@@ -110,14 +112,14 @@ std::vector<double> told_step(ParallelModel& model, tiny::Net& net, const World&
       out.push_back(loss.item<double>());
     } else {
       loss.backward();
-      if (how == How::each) model.reduce_units({});
+      if (how == How::each) model.pipeline_units()->reduce_units({});
     }
   }
-  if (how == How::together) model.reduce_units({});
+  if (how == How::together) model.pipeline_units()->reduce_units({});
   if (how == How::in_parts) {
-    model.reduce_units({"layers.3", "layers.2"});
-    model.reduce_units({"layers.0", "layers.1"});
-    model.reduce_units({"root"});
+    model.pipeline_units()->reduce_units({"layers.3", "layers.2"});
+    model.pipeline_units()->reduce_units({"layers.0", "layers.1"});
+    model.pipeline_units()->reduce_units({"root"});
   }
   return out;
 }
@@ -138,7 +140,7 @@ Result train(const Row& row, How how, const std::shared_ptr<World>& world) {
   for (int step = 0; step < kSteps; ++step) {
     const std::map<std::string, int64_t> before = sent(*world);
     model->begin_step();
-    if (row.held && how != How::ordinary) model->hold_units({}, true);
+    if (row.held && how != How::ordinary) model->pipeline_units()->hold_units({}, true);
     for (double loss : how == How::ordinary ? ordinary_step(*model, net, *world, step)
                                             : told_step(*model, net, *world, step, how))
       out.losses.push_back(loss);
@@ -305,7 +307,7 @@ TEST_CASE("held units can be used between passes until they are let go") {
       const Tensor first = parameters.at("layers.0.self_attn.weight"),
                    second = parameters.at("layers.1.self_attn.weight");
       model->begin_step();
-      model->hold_units({"layers.0"}, true);
+      model->pipeline_units()->hold_units({"layers.0"}, true);
       model->begin_micro_batch(when_told);
       Tensor loss = tiny::loss_of(net, batch(*world, 0, 0));
       model->begin_micro_batch(when_told);
@@ -314,10 +316,10 @@ TEST_CASE("held units can be used between passes until they are let go") {
       loss.backward();
       model->begin_micro_batch(when_told);
       CHECK_NOTHROW((void)first.detach().abs().sum());
-      model->hold_units({"layers"}, false);
+      model->pipeline_units()->hold_units({"layers"}, false);
       CHECK_THROWS((void)first.detach().abs().sum());
-      model->reduce_units({});
-      model->hold_units({"layers.0"}, true);
+      model->pipeline_units()->reduce_units({});
+      model->pipeline_units()->hold_units({"layers.0"}, true);
       model->end_step();
       model->after_optimizer_step();
       model->begin_step();
@@ -344,9 +346,9 @@ TEST_CASE("gradients that nobody told to reduce end the step with an error, and 
         };
         const std::string internal = code_string(ErrorCode::internal);
         std::string what = broken(*model, net, *world, [&] {
-          model->hold_units({}, true);
+          model->pipeline_units()->hold_units({}, true);
           pass();
-          model->reduce_units({"layers.3", "root"});
+          model->pipeline_units()->reduce_units({"layers.3", "root"});
           model->end_step();
         });
         CHECK(contains(what, internal));
@@ -356,17 +358,17 @@ TEST_CASE("gradients that nobody told to reduce end the step with an error, and 
           model->clip_grad_norm(1);
         });
         CHECK(contains(what, "were not reduced"));
-        what = broken(*model, net, *world, [&] { model->reduce_units({}); });
+        what = broken(*model, net, *world, [&] { model->pipeline_units()->reduce_units({}); });
         CHECK(contains(what, internal));  // no micro-batch said so
         what = broken(*model, net, *world, [&] {
           pass();
-          model->reduce_units({"layer"});
+          model->pipeline_units()->reduce_units({"layer"});
         });
         CHECK(contains(what, "no unit at or in \"layer\""));
         // A backward behind the reduction: reduced again, or refused where gradients are whole.
         what = broken(*model, net, *world, [&] {
           pass();
-          model->reduce_units({});
+          model->pipeline_units()->reduce_units({});
           pass();
           model->end_step();
         });
@@ -378,22 +380,23 @@ TEST_CASE("gradients that nobody told to reduce end the step with an error, and 
       });
 }
 
-TEST_CASE("a model that knows nothing of pipelines says so") {
-  Bare bare;
-  for (const std::function<void()>& call :
-       {std::function<void()>([&] { bare.hold_units({}, true); }),
-        std::function<void()>([&] { bare.reduce_units({}); })}) {
-    ErrorCode code = ErrorCode::internal;
-    std::string key;
+TEST_CASE("a model that knows nothing of pipelines is refused by them") {
+  run_ranks(1, [](const std::shared_ptr<World>& world) {
+    Bare bare;
+    PipelineSetup setup;
+    setup.group = world->everyone();
+    setup.run = simulate_pipeline(make_actions(PipelineSchedule::gpipe, 1, 1, 1));
+    setup.stages_of_rank = {{0}};
+    setup.modules = {{""}};
+    PipelineRunner runner(std::move(setup));
     try {
-      call();
+      runner.run_forwards(bare, {});
+      FAIL("went on");
     } catch (const Error& error) {
-      code = error.code();
-      key = error.key();
+      CHECK(error.code() == ErrorCode::not_in_release);
+      CHECK(error.key() == "distributed.pp_size");
     }
-    CHECK(code == ErrorCode::not_in_release);
-    CHECK(key == "distributed.pp_size");
-  }
+  });
 }
 
 }  // namespace held_units_test

@@ -18,7 +18,7 @@
 
 namespace meshwright {
 
-class ForwardingModel : public ParallelModel {
+class ForwardingModel : public ParallelModel, public PipelineUnits {
  public:
   explicit ForwardingModel(std::unique_ptr<ParallelModel> inner) : inner_(std::move(inner)) {
     set_context_parallel(inner_->context_parallel());
@@ -50,12 +50,21 @@ class ForwardingModel : public ParallelModel {
   std::shared_ptr<TensorParallel> tensor_parallel() const override {
     return inner_->tensor_parallel();
   }
-  std::vector<std::string> unit_names() const override { return inner_->unit_names(); }
-  void hold_units(const std::vector<std::string>& units, bool held) override {
-    inner_->hold_units(units, held);
+  PipelineUnits* pipeline_units() override {
+    return inner_->pipeline_units() != nullptr ? this : nullptr;
   }
-  void reduce_units(const std::vector<std::string>& units) override { inner_->reduce_units(units); }
-  bool reduces_every_micro_batch() const override { return inner_->reduces_every_micro_batch(); }
+  std::vector<std::string> unit_names() const override {
+    return inner_->pipeline_units()->unit_names();
+  }
+  void hold_units(const std::vector<std::string>& units, bool held) override {
+    inner_->pipeline_units()->hold_units(units, held);
+  }
+  void reduce_units(const std::vector<std::string>& units) override {
+    inner_->pipeline_units()->reduce_units(units);
+  }
+  bool reduces_every_micro_batch() const override {
+    return inner_->pipeline_units()->reduces_every_micro_batch();
+  }
 
  protected:
   ParallelModel& inner() { return *inner_; }

@@ -102,8 +102,27 @@ struct ValuesWritten {
 enum class SaveReason : uint8_t { scheduled, best, asked, stop, end };
 
 // What a micro-batch does with its gradients: the last one of a step reduces them over the ranks,
-// those before it add up. when_told: they add up until reduce_units().
+// those before it add up. when_told: they add up until PipelineUnits::reduce_units().
 enum class GradientSync : uint8_t { accumulate, reduce, when_told };
+
+// What a pipeline needs of a model, whose passes of several micro-batches interleave in it:
+// begin_micro_batch(when_told) comes before each forward and each backward. `units`: names of units
+// or of modules around them; {}: all. Both throw Error(internal) for a name without units.
+class MESHWRIGHT_API PipelineUnits {
+ public:
+  virtual ~PipelineUnits();
+  // Units with parameters, outer ones last. Local.
+  virtual std::vector<std::string> unit_names() const = 0;
+  // Local. Held units are gathered at their next use and stay until let go or the step ends; not
+  // those that are to be freed after every forward.
+  virtual void hold_units(const std::vector<std::string>& units, bool held) = 0;
+  // Collective, alike on all ranks: starts to reduce what has added up. end_step() ends with
+  // Error(internal) where something was not. Whole gradients (replicas, ZeRO levels 0 and 1) reduce
+  // once a step.
+  virtual void reduce_units(const std::vector<std::string>& units) = 0;
+  // Whether each backward's gradients are reduced by themselves, not those of a step together.
+  virtual bool reduces_every_micro_batch() const { return false; }
+};
 
 // A model under a strategy. One training loop drives every strategy through it. Not thread-safe.
 class MESHWRIGHT_API ParallelModel {
@@ -143,6 +162,15 @@ class MESHWRIGHT_API ParallelModel {
   // returns the global L2 norm before clipping, the same on all ranks; each parameter counts once
   // (semantics 8.3).
   virtual double clip_grad_norm(double max_norm, double scale = 1.0) = 0;
+  // Both for a loop that itself waits for the device between gradients and their norm, and whose
+  // optimizer's kernels multiply gradients as they read them: a wait of the host, and a pass over
+  // all gradients, less. Collective. After end_step_later() gradients that lie on the host may
+  // still be on their way there: it has them once it has waited for the current stream of the
+  // device. Where all gradients are on a device, or some are float16, clip_grad_norm_later() leaves
+  // them as they are, and `left` is what all of update_groups() are still to be multiplied with:
+  // finite and above zero; else `left` is 1. Defaults: end_step() and clip_grad_norm().
+  virtual void end_step_later();
+  virtual double clip_grad_norm_later(double max_norm, double scale, double& left);
   // Collective. The whole parameter in its storage dtype, on every rank.
   virtual at::Tensor full_tensor(std::string_view name) = 0;
   // Collective. Runs `body` with every parameter whole (under tensor parallelism: this rank's part
@@ -158,28 +186,10 @@ class MESHWRIGHT_API ParallelModel {
     context_parallel_ = std::move(made);
   }
 
-  // For pipelines, where passes of several micro-batches interleave: begin_micro_batch(when_told)
-  // before each forward and each backward. `units`: names of units or of modules around them; {}:
-  // all. Both throw Error(internal) for a name without units.
-  //
-  // Units with parameters, outer ones last. Local.
-  virtual std::vector<std::string> unit_names() const { refuse(); }
-  // Local. Held units are gathered at their next use and stay until let go or the step ends; not
-  // those that are to be freed after every forward.
-  virtual void hold_units(const std::vector<std::string>& /*units*/, bool /*held*/) { refuse(); }
-  // Collective, alike on all ranks: starts to reduce what has added up. end_step() ends with
-  // Error(internal) where something was not. Whole gradients (replicas, ZeRO levels 0 and 1) reduce
-  // once a step.
-  virtual void reduce_units(const std::vector<std::string>& /*units*/) { refuse(); }
-  // Whether each backward's gradients are reduced by themselves, not those of a step together.
-  virtual bool reduces_every_micro_batch() const { return false; }
+  // What a pipeline needs beside all this; nullptr: the model does not run in stages.
+  virtual PipelineUnits* pipeline_units() { return nullptr; }
 
  private:
-  [[noreturn]] static void refuse() {
-    throw Error(ErrorCode::not_in_release, "the strategy's model does not run under a pipeline")
-        .key("distributed.pp_size")
-        .help("set distributed.pp_size = 1");
-  }
   std::shared_ptr<ContextParallel> context_parallel_;
 };
 
