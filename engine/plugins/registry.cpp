@@ -212,7 +212,8 @@ struct Registry::Impl {
     boost::dll::shared_library library = open(verified.path);
     if (!library.has("meshwright_plugin_v1"))
       throw Error(ErrorCode::plugin_no_descriptor,
-                  verified.path.string() + " does not export meshwright_plugin_v1");
+                  verified.path.string() + " does not export meshwright_plugin_v1")
+          .help("end one source with MESHWRIGHT_PLUGIN(...)");
     LoadedPlugin plugin = read_descriptor(
         &library.get<const meshwright_plugin>("meshwright_plugin_v1"), verified, place);
     if (!plugin.runtime_half.empty()) verify_runtime_half(plugin.runtime_half, verified);
