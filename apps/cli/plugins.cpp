@@ -2,8 +2,6 @@
 #include <filesystem>
 
 #include "apps/cli/common.h"
-#include "engine/plugins/elf.h"
-#include "engine/plugins/verify_library.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::cli {

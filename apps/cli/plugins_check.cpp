@@ -12,8 +12,7 @@
 #include "engine/data/plugin_data.h"
 #include "engine/job/job_data.h"
 #include "engine/launch/engine_library.h"
-#include "engine/plugins/descriptor.h"
-#include "engine/plugins/guard.h"
+#include "engine/plugins/registry.h"
 #include "sdk/base/conformance.h"
 #include "sdk/base/conformance_runner.h"
 #include "sdk/base/host_facts.h"
@@ -149,11 +148,10 @@ void check_sets(const Call& call, const loader::LoadedPlugin& plugin) {
 }
 
 // The component of that name among those of its sort, as the descriptor has it.
-const meshwright_component* component_of(const loader::LoadedPlugin& plugin,
-                                         const std::vector<loader::ComponentInfo>& infos,
-                                         uint32_t sort, const std::string& name) {
-  for (size_t i = 0; i < infos.size(); ++i)
-    if (infos[i].name == name) return loader::raw_component(*plugin.descriptor, sort, i);
+const meshwright_component* component_of(const std::vector<loader::ComponentInfo>& infos,
+                                         const std::string& name) {
+  for (const loader::ComponentInfo& info : infos)
+    if (info.name == name) return info.component;
   return nullptr;
 }
 
@@ -179,14 +177,13 @@ int run_child(Call& call) {
     conf::Subject subject;
     subject.plugin = plugin.descriptor;
     subject.path = plugin.path;
-    subject.dataset =
-        component_of(plugin, plugin.datasets, MESHWRIGHT_DATASETS, call.value("dataset"));
-    subject.model = component_of(plugin, plugin.models, MESHWRIGHT_MODELS, call.value("model"));
+    subject.dataset = component_of(plugin.datasets, call.value("dataset"));
+    subject.model = component_of(plugin.models, call.value("model"));
     subject.code = plugin.code;
-    for (size_t i = 0; i < plugin.strategies.size(); ++i)
-      if (plugin.strategies[i].name == call.value("strategy")) {
-        subject.strategy = loader::raw_strategy(*plugin.descriptor, i);
-        subject.settings = settings_of(call.values("set"), plugin.strategies[i].schema);
+    for (const loader::StrategyInfo& info : plugin.strategies)
+      if (info.name == call.value("strategy")) {
+        subject.strategy = info.strategy;
+        subject.settings = settings_of(call.values("set"), info.schema);
       }
     if ((c.scope == conf::Scope::dataset && subject.dataset == nullptr) ||
         (c.scope == conf::Scope::model && subject.model == nullptr) ||
@@ -202,8 +199,6 @@ int run_child(Call& call) {
     }
     if (data) subject.request = &*data;
     if (model) subject.model_request = &*model;
-    if (c.scope == conf::Scope::model && !plugin.runtime_half.empty())
-      loader::load_runtime_half(plugin.runtime_half, plugin.code);
     fields = conf::fields_of(conf::run_case(c, subject));
     fields.emplace_back("plugin", plugin.name);
     fields.emplace_back("version", plugin.version);

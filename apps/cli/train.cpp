@@ -16,7 +16,7 @@
 #include "engine/launch/exit_status.h"
 #include "engine/launch/run_folder.h"
 #include "engine/launch/spawn.h"
-#include "engine/plugins/guard.h"
+#include "engine/plugins/registry.h"
 #include "engine/train/preflight/before.h"
 #include "engine/train/run/run.h"
 #include "sdk/base/files/durable.h"

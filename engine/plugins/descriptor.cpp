@@ -100,14 +100,12 @@ void read_named(const Raw& raw, const std::string& what, const std::string& tabl
       throw bad(file, who + " has the alias \"" + alias + "\", which is no name");
   info.schema.table = table + "." + info.name;
   info.schema.owner = info.name;
-  const char* option = reinterpret_cast<const char*>(raw.options);
   for (size_t i = 0; i < raw.option_count; ++i) {
-    const auto* o = reinterpret_cast<const meshwright_option*>(option);
-    if (!is_struct_size<meshwright_option>(o->struct_size))
+    const meshwright_option& option = element(raw.options, i);
+    if (!is_struct_size<meshwright_option>(option.struct_size))
       throw bad(file, "an option of " + who + " says that it has " +
-                          std::to_string(o->struct_size) + " bytes");
-    info.schema.options.push_back(o);
-    option += o->struct_size;
+                          std::to_string(option.struct_size) + " bytes");
+    info.schema.options.push_back(&option);
   }
   try {
     check_schema(info.schema);
@@ -136,6 +134,7 @@ void check_names(const ComponentInfo& info, const std::vector<Info>& others,
 StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& file) {
   StrategyInfo info;
   read_named(raw, "strategy", "distributed", file, info);
+  info.strategy = &raw;
   info.capabilities = raw.capabilities;
   if (raw.options_table != nullptr && !is_name(raw.options_table))
     throw bad(file, "strategy " + info.name + " has no proper options table");
@@ -171,12 +170,13 @@ std::vector<ComponentInfo> read_components(const meshwright_plugin& d, uint32_t 
   if (block->count > kMaxStrategies || (block->count > 0 && block->components == nullptr))
     throw bad(file, "its " + what + "s point nowhere");
   for (size_t i = 0; i < block->count; ++i) {
-    const meshwright_component* raw = raw_component(d, id, i);
-    if (!is_struct_size<meshwright_component>(raw->struct_size))
+    const meshwright_component& raw = element(block->components, i);
+    if (!is_struct_size<meshwright_component>(raw.struct_size))
       throw bad(file, "a " + what + "'s struct says that it has " +
-                          std::to_string(raw->struct_size) + " bytes");
+                          std::to_string(raw.struct_size) + " bytes");
     ComponentInfo info;
-    read_named(*raw, what, models ? "model" : "dataset", file, info);
+    info.component = &raw;
+    read_named(raw, what, models ? "model" : "dataset", file, info);
     check_names(info, out, listed, what, what + "s", models ? "MODELS" : "DATASETS", file);
     out.push_back(std::move(info));
   }
@@ -202,25 +202,6 @@ bool answers_to(const ComponentInfo& info, const std::string& name) {
   return text::normal(info.name) == wanted ||
          std::any_of(info.aliases.begin(), info.aliases.end(),
                      [&](const std::string& alias) { return text::normal(alias) == wanted; });
-}
-
-const meshwright_strategy* raw_strategy(const meshwright_plugin& descriptor, size_t index) {
-  const char* at = reinterpret_cast<const char*>(descriptor.strategies);
-  for (size_t i = 0; i < index; ++i)
-    at += reinterpret_cast<const meshwright_strategy*>(at)->struct_size;
-  return reinterpret_cast<const meshwright_strategy*>(at);
-}
-
-const meshwright_component* raw_component(const meshwright_plugin& descriptor, uint32_t id,
-                                          size_t index) {
-  const meshwright_extension* block = descriptor.extensions;
-  while (block != nullptr && block->id != id) block = block->next;
-  if (block == nullptr) return nullptr;
-  const char* at = reinterpret_cast<const char*>(
-      reinterpret_cast<const meshwright_components*>(block)->components);
-  for (size_t i = 0; i < index; ++i)
-    at += reinterpret_cast<const meshwright_component*>(at)->struct_size;
-  return reinterpret_cast<const meshwright_component*>(at);
 }
 
 LoadedPlugin read_descriptor(const meshwright_plugin* d, const VerifiedLibrary& verified,
@@ -266,12 +247,12 @@ LoadedPlugin read_descriptor(const meshwright_plugin* d, const VerifiedLibrary& 
   plugin.descriptor = d;
   plugin.runtime_half = runtime_half_of(*d, verified);
   for (size_t i = 0; i < d->strategy_count; ++i) {
-    const meshwright_strategy* raw = raw_strategy(*d, i);
-    if (!is_struct_size<meshwright_strategy>(raw->struct_size))
-      throw bad(file, "a strategy struct says that it has " + std::to_string(raw->struct_size) +
-                          " bytes");
-    StrategyInfo info = read_strategy(*raw, file);
-    check_capabilities(*raw, d->sdk_minor, file);
+    const meshwright_strategy& raw = element(d->strategies, i);
+    if (!is_struct_size<meshwright_strategy>(raw.struct_size))
+      throw bad(file,
+                "a strategy struct says that it has " + std::to_string(raw.struct_size) + " bytes");
+    StrategyInfo info = read_strategy(raw, file);
+    check_capabilities(raw, d->sdk_minor, file);
     for (const StrategyInfo& other : plugin.strategies) check_shared_table(info, other, file);
     check_names(info, plugin.strategies, verified.strategies, "strategy", "strategies",
                 "STRATEGIES", file);

@@ -1,101 +1,146 @@
 #include "engine/plugins/guard.h"
 
-#include <dlfcn.h>
-#include <link.h>
-
+#include <cmath>
 #include <utility>
 
+#include "meshwright/model/running_model.h"
 #include "meshwright/parallel/parallel.h"
+#include "sdk/base/check_outline.h"
+#include "sdk/base/plain_text.h"
+#include "sdk/base/plugin_guard.h"
 
 namespace meshwright::loader {
 
-std::string text_of(const LoadedPlugin& plugin) {
-  return plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
-}
-
-void know_code(const std::filesystem::path& file, const detail::PluginCode* plugin) {
-  std::pair<const std::string, const detail::PluginCode*> search(file.string(), plugin);
-  ::dl_iterate_phdr(
-      [](dl_phdr_info* library, size_t, void* given) {
-        const auto& [name, code] = *static_cast<decltype(search)*>(given);
-        if (name != library->dlpi_name) return 0;
-        for (int i = 0; i < library->dlpi_phnum; ++i)
-          if (const ElfW(Phdr)& part = library->dlpi_phdr[i];
-              part.p_type == PT_LOAD && (part.p_flags & PF_X) != 0) {
-            const uintptr_t begin = library->dlpi_addr + part.p_vaddr;
-            // Addresses of the dynamic linker are numbers. NOLINTBEGIN(performance-no-int-to-ptr)
-            detail::plugin_has_code(code, reinterpret_cast<const void*>(begin),
-                                    reinterpret_cast<const void*>(begin + part.p_memsz));
-            // NOLINTEND(performance-no-int-to-ptr)
-          }
-        return 1;
-      },
-      &search);
-}
-
-void load_runtime_half(const std::filesystem::path& file, const detail::PluginCode* plugin) {
-  if (file.empty() || ::dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr) return;
-  if (::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) != nullptr)
-    know_code(file, plugin);
-}
-
 namespace {
 
-class GuardedStrategy final : public Strategy {
-  template <class Body>
-  decltype(auto) run(const char* doing, Body&& body) const {
-    try {
-      return guarded(plugin_, doing, body);
-    } catch (Error& error) {
-      if (error.code() == ErrorCode::plugin_foreign_exception) throw;
-      throw error.note(fault_context(plugin_, doing));
-    }
-  }
+using detail::PluginObject;
 
+class GuardedStrategy final : public PluginObject<Strategy> {
  public:
-  GuardedStrategy(const LoadedPlugin& plugin, std::shared_ptr<Strategy> inner)
-      : plugin_(plugin.code), runtime_half_(plugin.runtime_half), inner_(std::move(inner)) {}
-  GuardedStrategy(const GuardedStrategy&) = delete;
-  GuardedStrategy& operator=(const GuardedStrategy&) = delete;
-  ~GuardedStrategy() override {
-    detail::PluginCall call(plugin_, "its destructor");
-    inner_.reset();
-  }
+  using PluginObject::PluginObject;
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
-    run("validate, checking its options", [&] { inner_->validate(config, diagnostics); });
+    call_hook("validate, checking its options", &Strategy::validate, config, diagnostics);
   }
   MeshPlan plan_mesh(const MeshRequest& request) const override {
-    return run("plan_mesh, planning the mesh", [&] { return inner_->plan_mesh(request); });
+    return call_hook("plan_mesh, planning the mesh", &Strategy::plan_mesh, request);
   }
   TpPlan translate_tp_plan(const ModelOutline& outline,
                            const TpPlanRequest& request) const override {
-    return run("translate_tp_plan, translating the tensor-parallel plan",
-               [&] { return inner_->translate_tp_plan(outline, request); });
+    return call_hook("translate_tp_plan, translating the tensor-parallel plan",
+                     &Strategy::translate_tp_plan, outline, request);
   }
   ShardingPlan plan_sharding(const ShardingRequest& request) const override {
-    return run("plan_sharding", [&] { return inner_->plan_sharding(request); });
+    return call_hook("plan_sharding", &Strategy::plan_sharding, request);
   }
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
-    return run("parallelize, parallelizing the model", [&] {
-      load_runtime_half(runtime_half_, plugin_);
-      return inner_->parallelize(request);
-    });
+    return call_hook("parallelize, parallelizing the model", &Strategy::parallelize, request);
+  }
+  void* extension(uint32_t id) override { return call_hook("extension", &Strategy::extension, id); }
+};
+
+class GuardedFamily final : public PluginObject<ModelFamily> {
+ public:
+  using PluginObject::PluginObject;
+  void validate(const ModelRequest& request, Diagnostics& diagnostics) const override {
+    call_hook("validate, checking the model's options", &ModelFamily::validate, request,
+              diagnostics);
+  }
+  void check_runs(const ModelRequest& request, Diagnostics& diagnostics) const override {
+    call_hook("check_runs", &ModelFamily::check_runs, request, diagnostics);
+  }
+  ModelOutline outline(const ModelRequest& request) const override {
+    ModelOutline out = call_hook("outline, describing the model", &ModelFamily::outline, request);
+    if (const std::vector<std::string> wrong = problems_of(out); !wrong.empty())
+      throw nonconforming(
+          "outline, describing the model",
+          "outline() describes no model: " + wrong.front() +
+              (wrong.size() == 1 ? "" : ", and " + std::to_string(wrong.size() - 1) + " more"))
+          .help("`meshwright plugins check` on the plugin tells all of it");
+    return out;
+  }
+  InitialValue initial_value(const ModelRequest& request, const ModelOutline& outline,
+                             const ParameterOutline& parameter) const override {
+    const InitialValue out =
+        call_hook("initial_value", &ModelFamily::initial_value, request, outline, parameter);
+    const bool spread = out.kind != InitialValue::Kind::constant;
+    if (out.kind > InitialValue::Kind::uniform || !std::isfinite(out.value) ||
+        (spread && out.value < 0))
+      throw nonconforming("initial_value", "initial_value() of " + parameter.name + " is " +
+                                               text::format("%f", out.value) +
+                                               (spread && out.value < 0 ? ", below 0" : ""));
+    if (out.zero_row &&
+        (parameter.shape.empty() || *out.zero_row < 0 || *out.zero_row >= parameter.shape.front()))
+      throw nonconforming("initial_value", "initial_value() of " + parameter.name +
+                                               ": there is no row " +
+                                               std::to_string(*out.zero_row));
+    return out;
+  }
+  std::unique_ptr<RunningModel> make(const ModelRequest& request) const override {
+    return call_hook("make, making the model", &ModelFamily::make, request);
   }
   void* extension(uint32_t id) override {
-    return run("extension", [&] { return inner_->extension(id); });
+    return call_hook("extension", &ModelFamily::extension, id);
   }
+};
 
- private:
-  const detail::PluginCode* plugin_;
-  std::filesystem::path runtime_half_;
-  std::shared_ptr<Strategy> inner_;
+class GuardedSource final : public PluginObject<SampleSource> {
+ public:
+  using PluginObject::PluginObject;
+  int64_t samples() const override { return call_hook("samples", &SampleSource::samples); }
+  void read(int64_t sample, const SampleView& out) const override {
+    call_hook("read", &SampleSource::read, sample, out);
+  }
+  std::string describe() const override { return call_hook("describe", &SampleSource::describe); }
+  uint64_t fingerprint() const override {
+    return call_hook("fingerprint", &SampleSource::fingerprint);
+  }
+  bool has_documents() const override {
+    return call_hook("has_documents", &SampleSource::has_documents);
+  }
+  bool has_weights() const override { return call_hook("has_weights", &SampleSource::has_weights); }
+  std::vector<std::string> files() const override {
+    return call_hook("files", &SampleSource::files);
+  }
+  std::vector<std::string> report() const override {
+    return call_hook("report", &SampleSource::report);
+  }
+};
+
+class GuardedKind final : public PluginObject<DatasetKind> {
+ public:
+  using PluginObject::PluginObject;
+  void validate(const DatasetRequest& request, Diagnostics& diagnostics) const override {
+    call_hook("validate, checking its options", &DatasetKind::validate, request, diagnostics);
+  }
+  void prepare(const DatasetRequest& request) const override {
+    call_hook("prepare", &DatasetKind::prepare, request);
+  }
+  std::unique_ptr<SampleSource> open(const DatasetRequest& request) const override {
+    std::unique_ptr<SampleSource> source =
+        call_hook("open, opening its data set", &DatasetKind::open, request);
+    if (!source) return nullptr;
+    return std::make_unique<GuardedSource>(plugin(), std::move(source),
+                                           "the destructor of its data set");
+  }
+  void* extension(uint32_t id) override {
+    return call_hook("extension", &DatasetKind::extension, id);
+  }
 };
 
 }  // namespace
 
-std::shared_ptr<Strategy> guarded_strategy(const LoadedPlugin& plugin,
-                                           std::shared_ptr<Strategy> inner) {
-  return std::make_shared<GuardedStrategy>(plugin, std::move(inner));
+std::shared_ptr<Strategy> guard(const LoadedPlugin& plugin, std::shared_ptr<Strategy> made) {
+  return std::make_shared<GuardedStrategy>(plugin.code, std::move(made), "its destructor");
+}
+
+std::shared_ptr<ModelFamily> guard(const LoadedPlugin& plugin, std::shared_ptr<ModelFamily> made) {
+  return std::make_shared<GuardedFamily>(plugin.code, std::move(made),
+                                         "the destructor of its model family");
+}
+
+std::shared_ptr<DatasetKind> guard(const LoadedPlugin& plugin, std::shared_ptr<DatasetKind> made) {
+  return std::make_shared<GuardedKind>(plugin.code, std::move(made),
+                                       "the destructor of its kind of data set");
 }
 
 }  // namespace meshwright::loader

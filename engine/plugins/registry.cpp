@@ -12,11 +12,10 @@
 
 #include "engine/plugins/descriptor.h"
 #include "engine/plugins/guard.h"
-#include "engine/plugins/guarded_data.h"
-#include "engine/plugins/guarded_family.h"
 #include "engine/plugins/verify_library.h"
 #include "sdk/base/build_facts.h"
 #include "sdk/base/host_facts.h"
+#include "sdk/base/plugin_guard.h"
 #include "sdk/base/used_up.h"
 #include "sdk/base/words.h"
 
@@ -150,23 +149,23 @@ void refuse_twins(const LoadedPlugin& plugin, const std::vector<Info>& ours,
   }
 }
 
-// What create() of a descriptor made. Throws Error(plugin_create_threw | plugin_create_failed).
-template <class Raw>
-void* make(const LoadedPlugin& plugin, const Raw& raw, const std::string& what) {
+// What create() of a descriptor made, guarded. Throws Error(plugin_create_threw |
+// plugin_create_failed).
+template <class Made, class Raw>
+std::shared_ptr<Made> make(const LoadedPlugin& plugin, const Raw& raw, const std::string& what) {
   meshwright_status status{};
   status.struct_size = sizeof status;
-  const std::string who = what + " " + raw.name + " of " + plugin.name + " " + plugin.version +
-                          " (" + plugin.path.string() + ")";
+  const std::string who = what + " " + raw.name + " of " + text_of(plugin);
   void* made = nullptr;
   try {
     detail::PluginCall call(plugin.code, "create");
     made = raw.create(&status);
   } catch (const std::exception& error) {
     throw Error(ErrorCode::plugin_create_threw,
-                who + " threw " + exception_type() + " while it was made: " + error.what());
+                who + " threw " + detail::exception_type() + " while it was made: " + error.what());
   } catch (...) {
     throw Error(ErrorCode::plugin_create_threw,
-                who + " threw something that is no exception, of type " + exception_type() +
+                who + " threw something that is no exception, of type " + detail::exception_type() +
                     ", while it was made");
   }
   status.message[sizeof status.message - 1] = '\0';
@@ -176,17 +175,8 @@ void* make(const LoadedPlugin& plugin, const Raw& raw, const std::string& what) 
                 who + " could not be made: " +
                     (status.message[0] != '\0' ? status.message : "no reason given"));
   }
-  return made;
-}
-
-// The component of that number, made by its create().
-template <class Base>
-std::shared_ptr<Base> made_of(const LoadedPlugin& plugin, uint32_t id, std::ptrdiff_t index,
-                              const std::string& what) {
-  const meshwright_component* raw =
-      raw_component(*plugin.descriptor, id, static_cast<size_t>(index));
-  return {static_cast<Base*>(make(plugin, *raw, what)),
-          [destroy = raw->destroy](Base* made) { destroy(made); }};
+  return guard(plugin, std::shared_ptr<Made>(static_cast<Made*>(made),
+                                             [destroy = raw.destroy](Made* it) { destroy(it); }));
 }
 
 }  // namespace
@@ -208,11 +198,11 @@ struct Registry::Impl {
     if (const LoadedPlugin* known = loaded_from(file)) return *known;
     VerifiedLibrary verified = verify_library(file);
     verified.path = fs::canonical(file);
-    const bool known = ::dlopen(verified.path.c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr;
     boost::dll::shared_library library = open(verified.path);
     if (!library.has("meshwright_plugin_v1"))
       throw Error(ErrorCode::plugin_no_descriptor,
-                  verified.path.string() + " does not export meshwright_plugin_v1");
+                  verified.path.string() + " does not export meshwright_plugin_v1")
+          .help("end one source with MESHWRIGHT_PLUGIN(...)");
     LoadedPlugin plugin = read_descriptor(
         &library.get<const meshwright_plugin>("meshwright_plugin_v1"), verified, place);
     if (!plugin.runtime_half.empty()) verify_runtime_half(plugin.runtime_half, verified);
@@ -222,7 +212,7 @@ struct Registry::Impl {
       refuse_twins(plugin, plugin.datasets, other, other.datasets, kDatasets);
     }
     plugin.code = detail::plugin_code(text_of(plugin));
-    if (!known) know_code(plugin.path, plugin.code);
+    detail::library_is_of(plugin.code, plugin.descriptor);
     loaded.push_back(std::move(plugin));
     return loaded.back();
   }
@@ -317,6 +307,10 @@ struct Registry::Impl {
   }
 };
 
+std::string text_of(const LoadedPlugin& plugin) {
+  return plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
+}
+
 std::vector<std::string> relative_plugin_folders() {
   std::vector<std::string> out = text::split_names(std::getenv("MESHWRIGHT_PLUGIN_PATH"), ':');
   std::erase_if(out, [](const std::string& folder) { return fs::path(folder).is_absolute(); });
@@ -360,28 +354,19 @@ const LoadedPlugin& Registry::load(const fs::path& file, const std::string& plac
 
 LoadedStrategy Registry::create(const LoadedPlugin& plugin, const StrategyInfo& info) {
   std::shared_ptr<Strategy>& known = impl_->made[&info];
-  if (known != nullptr) return {&plugin, &info, known};
-  size_t index = static_cast<size_t>(&info - plugin.strategies.data());
-  const meshwright_strategy* raw = raw_strategy(*plugin.descriptor, index);
-  known = guarded_strategy(
-      plugin, std::shared_ptr<Strategy>(static_cast<Strategy*>(make(plugin, *raw, "strategy")),
-                                        [destroy = raw->destroy](Strategy* s) { destroy(s); }));
+  if (known == nullptr) known = make<Strategy>(plugin, *info.strategy, "strategy");
   return {&plugin, &info, known};
 }
 
 LoadedModel Registry::create_model(const LoadedPlugin& plugin, const ComponentInfo& info) {
   std::shared_ptr<ModelFamily>& known = impl_->models[&info];
-  if (known == nullptr)
-    known = guarded_family(plugin, made_of<ModelFamily>(plugin, MESHWRIGHT_MODELS,
-                                                        &info - plugin.models.data(), "model"));
+  if (known == nullptr) known = make<ModelFamily>(plugin, *info.component, "model");
   return {&plugin, &info, known};
 }
 
 LoadedDataset Registry::create_dataset(const LoadedPlugin& plugin, const ComponentInfo& info) {
   std::shared_ptr<DatasetKind>& known = impl_->datasets[&info];
-  if (known == nullptr)
-    known = guarded_kind(plugin, made_of<DatasetKind>(plugin, MESHWRIGHT_DATASETS,
-                                                      &info - plugin.datasets.data(), "data set"));
+  if (known == nullptr) known = make<DatasetKind>(plugin, *info.component, "data set");
   return {&plugin, &info, known};
 }
 

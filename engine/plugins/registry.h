@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "meshwright/components.h"
 #include "meshwright/data/dataset_kind.h"
 #include "meshwright/model/model_family.h"
-#include "meshwright/plugin.h"
 #include "meshwright/strategy.h"
 
 namespace meshwright::detail {
@@ -41,8 +41,10 @@ struct ComponentInfo {
   std::string summary;
   // Table "model.<name>" or "dataset.<name>"; of a strategy "distributed.<options_table>".
   OptionSchema schema;
+  const meshwright_component* component = nullptr;  // in the descriptor; of a strategy none
 };
 struct StrategyInfo : ComponentInfo {
+  const meshwright_strategy* strategy = nullptr;
   uint64_t capabilities = 0;
 };
 
@@ -59,6 +61,9 @@ struct LoadedPlugin {
   std::filesystem::path runtime_half;  // empty: one library plans and runs
   const detail::PluginCode* code = nullptr;
 };
+
+// "acme 1.0.0 (/opt/libmeshwright_acme.so)"
+std::string text_of(const LoadedPlugin& plugin);
 
 // A strategy ready for use. Its hooks throw Error only, with a note on plugin, hook and rank.
 struct LoadedStrategy {

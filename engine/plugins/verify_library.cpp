@@ -1,22 +1,77 @@
 #include "engine/plugins/verify_library.h"
 
+#include <elf.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
 
-#include "engine/plugins/elf.h"
 #include "engine/plugins/registry.h"
 #include "meshwright/error.h"
+#include "sdk/base/build_facts.h"
+#include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/hash.h"
 #include "sdk/base/terminal/report.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::loader {
 namespace {
+
+// The texts in section meshwright_abi of a 64-bit little-endian ELF shared object, before the
+// dynamic linker sees it; no byte outside of the file is asked for, whatever its headers hold. The
+// table of sections stands behind all else, so that a file that was cut off lacks it. Throws
+// Error(plugin_unreadable | plugin_not_elf | plugin_truncated).
+std::vector<std::string> read_markers(const std::filesystem::path& path) {
+  const base::ForeignFile file(path);
+  const std::string name = path.string();
+  if (!file.is_open()) throw Error(ErrorCode::plugin_unreadable, name + " " + file.problem());
+  const auto size = static_cast<uint64_t>(file.size());
+  auto damaged = [&](const std::string& what) {
+    return Error(ErrorCode::plugin_truncated, name + " is damaged or cut off: " + what);
+  };
+  auto read = [&](uint64_t begin, uint64_t many, const std::string& what) {
+    if (begin > size || many > size - begin) throw damaged(what + " end outside of the file");
+    std::string out(many, '\0');
+    if (::pread(file.fd(), out.data(), many, static_cast<off_t>(begin)) !=
+        static_cast<ssize_t>(many))
+      throw Error(ErrorCode::plugin_unreadable, "cannot read " + name);
+    return out;
+  };
+  auto read_section = [&](const Elf64_Shdr& section, const std::string& what) {
+    if (section.sh_size > (uint64_t{1} << 20)) throw damaged(what + " are too long");
+    return read(section.sh_offset, section.sh_size, what);
+  };
+  if (read(0, std::min<uint64_t>(SELFMAG, size), "its first bytes") != ELFMAG)
+    throw Error(ErrorCode::plugin_not_elf,
+                name + " is not a shared library: it does not start with the ELF magic");
+  Elf64_Ehdr header;
+  std::memcpy(&header, read(0, sizeof header, "the bytes of its header").data(), sizeof header);
+  if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_ident[EI_DATA] != ELFDATA2LSB ||
+      header.e_type != ET_DYN)
+    throw Error(ErrorCode::plugin_not_elf,
+                name + " is an ELF file, but not a 64-bit little-endian shared library");
+  if (header.e_shnum == 0 || header.e_shentsize != sizeof(Elf64_Shdr) ||
+      header.e_shstrndx >= header.e_shnum)
+    throw damaged("the section headers make no sense");
+  std::vector<Elf64_Shdr> sections(header.e_shnum);
+  std::memcpy(
+      sections.data(),
+      read(header.e_shoff, sections.size() * sizeof(Elf64_Shdr), "the section headers").data(),
+      sections.size() * sizeof(Elf64_Shdr));
+  const std::string names = read_section(sections[header.e_shstrndx], "the names of sections");
+  for (const Elf64_Shdr& section : sections)
+    if (section.sh_type == SHT_PROGBITS && section.sh_name < names.size() &&
+        std::strcmp(names.c_str() + section.sh_name, "meshwright_abi") == 0) {
+      std::vector<std::string> out = text::split(read_section(section, "the build facts"), '\0');
+      std::erase(out, "");
+      return out;
+    }
+  return {};
+}
 
 bool only_reported(const std::string& key) { return key.starts_with("info."); }
 
@@ -82,6 +137,11 @@ ErrorCode code_of(const std::vector<Difference>& differences) {
 
 }  // namespace
 
+const std::map<std::string, std::string>& engine_facts() {
+  static const Facts facts = parse_facts(std::string(build_facts()), "the engine");
+  return facts;
+}
+
 Facts parse_facts(const std::string& text, const std::string& file) {
   Facts facts;
   std::string previous;
@@ -140,29 +200,19 @@ void check_file(const std::filesystem::path& file) {
 }
 
 VerifiedLibrary read_facts(const std::filesystem::path& file) {
-  ElfMarkers elf = read_elf_markers(file);
-  if (elf.markers.empty())
+  const std::vector<std::string> markers = read_markers(file);
+  if (markers.empty())
     throw Error(ErrorCode::plugin_no_marker,
-                file.string() + " has no build facts" +
-                    (elf.has_section ? " under a marker symbol" : " (no section meshwright_abi)"))
+                file.string() + " has no build facts (no section meshwright_abi)")
         .help("build it with meshwright_add_plugin() in CMake");
-  if (elf.markers.size() > 1)
+  if (markers.size() > 1)
     throw Error(ErrorCode::plugin_bad_marker,
-                file.string() + " has " + std::to_string(elf.markers.size()) + " markers, not one");
+                file.string() + " has " + std::to_string(markers.size()) + " markers, not one");
   VerifiedLibrary out;
   out.path = file;
-  out.facts_text = elf.markers[0].bytes;
+  out.facts_text = markers[0];
   out.facts = parse_facts(out.facts_text, file.string());
   out.hash = facts_hash(out.facts);
-  if (elf.markers[0].symbol != "meshwright_abi_" + out.hash)
-    throw Error(ErrorCode::plugin_bad_marker,
-                "the marker " + elf.markers[0].symbol + " of " + file.string() +
-                    " does not belong to its facts (their hash is " + out.hash + ")")
-        .help("rebuild the plugin from a clean build folder");
-  if (!elf.has_descriptor)
-    throw Error(ErrorCode::plugin_no_descriptor,
-                file.string() + " does not export meshwright_plugin_v1")
-        .help("end one source with MESHWRIGHT_PLUGIN(...)");
   auto names = [&](const char* fact) {
     auto found = out.facts.find(fact);
     return found == out.facts.end() ? std::vector<std::string>()
@@ -199,13 +249,13 @@ void verify_runtime_half(const std::filesystem::path& file, const VerifiedLibrar
                                                   file.string() + ", which runs it, is missing")
         .help("copy both libraries of the plugin into one folder");
   check_file(file);
-  ElfMarkers elf = read_elf_markers(file);
-  if (elf.markers.size() != 1)
-    throw Error(elf.markers.empty() ? ErrorCode::plugin_no_marker : ErrorCode::plugin_bad_marker,
-                file.string() + " has " + std::to_string(elf.markers.size()) +
-                    " sets of build facts, not one")
+  const std::vector<std::string> markers = read_markers(file);
+  if (markers.size() != 1)
+    throw Error(
+        markers.empty() ? ErrorCode::plugin_no_marker : ErrorCode::plugin_bad_marker,
+        file.string() + " has " + std::to_string(markers.size()) + " sets of build facts, not one")
         .help("build it with meshwright_add_plugin(... RUNTIME ...) in CMake");
-  if (elf.markers[0].bytes != planning.facts_text)
+  if (markers[0] != planning.facts_text)
     throw Error(ErrorCode::plugin_facts,
                 file.string() + " and " + planning.path.string() +
                     " come from different builds; none of their strategies was made")

@@ -50,7 +50,7 @@ int run_guarded(const std::function<int(rendezvous::Ending&)>& work,
     return status;
   };
   quiet_libtorch();
-  detail::engine_has_code_at(reinterpret_cast<const void*>(&quiet_libtorch));
+  detail::library_is_of(nullptr, reinterpret_cast<const void*>(&quiet_libtorch));
   detail::PluginWatch watch;
   try {
     int status = work(ending);
@@ -64,7 +64,7 @@ int run_guarded(const std::function<int(rendezvous::Ending&)>& work,
     if (!failure.closed_pipe()) return fail(error);
     ending.tell(error);
     return 128 + SIGPIPE;
-  } catch (const std::exception&) {
+  } catch (...) {
     return fail(error_being_handled());
   }
 }

@@ -6,8 +6,10 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
@@ -16,6 +18,7 @@
 #include <cstring>
 #include <ctime>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -48,17 +51,7 @@ std::atomic<int> g_watches{0};
 std::atomic<pid_t> g_process{0};  // a child that a plugin forks ends as it likes
 struct sigaction g_before[kSignals.size()];
 
-// Exceptions that plugins threw of late: one passes through LibTorch's threads before it is told.
-struct Thrown {
-  const void* object = nullptr;
-  const PluginCode* plugin = nullptr;
-};
-std::mutex g_thrown_mutex;
-std::array<Thrown, 64> g_thrown;
-size_t g_next_thrown = 0;
-
 std::atomic<pid_t> g_teller{0};  // the thread whose crash is told
-thread_local constinit bool t_looking = false;
 thread_local constinit bool t_told = false;
 thread_local constinit const PluginCode* t_plugin = nullptr;
 thread_local constinit const char* t_doing = nullptr;
@@ -74,34 +67,23 @@ const Range* range_of(const void* address) {
   return nullptr;
 }
 
-// Whose functions are on this thread's stack. What lies between them, in the SDK or in LibTorch,
-// works for the one that called it.
-struct Stack {
-  const Range* innermost = nullptr;  // of a plugin or of the engine
-  bool has_caller = false;           // a function of the plugin that this thread was called for
-};
-
-Stack look_at_stack() {
-  void* frames[128];
-  const int many = ::backtrace(frames, 128);
-  Stack out;
-  for (int i = 0; i < many; ++i)
-    if (const Range* range = range_of(frames[i])) {
-      if (out.innermost == nullptr) out.innermost = range;
-      out.has_caller = out.has_caller || range->plugin == t_plugin;
-    }
-  return out;
+// Whose fault it is that this instruction crashed: the plugin's whose code holds it (a method, a
+// hook of a module or of autograd, or a thread that it left running), nobody's where it is the
+// engine's, else (in a library that both call) that of the plugin which this thread was called for.
+Blamed blamed_for(const void* instruction) {
+  const Range* range = range_of(instruction);
+  if (range == nullptr || range->plugin == t_plugin) return {t_plugin, t_doing};
+  return {range->plugin, "code that it left behind"};
 }
 
-// By the functions on this thread's stack, hooks of modules and of autograd and threads of a
-// plugin's own among them; where they say nothing, as while a library is loaded, by what the thread
-// was called for. Nobody, where the plugin called the engine, which is at fault then.
-Blamed blamed() {
-  const Stack stack = look_at_stack();
-  const PluginCode* innermost = stack.innermost != nullptr ? stack.innermost->plugin : nullptr;
-  if (innermost != nullptr && innermost != t_plugin) return {innermost, "code that it left behind"};
-  if (innermost == nullptr && stack.innermost != nullptr && stack.has_caller) return {};
-  return {t_plugin, t_doing};
+const void* instruction_of(const void* context) {
+  const mcontext_t& machine = static_cast<const ucontext_t*>(context)->uc_mcontext;
+#ifdef __aarch64__
+  const auto address = static_cast<uintptr_t>(machine.pc);
+#else
+  const auto address = static_cast<uintptr_t>(machine.gregs[REG_RIP]);
+#endif
+  return reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
 bool watches() { return g_watches > 0 && g_process == ::getpid(); }
@@ -163,8 +145,7 @@ void refuse_exit() {
     std::fflush(stdout);
     tell_of_library(library);
   }
-  Blamed who = blamed();
-  if (who.plugin == nullptr) who.plugin = g_last;
+  const Blamed who{t_plugin != nullptr ? t_plugin : g_last.load(), t_doing};
   if (who.plugin == nullptr) return;
   g_watches = 0;
   std::fflush(stdout);
@@ -172,6 +153,13 @@ void refuse_exit() {
        "a plugin reports what is wrong by throwing meshwright::Error; nothing may end the process "
        "but the program itself");
   ::_exit(exit_status(ErrorCode::plugin_exited));
+}
+
+// Handlers run in reverse order: one that is set after libraries were loaded and before threads
+// start comes before the destructors of what these threads still use. So it is set again and again,
+// at a start, for a plugin and when the ranks have met; the first that runs ends the process.
+bool look_at_exits() {
+  return std::atexit(refuse_exit) == 0 && std::at_quick_exit(refuse_exit) == 0;
 }
 
 const char* name_of(int number) {
@@ -230,12 +218,7 @@ void on_crash(int number, siginfo_t* info, void* context) {
   if (t_told) ::_exit(exit_status(ErrorCode::plugin_foreign_exception));
   const bool mine = is_mine_to_tell();
   Blamed who;
-  if (mine && watches() && !sent_by_somebody_else(info)) {
-    // A stack that was written over cannot be walked: that is a crash within the crash.
-    const bool walks = !std::exchange(t_looking, true);
-    who = walks ? blamed() : Blamed{t_plugin, t_doing};
-  }
-  t_looking = false;
+  if (mine && watches() && !sent_by_somebody_else(info)) who = blamed_for(instruction_of(context));
   // A told crash keeps the handler: other threads that crash meanwhile wait in it.
   if (who.plugin == nullptr) ::sigaction(number, &before, nullptr);
   if (who.plugin != nullptr) {
@@ -280,6 +263,7 @@ const PluginCode* plugin_code(const std::string& told) {
   if (many == kMostPlugins) return &g_plugins[many - 1];
   g_plugins[many] = made;
   ++g_many_plugins;
+  look_at_exits();
   return &g_plugins[many];
 }
 
@@ -292,38 +276,31 @@ void plugin_has_code(const PluginCode* plugin, const void* begin, const void* en
   ++g_many_ranges;
 }
 
-void engine_has_code_at(const void* inside) {
-  auto take = [](dl_phdr_info* library, size_t, void* address) {
-    for (int i = 0; i < library->dlpi_phnum; ++i) {
-      const ElfW(Phdr)& part = library->dlpi_phdr[i];
+void library_is_of(const PluginCode* plugin, const void* inside) {
+  using Part = ElfW(Phdr);
+  struct Search {
+    const PluginCode* plugin;
+    uintptr_t inside;
+  } search{plugin, reinterpret_cast<uintptr_t>(inside)};
+  auto take = [](dl_phdr_info* library, size_t, void* given) {
+    const auto& wanted = *static_cast<const Search*>(given);
+    const std::span<const Part> parts(library->dlpi_phdr, library->dlpi_phnum);
+    if (std::ranges::none_of(parts, [&](const Part& part) {
+          return part.p_type == PT_LOAD &&
+                 wanted.inside - (library->dlpi_addr + part.p_vaddr) < part.p_memsz;
+        }))
+      return 0;
+    for (const Part& part : parts) {
       if (part.p_type != PT_LOAD || (part.p_flags & PF_X) == 0) continue;
-      const uintptr_t begin = library->dlpi_addr + part.p_vaddr, end = begin + part.p_memsz,
-                      wanted = reinterpret_cast<uintptr_t>(address);
-      if (wanted < begin || wanted >= end) continue;
-      plugin_has_code(nullptr, reinterpret_cast<const void*>(begin),
-                      reinterpret_cast<const void*>(end));
-      return 1;
+      const uintptr_t begin = library->dlpi_addr + part.p_vaddr;
+      // Addresses of the dynamic linker are numbers. NOLINTBEGIN(performance-no-int-to-ptr)
+      plugin_has_code(wanted.plugin, reinterpret_cast<const void*>(begin),
+                      reinterpret_cast<const void*>(begin + part.p_memsz));
+      // NOLINTEND(performance-no-int-to-ptr)
     }
-    return 0;
+    return 1;
   };
-  ::dl_iterate_phdr(take, const_cast<void*>(inside));
-}
-
-void exception_begins(const void* object) noexcept {
-  if (g_many_plugins == 0) return;
-  const Range* range = look_at_stack().innermost;
-  std::lock_guard lock(g_thrown_mutex);
-  for (Thrown& thrown : g_thrown)
-    if (thrown.object == object) thrown = {};  // memory that is used again
-  if (range == nullptr || range->plugin == nullptr) return;
-  g_thrown[g_next_thrown++ % g_thrown.size()] = {object, range->plugin};
-}
-
-const PluginCode* thrower_of(const void* object) noexcept {
-  std::lock_guard lock(g_thrown_mutex);
-  for (const Thrown& thrown : g_thrown)
-    if (thrown.object == object && object != nullptr) return thrown.plugin;
-  return nullptr;
+  ::dl_iterate_phdr(take, &search);
 }
 
 PluginCall::PluginCall(const PluginCode* plugin, const char* doing) noexcept
@@ -338,17 +315,19 @@ PluginCall::~PluginCall() {
   t_doing = doing_;
 }
 
-void exit_begins() noexcept { refuse_exit(); }
+const PluginCode* plugin_at_work() { return t_plugin; }
+const PluginCode* last_plugin() { return g_last; }
 
-void this_is_rank(int64_t rank) { g_rank = rank; }
+void this_is_rank(int64_t rank) {
+  g_rank = rank;
+  look_at_exits();
+}
 
 std::string on_this_rank() { return g_rank < 0 ? "" : ", on rank " + std::to_string(g_rank); }
 
 PluginWatch::PluginWatch() {
-  static const bool registered =
-      std::atexit(refuse_exit) == 0 && std::at_quick_exit(refuse_exit) == 0;
   g_process = ::getpid();
-  if (!registered || g_watches++ > 0) return;
+  if (!look_at_exits() || g_watches++ > 0) return;
   void* frame = nullptr;
   ::backtrace(&frame, 1);  // the first call loads a library
   use_other_stack();

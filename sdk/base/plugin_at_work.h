@@ -18,6 +18,8 @@ MESHWRIGHT_API const char* told(const PluginCode* plugin);
 // Its instructions lie here, too. nullptr: the engine's own; what goes wrong there is not put down
 // to the plugin that called.
 MESHWRIGHT_API void plugin_has_code(const PluginCode* plugin, const void* begin, const void* end);
+// The same of all instructions of the program or library that this address lies in.
+MESHWRIGHT_API void library_is_of(const PluginCode* plugin, const void* inside);
 
 // While one of these lives, this thread runs code of that plugin, which does `doing`, a text that
 // outlives it; nullptr: code of the engine that a plugin called.
@@ -33,20 +35,10 @@ class MESHWRIGHT_API PluginCall {
   const char* doing_;
 };
 
-// The program or library that this address lies in is the engine's own.
-MESHWRIGHT_API void engine_has_code_at(const void* inside);
-
-// An exception begins here, on this thread: the program's __cxa_throw says so. What a plugin's hook
-// of a module or of autograd throws passes through LibTorch's code, where nothing tells whose it
-// was.
-MESHWRIGHT_API void exception_begins(const void* object) noexcept;
-// The plugin whose code threw this object, the address of the whole one; nullptr: none that is
-// known.
-MESHWRIGHT_API const PluginCode* thrower_of(const void* object) noexcept;
-
-// exit() begins, on this thread: the program's own says so, before anything that other threads
-// still use is taken down. Does not come back where PluginWatch says so.
-MESHWRIGHT_API void exit_begins() noexcept;
+// Whose code this thread runs, by the innermost PluginCall; nullptr: the engine's.
+MESHWRIGHT_API const PluginCode* plugin_at_work();
+// The one that was called last, by any thread; nullptr: none was.
+MESHWRIGHT_API const PluginCode* last_plugin();
 
 MESHWRIGHT_API void this_is_rank(int64_t rank);
 // ", on rank 1"; empty before the rank is known.

@@ -32,13 +32,6 @@ Error fault(const PluginCode* plugin, const char* doing, const std::string& what
       .help("this is a defect of the plugin, which may throw meshwright::Error only");
 }
 
-Error fault(const PluginCode* plugin, const char* doing, const std::exception& error) {
-  const std::string what = error.what();
-  return fault(plugin, doing,
-               "an exception of type " + exception_type() +
-                   " left the plugin: " + what.substr(0, what.find('\n')));
-}
-
 // Of memory, of a device or of a parameter that was freed, whoever met it.
 bool has_its_own_words(const std::exception& error) {
   const std::string what = error.what();
@@ -59,18 +52,15 @@ void rethrow_from(const PluginCode* plugin, const char* doing) {
     throw;
   } catch (const std::exception& error) {
     if (has_its_own_words(error)) throw;
-    throw fault(plugin, doing, error);
+    const std::string what = error.what();
+    throw fault(plugin, doing,
+                "an exception of type " + exception_type() +
+                    " left the plugin: " + what.substr(0, what.find('\n')));
   } catch (...) {
     throw fault(
         plugin, doing,
         "something that is no exception, of type " + exception_type() + ", left the plugin");
   }
-}
-
-std::optional<Error> fault_of_thrower(const std::exception& error) {
-  const PluginCode* plugin = thrower_of(dynamic_cast<const void*>(&error));
-  if (plugin == nullptr || has_its_own_words(error)) return std::nullopt;
-  return fault(plugin, "code that it left behind", error);
 }
 
 }  // namespace meshwright::detail

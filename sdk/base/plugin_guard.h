@@ -2,13 +2,19 @@
 // For the engine and for the conformance kit.
 #pragma once
 
-#include <exception>
-#include <optional>
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "meshwright/error.h"
 #include "meshwright/export.h"
 #include "plugin_at_work.h"
+
+namespace meshwright {
+class ParallelModel;  // meshwright/parallel/parallel.h
+class RunningModel;   // meshwright/model/running_model.h
+}  // namespace meshwright
 
 namespace meshwright::detail {
 
@@ -16,9 +22,6 @@ namespace meshwright::detail {
 // Error, or tells of memory (E0508) or of a parameter that was freed (E0902); else
 // Error(plugin_foreign_exception) with plugin, what it was doing, and rank.
 [[noreturn]] MESHWRIGHT_API void rethrow_from(const PluginCode* plugin, const char* doing);
-// To be called while it is handled. An exception that came out of LibTorch's code, if code of a
-// plugin began it: Error(plugin_foreign_exception) as above.
-MESHWRIGHT_API std::optional<Error> fault_of_thrower(const std::exception& error);
 // "plugin acme 1.0.0 (...), in end_step, on rank 1"
 MESHWRIGHT_API std::string fault_context(const PluginCode* plugin, const char* doing);
 // std::runtime_error, say; needs an exception that is handled.
@@ -26,7 +29,7 @@ MESHWRIGHT_API std::string exception_type();
 
 // Runs `body` as code of the plugin.
 template <class Body>
-decltype(auto) guarded(const PluginCode* plugin, const char* doing, Body&& body) {
+decltype(auto) call_plugin(const PluginCode* plugin, const char* doing, Body&& body) {
   PluginCall call(plugin, doing);
   try {
     return body();
@@ -34,5 +37,64 @@ decltype(auto) guarded(const PluginCode* plugin, const char* doing, Body&& body)
     rethrow_from(plugin, doing);
   }
 }
+
+// An object that a plugin made, of a class that the engine and the SDK hand on as any other's: who
+// derives from this overrides each method of Interface by a call() of the same.
+template <class Interface>
+class PluginObject : public Interface {
+ public:
+  // `destructor`: what its end is told as, "the destructor of its model".
+  PluginObject(const PluginCode* plugin, std::shared_ptr<Interface> made, const char* destructor)
+      : plugin_(plugin), destructor_(destructor), inner_(std::move(made)) {}
+  PluginObject(const PluginObject&) = delete;
+  PluginObject& operator=(const PluginObject&) = delete;
+  ~PluginObject() override {
+    PluginCall call(plugin_, destructor_);
+    inner_.reset();
+  }
+
+ protected:
+  template <class Method, class... Given>
+  decltype(auto) call(const char* doing, Method method, Given&&... given) const {
+    return call_plugin(plugin_, doing, [&]() -> decltype(auto) {
+      return std::invoke(method, *inner_, std::forward<Given>(given)...);
+    });
+  }
+  // The same; an Error, too, gets a note on plugin and hook.
+  template <class Method, class... Given>
+  decltype(auto) call_hook(const char* doing, Method method, Given&&... given) const {
+    try {
+      return call(doing, method, std::forward<Given>(given)...);
+    } catch (Error& error) {
+      if (error.code() == ErrorCode::plugin_foreign_exception) throw;
+      throw error.note(fault_context(plugin_, doing));
+    }
+  }
+  // What a method gave is not what it may give.
+  Error nonconforming(const char* doing, std::string what) const {
+    return Error(ErrorCode::plugin_nonconforming, std::move(what))
+        .note(fault_context(plugin_, doing));
+  }
+  const PluginCode* plugin() const { return plugin_; }
+  Interface& inner() const { return *inner_; }
+
+ private:
+  const PluginCode* plugin_;
+  const char* destructor_;
+  std::shared_ptr<Interface> inner_;
+};
+
+// A strategy's model as it trains: what throws something else than an Error becomes
+// Error(plugin_foreign_exception) with plugin, method and rank; a connection that LibTorch lost
+// becomes Error(collective_failed); Errors, and those of memory, pass as they are. nullptr stays
+// nullptr.
+MESHWRIGHT_API std::unique_ptr<ParallelModel> guarded_model(const PluginCode* plugin,
+                                                            std::unique_ptr<ParallelModel> made);
+
+// The same of a plugin's model as it runs. What comes out of it must be what it says, else
+// Error(plugin_nonconforming) with plugin, method and rank. `vocabulary`: the outline's.
+MESHWRIGHT_API std::unique_ptr<RunningModel> guarded_running(const PluginCode* plugin,
+                                                             std::unique_ptr<RunningModel> made,
+                                                             int64_t vocabulary);
 
 }  // namespace meshwright::detail

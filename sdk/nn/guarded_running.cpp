@@ -1,46 +1,35 @@
-#include "sdk/base/guarded_running.h"
-
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
 
 #include "meshwright/data/dataset_kind.h"
+#include "meshwright/model/running_model.h"
 #include "sdk/base/plugin_guard.h"
 
 namespace meshwright::detail {
 
 namespace {
 
-class GuardedRunning final : public RunningModel {
-  template <class Body>
-  decltype(auto) run(const char* method, Body&& body) const {
-    return guarded(plugin_, method, body);
-  }
-
+class GuardedRunning final : public PluginObject<RunningModel> {
  public:
   GuardedRunning(const PluginCode* plugin, std::unique_ptr<RunningModel> inner, int64_t vocabulary)
-      : plugin_(plugin), inner_(std::move(inner)), vocabulary_(vocabulary) {
-    generates_ = run("generates", [&] { return inner_->generates(); });
+      : PluginObject(plugin, std::move(inner), "the destructor of its model"),
+        vocabulary_(vocabulary) {
+    generates_ = call("generates", &RunningModel::generates);
     GuardedRunning::max_positions();  // told before it trains
-    trains_ = run("module", [&] {
-      const auto module = inner_->module();
+    trains_ = call("module", [](RunningModel& model) {
+      const auto module = model.module();
       return module != nullptr && std::ranges::any_of(module->parameters(), [](const auto& p) {
                return p.requires_grad();
              });
     });
   }
-  GuardedRunning(const GuardedRunning&) = delete;
-  GuardedRunning& operator=(const GuardedRunning&) = delete;
-  ~GuardedRunning() override {
-    PluginCall call(plugin_, "the destructor of its model");
-    inner_.reset();
-  }
   std::shared_ptr<torch::nn::Module> module() override {
-    return run("module", [&] { return inner_->module(); });
+    return call("module", &RunningModel::module);
   }
   at::Tensor forward(const at::Tensor& input) override {
-    at::Tensor out = run("forward", [&] { return inner_->forward(input); });
+    at::Tensor out = call("forward", &RunningModel::forward, input);
     if (!out.defined() || !out.is_floating_point() || out.dim() < 1 || out.size(0) != input.size(0))
       throw nonconforming("forward", "forward() of " + text_of(input) + " gave " + text_of(out) +
                                          ", but floats of the same number of samples are wanted");
@@ -54,8 +43,7 @@ class GuardedRunning final : public RunningModel {
                                          ", whose last size is not that of the vocabulary, " +
                                          std::to_string(columns))
           .help("let generates() say no where the output does not predict the next token");
-    at::Tensor out =
-        run("loss_sum", [&] { return inner_->loss_sum(output, targets, weights, shard); });
+    at::Tensor out = call("loss_sum", &RunningModel::loss_sum, output, targets, weights, shard);
     if (!out.defined() || out.dim() != 0 || !out.is_floating_point())
       throw nonconforming("loss_sum", "loss_sum() gave " + text_of(out) +
                                           ", but one float of 0 dimensions is wanted");
@@ -66,30 +54,22 @@ class GuardedRunning final : public RunningModel {
     return out;
   }
   bool changes_batches() const override {
-    return run("changes_batches", [&] { return inner_->changes_batches(); });
+    return call("changes_batches", &RunningModel::changes_batches);
   }
   void change_batch(HostBatch& batch) const override {
-    run("change_batch", [&] { inner_->change_batch(batch); });
+    call("change_batch", &RunningModel::change_batch, batch);
     check_ids(batch.tokens, "tokens", false);
     check_ids(batch.targets, "targets", true);
   }
   int64_t max_positions() const override {
-    const int64_t out = run("max_positions", [&] { return inner_->max_positions(); });
+    const int64_t out = call("max_positions", &RunningModel::max_positions);
     if (out < 1) throw nonconforming("max_positions", "max_positions() is " + std::to_string(out));
     return out;
   }
-  bool generates() const override {
-    return run("generates", [&] { return inner_->generates(); });
-  }
-  void* extension(uint32_t id) override {
-    return run("extension", [&] { return inner_->extension(id); });
-  }
+  bool generates() const override { return call("generates", &RunningModel::generates); }
+  void* extension(uint32_t id) override { return call("extension", &RunningModel::extension, id); }
 
  private:
-  Error nonconforming(const char* method, std::string what) const {
-    return Error(ErrorCode::plugin_nonconforming, std::move(what))
-        .note(fault_context(plugin_, method));
-  }
   static std::string text_of(const at::Tensor& x) {
     if (!x.defined()) return "an undefined tensor";
     return c10::str(x.sizes()) + " of " + at::toString(x.scalar_type());
@@ -106,8 +86,6 @@ class GuardedRunning final : public RunningModel {
                                 ", outside of the vocabulary of " + std::to_string(vocabulary_));
   }
 
-  const PluginCode* plugin_;
-  std::unique_ptr<RunningModel> inner_;
   int64_t vocabulary_;
   bool generates_ = true, trains_ = true;
 };

@@ -1,8 +1,7 @@
-#include "sdk/base/guarded_model.h"
-
 #include <c10/util/Exception.h>
 
 #include "meshwright/parallel/context_parallel.h"
+#include "meshwright/parallel/parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
 #include "sdk/base/plugin_guard.h"
 
@@ -10,72 +9,59 @@ namespace meshwright::detail {
 
 namespace {
 
-class GuardedModel final : public ParallelModel, public PipelineUnits {
-  template <class Body>
-  decltype(auto) run(const char* method, Body&& body) const {
-    return guarded(plugin_, method, [&]() -> decltype(auto) {
+class GuardedModel final : public PluginObject<ParallelModel>, public PipelineUnits {
+  template <class Method, class... Given>
+  decltype(auto) call(const char* method_name, Method method, Given&&... given) const {
+    return PluginObject::call(method_name, [&](ParallelModel& model) -> decltype(auto) {
       try {
-        return body();
+        return std::invoke(method, model, std::forward<Given>(given)...);
       } catch (const c10::DistError& error) {  // of a process group of the plugin's own
         throw Error(ErrorCode::collective_failed, error.what_without_backtrace())
-            .note(fault_context(plugin_, method));
+            .note(fault_context(plugin(), method_name));
       }
     });
   }
 
  public:
-  GuardedModel(const PluginCode* plugin, std::unique_ptr<ParallelModel> inner)
-      : plugin_(plugin), inner_(std::move(inner)) {
-    set_context_parallel(inner_->context_parallel());
+  GuardedModel(const PluginCode* plugin, std::unique_ptr<ParallelModel> model)
+      : PluginObject(plugin, std::move(model), "the destructor of its model") {
+    set_context_parallel(inner().context_parallel());
   }
-  GuardedModel(const GuardedModel&) = delete;
-  GuardedModel& operator=(const GuardedModel&) = delete;
-  ~GuardedModel() override {
-    PluginCall call(plugin_, "the destructor of its model");
-    inner_.reset();
-  }
-  void begin_step() override {
-    run("begin_step", [&] { inner_->begin_step(); });
-  }
+  void begin_step() override { call("begin_step", &ParallelModel::begin_step); }
   void begin_micro_batch(GradientSync sync) override {
-    run("begin_micro_batch", [&] { inner_->begin_micro_batch(sync); });
+    call("begin_micro_batch", &ParallelModel::begin_micro_batch, sync);
   }
-  void end_step() override {
-    run("end_step", [&] { inner_->end_step(); });
-  }
-  void end_step_later() override {
-    run("end_step", [&] { inner_->end_step_later(); });
-  }
+  void end_step() override { call("end_step", &ParallelModel::end_step); }
+  void end_step_later() override { call("end_step", &ParallelModel::end_step_later); }
   const std::vector<ParallelParameter>& parameters() const override {
-    return run("parameters", [&]() -> auto& { return inner_->parameters(); });
+    return call("parameters", &ParallelModel::parameters);
   }
   const std::vector<FlatParameterGroup>& update_groups() const override {
-    return run("update_groups", [&]() -> auto& { return inner_->update_groups(); });
+    return call("update_groups", &ParallelModel::update_groups);
   }
   void after_optimizer_step() override {
-    run("after_optimizer_step", [&] { inner_->after_optimizer_step(); });
+    call("after_optimizer_step", &ParallelModel::after_optimizer_step);
   }
   bool values_written(const ValuesWritten& written) override {
-    return run("values_written", [&] { return inner_->values_written(written); });
+    return call("values_written", &ParallelModel::values_written, written);
   }
   bool before_save(SaveReason reason, int64_t steps) override {
-    return run("before_save", [&] { return inner_->before_save(reason, steps); });
+    return call("before_save", &ParallelModel::before_save, reason, steps);
   }
   std::vector<StateTensor> state_tensors() const override {
-    return run("state_tensors", [&] { return inner_->state_tensors(); });
+    return call("state_tensors", &ParallelModel::state_tensors);
   }
   std::string independent_axis() const override {
-    return run("independent_axis", [&] { return inner_->independent_axis(); });
+    return call("independent_axis", &ParallelModel::independent_axis);
   }
   double clip_grad_norm(double max_norm, double scale) override {
-    return run("clip_grad_norm", [&] { return inner_->clip_grad_norm(max_norm, scale); });
+    return call("clip_grad_norm", &ParallelModel::clip_grad_norm, max_norm, scale);
   }
   double clip_grad_norm_later(double max_norm, double scale, double& left) override {
-    return run("clip_grad_norm",
-               [&] { return inner_->clip_grad_norm_later(max_norm, scale, left); });
+    return call("clip_grad_norm", &ParallelModel::clip_grad_norm_later, max_norm, scale, left);
   }
   at::Tensor full_tensor(std::string_view name) override {
-    return run("full_tensor", [&] { return inner_->full_tensor(name); });
+    return call("full_tensor", &ParallelModel::full_tensor, name);
   }
   // What `body` throws is not the plugin's, whatever it is.
   void summon_full_parameters(const std::function<void()>& body) override {
@@ -90,7 +76,7 @@ class GuardedModel final : public ParallelModel, public PipelineUnits {
       }
     };
     try {
-      run("summon_full_parameters", [&] { inner_->summon_full_parameters(watched); });
+      call("summon_full_parameters", &ParallelModel::summon_full_parameters, watched);
     } catch (...) {
       if (ours) std::rethrow_exception(ours);
       throw;
@@ -98,31 +84,30 @@ class GuardedModel final : public ParallelModel, public PipelineUnits {
     if (ours) std::rethrow_exception(ours);
   }
   std::shared_ptr<Group> data_group() override {
-    return run("data_group", [&] { return inner_->data_group(); });
+    return call("data_group", &ParallelModel::data_group);
   }
   std::shared_ptr<TensorParallel> tensor_parallel() const override {
-    return run("tensor_parallel", [&] { return inner_->tensor_parallel(); });
+    return call("tensor_parallel", &ParallelModel::tensor_parallel);
   }
   PipelineUnits* pipeline_units() override {
-    units_ = run("pipeline_units", [&] { return inner_->pipeline_units(); });
+    units_ = call("pipeline_units", &ParallelModel::pipeline_units);
     return units_ != nullptr ? this : nullptr;
   }
   std::vector<std::string> unit_names() const override {
-    return run("unit_names", [&] { return units_->unit_names(); });
+    return call("unit_names", [&](ParallelModel&) { return units_->unit_names(); });
   }
   void hold_units(const std::vector<std::string>& units, bool held) override {
-    run("hold_units", [&] { units_->hold_units(units, held); });
+    call("hold_units", [&](ParallelModel&) { units_->hold_units(units, held); });
   }
   void reduce_units(const std::vector<std::string>& units) override {
-    run("reduce_units", [&] { units_->reduce_units(units); });
+    call("reduce_units", [&](ParallelModel&) { units_->reduce_units(units); });
   }
   bool reduces_every_micro_batch() const override {
-    return run("reduces_every_micro_batch", [&] { return units_->reduces_every_micro_batch(); });
+    return call("reduces_every_micro_batch",
+                [&](ParallelModel&) { return units_->reduces_every_micro_batch(); });
   }
 
  private:
-  const PluginCode* plugin_;
-  std::unique_ptr<ParallelModel> inner_;
   PipelineUnits* units_ = nullptr;  // the inner model's
 };
 

@@ -12,6 +12,7 @@
 #include "meshwright/error.h"
 #include "meshwright/plugin.h"
 #include "plan_executor.h"
+#include "sdk/base/plugin_at_work.h"
 
 namespace meshwright {
 namespace {
@@ -60,6 +61,8 @@ const PluginRuntime* runtime_of(const void* object) {
   if (std::strcmp(found->facts, descriptor->facts) != 0)
     throw Error(ErrorCode::plugin_facts, half + " and " + file + " come from different builds")
         .help("rebuild the plugin from a clean build folder");
+  if (const detail::PluginCode* whose = detail::plugin_at_work())
+    detail::library_is_of(whose, found);
   return found;
 }
 

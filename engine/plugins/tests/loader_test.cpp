@@ -219,15 +219,20 @@ TEST_CASE("what others could have written, or own, is refused") {
   }
 }
 
-TEST_CASE("a marker that does not belong to its facts is refused") {
+TEST_CASE("facts that were edited in the file are refused, in the marker and in the descriptor") {
   Folder folder("marker");
-  std::string bytes = read(fixture("good"));
-  // The facts of a library edited by hand, its symbol name left alone.
-  size_t at = bytes.find("sdk.cxx_epoch=");
-  REQUIRE(at != std::string::npos);
-  bytes[at + 14] = bytes[at + 14] == '9' ? '8' : '9';  // whatever the epoch is
-  write(folder.path / "edited.so", bytes);
-  CHECK(refusal(folder.path / "edited.so").code() == ErrorCode::plugin_bad_marker);
+  const std::string bytes = read(fixture("good"));
+  std::vector<ErrorCode> codes;
+  for (size_t at = bytes.find("sdk.cxx_epoch="); at != std::string::npos;
+       at = bytes.find("sdk.cxx_epoch=", at + 1)) {
+    std::string edited = bytes;
+    edited[at + 14] = edited[at + 14] == '9' ? '8' : '9';  // whatever the epoch is
+    const fs::path file = folder.path / ("edited" + std::to_string(at) + ".so");
+    write(file, edited);
+    codes.push_back(refusal(file).code());
+  }
+  std::sort(codes.begin(), codes.end());
+  CHECK(codes == std::vector<ErrorCode>{ErrorCode::plugin_cxx_epoch, ErrorCode::plugin_bad_marker});
 }
 
 TEST_CASE("a library that hides others of its strategy's name is told with their paths") {

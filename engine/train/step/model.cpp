@@ -7,8 +7,8 @@
 #include "engine/job/adapters.h"
 #include "engine/models/hub_family.h"
 #include "engine/models/running/causal_lm.h"
-#include "sdk/base/guarded_running.h"
 #include "sdk/base/low_rank.h"
+#include "sdk/base/plugin_guard.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::train {

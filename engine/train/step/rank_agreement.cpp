@@ -9,7 +9,7 @@
 #include <map>
 
 #include "engine/launch/rendezvous/error_text.h"
-#include "engine/plugins/guard.h"
+#include "sdk/base/plugin_guard.h"
 #include "sdk/base/read_by_host.h"
 #include "sdk/base/used_up.h"
 
@@ -52,6 +52,19 @@ std::vector<int64_t> hosts_of_ranks(World& world, const std::string& here) {
   return out;
 }
 
+namespace {
+
+// Hooks of modules and of autograd that a plugin left behind run in LibTorch's calls, where nothing
+// tells them from the engine's own.
+Error maybe_of_plugin(Error error) {
+  if (const detail::PluginCode* plugin = detail::last_plugin())
+    error.note(std::string("or a defect of the plugin ") + detail::told(plugin) +
+               ", if a hook that it left behind threw this");
+  return error;
+}
+
+}  // namespace
+
 Error error_being_handled() {
   try {
     throw;
@@ -60,13 +73,14 @@ Error error_being_handled() {
   } catch (const std::exception& error) {
     if (std::optional<Error> limit = detail::used_up(error)) return *limit;
     const std::string what = error.what();
-    if (auto fault = loader::fault_of_thrower(error)) return *fault;
     // LibTorch reports a use of freed memory with words of ours in the middle of its own.
-    const bool freed = what.find("was used outside its unit") != std::string::npos;
-    return {freed ? ErrorCode::parameter_freed : ErrorCode::internal,
-            what.substr(0, what.find('\n'))};
+    const std::string line = what.substr(0, what.find('\n'));
+    if (what.find("was used outside its unit") != std::string::npos)
+      return {ErrorCode::parameter_freed, line};
+    return maybe_of_plugin({ErrorCode::internal, line});
   } catch (...) {
-    return {ErrorCode::internal, "something that is no std::exception was thrown"};
+    return maybe_of_plugin({ErrorCode::internal, "something that is no exception, of type " +
+                                                     detail::exception_type() + ", was thrown"});
   }
 }
 

@@ -45,11 +45,10 @@
 #include "meshwright/parallel/trace_span.h"
 #include "meshwright/parallel/transport.h"
 #include "sdk/base/check_parts.h"
-#include "sdk/base/guarded_model.h"
 #include "sdk/base/host/run_lock.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/plain_text.h"
-#include "sdk/base/plugin_at_work.h"
+#include "sdk/base/plugin_guard.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright {

@@ -1,12 +1,13 @@
-// Whose fault a crash or an exception is, by what stands on the stack. Functions in sections of
-// their own play the plugin and the engine; crashes happen in children.
+// Whose fault a crash is, by the instruction and by what the thread was called for, and whose an
+// exit() is. Functions in sections of their own play the plugin and the engine; all happen in
+// children.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <functional>
-#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -16,17 +17,10 @@ using namespace meshwright::detail;
 
 namespace plugin_at_work_test {
 
-using Deed = void (*)(int);
-
 #define PRETENDS(owner) __attribute__((noinline, section(#owner)))
-PRETENDS(pretended_plugin) void plugin_does(Deed deed, int left) {
-  deed(left);
-  asm volatile("");  // no tail call: this function stays on the stack
-}
-PRETENDS(pretended_engine) void engine_does(Deed deed, int left) {
-  deed(left);
-  asm volatile("");
-}
+PRETENDS(pretended_plugin) void plugin_crashes() { __builtin_trap(); }
+PRETENDS(pretended_engine) void engine_crashes() { __builtin_trap(); }
+void library_crashes() { __builtin_trap(); }  // of neither
 
 extern "C" {
 extern const char __start_pretended_plugin[], __stop_pretended_plugin[];
@@ -42,8 +36,6 @@ const PluginCode* plugin() {
   }();
   return made;
 }
-
-void crash(int) { __builtin_trap(); }
 
 struct Ended {
   int status;
@@ -70,39 +62,44 @@ Ended in_child(const std::function<void()>& body, void (*handler)(int) = SIG_DFL
   ::waitpid(child, &out.status, 0);
   return out;
 }
-bool blames_plugin(const Ended& ended) {
+bool blames_plugin(const Ended& ended, const std::string& doing) {
   return WIFEXITED(ended.status) && WEXITSTATUS(ended.status) == 2 &&
-         ended.said.starts_with("error[E0421]: the plugin pretended 1.0.0 (/nowhere) crashed in ");
+         ended.said.starts_with("error[E0421]: the plugin pretended 1.0.0 (/nowhere) crashed in " +
+                                doing + ": ");
 }
 bool blames_nobody(const Ended& ended) {
   return WIFSIGNALED(ended.status) && WTERMSIG(ended.status) == SIGILL && ended.said.empty();
 }
 
 TEST_CASE(
-    "a crash is put down to the innermost that is known: the plugin, or the engine that it "
-    "called") {
+    "a crash is that of whose instruction it was, and elsewhere of the plugin that was called") {
   const PluginCode* code = plugin();
-  CHECK(blames_plugin(in_child([&] {
-    PluginCall call(code, "end_step");
-    plugin_does(crash, 0);
-  })));
-  CHECK(blames_plugin(in_child([] { plugin_does(crash, 0); })));  // a hook that it left behind
-  // Nothing of it is known yet while it is loaded: what the thread was called for says it.
-  CHECK(blames_plugin(in_child([&] {
-    engine_does(
-        [](int) {
-          PluginCall call(plugin(), "being loaded");
-          crash(0);
-        },
-        0);
-  })));
-  CHECK(blames_plugin(in_child([] { engine_does([](int) { plugin_does(crash, 0); }, 0); })));
+  struct Row {
+    void (*crash)();
+    const char* call;   // nullptr: none
+    const char* doing;  // that is told; nullptr: nobody is blamed
+  };
+  for (const Row& row :
+       {Row{plugin_crashes, "end_step", "end_step"}, Row{library_crashes, "end_step", "end_step"},
+        // Nothing of its code is known yet.
+        Row{library_crashes, "being loaded", "being loaded"},
+        Row{engine_crashes, "end_step", nullptr},
+        Row{plugin_crashes, nullptr, "code that it left behind"},
+        Row{engine_crashes, nullptr, nullptr}, Row{library_crashes, nullptr, nullptr}}) {
+    CAPTURE(row.call);
+    CAPTURE(row.doing);
+    const Ended ended = in_child([&] {
+      if (row.call == nullptr) return row.crash();
+      PluginCall call(code, row.call);
+      row.crash();
+    });
+    CHECK((row.doing != nullptr ? blames_plugin(ended, row.doing) : blames_nobody(ended)));
+  }
   CHECK(blames_nobody(in_child([&] {
-    PluginCall call(code, "end_step");
-    plugin_does([](int) { engine_does(crash, 0); }, 0);
+    PluginCall call(code, "summon_full_parameters");
+    PluginCall engine(nullptr, nullptr);
+    library_crashes();
   })));
-  CHECK(blames_nobody(in_child([] { engine_does(crash, 0); })));
-  CHECK(blames_nobody(in_child([] { plugin_does([](int) { engine_does(crash, 0); }, 0); })));
 }
 
 TEST_CASE("threads that crash together are told once, and so is a crash in what follows") {
@@ -110,45 +107,38 @@ TEST_CASE("threads that crash together are told once, and so is a crash in what 
   const auto crash_twice = [] {
     std::thread other([] {
       ::usleep(20'000);
-      plugin_does(crash, 0);
+      plugin_crashes();
     });
-    plugin_does(crash, 0);
+    plugin_crashes();
     other.join();
   };
   const auto told_once = [](const Ended& ended) {
-    return blames_plugin(ended) && ended.said.find("error[", 1) == std::string::npos;
+    return blames_plugin(ended, "code that it left behind") &&
+           ended.said.find("error[", 1) == std::string::npos;
   };
   // The handler that was there before takes its time, or crashes.
   CHECK(told_once(in_child(crash_twice, [](int) { ::usleep(100'000); })));
-  CHECK(told_once(in_child(crash_twice, crash)));
+  CHECK(told_once(in_child(crash_twice, [](int) { library_crashes(); })));
 }
 
-TEST_CASE("a stack that cannot be walked leaves what the thread was called for") {
+TEST_CASE("exit() is a plugin's, in any of its threads, before anything is taken down") {
   const PluginCode* code = plugin();
-  const Ended ended = in_child([&] {
-    PluginCall call(code, "end_step");
-    plugin_does(
-        [](int) {
-          // The return addresses above are gone, and the frames lead to nowhere.
-          auto* frame = static_cast<void**>(__builtin_frame_address(0));
-          for (int i = 0; i < 12; ++i) const_cast<void* volatile*>(frame)[i] = nullptr;
-          crash(0);
-        },
-        0);
-  });
-  CHECK(blames_plugin(ended));
-}
-
-TEST_CASE("an exception is that of the innermost that is known, and its memory may be used again") {
-  const PluginCode* code = plugin();
-  static int first = 0, second = 0;
-  plugin_does([](int) { exception_begins(&first); }, 0);
-  engine_does([](int) { exception_begins(&second); }, 0);
-  CHECK(thrower_of(&first) == code);
-  CHECK(thrower_of(&second) == nullptr);
-  CHECK(thrower_of(nullptr) == nullptr);
-  plugin_does([](int) { engine_does([](int) { exception_begins(&first); }, 0); }, 0);
-  CHECK(thrower_of(&first) == nullptr);
+  for (const bool of_thread : {false, true}) {
+    CAPTURE(of_thread);
+    const Ended ended = in_child([&] {
+      std::atexit([] { static_cast<void>(::write(2, "a destructor ran", 16)); });
+      this_is_rank(3);
+      PluginCall call(code, "end_step");
+      if (of_thread) std::thread([] { std::exit(0); }).join();
+      std::exit(0);
+    });
+    CHECK(WIFEXITED(ended.status));
+    CHECK(WEXITSTATUS(ended.status) == 2);
+    CHECK(ended.said.starts_with(
+        "error[E0424]: the plugin pretended 1.0.0 (/nowhere) called exit() in " +
+        std::string(of_thread ? "the middle of its work" : "end_step") + ", on rank 3\n"));
+    CHECK(ended.said.find("destructor") == std::string::npos);
+  }
 }
 
 }  // namespace plugin_at_work_test

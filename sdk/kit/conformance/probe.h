@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "meshwright/strategy.h"
+#include "sdk/base/check_schema.h"
 #include "sdk/base/conformance.h"
 #include "sdk/base/words.h"
 
@@ -78,13 +79,6 @@ class Random {
  private:
   uint64_t state_;
 };
-
-// The i-th element of an array whose elements may be longer than ours (a plugin of a later minor
-// version).
-template <class T>
-const T& element(const T* array, size_t i) {
-  return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + i * array->struct_size);
-}
 
 // The strategy's own table, as the engine makes it.
 OptionSchema own_schema(const meshwright_strategy& strategy);

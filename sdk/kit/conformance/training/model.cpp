@@ -15,7 +15,6 @@
 #include <stdexcept>
 
 #include "meshwright/nn/layers.h"
-#include "sdk/base/guarded_running.h"
 #include "sdk/base/plugin_guard.h"
 #include "sdk/kit/conformance/probe.h"
 #include "sdk/kit/conformance/training_library.h"
@@ -44,7 +43,7 @@ int64_t ModelBatch::count() const { return targets.ne(-100).sum().item<int64_t>(
 ModelUnderTest::ModelUnderTest(const ModelFamily& family, const ModelRequest& request,
                                const detail::PluginCode* code)
     : family_(family), request_(request), code_(code), outline_(family.outline(request)) {
-  first_ = detail::guarded(code_, "make", [&] { return family.make(request); });
+  first_ = detail::call_plugin(code_, "make", [&] { return family.make(request); });
   if (first_ == nullptr) throw std::runtime_error("make() returned nothing");
   if (first_->module() == nullptr) throw std::runtime_error("module() returned nothing");
   first_ = detail::guarded_running(code_, std::move(first_), outline_.vocab_size);
@@ -55,7 +54,7 @@ ModelUnderTest::ModelUnderTest(const ModelFamily& family, const ModelRequest& re
 
 std::unique_ptr<RunningModel> ModelUnderTest::make() const {
   std::unique_ptr<RunningModel> out =
-      detail::guarded(code_, "make", [&] { return family_.make(request_); });
+      detail::call_plugin(code_, "make", [&] { return family_.make(request_); });
   if (out == nullptr || out->module() == nullptr)
     throw std::runtime_error("make() gave a model the first time, and none the second");
   out = detail::guarded_running(code_, std::move(out), outline_.vocab_size);

@@ -14,7 +14,6 @@
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/parallelize.h"
 #include "sdk/base/check_parts.h"
-#include "sdk/base/guarded_model.h"
 #include "sdk/base/plugin_guard.h"
 
 namespace meshwright::conformance {
@@ -47,7 +46,7 @@ RankRun::RankRun(const Subject& subject, const MeshRequest& request, const Refer
       net_(make_net()),
       name_(subject.strategy->name),
       code_(subject.code != nullptr ? subject.code : detail::plugin_code(name_)) {
-  mesh_ = detail::guarded(code_, "plan_mesh", [&] { return strategy_->plan_mesh(request); });
+  mesh_ = detail::call_plugin(code_, "plan_mesh", [&] { return strategy_->plan_mesh(request); });
   const SharedOptions& shared = request.config.shared;
   data_ranks_ = mesh_.dp * std::max<int64_t>(shared.sizes.cp, 1);
   recomputes_ = shared.activation_checkpointing == ActivationCheckpointing::full;
@@ -79,7 +78,7 @@ void RankRun::make_model(const MeshRequest& request) {
                           {"layers.*.self_attn.k_norm", "replicated_with_grad_allreduce"},
                           {"layers.*.mlp.up_proj", "colwise"},
                           {"layers.*.mlp.down_proj", "rowwise"}};
-  tp_ = detail::guarded(code_, "translate_tp_plan", [&] {
+  tp_ = detail::call_plugin(code_, "translate_tp_plan", [&] {
     return strategy_->translate_tp_plan(
         outline_, {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
   });
@@ -87,14 +86,15 @@ void RankRun::make_model(const MeshRequest& request) {
   ParallelizeRequest wanted{net_.ptr(), outline_, mesh_, tp_, request.config, world_};
   const LiveShardingRequest live(wanted);
   ShardingPlan plan;
-  detail::guarded(code_, "plan_sharding", [&] {
+  detail::call_plugin(code_, "plan_sharding", [&] {
     wire_ = planned_wire(live);
     planned_ = planned_bytes(live);
     plan = strategy_->plan_sharding(live);
   });
   wanted.plan = &plan;
-  model_ = detail::guarded_model(
-      code_, detail::guarded(code_, "parallelize", [&] { return strategy_->parallelize(wanted); }));
+  model_ = detail::guarded_model(code_, detail::call_plugin(code_, "parallelize", [&] {
+                                   return strategy_->parallelize(wanted);
+                                 }));
   if (!model_) throw std::runtime_error("parallelize returned nothing");
 }
 
