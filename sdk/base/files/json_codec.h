@@ -60,8 +60,9 @@ constexpr std::string_view key_of(std::string_view member) {
   return member.substr(0, member.size() - (member.ends_with('_') ? 1 : 0));
 }
 
+// Not inline: GCC 12 takes the empty optionals of what is read here for values that may be used.
 template <class T>
-void read(const boost::json::value& from, T& to, const Place& place) {
+[[gnu::noinline]] void read(const boost::json::value& from, T& to, const Place& place) {
   namespace json = boost::json;
   if constexpr (std::same_as<T, json::value>) {
     to = from;
