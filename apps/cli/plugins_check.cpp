@@ -2,7 +2,6 @@
 // even loading the library happens in a child, so that nothing a plugin does can end the run.
 #include <algorithm>
 #include <boost/json/array.hpp>
-#include <charconv>
 #include <csignal>
 #include <filesystem>
 #include <iterator>
@@ -15,6 +14,7 @@
 #include "engine/plugins/registry.h"
 #include "sdk/base/conformance.h"
 #include "sdk/base/conformance_runner.h"
+#include "sdk/base/files/error_text.h"
 #include "sdk/base/host_facts.h"
 #include "sdk/base/words.h"
 
@@ -46,32 +46,6 @@ const conf::Case& case_of(const std::string& name) {
   std::vector<std::string> names;
   for (const conf::Case& each : conf::cases()) names.emplace_back(each.name);
   throw unknown_name("the kit has no case", name, names, "case");
-}
-
-// An error over the pipe and back: the parent shows the loader's refusal as if it had judged the
-// library itself.
-Fields fields_of(const Error& error) {
-  Fields fields = {{"verdict", "failed"},
-                   {"refused", std::to_string(static_cast<int>(error.code()))},
-                   {"message", error.message()}};
-  if (!error.key().empty()) fields.emplace_back("key", error.key());
-  for (const std::string& note : error.notes()) fields.emplace_back("about", note);
-  for (const std::string& help : error.helps()) fields.emplace_back("help", help);
-  return fields;
-}
-
-std::optional<Error> refusal_in(const Fields& fields) {
-  std::vector<std::string> codes = conf::values_of(fields, "refused"),
-                           messages = conf::values_of(fields, "message");
-  uint16_t code = 0;
-  if (codes.empty() || messages.empty() ||
-      std::from_chars(codes[0].data(), codes[0].data() + codes[0].size(), code).ec != std::errc())
-    return std::nullopt;
-  Error error(static_cast<ErrorCode>(code), messages[0]);
-  for (const std::string& key : conf::values_of(fields, "key")) error.key(key);
-  for (const std::string& note : conf::values_of(fields, "about")) error.note(note);
-  for (const std::string& help : conf::values_of(fields, "help")) error.help(help);
-  return error;
 }
 
 // The job of --file, with the library at its disposal.
@@ -209,7 +183,7 @@ int run_child(Call& call) {
       fields.emplace_back("dataset", info.name);
     for (const loader::ComponentInfo& info : plugin.models) fields.emplace_back("model", info.name);
   } catch (const Error& error) {
-    fields = fields_of(error);
+    fields = {{"verdict", "failed"}, {"refused", base::error_text(error)}};
   }
   if (!conf::answer(fields))
     throw Error(ErrorCode::usage, "--child is for the program itself").help("leave out --child");
@@ -348,7 +322,9 @@ int run_check(Call& call) {
   // The first case loads the library, so it always runs; the rest is known from its answer.
   const conf::Case& first = conf::cases().front();
   Row loading = run(first, "", given);
-  if (std::optional<Error> refused = refusal_in(loading.outcome.child.fields)) throw *refused;
+  // The parent shows the loader's refusal as if it had judged the library itself.
+  for (const std::string& text : conf::values_of(loading.outcome.child.fields, "refused"))
+    if (std::optional<Error> refused = base::error_in(text)) throw *refused;
   const Library library = library_of(loading.outcome.child.fields, given, call.value("strategy"));
   const std::string title =
       library.plugin.empty() ? library.path

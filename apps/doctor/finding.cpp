@@ -11,10 +11,6 @@ namespace {
 
 constexpr const char* kNames[] = {"ok", "note", "warning", "fault"};
 
-std::string text_at(const boost::json::object& object, const char* key) {
-  return std::string(object.at(key).as_string());
-}
-
 }  // namespace
 
 const char* level_name(Level level) { return kNames[static_cast<size_t>(level)]; }
@@ -38,20 +34,6 @@ boost::json::object to_json(const Finding& finding) {
                           {"code", nullptr}};
   if (!finding.fix.empty()) out["fix"] = finding.fix;
   if (finding.code) out["code"] = code_string(*finding.code);
-  return out;
-}
-
-Finding finding_from(const boost::json::object& object) {
-  Finding out;
-  out.topic = text_at(object, "topic");
-  const std::string level = text_at(object, "level");
-  for (size_t i = 0; i < std::size(kNames); ++i)
-    if (level == kNames[i]) out.level = static_cast<Level>(i);
-  out.text = text_at(object, "text");
-  if (object.at("fix").is_string()) out.fix = text_at(object, "fix");
-  if (object.at("code").is_string())
-    for (const ErrorInfo& info : error_catalog())
-      if (code_string(info.code) == text_at(object, "code")) out.code = info.code;
   return out;
 }
 

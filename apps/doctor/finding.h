@@ -1,6 +1,7 @@
-// One thing that `doctor` has to say, and how it travels from a rank to rank 0.
+// One thing that `doctor` has to say.
 #pragma once
 
+#include <boost/describe/class.hpp>
 #include <boost/json/object.hpp>
 #include <cstdint>
 #include <optional>
@@ -29,11 +30,11 @@ struct Finding {
   static Finding unknown(std::string topic, const std::string& why);
   bool operator==(const Finding&) const = default;
 };
+BOOST_DESCRIBE_STRUCT(Finding, (), (topic, level, text, fix, code))
 
 Finding finding_of(std::string topic, const Error& error);  // a fault, with the error's first help
 
 boost::json::object to_json(const Finding& finding);
-Finding finding_from(const boost::json::object& object);
 
 // The fault whose code decides the exit status, the worst: what keeps ranks apart before what loses
 // one, before what does not fit, before what only this job's files have against them. Of several

@@ -21,11 +21,6 @@ constexpr int64_t kOneByOne = 6;
 json::value or_null(const std::optional<double>& value) {
   return value ? json::value(std::llround(*value)) : json::value(nullptr);
 }
-std::optional<double> maybe(const json::value& value) {
-  if (value.is_null()) return std::nullopt;
-  return value.to_number<double>();
-}
-
 }  // namespace
 
 double Link::slowest() const {
@@ -107,32 +102,7 @@ json::object to_json(const Link& link) {
           {"to", link.to},
           {"latency_us", link.latency * 1e6},
           {"bytes_per_second", or_null(link.there)},
-          {"bytes_per_second_back", or_null(link.back)},
-          {"clock",
-           {{"ahead", link.ahead},
-            {"error", link.error},
-            {"at", link.at},
-            {"later_ahead", link.later_ahead},
-            {"later_error", link.later_error},
-            {"later_at", link.later_at}}}};
-}
-
-Link link_from(const json::object& object) {
-  const json::object& clock = object.at("clock").as_object();
-  auto number = [&](const char* key) { return clock.at(key).to_number<double>(); };
-  Link out;
-  out.from = object.at("from").to_number<int64_t>();
-  out.to = object.at("to").to_number<int64_t>();
-  out.latency = object.at("latency_us").to_number<double>() / 1e6;
-  out.there = maybe(object.at("bytes_per_second"));
-  out.back = maybe(object.at("bytes_per_second_back"));
-  out.ahead = number("ahead");
-  out.error = number("error");
-  out.at = number("at");
-  out.later_ahead = number("later_ahead");
-  out.later_error = number("later_error");
-  out.later_at = number("later_at");
-  return out;
+          {"bytes_per_second_back", or_null(link.back)}};
 }
 
 json::object to_json(const Collective& c) {
@@ -145,21 +115,6 @@ json::object to_json(const Collective& c) {
           {"seconds", c.seconds},
           {"bytes_per_second", std::llround(c.rate())},
           {"slowest_ranks", json::value_from(c.slowest)}};
-}
-
-Collective collective_from(const json::object& object) {
-  auto text = [&](const char* key) { return std::string(object.at(key).as_string()); };
-  Collective out;
-  out.axis = text("axis");
-  out.op = text("op");
-  out.over = text("over");
-  out.ranks = object.at("ranks").to_number<int64_t>();
-  out.latency = object.at("latency_us").to_number<double>() / 1e6;
-  out.bytes = object.at("bytes").to_number<int64_t>();
-  out.seconds = object.at("seconds").to_number<double>();
-  for (const json::value& rank : object.at("slowest_ranks").as_array())
-    out.slowest.push_back(rank.to_number<int64_t>());
-  return out;
 }
 
 }  // namespace meshwright::doctor

@@ -1,6 +1,7 @@
 // What was measured between ranks, and what follows from it.
 #pragma once
 
+#include <boost/describe/class.hpp>
 #include <boost/json/object.hpp>
 #include <cstdint>
 #include <optional>
@@ -22,6 +23,9 @@ struct Link {
   double ahead = 0, error = 0, at = 0, later_ahead = 0, later_error = 0, later_at = 0;
   double slowest() const;  // bytes a second; 0: not known
 };
+BOOST_DESCRIBE_STRUCT(Link, (),
+                      (from, to, latency, there, back, ahead, error, at, later_ahead, later_error,
+                       later_at))
 
 // One collective of all groups of an axis at once, as runs have them.
 struct Collective {
@@ -33,6 +37,7 @@ struct Collective {
   std::vector<int64_t> slowest = {};  // the group that took longest
   double rate() const { return seconds > 0 ? static_cast<double>(bytes) / seconds : 0; }
 };
+BOOST_DESCRIBE_STRUCT(Collective, (), (axis, op, over, ranks, latency, bytes, seconds, slowest))
 
 // Where ranks are.
 struct Hosts {
@@ -54,8 +59,6 @@ std::string slow_way(const Link& link, const Hosts& hosts);
 Finding judge(std::span<const Link> links, const Hosts& hosts);
 
 boost::json::object to_json(const Link& link);
-Link link_from(const boost::json::object& object);
 boost::json::object to_json(const Collective& collective);
-Collective collective_from(const boost::json::object& object);
 
 }  // namespace meshwright::doctor

@@ -155,7 +155,6 @@ json::object Report::json() const {
   }
   auto link_json = [&](const Link& link) {
     json::object one = to_json(link);
-    one.erase("clock");
     one["from_host"] = hosts.names.at(static_cast<size_t>(link.from));
     one["to_host"] = hosts.names.at(static_cast<size_t>(link.to));
     return one;

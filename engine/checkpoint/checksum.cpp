@@ -18,12 +18,6 @@ uint64_t checksum(std::span<const std::byte> bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
-std::string to_hex(uint64_t value) {
-  std::string out(16, '0');
-  for (size_t i = 16; i-- > 0; value >>= 4) out[i] = "0123456789abcdef"[value & 15];
-  return out;
-}
-
 bool parse_hex(std::string_view text, uint64_t& out) {
   if (text.size() != 16) return false;
   out = 0;

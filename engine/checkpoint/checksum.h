@@ -9,14 +9,16 @@
 #include <string_view>
 #include <vector>
 
+#include "sdk/base/files/hash.h"
+
 namespace meshwright::checkpoint {
 
 uint64_t checksum(std::span<const std::byte> bytes);
 inline uint64_t checksum(std::string_view text) {
   return checksum(std::as_bytes(std::span(text.data(), text.size())));
 }
-// 16 lower-case hexadecimal digits; parse_hex returns false for anything else.
-std::string to_hex(uint64_t value);
+using base::to_hex;
+// False for anything but what to_hex() gives.
 bool parse_hex(std::string_view text, uint64_t& out);
 
 // Checksums of the blocks of a stream.

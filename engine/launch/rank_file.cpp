@@ -1,100 +1,101 @@
 #include "engine/launch/rank_file.h"
 
 #include <algorithm>
-#include <array>
-#include <boost/json/array.hpp>
-#include <boost/json/object.hpp>
-#include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
 #include <charconv>
 #include <optional>
 
 #include "meshwright/error.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/files/json_codec.h"
 #include "sdk/base/files/read_file.h"
+
+namespace meshwright::detail {
+BOOST_DESCRIBE_ENUM(CollectiveState, starting, under_way, waiting, queued, completed, failed)
+BOOST_DESCRIBE_STRUCT(LoggedGroup, (), (axis, ranks, entered, sent, received))
+}  // namespace meshwright::detail
 
 namespace meshwright::postmortem {
 namespace {
 
 namespace fs = std::filesystem;
-namespace json = boost::json;
-using detail::CollectiveState;
 
-constexpr std::array kStates = {CollectiveState::starting,  CollectiveState::under_way,
-                                CollectiveState::waiting,   CollectiveState::queued,
-                                CollectiveState::completed, CollectiveState::failed};
+// What the file has, where what did not happen is left out.
+struct Message {
+  std::optional<int64_t> to, from;
+  int64_t number, bytes;
+};
+BOOST_DESCRIBE_STRUCT(Message, (), (to, from, number, bytes))
 
-json::object collective_json(const detail::LoggedCollective& one) {
-  json::object out;
-  if (one.number > 0) out["number"] = one.number;
-  out["op"] = one.op;
-  out["group"] = one.group;
-  out["bytes"] = one.bytes;
-  out["state"] = detail::name_of(one.state);
-  out["began"] = one.began;
-  if (one.waited_from > 0) out["waited_from"] = one.waited_from;
-  if (one.ended > 0) out["ended"] = one.ended;
-  if (!one.purpose.empty()) out["for"] = one.purpose;
-  json::array messages;
-  for (const detail::LoggedMessage& message : one.messages)
-    messages.push_back(json::object{{message.sent ? "to" : "from", message.rank},
-                                    {"number", message.number},
-                                    {"bytes", message.bytes}});
-  if (!messages.empty()) out["messages"] = std::move(messages);
+struct Collective {
+  std::optional<int64_t> number;
+  std::string op;
+  size_t group;
+  int64_t bytes;
+  detail::CollectiveState state;
+  int64_t began;
+  std::optional<int64_t> waited_from, ended;
+  std::optional<std::string> for_;
+  std::optional<std::vector<Message>> messages;
+};
+BOOST_DESCRIBE_STRUCT(Collective, (),
+                      (number, op, group, bytes, state, began, waited_from, ended, for_, messages))
+
+struct Whole {
+  int64_t rank, world;
+  std::string host;
+  int64_t process, attempt;
+  std::string why;
+  bool error;
+  int64_t taken;
+  std::vector<detail::LoggedGroup> groups;
+  std::optional<std::vector<Collective>> collectives;
+};
+BOOST_DESCRIBE_STRUCT(Whole, (),
+                      (rank, world, host, process, attempt, why, error, taken, groups, collectives))
+
+struct Launcher {
+  std::vector<int64_t> stopped;
+};
+BOOST_DESCRIBE_STRUCT(Launcher, (), (stopped))
+
+Collective as_written(const detail::LoggedCollective& one) {
+  auto unless_0 = [](int64_t number) { return number > 0 ? std::optional(number) : std::nullopt; };
+  Collective out{unless_0(one.number),
+                 one.op,
+                 one.group,
+                 one.bytes,
+                 one.state,
+                 one.began,
+                 unless_0(one.waited_from),
+                 unless_0(one.ended),
+                 {},
+                 {}};
+  if (!one.purpose.empty()) out.for_ = one.purpose;
+  for (const detail::LoggedMessage& m : one.messages) {
+    if (!out.messages) out.messages.emplace();
+    out.messages->push_back({m.sent ? std::optional(m.rank) : std::nullopt,
+                             m.sent ? std::nullopt : std::optional(m.rank), m.number, m.bytes});
+  }
   return out;
 }
 
-// Of an object that another program, or a crash, may have written.
-class Fields {
- public:
-  explicit Fields(const json::value& value) : object_(value.as_object()) {}
-  int64_t number(const char* key) const { return object_.at(key).as_int64(); }
-  int64_t number_or_0(const char* key) const { return object_.contains(key) ? number(key) : 0; }
-  std::string text(const char* key) const { return std::string(object_.at(key).as_string()); }
-  std::string text_or_none(const char* key) const {
-    return object_.contains(key) ? text(key) : std::string();
+detail::LoggedCollective as_logged(Collective&& one) {
+  detail::LoggedCollective out{one.number.value_or(0),
+                               std::move(one.op),
+                               one.group,
+                               one.bytes,
+                               one.began,
+                               one.waited_from.value_or(0),
+                               one.ended.value_or(0),
+                               one.state,
+                               one.for_.value_or(""),
+                               {}};
+  for (const Message& m : one.messages.value_or(std::vector<Message>())) {
+    if (m.to.has_value() == m.from.has_value())
+      throw Error(ErrorCode::file_unreadable, "a message goes to a rank, or comes from one");
+    out.messages.push_back({m.to ? *m.to : *m.from, m.to.has_value(), m.number, m.bytes});
   }
-  bool has(const char* key) const { return object_.contains(key); }
-  bool flag(const char* key) const { return object_.at(key).as_bool(); }
-  const json::array& list(const char* key) const { return object_.at(key).as_array(); }
-  std::vector<int64_t> numbers(const char* key) const {
-    std::vector<int64_t> out;
-    for (const json::value& value : list(key)) out.push_back(value.as_int64());
-    return out;
-  }
-
- private:
-  const json::object& object_;
-};
-
-CollectiveState state_of(const std::string& name) {
-  for (CollectiveState state : kStates)
-    if (name == detail::name_of(state)) return state;
-  throw Error(ErrorCode::file_unreadable, "unknown state \"" + name + "\"");
-}
-
-detail::LoggedCollective collective_of(const json::value& value, size_t groups) {
-  const Fields fields(value);
-  detail::LoggedCollective out;
-  out.number = fields.number_or_0("number");
-  out.op = fields.text("op");
-  out.group = static_cast<size_t>(fields.number("group"));
-  if (out.group >= groups)
-    throw Error(ErrorCode::file_unreadable, "there is no group " + std::to_string(out.group));
-  out.bytes = fields.number("bytes");
-  out.state = state_of(fields.text("state"));
-  out.began = fields.number("began");
-  out.waited_from = fields.number_or_0("waited_from");
-  out.ended = fields.number_or_0("ended");
-  out.purpose = fields.text_or_none("for");
-  if (fields.has("messages"))
-    for (const json::value& one : fields.list("messages")) {
-      const Fields message(one);
-      const bool sent = message.has("to");
-      out.messages.push_back({message.number(sent ? "to" : "from"), sent, message.number("number"),
-                              message.number("bytes")});
-    }
   return out;
 }
 
@@ -111,13 +112,10 @@ std::optional<int64_t> rank_of(const std::string& name) {
 constexpr const char* kLauncherFile = "launcher.json";
 
 std::vector<int64_t> read_stopped(const fs::path& file) {
-  boost::system::error_code failed;
-  const json::value value = json::parse(base::read_file(file, base::kSmallFile), failed);
-  if (failed) return {};  // it is not there, as a rule
   try {
-    return Fields(value).numbers("stopped");
-  } catch (const std::exception&) {
-    return {};
+    return base::read_json_text<Launcher>(base::read_file(file, base::kSmallFile)).stopped;
+  } catch (const base::JsonProblem&) {
+    return {};  // it is not there, as a rule
   }
 }
 
@@ -127,67 +125,39 @@ std::string file_name(int64_t rank) { return "rank_" + std::to_string(rank) + ".
 
 // A line for each collective: such a file is also read by people.
 std::string to_text(const RankFile& file) {
-  json::array groups;
-  for (const detail::LoggedGroup& group : file.record.groups)
-    groups.push_back(
-        json::object{{"axis", group.axis},
-                     {"ranks", json::array(group.ranks.begin(), group.ranks.end())},
-                     {"entered", group.entered},
-                     {"sent", json::array(group.sent.begin(), group.sent.end())},
-                     {"received", json::array(group.received.begin(), group.received.end())}});
-  json::object head{
-      {"rank", file.rank},       {"world", file.world},        {"host", file.host},
-      {"process", file.process}, {"attempt", file.attempt},    {"why", file.why},
-      {"error", file.error},     {"taken", file.record.taken}, {"groups", std::move(groups)}};
-  std::string out = json::serialize(head);
+  std::string out =
+      base::json_text(Whole{file.rank, file.world, file.host, file.process, file.attempt, file.why,
+                            file.error, file.record.taken, file.record.groups, std::nullopt});
   out.pop_back();
   out += ",\"collectives\":[";
   const char* between = "\n";
   for (const detail::LoggedCollective& one : file.record.collectives) {
-    out += between + json::serialize(collective_json(one));
+    out += between + base::json_text(as_written(one));
     between = ",\n";
   }
   return out + "]}\n";
 }
 
-RankFile parse(std::string_view text) {
-  boost::system::error_code failed;
-  const json::value value = json::parse(text, failed);
-  if (failed) throw Error(ErrorCode::file_unreadable, failed.message());
-  try {
-    const Fields fields(value);
-    RankFile out;
-    out.rank = fields.number("rank");
-    out.world = fields.number("world");
-    out.host = fields.text("host");
-    out.process = fields.number("process");
-    out.attempt = fields.number("attempt");
-    out.why = fields.text("why");
-    out.error = fields.flag("error");
-    out.record.taken = fields.number("taken");
-    for (const json::value& one : fields.list("groups")) {
-      const Fields group(one);
-      out.record.groups.push_back({group.text("axis"), group.numbers("ranks"),
-                                   group.number("entered"), group.numbers("sent"),
-                                   group.numbers("received")});
-      const detail::LoggedGroup& made = out.record.groups.back();
-      if (made.sent.size() != made.ranks.size() || made.received.size() != made.ranks.size())
-        throw Error(ErrorCode::file_unreadable, "a group's lists differ in length");
-    }
-    for (const json::value& one : fields.list("collectives"))
-      out.record.collectives.push_back(collective_of(one, out.record.groups.size()));
-    return out;
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw Error(ErrorCode::file_unreadable, error.what());
+RankFile parse(std::string_view text) try {
+  auto whole = base::read_json_text<Whole>(text);
+  for (const detail::LoggedGroup& group : whole.groups)
+    if (group.sent.size() != group.ranks.size() || group.received.size() != group.ranks.size())
+      throw Error(ErrorCode::file_unreadable, "a group's lists differ in length");
+  if (!whole.collectives) throw Error(ErrorCode::file_unreadable, "it has no collectives");
+  RankFile out{whole.rank,    whole.world, whole.host,  whole.process,
+               whole.attempt, whole.why,   whole.error, {whole.taken, std::move(whole.groups), {}}};
+  for (Collective& one : *whole.collectives) {
+    if (one.group >= out.record.groups.size())
+      throw Error(ErrorCode::file_unreadable, "there is no group " + std::to_string(one.group));
+    out.record.collectives.push_back(as_logged(std::move(one)));
   }
+  return out;
+} catch (const base::JsonProblem& problem) {
+  throw Error(ErrorCode::file_unreadable, problem.what);
 }
 
 void write_stopped(const fs::path& folder, const std::vector<int64_t>& ranks) {
-  base::write_durably(
-      folder / kLauncherFile,
-      json::serialize(json::object{{"stopped", json::array(ranks.begin(), ranks.end())}}) + "\n");
+  base::write_durably(folder / kLauncherFile, base::json_text(Launcher{ranks}) + "\n");
 }
 
 Folder read_folder(const fs::path& folder) {

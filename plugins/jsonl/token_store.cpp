@@ -5,20 +5,23 @@
 
 #include <algorithm>
 #include <bit>
-#include <boost/json/object.hpp>
-#include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
-#include <boost/json/value.hpp>
 #include <cstring>
 #include <iterator>
 #include <string_view>
 #include <utility>
 
 #include "meshwright/error.h"
+#include "sdk/base/files/hash.h"
+#include "sdk/base/files/json_codec.h"
 #include "sdk/base/files/utf8.h"
 #include "sdk/text/chat/unicode.h"
 
 namespace meshwright::jsonl {
+
+// Its names are written with those that have no place of their own.
+BOOST_DESCRIBE_STRUCT(StoreCounts, (),
+                      (rows, kept_as_text, open_ends, endless_texts, double_begins, chats,
+                       calls_left_out, tools_left_out, own_systems, own_variables, young))
 
 namespace {
 
@@ -30,105 +33,79 @@ constexpr size_t kFront = 24;  // magic, length and checksum of the header
 
 size_t aligned(size_t at) { return (at + kAlign - 1) / kAlign * kAlign; }
 
-std::string hexadecimal(uint64_t value) {
-  std::string out(16, '0');
-  for (size_t i = 0; i < 16; ++i) out[15 - i] = "0123456789abcdef"[(value >> (4 * i)) & 15];
-  return out;
-}
-
 template <class T>
 std::span<const std::byte> as_bytes(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));
 }
 
+// A part of the file behind the header.
 struct Section {
-  const char* name;
-  std::span<const std::byte> bytes;
+  uint64_t begin = 0, bytes = 0;
+  std::string xxh3;
 };
+BOOST_DESCRIBE_STRUCT(Section, (), (begin, bytes, xxh3))
 
-boost::json::object counts_json(const StoreCounts& counts) {
-  auto named = [](const StoreCounts::Names& names) {
-    boost::json::object out;
-    for (const auto& [name, times] : names.named) out[name] = times;
-    return out;
-  };
-  return {{"rows", counts.rows},
-          {"kept_as_text", counts.kept_as_text},
-          {"open_ends", counts.open_ends},
-          {"endless_texts", counts.endless_texts},
-          {"double_begins", counts.double_begins},
-          {"chats", counts.chats},
-          {"calls_left_out", counts.calls_left_out},
-          {"tools_left_out", counts.tools_left_out},
-          {"own_systems", counts.own_systems},
-          {"own_variables", counts.own_variables},
-          {"young", counts.young},
-          {"roles", named(counts.roles)},
-          {"other_roles", counts.roles.others},
-          {"columns", named(counts.columns)},
-          {"other_columns", counts.columns.others}};
-}
+struct Sections {
+  Section tokens, ids, runs, targets, rows;
+};
+BOOST_DESCRIBE_STRUCT(Sections, (), (tokens, ids, runs, targets, rows))
 
-// Fields of an object that came from a file: each throws a string that says what is wrong.
-const boost::json::value& field(const boost::json::object& object, std::string_view key) {
-  const boost::json::value* value = object.if_contains(key);
-  if (value == nullptr) throw "its header has no \"" + std::string(key) + "\"";
-  return *value;
-}
-int64_t number(const boost::json::object& object, std::string_view key) {
-  const boost::json::value& value = field(object, key);
-  if (!value.is_int64() || value.get_int64() < 0)
-    throw "\"" + std::string(key) + "\" of its header is no count";
-  return value.get_int64();
-}
-std::string string(const boost::json::object& object, std::string_view key) {
-  const boost::json::value& value = field(object, key);
-  if (!value.is_string()) throw "\"" + std::string(key) + "\" of its header is no string";
-  return std::string(value.get_string());
-}
-const boost::json::object& object(const boost::json::object& parent, std::string_view key) {
-  const boost::json::value& value = field(parent, key);
-  if (!value.is_object()) throw "\"" + std::string(key) + "\" of its header is no object";
-  return value.get_object();
+struct Header {
+  int version = kStoreVersion;
+  std::string key;
+  std::optional<boost::json::value> parts = {};
+  std::string template_;
+  uint64_t documents = 0;
+  int id_bytes = 0;
+  boost::json::value counts = {};
+  Sections sections = {};
+};
+BOOST_DESCRIBE_STRUCT(Header, (),
+                      (version, key, parts, template_, documents, id_bytes, counts, sections))
+
+boost::json::value counts_json(const StoreCounts& counts) {
+  boost::json::value out = base::json_of(counts);
+  boost::json::object& all = out.get_object();
+  all["roles"] = base::json_of(counts.roles.named);
+  all["other_roles"] = counts.roles.others;
+  all["columns"] = base::json_of(counts.columns.named);
+  all["other_columns"] = counts.columns.others;
+  return out;
 }
 
-StoreCounts counts_of(const boost::json::object& counts) {
-  StoreCounts out;
-  out.rows = number(counts, "rows");
-  out.kept_as_text = number(counts, "kept_as_text");
-  out.open_ends = number(counts, "open_ends");
-  out.endless_texts = number(counts, "endless_texts");
-  out.double_begins = number(counts, "double_begins");
-  out.chats = number(counts, "chats");
-  out.calls_left_out = number(counts, "calls_left_out");
-  out.tools_left_out = number(counts, "tools_left_out");
-  out.own_systems = number(counts, "own_systems");
-  out.own_variables = number(counts, "own_variables");
-  out.young = number(counts, "young");
-  auto named = [&](StoreCounts::Names& names, std::string_view key, std::string_view others) {
-    const boost::json::object& from = object(counts, key);
-    for (const auto& [name, times] : from)
-      names.named[std::string(name)] = number(from, std::string_view(name));
-    names.others = number(counts, others);
-  };
-  named(out.roles, "roles", "other_roles");
-  named(out.columns, "columns", "other_columns");
+// Takes them out of the object. Throws base::JsonProblem.
+StoreCounts::Names names_in(boost::json::object& counts, const std::string& key) {
+  StoreCounts::Names out;
+  out.named = base::read_json<std::map<std::string, int64_t>>(counts[key], "\"" + key + "\"");
+  out.others = base::read_json<int64_t>(counts["other_" + key], "\"other_" + key + "\"");
+  counts.erase(key);
+  counts.erase("other_" + key);
+  return out;
+}
+
+StoreCounts counts_of(boost::json::value json) {
+  StoreCounts::Names roles, columns;
+  if (boost::json::object* counts = json.if_object()) {
+    roles = names_in(*counts, "roles");
+    columns = names_in(*counts, "columns");
+  }
+  auto out = base::read_json<StoreCounts>(json, "\"counts\"");
+  out.roles = std::move(roles);
+  out.columns = std::move(columns);
   return out;
 }
 
 // A section of the file as an array of `count` elements, its checksum compared.
 template <class T>
-const T* section(std::span<const std::byte> file, const boost::json::object& sections,
-                 std::string_view name, uint64_t count) {
-  const boost::json::object& place = object(sections, name);
-  const auto begin = static_cast<uint64_t>(number(place, "begin"));
-  const auto size = static_cast<uint64_t>(number(place, "bytes"));
-  if (begin % kAlign != 0 || begin > file.size() || size > file.size() - begin ||
-      size / sizeof(T) != count || size % sizeof(T) != 0)
-    throw "its section \"" + std::string(name) + "\" does not fit its size";
-  const std::byte* at = file.data() + begin;
-  if (hexadecimal(XXH3_64bits(at, size)) != string(place, "xxh3"))
-    throw "its section \"" + std::string(name) + "\" does not match its checksum";
+const T* section(std::span<const std::byte> file, const Section& place, const std::string& name,
+                 uint64_t count) {
+  if (place.begin % kAlign != 0 || place.begin > file.size() ||
+      place.bytes > file.size() - place.begin || place.bytes / sizeof(T) != count ||
+      place.bytes % sizeof(T) != 0)
+    throw "its section \"" + name + "\" does not fit its size";
+  const std::byte* at = file.data() + place.begin;
+  if (base::to_hex(XXH3_64bits(at, place.bytes)) != place.xxh3)
+    throw "its section \"" + name + "\" does not match its checksum";
   return reinterpret_cast<const T*>(at);
 }
 
@@ -141,17 +118,8 @@ void check_offsets(const uint64_t* offsets, uint64_t count, std::string_view nam
 }  // namespace
 
 void StoreCounts::operator+=(const StoreCounts& other) {
-  rows += other.rows;
-  kept_as_text += other.kept_as_text;
-  open_ends += other.open_ends;
-  endless_texts += other.endless_texts;
-  double_begins += other.double_begins;
-  chats += other.chats;
-  calls_left_out += other.calls_left_out;
-  tools_left_out += other.tools_left_out;
-  own_systems += other.own_systems;
-  own_variables += other.own_variables;
-  young += other.young;
+  boost::mp11::mp_for_each<base::codec::Members<StoreCounts>>(
+      [&](auto member) { this->*member.pointer += other.*member.pointer; });
   roles += other.roles;
   columns += other.columns;
 }
@@ -218,29 +186,27 @@ void StoreWriter::append(StoreWriter&& other) {
 }
 
 std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
-  const Section sections[] = {
-      {"tokens", as_bytes(tokens_)}, {"ids", wide_ ? as_bytes(wide_ids_) : as_bytes(narrow_ids_)},
-      {"runs", as_bytes(runs_)},     {"targets", as_bytes(targets_)},
-      {"rows", as_bytes(rows_)},
-  };
-  boost::json::object places;
+  Header header{.key = origin.key,
+                .template_ = origin.template_hash,
+                .documents = documents(),
+                .id_bytes = wide_ ? 4 : 2,
+                .counts = counts_json(origin.counts)};
+  if (!origin.parts.empty()) header.parts = base::parse_own(origin.parts);
   // The header's length decides where sections begin, which it tells: it gets room to spare.
   const size_t header_room = 8192 + origin.parts.size();
   size_t at = aligned(kFront + header_room);
-  for (const Section& one : sections) {
-    places[one.name] = {{"begin", at},
-                        {"bytes", one.bytes.size()},
-                        {"xxh3", hexadecimal(XXH3_64bits(one.bytes.data(), one.bytes.size()))}};
-    at = aligned(at + one.bytes.size());
-  }
-  boost::json::object header{{"version", kStoreVersion}, {"key", origin.key}};
-  if (!origin.parts.empty()) header["parts"] = boost::json::parse(origin.parts);
-  header["template"] = origin.template_hash;
-  header["documents"] = documents();
-  header["id_bytes"] = wide_ ? 4 : 2;
-  header["counts"] = counts_json(origin.counts);
-  header["sections"] = std::move(places);
-  std::string text = boost::json::serialize(header);
+  std::vector<std::pair<size_t, std::span<const std::byte>>> parts;  // where each lies
+  auto add = [&](Section& place, std::span<const std::byte> bytes) {
+    place = {at, bytes.size(), base::to_hex(XXH3_64bits(bytes.data(), bytes.size()))};
+    parts.emplace_back(at, bytes);
+    at = aligned(at + bytes.size());
+  };
+  add(header.sections.tokens, as_bytes(tokens_));
+  add(header.sections.ids, wide_ ? as_bytes(wide_ids_) : as_bytes(narrow_ids_));
+  add(header.sections.runs, as_bytes(runs_));
+  add(header.sections.targets, as_bytes(targets_));
+  add(header.sections.rows, as_bytes(rows_));
+  std::string text = base::json_text(header);
   if (text.size() > header_room)
     throw Error(ErrorCode::internal,
                 "the header of a token store has " + std::to_string(text.size()) + " bytes");
@@ -251,11 +217,8 @@ std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
   std::memcpy(out.data(), kMagic.data(), kMagic.size());
   std::memcpy(out.data() + kMagic.size(), front, sizeof front);
   std::memcpy(out.data() + kFront, text.data(), text.size());
-  at = aligned(kFront + header_room);
-  for (const Section& one : sections) {
-    if (!one.bytes.empty()) std::memcpy(out.data() + at, one.bytes.data(), one.bytes.size());
-    at = aligned(at + one.bytes.size());
-  }
+  for (const auto& [begin, bytes] : parts)
+    if (!bytes.empty()) std::memcpy(out.data() + begin, bytes.data(), bytes.size());
   return out;
 }
 
@@ -269,35 +232,35 @@ void TokenStore::read(std::span<const std::byte> bytes) {
     throw std::string("it ends within its header");
   if (XXH3_64bits(bytes.data() + kFront, length) != sum)
     throw std::string("its header does not match its checksum");
-  boost::system::error_code failed;
-  const boost::json::value parsed = boost::json::parse(
-      std::string_view(reinterpret_cast<const char*>(bytes.data()) + kFront, length), failed);
-  if (failed || !parsed.is_object()) throw std::string("its header is not valid JSON");
-  const boost::json::object& header = parsed.get_object();
-  if (number(header, "version") != kStoreVersion)
-    throw "it is of version " + std::to_string(number(header, "version"));
-  origin_.key = string(header, "key");
+  const boost::json::value json =
+      base::parse_own({reinterpret_cast<const char*>(bytes.data()) + kFront, length});
+  // Another version has other fields.
+  if (const boost::json::value* version =
+          json.is_object() ? json.get_object().if_contains("version") : nullptr;
+      version != nullptr && *version != kStoreVersion)
+    throw "it is of version " + boost::json::serialize(*version);
+  auto header = base::read_json<Header>(json, "its header");
+  origin_.key = header.key;
   // For people only: nothing here depends on it.
-  if (const auto* parts = header.if_contains("parts"); parts != nullptr && parts->is_object())
-    origin_.parts = boost::json::serialize(*parts);
-  origin_.template_hash = string(header, "template");
-  origin_.counts = counts_of(object(header, "counts"));
-  documents_ = static_cast<uint64_t>(number(header, "documents"));
+  if (header.parts && header.parts->is_object())
+    origin_.parts = boost::json::serialize(*header.parts);
+  origin_.template_hash = header.template_;
+  origin_.counts = counts_of(std::move(header.counts));
+  documents_ = header.documents;
   if (documents_ >= UINT32_MAX) throw std::string("it has too many documents");
-  const boost::json::object& sections = object(header, "sections");
-  tokens_ = section<uint64_t>(bytes, sections, "tokens", documents_ + 1);
-  runs_ = section<uint64_t>(bytes, sections, "runs", documents_ + 1);
-  rows_ = section<uint64_t>(bytes, sections, "rows", documents_);
+  const Sections& sections = header.sections;
+  tokens_ = section<uint64_t>(bytes, sections.tokens, "tokens", documents_ + 1);
+  runs_ = section<uint64_t>(bytes, sections.runs, "runs", documents_ + 1);
+  rows_ = section<uint64_t>(bytes, sections.rows, "rows", documents_);
   check_offsets(tokens_, documents_, "tokens");
   check_offsets(runs_, documents_, "runs");
-  const int64_t id_bytes = number(header, "id_bytes");
-  if (id_bytes == 2)
-    narrow_ids_ = section<uint16_t>(bytes, sections, "ids", tokens_[documents_]);
-  else if (id_bytes == 4)
-    wide_ids_ = section<uint32_t>(bytes, sections, "ids", tokens_[documents_]);
+  if (header.id_bytes == 2)
+    narrow_ids_ = section<uint16_t>(bytes, sections.ids, "ids", tokens_[documents_]);
+  else if (header.id_bytes == 4)
+    wide_ids_ = section<uint32_t>(bytes, sections.ids, "ids", tokens_[documents_]);
   else
-    throw std::string("its ids have " + std::to_string(id_bytes) + " bytes");
-  targets_ = section<Run>(bytes, sections, "targets", runs_[documents_]);
+    throw "its ids have " + std::to_string(header.id_bytes) + " bytes";
+  targets_ = section<Run>(bytes, sections.targets, "targets", runs_[documents_]);
   for (uint64_t document = 0; document < documents_; ++document) {
     uint32_t before = 0;
     for (const Run& run : targets(document)) {
@@ -320,6 +283,8 @@ std::shared_ptr<const TokenStore> TokenStore::open(const std::string& path) {
     store->read(store->file_->bytes());
   } catch (const std::string& what) {
     throw Error(ErrorCode::bad_dataset, path + ": " + what);
+  } catch (const base::JsonProblem& problem) {
+    throw Error(ErrorCode::bad_dataset, path + ": " + problem.what);
   }
   return store;
 }
@@ -331,6 +296,8 @@ std::shared_ptr<const TokenStore> TokenStore::in_memory(std::vector<std::byte> b
     store->read(store->memory_);
   } catch (const std::string& what) {
     throw Error(ErrorCode::internal, "a token store in memory: " + what);
+  } catch (const base::JsonProblem& problem) {
+    throw Error(ErrorCode::internal, "a token store in memory: " + problem.what);
   }
   return store;
 }

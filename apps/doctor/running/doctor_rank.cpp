@@ -7,9 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <boost/json/array.hpp>
-#include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -34,9 +31,9 @@
 #include "engine/launch/rendezvous/endpoints.h"
 #include "engine/launch/rendezvous/interfaces.h"
 #include "engine/launch/spawn.h"
+#include "engine/train/step/gather.h"
 #include "engine/train/step/join_world.h"
 #include "engine/train/step/load_weights.h"
-#include "engine/train/step/rank_agreement.h"
 #include "meshwright/error.h"
 #include "meshwright/options.h"
 #include "meshwright/trainer.h"
@@ -157,7 +154,6 @@ Nccl look_at_nccl(const Devices& devices) {
 
 namespace {
 
-namespace json = boost::json;
 using Steady = std::chrono::steady_clock;
 
 // Waits for other ranks, and for collectives, no longer than this, whatever the file says: doctor
@@ -301,33 +297,13 @@ class Examination {
   Clock clock_;
 };
 
-std::string pack(const std::vector<Finding>& findings) {
-  json::array out;
-  for (const Finding& finding : findings) out.push_back(to_json(finding));
-  return json::serialize(out);
-}
-std::vector<Finding> unpack(const std::string& text) {
-  std::vector<Finding> out;
-  const json::value parsed = json::parse(text);
-  for (const json::value& one : parsed.as_array()) out.push_back(finding_from(one.as_object()));
-  return out;
-}
-
 // Collective. Rank 0 has what all found; of a collective, what the slowest saw.
 void gather(World& world, const std::vector<Link>& links, const std::vector<Collective>& mine,
             Report& report) {
-  json::array own_links, own;
-  for (const Link& link : links) own_links.push_back(to_json(link));
-  for (const Collective& c : mine) own.push_back(to_json(c));
-  const std::string text =
-      json::serialize(json::object{{"links", own_links}, {"collectives", own}});
-  for (const std::string& theirs : train::gather_texts(world, text)) {
-    const json::object found = json::parse(theirs).as_object();
-    for (const json::value& link : found.at("links").as_array())
-      report.links.push_back(link_from(link.as_object()));
-    const json::array& all = found.at("collectives").as_array();
+  for (const auto& [theirs, all] : train::gather(world, std::pair(links, mine))) {
+    report.links.insert(report.links.end(), theirs.begin(), theirs.end());
     for (size_t i = 0; i < all.size(); ++i) {
-      Collective c = collective_from(all[i].as_object());
+      const Collective& c = all[i];
       if (i >= report.collectives.size()) {
         report.collectives.push_back(c);
         continue;
@@ -397,10 +373,7 @@ int doctor_rank(const Request& request, rendezvous::Ending& ending) {
     const std::vector<Finding> found =
         mine.findings(here == ranks.rank, one_host, world->device().is_cuda(),
                       std::count(host.begin(), host.end(), here), /*why_apart=*/"", host);
-    std::vector<std::vector<Finding>> all;
-    for (const std::string& text : train::gather_texts(*world, pack(found)))
-      all.push_back(unpack(text));
-    report.add(all);
+    report.add(train::gather(*world, found));
     told = true;
     if (world->size() > 1) {
       measure(mine, *world, Steady::now(), report);
@@ -408,10 +381,9 @@ int doctor_rank(const Request& request, rendezvous::Ending& ending) {
       report.add(judge(report.links, report.hosts));
     }
     // All ranks end alike.
-    const std::string status =
-        train::gather_texts(*world, std::to_string(report.exit_status())).front();
+    const int status = train::gather(*world, report.exit_status()).front();
     finish(report.exit_status());
-    return std::stoi(status);
+    return status;
   } catch (...) {
     const Error error = train::error_being_handled();
     if (first) {

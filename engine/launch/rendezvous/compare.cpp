@@ -5,7 +5,7 @@
 
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/rendezvous/rendezvous.h"
-#include "engine/launch/rendezvous/separators.h"
+#include "engine/launch/rendezvous/told.h"
 #include "engine/launch/rendezvous/with_others.h"
 #include "meshwright/error.h"
 
@@ -14,23 +14,6 @@ namespace meshwright::rendezvous {
 namespace {
 
 constexpr size_t kMostDifferences = 6;
-
-std::string encode(const Facts& facts) {
-  std::string out;
-  for (const auto& [name, value] : facts) out += name + kUnitSeparator + value + kRecordSeparator;
-  return out;
-}
-
-Facts decode_facts(const std::string& text) {
-  Facts out;
-  for (size_t at = 0, end; (end = text.find(kRecordSeparator, at)) != std::string::npos;
-       at = end + 1) {
-    size_t split = std::min(text.find(kUnitSeparator, at), end);
-    out.emplace_back(text.substr(at, split - at),
-                     split < end ? text.substr(split + 1, end - split - 1) : "");
-  }
-  return out;
-}
 
 const std::string* find(const Facts& facts, const std::string& name) {
   for (const auto& [known, value] : facts)
@@ -90,7 +73,8 @@ std::string judge(c10d::Store& store, int64_t world, const std::string& mine,
   for (const auto& [kind, members] : kinds)
     if (kind != *usual)
       out += (out.empty() ? "" : "; ") +
-             differences(members, decode_facts(kind), decode_facts(*usual));
+             differences(members, told<Facts>(kind, "compare", named_ranks(members)),
+                         told<Facts>(*usual, "compare", "most ranks"));
   return out;
 }
 
@@ -102,7 +86,7 @@ void compare_ranks(c10d::Store& base, int64_t rank, int64_t world, const Facts& 
   auto store = c10::make_intrusive<c10d::PrefixStore>(
       "compare", c10::intrusive_ptr<c10d::Store>::reclaim_copy(&base));
   auto end = std::chrono::steady_clock::now() + timeout;
-  const std::string mine = encode(facts);
+  const std::string mine = base::json_text(facts);
   const WithOthers words{rank, timeout, "compare itself with the others", "rank 0 gave no verdict"};
   const std::string verdict = with_others(words, timeout + Milliseconds(3000), [=] {
     if (rank != 0) {

@@ -7,18 +7,23 @@
 #include <cstdlib>
 #include <optional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <tuple>
 
 #include "engine/launch/rendezvous/connectivity.h"
 #include "engine/launch/rendezvous/deadlines.h"
+#include "engine/launch/rendezvous/error_text.h"
 #include "engine/launch/rendezvous/interfaces.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/rendezvous/reachability.h"
-#include "engine/launch/rendezvous/separators.h"
+#include "engine/launch/rendezvous/told.h"
 #include "engine/launch/rendezvous/with_others.h"
 #include "meshwright/error.h"
 #include "sdk/base/host_facts.h"
 
 namespace meshwright::rendezvous {
+
+BOOST_DESCRIBE_STRUCT(Endpoint, (), (host, address))
+BOOST_DESCRIBE_STRUCT(ReachabilityProbe::Refused, (), (to, why))
 
 namespace {
 
@@ -27,26 +32,6 @@ using Words = std::vector<std::string>;
 
 constexpr size_t kMostPairs = 4;
 
-std::string join(const Words& words, char between) {
-  std::string out;
-  for (size_t i = 0; i < words.size(); ++i) {
-    if (i > 0) out += between;
-    out += words[i];
-  }
-  return out;
-}
-
-Words split(const std::string& text, char between) {
-  Words out(1);
-  for (char c : text) {
-    if (c == between)
-      out.emplace_back();
-    else
-      out.back() += c;
-  }
-  return out;
-}
-
 // What a rank knows of itself. `reached`: where it found the store; address empty: it knows no
 // address that another host could use.
 struct Row {
@@ -54,37 +39,15 @@ struct Row {
   std::string reached, problem;
 };
 
-std::string encode(const Row& row) {
-  return join({row.endpoint.host, row.endpoint.address, row.reached, row.problem}, kUnitSeparator);
-}
+BOOST_DESCRIBE_STRUCT(Row, (), (endpoint, reached, problem))
 
-Row decode_row(const std::string& text) {
-  Words words = split(text, kUnitSeparator);
-  words.resize(4);
-  return {{words[0], words[1]}, words[2], words[3]};
-}
+struct Table {
+  std::vector<Endpoint> endpoints;
+  std::string error;  // encode_error(): all ranks throw it
+};
+BOOST_DESCRIBE_STRUCT(Table, (), (endpoints, error))
 
-// An error that all ranks throw, or a table of endpoints.
-std::string encode(const Error& error) {
-  return "error" + (kRecordSeparator + std::to_string(static_cast<int>(error.code()))) +
-         kRecordSeparator + error.message() + kRecordSeparator +
-         join(error.helps(), kUnitSeparator);
-}
-
-void throw_if_error(const std::string& text) {
-  if (!text.starts_with("error")) return;
-  Words words = split(text, kRecordSeparator);
-  words.resize(4);
-  // Those that encode() is given here; anything else is not from a rank.
-  const bool known = words[1] == std::to_string(static_cast<int>(ErrorCode::bad_interface)) ||
-                     words[1] == std::to_string(static_cast<int>(ErrorCode::rendezvous_failed));
-  Error error(known ? static_cast<ErrorCode>(number_of(words[1], "endpoints/table", "rank 0"))
-                    : ErrorCode::rendezvous_failed,
-              words[2]);
-  error.key("dist_env.interface");
-  for (const std::string& help : split(words[3], kUnitSeparator)) error.help(help);
-  throw error;
-}
+std::string encode_with_key(Error error) { return encode_error(error.key("dist_env.interface")); }
 
 const char* const kSetInterface =
     "set dist_env.interface, or GLOO_SOCKET_IFNAME on each host, to the interface that joins the "
@@ -234,22 +197,15 @@ std::vector<Endpoint> with_ports(c10d::Store& store, const std::vector<int64_t>&
   } catch (const c10::DistStoreError&) {
     all = false;
   }
-  std::vector<std::vector<uint8_t>> told(keys.size());
-  if (all) told = store.multiGet(keys);
+  std::vector<std::vector<uint8_t>> texts(keys.size());
+  if (all) texts = store.multiGet(keys);
   std::vector<Endpoint> out;
   for (size_t i = 0; i < keys.size(); ++i) {
     out.push_back(endpoints[static_cast<size_t>(probers[i])]);
-    if (!all && store.check({keys[i]})) told[i] = store.get(keys[i]);
-    if (told[i].empty()) continue;
-    Words words = split(text_of(told[i]), kUnitSeparator);
-    words.resize(2);
-    auto port = [&](const std::string& word) {
-      const int64_t number =
-          number_of(word, "endpoints/" + keys[i], "rank " + std::to_string(probers[i]));
-      return number >= 0 && number <= 65535 ? static_cast<int>(number) : 0;
-    };
-    out.back().tcp_port = port(words[0]);
-    out.back().udp_port = port(words[1]);
+    if (!all && store.check({keys[i]})) texts[i] = store.get(keys[i]);
+    if (texts[i].empty()) continue;
+    std::tie(out.back().tcp_port, out.back().udp_port) = told<std::pair<uint16_t, uint16_t>>(
+        text_of(texts[i]), "endpoints/" + keys[i], "rank " + std::to_string(probers[i]));
   }
   return out;
 }
@@ -270,36 +226,32 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Endpoint>& en
   if (probes) {
     listeners.emplace(endpoints[static_cast<size_t>(rank)].address, ports);
     store.set("listener/" + std::to_string(place),
-              bytes_of(std::to_string(listeners->tcp_port()) + kUnitSeparator +
-                       std::to_string(listeners->udp_port())));
+              bytes_of(base::json_text(std::pair(listeners->tcp_port(), listeners->udp_port()))));
     theirs = with_ports(store, probers, endpoints, end);
   }
   const LookTimes times = look_times(Clock::now(), end);
-  if (probes) {
-    Words lines;
-    for (const ReachabilityProbe::Refused& refused : listeners->probe(theirs, place, times.probe))
-      lines.push_back(std::to_string(refused.to) + kUnitSeparator + refused.why);
-    store.set("found/" + std::to_string(place), bytes_of(join(lines, kRecordSeparator)));
-  }
+  if (probes)
+    store.set("found/" + std::to_string(place),
+              bytes_of(base::json_text(listeners->probe(theirs, place, times.probe))));
   auto hear_marks = [&] {
-    std::string marks;
-    for (bool heard : listeners->heard(probers.size())) marks += heard ? '1' : '0';
-    store.set("heard/" + std::to_string(place), bytes_of(marks));
+    store.set("heard/" + std::to_string(place),
+              bytes_of(base::json_text(listeners->heard(probers.size()))));
   };
   if (rank != 0) {
     std::string verdict = hear(store, "verdict", left_until(times.told));
     if (verdict == "good") return;
     if (probes) hear_marks();
-    throw_if_error(hear(store, "causes", left_until(times.told)));
-    return;
+    throw decode_error(hear(store, "causes", left_until(times.told)));
   }
   auto end_all = [&](const Error& error) {
-    const std::string encoded = encode(error);
+    const std::string encoded = encode_with_key(error);
     publish(store, "causes", encoded, readers);
-    throw_if_error(encoded);
+    throw decode_error(encoded);
   };
-  auto from_each = [&](const std::string& key, Clock::time_point until) {
-    Words out;
+  std::vector<std::vector<ReachabilityProbe::Refused>> found;
+  std::vector<std::vector<bool>> heard;
+  auto from_each = [&]<class T>(std::vector<T>& out, const std::string& key,
+                                Clock::time_point until) {
     for (size_t i = 0; i < probers.size(); ++i) {
       try {
         store.wait({key + std::to_string(i)}, left_until(until));
@@ -311,24 +263,24 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Endpoint>& en
             .help("look at the log of " + who +
                   ": it ended, hangs or is stopped, or the network between the hosts is broken");
       }
-      out.push_back(text_of(store.get(key + std::to_string(i))));
+      const std::string at = key + std::to_string(i);
+      out.push_back(
+          told<T>(text_of(store.get(at)), "endpoints/" + at, "rank " + std::to_string(probers[i])));
     }
-    return out;
   };
-  Words found, heard;
   try {
-    found = from_each("found/", times.found);
+    from_each(found, "found/", times.found);
   } catch (const Error& error) {
     publish(store, "verdict", "bad", /*readers=*/0);
     end_all(error);
   }
   const bool good =
-      std::all_of(found.begin(), found.end(), [](const std::string& text) { return text.empty(); });
+      std::all_of(found.begin(), found.end(), [](const auto& refused) { return refused.empty(); });
   publish(store, "verdict", good ? "good" : "bad", readers);
   if (good) return;
   hear_marks();
   try {
-    heard = from_each("heard/", times.heard);
+    from_each(heard, "heard/", times.heard);
   } catch (const Error& error) {
     end_all(error);
   }
@@ -339,16 +291,13 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Endpoint>& en
   std::string text;
   size_t pairs = 0;
   for (size_t i = 0; i < probers.size(); ++i)
-    for (const std::string& line : split(found[i], kRecordSeparator)) {
-      Words refused = split(line, kUnitSeparator);
-      if (refused.size() != 2 || ++pairs > kMostPairs) continue;
-      auto to = static_cast<size_t>(number_of(refused[0], "endpoints/found/" + std::to_string(i),
-                                              "rank " + std::to_string(probers[i])));
+    for (const auto& [to, why] : found[i]) {
+      if (++pairs > kMostPairs) continue;
       if (to >= probers.size() || heard[to].size() < probers.size() ||
           heard[i].size() < probers.size())
         continue;
-      text += (text.empty() ? "" : "; ") + cause(words_of(i), words_of(to), refused[1],
-                                                 heard[to][i] == '1', heard[i][to] == '1');
+      text += (text.empty() ? "" : "; ") +
+              cause(words_of(i), words_of(to), why, heard[to][i], heard[i][to]);
     }
   if (pairs > kMostPairs) text += "; and " + std::to_string(pairs - kMostPairs) + " more pairs";
   Error error(ErrorCode::rendezvous_failed, text);
@@ -361,31 +310,32 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Endpoint>& en
 
 std::vector<Endpoint> exchange_rows(c10d::Store& store, const launch::RankEnvironment& ranks,
                                     const Row& mine, Clock::time_point end) {
-  store.set("row/" + std::to_string(ranks.rank), bytes_of(encode(mine)));
-  std::string table;
+  store.set("row/" + std::to_string(ranks.rank), bytes_of(base::json_text(mine)));
+  std::string text;
   if (ranks.rank == 0) {
-    std::vector<Row> rows;
+    std::vector<std::string> texts;
     for (int64_t r = 0; r < ranks.world_size; ++r) {
       std::string key = "row/" + std::to_string(r);
       store.wait({key}, left_until(end));
-      rows.push_back(decode_row(text_of(store.get(key))));
+      texts.push_back(text_of(store.get(key)));
     }
+    Table table;
     try {
-      Words lines;
-      for (const Endpoint& endpoint : settle(rows, ranks))
-        lines.push_back(encode(Row{endpoint, {}, {}}));
-      table = join(lines, kRecordSeparator);
+      std::vector<Row> rows;
+      for (size_t r = 0; r < texts.size(); ++r)
+        rows.push_back(
+            told<Row>(texts[r], "endpoints/row/" + std::to_string(r), "rank " + std::to_string(r)));
+      table.endpoints = settle(rows, ranks);
     } catch (const Error& error) {
-      table = encode(error);
+      table.error = encode_with_key(error);
     }
-    publish(store, "table", table, ranks.world_size - 1);
+    text = base::json_text(table);
+    publish(store, "table", text, ranks.world_size - 1);
   } else {
-    table = hear(store, "table", left_until(end) + Milliseconds(2000));
+    text = hear(store, "table", left_until(end) + Milliseconds(2000));
   }
-  throw_if_error(table);
-  std::vector<Endpoint> endpoints;
-  for (const std::string& line : split(table, kRecordSeparator))
-    endpoints.push_back(decode_row(line).endpoint);
+  const auto [endpoints, error] = told<Table>(text, "endpoints/table", "rank 0");
+  if (!error.empty()) throw decode_error(error);
   if (endpoints.size() != static_cast<size_t>(ranks.world_size))
     throw Error(ErrorCode::rendezvous_failed,
                 "what rank 0 left in the store under \"endpoints/table\" has " +

@@ -46,16 +46,22 @@ inline std::string named_ranks(const std::vector<int64_t>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + some_of(ranks);
 }
 
-// A number that `who` ("rank 3") left in the store under that key. Throws Error(rendezvous_failed)
-// that names both where it is none: somebody else writes there, or another version of the program.
+// What `who` ("rank 3") left in the store under that key is from somebody else, or from another
+// version of the program.
+inline Error not_from_a_rank(const std::string& text, const std::string& key,
+                             const std::string& who, const std::string& what) {
+  return Error(ErrorCode::rendezvous_failed, "what " + who + " left in the store under \"" + key +
+                                                 "\" " + what + ": \"" + text.substr(0, 40) + "\"")
+      .help("start all ranks with the same installation")
+      .help("set MESHWRIGHT_JOB_SECRET, on all ranks, so that nobody else can write there");
+}
+
+// A number there. Throws that error.
 inline int64_t number_of(const std::string& text, const std::string& key, const std::string& who) {
   int64_t out = 0;
   auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), out);
   if (failed == std::errc() && end == text.data() + text.size()) return out;
-  throw Error(ErrorCode::rendezvous_failed, "what " + who + " left in the store under \"" + key +
-                                                "\" is no number: \"" + text.substr(0, 40) + "\"")
-      .help("start all ranks with the same installation")
-      .help("set MESHWRIGHT_JOB_SECRET, on all ranks, so that nobody else can write there");
+  throw not_from_a_rank(text, key, who, "is no number");
 }
 
 // Publishes the text and gives so many others a moment to read it: the store may end with this

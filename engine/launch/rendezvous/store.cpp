@@ -26,6 +26,7 @@
 #include "engine/launch/rendezvous/rendezvous.h"
 #include "engine/launch/rendezvous/store_client.h"
 #include "engine/launch/rendezvous/store_server.h"
+#include "engine/launch/rendezvous/told.h"
 #include "meshwright/error.h"
 
 namespace meshwright::rendezvous {
@@ -334,25 +335,9 @@ struct Roll {
   ErrorCode code = ErrorCode::rendezvous_failed;
   std::string words;
   std::string refusal = {};  // encode_error()
+  int64_t world = 0;         // as rank 0 has it
 };
-
-constexpr char kRefusal = '!';
-
-std::string encode(const Roll& roll) {
-  if (!roll.refusal.empty()) return kRefusal + roll.refusal;
-  return roll.words.empty() ? "" : std::to_string(static_cast<int>(roll.code)) + " " + roll.words;
-}
-Roll decode_roll(const std::string& text) {
-  if (text.starts_with(kRefusal)) return {ErrorCode::rank_failed, "", text.substr(1)};
-  size_t space = text.find(' ');
-  if (space == std::string::npos) return {};
-  int code = 0;
-  auto [end, failed] = std::from_chars(text.data(), text.data() + space, code);
-  for (const ErrorInfo& info : error_catalog())
-    if (failed == std::errc() && end == text.data() + space && static_cast<int>(info.code) == code)
-      return {info.code, text.substr(space + 1)};
-  return {ErrorCode::rendezvous_failed, text.substr(0, 200)};
-}
+BOOST_DESCRIBE_STRUCT(Roll, (), (code, words, refusal, world))
 
 Roll twice(int64_t rank) { return {ErrorCode::bad_rank_environment, words_of_twice(rank)}; }
 
@@ -415,18 +400,18 @@ Roll join(const StorePtr& store, StoreServer* server, const launch::RankEnvironm
     if (server != nullptr && roll.words.empty() && roll.refusal.empty()) server->ranks_met();
     int64_t present = 0;
     for (int64_t r = 1; r < world; ++r) present += store->check({std::to_string(r)}) ? 1 : 0;
-    publish(*store, "all", std::to_string(world) + "\n" + encode(roll), present);
+    roll.world = world;
+    publish(*store, "all", base::json_text(roll), present);
     if (!roll.refusal.empty() && !ranks.meets_at_agent())
       stay_for_all(*store, world, std::min(end, Clock::now() + kRefusalStays));
     return roll;
   }
   // Rank 0 may have begun to wait a little later.
-  std::string text = hear(*store, "all", left_until(end) + Milliseconds(2000)),
-              theirs = text.substr(0, text.find('\n'));
-  Roll roll = decode_roll(text.substr(theirs.size() + 1));
-  if (roll.words.empty() && roll.refusal.empty() && theirs != std::to_string(world))
-    return {ErrorCode::ranks_disagree,
-            "rank " + name + " has WORLD_SIZE " + std::to_string(world) + ", rank 0 has " + theirs};
+  Roll roll =
+      told<Roll>(hear(*store, "all", left_until(end) + Milliseconds(2000)), "all", "rank 0");
+  if (roll.words.empty() && roll.refusal.empty() && roll.world != world)
+    return {ErrorCode::ranks_disagree, "rank " + name + " has WORLD_SIZE " + std::to_string(world) +
+                                           ", rank 0 has " + std::to_string(roll.world)};
   return roll;
 }
 
@@ -449,8 +434,9 @@ void refuse(const launch::RankEnvironment& ranks, const Error& error) noexcept {
         store->add("refusing", 1);
         return;
       }
-      store->set("all", bytes_of(std::to_string(ranks.world_size) + "\n" +
-                                 encode({ErrorCode::rank_failed, "", text})));
+      store->set(
+          "all",
+          bytes_of(base::json_text(Roll{ErrorCode::rank_failed, "", text, ranks.world_size})));
       if (!ranks.meets_at_agent()) stay_for_all(*store, ranks.world_size, end);
     });
   } catch (...) {  // nobody is there who could hear it

@@ -2,20 +2,18 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <map>
 
-#include "engine/launch/rendezvous/separators.h"
 #include "engine/launch/supervisor.h"
 #include "meshwright/error.h"
+#include "sdk/base/files/json_codec.h"
 
 namespace meshwright::train {
 
 void hold_to_first_attempt(int memory, const MadeOf& made_of) {
-  std::string now;
-  for (const auto& [what, checksum] : made_of)
-    now += what + rendezvous::kUnitSeparator + checksum + rendezvous::kRecordSeparator;
+  const std::string now = base::json_text(made_of);
   const std::string then = launch::bytes_of(memory, "what the first attempt left");
   if (then.empty()) {
     if (::pwrite(memory, now.data(), now.size(), 0) != static_cast<ssize_t>(now.size()))
@@ -24,18 +22,11 @@ void hold_to_first_attempt(int memory, const MadeOf& made_of) {
                       std::strerror(errno));
     return;
   }
-  std::map<std::string, std::string> known;
-  for (size_t at = 0, end; (end = then.find(rendezvous::kRecordSeparator, at)) != std::string::npos;
-       at = end + 1) {
-    const std::string line = then.substr(at, end - at);
-    const size_t middle = line.find(rendezvous::kUnitSeparator);
-    known[line.substr(0, middle)] = line.substr(middle + 1);
-  }
-  for (const auto& [what, checksum] : made_of) {
-    const auto found = known.find(what);
-    if (found != known.end() && found->second == checksum) continue;
+  const auto known = base::read_json_text<MadeOf>(then);
+  for (const auto& one : made_of) {
+    if (std::find(known.begin(), known.end(), one) != known.end()) continue;
     throw Error(ErrorCode::checkpoint_mismatch,
-                what +
+                one.first +
                     " changed since the first attempt of this run, of which nothing was saved: "
                     "starting again would train another run")
         .help("put it back, or start the run again as it is now")

@@ -3,25 +3,10 @@
 #include <algorithm>
 
 #include "engine/launch/rendezvous/notices.h"
-#include "engine/train/step/rank_agreement.h"
+#include "engine/train/step/gather.h"
 
 namespace meshwright::train {
 namespace {
-
-constexpr char kEnd = '\0';  // of a line, which may hold line breaks of its own
-
-std::string joined(const std::vector<std::string>& lines) {
-  std::string out;
-  for (const std::string& line : lines) out += line + kEnd;
-  return out;
-}
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> out;
-  for (size_t begin = 0; begin < text.size(); begin = text.find(kEnd, begin) + 1)
-    out.push_back(text.substr(begin, text.find(kEnd, begin) - begin));
-  return out;
-}
 
 struct Line {
   std::string text;
@@ -32,9 +17,9 @@ struct Line {
 
 std::vector<std::string> lines_of_all_ranks(World& world, const std::vector<std::string>& mine) {
   std::vector<Line> lines;
-  const std::vector<std::string> told = gather_texts(world, joined(mine));
+  const std::vector<std::vector<std::string>> told = gather(world, mine);
   for (size_t rank = 0; rank < told.size(); ++rank)
-    for (const std::string& text : split(told[rank])) {
+    for (const std::string& text : told[rank]) {
       auto known = std::find_if(lines.begin(), lines.end(),
                                 [&](const Line& line) { return line.text == text; });
       if (known == lines.end()) known = lines.insert(lines.end(), {text, {}});

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "engine/checkpoint/checksum.h"
-#include "engine/launch/rendezvous/separators.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/durable.h"
 
@@ -38,35 +37,6 @@ checkpoint::FileRecord write_rank_file(const RankFile& file, HostReads& values,
   }
   writer.finish();
   return {name, writer.size(), sums.finish()};
-}
-
-// A record per file: "bytes hex... name". The names of carried files may hold blanks, so they come
-// last.
-std::string encode(const std::vector<checkpoint::FileRecord>& files) {
-  std::string out;
-  for (const checkpoint::FileRecord& file : files) {
-    out += std::to_string(file.bytes) + " ";
-    for (uint64_t block : file.blocks) out += checkpoint::to_hex(block);
-    out += " " + file.name + rendezvous::kRecordSeparator;
-  }
-  return out;
-}
-
-std::vector<checkpoint::FileRecord> decode_files(const std::string& text) {
-  std::vector<checkpoint::FileRecord> out;
-  for (size_t at = 0, end; (end = text.find(rendezvous::kRecordSeparator, at)) != std::string::npos;
-       at = end + 1) {
-    std::string line = text.substr(at, end - at);
-    size_t first = line.find(' '), second = line.find(' ', first + 1);
-    checkpoint::FileRecord file{line.substr(second + 1), std::stoll(line), {}};
-    for (size_t digit = first + 1; digit < second; digit += 16) {
-      uint64_t block = 0;
-      checkpoint::parse_hex(std::string_view(line).substr(digit, 16), block);
-      file.blocks.push_back(block);
-    }
-    out.push_back(std::move(file));
-  }
-  return out;
 }
 
 }  // namespace meshwright::train

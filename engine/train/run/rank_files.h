@@ -1,4 +1,4 @@
-// The safetensors files that one rank writes of a checkpoint, and what it tells rank 0 of them.
+// The safetensors files that one rank writes of a checkpoint.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,8 +32,4 @@ std::string rank_file_name(const char* kind, int64_t rank, int64_t world);
 checkpoint::FileRecord write_rank_file(const RankFile& file, HostReads& values,
                                        const std::filesystem::path& folder,
                                        const std::string& name);
-// File records as a text, which other ranks decode.
-std::string encode(const std::vector<checkpoint::FileRecord>& files);
-std::vector<checkpoint::FileRecord> decode_files(const std::string& text);
-
 }  // namespace meshwright::train

@@ -12,14 +12,12 @@
 #include "engine/checkpoint/checksum.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/train/run/host_reads.h"
+#include "engine/train/step/gather.h"
 #include "engine/train/step/largest_of_ranks.h"
-#include "engine/train/step/rank_agreement.h"
 
 namespace meshwright::train {
 
 namespace {
-
-constexpr size_t kDigits = 16;
 
 bool contains(const std::vector<int64_t>& ranks, int64_t rank) {
   return std::binary_search(ranks.begin(), ranks.end(), rank);
@@ -40,14 +38,6 @@ std::vector<int64_t> odd_ones(const std::vector<int64_t>& ranks,
   std::vector<int64_t> out;
   for (size_t i = 0; i < ranks.size(); ++i)
     if (digests[i] != usual) out.push_back(ranks[i]);
-  return out;
-}
-
-// The digests of one group's tensors as its ranks sent them.
-std::vector<uint64_t> read_digests(const std::string& text, size_t first, size_t count) {
-  std::vector<uint64_t> out(count);
-  for (size_t i = 0; i < count; ++i)
-    checkpoint::parse_hex(std::string_view(text).substr((first + i) * kDigits, kDigits), out[i]);
   return out;
 }
 
@@ -117,17 +107,17 @@ ReplicaDigests replica_digests(const std::vector<Replicas>& replicas,
   return out;
 }
 
-std::string summary_of(const ReplicaDigests& digests) {
-  std::string out;
+std::vector<uint64_t> summary_of(const ReplicaDigests& digests) {
+  std::vector<uint64_t> out;
   for (const std::vector<uint64_t>& group : digests)
-    if (!group.empty()) out += checkpoint::to_hex(checksum_of_all(group));
+    if (!group.empty()) out.push_back(checksum_of_all(group));
   return out;
 }
 
 std::optional<Error> find_differing(World& world, const std::vector<Replicas>& replicas,
                                     const std::vector<LocalTensor>& tensors,
                                     const ReplicaDigests& mine,
-                                    const std::vector<std::string>& summaries,
+                                    const std::vector<std::vector<uint64_t>>& summaries,
                                     const std::string& strategy) {
   // How many groups each rank has been in so far, which is where its next summary stands.
   std::vector<size_t> before(summaries.size(), 0);
@@ -136,15 +126,14 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
     std::vector<uint64_t> digests;
     for (int64_t rank : replicas[g].ranks) {
       auto r = static_cast<size_t>(rank);
-      digests.push_back(read_digests(summaries[r], before[r]++, 1)[0]);
+      digests.push_back(summaries[r][before[r]++]);
     }
     if (!odd_ones(replicas[g].ranks, digests).empty()) suspects.push_back(g);
   }
   if (suspects.empty()) return std::nullopt;
-  std::string details;
-  for (size_t g : suspects)
-    for (uint64_t digest : mine[g]) details += checkpoint::to_hex(digest);
-  std::vector<std::string> all = gather_texts(world, details);
+  std::vector<uint64_t> details;
+  for (size_t g : suspects) details.insert(details.end(), mine[g].begin(), mine[g].end());
+  const std::vector<std::vector<uint64_t>> all = gather(world, details);
   std::fill(before.begin(), before.end(), 0);
   std::string first;
   Distance apart;
@@ -154,7 +143,8 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
     std::vector<std::vector<uint64_t>> digests;  // by rank, then by tensor
     for (int64_t rank : group.ranks) {
       auto r = static_cast<size_t>(rank);
-      digests.push_back(read_digests(all[r], before[r], group.tensors.size()));
+      const auto begin = all[r].begin() + static_cast<ptrdiff_t>(before[r]);
+      digests.emplace_back(begin, begin + std::ssize(group.tensors));
       before[r] += group.tensors.size();
     }
     for (size_t t = 0; t < group.tensors.size(); ++t) {

@@ -17,15 +17,15 @@ namespace meshwright::train {
 using ReplicaDigests = std::vector<std::vector<uint64_t>>;
 ReplicaDigests replica_digests(const std::vector<Replicas>& replicas,
                                const std::vector<LocalTensor>& tensors, int64_t rank);
-// Sixteen digits for each of the groups that this rank is in; all tensors of a group as one.
-std::string summary_of(const ReplicaDigests& digests);
+// A number for each of the groups that this rank is in; all tensors of a group as one.
+std::vector<uint64_t> summary_of(const ReplicaDigests& digests);
 // Collective. `summaries`: of all ranks. Error(replicas_differ), the same on every rank, with
 // layout, tensor, the ranks that are unlike the majority (at a tie unlike the first), and how far
 // apart the values are; nullopt: all are alike, which takes no further message.
 std::optional<Error> find_differing(World& world, const std::vector<Replicas>& replicas,
                                     const std::vector<LocalTensor>& tensors,
                                     const ReplicaDigests& mine,
-                                    const std::vector<std::string>& summaries,
+                                    const std::vector<std::vector<uint64_t>>& summaries,
                                     const std::string& strategy);
 
 }  // namespace meshwright::train

@@ -1,5 +1,4 @@
 // The steps of a run, and the batches that they read.
-#include <bit>
 #include <chrono>
 #include <cmath>
 #include <functional>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "engine/train/run/rank_run.h"
+#include "engine/train/step/gather.h"
 #include "engine/train/step/largest_of_ranks.h"
 #include "engine/train/step/logits.h"
 #include "engine/train/step/stages.h"
@@ -145,8 +145,7 @@ bool Run::validate(int64_t step) {
   reporter_.validation(step, found);
   if (!table("checkpoint").get_bool("best")) return false;
   // Save or not: one rank's last bit must not decide otherwise.
-  loss = std::bit_cast<double>(int64_t{std::stoll(agree_or_throw(
-      *world_, outcome_of([&] { return std::to_string(std::bit_cast<int64_t>(loss)); }))[0])});
+  loss = gather(*world_, loss)[0];
   const bool better = std::isfinite(loss) && (!best_ || loss < best_->loss);
   if (better) best_ = {step + 1, loss};
   return better;

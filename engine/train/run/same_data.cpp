@@ -14,9 +14,8 @@
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/launch/rendezvous/error_text.h"
-#include "engine/launch/rendezvous/separators.h"
 #include "engine/train/run/shared_folder.h"
-#include "engine/train/step/rank_agreement.h"
+#include "engine/train/step/gather.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/report.h"
@@ -35,6 +34,7 @@ struct File {
   std::string path, digest;  // empty digest: only the size counts
   int64_t bytes = 0;
 };
+BOOST_DESCRIBE_STRUCT(File, (), (path, digest, bytes))
 
 class Reader {
  public:
@@ -108,25 +108,8 @@ void read(std::vector<File>& files, bool whole) {
       files[i].digest = digest_of(files[i], whole, std::max<size_t>(1, kPlaces / chosen));
 }
 
-std::string encode(const std::vector<File>& files) {
-  std::string out;
-  for (const File& file : files)
-    out += file.path + rendezvous::kUnitSeparator + std::to_string(file.bytes) +
-           rendezvous::kUnitSeparator + file.digest + rendezvous::kRecordSeparator;
-  return out;
-}
-
-std::map<std::string, File> decode_list(const std::string& text) {
-  std::map<std::string, File> out;
-  for (size_t at = 0, end; (end = text.find(rendezvous::kRecordSeparator, at)) != std::string::npos;
-       at = end + 1) {
-    std::string line = text.substr(at, end - at);
-    size_t size = line.find(rendezvous::kUnitSeparator),
-           digest = line.find(rendezvous::kUnitSeparator, size + 1);
-    File file{line.substr(0, size), line.substr(digest + 1), std::stoll(line.substr(size + 1))};
-    out.emplace(file.path, file);
-  }
-  return out;
+std::string sum_of(const std::vector<File>& files) {
+  return checkpoint::to_hex(checkpoint::checksum(base::json_text(files)));
 }
 
 }  // namespace
@@ -134,28 +117,35 @@ std::map<std::string, File> decode_list(const std::string& text) {
 std::string digest_of(const FileGroup& group) {
   std::vector<File> files = files_of(group);
   read(files, /*whole=*/false);
-  return checkpoint::to_hex(checkpoint::checksum(std::string_view(encode(files))));
+  return sum_of(files);
 }
 
 namespace {
 
+// What a rank says of itself: a digest of each group of files, or of each data set.
+struct Told {
+  std::string name;
+  std::vector<std::string> digests;
+};
+BOOST_DESCRIBE_STRUCT(Told, (), (name, digests))
+
 // The same text: the same files of the same machine.
 std::string identity(const std::vector<FileGroup>& groups, int64_t rank) {
-  std::string all, boot;
+  std::string boot;
+  std::vector<std::pair<std::string, std::vector<int64_t>>> all;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   if (boot.empty()) boot = rendezvous::name_here(rank);  // nobody else's
   for (const FileGroup& group : groups)
     for (const std::string& path : group.paths) {
       struct stat status{};
       if (::stat(path.c_str(), &status) != 0) status = {};
-      all += path + rendezvous::kUnitSeparator;
-      for (int64_t part :
+      all.push_back(
+          {path,
            {static_cast<int64_t>(status.st_dev), static_cast<int64_t>(status.st_ino),
             static_cast<int64_t>(status.st_size), static_cast<int64_t>(status.st_mtim.tv_sec),
-            static_cast<int64_t>(status.st_mtim.tv_nsec)})
-        all += std::to_string(part) + rendezvous::kUnitSeparator;
+            static_cast<int64_t>(status.st_mtim.tv_nsec)}});
     }
-  return boot + checkpoint::to_hex(checkpoint::checksum(all));
+  return boot + checkpoint::to_hex(checkpoint::checksum(base::json_text(all)));
 }
 
 // "rank 1 (node7), rank 3 (node8)"; of many the first four.
@@ -173,9 +163,12 @@ std::string bytes_text(int64_t bytes) {
 
 // "data/train.bin has 800 bytes on rank 1 (b), and 1600 bytes on rank 0 (a)", of the first file
 // that differs.
-std::string difference(const std::map<std::string, File>& odd, const std::string& odd_names,
-                       const std::map<std::string, File>& usual, const std::string& usual_names,
+std::string difference(const std::vector<File>& odd_files, const std::string& odd_names,
+                       const std::vector<File>& usual_files, const std::string& usual_names,
                        size_t& more) {
+  std::map<std::string, File> odd, usual;
+  for (const File& file : odd_files) odd.emplace(file.path, file);
+  for (const File& file : usual_files) usual.emplace(file.path, file);
   std::string out;
   more = 0;
   auto say = [&](const std::string& text) {
@@ -211,16 +204,11 @@ std::string difference(const std::map<std::string, File>& odd, const std::string
   // One rank of each kind has the lists; a corpus may have many files.
   auto me = static_cast<size_t>(world.rank());
   bool speaks = me == (*usual)[0] || me == (*odd)[0];
-  std::vector<std::string> lists =
-      gather_texts(world, speaks ? full_path(group.paths.empty() ? "." : group.paths[0]) +
-                                       rendezvous::kRecordSeparator + encode(files)
-                                 : "");
-  auto split = [&](size_t rank) {
-    size_t end = lists[rank].find(rendezvous::kRecordSeparator);
-    return std::pair(lists[rank].substr(0, end), decode_list(lists[rank].substr(end + 1)));
-  };
-  auto [odd_place, odd_files] = split((*odd)[0]);
-  auto [usual_place, usual_files] = split((*usual)[0]);
+  std::pair<std::string, std::vector<File>> mine;  // where it begins to read, and what
+  if (speaks) mine = {full_path(group.paths.empty() ? "." : group.paths[0]), files};
+  const auto lists = gather(world, mine);
+  const auto& [odd_place, odd_files] = lists[(*odd)[0]];
+  const auto& [usual_place, usual_files] = lists[(*usual)[0]];
   size_t more = 0;
   std::string text =
       difference(odd_files, some_names(*odd, names), usual_files, some_names(*usual, names), more);
@@ -244,20 +232,17 @@ std::string difference(const std::map<std::string, File>& odd, const std::string
 
 void check_same_fingerprints(World& world, const std::vector<Fingerprint>& fingerprints) {
   if (world.size() == 1) return;
-  std::string mine;
-  for (const Fingerprint& one : fingerprints) mine += one.value + rendezvous::kUnitSeparator;
-  const std::vector<std::string> told =
-      gather_texts(world, mine + rendezvous::name_here(world.rank()));
-  size_t begin = 0;
-  for (const Fingerprint& one : fingerprints) {
+  Told mine{rendezvous::name_here(world.rank()), {}};
+  for (const Fingerprint& one : fingerprints) mine.digests.push_back(one.value);
+  const std::vector<Told> told = gather(world, mine);
+  for (size_t i = 0; i < fingerprints.size(); ++i) {
+    const Fingerprint& one = fingerprints[i];
     std::map<std::string, std::vector<size_t>> members;
     for (size_t rank = 0; rank < told.size(); ++rank)
-      members[told[rank].substr(begin, one.value.size())].push_back(rank);
-    begin += one.value.size() + 1;
+      members[told[rank].digests[i]].push_back(rank);
     if (members.size() == 1) continue;
     std::vector<std::string> names;
-    for (const std::string& text : told)
-      names.push_back(text.substr(text.rfind(rendezvous::kUnitSeparator) + 1));
+    for (const Told& rank : told) names.push_back(rank.name);
     std::string text;
     for (const auto& [value, ranks] : members)
       text += (text.empty() ? "" : ", ") + value + " on " + some_names(ranks, names);
@@ -282,8 +267,8 @@ std::string check_same_data(World& world, const std::vector<FileGroup>& groups, 
   std::vector<std::vector<File>> files;
   int64_t bytes = 0;
   size_t count = 0;
-  std::string digests;
-  std::vector<std::string> told =
+  Told mine{rendezvous::name_here(world.rank()), {}};
+  const std::vector<std::string> texts =
       agree_or_throw(world, outcome_of([&] {
                        for (const FileGroup& group : groups) {
                          files.push_back(files_of(group));
@@ -291,21 +276,22 @@ std::string check_same_data(World& world, const std::vector<FileGroup>& groups, 
                          count += files.back().size();
                          if (first_like(me) != me) continue;
                          read(files.back(), whole);
-                         digests += checkpoint::to_hex(checkpoint::checksum(encode(files.back())));
+                         mine.digests.push_back(sum_of(files.back()));
                        }
-                       return digests + rendezvous::name_here(world.rank());
+                       return base::json_text(mine);
                      }));
+  std::vector<Told> told;
+  for (const std::string& text : texts) told.push_back(base::read_json_text<Told>(text));
   std::vector<std::string> names;
   size_t machines = 0;
   for (size_t rank = 0; rank < told.size(); ++rank) {
-    bool first = first_like(rank) == rank;
-    machines += first ? 1 : 0;
-    names.push_back(told[rank].substr(first ? 16 * groups.size() : 0));
+    machines += first_like(rank) == rank ? 1 : 0;
+    names.push_back(told[rank].name);
   }
   for (size_t g = 0; g < groups.size(); ++g) {
     std::vector<std::string> kinds;
     for (size_t rank = 0; rank < told.size(); ++rank)
-      kinds.push_back(told[first_like(rank)].substr(16 * g, 16));
+      kinds.push_back(told[first_like(rank)].digests[g]);
     if (std::all_of(kinds.begin(), kinds.end(),
                     [&](const std::string& kind) { return kind == kinds[0]; }))
       continue;

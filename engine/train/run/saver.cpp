@@ -16,7 +16,12 @@
 #include "engine/train/step/stages.h"
 #include "engine/train/step/step_monitor.h"
 #include "sdk/base/files/clock.h"
+#include "sdk/base/files/json_codec.h"
 #include "sdk/base/host/quiet_writes.h"
+
+namespace meshwright::checkpoint {
+BOOST_DESCRIBE_STRUCT(FileRecord, (), (name, bytes, blocks))
+}  // namespace meshwright::checkpoint
 
 namespace meshwright::train {
 
@@ -26,7 +31,12 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-constexpr char kAfterSummary = '\x1d';
+// What a rank tells the others that it has written.
+struct Written {
+  std::vector<uint64_t> summary;
+  std::string files;  // their records, which are many, and only rank 0 reads
+};
+BOOST_DESCRIBE_STRUCT(Written, (), (summary, files))
 
 }  // namespace
 
@@ -152,7 +162,7 @@ void Saver::write(std::vector<RankFile> files) {
     });
     if (settings_.background) snapshot_.take();
     if (digested.error) throw *digested.error;
-    return summary_of(digests_) + kAfterSummary + write_files(files);
+    return base::json_text(Written{summary_of(digests_), write_files(files)});
   });
 }
 
@@ -190,7 +200,7 @@ std::string Saver::write_files(const std::vector<RankFile>& files) const {
                                     rank_file_name(file.kind, world.rank(), world.size())));
   if (world.rank() == 0)
     for (const KeptFile& kept : settings_.kept.all()) out.push_back(write_kept(kept, folder));
-  return encode(out);
+  return base::json_text(out);
 }
 
 // Rank 0: meta.json of what all ranks wrote, and the renames.
@@ -199,7 +209,7 @@ std::string Saver::publish(const std::vector<std::string>& written) {
   int64_t bytes = 0;
   meta_.files.clear();
   for (const std::string& text : written)
-    for (checkpoint::FileRecord& file : decode_files(text)) {
+    for (auto& file : base::read_json_text<std::vector<checkpoint::FileRecord>>(text)) {
       index[file.name] = meta_.files.size();
       bytes += file.bytes;
       meta_.files.push_back(std::move(file));
@@ -289,11 +299,11 @@ void Saver::settle() {
   outcome_ = {};
   if (all.error) return end(std::move(all.error));
   if (phase_ == Phase::writing) {
-    std::vector<std::string> summaries;
+    std::vector<std::vector<uint64_t>> summaries;
     for (std::string& text : all.texts) {
-      size_t split = text.find(kAfterSummary);
-      summaries.push_back(text.substr(0, split));
-      text.erase(0, split + 1);
+      auto written = base::read_json_text<Written>(text);
+      summaries.push_back(std::move(written.summary));
+      text = std::move(written.files);
     }
     if (std::optional<Error> differ = find_differing(world, shares_->replicas(), tensors_, digests_,
                                                      summaries, meta_.strategy))

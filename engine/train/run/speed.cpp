@@ -12,7 +12,7 @@
 
 #include "engine/launch/device/device.h"
 #include "engine/train/run/attached.h"
-#include "engine/train/step/rank_agreement.h"
+#include "engine/train/step/gather.h"
 #include "engine/train/step/step_monitor.h"
 #include "sdk/base/files/clock.h"
 #include "sdk/base/host/run_lock.h"
@@ -85,18 +85,13 @@ Speed::Speed(const Job& job, Trainer& trainer, int64_t seq_len) {
                                device::device_name(world.device()));
   const double a_token = facts.flop_a_token;
   const double peak = a_token > 0 ? peak_of_rank(world, facts) : 0;
-  // Names of hosts have no blanks.
-  const std::vector<std::string> all =
-      gather_texts(world, text::format("%.17g ", peak) + base::this_process().host);
   std::vector<std::string> hosts;
   bool known = a_token > 0;
   double sum = 0;
-  for (const std::string& text : all) {
-    const size_t blank = text.find(' ');
-    const double one = text::read_real(text.substr(0, blank).c_str());
+  for (const auto& [one, host] : gather(world, std::pair(peak, base::this_process().host))) {
     known = known && one > 0;
     sum += one;
-    hosts.push_back(text.substr(blank + 1));
+    hosts.push_back(host);
   }
   std::map<std::string, int64_t> of_host;
   for (const std::string& host : hosts) ranks_a_host_ = std::max(ranks_a_host_, ++of_host[host]);

@@ -8,13 +8,15 @@
 #include <set>
 
 #include "engine/job/plan.h"
-#include "engine/launch/rendezvous/separators.h"
 #include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/stages.h"
 #include "meshwright/error.h"
-#include "sdk/base/text.h"
+#include "sdk/base/files/json_codec.h"
 
 namespace meshwright::train {
+
+// Which tensor it is, without what a rank has of it.
+BOOST_DESCRIBE_STRUCT(LocalTensor, (), (state, name, dtype, shape, stored, frozen))
 
 using at::Tensor;
 
@@ -137,40 +139,6 @@ std::vector<Region> decode_regions(const std::string& text) {
   return out;
 }
 
-// Which tensors these are: a line each, of state, name, dtypes, shape and whether it is frozen.
-std::string list_of(const std::vector<LocalTensor>& tensors) {
-  std::string out;
-  for (const LocalTensor& t : tensors) {
-    std::string shape;
-    for (int64_t size : t.shape) shape += std::to_string(size) + " ";
-    for (std::string_view part :
-         {std::string_view(t.state), std::string_view(t.name), dtype_name(t.dtype),
-          dtype_name(t.stored), std::string_view(shape),
-          std::string_view(t.frozen ? "frozen" : "")})
-      out += std::string(part) + rendezvous::kUnitSeparator;
-    out += rendezvous::kRecordSeparator;
-  }
-  return out;
-}
-
-std::vector<LocalTensor> decode_list(const std::string& lines) {
-  std::vector<LocalTensor> out;
-  for (const std::string& line : text::split(lines, rendezvous::kRecordSeparator)) {
-    if (line.empty()) continue;
-    const std::vector<std::string> parts = text::split(line, rendezvous::kUnitSeparator);
-    LocalTensor& t = out.emplace_back();
-    t.state = parts[0];
-    t.name = parts[1];
-    t.dtype = parse_dtype(parts[2]);
-    t.stored = parse_dtype(parts[3]);
-    for (const std::string& size : text::split(parts[4], ' '))
-      if (!size.empty()) t.shape.push_back(std::stoll(size));
-    t.region = Region::run(0, 0);
-    t.frozen = !parts[5].empty();
-  }
-  return out;
-}
-
 // Collective. The tensors of all ranks, and by rank the places of its own among them. Ranks that
 // hold the same list say so by its hash; of each list one rank tells the others.
 struct AllTensors {
@@ -178,7 +146,8 @@ struct AllTensors {
   std::vector<std::vector<size_t>> of_rank;
 };
 AllTensors list_all(World& world, const std::vector<LocalTensor>& tensors) {
-  const std::string mine = list_of(tensors), hash = std::to_string(std::hash<std::string>()(mine));
+  const std::string mine = base::json_text(tensors),
+                    hash = std::to_string(std::hash<std::string>()(mine));
   const std::vector<std::string> hashes = gather_texts(world, hash);
   std::map<std::string, size_t> speakers;  // the first rank with that list
   for (size_t rank = 0; rank < hashes.size(); ++rank) speakers.emplace(hashes[rank], rank);
@@ -193,7 +162,8 @@ AllTensors list_all(World& world, const std::vector<LocalTensor>& tensors) {
   for (size_t rank = 0; rank < hashes.size(); ++rank) {
     if (speakers.at(hashes[rank]) != rank) continue;
     told_by.emplace(hashes[rank], told.size());
-    for (const LocalTensor& tensor : told.emplace_back(decode_list(lists[rank])))
+    for (const LocalTensor& tensor :
+         told.emplace_back(base::read_json_text<std::vector<LocalTensor>>(lists[rank])))
       if (std::find(states.begin(), states.end(), tensor.state) == states.end())
         states.push_back(tensor.state);
   }

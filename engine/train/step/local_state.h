@@ -34,9 +34,9 @@ at::Tensor updated_part(const ParallelParameter& parameter, const UpdatePlace& p
 // A tensor's part on this rank. `local` shares memory with what trains.
 struct LocalTensor {
   std::string state, name;  // as in checkpoint::TensorRecord
-  DType dtype;
+  DType dtype = DType::float32;
   std::vector<int64_t> shape;
-  Region region;
+  Region region = Region::run(0, 0);
   at::Tensor local;  // contiguous; undefined when this rank has nothing of it
   // Weights: the dtype that the model is stored in, which is narrower than that of main weights.
   DType stored = dtype;

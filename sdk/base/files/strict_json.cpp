@@ -1,7 +1,8 @@
 #include "sdk/base/files/strict_json.h"
 
 #include <boost/json/basic_parser_impl.hpp>
-#include <boost/json/parse.hpp>
+#include <boost/json/value_stack.hpp>
+#include <charconv>
 #include <set>
 #include <vector>
 
@@ -12,28 +13,36 @@ namespace {
 namespace json = boost::json;
 using boost::system::error_code;
 
-// Sees the text piece by piece and keeps nothing but the keys of the objects it is in.
-struct Inspector {
-  static constexpr size_t max_object_size = 1 << 20, max_array_size = 1 << 20, max_key_size = 4096,
-                          max_string_size = 16 << 20;
+template <bool bounded>
+struct Builder {
+  static constexpr size_t most(size_t count) { return bounded ? count : SIZE_MAX; }
+  static constexpr size_t max_object_size = most(1 << 20), max_array_size = most(1 << 20),
+                          max_key_size = most(4096), max_string_size = most(16 << 20);
 
-  size_t most_elements = 0;
+  size_t most_elements = SIZE_MAX;
   std::string problem;
+  json::value_stack values;
 
-  bool on_document_begin(error_code&) { return true; }
+  bool on_document_begin(error_code&) {
+    values.reset();
+    return true;
+  }
   bool on_document_end(error_code&) { return true; }
   bool on_object_begin(error_code&) {
     keys_.emplace_back();
     return true;
   }
-  bool on_object_end(size_t, error_code&) {
+  bool on_object_end(size_t members, error_code&) {
     keys_.pop_back();
+    values.push_object(members);
     return true;
   }
   bool on_array_begin(error_code&) { return true; }
   bool on_array_end(size_t elements, error_code& failed) {
-    return elements <= most_elements ||
-           refuse(failed, "has a list of " + std::to_string(elements) + " values");
+    if (elements > most_elements)
+      return refuse(failed, "has a list of " + std::to_string(elements) + " values");
+    values.push_array(elements);
+    return true;
   }
   bool on_key_part(json::string_view part, size_t, error_code&) {
     key_.append(part.data(), part.size());
@@ -41,19 +50,42 @@ struct Inspector {
   }
   bool on_key(json::string_view part, size_t, error_code& failed) {
     key_.append(part.data(), part.size());
-    bool fresh = keys_.back().insert(key_).second;
-    if (!fresh) refuse(failed, "lists \"" + key_ + "\" twice");
+    if (!keys_.back().insert(key_).second) return refuse(failed, "lists \"" + key_ + "\" twice");
+    values.push_key(key_);
     key_.clear();
-    return fresh;
+    return true;
   }
-  bool on_string_part(json::string_view, size_t, error_code&) { return true; }
-  bool on_string(json::string_view, size_t, error_code&) { return true; }
+  bool on_string_part(json::string_view part, size_t, error_code&) {
+    values.push_chars(part);
+    return true;
+  }
+  bool on_string(json::string_view part, size_t, error_code&) {
+    values.push_string(part);
+    return true;
+  }
   bool on_number_part(json::string_view, error_code&) { return true; }
-  bool on_int64(int64_t, json::string_view, error_code&) { return true; }
-  bool on_uint64(uint64_t, json::string_view, error_code&) { return true; }
-  bool on_double(double, json::string_view, error_code&) { return true; }
-  bool on_bool(bool, error_code&) { return true; }
-  bool on_null(error_code&) { return true; }
+  bool on_int64(int64_t value, json::string_view, error_code&) {
+    values.push_int64(value);
+    return true;
+  }
+  bool on_uint64(uint64_t value, json::string_view, error_code&) {
+    values.push_uint64(value);
+    return true;
+  }
+  bool on_double(double value, json::string_view digits, error_code&) {
+    // A number beyond all doubles stays as it is.
+    std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    values.push_double(value);
+    return true;
+  }
+  bool on_bool(bool value, error_code&) {
+    values.push_bool(value);
+    return true;
+  }
+  bool on_null(error_code&) {
+    values.push_null();
+    return true;
+  }
   bool on_comment_part(json::string_view, error_code&) { return true; }
   bool on_comment(json::string_view, error_code&) { return true; }
 
@@ -67,13 +99,10 @@ struct Inspector {
   std::string key_;
 };
 
-}  // namespace
-
-json::value parse_strictly(std::string_view text, const JsonBounds& bounds) {
-  json::parse_options options;
-  options.max_depth = bounds.depth;
-  json::basic_parser<Inspector> parser(options);
-  parser.handler().most_elements = bounds.elements;
+template <bool bounded>
+json::value parse(std::string_view text, const json::parse_options& options, size_t elements) {
+  json::basic_parser<Builder<bounded>> parser(options);
+  parser.handler().most_elements = elements;
   error_code failed;
   size_t read = parser.write_some(false, text.data(), text.size(), failed);
   while (!failed && read < text.size() &&
@@ -85,9 +114,21 @@ json::value parse_strictly(std::string_view text, const JsonBounds& bounds) {
     throw JsonProblem{static_cast<int64_t>(std::min(read, text.size())),
                       own.empty() ? "is not valid JSON: " + failed.message() : own};
   }
-  json::value out = json::parse(json::string_view(text.data(), text.size()), failed, {}, options);
-  if (failed) throw JsonProblem{0, "is not valid JSON: " + failed.message()};
-  return out;
+  return parser.handler().values.release();
+}
+
+}  // namespace
+
+json::value parse_strictly(std::string_view text, const JsonBounds& bounds) {
+  json::parse_options options;
+  options.max_depth = bounds.depth;
+  return parse<true>(text, options, bounds.elements);
+}
+
+json::value parse_own(std::string_view text) {
+  json::parse_options options;
+  options.allow_invalid_utf8 = true;
+  return parse<false>(text, options, SIZE_MAX);
 }
 
 }  // namespace meshwright::base

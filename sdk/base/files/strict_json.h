@@ -1,4 +1,5 @@
-// Untrusted JSON: bounded, and with one meaning.
+// Untrusted JSON: bounded, and with one meaning. Numbers with a point are the nearest double, which
+// Boost.JSON's own reader misses by a bit at times.
 #pragma once
 
 #include <boost/json/value.hpp>
@@ -19,7 +20,10 @@ struct JsonProblem {
 };
 
 // Every object has at most a million members with keys of at most 4096 bytes, none of them twice.
-// Looked through once before anything is built from it. Throws JsonProblem.
+// Throws JsonProblem.
 boost::json::value parse_strictly(std::string_view text, const JsonBounds& bounds);
+// What this program has written for another of its processes: of any length, and texts may hold any
+// bytes, as names of files do. Throws JsonProblem.
+boost::json::value parse_own(std::string_view text);
 
 }  // namespace meshwright::base

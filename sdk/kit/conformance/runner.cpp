@@ -1,4 +1,5 @@
 #include "sdk/base/conformance_runner.h"
+#include "sdk/base/files/json_codec.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/used_up.h"
 
@@ -64,31 +65,13 @@ struct Pipe {
   }
 };
 
-std::string escape(const std::string& text) {
-  std::string out;
-  for (char c : text) out += c == '\n' ? "\\n" : c == '\\' ? "\\\\" : std::string(1, c);
-  return out;
-}
-
-std::string unescape(const std::string& text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    bool escaped = text[i] == '\\' && i + 1 < text.size();
-    if (escaped) ++i;
-    out += escaped && text[i] == 'n' ? '\n' : text[i];
-  }
-  return out;
-}
-
 // Whole lines only: an answer that breaks off is not taken for one.
 Fields parse_fields(const std::string& text) {
   Fields fields;
-  for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
-    std::string line = text.substr(at, end - at);
-    size_t blank = std::min(line.find(' '), line.size());
-    fields.emplace_back(line.substr(0, blank),
-                        blank < line.size() ? unescape(line.substr(blank + 1)) : std::string());
-  }
+  for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) try {
+      fields.push_back(base::read_json_text<Fields::value_type>(text.substr(at, end - at)));
+    } catch (const base::JsonProblem&) {  // the plugin has written there
+    }
   return fields;
 }
 
@@ -209,7 +192,7 @@ void prepare_child() {
 
 bool answer(const Fields& fields) {
   std::string text;
-  for (const auto& [name, value] : fields) text += name + " " + escape(value) + "\n";
+  for (const auto& field : fields) text += base::json_text(field) + "\n";
   for (size_t at = 0; at < text.size();) {
     ssize_t n = ::write(kAnswerFd, text.data() + at, text.size() - at);
     if (n < 0 && errno == EINTR) continue;
