@@ -85,15 +85,14 @@ TEST_CASE("a validation of few samples counts each once, on any layout") {
       "dataset.seq_len=64 --set validation_dataset.kind=text --set validation_dataset.seq_len=64 "
       "--set validation_dataset.num_batches=3 --set validation_dataset.path=" +
       held;
-  const std::vector<std::string> layouts = {"--nproc 1", "--nproc 2", "--nproc 3",
-                                            "--nproc 2 --set distributed.pp_size=2"};
+  const std::vector<std::string> layouts = {"--nproc 3", "--nproc 2 --set distributed.pp_size=2"};
   for (size_t i = 0; i < layouts.size(); ++i) {
     CAPTURE(layouts[i]);
     const std::string name = "layout" + std::to_string(i);
     // 8 samples of 3 ranks are no batch.
     const std::string said = folder.train(
         "first_fsdp2_cpu.toml", name,
-        layouts[i] + data + (i == 2 ? " --set step_scheduler.global_batch_size=12" : ""));
+        layouts[i] + data + (i == 0 ? " --set step_scheduler.global_batch_size=12" : ""));
     CHECK(said.find("330 bytes, 5 samples, each once: fewer than the 3 batches of "
                     "validation_dataset.num_batches") != std::string::npos);
     const Found found = evaluate("'" + (folder.path / name).string() + "'");

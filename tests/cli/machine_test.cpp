@@ -84,22 +84,6 @@ TEST_CASE("a job that does not fit is planned with a warning") {
         std::string::npos);
 }
 
-TEST_CASE("the search's layouts can be planned with the line it gives, and cost what it said") {
-  const json::object found =
-      parsed(run("plan " + kJob + "--machine h100x8 --search --global-batch 128 --top 4 --json"));
-  REQUIRE(found.at("layouts").as_array().size() == 4);
-  for (const json::value& layout : found.at("layouts").as_array()) {
-    CAPTURE(use(layout));
-    const json::object plan =
-        parsed(run("plan " + kJob + "--machine h100x8 --json " + use(layout)));
-    const json::object &there = plan.at("time").as_object(),
-                       &here = layout.as_object().at("time").as_object();
-    CHECK(number(there.at("seconds")) == doctest::Approx(number(here.at("seconds"))).epsilon(0.1));
-    CHECK(number(there.at("memory").as_object().at("bytes")) ==
-          doctest::Approx(number(here.at("memory").as_object().at("bytes"))).epsilon(0.1));
-  }
-}
-
 TEST_CASE("options of a strategy's own table are searched, and what a file sets of them stays") {
   auto uses = [](const std::string& job) {
     std::string out;
@@ -119,16 +103,6 @@ TEST_CASE("options of a strategy's own table are searched, and what a file sets 
   // Nothing that changes the numbers of training, nor where things lie.
   for (const char* never : {"grad_reduce_in_fp32", "preserve_fp32_weights", "offload_policy"})
     CHECK(open.find(never) == std::string::npos);
-}
-
-TEST_CASE("--fix keeps a size, --max-memory a limit") {
-  const json::object found = parsed(
-      run("plan " + kJob + "--machine h100x8 --search --fix tp_size=8 --max-memory 50 --json"));
-  for (const json::value& layout : found.at("layouts").as_array()) {
-    CHECK(number(layout.as_object().at("tp")) == 8);
-    CHECK(number(layout.as_object().at("time").as_object().at("memory").as_object().at("bytes")) <=
-          50 * std::exp2(30));
-  }
 }
 
 TEST_CASE("mistakes around machines and the search are answered with what works") {

@@ -100,41 +100,23 @@ TEST_CASE("where no layout keeps to --max-memory, that is the key, and no machin
   CHECK(ran.out.find("a device with") == std::string::npos);
 }
 
-TEST_CASE("JSON of a search holds whole sizes, and room of --max-memory as the table shows it") {
-  const std::string search = kJob + "--machine h100x8 --search --max-memory 50 --top 1 ";
-  const Ran ran = run(search + "--json");
-  INFO(ran.out);
-  REQUIRE(ran.status == 0);
-  const json::value layout = json::parse(ran.out).at("layouts").at(0);
-  for (const char* size : {"tp", "cp", "pp", "ep", "dp", "micro_batch", "micro_batches"}) {
-    CAPTURE(size);
-    CHECK(layout.at(size).is_int64());
-  }
-  const json::value& memory = layout.at("time").at("memory");
-  CHECK(memory.at("usable").to_number<double>() == 50 * std::exp2(30));
-  const double room = memory.at("room").to_number<double>();
-  CHECK(room == doctest::Approx(1 - memory.at("bytes").to_number<double>() / (50 * std::exp2(30))));
-  const Ran text = run(search, "2>/dev/null", "COLUMNS=200");
-  CHECK(text.out.find(" " + std::to_string(std::llround(100 * room)) + "% ") != std::string::npos);
-}
-
-TEST_CASE("answers fit narrow terminals: no line is longer, but for a setting that is") {
-  for (const int width : {40, 60, 80, 100})
-    for (const char* what : {"--machine b200x8 --search", "--machine b200x8"}) {
-      CAPTURE(width);
-      CAPTURE(what);
-      const Ran ran = run(kJob + what, "2>/dev/null", "COLUMNS=" + std::to_string(width));
-      REQUIRE(ran.status == 0);
-      const size_t begin = std::string(what).ends_with("--search") ? 0 : ran.out.find("Predicted");
-      REQUIRE(begin != std::string::npos);
-      std::istringstream lines(ran.out.substr(begin));
-      for (std::string line; std::getline(lines, line);) {
-        CAPTURE(line);
-        const bool setting =
-            line.find("--set ") != std::string::npos && line.find("--set ") == line.rfind("--set ");
-        CHECK((setting || line.size() <= static_cast<size_t>(width)));
-      }
+// A search: apps/performance/forecast/tests/show_search_test.cpp.
+TEST_CASE("a prediction fits narrow terminals: no line is longer, but for a setting that is") {
+  for (const int width : {40, 60, 80, 100}) {
+    CAPTURE(width);
+    const Ran ran =
+        run(kJob + "--machine b200x8", "2>/dev/null", "COLUMNS=" + std::to_string(width));
+    REQUIRE(ran.status == 0);
+    const size_t begin = ran.out.find("Predicted");
+    REQUIRE(begin != std::string::npos);
+    std::istringstream lines(ran.out.substr(begin));
+    for (std::string line; std::getline(lines, line);) {
+      CAPTURE(line);
+      const bool setting =
+          line.find("--set ") != std::string::npos && line.find("--set ") == line.rfind("--set ");
+      CHECK((setting || line.size() <= static_cast<size_t>(width)));
     }
+  }
 }
 
 }  // namespace search_flags_test

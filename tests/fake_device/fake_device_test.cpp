@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,189 +21,23 @@ using namespace fake_device_jobs;
 
 namespace fake_device_test {
 
-const std::string kFirst = "first_fsdp2_cpu", kMegatron = "megatron_fsdp_cpu",
-                  kExperts = "experts_cpu";
-const std::string kTwoMicroBatches = "step_scheduler.global_batch_size=8";  // of megatron_fsdp_cpu
-const std::string kNoMeta = "distributed.megatron_fsdp.init_fsdp_with_meta_device=false";
+const std::string kFirst = "first_fsdp2_cpu", kExperts = "experts_cpu";
 const std::string kFloat8Linear = "model.float8_linear=true",
                   kBf16 = "distributed.mp_policy.param_dtype=bfloat16",
                   kBf16Out = "distributed.mp_policy.output_dtype=bfloat16";
 
-const std::vector<Row> kRows{
-    {"fsdp2", kFirst, 2, {}},
-    {"bfloat16",
-     kFirst,
-     2,
-     {"distributed.mp_policy.param_dtype=bfloat16", "distributed.mp_policy.output_dtype=bfloat16"},
-     kHalf},
-    {"gathered once", kFirst, 2, {"distributed.fsdp2.reshard_after_forward=false"}},
-    {"offload", kFirst, 2, {"distributed.fsdp2.offload_policy=cpu"}},
-    {"float8", kFirst, 2, {kFloat8Linear, kBf16, kBf16Out}, kFloat8},
-    {"float8, tensor parallel",
-     kFirst,
-     2,
-     {kFloat8Linear, kBf16, kBf16Out, "distributed.tp_size=2"},
-     kFloat8},
-    // By SGD, which shows a factor that AdamW hardly does: the optimizer multiplies with it.
-    {"clipped",
-     kFirst,
-     2,
-     {"optimizer.name=sgd", "optimizer.lr=0.5", "optimizer.max_grad_norm=0.01"}},
-    {"clipped, ddp",
-     kFirst,
-     2,
-     {"distributed.strategy=ddp", "optimizer.name=sgd", "optimizer.lr=0.5",
-      "optimizer.max_grad_norm=0.01"}},
-    {"recomputation", kFirst, 2, {"distributed.activation_checkpointing=full"}},
-    {"segments that grow", kFirst, 2, {"dist_env.expandable_segments=true"}},
-    // Where they begin, the host has read.
-    {"documents, selective recomputation",
-     kFirst,
-     2,
-     {"dataset.packing=true", "dataset.document_end=7",
-      "distributed.activation_checkpointing=selective"}},
-    {"offload, not pinned",
-     kFirst,
-     2,
-     {"distributed.fsdp2.offload_policy=cpu", "distributed.fsdp2.offload_pin_memory=false"}},
-    // The first run trains on while it saves.
-    {"hybrid, continued",
-     kFirst,
-     4,
-     {"distributed.dp_replicate_size=2", "checkpoint.async=true"},
-     kFloat,
-     kWatchedSteps,
-     2,
-     {"checkpoint.every_steps=1"}},
-    {"tensor parallel", kFirst, 2, {"distributed.tp_size=2"}},
-    {"sequence parallel",
-     kFirst,
-     2,
-     {"distributed.tp_size=2", "distributed.sequence_parallel=true"}},
-    {"ddp", kFirst, 2, {"distributed.strategy=ddp"}},
-    {"megatron_fsdp 0",
-     kMegatron,
-     2,
-     {"distributed.megatron_fsdp.zero_dp_strategy=0", kNoMeta, kTwoMicroBatches}},
-    {"megatron_fsdp 1",
-     kMegatron,
-     2,
-     {"distributed.megatron_fsdp.zero_dp_strategy=1", kNoMeta, kTwoMicroBatches}},
-    {"megatron_fsdp 2, double buffer",
-     kMegatron,
-     2,
-     {"distributed.megatron_fsdp.zero_dp_strategy=2", kNoMeta,
-      "distributed.megatron_fsdp.fsdp_double_buffer=true", kTwoMicroBatches}},
-    {"megatron_fsdp 3", kMegatron, 2, {"distributed.megatron_fsdp.nccl_ub=true", kTwoMicroBatches}},
-    {"asynchronous tensor parallel",
-     kFirst,
-     2,
-     {"distributed.tp_size=2", "distributed.sequence_parallel=true",
-      "distributed.enable_async_tensor_parallel=true"}},
-    {"tensor parallel, shards, recomputation, offload",
-     kFirst,
-     4,
-     {"distributed.tp_size=2", "distributed.activation_checkpointing=full",
-      "distributed.fsdp2.offload_policy=cpu"}},
-    {"sequence parallel, offload",
-     kFirst,
-     2,
-     {"distributed.tp_size=2", "distributed.sequence_parallel=true",
-      "distributed.fsdp2.offload_policy=cpu"}},
-    {"experts", kExperts, 2, {}},
-    {"experts, bfloat16",
-     kExperts,
-     2,
-     {"distributed.mp_policy.param_dtype=bfloat16", "distributed.mp_policy.output_dtype=bfloat16"},
-     2e-4},  // routing weights are rounded after other operators than on the CPU
-    {"experts, all to all",
-     kExperts,
-     2,
-     {"distributed.strategy=moe_ep", "distributed.ep_size=2",
-      "distributed.moe.dispatcher=all_to_all"}},
-    // The CPU's are sent by all_to_all.
-    {"experts, all gather", kExperts, 2, {"distributed.strategy=moe_ep", "distributed.ep_size=2"}},
-    {"1F1B",
-     kFirst,
-     2,
-     {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1F1B",
-      "distributed.pipeline.pp_microbatch_size=2"}},
-    {"ZBV",
-     kFirst,
-     2,
-     {"model.config=configs/models/llama-quickstart.json", "distributed.pp_size=2",
-      "distributed.pipeline.pp_schedule=ZBVZeroBubble",
-      "distributed.pipeline.pp_microbatch_size=2"}},
-    // The sum of the embedding's and the head's gradient goes to the host, too.
-    {"tied, 1F1B, offload",
-     kFirst,
-     2,
-     {"model.config=tests/data/nets/llama_tied_257/config.json", "dataset.seq_len=64",
-      "distributed.pp_size=2", "distributed.pipeline.pp_schedule=1F1B",
-      "distributed.pipeline.pp_microbatch_size=2", "distributed.fsdp2.offload_policy=cpu"}},
-    // Two of three layers look back over 32 of 128 tokens.
-    {"windows", kFirst, 2, {"model.config=configs/models/gemma3-tiny.json"}},
-    {"ring", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ring_size=2"}},
-    {"ulysses", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ulysses_size=2"}},
-    // The log would tell if what is written were read before its copy has ended.
-    {"saved every step", kFirst, 2, {"checkpoint.every_steps=1"}},
-    {"saved every step, asynchronous",
-     kFirst,
-     2,
-     {"checkpoint.every_steps=1", "checkpoint.async=true"}},
-};
-
-// In a save ranks agree three times: they tell each other how long their words are, and then these,
-// with a copy each way. For copies of 21 parameters and two averages of each the host waits once,
-// where it writes behind the step not even that: its thread that writes does.
-constexpr int64_t kAgreed = 3 * 4, kSaved = 1;
-
-// What these do, others do beside more: the one whose segments grow, tensor and sequence parallel
-// ones with offload, ddp that clips, 1F1B with tied weights.
-const std::set<std::string> kWithin{
-    "fsdp2", "offload", "recomputation", "tensor parallel", "sequence parallel", "ddp", "1F1B"};
-
-// On the CPU these compute the numbers of another one in the same order: what they ask for is for
+// On the CPU these compute the numbers of fsdp2 in the same order: what they ask for is for
 // devices, or says when something is gathered or computed again. One run there is for all of them.
-const std::map<std::string, std::string> kSameOnHost{
-    {"gathered once", "fsdp2"},       {"offload", "fsdp2"},
-    {"offload, not pinned", "fsdp2"}, {"recomputation", "fsdp2"},
-    {"segments that grow", "fsdp2"},  {"experts, all gather", "experts, all to all"},
-    {"saved every step", "fsdp2"},    {"saved every step, asynchronous", "fsdp2"},
-};
+const std::set<std::string> kSameOnHost{
+    "fsdp2, gathered once",          "fsdp2, offload",     "fsdp2, offload, not pinned",
+    "fsdp2, recomputation",          "segments that grow", "saved every step",
+    "saved every step, asynchronous"};
 
 // Products of 8-bit floats in a step of a rank: three of each Linear of two layers in each
 // micro-batch. Of seven Linears; under tp the 176 columns of an mlp are 88 a rank, which is no
 // multiple of 16, so of the four of attention.
-const std::map<std::string, int64_t> kFloat8Products{{"float8", 3 * 7 * 2 * 2},
-                                                     {"float8, tensor parallel", 3 * 4 * 2 * 4}};
-
-// How often a host waits in a step beside once for its sums and once for its norm. Both jobs have
-// two micro-batches, of experts two layers. Gradients that go to the host are there with the sums.
-// Bounds of experts stay on the device, in float32 as well, and all ranks are known to bring
-// equally many tokens.
-const std::map<std::string, int64_t> kMoreWaits{
-    {"sequence parallel, offload", 1},  // gradients that tp sums up, on their way back to the host
-    {"experts, all to all", 2 * 2},     // sizes of the messages
-    // Of the matrix, where that is more than of the job that kLike names. On so many ranks, if it
-    // depends on them.
-    {"fsdp2, offload, not pinned", 3},                // gradients of a unit, one copy each
-    {"megatron_fsdp 2, reports of NaN", 4 * 21 + 1},  // each gradient of four micro-batches
-    {"experts, ep 2, recomputation", 2 * 2},          // sizes of the messages, once
-    {"experts, ep 2 of 4", 2},                        // one micro-batch
-    {"experts, ep 2 of 8", 2},
-    {"experts, ep 4", 2},
-    {"saved every step", kSaved + kAgreed},
-    {"saved every step, asynchronous", kAgreed},
-    {"saved every step, asynchronous, offload", kAgreed},
-};
-// Jobs that wait for what another one waits for.
-const std::map<std::string, std::string> kLike{
-    {"offload, not pinned", "fsdp2, offload, not pinned"},
-    {"experts, ep 2", "experts, all to all"},
-    {"experts, ep 2, bfloat16", "experts, all to all"},
-    {"continued, experts, ep 2", "experts, all to all"},
-};
+const std::map<std::string, int64_t> kFloat8Products{{"fsdp2, bfloat16, float8", 3 * 7 * 2 * 2},
+                                                     {"tp, bfloat16, float8", 3 * 4 * 2 * 4}};
 
 int64_t calls_of(const boost::json::object& step, const char* name) {
   const boost::json::value* found = step.at("operators").as_object().if_contains(name);
@@ -212,35 +47,17 @@ int64_t waits_of(const boost::json::object& step) {  // of the host
   return step.at("host_waits").to_number<int64_t>();
 }
 
-const Row& row_called(const std::string& name) {
-  const auto row =
-      std::find_if(kRows.begin(), kRows.end(), [&](const Row& one) { return one.name == name; });
-  REQUIRE_MESSAGE(row != kRows.end(), name);
-  return *row;
-}
-
 // A race is told without the functions that came there: nobody reads them, and finding their names
 // takes long where everything races.
 const std::string kNoStacks = "FAKE_DEVICE_STACKS=0";
 
 }  // namespace fake_device_test
 
-int64_t fake_device_jobs::most_waits(const std::string& name, int ranks) {
-  using fake_device_test::kMoreWaits, fake_device_test::kLike;
-  auto more = [&](const std::string& of) {
-    auto found = kMoreWaits.find(of + " on " + std::to_string(ranks));
-    if (found == kMoreWaits.end()) found = kMoreWaits.find(of);
-    return found != kMoreWaits.end() ? found->second : 0;
-  };
-  const auto like = kLike.find(name);
-  return 2 + more(name) + (like != kLike.end() ? more(like->second) : 0);
-}
-
 using namespace fake_device_test;
 
 TEST_CASE("what runs on the fake device gives what the CPU gives, and in order") {
-  for (const Row& known : kRows) {
-    if (kWithin.contains(known.name) && !meshwright::all_layouts()) continue;
+  for (const Row& known : kJobs) {
+    if (!known.sample && !(known.within && meshwright::all_layouts())) continue;
     DOCTEST_SUBCASE(known.name.c_str()) {
       Row row = known;
       row.steps = kWatchedSteps + row.resume_after;
@@ -248,11 +65,10 @@ TEST_CASE("what runs on the fake device gives what the CPU gives, and in order")
       // What is written late must not show either.
       Strings variables{"FAKE_DEVICE_DELAYS=1"};
       // The first capability that has such products.
-      if (row.name == "float8") variables.push_back("FAKE_DEVICE_CAPABILITY=8.9");
+      if (row.name == "fsdp2, bfloat16, float8") variables.push_back("FAKE_DEVICE_CAPABILITY=8.9");
       const Ended device = train(row, On::device, variables);
       Row same = row;
-      if (const auto of = kSameOnHost.find(row.name); of != kSameOnHost.end())
-        same.sets = row_called(of->second).sets;
+      if (kSameOnHost.contains(row.name)) same.sets.clear();
       const Ended& host = trained(same, On::host);
       REQUIRE_MESSAGE(device.code == 0, device.said);
       REQUIRE_MESSAGE(host.code == 0, host.said);
@@ -287,25 +103,25 @@ TEST_CASE("what runs on the fake device gives what the CPU gives, and in order")
 
 TEST_CASE(
     "experts of several ranks in bfloat16 wait for the sizes of messages, where they need any") {
-  for (const auto& [dispatcher, more] : {std::pair{"all_to_all", 2 * 2}, {"all_gather", 0}})
-    for (const char* recomputed : {"none", "full"}) {
-      CAPTURE(dispatcher);
-      CAPTURE(recomputed);
-      const Ended ended = train({"",
-                                 kExperts,
-                                 2,
-                                 {"distributed.strategy=moe_ep", "distributed.ep_size=2",
-                                  std::string("distributed.moe.dispatcher=") + dispatcher,
-                                  std::string("distributed.activation_checkpointing=") + recomputed,
-                                  "distributed.mp_policy.param_dtype=bfloat16",
-                                  "distributed.mp_policy.output_dtype=bfloat16"}},
-                                On::device);
-      REQUIRE_MESSAGE(ended.code == 0, ended.said);
-      CHECK(races(ended) == 0);
-      REQUIRE(ended.counters.size() == 2);
-      for (const boost::json::object& rank : ended.counters)
-        CHECK(waits_of(rank.at("steps").as_array()[1].as_object()) == 2 + more);
-    }
+  // Recomputed layers know them already.
+  for (const auto& [dispatcher, recomputed, more] :
+       {std::tuple{"all_to_all", "full", 2 * 2}, {"all_gather", "none", 0}}) {
+    CAPTURE(dispatcher);
+    const Ended ended = train({"",
+                               kExperts,
+                               2,
+                               {"distributed.strategy=moe_ep", "distributed.ep_size=2",
+                                std::string("distributed.moe.dispatcher=") + dispatcher,
+                                std::string("distributed.activation_checkpointing=") + recomputed,
+                                "distributed.mp_policy.param_dtype=bfloat16",
+                                "distributed.mp_policy.output_dtype=bfloat16"}},
+                              On::device);
+    REQUIRE_MESSAGE(ended.code == 0, ended.said);
+    CHECK(races(ended) == 0);
+    REQUIRE(ended.counters.size() == 2);
+    for (const boost::json::object& rank : ended.counters)
+      CHECK(waits_of(rank.at("steps").as_array()[1].as_object()) == 2 + more);
+  }
 }
 
 TEST_CASE("what all-to-all launches does not grow with the number of experts") {
@@ -347,7 +163,7 @@ TEST_CASE("what all-to-all launches does not grow with the number of experts") {
 }
 
 TEST_CASE("without kernels of our own the host waits for each check of targets, and only so") {
-  const Ended ended = train(kRows[0], On::device, {"FAKE_DEVICE_NVRTC=0"});
+  const Ended ended = train(job_called("fsdp2"), On::device, {"FAKE_DEVICE_NVRTC=0"});
   REQUIRE_MESSAGE(ended.code == 0, ended.said);
   REQUIRE(ended.counters.size() == 2);
   for (const boost::json::object& rank : ended.counters) {
@@ -359,7 +175,7 @@ TEST_CASE("without kernels of our own the host waits for each check of targets, 
 
 // Kernels of our own are compiled for what the device is, and LibTorch chooses attention by it.
 TEST_CASE("devices of other capabilities train with the CPU's numbers and kernels of our own") {
-  Row row = row_called("experts, bfloat16");
+  Row row = job_called("experts, fsdp2, bfloat16");
   row.steps = kWatchedSteps;
   const Ended& host = trained(row, On::host);
   REQUIRE_MESSAGE(host.code == 0, host.said);
@@ -396,27 +212,28 @@ TEST_CASE("products of 8-bit floats are refused at the start where the device ha
 
 // The checks see something: what LibTorch orders is no longer ordered.
 TEST_CASE("streams that do not wait for events are races") {
-  const Ended ended = train(kRows[0], On::device, {"FAKE_DEVICE_IGNORE_WAITS=1", kNoStacks});
+  const Ended ended =
+      train(job_called("fsdp2"), On::device, {"FAKE_DEVICE_IGNORE_WAITS=1", kNoStacks});
   CHECK_MESSAGE(races(ended) >= 1, ended.said);
   CHECK(ended.code == 0);  // everything runs at once, so the numbers are right all the same
   // Under delays already what ranks tell each other at the beginning is wrong.
-  const Ended delayed = train(kRows[0], On::device,
+  const Ended delayed = train(job_called("fsdp2"), On::device,
                               {"FAKE_DEVICE_IGNORE_WAITS=1", "FAKE_DEVICE_DELAYS=1", kNoStacks});
   CHECK((delayed.code != 0 || delayed.losses != ended.losses));
 }
 TEST_CASE("a host that does not wait for its copies is a race") {
   const Ended ended =
-      train(row_called("offload"), On::device, {"FAKE_DEVICE_IGNORE_SYNCS=1", kNoStacks});
+      train(job_called("fsdp2, offload"), On::device, {"FAKE_DEVICE_IGNORE_SYNCS=1", kNoStacks});
   CHECK_MESSAGE(races(ended) >= 1, ended.said);
 }
 
 TEST_CASE("the counters of a step know what it launches, moves and waits for") {
-  const Ended& ended = trained(kRows[0], On::device);
+  const Ended& ended = trained(job_called("fsdp2"), On::device);
   REQUIRE_MESSAGE(ended.code == 0, ended.said);
   REQUIRE(ended.counters.size() == 2);
   for (const boost::json::object& rank : ended.counters) {
     const boost::json::array& steps = rank.at("steps").as_array();
-    REQUIRE(steps.size() == kRows[0].steps);
+    REQUIRE(steps.size() == job_called("fsdp2").steps);
     const boost::json::object& step = steps[1].as_object();  // neither a beginning nor an end
     auto of = [](const boost::json::object& where, const char* key) {
       return where.at(key).to_number<int64_t>();
@@ -462,7 +279,7 @@ TEST_CASE("the counters of a step know what it launches, moves and waits for") {
 
 TEST_CASE("clipping is no pass over gradients of its own: the optimizer multiplies") {
   auto operators = [](const std::string& limit) {
-    Row row = kRows[0];
+    Row row = job_called("fsdp2");
     row.sets.push_back("optimizer.max_grad_norm=" + limit);
     const Ended ended = train(row, On::device);
     REQUIRE_MESSAGE(ended.code == 0, ended.said);
@@ -500,9 +317,9 @@ TEST_CASE("products of float32 ask for TF32 where the file says high, and all of
     }
     return out;
   };
-  Row row = kRows[0];
+  Row row = job_called("fsdp2");
   row.sets.emplace_back("run.float32_matmul_precision=high");
-  const Ended &plain = trained(kRows[0], On::device), &asks = trained(row, On::device);
+  const Ended &plain = trained(job_called("fsdp2"), On::device), &asks = trained(row, On::device);
   const Calls highest = calls_in(plain), high = calls_in(asks);
   CHECK(asks.losses == plain.losses);  // the numbers are the CPU's
   CHECK(highest.tf32.empty());
@@ -517,10 +334,7 @@ TEST_CASE("products of float32 ask for TF32 where the file says high, and all of
 
 // What bench/device_counts.py takes host time from: the program runs the same way.
 TEST_CASE("without arithmetic a step launches, moves and waits for what it does with it") {
-  // As many steps of ddp as other cases take.
-  for (const Row& row :
-       {kRows[0], kRows[1], Row{"ddp", kFirst, 2, {"distributed.strategy=ddp"}, kFloat, 4},
-        Row{"tensor parallel", kFirst, 2, {"distributed.tp_size=2"}}}) {
+  for (const Row& row : {job_called("fsdp2"), job_called("tp")}) {
     CAPTURE(row.name);
     const Ended& with = trained(row, On::device);
     const Ended without = train(row, On::device, {"FAKE_DEVICE_ARITHMETIC=0"});

@@ -25,9 +25,13 @@ struct Row {
   Strings sets;
   double tolerance = kFloat;
   size_t steps = 3;
-  size_t resume_after = 0;  // steps of a first run, which another one continues
-  Strings first_sets = {};  // of that first run alone
+  size_t resume_after = 0;              // steps of a first run, which another one continues
+  Strings first_sets = {};              // of that first run alone
+  bool sample = false, within = false;  // ctest runs it; others that it runs do the same and more
 };
+extern const std::vector<Row> kJobs;  // job_rows.cpp
+// That of two ranks.
+const Row& job_called(const std::string& name);
 
 // A folder for the runs of a case.
 struct Folder {
@@ -89,7 +93,7 @@ struct StepCosts {
   int64_t peak = 0;   // the most of the first of these steps
 };
 StepCosts step_costs(const Ended& ended, int ranks, size_t steps);
-// How often a host may wait in a step of a job (fake_device_test.cpp has the table of all jobs).
+// How often a host may wait in a step of a job (job_rows.cpp has the table of all jobs).
 int64_t most_waits(const std::string& name, int ranks);
 // The job waits no more often, and no step of it leaves anything behind.
 StepCosts check_steps(const Ended& ended, const Row& row);

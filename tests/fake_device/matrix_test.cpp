@@ -1,6 +1,5 @@
-// The whole matrix: every strategy with its options on 1, 2, 4 and 8 fake devices, each with three
-// seeds of delays, beside the CPU. tests/fake_device/matrix runs it and keeps the table. Long
-// because of the rows.
+// The whole matrix of job_rows.cpp, of generation and of embedded training, each with three seeds
+// of delays, beside the CPU. tests/fake_device/matrix runs it and keeps the table.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,218 +18,8 @@ namespace matrix_test {
 
 using namespace fake_device_jobs;
 
-const std::string kFirst = "first_fsdp2_cpu", kMegatron = "megatron_fsdp_cpu",
-                  kExperts = "experts_cpu";
-const std::string kBf16 = "distributed.mp_policy.param_dtype=bfloat16",
-                  kBf16Out = "distributed.mp_policy.output_dtype=bfloat16";
-const std::string kFloat8Linear = "model.float8_linear=true";
-const std::string kTp = "distributed.tp_size=2", kSp = "distributed.sequence_parallel=true",
-                  kAsyncTp = "distributed.enable_async_tensor_parallel=true";
-const std::string kDdp = "distributed.strategy=ddp", kFsdp2 = "distributed.strategy=fsdp2",
-                  kOffload = "distributed.fsdp2.offload_policy=cpu",
-                  kFull = "distributed.activation_checkpointing=full",
-                  kSelective = "distributed.activation_checkpointing=selective";
-const std::string kLevel = "distributed.megatron_fsdp.zero_dp_strategy=",
-                  kNoMeta = "distributed.megatron_fsdp.init_fsdp_with_meta_device=false";
-const std::string kEp = "distributed.strategy=moe_ep", kEp2 = "distributed.ep_size=2",
-                  kToAll = "distributed.moe.dispatcher=all_to_all",
-                  kGather = "distributed.moe.dispatcher=all_gather";
-const std::string kPp = "distributed.pp_size=2",
-                  kPpBatch = "distributed.pipeline.pp_microbatch_size=2",
-                  kPpOne = "distributed.pipeline.pp_microbatch_size=1",
-                  kSchedule = "distributed.pipeline.pp_schedule=";
-const std::string kQuick = "model.config=configs/models/llama-quickstart.json";
-const std::string kWindows = "model.config=configs/models/gemma3-tiny.json";
-const std::string kWide = "model.config=tests/fake_device/llama_8_heads.json";
-const std::string kSmall = "step_scheduler.local_batch_size=2";    // for more ranks
-const std::string kFewer = "step_scheduler.global_batch_size=16";  // of megatron_fsdp_cpu
-const std::string kCp = "distributed.cp_size=2", kRing = "distributed.context.ring_size=2",
-                  kUlysses = "distributed.context.ulysses_size=2",
-                  kAllKeys = "distributed.context.method=all_gather";
-// No backward comes to the first layer; and it passes through all of them.
-const std::string kFrozenBelow =
-                      R"(optimizer.group=[{pattern="model.embed_tokens.*", frozen=true}, )"
-                      R"({pattern="model.layers.0.*", frozen=true}])",
-                  kFrozenTower = R"(optimizer.group=[{pattern="model.layers.*", frozen=true}])";
-// Routing weights are rounded after other operators than on the CPU.
-constexpr double kRouted = 2e-4;
-// kQuick has twice the layers of kFirst's model: under fsdp2, too, norms differ by 3e-4.
-constexpr double kQuickHalf = 5e-4;
-// Three layers of six norms each, of queries and keys among them: norms of gradients differ by
-// 2.5e-4, and in float32 as little as any.
-constexpr double kGemmaHalf = 5e-4;
-
-Row megatron(const std::string& name, const std::string& level, Strings more, int ranks = 2) {
-  Strings sets{kLevel + level, kNoMeta};
-  if (ranks < 8) sets.push_back(kFewer);
-  std::move(more.begin(), more.end(), std::back_inserter(sets));
-  return {"megatron_fsdp " + level + name, kMegatron, ranks, sets};
-}
-std::string of_megatron(const char* set) { return std::string("distributed.megatron_fsdp.") + set; }
-
-// Two steps, and as many as are watched in another run.
-Row continued(const std::string& name, const std::string& config, int ranks, Strings sets) {
-  return {"continued" + name, config, ranks, std::move(sets), kFloat, kWatchedSteps + 2, 2};
-}
-
-const std::vector<Row> kMatrix{
-    {"ddp", kFirst, 1, {kDdp}},
-    {"ddp", kFirst, 2, {kDdp}},
-    {"ddp", kFirst, 4, {kDdp}},
-    {"ddp", kFirst, 8, {kDdp, kSmall}},
-    {"ddp, bfloat16", kFirst, 2, {kDdp, kBf16, kBf16Out}, kHalf},
-    {"ddp, recomputation", kFirst, 2, {kDdp, kFull}},
-    {"ddp, no bucket views", kFirst, 2, {kDdp, "distributed.ddp.gradient_as_bucket_view=false"}},
-    {"ddp, small buckets", kFirst, 2, {kDdp, "distributed.ddp.bucket_cap_mb=0.1"}},
-    {"fsdp2", kFirst, 1, {}},
-    {"fsdp2", kFirst, 2, {}},
-    {"fsdp2", kFirst, 4, {}},
-    {"fsdp2", kFirst, 8, {kSmall}},
-    {"fsdp2, bfloat16", kFirst, 2, {kBf16, kBf16Out}, kHalf},
-    {"fsdp2, bfloat16, float32 reduction",
-     kFirst,
-     2,
-     {kBf16, kBf16Out, "distributed.mp_policy.reduce_dtype=float32"},
-     kHalf},
-    {"fsdp2, bfloat16, four layers", kFirst, 2, {kQuick, kBf16, kBf16Out}, kQuickHalf},
-    {"fsdp2, bfloat16, float8", kFirst, 2, {kFloat8Linear, kBf16, kBf16Out}, kFloat8},
-    {"fsdp2, bfloat16, float8, recomputation",
-     kFirst,
-     2,
-     {kFloat8Linear, kBf16, kBf16Out, kFull},
-     kFloat8},
-    {"fsdp2, gathered once", kFirst, 2, {"distributed.fsdp2.reshard_after_forward=false"}},
-    {"fsdp2, prefetch", kFirst, 2, {"distributed.fsdp2.enable_fsdp2_prefetch=true"}},
-    {"fsdp2, reduction in every micro-batch",
-     kFirst,
-     2,
-     {"distributed.fsdp2.defer_fsdp_grad_sync=false"}},
-    {"fsdp2, offload", kFirst, 1, {kOffload}},
-    {"fsdp2, offload", kFirst, 2, {kOffload}},
-    {"fsdp2, offload, not pinned",
-     kFirst,
-     2,
-     {kOffload, "distributed.fsdp2.offload_pin_memory=false"}},
-    {"fsdp2, offload, bfloat16", kFirst, 2, {kOffload, kBf16, kBf16Out}, kHalf},
-    {"fsdp2, recomputation", kFirst, 2, {kFull}},
-    {"fsdp2, selective recomputation", kFirst, 2, {kSelective}},
-    {"fsdp2, offload, recomputation", kFirst, 4, {kOffload, kFull}},
-    {"fsdp2, frozen from below", kFirst, 2, {kFrozenBelow}},
-    {"fsdp2, frozen tower", kFirst, 2, {kFrozenTower}},
-    {"fsdp2, frozen tower, recomputation", kFirst, 2, {kFrozenTower, kFull}},
-    {"HSDP", kFirst, 4, {"distributed.dp_replicate_size=2"}},
-    {"HSDP", kFirst, 8, {"distributed.dp_replicate_size=2", kSmall}},
-    {"HSDP, offload", kFirst, 4, {"distributed.dp_replicate_size=2", kOffload}},
-    megatron("", "0", {}),
-    megatron("", "1", {}),
-    megatron("", "2", {}),
-    megatron("", "3", {}),
-    megatron("", "3", {}, 1),
-    megatron("", "3", {}, 4),
-    megatron("", "3", {}, 8),
-    {"megatron_fsdp 3, meta device", kMegatron, 2, {kFewer}},
-    megatron(", double buffer", "3", {of_megatron("fsdp_double_buffer=true")}),
-    megatron(", registered buffers", "3", {of_megatron("nccl_ub=true")}),
-    megatron(", no overlap", "1",
-             {of_megatron("overlap_param_gather=false"), of_megatron("overlap_grad_reduce=false")}),
-    megatron(", average in the collective", "3", {of_megatron("average_in_collective=true")}),
-    megatron(", reports of NaN", "2", {of_megatron("report_nan_in_param_grad=true")}),
-    megatron(", no check of NaN", "2", {of_megatron("check_for_nan_in_grad=false")}),
-    megatron(", no buckets", "3", {of_megatron("disable_bucketing=true")}),
-    megatron(", loss per token", "1", {of_megatron("calculate_per_token_loss=true")}),
-    megatron(", loss per token", "3", {of_megatron("calculate_per_token_loss=true")}),
-    megatron(", units by class", "3",
-             {of_megatron(R"(megatron_fsdp_unit_modules=["LlamaMLP", "LlamaAttention"])")}),
-    {"megatron_fsdp 2, bfloat16",
-     kMegatron,
-     2,
-     {kLevel + "2", kNoMeta, kFewer, kBf16, of_megatron("preserve_fp32_weights=true"),
-      of_megatron("grad_reduce_in_fp32=true")},
-     kHalf},
-    {"megatron_fsdp 3, recomputation", kMegatron, 2, {kFewer, kFull}},
-    {"tp", kFirst, 2, {kTp}},
-    {"tp x fsdp2", kFirst, 4, {kTp}},
-    {"tp x fsdp2", kFirst, 8, {kTp}},
-    {"tp, sequence parallel", kFirst, 2, {kTp, kSp}},
-    {"tp, sequence parallel, asynchronous", kFirst, 2, {kTp, kSp, kAsyncTp}},
-    {"tp of 4, sequence parallel, asynchronous",
-     kFirst,
-     4,
-     {kWide, "distributed.tp_size=4", kSp, kAsyncTp}},
-    {"tp, sequence parallel, asynchronous, bfloat16",
-     kFirst,
-     2,
-     {kTp, kSp, kAsyncTp, kBf16, kBf16Out},
-     kHalf},
-    {"tp x fsdp2, sequence parallel, recomputation", kFirst, 4, {kTp, kSp, kFull}},
-    {"tp x fsdp2, recomputation, offload", kFirst, 4, {kTp, kFull, kOffload}},
-    {"tp, bfloat16", kFirst, 2, {kTp, kBf16, kBf16Out}, kHalf},
-    {"tp, bfloat16, float8", kFirst, 2, {kTp, kFloat8Linear, kBf16, kBf16Out}, kFloat8},
-    {"experts, fsdp2", kExperts, 2, {}},
-    {"experts, fsdp2, recomputation", kExperts, 2, {kFull}},
-    {"experts, ep 2", kExperts, 2, {kEp, kEp2, kToAll}},
-    {"experts, ep 2, all-gather", kExperts, 2, {kEp, kEp2, kGather}},
-    {"experts, ep 2 of 4", kExperts, 4, {kEp, kEp2, kToAll}},
-    {"experts, ep 2 of 4, all-gather", kExperts, 4, {kEp, kEp2, kGather}},
-    {"experts, ep 4", kExperts, 4, {kEp, "distributed.ep_size=4", kToAll}},
-    {"experts, ep 2 of 8", kExperts, 8, {kEp, kEp2, kToAll, kSmall}},
-    {"experts, ep 2, recomputation", kExperts, 2, {kEp, kEp2, kToAll, kFull}},
-    {"experts, fsdp2, bfloat16", kExperts, 2, {kBf16, kBf16Out}, kRouted},
-    {"experts, ep 2, bfloat16", kExperts, 2, {kEp, kEp2, kToAll, kBf16, kBf16Out}, kRouted},
-    {"experts, ep 2, all-gather, bfloat16",
-     kExperts,
-     2,
-     {kEp, kEp2, kGather, kBf16, kBf16Out},
-     kRouted},
-    {"adapters", kFirst, 2, {"lora.r=4"}},
-    {"windows", kFirst, 2, {kWindows}},
-    {"windows, bfloat16", kFirst, 2, {kWindows, kBf16, kBf16Out}, kGemmaHalf},
-    {"windows, tp", kFirst, 2, {kWindows, kTp}},
-    {"cp, ring", kFirst, 2, {kCp, kRing}},
-    {"cp, ulysses", kFirst, 2, {kCp, kUlysses}},
-    {"cp, all-gather", kFirst, 2, {kCp, kAllKeys}},
-    {"cp, ring of 4", kFirst, 4, {"distributed.cp_size=4", "distributed.context.ring_size=4"}},
-    {"cp, ring, windows", kFirst, 2, {kWindows, kCp, kRing}},
-    {"cp, ring x ulysses", kFirst, 4, {"distributed.cp_size=4", kRing, kUlysses}},
-    {"cp x tp", kFirst, 4, {kTp, kCp}},
-    {"cp, ring, bfloat16", kFirst, 2, {kCp, kRing, kBf16, kBf16Out}, kHalf},
-    {"cp, ulysses, bfloat16", kFirst, 2, {kCp, kUlysses, kBf16, kBf16Out}, kHalf},
-    {"cp, all-gather, bfloat16", kFirst, 2, {kCp, kAllKeys, kBf16, kBf16Out}, kHalf},
-    {"pp, GPipe", kFirst, 2, {kPp, kPpBatch, kSchedule + "GPipe"}},
-    {"pp, 1F1B", kFirst, 2, {kPp, kPpBatch, kSchedule + "1F1B"}},
-    {"pp x fsdp2, 1F1B", kFirst, 4, {kPp, kPpBatch, kSchedule + "1F1B"}},
-    {"pp x tp x fsdp2, 1F1B", kFirst, 8, {kPp, kPpBatch, kSchedule + "1F1B", kTp}},
-    {"pp of 4, 1F1B", kFirst, 4, {kQuick, "distributed.pp_size=4", kPpOne, kSchedule + "1F1B"}},
-    {"pp of 4, GPipe", kFirst, 4, {kQuick, "distributed.pp_size=4", kPpOne, kSchedule + "GPipe"}},
-    {"pp, interleaved", kFirst, 2, {kQuick, kPp, kPpBatch, kSchedule + "Interleaved1F1B"}},
-    {"pp, ZBV", kFirst, 2, {kQuick, kPp, kPpBatch, kSchedule + "ZBVZeroBubble"}},
-    {"pp, 1F1B, bfloat16", kFirst, 2, {kPp, kPpBatch, kSchedule + "1F1B", kBf16, kBf16Out}, kHalf},
-    {"pp x fsdp2, 1F1B, bfloat16",
-     kFirst,
-     4,
-     {kPp, kPpBatch, kSchedule + "1F1B", kBf16, kBf16Out},
-     kHalf},
-    {"pp, ZBV, bfloat16",
-     kFirst,
-     2,
-     {kQuick, kPp, kPpBatch, kSchedule + "ZBVZeroBubble", kBf16, kBf16Out},
-     kQuickHalf},
-    {"saved every step", kFirst, 2, {"checkpoint.every_steps=1"}},
-    {"saved every step, asynchronous",
-     kFirst,
-     2,
-     {"checkpoint.every_steps=1", "checkpoint.async=true"}},
-    {"saved every step, asynchronous, offload",
-     kFirst,
-     2,
-     {"checkpoint.every_steps=1", "checkpoint.async=true", kOffload}},
-    continued("", kFirst, 2, {}),
-    continued(", asynchronous save", kFirst, 2, {"checkpoint.async=true"}),
-    continued(", ddp", kFirst, 2, {kDdp}),
-    continued(", megatron_fsdp 3", kMegatron, 2, {kFewer}),
-    continued(", experts, ep 2", kExperts, 2, {kEp, kEp2, kToAll}),
-    continued(", tp x fsdp2", kFirst, 4, {kTp}),
-};
+const std::string kTp = "distributed.tp_size=2", kDdp = "distributed.strategy=ddp",
+                  kFsdp2 = "distributed.strategy=fsdp2";
 constexpr int kSeeds = 3, kTokens = 16;
 constexpr size_t kEmbedSteps = 11;
 
@@ -320,10 +109,10 @@ using namespace matrix_test;
 
 TEST_CASE("the whole matrix of training jobs, with seeds of delays" * doctest::skip()) {
   const Table table;
-  for (const Row& known : kMatrix) {
+  for (const Row& known : kJobs) {
     DOCTEST_SUBCASE((known.name + " on " + std::to_string(known.ranks)).c_str()) {
       Row row = known;
-      row.steps = std::max(row.steps, kWatchedSteps);
+      row.steps = std::max(row.steps, kWatchedSteps + row.resume_after);
       CAPTURE(row.name);
       CAPTURE(row.ranks);
       const Ended host = train(row, On::host);
@@ -480,7 +269,9 @@ TEST_CASE("the whole matrix of embedded training, with seeds of delays" * doctes
   const Table table;
   for (const Embedded& job :
        {Embedded{"embed", 1, {}}, Embedded{"embed", 2, {}}, Embedded{"embed, ddp", 4, {kDdp}},
-        Embedded{"embed, pp", 2, {kPp, "distributed.pipeline.pp_microbatch_size=4"}}}) {
+        Embedded{"embed, pp",
+                 2,
+                 {"distributed.pp_size=2", "distributed.pipeline.pp_microbatch_size=4"}}}) {
     DOCTEST_SUBCASE((job.name + " on " + std::to_string(job.ranks)).c_str()) {
       check_embedded(job, kSeeds, table);
     }

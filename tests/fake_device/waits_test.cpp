@@ -31,7 +31,7 @@ const std::string kEvent = "cudaStreamWaitEvent", kStream = "cudaStreamSynchroni
 const std::string kBefore = "syncStream", kAfter = "WorkNCCL::wait";
 
 const std::string kFirst = "first_fsdp2_cpu";
-const std::vector<Job> kJobs{
+const std::vector<Job> kBroken{
     {{"fsdp2", kFirst, 2, {}},
      {{kEvent, {kBefore, "all_gather", "UnshardedParameters::unshard"}},
       {kEvent,
@@ -119,7 +119,7 @@ using namespace waits_test;
 TEST_CASE(
     "a wait that is left out on purpose is a race on memory with a name, and under delays wrong "
     "numbers") {
-  for (const Job& job : kJobs) {
+  for (const Job& job : kBroken) {
     DOCTEST_SUBCASE(job.row.name.c_str()) {
       Row row = job.row;
       CAPTURE(row.name);

@@ -1,17 +1,15 @@
-// Stages in processes of their own: one that is killed or stopped in the middle of a step is named,
-// with the action that waits for it, and a signal to one ends all after the same step.
+// Stages in processes of their own: one that is killed is named along a chain, and a signal to one
+// ends all after the same step. With the action that waits:
+// sdk/parallel/tests/pipeline_runner_test.cpp.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
 #include <csignal>
-#include <random>
-#include <regex>
 #include <string>
 #include <vector>
 
 #include "program.h"
 #include "runs.h"
-#include "victims.h"
 
 using namespace faults;
 
@@ -31,38 +29,7 @@ std::vector<std::string> staged(const std::string& schedule,
   return out;
 }
 
-// Whether the survivor waited in the pipeline; it then says with which action.
-bool waited_in_pipeline(const Ended& ended) {
-  static const std::regex where(
-      "error\\[E060[12]\\]: rank 0[^\\n]* in group pp \\[0, 1\\][^\\n]*, in [0-9]+[FBIW][0-9]+ of "
-      "the pipeline, which [a-z ]+ rank 1\\n");
-  return std::regex_search(ended.err, where);
-}
-
 }  // namespace
-
-TEST_CASE("SIGKILL of a stage at any moment: it is named, all end at once") {
-  std::mt19937 random(std::random_device{}());
-  for (const std::string& schedule : kSchedules)
-    for (int64_t victim : {0, 1}) {
-      INFO(schedule << ", rank " << victim);
-      check_killed(staged(schedule), victim, random);
-    }
-}
-
-TEST_CASE(
-    "a stage that is stopped or killed is named by the one that waits, exit status 6, with the "
-    "action" *
-    doctest::test_suite("whole")) {
-  std::mt19937 random(std::random_device{}());
-  int in_pipeline = 0;
-  for (const std::string& schedule : kSchedules)
-    for (int signal : {SIGSTOP, SIGKILL}) {
-      INFO(schedule);
-      in_pipeline += waited_in_pipeline(check_left_alone(staged(schedule), signal, random)) ? 1 : 0;
-    }
-  CHECK(in_pipeline > 0);
-}
 
 // Each rank of the chain loses the one that ended before it; the first one is what they all name.
 TEST_CASE("a stage that is killed at the end of a chain is named by all that wait for each other") {

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "program.h"
@@ -243,29 +244,30 @@ TEST_CASE("state that is not what the strategy says of it is refused before it t
 
 TEST_CASE("replicas that drift apart are never saved: strategy, parameter and rank are named" *
           doctest::test_suite("whole")) {
-  for (const char* background : {"false", "true"})
-    for (const char* on_failure : {"stop", "continue"}) {
-      CAPTURE(background);
-      CAPTURE(on_failure);
-      Program program;
-      Ended ended = program.run(
-          arguments(3, {std::string("checkpoint.async=") + background, "checkpoint.every_steps=2",
-                        std::string("checkpoint.on_failure=") + on_failure}),
-          {{"FIXTURE_MISBEHAVES", "drift"}});
-      CAPTURE(ended.out);
-      CAPTURE(ended.err);
-      CHECK(ended.code == 7);
-      CHECK(ended.says("error[E0714]: rank 1 holds other values of "));
-      CHECK(ended.says("than ranks 0, 2"));
-      CHECK(ended.says("copies of each other in the layout of fixture_misbehaves"));
-      // Also when the run is to live with saves that fail: there is no use in training such
-      // replicas on, and room is not what is missing.
-      CHECK(ended.out.find("the run goes on") == std::string::npos);
-      CHECK(!ended.says("make room"));
-      CHECK(!ended.says("on_failure"));
-      if (fs::exists(program.run_folder() / "checkpoints"))
-        CHECK(fs::is_empty(program.run_folder() / "checkpoints"));
-    }
+  // Of runs that stop at it, beside training and before it:
+  // engine/train/run/tests/checkpointing_test.cpp.
+  for (const auto& [background, on_failure] : {std::pair{"false", "continue"}, {"true", "stop"}}) {
+    CAPTURE(background);
+    CAPTURE(on_failure);
+    Program program;
+    Ended ended = program.run(
+        arguments(3, {std::string("checkpoint.async=") + background, "checkpoint.every_steps=2",
+                      std::string("checkpoint.on_failure=") + on_failure}),
+        {{"FIXTURE_MISBEHAVES", "drift"}});
+    CAPTURE(ended.out);
+    CAPTURE(ended.err);
+    CHECK(ended.code == 7);
+    CHECK(ended.says("error[E0714]: rank 1 holds other values of "));
+    CHECK(ended.says("than ranks 0, 2"));
+    CHECK(ended.says("copies of each other in the layout of fixture_misbehaves"));
+    // Also when the run is to live with saves that fail: there is no use in training such
+    // replicas on, and room is not what is missing.
+    CHECK(ended.out.find("the run goes on") == std::string::npos);
+    CHECK(!ended.says("make room"));
+    CHECK(!ended.says("on_failure"));
+    if (fs::exists(program.run_folder() / "checkpoints"))
+      CHECK(fs::is_empty(program.run_folder() / "checkpoints"));
+  }
 }
 
 TEST_CASE(

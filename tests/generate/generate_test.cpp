@@ -1,7 +1,6 @@
 // meshwright generate, as a user runs it: the same tokens as transformers and on every layout, text
 // as it comes, and what is refused.
 #include "ran.h"
-#include "sdk/comm/tests/sampled.h"
 #include "sdk/text/tokenizer/bytes.h"
 #include "sdk/text/tokenizer/utf8.h"
 
@@ -45,26 +44,19 @@ TEST_CASE("greedy tokens are those of transformers, for every model that runs") 
   }
 }
 
-TEST_CASE("tokens are the same under every strategy and on any number of ranks, greedy and drawn") {
-  size_t number = 0;  // half: each way of drawing on every second layout
-  for (std::string how :
-       {"--temperature 0", "--temperature 0.9 --seed 7", "--seed 8 --top-k 7 --top-p 0.9"}) {
-    size_t turn = number++;
-    std::string base = "generate tests/data/nets/qwen3 --tokens 4,5,6 --max-new 40 " + how;
-    Ran alone = run(base);
-    CAPTURE(how);
-    REQUIRE(alone.status == 0);
-    CHECK(alone.out.starts_with("4,5,6,"));
-    for (std::string layout :
-         {"--nproc 2", "--nproc 2 --set distributed.strategy=fsdp2",
-          "--nproc 3 --set distributed.strategy=fsdp2", "--set distributed.strategy=fsdp2",
-          "--nproc 4 --set distributed.strategy=fsdp2 --set distributed.dp_replicate_size=2"}) {
-      if (!meshwright::sampled(turn++, 2)) continue;
-      Ran ran = run(base + " " + layout);
-      CAPTURE(layout);
-      CHECK(ran.status == 0);
-      CHECK(ran.out == alone.out);
-    }
+TEST_CASE("tokens are the same on any number of ranks, drawn by --top-k and --top-p, too") {
+  const std::string base =
+      "generate tests/data/nets/qwen3 --tokens 4,5,6 --max-new 40 --seed 8 --top-k 7 --top-p 0.9 ";
+  Ran alone = run(base);
+  REQUIRE(alone.status == 0);
+  CHECK(alone.out.starts_with("4,5,6,"));
+  for (const char* layout : {"--nproc 2",
+                             "--nproc 4 --set distributed.strategy=fsdp2 "
+                             "--set distributed.dp_replicate_size=2"}) {
+    Ran ran = run(base + layout);
+    CAPTURE(layout);
+    CHECK(ran.status == 0);
+    CHECK(ran.out == alone.out);
   }
   std::string drawn = "generate tests/data/nets/qwen3 --tokens 4,5,6 --max-new 40 --seed ";
   CHECK(run(drawn + "7").out != run(drawn + "9").out);
@@ -75,10 +67,7 @@ TEST_CASE("tokens are the same on tensor and sequence parallel ranks, for texts 
     const char *net, *prompt;
     int tp;
   };
-  for (const Row& row : {Row{"qwen3", "4,5,6", 2},
-                         {"llama_tied_257", "1,2,3,4,5", 4},
-                         {"qwen2", "7", 2},
-                         {"mistral_window", "9,8", 2}}) {
+  for (const Row& row : {Row{"qwen3", "4,5,6", 2}, {"llama_tied_257", "1,2,3,4,5", 4}}) {
     std::string base = std::string("generate tests/data/nets/") + row.net + " --tokens " +
                        row.prompt + " --max-new 15 --temperature 0.9 --seed 7";
     Ran alone = run(base);
@@ -97,13 +86,12 @@ TEST_CASE("tokens are the same on tensor and sequence parallel ranks, for texts 
   }
 }
 
-TEST_CASE("tokens are the same through the stages of every schedule") {
+TEST_CASE("tokens are the same through the stages of a pipeline") {
   const std::string base =
       "generate tests/data/nets/qwen3_moe_mixed --tokens 4,5,6 --max-new 6 --temperature 0";
   Ran alone = run(base);
   REQUIRE(alone.status == 0);
-  for (const std::string schedule : {"GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B",
-                                     "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}) {
+  for (const std::string schedule : {"1F1B", "ZBVZeroBubble"}) {
     Ran ran =
         run(base +
                 " --nproc 2 --set distributed.strategy=fsdp2 --set distributed.pp_size=2 --set "

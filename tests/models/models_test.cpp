@@ -70,7 +70,8 @@ struct Layout {
 
 }  // namespace
 
-TEST_CASE("a plugin's models train alike under every strategy and layout") {
+// The kit, which is run on both below, trains them on every axis.
+TEST_CASE("a plugin's models train alike under every strategy") {
   const std::string steps =
       " --set step_scheduler.max_steps=6 --set validation_dataset.kind=mock"
       " --set validation_dataset.seq_len=32 --set validation_dataset.num_batches=1"
@@ -83,21 +84,13 @@ TEST_CASE("a plugin's models train alike under every strategy and layout") {
     REQUIRE(one.losses.size() == 6);
     CHECK(one.validation.size() == 2);
     CHECK(one.losses[5] < one.losses[0]);
-    std::vector<Layout> layouts = {{2, "--set distributed.strategy=ddp"},
-                                   {4, "--set distributed.strategy=fsdp2"},
-                                   {2, "--set distributed.strategy=megatron_fsdp"},
-                                   {2, "--set distributed.strategy=moe_ep"},
-                                   {2, "--set distributed.tp_size=2"},
-                                   {2, "--set distributed.pp_size=2"},
-                                   {4, "--set distributed.pp_size=2 --set distributed.tp_size=2"}};
-    if (example == "gpt2") {
-      layouts.push_back(
-          {2, "--set distributed.tp_size=2 --set distributed.sequence_parallel=true"});
-      layouts.push_back({2, "--set distributed.cp_size=2"});
-      layouts.push_back({4,
-                         "--set distributed.pp_size=2 --set distributed.tp_size=2"
-                         " --set distributed.sequence_parallel=true"});
-    }
+    std::vector<Layout> layouts = {{2, "--set distributed.strategy=megatron_fsdp"},
+                                   {2, "--set distributed.strategy=moe_ep"}};
+    if (example == "gpt2")
+      layouts = {{2, "--set distributed.strategy=ddp"},
+                 {4,
+                  "--set distributed.pp_size=2 --set distributed.tp_size=2"
+                  " --set distributed.sequence_parallel=true"}};
     int number = 0;
     for (const Layout& layout : layouts) {
       const std::string name = "layout_" + std::to_string(number++);
@@ -228,11 +221,10 @@ TEST_CASE("what a model cannot do is refused before it starts") {
 
 TEST_CASE("a model's faults are told as the plugin's, with method and rank") {
   fs::remove_all(kFolder);
-  const std::string more =
-      "train examples/encoder/job.toml" + plugin("fixture_model", "model") +
-      " --set model.plugin=fixture_model --set run.threads=1" +
-      " --set step_scheduler.max_steps=2 --nproc 2 --set run.dir=" + kFolder.string();
-  const Ran good = run(more, "2>&1");
+  const std::string more = "train examples/encoder/job.toml" + plugin("fixture_model", "model") +
+                           " --set model.plugin=fixture_model --set run.threads=1" +
+                           " --set step_scheduler.max_steps=2 --set run.dir=" + kFolder.string();
+  const Ran good = run(more + " --nproc 2", "2>&1");
   INFO(good.out);
   REQUIRE(good.status == 0);
   struct Row {
@@ -263,8 +255,9 @@ TEST_CASE("a model's faults are told as the plugin's, with method and rank") {
                         {"nothing", "returned nothing", "make()"},
                         {"other shape", "is not what its outline says", "tokens.weight [256, 4]"},
                         {"surplus", "is not what its outline says", "head.bias [256]"}}) {
-    const Ran bad = run(more + " --set run.name=bad --max-restarts 1", "2>&1",
-                        "FIXTURE_MODEL='" + row.wish + "'");
+    const bool first = row.wish == "throw in forward";
+    const Ran bad = run(more + " --set run.name=bad --max-restarts 1" + (first ? " --nproc 2" : ""),
+                        "2>&1", "FIXTURE_MODEL='" + row.wish + "'");
     INFO(row.wish << "\n" << bad.out);
     CHECK(bad.status != 0);
     CHECK(bad.out.find(row.said) != std::string::npos);

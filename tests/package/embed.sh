@@ -19,10 +19,8 @@ two() {  # two NAME STRATEGY SETTING...: on two ranks
   expect "$strategy, world size 2" "$work/$name.0"
   numbers "$work/$name.0" $name; same $name alone
 }
-two ddp ddp
 two fsdp2 fsdp2
-# Its blocks dealt to two ranks: one stage each, and in turns of the smallest micro-batches.
-two stages fsdp2 distributed.pp_size=2 distributed.pipeline.pp_microbatch_size=16
+# Its blocks dealt to two ranks in turns of the smallest micro-batches.
 two halves fsdp2 distributed.pp_size=2 distributed.pipeline.pp_schedule=InterleavedZeroBubble distributed.pipeline.pp_microbatch_size=8
 refused "optimizer.lr" "$embed" "$job" optimizer.lr=-1
 echo "an application trains with the installed package"

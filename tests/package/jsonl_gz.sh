@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The example of a data set: built against the package, trained on six layouts to the same losses; bad files are refused.
+# The example of a data set: built against the package, trained on two layouts to the same losses; bad files are refused.
 . "$(dirname "$0")/common.sh"
 plugin=$work/jsonl_gz
 cp -r "$source/examples/jsonl_gz" "$plugin"
@@ -12,12 +12,8 @@ library=$plugin/build/libmeshwright_jsonl_gz.so
 "$meshwright" plugins list --file "$plugin/job.toml" --json >"$work/out"; expect '"jsonl_gz"' "$work/out"
 "$meshwright" validate $job >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "validate"; }
 trained alone $job --nproc 1 --set dataset.workers=0
-trained sharded $job --nproc 2
 trained cut $job --nproc 4 --set distributed.tp_size=2 --set distributed.sequence_parallel=true
-trained context $job --nproc 2 --set distributed.cp_size=2
-trained staged $job --nproc 2 --set distributed.pp_size=2 --set distributed.pipeline.pp_microbatch_size=4
-trained replicas $job --nproc 2 --set distributed.strategy=ddp
-for layout in sharded cut context staged replicas; do same alone $layout; done
+same alone cut
 
 # Bad input: before anything trains, with file, place and reason.
 bad() {  # bad NAME TEXT: this file is refused
@@ -31,4 +27,4 @@ bad "$work/cut.jsonl.gz" "cut.jsonl.gz: byte 3000: the compressed data end early
 bad "$work/broken.jsonl.gz" "broken.jsonl.gz:6: no JSON: "
 echo '{"tokens": [1, 256, 3]}' | gzip >"$work/tokens.jsonl.gz"
 bad "$work/tokens.jsonl.gz" "tokens.jsonl.gz:1: the token 256 lies outside of the model's vocabulary of 256"
-echo "the example of a data set trains alike on six layouts"
+echo "the example of a data set trains alike on two layouts"

@@ -21,7 +21,6 @@ grep -q "q_proj\",[[:space:]]*\"style" "$work/out" && fail "the named plan was n
 expect '"strategy": "ring_zero"' "$work/out"
 
 trained ddp $job --nproc 2 --set distributed.strategy=ddp
-trained ring_2 $job --nproc 2; same ring_2 ddp
 trained ring_4 $job --nproc 4 --set distributed.ring_zero.reduce_every_micro_batch=true; same ring_4 ddp
 expect "2 rings of 2 ranks" "$work/runs/ring_4/run.log"
 # Adapters, beside weights that stay: its model leaves frozen parameters as they are.

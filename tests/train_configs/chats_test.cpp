@@ -1,5 +1,6 @@
-// Instruction data as a user trains on it: packed documents are learnt as if each was alone, on
-// any ranks and layout.
+// Instruction data as a user trains on it. That packed documents are learnt as if each was alone,
+// by every family and on every layout: engine/train/run/tests/packing_test.cpp and
+// plugin_data_test.cpp.
 #include <cmath>
 
 #include "trained.h"
@@ -147,117 +148,41 @@ TEST_CASE("packs are the same in the same step for any number of ranks and split
   const Trained alone = train(job + "12" + kNoCache, "packs_1");
   INFO(alone.out);
   REQUIRE(alone.status == 0);
-  for (const auto& [more, name] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"6 --nproc 2", "packs_2"},
-           {"1 --nproc 2", "packs_2_split"},
-           {"3 --nproc 4 --set distributed.strategy=ddp", "packs_4"},
-           {"1 --nproc 6", "packs_6_split"}}) {
-    CAPTURE(name);
-    const Trained run = train(job + more + kNoCache, name);
-    INFO(run.out);
-    REQUIRE(run.status == 0);
-    check_equal(run.losses, alone.losses);
-  }
+  const Trained split = train(job + "1 --nproc 6" + kNoCache, "packs_6_split");
+  INFO(split.out);
+  REQUIRE(split.status == 0);
+  check_equal(split.losses, alone.losses);
 }
 
-struct Layout {
-  const char *name, *settings;
-};
-
-// A chat a sample, then packs of them on each layout: the same losses and norms.
-void check_packed(const std::string& name, const std::string& more,
-                  std::initializer_list<Layout> layouts, int64_t chats = 8) {
-  CAPTURE(name);
-  const Rows rows(chats);
+// A chat a sample, then packs of them: the same losses and norms.
+TEST_CASE("packed documents are learnt as if each was alone") {
+  constexpr int64_t kChats = 8;
+  const Rows rows(kChats);
   REQUIRE(rows.packs > 1);
-  REQUIRE(rows.packs < chats);
-  const std::string file =
-      "configs/chat_tuning_cpu.toml --set step_scheduler.local_batch_size=1 " + more;
+  REQUIRE(rows.packs < kChats);
+  const std::string file = "configs/chat_tuning_cpu.toml --set step_scheduler.local_batch_size=1 ";
   const Trained alone = train(
-      file + rows.settings("none", chats) + "--set distributed.strategy=ddp", name + "_alone");
+      file + rows.settings("none", kChats) + "--set distributed.strategy=ddp", "packed_alone");
   INFO(alone.out);
   REQUIRE(alone.status == 0);
-  const Steps expected = steps_of(name + "_alone");
+  const Steps expected = steps_of("packed_alone");
   REQUIRE(expected.losses.size() == 3);
   CHECK(expected.targets[0] > 0);
   CHECK(expected.targets[0] < expected.tokens[0]);
-  CHECK(expected.tokens[0] < chats * 192);
-  for (const Layout& layout : layouts) {
-    CAPTURE(layout.name);
-    const std::string run_name = name + "_" + layout.name;
-    const Trained run = train(file + rows.settings("bfd", rows.packs) + layout.settings, run_name);
+  CHECK(expected.tokens[0] < kChats * 192);
+  for (const char* layout : {"--set distributed.strategy=ddp",
+                             "--nproc 2 --set distributed.pp_size=2 "
+                             "--set distributed.pp.schedule=1f1b"}) {
+    CAPTURE(layout);
+    const Trained run = train(file + rows.settings("bfd", rows.packs) + layout, "packed");
     INFO(run.out);
     REQUIRE(run.status == 0);
-    const Steps steps = steps_of(run_name);
+    const Steps steps = steps_of("packed");
     check_close("loss", steps.losses, expected.losses);
     check_close("norm", steps.norms, expected.norms);
     CHECK(steps.tokens == expected.tokens);  // what pads is none of them
     CHECK(steps.targets == expected.targets);
   }
-}
-
-TEST_CASE("packed documents are learnt as if each was alone") {
-  check_packed(
-      "packed", "",
-      {{"whole", "--set distributed.strategy=ddp"},
-       {"tp", "--nproc 2 --set distributed.tp_size=2 --set distributed.sequence_parallel=true"},
-       {"cp", "--nproc 2 --set distributed.cp_size=2"},
-       {"pp", "--nproc 2 --set distributed.pp_size=2 --set distributed.pp.schedule=1f1b"}});
-}
-
-// A model beside the configuration's own, of its vocabulary.
-std::string with_model(const std::string& name, const std::string& architecture,
-                       const std::string& more) {
-  const std::string path = kRuns + "/" + name + "/config.json";
-  fs::create_directories(kRuns + "/" + name);
-  std::ofstream(path) << R"({"architectures": [")" << architecture
-                      << R"("], "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96,
-                          "num_hidden_layers": 2, "num_attention_heads": 4,
-                          "num_key_value_heads": 2, "max_position_embeddings": 2048,
-                          "rms_norm_eps": 1e-06, "tie_word_embeddings": false, )"
-                      << more << "}";
-  return "--set model.config='" + path + "' ";
-}
-
-TEST_CASE("packed documents begin at their first position where a model learns positions" *
-          doctest::test_suite("whole")) {
-  // Under rotary embedding alone nothing would tell.
-  const std::string path = kRuns + "/model_with_positions/config.json";
-  fs::create_directories(kRuns + "/model_with_positions");
-  std::ofstream(path) << R"({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
-                          "vocab_size": 320, "n_positions": 192, "n_embd": 64, "n_layer": 2,
-                          "n_head": 4, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0})";
-  const std::string model = "--set model.plugin=gpt2 --set model.config='" + path +
-                            "' --set 'plugins.load=[\"" MESHWRIGHT_BUILD_DIR
-                            "/fixtures/gpt2/libmeshwright_gpt2.so\"]' ";
-  check_packed(
-      "positions", model,
-      {{"whole", "--set distributed.strategy=ddp"},
-       {"tp", "--nproc 2 --set distributed.tp_size=2"},
-       {"cp", "--nproc 2 --set distributed.cp_size=2"},
-       {"pp", "--nproc 2 --set distributed.pp_size=2 --set distributed.pp.schedule=1f1b"}});
-}
-
-TEST_CASE("packed documents are alone under sliding windows, too") {
-  // Shorter than the documents: a window reaches back to another one where nothing keeps it apart.
-  const std::string model = with_model("model_with_windows", "MistralForCausalLM",
-                                       R"("model_type": "mistral", "sliding_window": 24)");
-  check_packed("windows", model,
-               {{"whole", "--set distributed.strategy=ddp"},
-                {"cp", "--nproc 2 --set distributed.cp_size=2"},
-                {"tp", "--nproc 2 --set distributed.tp_size=2"}});
-}
-
-TEST_CASE("packed documents are alone among experts, too") {
-  // No auxiliary loss: it is of a micro-batch, and those of packs hold other documents.
-  const std::string model =
-      with_model("model_with_experts", "MixtralForCausalLM",
-                 R"("model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
-                    "router_aux_loss_coef": 0)");
-  check_packed("experts", model,
-               {{"whole", "--set distributed.strategy=ddp"},
-                {"ep", "--nproc 2 --set distributed.strategy=moe_ep --set distributed.ep_size=2"}},
-               12);  // an even number of packs
 }
 
 TEST_CASE("an export has the template and the tokenizer that the model has learnt by") {

@@ -1,5 +1,5 @@
-// Samples divided over ranks, through whole runs: training, validation of another length, and text.
-#include "sdk/comm/tests/sampled.h"
+// Samples divided over ranks, through a whole run: training, validation of another length, and
+// text. By every method and for every family: engine/train/run/tests/context_*_test.cpp.
 #include "trained.h"
 
 namespace {
@@ -20,7 +20,7 @@ TEST_CASE("a run with cp_size has the losses, the validation and the text of one
       << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 48, "intermediate_size": 72,
     "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 6, "vocab_size": 256, "max_position_embeddings": 256,
     "initializer_range": 0.2})";
-  // 61 tokens, and 50 in validation, are no multiple of 2 * 2 and of 2 * 3.
+  // 61 tokens, and 50 in validation, are no multiple of 2 * 3.
   const std::string base =
       "configs/quickstart.toml --set step_scheduler.max_steps=2 --set "
       "step_scheduler.global_batch_size=4 --set step_scheduler.local_batch_size=2 --set "
@@ -42,29 +42,15 @@ TEST_CASE("a run with cp_size has the losses, the validation and the text of one
   std::string written = said(text, &status);
   REQUIRE(status == 0);
   written.resize(written.find('\n'));
-  int number = 0;
-  size_t of_method = 0;  // half: each method once, on two ranks or on three
-  for (const char* method : {"all_gather", "ring", "ulysses"}) {
-    size_t turn = of_method++;
-    for (int ranks : {2, 3}) {
-      if (!meshwright::sampled(turn++, 2)) continue;
-      const std::string cp = fsdp2 + "--nproc " + std::to_string(ranks) +
-                             " --set distributed.cp_size=" + std::to_string(ranks) +
-                             " --set distributed.context.method=" + method + " ";
-      const Trained run = train(base + cp, "context_" + std::to_string(++number));
-      INFO(cp, run.out);
-      REQUIRE(run.status == 0);
-      check_equal(run.losses, alone.losses);
-      check_equal(run.validation, alone.validation);
-      CHECK(run.sample == alone.sample);
-      CHECK(times_in(run.out, notice + std::to_string(ranks)) == 1);
-      const std::string out = said(text + cp, &status);
-      INFO(out);
-      CHECK(status == 0);
-      CHECK(out.find(written) != std::string::npos);
-      CHECK(times_in(out, notice + std::to_string(ranks)) == 1);
-    }
-  }
+  const std::string cp =
+      fsdp2 + "--nproc 3 --set distributed.cp_size=3 --set distributed.context.method=ring ";
+  const Trained run = train(base + cp, "context_run");
+  INFO(run.out);
+  REQUIRE(run.status == 0);
+  check_equal(run.losses, alone.losses);
+  check_equal(run.validation, alone.validation);
+  CHECK(run.sample == alone.sample);
+  CHECK(times_in(run.out, notice + "3") == 1);
   // Tensor and sequence parallelism beside it, whose ranks must divide the samples nobody reads.
   const std::string out = said(text + fsdp2 +
                                    "--nproc 6 --set distributed.cp_size=2 --set "
@@ -72,27 +58,7 @@ TEST_CASE("a run with cp_size has the losses, the validation and the text of one
                                    "--set distributed.tp_plan=base",
                                &status);
   INFO(out);
+  CHECK(times_in(out, notice + "2") == 1);
   CHECK(status == 0);
   CHECK(out.find(written) != std::string::npos);
-}
-
-TEST_CASE("a checkpoint goes on at any cp_size" * doctest::test_suite("whole")) {
-  const std::string base =
-      "configs/context_cpu.toml --set dataset.seq_len=61 --set step_scheduler.global_batch_size=4 "
-      "--set lr_scheduler.lr_decay_style=constant ";
-  const std::string two = base + "--nproc 2 --set step_scheduler.max_steps=";
-  const Trained whole = train(two + "4", "context_whole"), half = train(two + "2", "context_half");
-  INFO(whole.out, half.out);
-  REQUIRE(whole.losses.size() == 4);
-  REQUIRE(half.losses.size() == 2);
-  for (const char* ranks :
-       {"--nproc 4 --set distributed.cp_size=4 ", "--nproc 3 --set distributed.cp_size=3 ",
-        "--nproc 1 --set distributed.cp_size=1 ", "--nproc 2 --set distributed.cp_size=1 ",
-        "--nproc 2 --set distributed.context.method=ring "}) {
-    const Trained on =
-        train(base + ranks + "--set step_scheduler.max_steps=4", "context_on", "context_half");
-    INFO(ranks, on.out);
-    CHECK(on.status == 0);
-    check_equal(on.losses, whole.losses);
-  }
 }

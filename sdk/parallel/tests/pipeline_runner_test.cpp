@@ -286,28 +286,17 @@ Result staged(const Row& row, const testing::Faults& faults = {}) {
 
 TEST_CASE("a pipeline gives the bits of one place, whatever the schedule") {
   using enum PipelineSchedule;
+  // One of each schedule and what no layout of engine/train/run/tests/pipeline_test.cpp has, which
+  // holds all schedules on two and four ranks with any number of micro-batches to one process.
   const Row rows[] = {
       {2, 1, 4, gpipe},
-      {2, 1, 1, one_f_one_b},
-      {2, 1, 4, one_f_one_b},
-      {4, 1, 8, one_f_one_b},
       {4, 1, 2, one_f_one_b},
-      {2, 2, 4, interleaved_1f1b},
       {2, 4, 4, interleaved_1f1b},
-      {2, 2, 4, interleaved_zero_bubble},
       {2, 2, 4, interleaved_zero_bubble, false, false, 2},
-      {2, 2, 4, zbv_zero_bubble},
-      {4, 2, 7, zbv_zero_bubble},
-      {4, 2, 9, zbv_zero_bubble},
-      {4, 2, 8, interleaved_zero_bubble},
       {2, 2, 5, zbv_zero_bubble, true, false, 2},
       {2, 2, 4, zbv_zero_bubble, true, false, 1, 3},
-      {2, 2, 4, dual_pipe_v},
       {4, 2, 8, dual_pipe_v},
-      {2, 1, 3, one_f_one_b, true, false, 2},
-      {2, 1, 3, one_f_one_b, false, false, 2},
       {2, 1, 3, one_f_one_b, true, true, 2},
-      {2, 2, 4, interleaved_1f1b, false, false, 2},
       {2, 1, 3, one_f_one_b, true, false, 2, 2},
       {2, 1, 3, one_f_one_b, true, false, 1, 4},
       {4, 1, 3, one_f_one_b, true, false, 1, 5},
@@ -368,20 +357,6 @@ TEST_CASE("a rank of a pipeline holds as many passes as its list says, and no mo
       CHECK(counted.waiting == listed.waiting);
       CHECK(counted.logits == listed.logits);
     }
-  }
-}
-
-// Breadth first, micro-batches add up from the last to the first; and where every backward reduces,
-// a unit of two stages reduces what has come of both by then.
-TEST_CASE("schedules that add up in another order give the same but for rounding") {
-  using enum PipelineSchedule;
-  for (const Row& row : {Row{2, 2, 4, looped_bfs}, Row{2, 2, 4, dual_pipe_v, true, true, 2}}) {
-    CAPTURE(schedule_name(row.schedule));
-    const Result one = whole(row), many = staged(row);
-    CHECK(one.losses == many.losses);
-    CHECK(one.gradients.size() == many.gradients.size());
-    for (const auto& [name, gradient] : one.gradients)
-      CHECK_MESSAGE(many.gradients.at(name).allclose(gradient, 1e-6, 1e-8), name);
   }
 }
 

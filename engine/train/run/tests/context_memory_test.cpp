@@ -17,6 +17,7 @@
 #include "engine/train/step/memory.h"
 #include "engine/train/step/tests/causal_loss.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/comm/tests/sampled.h"
 
 namespace context_memory_test {
 
@@ -111,9 +112,12 @@ Use measure(const std::string& model, int64_t ranks, int64_t length, int steps,
 
 TEST_CASE("context parallel: a rank holds what its plan says, by every method") {
   TestFolder folder("context_memory");
+  size_t number = 0;  // half: each shape by every second method
   for (const Shape& shape : {Shape{"whole", 4, 4, 6}, Shape{"grouped", 4, 2, 6},
-                             Shape{"window", 4, 2, 6, R"(, "sliding_window": 300)"}})
+                             Shape{"window", 4, 2, 6, R"(, "sliding_window": 300)"}}) {
+    size_t turn = number++;
     for (const char* method : {"", "all_gather", "ring", "ulysses"}) {
+      if (!sampled(turn++, 2)) continue;
       const std::string model = write_shape(folder.path, shape);
       const Use use =
           *method ? measure(model, 2, 2048, 3, shared_by(method)) : measure(model, 1, 2048, 3, {});
@@ -127,6 +131,7 @@ TEST_CASE("context parallel: a rank holds what its plan says, by every method") 
       CHECK(far > 0.95);
       CHECK(far < 1.05);
     }
+  }
 }
 
 TEST_CASE("layers that are frozen from the beginning on keep nothing, as planned") {
@@ -153,16 +158,14 @@ TEST_CASE("context parallel: two ranks hold little more than half the activation
   TestFolder folder("context_memory_half");
   const std::string model = write_shape(folder.path, {"grouped", 4, 2, 6});
   const Use alone = measure(model, 1, 8192, 1, {});
-  for (const char* method : {"all_gather", "ring", "ulysses"}) {
-    const Use use = measure(model, 2, 8192, 1, shared_by(method));
-    INFO(std::string(method));
-    const double part = static_cast<double>(use.step()) / static_cast<double>(alone.step()),
-                 planned = static_cast<double>(use.planned.activations) /
-                           static_cast<double>(alone.planned.activations);
-    MESSAGE(std::string(method) << ": " << part << ", planned " << planned);
-    CHECK(part <= 0.55);
-    CHECK(planned <= 0.55);
-  }
+  // By the others it is what their plans say, as above.
+  const Use use = measure(model, 2, 8192, 1, shared_by("ring"));
+  const double part = static_cast<double>(use.step()) / static_cast<double>(alone.step()),
+               planned = static_cast<double>(use.planned.activations) /
+                         static_cast<double>(alone.planned.activations);
+  MESSAGE(part << ", planned " << planned);
+  CHECK(part <= 0.55);
+  CHECK(planned <= 0.55);
 }
 
 }  // namespace context_memory_test

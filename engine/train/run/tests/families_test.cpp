@@ -106,8 +106,8 @@ TEST_CASE(
     "layout, and "
     "train alike on all of them") {
   Folder folder;
-  for (const char* name :
-       {"phi3", "phi3_tied", "gemma3", "gemma3_layer_types", "mixtral", "qwen3_moe_mixed"}) {
+  for (const char* name : {"phi", "phi_normed", "phi3", "phi3_tied", "gemma3", "gemma3_layer_types",
+                           "qwen3_yarn", "mixtral", "qwen3_moe_mixed"}) {
     bool experts = std::string(name).find("mix") !=
                    std::string::npos;  // which leave no room for sequence parallelism
     CAPTURE(name);

@@ -77,6 +77,8 @@ TEST_CASE("pipeline checkpoints: weights and moments are the same bits on any ot
     return staged_layout(model, mesh, more, kRows);
   };
   // From and to one process; from and to a loop of stages on two ranks with two shards each.
+  Layout copies = at({2, {}});
+  copies.strategy = "ddp";
   const std::vector<Layout> others = {at({2, {kPp2}}),
                                       at({2, {kPp2}}, {kV}),
                                       at({2, {kPp2}}, {kDual}),
@@ -85,7 +87,10 @@ TEST_CASE("pipeline checkpoints: weights and moments are the same bits on any ot
                                       at({4, {kPp2, kCp2}}, {kRing}),
                                       at({8, {kPp2, kCp2, kTp2}}, {kBreadth}),
                                       at({8, {kPp2, kReplicate2}}, {kTurns}),
-                                      at({4, {kTp2}})};
+                                      at({4, {kTp2}}),
+                                      at({2, {kCp2}}, {kRing}),
+                                      at({3, {kCp3}}, {kGather}),
+                                      copies};
   int number = 0;
   for (const Layout& first : {at(kAlone), at({4, {kPp2}}, {kTurns})}) {
     std::vector<Layout> all = {first};

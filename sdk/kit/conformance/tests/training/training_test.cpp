@@ -86,21 +86,6 @@ class Shards : public Strategy {
     return fully_sharded_plan(request, {});
   }
 };
-// The same on flat buffers, which keep whole what the level says.
-template <int kLevel>
-class Flat final : public Strategy {
- public:
-  MeshPlan plan_mesh(const MeshRequest& request) const override {
-    constexpr std::array<std::string_view, 1> kRefused = {"pp"};
-    refuse_sizes(request, "flat", kRefused);
-    return plan_sharded_mesh(request);
-  }
-  ShardingPlan plan_sharding(const ShardingRequest& request) const override {
-    ShardingPolicy policy;
-    policy.level = kLevel;
-    return flat_plan(request, policy);
-  }
-};
 // Its model knows nothing of the axis that its mesh has.
 class Forgets final : public Shards {
  public:
@@ -162,21 +147,8 @@ TEST_CASE("the kit finds nothing in a strategy that trains, and what is wrong in
         std::string::npos);
 }
 
-TEST_CASE("flat buffers train as a plain loop at each level, with replicas of them, too") {
-  for (const std::string& note : {found<Flat<0>>(), found<Flat<1>>(), found<Flat<3>>()}) {
-    INFO(note);
-    CHECK(note.starts_with("note: trained on 1, 2, 3 ranks"));
-    CHECK(note.find("with dp_replicate_size = 2 on 4 ranks") != std::string::npos);
-    CHECK(note.find("pp_size = 2 is refused (E0306)") != std::string::npos);
-  }
-}
-
 TEST_CASE("the kit holds ranks that share samples to the plain loop, where there are any") {
-  CHECK(found<Shards>() ==
-        "note: trained on 1, 2, 3 ranks as a plain loop; with activation_checkpointing = full on 2 "
-        "ranks; with cp_size = 2 by all_gather, ring, ulysses, ring on 4 ranks; with "
-        "dp_replicate_size = 2 on 4 ranks; with mp_policy.param_dtype = bfloat16 on 2 ranks; with "
-        "pp_size = 2 on 2, 4 ranks; with tp_size = 2 on 2, 4 ranks\n");
+  // What mutants_test.cpp makes its mutants of takes them in all layouts, and says so.
   CHECK(
       found<Refuses>() ==
       "note: trained on 1, 2, 3 ranks as a plain loop; with activation_checkpointing = full on 2 "
