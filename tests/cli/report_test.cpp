@@ -57,15 +57,13 @@ TEST_CASE("a run that went on with another learning rate is reported with what c
   REQUIRE(page.status == 0);
   CHECK(has(page.out, "report.html"));
   const std::string html = contents(folder.path / "first/report.html");
-  for (const char* part :
-       {"id=\"chart-loss\"", "id=\"chart-step_ms\"", "aria-label=\"Ranks, dp_shard 2\"",
-        "aria-label=\"Where the time of a step goes, by rank\"", "continues after step 3",
-        "<h2>Checkpoints</h2>", "</html>"}) {
+  for (const char* part : {R"("key":"loss")", R"("key":"step_ms")", "Ranks: dp_shard 2",
+                           "From the traces of 2 ranks: computation ", "continues after step 3",
+                           R"("checkpoints":[{)", R"("problems":[])", "</html>"}) {
     CAPTURE(part);
     CHECK(has(html, part));
   }
   for (const char* change : changes) CHECK(has(html, change));
-  CHECK(!has(html, "Not everything could be read"));
 
   const json::object out = json::parse(run("report " + folder.run() + " --json").out).as_object();
   const json::object& first = out.at("runs").as_array().at(0).as_object();
