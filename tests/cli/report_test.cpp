@@ -5,10 +5,10 @@
 #include <boost/json.hpp>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 
 #include "ran.h"
+#include "tests/contents.h"
 
 namespace report_test {
 
@@ -28,11 +28,6 @@ struct Folder {
   ~Folder() { fs::remove_all(path); }
   std::string run() const { return "'" + (path / "first").string() + "'"; }
 };
-
-std::string contents(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
