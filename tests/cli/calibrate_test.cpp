@@ -5,10 +5,10 @@
 #include <boost/json.hpp>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 
 #include "tests/cli/ran.h"
+#include "tests/contents.h"
 
 namespace calibrate_test {
 
@@ -26,12 +26,6 @@ struct Folder {
 };
 
 const std::string kThreads = "OMP_NUM_THREADS=1", kQuick = "--set dist_env.device=cpu --seconds 1 ";
-
-std::string contents(const std::string& path) {
-  std::ostringstream out;
-  out << std::ifstream(path).rdbuf();
-  return out.str();
-}
 
 // What two ranks measured, once for all cases: what the program said, and its file.
 struct Measured {

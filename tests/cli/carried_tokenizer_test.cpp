@@ -5,21 +5,16 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 
 #include "ran.h"
+#include "tests/contents.h"
 
 namespace carried_tokenizer_test {
 
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 struct Folder {
   fs::path path = fs::canonical(fs::temp_directory_path()) /

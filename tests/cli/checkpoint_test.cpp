@@ -5,11 +5,11 @@
 #include <boost/json.hpp>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include "ran.h"
+#include "tests/contents.h"
 
 namespace checkpoint_test {
 
@@ -17,11 +17,6 @@ namespace json = boost::json;
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 // Two runs of a model that starts from a Hugging Face folder with a tokenizer: nothing learned, and
 // three steps on another layout.

@@ -6,13 +6,13 @@
 #include <cmath>
 #include <cstdint>
 #include <fstream>
-#include <iterator>
 #include <regex>
 #include <string>
 #include <vector>
 
 #include "sdk/comm/tests/sampled.h"
 #include "tests/cli/ran.h"
+#include "tests/contents.h"
 
 namespace helps_test {
 
@@ -63,8 +63,7 @@ std::string number_after(const std::string& text, const std::string& begin) {
 
 // configs/machines/NAME.toml with so much for a rank, whose device takes 2.7e9 bytes for itself.
 std::string machine_with(const std::string& name, double bytes) {
-  std::ifstream in(MESHWRIGHT_SOURCE_DIR "/configs/machines/" + name + ".toml");
-  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  std::string text = contents(MESHWRIGHT_SOURCE_DIR "/configs/machines/" + name + ".toml");
   REQUIRE(text.find("outside = 2.7e9") != std::string::npos);
   const std::string begin = "memory = ";
   const size_t at = text.find(begin) + begin.size(), end = text.find(',', at);

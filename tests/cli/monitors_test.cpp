@@ -12,6 +12,7 @@
 #include <string>
 
 #include "ran.h"
+#include "tests/contents.h"
 
 namespace monitors_cli_test {
 
@@ -35,10 +36,7 @@ struct Folder {
            "step_scheduler.max_steps=" +
            sets;
   }
-  std::string contents(const std::string& file) const {
-    std::ifstream in(path / file, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  }
+  std::string contents(const std::string& file) const { return ::contents(path / file); }
   std::string quoted(const std::string& file) const { return "'" + (path / file).string() + "'"; }
 };
 

@@ -3,9 +3,9 @@
 
 #include <array>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <string>
+
+#include "tests/contents.h"
 
 TEST_CASE("the reference page is what the program prints") {
   std::string printed;
@@ -16,8 +16,6 @@ TEST_CASE("the reference page is what the program prints") {
   for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
     printed.append(buffer.data(), n);
   CHECK(pclose(pipe) == 0);
-  std::ifstream in(MESHWRIGHT_SOURCE_DIR "/docs/reference.md");
-  std::string page((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  CHECK_MESSAGE(page == printed,
+  CHECK_MESSAGE(contents(MESHWRIGHT_SOURCE_DIR "/docs/reference.md") == printed,
                 "refresh it: build/bin/meshwright config explain --reference > docs/reference.md");
 }

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
-#include <iterator>
 #include <set>
 #include <string>
 #include <tuple>
@@ -17,6 +16,7 @@
 
 #include "ran.h"
 #include "sdk/comm/tests/sampled.h"
+#include "tests/contents.h"
 
 namespace search_test {
 
@@ -55,8 +55,7 @@ double score_of(const json::object& time) {
 
 // configs/machines/h100.toml with figures times a factor.
 std::string scaled_h100(const json::array& figures, double factor) {
-  std::ifstream in(MESHWRIGHT_SOURCE_DIR "/configs/machines/h100.toml");
-  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  std::string text = contents(MESHWRIGHT_SOURCE_DIR "/configs/machines/h100.toml");
   for (const json::value& figure : figures) {
     const std::string key(figure.as_string()), name = key.substr(key.find('.') + 1) + " = ";
     CAPTURE(key);

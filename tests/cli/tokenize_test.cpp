@@ -6,10 +6,10 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <vector>
 
 #include "ran.h"
+#include "tests/contents.h"
 
 namespace tokenize_test {
 
@@ -19,11 +19,6 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::string kTokenizers = MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/";
-
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 std::vector<int64_t> tokens_of(const fs::path& path) {
   std::string bytes = contents(path);

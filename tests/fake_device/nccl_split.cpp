@@ -10,7 +10,7 @@ namespace fake_device {
 namespace {
 
 // What a rank asks for, and the file of its new communicator if it is the first one there.
-struct Wish {
+struct Member {
   int color = 0, key = 0, rank = 0;
   char path[64] = "";
 };
@@ -20,23 +20,23 @@ struct Wish {
 ncclResult_t split(const ncclComm& parent, int color, int key, Part& part) {
   const Said mine{.kind = static_cast<uint32_t>(Kind::split)};
   if (const ncclResult_t result = agree(parent, mine); result != ncclSuccess) return result;
-  Wish wish{color, key, parent.rank, ""};
-  snprintf(wish.path, sizeof wish.path, "%s", new_path().c_str());
-  memcpy(parent.slot(parent.rank), &wish, sizeof wish);
+  Member member{color, key, parent.rank, ""};
+  snprintf(member.path, sizeof member.path, "%s", new_path().c_str());
+  memcpy(parent.slot(parent.rank), &member, sizeof member);
   if (!parent.barrier()) return ncclRemoteError;
-  std::vector<Wish> members;
+  std::vector<Member> members;
   for (int rank = 0; rank < parent.size; ++rank) {
-    memcpy(&wish, parent.slot(rank), sizeof wish);
-    if (wish.color == color) members.push_back(wish);
+    memcpy(&member, parent.slot(rank), sizeof member);
+    if (member.color == color) members.push_back(member);
   }
   if (!parent.barrier()) return ncclRemoteError;
   part = {};
   if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
   // Ranks of the same key stay in the parent's order.
   std::stable_sort(members.begin(), members.end(),
-                   [](const Wish& a, const Wish& b) { return a.key < b.key; });
+                   [](const Member& a, const Member& b) { return a.key < b.key; });
   const auto here = std::find_if(members.begin(), members.end(),
-                                 [&](const Wish& one) { return one.rank == parent.rank; });
+                                 [&](const Member& one) { return one.rank == parent.rank; });
   part.path = members.front().path;
   part.rank = static_cast<int>(here - members.begin());
   part.size = static_cast<int>(members.size());

@@ -37,6 +37,7 @@
 #include "rows_fuzz_inputs.h"
 #include "rows_fuzz_many.h"
 #include "rows_fuzz_samples.h"
+#include "tests/contents.h"
 
 namespace {
 
@@ -70,11 +71,6 @@ void put(const fs::path& path, std::string_view bytes) {
   out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   out.close();
   if (!out) throw std::runtime_error("cannot write " + path.string());
-}
-
-std::string bytes_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
 std::string as_text(const std::vector<std::byte>& bytes) {
@@ -301,7 +297,7 @@ class Fuzz {
     }
     const JsonlOptions options = JsonlOptions::read(request);
     const fs::path path = folder / (cache_key(options) + ".mwtokens");
-    const std::string whole = bytes_of(path);
+    const std::string whole = contents(path);
     const auto store =
         TokenStore::in_memory({reinterpret_cast<const std::byte*>(whole.data()),
                                reinterpret_cast<const std::byte*>(whole.data()) + whole.size()});
@@ -313,7 +309,7 @@ class Fuzz {
           prepare_store(options, [&](const std::string& line) { told.push_back(line); });
       check(same(*mended, *store), "a damaged cache was believed");
       // Believed is what its checksums cover, which is all but what lies between sections.
-      check(bytes_of(path) == (told.empty() ? other : whole), "a cache was not made as it was");
+      check(contents(path) == (told.empty() ? other : whole), "a cache was not made as it was");
       check(told.empty() || told[0].starts_with("the cache is made anew: "), "another notice");
     }
     put(path, forged(whole, random));

@@ -16,6 +16,7 @@
 
 #include "engine/config/source.h"
 #include "engine/job/plan.h"
+#include "tests/contents.h"
 #include "tests/keys/key_rows.h"
 
 namespace fs = std::filesystem;
@@ -82,11 +83,6 @@ struct Folder {
   Folder() { fs::create_directories(path); }
   ~Folder() { fs::remove_all(path); }
 };
-
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 // What four steps of the program leave: exit status, files, and the numbers that no clock has
 // written.

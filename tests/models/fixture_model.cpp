@@ -21,8 +21,8 @@ using namespace meshwright;
 using at::Tensor;
 
 std::string asked() {
-  const char* wish = std::getenv("FIXTURE_MODEL");
-  return wish != nullptr ? wish : "";
+  const char* fault = std::getenv("FIXTURE_MODEL");
+  return fault != nullptr ? fault : "";
 }
 void at(const std::string& place) {
   if (asked() == "throw in " + place) throw std::runtime_error("made of glass");

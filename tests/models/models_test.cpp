@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/cli/ran.h"
+#include "tests/contents.h"
 
 namespace fs = std::filesystem;
 namespace json = boost::json;
@@ -53,11 +54,6 @@ Trained train(const std::string& example, const std::string& name, const std::st
 void check_alike(const std::vector<double>& a, const std::vector<double>& b) {
   REQUIRE(a.size() == b.size());
   for (size_t i = 0; i < a.size(); ++i) CHECK(a[i] == doctest::Approx(b[i]).epsilon(1e-5));
-}
-
-std::string bytes_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
 // A run that is continued with more steps has the same rates.
@@ -121,7 +117,7 @@ TEST_CASE("checkpoints of a plugin's model resume in another layout, export, and
   check_alike(rest.losses, whole.losses);
   // Nobody goes on with another model of the same names and shapes.
   const fs::path other = kFolder / "other.json";
-  std::string config = bytes_of(MESHWRIGHT_SOURCE_DIR "/examples/gpt2/model.json");
+  std::string config = contents(MESHWRIGHT_SOURCE_DIR "/examples/gpt2/model.json");
   config.replace(config.find("gelu_new"), 8, "relu");
   std::ofstream(other) << config;
   const Trained refused =
@@ -142,7 +138,7 @@ TEST_CASE("checkpoints of a plugin's model resume in another layout, export, and
           "2>&1");
   INFO(again.out);
   REQUIRE(again.status == 0);
-  CHECK(bytes_of(kFolder / "again/hf/model.safetensors") == bytes_of(hf / "model.safetensors"));
+  CHECK(contents(kFolder / "again/hf/model.safetensors") == contents(hf / "model.safetensors"));
   // The run says which plugin; a Hugging Face folder does not.
   const std::string words =
       " --tokens 7,11,200 --max-new 8 --temperature 0 --json" + plugin("gpt2");
@@ -228,7 +224,7 @@ TEST_CASE("a model's faults are told as the plugin's, with method and rank") {
   INFO(good.out);
   REQUIRE(good.status == 0);
   struct Row {
-    std::string wish, said, place;
+    std::string fault, said, place;
   };
   for (const Row& row :
        std::vector<Row>{{"throw in outline", "E0421", "in outline"},
@@ -255,10 +251,10 @@ TEST_CASE("a model's faults are told as the plugin's, with method and rank") {
                         {"nothing", "returned nothing", "make()"},
                         {"other shape", "is not what its outline says", "tokens.weight [256, 4]"},
                         {"surplus", "is not what its outline says", "head.bias [256]"}}) {
-    const bool first = row.wish == "throw in forward";
+    const bool first = row.fault == "throw in forward";
     const Ran bad = run(more + " --set run.name=bad --max-restarts 1" + (first ? " --nproc 2" : ""),
-                        "2>&1", "FIXTURE_MODEL='" + row.wish + "'");
-    INFO(row.wish << "\n" << bad.out);
+                        "2>&1", "FIXTURE_MODEL='" + row.fault + "'");
+    INFO(row.fault << "\n" << bad.out);
     CHECK(bad.status != 0);
     CHECK(bad.out.find(row.said) != std::string::npos);
     CHECK(bad.out.find(row.place) != std::string::npos);

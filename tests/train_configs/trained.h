@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/contents.h"
+
 namespace json = boost::json;
 namespace fs = std::filesystem;
 
@@ -24,11 +26,6 @@ struct Trained {
   std::vector<int64_t> memory;  // the most bytes of a rank, a step
   std::string sample;
 };
-
-inline std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 // What a command of the program prints. `environment`: words for env.
 inline std::string said(const std::string& arguments, int* status = nullptr,

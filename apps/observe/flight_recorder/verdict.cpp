@@ -5,11 +5,11 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <thread>
 
 #include "sdk/base/files/durable.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/rank_words.h"
+#include "sdk/base/wait.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::postmortem {
@@ -416,14 +416,11 @@ Verdict judge_run(const fs::path& run) { return judge(read_folder(run / kFolder)
 
 void wait_for_all(const fs::path& run, std::chrono::milliseconds patience) noexcept {
   try {
-    const auto end = std::chrono::steady_clock::now() + patience;
-    for (;;) {
-      const std::vector<RankFile> files = read_folder(run / kFolder).files;
-      if (files.empty() || static_cast<int64_t>(files.size()) >= files[0].world ||
-          std::chrono::steady_clock::now() > end)
-        return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
+    base::wait_until(std::chrono::steady_clock::now() + patience, std::chrono::milliseconds(50),
+                     [&] {
+                       const std::vector<RankFile> files = read_folder(run / kFolder).files;
+                       return files.empty() || static_cast<int64_t>(files.size()) >= files[0].world;
+                     });
   } catch (const std::exception&) {  // then without them
   }
 }

@@ -1,7 +1,7 @@
-// Curves over the steps of runs, as inline SVG.
+// Curves over the steps of runs, as the page draws them.
 #pragma once
 
-#include <cstdint>
+#include <boost/json/object.hpp>
 #include <string>
 #include <vector>
 
@@ -15,14 +15,6 @@ struct ChartLine {
   std::vector<Point> points;
   Summary summary;  // of all its values
 };
-// Something that happened at a step, drawn on the axis.
-struct ChartMark {
-  enum class Sign : uint8_t { cross, triangle, square };
-  size_t run = 0;
-  double step = 0;
-  Sign sign = Sign::cross;
-  std::string text;
-};
 struct Chart {
   std::string key;    // "grad_norm"
   std::string title;  // "Gradient norm"
@@ -30,14 +22,12 @@ struct Chart {
   bool bytes = false, may_be_log = false;
   double first_step = 1, last_step = 1;  // the same for all charts of a page
   std::vector<ChartLine> lines;
-  std::vector<ChartMark> marks;
 };
 
 // Whether values lie so far apart that a linear axis would hide most of them.
 bool wants_log(const Chart& chart);
-// A <figure>; the lines have their values in data attributes, for the page's script.
-std::string draw_chart(const Chart& chart);
-// A short piece of a run's line with its letter, for the legend.
-std::string line_sample(size_t run);
+// Points are [step, mean, least, most, values that were not finite]; what an end of them would
+// repeat (no spread, none) is left out.
+boost::json::object chart_json(const Chart& chart);
 
 }  // namespace meshwright::runs

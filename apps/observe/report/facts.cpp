@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "apps/observe/report/html.h"
 #include "apps/observe/report/report.h"
+#include "apps/observe/report/scale.h"
 #include "sdk/base/terminal/progress.h"
 
 namespace meshwright::runs {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <tuple>
 
-#include "apps/observe/report/html.h"
+#include "apps/observe/report/scale.h"
 
 namespace meshwright::runs {
 namespace {

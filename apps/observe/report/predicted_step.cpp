@@ -1,7 +1,7 @@
 #include <cmath>
 
-#include "apps/observe/report/html.h"
 #include "apps/observe/report/report.h"
+#include "apps/observe/report/scale.h"
 
 namespace meshwright::runs {
 namespace {

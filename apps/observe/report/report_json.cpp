@@ -2,7 +2,6 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "apps/observe/report/pictures.h"
 #include "apps/observe/report/report.h"
 
 namespace meshwright::runs {

@@ -1,10 +1,9 @@
 #include <algorithm>
 
 #include "apps/observe/report/chart.h"
-#include "apps/observe/report/html.h"
-#include "apps/observe/report/pictures.h"
 #include "apps/observe/report/plot.h"
 #include "apps/observe/report/report.h"
+#include "apps/observe/report/scale.h"
 
 namespace meshwright::runs {
 namespace {

@@ -12,6 +12,7 @@
 #include "engine/checkpoint/listing.h"
 #include "engine/checkpoint/tests/make_checkpoint.h"
 #include "engine/checkpoint/verify.h"
+#include "sdk/base/files/read_file.h"
 
 namespace tools_test {
 
@@ -30,11 +31,6 @@ struct Folder {
   }
   ~Folder() { fs::remove_all(path); }
 };
-
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 const char* const kConfig = "{\n  \"model_type\": \"llama\",\n  \"torch_dtype\": \"float32\"\n}\n";
 
@@ -110,8 +106,8 @@ TEST_CASE(
       CHECK(heard - wanted < 1000);  // the header
       CHECK(done.files == std::vector<std::string>{"model.safetensors", "config.json", "sub/x.txt",
                                                    "tokenizer.json"});
-      CHECK(contents(out / "config.json") == kConfig);
-      CHECK(contents(out / "tokenizer.json") == "{}");
+      CHECK(base::read_file(out / "config.json") == kConfig);
+      CHECK(base::read_file(out / "tokenizer.json") == "{}");
       weights::WeightFolder found(out);
       CHECK(found.names() == std::vector<std::string>{"embed", "ids", "none", "norm", "scale"});
       for (const MadeTensor& tensor : tensors) {
@@ -171,8 +167,9 @@ TEST_CASE("another dtype, and shards") {
   make_checkpoint(folder.path / "saved", 3, some_tensors(), Layout::rows, kFiles);
   Source source(folder.path / "saved");
   export_folder(source, folder.path / "half", {.dtype = DType::float16, .shard_bytes = 100000});
-  CHECK(contents(folder.path / "half" / "config.json").find("\"torch_dtype\": \"float16\"") !=
-        std::string::npos);
+  CHECK(
+      base::read_file(folder.path / "half" / "config.json").find("\"torch_dtype\": \"float16\"") !=
+      std::string::npos);
   CHECK(fs::exists(folder.path / "half" / "model.safetensors.index.json"));
   Source half(folder.path / "half");
   for (const SourceTensor& tensor : half.tensors())
@@ -181,9 +178,9 @@ TEST_CASE("another dtype, and shards") {
   export_folder(half, folder.path / "again", {});
   Source again(folder.path / "again");
   CHECK(compare(half, again, ignore).equal());
-  CHECK(contents(folder.path / "again" / "config.json") ==
-        contents(folder.path / "half" / "config.json"));
-  CHECK(contents(folder.path / "again" / "tokenizer.json") == "{}");
+  CHECK(base::read_file(folder.path / "again" / "config.json") ==
+        base::read_file(folder.path / "half" / "config.json"));
+  CHECK(base::read_file(folder.path / "again" / "tokenizer.json") == "{}");
 }
 
 TEST_CASE("config.json names the dtype of the weights at its top") {

@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "engine/launch/devices.h"
@@ -19,6 +18,7 @@
 #include "meshwright/error.h"
 #include "sdk/base/beside.h"
 #include "sdk/base/host/run_lock.h"
+#include "sdk/base/wait.h"
 
 namespace meshwright::device {
 
@@ -217,10 +217,10 @@ void settle(Chosen& chosen, c10d::Store& store, int64_t rank, int64_t world, con
     return;
   }
   // The store may end with rank 0, which gives the others a moment to read it. They ask no more.
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   store.add("device/read", 1);
-  while (rank == 0 && store.add("device/read", 0) < world && std::chrono::steady_clock::now() < end)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  base::wait_until(std::chrono::steady_clock::now() + std::chrono::seconds(10),
+                   std::chrono::milliseconds(1),
+                   [&] { return rank != 0 || store.add("device/read", 0) >= world; });
   throw unavailable(crowd + ", and NCCL wants a device of its own for every rank",
                     "dist_env.backend")
       .help("start as many ranks on each host as it has devices")

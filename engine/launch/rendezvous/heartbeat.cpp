@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <exception>
 #include <random>
-#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
@@ -19,6 +18,7 @@
 #include "engine/launch/rendezvous/listen.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "meshwright/error.h"
+#include "sdk/base/wait.h"
 
 namespace meshwright::rendezvous {
 
@@ -121,8 +121,8 @@ int Heartbeat::reach(const launch::RankEnvironment& ranks, c10d::Store& store,
 std::string Heartbeat::unwatched(c10d::Store& store, HeartbeatTimes::Time end) {
   if (!trouble_.empty())
     return "no rank will hear at once when another has ended, but after the timeout: " + trouble_;
-  while (store.add(kTried, 0) < world_ - 1 && !ended() && Clock::now() < end)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  base::wait_until(end, std::chrono::milliseconds(5),
+                   [&] { return store.add(kTried, 0) >= world_ - 1 || ended(); });
   // Who has come is told so now: a rank that has not been heard makes nothing of the end of rank 0,
   // which may come before the watchdog's first look.
   ended();

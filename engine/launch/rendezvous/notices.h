@@ -6,13 +6,13 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "engine/launch/store_bytes.h"
 #include "meshwright/error.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/wait.h"
 
 namespace meshwright::rendezvous {
 
@@ -69,9 +69,8 @@ inline int64_t number_of(const std::string& text, const std::string& key, const 
 inline void publish(c10d::Store& store, const std::string& key, const std::string& text,
                     int64_t readers) {
   store.set(key, bytes_of(text));
-  auto end = std::chrono::steady_clock::now() + Milliseconds(1000);
-  while (store.add(key + "/read", 0) < readers && std::chrono::steady_clock::now() < end)
-    std::this_thread::sleep_for(Milliseconds(1));
+  base::wait_until(std::chrono::steady_clock::now() + Milliseconds(1000), Milliseconds(1),
+                   [&] { return store.add(key + "/read", 0) >= readers; });
 }
 
 inline std::string hear(c10d::Store& store, const std::string& key, Milliseconds timeout) {

@@ -28,6 +28,7 @@
 #include "engine/launch/rendezvous/store_server.h"
 #include "engine/launch/rendezvous/told.h"
 #include "meshwright/error.h"
+#include "sdk/base/wait.h"
 
 namespace meshwright::rendezvous {
 
@@ -357,9 +358,9 @@ Roll call_roll(c10d::Store& store, const StoreServer* server, int64_t world,
   std::vector<int64_t> missing;
   for (int64_t r = 0; r < world; ++r) {
     std::string key = std::to_string(r);
-    while (!store.check({key}) && Clock::now() < end && !said_twice(store, world) &&
-           !store.check({"refused"}))
-      std::this_thread::sleep_for(Milliseconds(20));
+    base::wait_until(end, Milliseconds(20), [&] {
+      return store.check({key}) || said_twice(store, world) || store.check({"refused"});
+    });
     if (store.check({"refused"}))
       return {ErrorCode::rank_failed, "", text_of(store.get("refused"))};
     if (std::optional<int64_t> rank = said_twice(store, world)) return twice(*rank);
@@ -382,8 +383,9 @@ Roll call_roll(c10d::Store& store, const StoreServer* server, int64_t world,
 
 // Rank 0, which keeps the store: those that come later hear of the refusal as well.
 void stay_for_all(c10d::Store& store, int64_t world, Clock::time_point end) {
-  while (store.add("all/read", 0) + store.add("refusing", 0) < world - 1 && Clock::now() < end)
-    std::this_thread::sleep_for(Milliseconds(10));
+  base::wait_until(end, Milliseconds(10), [&] {
+    return store.add("all/read", 0) + store.add("refusing", 0) >= world - 1;
+  });
 }
 
 Roll join(const StorePtr& store, StoreServer* server, const launch::RankEnvironment& ranks,

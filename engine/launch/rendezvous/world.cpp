@@ -19,6 +19,7 @@
 #include "engine/launch/rendezvous/rendezvous.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/transport.h"
+#include "sdk/base/wait.h"
 
 namespace meshwright::rendezvous {
 
@@ -34,10 +35,7 @@ constexpr Milliseconds kPosted(2000);
 World::Answers call_roll(c10d::Store& store, int64_t rank, bool keeper, const RollCallTimes& times,
                          const World::RollCall& call) {
   auto wait_for = [&](const std::string& key, std::chrono::steady_clock::time_point end) {
-    bool there = store.check({key});
-    for (; !there && std::chrono::steady_clock::now() < end; there = store.check({key}))
-      std::this_thread::sleep_for(Milliseconds(20));
-    return there;
+    return base::wait_until(end, Milliseconds(20), [&] { return store.check({key}); });
   };
   auto end = std::chrono::steady_clock::now() + times.window;
   store.set(std::to_string(rank), bytes_of(std::to_string(call.order) + " " + call.activity));

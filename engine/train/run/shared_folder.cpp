@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <chrono>
 #include <random>
-#include <thread>
 
 #include "engine/launch/rendezvous/error_text.h"
 #include "engine/train/step/rank_agreement.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/read_file.h"
+#include "sdk/base/wait.h"
 
 namespace meshwright::train {
 
@@ -54,15 +54,13 @@ class Probe {
 };
 
 bool sees(const fs::path& folder, const std::string& name, std::chrono::milliseconds patience) {
-  for (auto end = Clock::now() + patience;;) {
+  return base::wait_until(Clock::now() + patience, std::chrono::milliseconds(50), [&] {
     // Opening a folder makes NFS ask its server again, which looking a name up does not.
     std::error_code failed;
     for (const fs::path& opened : {folder.parent_path(), folder})
       fs::directory_iterator(opened.empty() ? "." : opened, failed);
-    if (base::read_file(folder / (kPrefix + name)) == name) return true;
-    if (Clock::now() >= end) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  }
+    return base::read_file(folder / (kPrefix + name)) == name;
+  });
 }
 
 }  // namespace

@@ -257,13 +257,13 @@ TEST_CASE("every element has one owner in a ring") {
 
 TEST_CASE("rings are the largest divisor of dp that fits, and copies follow from it") {
   struct Row {
-    int64_t ranks, wished, ring;
+    int64_t ranks, asked, ring;
   };
   for (const Row& row :
        {Row{16, 8, 8}, Row{12, 8, 6}, Row{8, 3, 2}, Row{7, 3, 7}, Row{4, 1, 4}, Row{1, 8, 1}}) {
     CAPTURE(row.ranks);
     MeshPlan plan = make_strategy()->plan_mesh(
-        request_for({.name = "", .ranks = row.ranks, .ring = row.wished}));
+        request_for({.name = "", .ranks = row.ranks, .ring = row.asked}));
     CHECK(plan.device_mesh->size("dp_shard") == row.ring);
     CHECK(plan.device_mesh->size("dp_replicate") == row.ranks / row.ring);
   }

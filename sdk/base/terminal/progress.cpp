@@ -7,6 +7,11 @@
 #include "sdk/base/plain_text.h"
 
 namespace meshwright::report {
+namespace {
+
+constexpr std::string_view kRedraw = "\r\x1b[K";
+
+}  // namespace
 
 std::string human_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "?";
@@ -43,91 +48,63 @@ std::string fit_line(std::vector<LineField> fields, int columns) {
   return line;
 }
 
-ByteProgress::ByteProgress(Output& out, const Style& style, bool live, std::string doing,
+WorkProgress::WorkProgress(Output& out, const Style& style, bool live, Unit unit, std::string name,
                            int64_t total)
     : out_(out),
       style_(style),
       live_(live),
-      doing_(std::move(doing)),
-      total_(total),
-      begin_(std::chrono::steady_clock::now()),
-      said_(begin_) {}
+      unit_(unit),
+      name_(std::move(name)),
+      total_(std::max<int64_t>(total, 1)) {}
 
-ByteProgress::~ByteProgress() {
-  if (!drawn_) return;
-  try {
-    out_.write_data("\r\x1b[K");
-    out_.flush();
-  } catch (const WriteFailed&) {
-    out_.give_up();
-  }
-}
-
-void ByteProgress::add(int64_t bytes) {
-  done_ += bytes;
-  auto now = std::chrono::steady_clock::now();
-  if (!live_ || now - said_ < std::chrono::milliseconds(100)) return;
-  said_ = now;
-  double seconds = std::chrono::duration<double>(now - begin_).count(),
-         speed = static_cast<double>(done_) / std::max(seconds, 1e-3),
-         part = static_cast<double>(done_) / static_cast<double>(std::max<int64_t>(total_, 1));
-  std::vector<LineField> fields = {
-      {doing_, 1},
-      {human_bytes(done_) + " of " + human_bytes(total_)},
-      {human_bytes(static_cast<int64_t>(speed)) + "/s", 3},
-      {human_duration(static_cast<double>(std::max<int64_t>(total_ - done_, 0)) /
-                      std::max(speed, 1.0)) +
-           " left",
-       2}};
-  std::string line = fit_line(fields, style_.width - 1);
-  int cells = std::min(style_.width - 1 - static_cast<int>(display_width(line)) - 2, 30);
-  if (cells >= 8 && line.starts_with(doing_))
-    line.insert(doing_.size(), " " + progress_bar(style_, part, cells));
-  out_.write_data("\r\x1b[K");
-  out_.write(line);
-  out_.flush();
-  drawn_ = true;
-}
-
-CountProgress::CountProgress(const Style& style, bool live, bool leads, int64_t count)
-    : style_(style), live_(live), leads_(leads), count_(std::max<int64_t>(count, 1)) {}
-
-CountProgress::~CountProgress() { erase(); }
-
-void CountProgress::begin(std::string name) {
+void WorkProgress::begin(std::string name) {
   erase();
   name_ = std::move(name);
   done_ = 0;
   begun_ = said_ = Clock::now();
 }
 
-void CountProgress::step() {
-  ++done_;
-  const auto every = live_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10000);
-  if (!leads_ || done_ == count_ || Clock::now() - said_ < every) return;
-  said_ = Clock::now();
-  const double part = static_cast<double>(done_) / static_cast<double>(count_),
-               left = std::chrono::duration<double>(said_ - begun_).count() * (1 - part) / part;
-  const std::string percent = text::format("%.0f%%", 100 * part);
-  const std::string text =
-      fit_line({{name_, 2}, {percent}, {human_duration(left) + " left", 1}}, style_.width - 1);
-  if (live_)
-    out_.write_data("\r\x1b[K" + screened(text + "  " + bar(part, text)));
+void WorkProgress::add(int64_t done) {
+  done_ += done;
+  const bool bytes = unit_ == Unit::bytes;
+  if (bytes ? !live_ : done_ == total_) return;
+  const auto now = Clock::now();
+  if (now - said_ < std::chrono::milliseconds(live_ ? 100 : 10000)) return;
+  said_ = now;
+  const double seconds = std::chrono::duration<double>(now - begun_).count(),
+               speed = static_cast<double>(done_) / std::max(seconds, 1e-3),
+               part = static_cast<double>(done_) / static_cast<double>(total_);
+  const std::string left =
+      human_duration(static_cast<double>(std::max<int64_t>(total_ - done_, 0)) / speed) + " left";
+  std::vector<LineField> fields;
+  if (bytes)
+    fields = {{name_, 1},
+              {human_bytes(done_) + " of " + human_bytes(total_)},
+              {human_bytes(static_cast<int64_t>(speed)) + "/s", 3},
+              {left, 2}};
   else
-    out_.write(text + "\n");
+    fields = {{name_, 2}, {text::format("%.0f%%", 100 * part)}, {left, 1}};
+  std::string line = fit_line(std::move(fields), style_.width - 1);
+  if (live_) {
+    const int cells = std::min(style_.width - 1 - static_cast<int>(display_width(line)) - 2, 30);
+    const std::string bar = cells < 8 ? "" : progress_bar(style_, part, cells);
+    if (!bar.empty() && !bytes) line += "  " + bar;
+    if (!bar.empty() && bytes && line.starts_with(name_)) line.insert(name_.size(), " " + bar);
+    out_.write_data(kRedraw);
+  }
+  out_.write(live_ ? line : line + "\n");
   out_.flush();
   drawn_ = live_;
 }
 
-std::string CountProgress::bar(double part, const std::string& text) const {
-  const int room = style_.width - static_cast<int>(text.size()) - 4;
-  return room >= 10 ? progress_bar(style_, part, std::min(room, 30)) : "";
-}
-
-void CountProgress::erase() {
+void WorkProgress::erase() {
   if (!std::exchange(drawn_, false)) return;
-  out_.write_data("\r\x1b[K");
-  out_.flush();
+  try {
+    out_.write_data(kRedraw);
+    out_.flush();
+  } catch (const WriteFailed&) {
+    out_.give_up();
+  }
 }
 
 }  // namespace meshwright::report

@@ -151,7 +151,7 @@ namespace {
 bool is_control(char32_t c) { return c < 0x20 || (c >= 0x7f && c < 0xa0); }
 
 // Lines and words in another order than they stand in, or out of sight.
-bool turns_text(char32_t c) {
+bool is_directional(char32_t c) {
   return c == 0x61c || c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e) ||
          (c >= 0x2066 && c <= 0x2069);
 }
@@ -160,7 +160,7 @@ bool turns_text(char32_t c) {
 void add_shown(std::string_view piece, std::optional<CodePoint> point, std::string& out) {
   if (!point) {
     out += "\xef\xbf\xbd";  // U+FFFD
-  } else if (point->value == '\n' || !(is_control(point->value) || turns_text(point->value))) {
+  } else if (point->value == '\n' || !(is_control(point->value) || is_directional(point->value))) {
     out += piece;
   } else {
     char escaped[16];

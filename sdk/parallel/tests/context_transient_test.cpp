@@ -79,8 +79,8 @@ TEST_CASE("context attention: backward holds what the plan says") {
     Case of;
     int64_t window = 0;
   };
-  const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");
-  const bool sockets = wish != nullptr && std::string(wish) == "0";
+  const char* setting = std::getenv("MESHWRIGHT_SHARED_MEMORY");
+  const bool sockets = setting != nullptr && std::string(setting) == "0";
   for (const Row& row :
        {Row{"all_gather", {2, 2, 1, ContextMethod::all_gather}},
         Row{"all_gather", {4, 4, 1, ContextMethod::all_gather}},

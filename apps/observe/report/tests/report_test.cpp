@@ -12,8 +12,8 @@
 #include "sdk/base/files/read_file.h"
 
 #include "apps/observe/report/chart.h"
-#include "apps/observe/report/html.h"
 #include "apps/observe/report/plot.h"
+#include "apps/observe/report/scale.h"
 #include "apps/observe/report/tests/run_folder.h"
 
 using namespace meshwright;
@@ -25,6 +25,23 @@ size_t count(const std::string& text, const std::string& part) {
   size_t out = 0;
   for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++out;
   return out;
+}
+
+// What a page draws; how it does, tests/report looks at in a browser.
+boost::json::object data_of(const std::string& page) {
+  const std::string begin = "<script type=\"application/json\" id=\"data\">";
+  const size_t at = page.find(begin) + begin.size();
+  return boost::json::parse(page.substr(at, page.find("</script>", at) - at)).as_object();
+}
+
+// nullptr: the page has no such chart.
+const boost::json::object* chart_of(const boost::json::object& data, std::string_view key) {
+  for (const boost::json::value& chart : data.at("charts").as_array())
+    if (chart.at("key").as_string() == key) return &chart.as_object();
+  return nullptr;
+}
+const boost::json::array& points_of(const boost::json::object& data, std::string_view key) {
+  return chart_of(data, key)->at("lines").at(0).at("points").as_array();
 }
 
 }  // namespace
@@ -47,7 +64,11 @@ TEST_CASE("100,000 steps are read and drawn in under 2 s, the page is below 3 MB
   CHECK(ms < 2000);
 #endif
   CHECK(page.size() < 3'000'000);
-  CHECK(page.find(",123.456") != std::string::npos);
+  const boost::json::object data = data_of(page);
+  double most = 0;
+  for (const boost::json::value& point : points_of(data, "loss"))
+    if (point.as_array().size() > 3) most = std::max(most, point.at(3).to_number<double>());
+  CHECK(most == 123.456);
   CHECK(page.find("most 123.5 at step 61,804") != std::string::npos);
 }
 
@@ -58,20 +79,25 @@ TEST_CASE("a page has every chart, its pictures, and no reference to anything ou
   write(folder.path / "b<&>/config.resolved.toml", "[optimizer]\nlr = 0.5\n[run]\nname = \"b\"\n");
   const std::string page =
       html_page({read_run(folder.path / "a"), read_run(folder.path / "b<&>")}, "x");
+  const boost::json::object data = data_of(page);
   for (const char* key : {"loss", "grad_norm", "lr", "tokens_per_second", "step_ms", "mfu",
                           "rank_work_ms", "exposed_comm_ms", "slowest_ms", "memory_bytes"}) {
     CAPTURE(key);
-    CHECK(page.find(std::string("id=\"chart-") + key + "\"") != std::string::npos);
+    REQUIRE(chart_of(data, key) != nullptr);
+    CHECK(chart_of(data, key)->at("lines").as_array().size() == 2);
   }
-  CHECK(page.find("id=\"chart-validation_loss\"") == std::string::npos);  // there are none
-  CHECK(count(page, "class=\"line\"") == 2 * 10 + 2 + 2);  // charts, the table, the legend
-  CHECK(count(page, "aria-label=\"Ranks, pp 2 × dp_shard 2 × tp 2\"") == 2);
-  CHECK(count(page, "aria-label=\"Timeline of schedule 1F1B\"") == 2);
-  CHECK(count(page, "aria-label=\"Bytes of rank 0\"") == 2);
-  CHECK(page.find("b&lt;&amp;&gt;") != std::string::npos);
+  CHECK(chart_of(data, "validation_loss") == nullptr);  // there are none
+  for (const boost::json::value& run : data.at("runs").as_array()) {
+    const boost::json::object& plan = run.at("plan").as_object();
+    CHECK(plan.at("meshes").at(0).at("words") == "Ranks: pp 2 × dp_shard 2 × tp 2");
+    CHECK(plan.at("pipeline").at("schedule") == "1F1B");
+    CHECK(plan.at("pipeline").at("ranks").at(1).at(0) == boost::json::array{1, "F", 0, 1., 2.});
+    CHECK(plan.at("memory").at(4).at("bytes") == 5000.);
+  }
+  CHECK(std::string(data.at("runs").at(1).at("name").as_string()).ends_with("/b<&>"));
   CHECK(page.find("b<&>") == std::string::npos);
-  CHECK(page.find("<code>optimizer.lr</code>") != std::string::npos);
-  CHECK(page.find("look at &lt;its&gt; log") != std::string::npos);
+  CHECK(data.at("differences").at(0).at(0) == "optimizer.lr");
+  CHECK(page.find("look at \\u003cits> log") != std::string::npos);
   for (const char* outside : {"src=", "http-equiv", "@import", "url(h", "href=\"h", "<link rel=\"s",
                               "fetch(", "XMLHttp"}) {
     CAPTURE(outside);
@@ -91,9 +117,11 @@ TEST_CASE("a plan that is not as a run writes it costs its pictures alone") {
     TestFolder folder;
     write_run(folder.path / "a", 3);
     write(folder.path / "a/plan.json", plan);
-    const std::string page = html_page({read_run(folder.path / "a")}, "x");
-    CHECK(page.find("plan.json is not as a run writes it") != std::string::npos);
-    CHECK(page.find("id=\"chart-loss\"") != std::string::npos);
+    const boost::json::object data = data_of(html_page({read_run(folder.path / "a")}, "x"));
+    CHECK(std::string(data.at("problems").at(0).as_string())
+              .find("plan.json is not as a run writes it") != std::string::npos);
+    CHECK(!data.at("runs").at(0).as_object().contains("plan"));
+    CHECK(chart_of(data, "loss") != nullptr);
   }
 }
 
@@ -110,20 +138,18 @@ TEST_CASE(
   for (size_t at = 0; (at = rows.find("comm_ms\": 3.25", at)) != std::string::npos; ++at)
     rows.replace(at + 10, 4, "0.00");
   write(folder.path / "a/metrics.jsonl", rows);
-  const std::string page = html_page({read_run(folder.path / "a")}, "x");
-  CHECK(page.find("id=\"chart-exposed_comm_ms\"") == std::string::npos);
-  CHECK(page.find("id=\"chart-slowest_ms\"") != std::string::npos);
+  const boost::json::object data = data_of(html_page({read_run(folder.path / "a")}, "x"));
+  CHECK(chart_of(data, "exposed_comm_ms") == nullptr);
+  CHECK(chart_of(data, "slowest_ms") != nullptr);
 }
 
 TEST_CASE("the work of ranks is drawn with its spread over them") {
   TestFolder folder;
   write_run(folder.path / "a", 40);
-  const std::string page = html_page({read_run(folder.path / "a")}, "x");
-  const size_t begin = page.find("id=\"chart-rank_work_ms\"");
-  REQUIRE(begin != std::string::npos);
-  const std::string chart = page.substr(begin, page.find("</figure>", begin) - begin);
-  CHECK(chart.find("2,15,14.5,16.5;") != std::string::npos);
-  CHECK(chart.find("class=\"band r0\"") != std::string::npos);
+  auto first = [&] {
+    return points_of(data_of(html_page({read_run(folder.path / "a")}, "x")), "rank_work_ms").at(0);
+  };
+  CHECK(first() == boost::json::array{2, 15., 14.5, 16.5});
   // Rows that know no spread have none.
   std::string rows = base::read_file(folder.path / "a/metrics.jsonl");
   for (size_t at = 0; (at = rows.find("ms_least", at)) != std::string::npos; ++at)
@@ -131,31 +157,18 @@ TEST_CASE("the work of ranks is drawn with its spread over them") {
   for (size_t at = 0; (at = rows.find("ms_most", at)) != std::string::npos; ++at)
     rows.replace(at, 7, "ms_else");
   write(folder.path / "a/metrics.jsonl", rows);
-  CHECK(html_page({read_run(folder.path / "a")}, "x").find("2,15;") != std::string::npos);
+  CHECK(first() == boost::json::array{2, 15.});
 }
 
-TEST_CASE("the shade of a chart spans what has a spread, and nothing between") {
+TEST_CASE("a point says its spread and what was not finite, if there is any") {
   Chart chart;
-  chart.key = "memory_bytes";
-  chart.first_step = 1, chart.last_step = 9;
   const double nan = std::nan("");
-  ChartLine line;
-  // A spread, none for long, a spread, a gap, a spread up to the end.
-  for (const Point& point : {Point{1, 2, 1, 3}, Point{2, 2, 2, 2}, Point{3, 2, 2, 2},
-                             Point{4, 2, 2, 2}, Point{5, 2, 1, 3}, Point{6, nan, nan, nan, 1},
-                             Point{7, 2, 1, 3}, Point{8, 2, 1, 3}, Point{9, 2, 2, 2}})
-    line.points.push_back(point);
-  chart.lines.push_back(line);
-  const std::string drawn = draw_chart(chart);
-  const size_t at = drawn.find("class=\"band r0\" d=\"");
-  REQUIRE(at != std::string::npos);
-  const std::string path = drawn.substr(at, drawn.find("/>", at) - at);
-  // Steps 1 and 2; 4 and 5; 7, 8 and 9: twice as many corners as points.
-  CHECK(count(path, "M") == 3);
-  CHECK(count(path, "Z") == 3);
-  CHECK(count(path, "L") == 2 * 7 - 3);
-  chart.lines[0].points = {Point{1, 2, 2, 2}, Point{9, 3, 3, 3}};
-  CHECK(draw_chart(chart).find("band") == std::string::npos);
+  chart.lines.push_back(
+      {0, "", {{1, 2, 2, 2, 0}, {2, 2, 1, 3, 0}, {3, 2, 1, 3, 4}, {4, nan, nan, nan, 1}}, {}});
+  const boost::json::value nothing;
+  CHECK(chart_json(chart).at("lines").at(0).at("points") ==
+        boost::json::array{
+            {1, 2.}, {2, 2., 1., 3.}, {3, 2., 1., 3., 4u}, {4, nothing, nothing, nothing, 1u}});
 }
 
 TEST_CASE(
@@ -167,8 +180,8 @@ TEST_CASE(
              "2026-11-24T09:00:31Z continues with optimizer.lr = 0.1 (was 0.2)\n");
   write(folder.path / "a/run.log", log);
   const std::string page = html_page({read_run(folder.path / "a")}, "x");
-  CHECK(page.find("went on 1 time<") != std::string::npos);
-  CHECK(page.find("≠ change") != std::string::npos);
+  CHECK(page.find("\"went on 1 time\"") != std::string::npos);
+  CHECK(page.find("\"kind\":\"change\"") != std::string::npos);
 }
 
 TEST_CASE("where there are too many events for a table, warnings make room, and it says so") {
@@ -244,6 +257,7 @@ std::string plan_with(const std::string& more) {
 
 struct Forms {
   std::string text, page;
+  boost::json::object data;  // of the page
   boost::json::value found;
 };
 
@@ -266,11 +280,12 @@ TEST_CASE("a step's prediction by part stands beside what it took, in all three 
     write(folder.path / "a/plan.json", plan_with(more));
     const std::vector<RunRecord> runs = {read_run(folder.path / "a")};
     const boost::json::object out = report_json(runs);
-    return Forms{text_report(style, runs), html_page(runs, "x"),
+    const std::string page = html_page(runs, "x");
+    return Forms{text_report(style, runs), page, data_of(page),
                  out.at("runs").as_array().at(0).as_object().at("prediction")};
   };
   {
-    const auto [text, page, found] = forms(kPredicted + measured);
+    const auto [text, page, data, found] = forms(kPredicted + measured);
     const size_t at = text.find("Predicted beside measured");
     REQUIRE(at != std::string::npos);
     for (const char* part :
@@ -280,11 +295,12 @@ TEST_CASE("a step's prediction by part stands beside what it took, in all three 
       CHECK(text.find(part, at) != std::string::npos);
     }
     CHECK(text.find("recompute", at) == std::string::npos);  // takes nothing
-    CHECK(count(page, ">Predicted beside measured<") == 1);
-    CHECK(page.find("a &lt;machine&gt;") != std::string::npos);
+    const boost::json::object& shown = data.at("runs").at(0).at("prediction").as_object();
+    CHECK(shown.at("rows").as_array().size() == 10);
+    CHECK(std::string(shown.at("about").as_string()).find("a <machine>") != std::string::npos);
     CHECK(page.find("a <machine>") == std::string::npos);
-    CHECK(page.find("exposed shards") != std::string::npos);
-    CHECK(page.find("Not everything could be read") == std::string::npos);
+    CHECK(page.find("\"exposed shards\"") != std::string::npos);
+    CHECK(data.at("problems").as_array().empty());
     const boost::json::object& step = found.as_object();
     CHECK(step.at("machine") == "a <machine>");
     CHECK(step.at("parts").as_object().size() == 6);
@@ -296,9 +312,9 @@ TEST_CASE("a step's prediction by part stands beside what it took, in all three 
     CHECK(step.at("memory_bytes").at("measured").as_int64() == 1048576);
   }
   {  // a run that has not ended
-    const auto [text, page, found] = forms(kPredicted);
+    const auto [text, page, data, found] = forms(kPredicted);
     CHECK(text.find("Predicted beside measured") != std::string::npos);
-    CHECK(page.find(">Predicted beside measured<") != std::string::npos);
+    CHECK(data.at("runs").at(0).as_object().contains("prediction"));
     CHECK(found.at("seconds").at("measured").is_null());
     CHECK(found.at("memory_bytes").at("predicted").as_int64() == 524288);
   }
@@ -311,10 +327,10 @@ TEST_CASE("a step's prediction by part stands beside what it took, in all three 
         std::string(R"(, "predicted": {"seconds": "x", "parts": {"tp": 1}}, "measured": 1)"),
         std::string(R"(, "predicted": {"seconds": 1, "parts": {"tp": "x", "cp": -1}})")}) {
     CAPTURE(none);
-    const auto [text, page, found] = forms(none);
+    const auto [text, page, data, found] = forms(none);
     CHECK(text.find("Predicted") == std::string::npos);
-    CHECK(page.find("Predicted") == std::string::npos);
-    CHECK(page.find("Not everything could be read") == std::string::npos);
+    CHECK(!data.at("runs").at(0).as_object().contains("prediction"));
+    CHECK(data.at("problems").as_array().empty());
     CHECK(found.is_null());
   }
 }
@@ -335,7 +351,7 @@ TEST_CASE("of a run that ended in an error all three forms say whom the ranks wa
   CHECK(text.find("rank 1 left no record") != std::string::npos);
   CHECK(text.find(words + "<b>)") != std::string::npos);
   const std::string page = html_page(runs, "2026-11-24T09:30:00Z");
-  CHECK(page.find(words + "&lt;b&gt;)") != std::string::npos);
+  CHECK(page.find(words + "\\u003cb>)") != std::string::npos);
   CHECK(page.find("rank_1.json is damaged (") != std::string::npos);
   const boost::json::object out = report_json(runs);
   const boost::json::object& verdict =
@@ -393,15 +409,12 @@ TEST_CASE("curves that differ by rounding lie on one line, with labels that diff
                            .points = thinned(*one, 100),
                            .summary = *summary_of(*one)});
   chart.first_step = 1, chart.last_step = 4;
-  const std::string drawn = draw_chart(chart);
+  const boost::json::object drawn = chart_json(chart);
+  const boost::json::array& grid = drawn.at("grid").as_array();
   std::set<std::string> labels;
-  size_t count = 0;
-  for (size_t at = 0; (at = drawn.find("class=\"y\">", at)) != std::string::npos; ++count) {
-    at += 10;
-    labels.insert(drawn.substr(at, drawn.find('<', at) - at));
-  }
-  CHECK(count >= 2);
-  CHECK(labels.size() == count);
+  for (const boost::json::value& line : grid) labels.emplace(line.at(1).as_string());
+  CHECK(grid.size() >= 2);
+  CHECK(labels.size() == grid.size());
   const std::string plot =
       draw_plot({false, true, 60}, {.lines = {{0, &a}, {1, &b}}, .first_step = 1, .last_step = 4});
   CHECK(plot.find("2.7328") != std::string::npos);

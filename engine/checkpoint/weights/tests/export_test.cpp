@@ -13,11 +13,11 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <set>
 
 #include "engine/checkpoint/weights/auxiliary_files.h"
+#include "sdk/base/files/read_file.h"
 
 namespace export_test {
 
@@ -40,11 +40,6 @@ struct Folder {
     return path / name;
   }
 };
-
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 // Relative names of all files, sorted by the set.
 std::set<std::string> listing(const fs::path& folder) {
@@ -90,8 +85,8 @@ TEST_CASE("a folder of one file equals the one it was read from, to the byte") {
   CHECK(done.bytes == heard);
   CHECK(listing(out) == std::set<std::string>{".meshwright-export", "a/b/c.txt", "config.json",
                                               "model.safetensors"});
-  CHECK((contents(out / "config.json") == contents(net / "config.json")));
-  CHECK(contents(out / "a/b/c.txt") == "c");
+  CHECK((base::read_file(out / "config.json") == base::read_file(net / "config.json")));
+  CHECK(base::read_file(out / "a/b/c.txt") == "c");
   WeightFolder again(out);
   CHECK(again.names() == source.names());
   for (const std::string& name : source.names()) {
@@ -152,7 +147,7 @@ TEST_CASE("tensors are split over files as transformers splits them") {
     }
     if (n == 1) continue;
     boost::json::object index =
-        boost::json::parse(contents(out / "model.safetensors.index.json")).as_object();
+        boost::json::parse(base::read_file(out / "model.safetensors.index.json")).as_object();
     CHECK(index.at("metadata").as_object().at("total_size").as_int64() == total);
     CHECK(index.at("weight_map").as_object().size() == map.size());
     for (const auto& [name, file] : map)
@@ -261,7 +256,7 @@ TEST_CASE("an earlier export is replaced as a whole; what anybody else made is l
   fs::create_directory_symlink("disk", out);
   write(4, "four.txt");
   CHECK(fs::is_symlink(out));
-  CHECK(contents(folder.path / "disk/four.txt") == "four.txt");
+  CHECK(base::read_file(folder.path / "disk/four.txt") == "four.txt");
   CHECK(!fs::exists(folder.path / "disk/three.txt"));
   fs::remove_all(folder.path / "disk");
   kept("is not a folder");  // the link leads nowhere

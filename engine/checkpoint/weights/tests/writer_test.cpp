@@ -5,11 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <random>
 
 #include "engine/checkpoint/weights/safetensors.h"
+#include "sdk/base/files/read_file.h"
 
 namespace writer_test {
 
@@ -24,11 +23,6 @@ struct Folder {
   Folder() { fs::create_directories(path); }
   ~Folder() { fs::remove_all(path); }
 };
-
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 std::span<const std::byte> bytes(const TensorEntry& entry) {
   return {entry.data, static_cast<size_t>(entry.bytes)};
@@ -83,7 +77,8 @@ TEST_CASE(
       }
     }
     writer.finish();
-    std::string wanted = contents(golden), found = contents(folder.path / "again.safetensors");
+    std::string wanted = base::read_file(golden),
+                found = base::read_file(folder.path / "again.safetensors");
     CHECK(writer.size() == static_cast<int64_t>(wanted.size()));
     CHECK((found == wanted));
     CHECK((seen == wanted));
@@ -199,7 +194,7 @@ TEST_CASE("a file without tensors, and one of names that JSON escapes, are read 
     SafetensorsWriter writer(path, {});
     writer.finish();
   }
-  CHECK(contents(path).size() == 16);
+  CHECK(base::read_file(path).size() == 16);
   CHECK(SafetensorsFile(path).tensors().empty());
   const std::vector<std::string> names = {
       "", "\"", "\\", "\n\r\t\b\f", std::string("nul\0l", 5), "\x01\x1f\x7f", "漢 é"};

@@ -15,11 +15,11 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <limits>
 #include <sstream>
 
 #include "meshwright/error.h"
+#include "sdk/base/files/read_file.h"
 
 namespace metrics_test {
 
@@ -38,11 +38,6 @@ struct Folder {
   }
   ~Folder() { fs::remove_all(path); }
 };
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 StepResult result_of(int64_t step, double loss = 2.5, double norm = 0.75) {
   StepResult r;
@@ -76,7 +71,7 @@ struct Screen {
   ~Screen() { std::fclose(file); }
   std::string text() {
     std::fflush(file);
-    return read_file(folder.path / "screen");
+    return base::read_file(folder.path / "screen");
   }
 };
 
@@ -157,13 +152,13 @@ TEST_CASE("metrics of an earlier run are kept under a name of their own, the log
   for (int n : {1, 2}) {
     RunFolder run(path);
     CHECK(run.kept() == (path / ("metrics." + std::to_string(n) + ".jsonl")).string());
-    CHECK(read_file(run.kept()) ==
+    CHECK(base::read_file(run.kept()) ==
           (n == 1 ? "{\"step\": 0, \"completed_steps\": 1, \"validation_loss\": 1}\n"
                   : "{\"step\": 7, \"completed_steps\": 8, \"validation_loss\": 2}\n"));
     run.validation(7, 2);
   }
   // Each line has its time before it: "2026-11-24T09:30:00Z one".
-  const std::string log = read_file(path / "run.log");
+  const std::string log = base::read_file(path / "run.log");
   CHECK(log.size() == 2 * std::string("2026-11-24T09:30:00Z one\n").size());
   CHECK(log.substr(19, 6) == "Z one\n");
   CHECK(log.ends_with("Z two\n"));
@@ -174,7 +169,7 @@ TEST_CASE("whole files replace what was there and leave nothing beside them") {
   RunFolder run(folder.path);
   run.put("plan.json", std::string(100000, 'x'));
   run.put("plan.json", "{}");
-  CHECK(read_file(folder.path / "plan.json") == "{}");
+  CHECK(base::read_file(folder.path / "plan.json") == "{}");
   fs::create_directory(folder.path / "taken");
   CHECK(unwritable([&] { run.put("taken", "x"); }) ==
         "cannot rename " + (folder.path / "taken").string() + ": Is a directory (EISDIR)");
@@ -194,8 +189,9 @@ TEST_CASE("files that are removed while they are written go on as new ones, whic
   run.validation(4, 2.5);
   run.log("two");
   run.log("three");
-  CHECK(read_file(path / "metrics.jsonl").find("\"completed_steps\": 5") != std::string::npos);
-  const std::string log = read_file(path / "run.log");
+  CHECK(base::read_file(path / "metrics.jsonl").find("\"completed_steps\": 5") !=
+        std::string::npos);
+  const std::string log = base::read_file(path / "run.log");
   CHECK(log.find("two") < log.find("three"));
   REQUIRE(told.size() == 2);
   CHECK(told[0] == "warning: " + (path / "metrics.jsonl").string() +
@@ -239,13 +235,13 @@ TEST_CASE(
     run.outlive_full_disks([&](const std::string& text) { warnings.push_back(text); });
     fs::path metrics = run.path() / "metrics.jsonl";
     run.step(result_of(0), {1, 1});
-    std::string one = read_file(metrics);
+    std::string one = base::read_file(metrics);
     rlimit full = limit;
     full.rlim_cur = one.size() + 20;
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &full) == 0);
     for (int64_t step = 1; step < 4; ++step) {
       run.step(result_of(step), {1, 1});
-      CHECK(read_file(metrics) == one);
+      CHECK(base::read_file(metrics) == one);
     }
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
     REQUIRE(warnings.size() == 1);
@@ -253,7 +249,7 @@ TEST_CASE(
     run.step(result_of(4), {1, 1});
     REQUIRE(warnings.size() == 2);
     CHECK(warnings[1] == metrics.string() + " is written again: 4 lines had waited");
-    std::string rows = read_file(metrics);
+    std::string rows = base::read_file(metrics);
     for (int64_t step = 0; step < 5; ++step)
       CHECK(rows.find("{\"step\": " + std::to_string(step) + ",") != std::string::npos);
     CHECK(std::count(rows.begin(), rows.end(), '\n') == 5);
@@ -263,7 +259,7 @@ TEST_CASE(
     CHECK(warnings.size() == 3);
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
   }
-  std::string rows = read_file(folder.path / "run" / "metrics.jsonl");
+  std::string rows = base::read_file(folder.path / "run" / "metrics.jsonl");
   CHECK(std::count(rows.begin(), rows.end(), '\n') == 6);
   std::signal(SIGXFSZ, before);
 }
@@ -493,7 +489,7 @@ TEST_CASE("a run that continues keeps the rows of the steps before, whole lines 
   }
   std::ofstream(folder.path / "metrics.jsonl", std::ios::app)
       << "{\"step\": 2, \"lo";  // cut off by a crash
-  std::string before = read_file(folder.path / "metrics.jsonl");
+  std::string before = base::read_file(folder.path / "metrics.jsonl");
   {
     RunFolder run(folder.path, 4);
     CHECK(run.kept().empty());
@@ -506,7 +502,7 @@ TEST_CASE("a run that continues keeps the rows of the steps before, whole lines 
                     (line.find("validation") == std::string::npos ? "" : " v"));
   CHECK(steps == std::vector<std::string>{"{\"step\": 0", "{\"step\": 1", "{\"step\": 2",
                                           "{\"step\": 3", "{\"step\": 3 v", "{\"step\": 4"});
-  CHECK(before.rfind(read_file(folder.path / "metrics.jsonl").substr(0, 100), 0) == 0);
+  CHECK(before.rfind(base::read_file(folder.path / "metrics.jsonl").substr(0, 100), 0) == 0);
 }
 
 }  // namespace metrics_test

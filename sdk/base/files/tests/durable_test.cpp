@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <thread>
+
+#include "sdk/base/files/read_file.h"
 
 using namespace meshwright;
 namespace fs = std::filesystem;
@@ -23,11 +23,6 @@ struct Folder {
   ~Folder() { fs::remove_all(path); }
 };
 
-std::string text_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
 int entries(const fs::path& path) {
   int count = 0;
   for ([[maybe_unused]] const auto& entry : fs::directory_iterator(path)) ++count;
@@ -40,7 +35,7 @@ TEST_CASE("a file is replaced as a whole and leaves nothing beside it") {
   Folder folder;
   base::write_durably(folder.path / "a", "old");
   base::write_durably(folder.path / "a", "newer");
-  CHECK(text_of(folder.path / "a") == "newer");
+  CHECK(base::read_file(folder.path / "a") == "newer");
   CHECK(entries(folder.path) == 1);
 }
 
@@ -54,7 +49,7 @@ TEST_CASE("several that write one file do not meet") {
   });
   for (int i = 0; i < 50; ++i) base::write_durably(folder.path / "a", one);
   beside.join();
-  const std::string last = text_of(folder.path / "a");
+  const std::string last = base::read_file(folder.path / "a");
   CHECK((last == one || last == other));
   CHECK(entries(folder.path) == 2);
 }

@@ -320,6 +320,27 @@ TEST_CASE(
   CHECK(report::human_duration(200) == "3 min 20 s");
 }
 
+TEST_CASE("counted work shows its part and the time left on a terminal, but not of its last step") {
+  std::FILE* file = std::tmpfile();
+  REQUIRE(file != nullptr);
+  {
+    report::Output out(file, "test");
+    report::WorkProgress progress(out, {false, false, 60}, true, report::WorkProgress::Unit::steps,
+                                  "", 4);
+    progress.begin("evaluate");
+    for (int i = 0; i < 4; ++i) {
+      if (i > 1) std::this_thread::sleep_for(std::chrono::milliseconds(110));
+      progress.add(1);
+    }
+  }
+  std::rewind(file);
+  char buffer[4096];
+  const std::string shown(buffer, std::fread(buffer, 1, sizeof buffer, file));
+  std::fclose(file);
+  CHECK(shown == "\r\x1b[Kevaluate  75%  0 s left  " + std::string(22, '=') + std::string(8, '-') +
+                     "\r\x1b[K");
+}
+
 TEST_CASE(
     "a line for a narrow terminal has whole fields only, and those that matter least go first") {
   std::vector<report::LineField> fields = {{"12 of 34"}, {"3.5 GB/s", 2}, {"1 min left", 1}};

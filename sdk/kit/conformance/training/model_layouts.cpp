@@ -92,12 +92,12 @@ bool is_refusal(const Error& error) {
 
 Refusal refusal_of(const ModelUnderTest& model, const ModelLayout& layout,
                    const MeshRequest& request) {
-  ModelRequest wished = model.request();
-  wished.sizes = layout.sizes;
+  ModelRequest asked = model.request();
+  asked.sizes = layout.sizes;
   const SharedOptions& shared = request.config.shared;
   const auto answer = ask([&] {
     Diagnostics said;
-    model.family().check_runs(wished, said);
+    model.family().check_runs(asked, said);
     said.throw_if_any();
     Plain strategy;
     const TpPlan tp = strategy.translate_tp_plan(

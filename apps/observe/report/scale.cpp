@@ -1,4 +1,4 @@
-#include "apps/observe/report/html.h"
+#include "apps/observe/report/scale.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,30 +8,6 @@
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::runs {
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (char c : report::printable(text)) switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
-  return out;
-}
 
 namespace {
 
@@ -126,21 +102,6 @@ std::string axis_text(double value, double most, double step, bool bytes) {
     return format("%.*g", std::clamp(significant, 1, 17), value / unit) + name;
   }
   return format("%.*f", digits, value / unit) + name;
-}
-
-std::string html_table(const HtmlRows& rows, const std::vector<size_t>& right,
-                       const char* classes) {
-  std::string out = format("<div class=\"wide\"><table class=\"%s\">", classes);
-  for (size_t r = 0; r < rows.size(); ++r) {
-    out += r == 0 ? "<thead><tr>" : "<tr>";
-    for (size_t i = 0; i < rows[r].size(); ++i) {
-      const bool number = std::find(right.begin(), right.end(), i) != right.end();
-      out += (r == 0 ? "<th" : "<td") + std::string(number ? " class=\"n\">" : ">") +
-             rows[r][i].html() + (r == 0 ? "</th>" : "</td>");
-    }
-    out += r == 0 ? "</tr></thead><tbody>\n" : "</tr>\n";
-  }
-  return out + "</tbody></table></div>\n";
 }
 
 }  // namespace meshwright::runs
