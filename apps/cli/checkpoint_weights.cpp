@@ -8,14 +8,13 @@
 #include <optional>
 
 #include "apps/cli/verb.h"
-#include "engine/checkpoint/diff.h"
 #include "engine/checkpoint/export.h"
+#include "engine/checkpoint/inspect.h"
 #include "engine/checkpoint/weights/auxiliary_files.h"
-#include "engine/checkpoint/weights/convert.h"
 #include "engine/checkpoint/weights/export.h"
+#include "engine/checkpoint/weights/safetensors.h"
 #include "engine/config/config.h"
-#include "engine/config/differences.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/progress.h"
 #include "sdk/base/terminal/report.h"

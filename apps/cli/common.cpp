@@ -1,8 +1,19 @@
 #include "apps/cli/common.h"
 
-#include <filesystem>
+#include <sys/auxv.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+
+#include "apps/performance/steptime/machine.h"
 #include "engine/config/reading.h"
+#include "engine/job/before_start.h"
+#include "engine/launch/spawn.h"
+#include "sdk/base/host_facts.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::cli {
 
@@ -97,6 +108,136 @@ config::PluginSchemas discovered_schemas(loader::Registry& registry) {
     }
   }
   return out;
+}
+
+namespace {
+
+Ranks ranks_of(Call& call) {
+  Ranks ranks = launch::detect_ranks(launch::process_environment());
+  if (std::vector<std::string> names = launch::unrecognised_launcher(launch::process_environment());
+      !names.empty()) {
+    Diagnostics told;
+    told.warning("this process is no rank of a larger job and works alone, but " +
+                 text::join(names, ", ") + " looks as if a launcher had started several: if so, " +
+                 launch::kSetRankVariables);
+    call.say(told);
+  }
+  if (ranks && call.has("nproc") && !started_by_us(ranks))
+    throw Error(ErrorCode::usage,
+                std::string("--nproc starts ranks here, but this process already is rank ") +
+                    std::to_string(ranks->rank) + " of " + std::to_string(ranks->world_size) +
+                    " (" + launch::source_name(ranks->source) + ")")
+        .help("leave out --nproc under a launcher")
+        .help("unset RANK, WORLD_SIZE and the launcher's other variables to start local ranks");
+  return ranks;
+}
+
+// Between two parallel loops LibTorch's threads turn round and round for a millisecond or more.
+// Where others work on the cores, too, each loop then waits for threads that wait for a core: steps
+// on full cores took ten to thirty times as long. After 2,000 turns they sleep, which costs a toy
+// model 5% on free cores and larger ones nothing; sleeping at once (OMP_WAIT_POLICY=passive) costs
+// it 150%. Read once, when the library is loaded.
+void let_threads_sleep() {
+  for (const char* chosen : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"})
+    if (std::getenv(chosen) != nullptr) return;
+  ::setenv("GOMP_SPINCOUNT", "2000", 0);
+}
+
+int run_in_engine(const char* entry, const void* options) {
+  launch::raise_descriptor_limit();
+  let_threads_sleep();
+  return launch::engine_function<int(const void*)>(entry)(options);
+}
+
+}  // namespace
+
+int refuse_together(Call& call, int (*verb)(Call& call, const Ranks& ranks)) {
+  const Ranks ranks = ranks_of(call);
+  if (!ranks || started_by_us(ranks) || ranks->world_size == 1) return verb(call, ranks);
+  call.quiet = ranks->rank != 0;
+  int status = 0;
+  try {
+    status = verb(call, ranks);
+  } catch (const Error& error) {
+    status = call.fail({&error, 1});
+  }
+  if (!call.failure) return status;
+  call.out.flush();
+  try {
+    run_in_engine("meshwright_refuse", &*call.failure);
+  } catch (const Error&) {  // without the engine's library there is no way to the others
+  }
+  ::_exit(status);
+}
+
+int64_t count_of_ranks(const Call& call, const Ranks& ranks) {
+  const int64_t wanted = call.number("nproc", 1).value_or(1);
+  if (started_by_us(ranks)) return wanted;  // its parent has asked
+  if (wanted > steptime::kMostRanksOfAHost)
+    throw Error(ErrorCode::usage, "--nproc " + std::to_string(wanted) + ": a host has 1 to " +
+                                      std::to_string(steptime::kMostRanksOfAHost) + " ranks")
+        .help("--nproc 8, as many as a host has in training");
+  if (wanted > 1) plan::check_room_of_ranks(wanted, plan::host_memory(), "--nproc");
+  return wanted;
+}
+
+Screen screen_of(const Call& call, bool started_by_us) {
+  Screen screen{::isatty(1) == 1, call.out_style.width, call.out_style.colour,
+                call.out_style.unicode};
+  if (!started_by_us) return screen;
+  const char* terminal = std::getenv("MESHWRIGHT_TERMINAL");
+  if (terminal && *terminal) {
+    screen.live = true;
+    screen.width = std::atoi(terminal);
+    screen.colour = std::getenv("MESHWRIGHT_COLOUR") != nullptr;
+  }
+  return screen;
+}
+
+std::string command_again(const Ranks& ranks) {
+  const char* told = std::getenv("MESHWRIGHT_COMMAND");
+  if (ranks) return started_by_us(ranks) && told != nullptr ? told : "";
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
+  std::ifstream in("/proc/self/cmdline", std::ios::binary);
+  std::string out;
+  for (std::string word; std::getline(in, word, '\0');) {
+    std::string quoted = word;
+    if (word.empty() || word.find_first_not_of(kPlain) != std::string::npos) {
+      quoted = "'";
+      for (char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+      quoted += "'";
+    }
+    out += (out.empty() ? "" : " ") + quoted;
+  }
+  return out;
+}
+
+int run_rank(Call& call, const Ranks& ranks, const char* entry, const void* options) {
+  int status = run_in_engine(entry, options);
+  bool one_of_several = ranks && (ranks->world_size > 1 || started_by_us(ranks));
+  if (status != 0 && status != launch::kPreempted && one_of_several) {
+    call.out.flush();
+    ::_exit(status);
+  }
+  return status;
+}
+
+launch::LocalJob local_ranks(const Call& call, const char* verb,
+                             std::initializer_list<const char*> flags, int64_t count,
+                             const Screen& screen) {
+  launch::LocalJob job;
+  job.argv = {program_path().string(), verb, call.positional(0)};
+  for (const std::string& set : call.values("set")) job.argv.insert(job.argv.end(), {"--set", set});
+  for (const std::string flag : flags)
+    if (call.has(flag))
+      job.argv.push_back("--" + flag + (call.values(flag).empty() ? "" : "=" + call.value(flag)));
+  job.ranks = count;
+  if (screen.live)
+    job.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(screen.width));
+  if (screen.colour) job.environment.emplace_back("MESHWRIGHT_COLOUR", "1");
+  job.environment.emplace_back("MESHWRIGHT_COMMAND", command_again(std::nullopt));
+  return job;
 }
 
 }  // namespace meshwright::cli

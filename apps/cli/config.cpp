@@ -1,7 +1,15 @@
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
 #include "apps/cli/common.h"
+#include "apps/migrate/migrate.h"
 #include "engine/config/describe.h"
+#include "engine/config/toml_value.h"
+#include "sdk/base/files/durable.h"
 
 namespace meshwright::cli {
+
 namespace {
 
 int run_show(Call& call) {
@@ -100,6 +108,89 @@ and the descriptions of all keys.
 
 --file FILE  Also look for plugins where this configuration says.
 --reference  Print the whole reference page (Markdown).
+--json
+)");
+}
+
+// config migrate: a configuration of torchtitan or Automodel as one of ours.
+
+namespace {
+
+namespace fs = std::filesystem;
+using Lines = std::vector<config::Migration::Line>;
+
+std::string contents(const fs::path& file) {
+  std::error_code failed;
+  auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::file_unreadable, file.string() + ": " + why)
+        .help("name a TOML file of torchtitan or a YAML file of Automodel");
+  };
+  if (!fs::exists(file, failed)) throw refuse("there is no such file");
+  if (!fs::is_regular_file(file, failed)) throw refuse("this is not a regular file");
+  if (uintmax_t size = fs::file_size(file, failed); failed || size > config::kMaxFileBytes)
+    throw refuse("too large for a configuration");
+  std::ifstream in(file, std::ios::binary);
+  if (!in) throw refuse("cannot be read");
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+void say(Call& call, const std::string& head, const Lines& lines, bool ours) {
+  if (lines.empty()) return;
+  std::vector<std::vector<std::string>> rows = {{"line", "there", ours ? "here" : "why"}};
+  for (const config::Migration::Line& line : lines)
+    rows.push_back({line.line > 0 ? std::to_string(line.line) : "-",
+                    report::printable(line.key + (line.value.empty() ? "" : " = " + line.value)),
+                    report::printable(line.text)});
+  constexpr size_t kRight[] = {0};
+  call.err.write("\n" + head + "\n" + report::table(call.err_style, rows, kRight));
+}
+
+int run_migrate(Call& call) {
+  fs::path file = call.positional(0), out = call.value("out");
+  std::error_code failed;
+  if (call.has("out") && out.empty())
+    throw Error(ErrorCode::usage, "--out wants the file to write").help("--out job.toml");
+  if (!out.empty() && fs::exists(fs::symlink_status(out, failed)))
+    throw Error(ErrorCode::usage, "--out " + out.string() + " is already there")
+        .help("name another file, or remove that one");
+  loader::Registry registry({});
+  config::Migration done =
+      config::migrate(contents(file), file.string(), discovered_schemas(registry));
+  if (!out.empty()) base::write_durably(out, done.toml);
+  if (call.json) {
+    call.print_json(config::migration_json(done));
+    return 0;
+  }
+  if (out.empty()) {
+    call.out.write(done.toml);
+    call.out.flush();
+  }
+  auto count = [](const Lines& lines) { return static_cast<int64_t>(lines.size()); };
+  call.err.write((out.empty() ? "" : report::printable(out.string()) + ": ") + "from " +
+                 done.program + ": " + report::counted(count(done.carried), "key", "keys") +
+                 " carried over, " + std::to_string(count(done.guessed)) + " guessed, " +
+                 std::to_string(count(done.left)) + " not carried over\n");
+  say(call, "guessed: look at these", done.guessed, true);
+  say(call, "not carried over", done.left, false);
+  say(call, "still to be said before it can train", done.missing, false);
+  call.err.flush();
+  return 0;
+}
+
+}  // namespace
+
+Verb config_migrate_verb() {
+  return declare(run_migrate, R"(
+config migrate FILE
+Turn a configuration of torchtitan or Automodel into one of Meshwright
+
+Reads torchtitan's TOML and Automodel's YAML, told apart by their endings, and prints TOML. What
+was guessed, what could not be carried over and what is still missing is listed, and stands in the
+file as comments.
+  meshwright config migrate llama3_8b.toml --out job.toml
+  meshwright config migrate llama3_2_1b_squad.yaml
+
+--out NEW.toml  Write the configuration to this file. Default: standard output.
 --json
 )");
 }

@@ -6,7 +6,7 @@
 #include "apps/cli/common.h"
 #include "apps/performance/forecast/search.h"
 #include "engine/job/render.h"
-#include "engine/job/training.h"
+#include "engine/job/trainable.h"
 #include "engine/train/preflight/before.h"
 #include "sdk/base/words.h"
 

@@ -7,13 +7,12 @@
 #include <iterator>
 
 #include "apps/cli/common.h"
-#include "engine/config/set_option.h"
-#include "engine/data/plugin_data.h"
+#include "engine/config/source.h"
+#include "engine/data/dataset.h"
 #include "engine/job/job_data.h"
-#include "engine/launch/engine_library.h"
+#include "engine/launch/spawn.h"
 #include "engine/plugins/registry.h"
 #include "sdk/base/conformance.h"
-#include "sdk/base/conformance_runner.h"
 #include "sdk/base/files/error_text.h"
 #include "sdk/base/host_facts.h"
 #include "sdk/base/words.h"

@@ -9,7 +9,6 @@
 #include <string>
 #include <string_view>
 
-#include "apps/cli/unknown_flag.h"
 #include "apps/cli/verb.h"
 #include "meshwright/abi.h"
 #include "sdk/base/plugin_at_work.h"

@@ -7,20 +7,18 @@
 #include <utility>
 
 #include "apps/cli/common.h"
-#include "apps/cli/ranks.h"
 #include "apps/observe/flight_recorder/verdict.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/config/config.h"
 #include "engine/config/reading.h"
-#include "engine/job/export_folders.h"
-#include "engine/launch/exit_status.h"
-#include "engine/launch/run_folder.h"
+#include "engine/job/trainable.h"
+#include "engine/launch/rank_file.h"
 #include "engine/launch/spawn.h"
 #include "engine/plugins/registry.h"
 #include "engine/train/preflight/before.h"
 #include "engine/train/run/run.h"
 #include "sdk/base/files/durable.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace meshwright::cli {
 namespace {

@@ -1,5 +1,5 @@
 // How a verb of the program is described and called. A verb is a .cpp of its own, declared by its
-// help, and one line in the table of verbs.cpp; parsing, help and error output are the same for
+// help, and one line in the table of verb.cpp; parsing, help and error output are the same for
 // all.
 //
 //   int run_env(Call& call) { call.out.write("...\n"); return 0; }
@@ -144,5 +144,19 @@ Verb calibrate_verb();
 
 // Runs the program; never throws. argv as main() has it.
 int run(int argc, const char* const* argv);
+
+// What was meant by a flag or a word that a verb does not have: names are looked for among the
+// flags of all verbs, the keys of the configuration and what other programs call them.
+
+// `given`: "--learning_rate", of `arguments`, where its value stands too.
+Error unknown_flag(const Verb& verb, const std::string& given,
+                   const std::vector<std::string>& arguments);
+// A positional "optimizer.lr=1e-4", which other programs take as a setting; nothing for other
+// words.
+std::optional<Error> setting_as_word(const Verb& verb, const std::string& word);
+// "--set optimizer.lr 1e-4", of which the second word became one of the positionals.
+std::optional<Error> setting_in_two_words(const Verb& verb,
+                                          const std::vector<std::string>& arguments,
+                                          const std::vector<std::string>& positionals);
 
 }  // namespace meshwright::cli

@@ -41,4 +41,132 @@ boost::json::object to_json(const Finding& finding);
 // alike the first. nullptr: there is none.
 const Finding* worst_fault(const std::vector<Finding>& findings);
 
+// What `doctor` measured, topic by topic, and what follows from it. The judgements are pure: tests
+// make facts up.
+
+struct Versions {
+  std::string meshwright, libtorch, cuda, c10d;  // cuda: that LibTorch was built for
+};
+Finding judge(const Versions& facts);
+
+struct Cores {
+  int64_t machine = 0, usable = 0;   // usable: by the affinity of this process
+  std::optional<double> quota = {};  // cores that the cgroup allows
+  int64_t local_ranks = 1;           // of this job on this host
+  int64_t threads = 1;               // a rank takes
+};
+Finding judge(const Cores& facts);
+
+struct Memory {
+  int64_t bytes = 0;  // 0: not known
+  std::string limit;  // "this machine has"
+  std::optional<int64_t> available = {};
+  int64_t local_ranks = 1;
+  std::optional<int64_t> kept = {}, peak = {};  // of one rank, by its plan
+  std::string no_plan = {};                     // why there is none
+};
+Finding judge(const Memory& facts);
+
+// A group over several hosts with as many of its ranks on each, two at least: on CPUs its ranks
+// share memory on each host, and have two groups of sockets more (SDK: layered_over).
+struct HostedGroup {
+  int64_t hosts = 1, each = 1;
+};
+// Those of the groups, each told by its ranks, that are so. `host`: a number of each rank's host.
+std::vector<HostedGroup> hosted_groups(const std::vector<std::vector<int64_t>>& groups,
+                                       const std::vector<int64_t>& host);
+// What so many ranks of a host reserve in shared memory when each is in such groups.
+int64_t hosted_groups_need(const std::vector<HostedGroup>& groups, int64_t local_ranks);
+
+// /dev/shm, where ranks of one host exchange what fits.
+struct SharedMemory {
+  std::string problem = {};  // it cannot be looked at
+  int64_t total = 0, free = 0;
+  bool off = false;  // MESHWRIGHT_SHARED_MEMORY=0
+  int64_t local_ranks = 1;
+  std::optional<int64_t> need = {};  // of this plan
+  std::string no_need = {};          // why that is not known
+  int64_t hosted = 0;                // of groups over hosts, beside it
+};
+Finding judge(const SharedMemory& facts);
+// What the ranks of a sharded group on one host reserve there for units of at most so many bytes
+// (SDK: ShardedModel::reserve): four gathers of a shard each and two exchanges of all shards but
+// their own.
+int64_t shared_memory_need(int64_t unit_bytes, int64_t ranks);
+
+struct OpenFiles {
+  int64_t limit = 0;  // the hard one: the program raises the soft one to it
+  int64_t ranks = 1, axes = 1;
+  std::vector<HostedGroup> hosted = {};
+};
+Finding judge(const OpenFiles& facts);
+
+struct Disk {
+  std::string folder;        // of runs
+  std::string tried = {};    // where it was written: the folder, or what exists of its path
+  std::string problem = {};  // why nothing could be written
+  int64_t written = 0;       // bytes, synced
+  double seconds = 0;        // that took
+  std::optional<int64_t> free = {};
+};
+Finding judge(const Disk& facts);
+
+struct Network {
+  std::string host, interfaces;  // "lo (127.0.0.1), eth0 (10.70.0.1)"
+  bool one_host = true;
+  std::string address = {}, interface = {};  // where groups listen; empty: nothing was listening
+  std::string because = {};                  // "GLOO_SOCKET_IFNAME names it"
+  int mtu = 0;                               // of it; 0: not known
+  std::string no_address = {};               // why none is known
+};
+Finding judge(const Network& facts);
+
+struct HostName {
+  std::string name, address = {};  // what the name resolves to
+  std::string problem = {};
+  double seconds = 0;
+  bool one_host = true;
+};
+Finding judge(const HostName& facts);
+
+struct Ports {
+  std::string place = {};  // MASTER_ADDR:PORT where the ranks of a launcher have met
+  int port = 0;
+  bool one_host = true, local = false;  // local: the program starts the ranks, at any free port
+  std::string problem = {};             // why nobody can listen there
+  int first = 0, last = 0;              // those that the kernel gives out; 0: not known
+  bool secret = true;                   // the ranks prove that they are of the job
+  int range_first = 0, range_last = 0;  // MESHWRIGHT_PORT_RANGE; 0: there is none
+  bool own_store = false;  // `place` is the launcher's store; rank 0 keeps one beside it
+};
+Finding judge(const Ports& facts);
+
+// Of another host, against rank 0's.
+struct ClockOffset {
+  std::string host;
+  double seconds = 0, error = 0;                       // positive: it is ahead
+  std::optional<double> drift = {}, drift_error = {};  // seconds a second
+};
+struct Clock {
+  std::optional<bool> synchronised = {};  // what the kernel says
+  bool alone = true;                      // one host: nothing to compare with
+  std::vector<ClockOffset> offsets = {};
+};
+Finding judge(const Clock& facts);
+
+struct Devices {
+  bool listed = false;       // the driver lists one
+  std::string no_part = {};  // why the engine's CUDA part is of no use
+  std::vector<std::string> names = {};
+  int64_t local_ranks = 1;
+  std::vector<std::pair<int64_t, int64_t>> apart = {};  // pairs without access to each other
+};
+Finding judge(const Devices& facts);
+
+struct Nccl {
+  std::string version = {};
+  std::string unknown = {};  // why there is none
+};
+Finding judge(const Nccl& facts);
+
 }  // namespace meshwright::doctor

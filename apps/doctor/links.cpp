@@ -7,8 +7,6 @@
 #include <cmath>
 #include <set>
 
-#include "apps/doctor/rates.h"
-
 namespace meshwright::doctor {
 
 namespace json = boost::json;

@@ -1,6 +1,7 @@
 #include "apps/doctor/look.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sched.h>
@@ -20,8 +21,10 @@
 #include <memory>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "engine/job/before_start.h"
+#include "engine/launch/spawn.h"
 #include "engine/plugins/registry.h"
 #include "meshwright/abi.h"
 #include "sdk/base/host_facts.h"
@@ -182,6 +185,69 @@ Ports look_at_ports(const fs::path& root) {
   Ports out;
   std::ifstream in(root / "proc/sys/net/ipv4/ip_local_port_range");
   if (!(in >> out.first >> out.last)) out.first = out.last = 0;
+  return out;
+}
+
+namespace {
+
+using Steady = std::chrono::steady_clock;
+
+constexpr size_t kPiece = size_t{4} << 20;
+constexpr int64_t kMost = int64_t{32} << 20;
+
+// A file of that folder without a name, or whose name is gone before it holds anything. Returns -1
+// with errno.
+int open_nameless(const fs::path& folder) {
+  const int fd = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+  if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return fd;
+  std::string name = (folder / ".meshwright_doctor_XXXXXX").string();
+  const int named = ::mkostemp(name.data(), O_CLOEXEC);
+  if (named >= 0) ::unlink(name.c_str());
+  return named;
+}
+
+}  // namespace
+
+Disk look_at_disk(const fs::path& folder, std::chrono::milliseconds longest) {
+  Disk out;
+  out.folder = folder.string();
+  std::error_code failed;
+  fs::path tried = fs::absolute(folder, failed).lexically_normal();
+  while (!fs::exists(tried, failed) && !failed && tried.has_relative_path())
+    tried = tried.parent_path();
+  out.tried =
+      tried == fs::absolute(folder, failed).lexically_normal() ? out.folder : tried.string();
+  if (!fs::is_directory(tried, failed)) {
+    out.problem = tried.string() + " is not a folder";
+    return out;
+  }
+  const launch::Descriptor file(open_nameless(tried));
+  if (file.get() < 0) {
+    out.problem = "cannot write into " + tried.string() + ": " + std::strerror(errno);
+    return out;
+  }
+  struct statvfs space{};
+  if (::fstatvfs(file.get(), &space) == 0)
+    out.free = static_cast<int64_t>(space.f_bavail * space.f_frsize);
+  // What no file system can make smaller, or leave out.
+  std::vector<uint64_t> piece(kPiece / sizeof(uint64_t));
+  uint64_t state = 0x9e3779b97f4a7c15;
+  for (uint64_t& word : piece) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    word = state;
+  }
+  const Steady::time_point begin = Steady::now();
+  while (out.written < kMost && Steady::now() - begin < longest) {
+    const ssize_t put = ::write(file.get(), piece.data(), kPiece);
+    if (put < 0 || ::fdatasync(file.get()) != 0) {
+      out.problem = "cannot write into " + tried.string() + ": " + std::strerror(errno);
+      return out;
+    }
+    out.written += put;
+    out.seconds = std::chrono::duration<double>(Steady::now() - begin).count();
+  }
   return out;
 }
 

@@ -1,13 +1,26 @@
-// Measures what this host has. Local: talks to nobody.
+// The command line of `doctor`, for the ranks.
 #pragma once
 
 #include <chrono>
 #include <filesystem>
+#include <string>
+#include <vector>
 
-#include "apps/doctor/facts.h"
+#include "apps/doctor/finding.h"
 #include "engine/job/plan.h"
 
 namespace meshwright::doctor {
+
+struct Request {
+  std::string file;  // CONFIG.toml; empty: none, one flat group of all ranks
+  std::vector<std::string> sets = {};
+  std::string run_folder = {};  // empty: run.dir of the file
+  bool json = false;
+  int width = 80;
+  bool colour = false, unicode = true;
+};
+
+// Measures what this host has. Local: talks to nobody.
 
 Versions look_at_versions();
 // `root` is another folder only in tests.

@@ -5,7 +5,7 @@
 #include <boost/json/value_from.hpp>
 #include <map>
 
-#include "apps/doctor/rates.h"
+#include "apps/doctor/links.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 

@@ -4,8 +4,8 @@
 #include <map>
 #include <set>
 
-#include "engine/checkpoint/weights/convert.h"
-#include "engine/checkpoint/weights/transposed.h"
+#include "engine/checkpoint/weights/read_region.h"
+#include "engine/checkpoint/weights/safetensors.h"
 #include "meshwright/error.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/terminal/report.h"

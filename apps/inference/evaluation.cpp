@@ -10,13 +10,12 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/config/config.h"
-#include "engine/config/differences.h"
-#include "engine/config/interpolate.h"
-#include "engine/job/foreign_plugins.h"
+#include "engine/config/source.h"
+#include "engine/job/job.h"
 #include "engine/job/job_data.h"
 #include "engine/plugins/registry.h"
 #include "meshwright/error.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace meshwright::evaluate {
 

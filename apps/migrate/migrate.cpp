@@ -12,8 +12,7 @@
 #include <string_view>
 
 #include "apps/migrate/migrator.h"
-#include "engine/config/interpolate.h"
-#include "engine/config/syntax.h"
+#include "engine/config/source.h"
 #include "engine/config/toml_value.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"

@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-#include "engine/checkpoint/weights/convert.h"
+#include "engine/checkpoint/weights/safetensors.h"
 #include "sdk/base/host/module_numbers.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/plain_text.h"

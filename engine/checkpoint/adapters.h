@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "engine/checkpoint/source.h"
-#include "engine/checkpoint/weights/adapter_tensors.h"
 #include "engine/checkpoint/weights/export.h"
+#include "engine/checkpoint/weights/model_tensors.h"
 #include "meshwright/options.h"
 
 namespace meshwright::checkpoint {

@@ -5,8 +5,7 @@
 #include <set>
 
 #include "engine/checkpoint/weights/auxiliary_files.h"
-#include "engine/checkpoint/weights/convert.h"
-#include "engine/checkpoint/weights/links.h"
+#include "engine/checkpoint/weights/safetensors.h"
 
 namespace meshwright::checkpoint {
 

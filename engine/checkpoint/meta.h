@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -144,5 +145,24 @@ std::string to_json(const Meta& meta);
 // Checked as a whole: checksum, types, names that stay in the folder, regions that cover every
 // tensor exactly once. Throws Error(bad_checkpoint) naming `path` and byte or entry.
 Meta parse_meta(std::string_view text, const std::string& path);
+
+// The parts of meta.json's text that its writer and its reader share.
+
+inline constexpr std::string_view kMetaFormat = "meshwright checkpoint";
+// The file ends with this key, 16 hexadecimal digits and kMetaEnd. The digits are the checksum of
+// all that stands before the key.
+inline constexpr std::string_view kChecksumKey = ",\n  \"checksum\": \"", kMetaEnd = "\"\n}\n";
+
+// The tensor's name in the files that hold its pieces.
+inline std::string key_of(const TensorRecord& tensor) {
+  return tensor.state.empty() ? tensor.name : tensor.state + "/" + tensor.name;
+}
+
+// "[2, 3]"
+inline std::string list_text(std::span<const int64_t> values) {
+  std::string out = "[";
+  for (size_t i = 0; i < values.size(); ++i) out += (i ? ", " : "") + std::to_string(values[i]);
+  return out + "]";
+}
 
 }  // namespace meshwright::checkpoint

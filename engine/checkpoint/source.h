@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/weights/experts.h"
+#include "engine/checkpoint/folder.h"
+#include "engine/checkpoint/weights/read_region.h"
 #include "engine/checkpoint/weights/safetensors.h"
 
 namespace meshwright::checkpoint {
@@ -66,5 +67,24 @@ class Source {
 // A folder of weights as Hugging Face lays it out, or a safetensors file, rather than a checkpoint
 // or a run.
 bool is_weights(const std::filesystem::path& path);
+
+// Which checkpoint a run continues.
+
+// Whether a launcher has started these ranks again after a failure (MESHWRIGHT_RESTART,
+// TORCHELASTIC_RESTART_COUNT).
+bool restarted();
+
+struct Start {
+  std::filesystem::path from;  // a checkpoint's folder; empty: afresh
+  bool own = false;            // it is one of the run's own: metrics go on where it was made
+  std::vector<std::string> told = {};  // of checkpoints that were passed over
+};
+// `resume`: auto, none, or a path; `own`: the run's folder of checkpoints. After a restart the
+// run's own newest one wins over what was asked for at first. Throws Error(no_checkpoint |
+// bad_checkpoint).
+Start choose_start(const std::string& resume, const std::filesystem::path& own, bool restarted);
+// Moves own checkpoints that the run will not continue out of its way (folder.h), and tidies
+// the rest; the folder they are in now, or "".
+std::string set_aside(const Start& start, const std::filesystem::path& own);
 
 }  // namespace meshwright::checkpoint

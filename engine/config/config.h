@@ -1,5 +1,4 @@
-// Configuration: one TOML file, overrides and the environment, as checked tables that remember
-// where each value came from.
+// The config.json of a model that is named by that file or by the folder that it lies in.
 #pragma once
 
 #include <filesystem>
@@ -9,12 +8,27 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
+#include "meshwright/error.h"
 #include "meshwright/options.h"
 #include "meshwright/shared_options.h"
 
+namespace meshwright::base {
+
+inline std::filesystem::path model_file(const std::filesystem::path& config_or_folder) {
+  std::error_code failed;
+  return std::filesystem::is_directory(config_or_folder, failed) ? config_or_folder / "config.json"
+                                                                 : config_or_folder;
+}
+
+}  // namespace meshwright::base
+
 namespace meshwright::config {
+
+// Configuration: one TOML file, overrides and the environment, as checked tables that remember
+// where each value came from.
 
 // The options of one strategy as its plugin declares them.
 struct StrategySchema {
@@ -129,5 +143,31 @@ std::vector<OptionSchema> engine_schemas();
 // Arrays of tables, [[optimizer.group]]: the schema of one of their tables.
 inline constexpr const char* kGroupTable = "optimizer.group";
 std::vector<OptionSchema> list_schemas();
+
+// Configurations beside each other, key by key.
+
+// A key with its table and its value as TOML: "optimizer.lr", "0.001".
+struct Setting {
+  std::string key, value;
+  bool operator==(const Setting&) const = default;
+};
+// Every value of a TOML file, in its order; a list is one value. A syntax error goes to
+// `diagnostics`, and nothing is returned then.
+std::vector<Setting> settings_of(std::string_view toml, const std::string& file,
+                                 Diagnostics& diagnostics);
+// The text that a setting's value says; nullopt where that is no string.
+std::optional<std::string> text_of(std::string_view value);
+
+// A key whose values are not all the same. `values`: one for each configuration; empty: it is not
+// there.
+struct Difference {
+  std::string key;
+  std::vector<std::string> values;
+};
+std::vector<Difference> differences(const std::vector<std::vector<Setting>>& configurations);
+// Those of `found` that change something. A key that one side alone has belongs to a table that is
+// not in use on the other: of a table that `config` has it counts where it is not the default, of
+// another strategy's or data set's never.
+std::vector<Difference> with_effect(std::vector<Difference> found, const Config& config);
 
 }  // namespace meshwright::config

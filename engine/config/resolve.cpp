@@ -4,8 +4,6 @@
 
 #include "engine/config/config.h"
 #include "engine/config/cross_checks.h"
-#include "engine/config/idle.h"
-#include "engine/config/later.h"
 #include "engine/config/source.h"
 #include "engine/config/unknown_key.h"
 #include "sdk/base/words.h"

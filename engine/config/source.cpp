@@ -1,16 +1,258 @@
 #include "engine/config/source.h"
 
+#include <cctype>
 #include <cstdlib>
 #include <fstream>
 #include <system_error>
 
-#include "engine/config/interpolate.h"
-#include "engine/config/set_option.h"
-#include "engine/config/syntax.h"
+#include "engine/config/config.h"
+#include "engine/config/toml_value.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::config {
+
+namespace {
+
+struct BadReference {
+  std::string message, help;
+};
+
+bool is_name(std::string_view name) {
+  if (name.empty() || std::isdigit(static_cast<unsigned char>(name[0]))) return false;
+  for (char c : name)
+    if (!text::is_alphanumeric(c) && c != '_') return false;
+  return true;
+}
+
+// One reference without its braces: VAR or VAR:-default.
+std::string look_up(std::string_view body, const Environment& environment) {
+  size_t colon = body.find(":-");
+  std::string name(body.substr(0, colon));
+  std::string shown = "${" + std::string(body) + "}";
+  if (!is_name(name))
+    throw BadReference{shown + " does not name an environment variable",
+                       "write ${NAME} or ${NAME:-default}, or $${ for a literal ${"};
+  std::optional<std::string> value = environment(name);
+  if (value && !is_valid_utf8(*value))
+    throw BadReference{"environment variable " + name + " is not valid UTF-8", "unset " + name};
+  // As in a shell, ":-" also covers a variable that is set but empty.
+  if (colon != std::string_view::npos)
+    return value && !value->empty() ? *value : std::string(body.substr(colon + 2));
+  if (!value)
+    throw BadReference{"environment variable " + name + " is not set",
+                       "export " + name + "=..., or give a default: ${" + name + ":-default}"};
+  return *value;
+}
+
+std::string replaced(std::string_view text, const Environment& environment) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    if (text.substr(i, 3) == "$${") {
+      out += "${";
+      i += 3;
+    } else if (text.substr(i, 2) == "${") {
+      size_t end = text.find('}', i);
+      if (end == std::string_view::npos)
+        throw BadReference{"${ without a closing }",
+                           "close it: ${NAME}, or write $${ for a literal ${"};
+      std::string_view body = text.substr(i + 2, end - i - 2);
+      if (body.find("${") != std::string_view::npos)
+        throw BadReference{"a reference inside a reference is not possible: " +
+                               std::string(text.substr(i, end - i + 1)),
+                           "use one ${NAME:-default} with a plain default"};
+      out += look_up(body, environment);
+      i = end + 1;
+    } else {
+      out += text[i++];
+    }
+  }
+  return out;
+}
+
+void walk(Value& value, const std::string& key, const Environment& environment,
+          const std::string& file, Diagnostics& diagnostics) {
+  if (value.kind == Value::Kind::string && value.text.find("${") != std::string::npos) {
+    Place& place = value.place;
+    try {
+      std::string text = replaced(value.text, environment);
+      // "$${" alone consults no environment.
+      if (text != value.text && escape_references(text) != value.text &&
+          place.source == Origin::Source::file)
+        place.source = Origin::Source::environment;
+      value.text = std::move(text);
+    } catch (const BadReference& bad) {
+      Origin origin{place.source, place.source == Origin::Source::file ? file : std::string(),
+                    place.line, place.column};
+      diagnostics.add(Error(ErrorCode::bad_interpolation, key + ": " + bad.message)
+                          .key(key)
+                          .at(origin)
+                          .help(bad.help));
+    }
+  }
+  for (Value& item : value.items) walk(item, key, environment, file, diagnostics);
+  for (Entry& entry : value.entries)
+    walk(entry.value, join_key(key, entry.key), environment, file, diagnostics);
+}
+
+}  // namespace
+
+void interpolate(Value& root, const Environment& environment, const std::string& file,
+                 Diagnostics& diagnostics) {
+  walk(root, "", environment, file, diagnostics);
+}
+
+std::string escape_references(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text.substr(i, 2) == "${") out += '$';
+    out += text[i];
+  }
+  return out;
+}
+
+bool is_valid_utf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    auto byte = [&](size_t at) {
+      return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u;
+    };
+    unsigned lead = byte(i);
+    size_t length = lead < 0x80         ? 1
+                    : (lead >> 5) == 6  ? 2
+                    : (lead >> 4) == 14 ? 3
+                    : (lead >> 3) == 30 ? 4
+                                        : 0;
+    if (length == 0) return false;
+    unsigned code = length == 1 ? lead : lead & (0x7Fu >> length);
+    for (size_t k = 1; k < length; ++k) {
+      if ((byte(i + k) >> 6) != 2) return false;
+      code = (code << 6) | (byte(i + k) & 0x3F);
+    }
+    constexpr unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};
+    if (code < least[length] || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return false;
+    i += length;
+  }
+  return true;
+}
+
+namespace {
+
+void mark(Value& value) {
+  value.place = {Origin::Source::command_line, 0, 0};
+  for (Value& item : value.items) mark(item);
+  for (Entry& entry : value.entries) {
+    entry.place = value.place;
+    mark(entry.value);
+  }
+}
+
+bool is_section(const std::vector<std::string>& path) {
+  if (path.size() == 1) return true;
+  if (path[0] != "distributed") return false;
+  // Below [distributed] everything that is no key of its own is a section: mp_policy, moe, a
+  // strategy's table.
+  return distributed_schema().find(path[1]) == nullptr;
+}
+
+void merge(Value& into, Value from) {
+  for (Entry& entry : from.entries) {
+    Entry* there = into.find(entry.key);
+    if (there == nullptr)
+      into.entries.push_back(std::move(entry));
+    else
+      there->value = std::move(entry.value);
+  }
+}
+
+Error bad(const std::string& text, const std::string& what) {
+  return Error(ErrorCode::bad_set, "--set " + text + ": " + what)
+      .at({Origin::Source::command_line, {}, 0, 0});
+}
+
+// The first '=' outside quotes.
+size_t equals_sign(std::string_view text) {
+  char quote = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (quote != 0) {
+      if (text[i] == quote) quote = 0;
+    } else if (text[i] == '"' || text[i] == '\'') {
+      quote = text[i];
+    } else if (text[i] == '=') {
+      return i;
+    }
+  }
+  return std::string_view::npos;
+}
+
+}  // namespace
+
+void apply_set(Value& root, const std::string& text, Diagnostics& diagnostics) {
+  if (!is_valid_utf8(text) || text.find('\0') != std::string::npos) {
+    diagnostics.add(Error(ErrorCode::bad_set, "a --set argument is not valid UTF-8 text")
+                        .help("--set distributed.tp_size=2"));
+    return;
+  }
+  size_t equals = equals_sign(text);
+  if (equals == std::string_view::npos) {
+    Error error = bad(text, "there is no '='");
+    std::string key(text::trim(text));
+    if (split_key(key)) error.help("--set " + key + "=VALUE");
+    diagnostics.add(
+        error.help("--set distributed.tp_size=2").help("--set distributed.strategy=ddp"));
+    return;
+  }
+  std::string key(text::trim(std::string_view(text).substr(0, equals)));
+  std::string value_text = text.substr(equals + 1);
+  std::optional<std::vector<std::string>> path = split_key(key);
+  if (!path || path->size() > 8) {
+    diagnostics.add(
+        bad(text, key.empty() ? "the key is missing" : "\"" + key + "\" is not a dotted key")
+            .help("--set distributed.tp_size=2")
+            .help("quote a part that holds other characters: --set "
+                  "'distributed.tp_plan.\"model.layers.*.mlp.up_proj\"=colwise'"));
+    return;
+  }
+  std::string why;
+  std::optional<Value> value = parse_toml_value(value_text, &why);
+  if (!value) {
+    value = Value(value_text);
+    if (std::string_view start = text::trim(value_text);
+        !start.empty() && std::string_view("[{\"'").find(start[0]) != std::string_view::npos)
+      diagnostics.notice("--set " + key + ": " + value_text + " is not TOML (" + why +
+                         "), so it is read as plain text");
+  } else if (value->kind != Value::Kind::string && value->kind != Value::Kind::list &&
+             !value->is_table()) {
+    value->typed = text::trim(value_text);
+  }
+  mark(*value);
+  Value* table = &root;
+  for (size_t i = 0; i + 1 < path->size(); ++i) {
+    const std::string& part = (*path)[i];
+    Entry* entry = table->find(part);
+    if (entry == nullptr) {
+      table->entries.push_back({part, value->place, Value()});
+      entry = &table->entries.back();
+    } else if (!entry->value.is_table()) {
+      entry->value = Value();
+    } else {
+      table = &entry->value;
+      continue;
+    }
+    entry->value.place = value->place;
+    table = &entry->value;
+  }
+  Entry* last = table->find(path->back());
+  if (last == nullptr) {
+    table->entries.push_back({path->back(), value->place, std::move(*value)});
+  } else if (last->value.is_table() && value->is_table() && is_section(*path)) {
+    merge(last->value, std::move(*value));
+  } else {
+    last->value = std::move(*value);
+    last->place = last->value.place;
+  }
+}
+
 namespace {
 
 namespace fs = std::filesystem;

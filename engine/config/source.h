@@ -1,10 +1,35 @@
-// What a Source holds, for the files of this folder.
+// ${VAR} and ${VAR:-default} inside strings; $${ stands for a literal ${. Values are not scanned
+// again.
 #pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include "engine/config/config.h"
 #include "engine/config/toml_value.h"
 
 namespace meshwright::config {
+
+using Environment = std::function<std::optional<std::string>(const std::string&)>;
+
+// Replaces the references in every string of the tree. Each problem is an E0207 that names the key
+// and its place in `file`.
+void interpolate(Value& root, const Environment& environment, const std::string& file,
+                 Diagnostics& diagnostics);
+// `text` so that interpolation gives it back unchanged.
+std::string escape_references(std::string_view text);
+bool is_valid_utf8(std::string_view text);
+
+// --set a.b=c: one override of the command line.
+
+// Puts the value into the tree. A table given for a section ([run], [distributed],
+// [distributed.fsdp2] ...) is merged into it key by key; any other value replaces what was there.
+// E0217 for text that is not key=value.
+void apply_set(Value& root, const std::string& text, Diagnostics& diagnostics);
+
+// What a Source holds, for the files of this folder.
 
 // Where plugins other than strategies have their options, each in a table of its name.
 inline constexpr const char* kComponentTables[] = {"model", "dataset", "validation_dataset"};

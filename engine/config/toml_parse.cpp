@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <sstream>
 
-#include "engine/config/syntax.h"
 #include "engine/config/toml_value.h"
 
 namespace meshwright::config {

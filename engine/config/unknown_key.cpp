@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "engine/config/cross_checks.h"
 #include "engine/config/foreign.h"
-#include "engine/config/later.h"
 
 namespace meshwright::config {
 namespace {

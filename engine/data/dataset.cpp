@@ -1,9 +1,17 @@
 #include "engine/data/dataset.h"
 
 #include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <utility>
 
 #include "engine/data/token_files.h"
 #include "sdk/base/files/hash.h"
+#include "sdk/base/plain_text.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::data {
 
@@ -156,6 +164,236 @@ std::unique_ptr<Dataset> open_dataset(const DatasetConfig& config) {
   out->separate_documents(config.document_end);
   out->read_from(files_of(config));
   return out;
+}
+
+namespace {
+
+uint64_t mix(uint64_t x) { return base::mix64(x + 0x9e3779b97f4a7c15u); }
+
+}  // namespace
+
+Sampler::Sampler(int64_t samples, bool shuffle, uint64_t seed)
+    : samples_(samples), shuffle_(shuffle), seed_(seed) {
+  if (samples < 1)
+    throw Error(ErrorCode::internal, "a sampler over " + std::to_string(samples) + " samples");
+  auto bits =
+      static_cast<int>(std::bit_width(static_cast<uint64_t>(samples > 1 ? samples - 1 : 1)));
+  half_bits_ = (bits + 1) / 2;
+}
+
+// A Feistel network over the next even power of two is a permutation of it; walking on from values
+// past the end (less than four steps on average) makes it one of [0, samples).
+int64_t Sampler::at(int64_t position) const {
+  if (position < 0)
+    throw Error(ErrorCode::internal, "there is no position " + std::to_string(position));
+  int64_t epoch = position / samples_, place = position % samples_;
+  if (!shuffle_) return place;
+  uint64_t key = mix(seed_ ^ mix(static_cast<uint64_t>(epoch))),
+           mask = (uint64_t{1} << half_bits_) - 1;
+  uint64_t x = static_cast<uint64_t>(place);
+  do {
+    uint64_t left = x >> half_bits_, right = x & mask;
+    for (uint64_t round = 0; round < 6; ++round) {
+      uint64_t next = left ^ (mix(key ^ mix(right + (round << 56))) & mask);
+      left = right;
+      right = next;
+    }
+    x = left << half_bits_ | right;
+  } while (x >= static_cast<uint64_t>(samples_));
+  return static_cast<int64_t>(x);
+}
+
+namespace {
+
+constexpr int64_t kUnwritten = std::numeric_limits<int64_t>::min();
+constexpr int32_t kNoDocument = std::numeric_limits<int32_t>::min();
+
+class CheckedSource final : public SampleSource {
+ public:
+  CheckedSource(const DatasetConfig& config, std::unique_ptr<SampleSource> source)
+      : table_(config.table),
+        plugin_(config.plugin->name),
+        vocab_(config.vocab_size > 0 ? config.vocab_size : std::numeric_limits<int64_t>::max()),
+        source_(std::move(source)),
+        documents_(source_->has_documents()),
+        weights_(source_->has_weights()) {}
+  int64_t samples() const override { return source_->samples(); }
+  std::string describe() const override { return source_->describe(); }
+  uint64_t fingerprint() const override { return source_->fingerprint(); }
+  bool has_documents() const override { return documents_; }
+  bool has_weights() const override { return weights_; }
+  std::vector<std::string> files() const override { return source_->files(); }
+  std::vector<std::string> report() const override { return source_->report(); }
+
+  void read(int64_t sample, const SampleView& out) const override {
+    std::fill(out.tokens.begin(), out.tokens.end(), kUnwritten);
+    std::fill(out.targets.begin(), out.targets.end(), kUnwritten);
+    std::fill(out.documents.begin(), out.documents.end(), kNoDocument);
+    std::fill(out.weights.begin(), out.weights.end(), std::numeric_limits<float>::quiet_NaN());
+    try {
+      source_->read(sample, out);
+    } catch (Error& error) {
+      throw error.note("sample " + std::to_string(sample));
+    }
+    for (size_t i = 0; i < out.tokens.size(); ++i) {
+      check_id("token", sample, i, out.tokens[i]);
+      if (out.targets[i] != kNoTarget) check_id("target", sample, i, out.targets[i]);
+    }
+    for (size_t i = 0; i < out.documents.size(); ++i)
+      if (const int32_t before = i == 0 ? 0 : out.documents[i - 1]; out.documents[i] < before)
+        throw refusal(ErrorCode::bad_dataset, sample, i,
+                      out.documents[i] == kNoDocument
+                          ? "the document was not written"
+                          : "the document is " + std::to_string(out.documents[i]) +
+                                (i == 0 ? ", but they count from 0"
+                                        : ", behind " + std::to_string(before) +
+                                              ": documents ascend within a sample"));
+    for (size_t i = 0; i < out.weights.size(); ++i)
+      if (!std::isfinite(out.weights[i]) || out.weights[i] < 0)
+        throw refusal(ErrorCode::bad_dataset, sample, i,
+                      "the weight is " +
+                          (std::isnan(out.weights[i])
+                               ? std::string("not a number, or was not "
+                                             "written")
+                               : text::format("%f", static_cast<double>(out.weights[i]))) +
+                          ", but it must be 0 or more");
+  }
+
+ private:
+  Error refusal(ErrorCode code, int64_t sample, size_t position, const std::string& what) const {
+    return Error(code, "plugin " + plugin_ + ", sample " + std::to_string(sample) + ", position " +
+                           std::to_string(position) + ": " + what)
+        .key(table_ + ".plugin");
+  }
+  void check_id(const char* what, int64_t sample, size_t position, int64_t id) const {
+    if (id >= 0 && id < vocab_) return;
+    const std::string the = std::string("the ") + what;
+    if (id == kUnwritten)
+      throw refusal(ErrorCode::bad_dataset, sample, position, the + " was not written")
+          .help("this is a defect of the plugin: read() writes every element");
+    Error error =
+        refusal(ErrorCode::bad_token, sample, position,
+                the + " is " + std::to_string(id) + ", but the model's vocabulary has " +
+                    (vocab_ == std::numeric_limits<int64_t>::max() ? std::string("no negative")
+                                                                   : std::to_string(vocab_)) +
+                    " entries");
+    if (id >= 0)
+      error.help("use a model whose config.json has a vocab_size above " + std::to_string(id) +
+                 ", or data with its own tokenizer's ids");
+    throw error;
+  }
+
+  std::string table_, plugin_;
+  int64_t vocab_;
+  std::unique_ptr<SampleSource> source_;
+  bool documents_, weights_;
+};
+
+}  // namespace
+
+std::unique_ptr<SampleSource> checked_source(const DatasetConfig& config,
+                                             std::unique_ptr<SampleSource> source) {
+  return std::make_unique<CheckedSource>(config, std::move(source));
+}
+
+DatasetRequest request_of(const DatasetConfig& config) {
+  const PluginData& plugin = *config.plugin;
+  return {plugin.options,    config.table, config.path,      config.seq_len,
+          config.vocab_size, config.seed,  plugin.pretrained};
+}
+
+void prepare_data(const DatasetConfig& config) {
+  if (!config.plugin) return;
+  const DatasetRequest request = request_of(config);
+  Diagnostics found;
+  config.plugin->kind->validate(request, found);
+  found.throw_if_any();
+  config.plugin->kind->prepare(request);
+}
+
+std::unique_ptr<SampleSource> open_samples(const DatasetConfig& config) {
+  if (!config.plugin) return open_dataset(config);
+  check_seq_len(config);
+  const std::string named = "plugin " + config.plugin->name;
+  std::unique_ptr<SampleSource> source = config.plugin->kind->open(request_of(config));
+  if (!source)
+    throw Error(ErrorCode::plugin_nonconforming, named + ": open() returned nothing")
+        .key(config.table + ".plugin");
+  source = checked_source(config, std::move(source));
+  if (const int64_t samples = source->samples(); samples < 1)
+    throw Error(ErrorCode::bad_dataset, named + ": the data set has " + std::to_string(samples) +
+                                            " samples of " + std::to_string(config.seq_len) +
+                                            " tokens")
+        .key(config.table + ".plugin")
+        .help("name more data, or set " + config.table + ".seq_len to less");
+  return source;
+}
+
+uint64_t fingerprint_of(const DatasetConfig& config, const SampleSource& source) {
+  if (!config.plugin) return source.fingerprint();
+  base::Hash hash;
+  const std::string name = text::normal(config.plugin->name);
+  hash.add(name.data(), name.size());
+  hash.add(source.samples());
+  hash.add(static_cast<int64_t>(source.fingerprint()));
+  return hash.value();
+}
+
+namespace {
+
+void look_at_samples(const SampleSource& source, int64_t seq_len) {
+  constexpr int64_t kMost = 64;
+  constexpr std::chrono::seconds kBudget{1};
+  const auto begin = std::chrono::steady_clock::now();
+  const int64_t samples = source.samples(), looks = std::min(samples, kMost);
+  // The first and the last one, and what lies between them as evenly as it goes.
+  const int64_t gaps = std::max<int64_t>(looks - 1, 1), step = (samples - 1) / gaps,
+                rest = (samples - 1) % gaps;
+  SampleBuffer buffer(source, seq_len);
+  for (int64_t i = 0; i < looks; ++i) {
+    source.read(step * i + rest * i / gaps, buffer.view());
+    if (std::chrono::steady_clock::now() - begin > kBudget) return;
+  }
+}
+
+}  // namespace
+
+void check_text_model(const DatasetConfig& config, const std::string& pretrained) {
+  std::error_code failed;
+  if (config.plugin || config.kind != "text" || pretrained.empty() ||
+      !std::filesystem::exists(std::filesystem::path(pretrained) / "tokenizer.json", failed))
+    return;
+  // Rows of JSON are no text: tokenized as they are, the model would learn their braces.
+  const bool rows = config.path.ends_with(".jsonl") || config.path.ends_with(".json");
+  Error error(ErrorCode::bad_dataset, config.table + ".kind = \"text\" feeds bytes, but " +
+                                          pretrained +
+                                          " has a tokenizer, whose ids its model knows");
+  error.key(config.table + ".kind");
+  if (rows) error.help("set " + config.table + ".plugin = \"jsonl\"");
+  throw error
+      .help((rows ? "or tokenize the \"text\" of each row: meshwright tokenize '"
+                  : "tokenize the text first: meshwright tokenize '") +
+            config.path + "'" + (rows ? " --documents json" : "") + " --tokenizer " + pretrained +
+            " --out data/train.bin")
+      .help("then set " + config.table + ".kind = \"tokens\" and " + config.table +
+            ".path = \"data/train.bin\"");
+}
+
+std::optional<uint64_t> look_at_data(const DatasetConfig& config, const std::string& pretrained,
+                                     bool fingerprint) {
+  auto of = [&](const SampleSource& source) {
+    return fingerprint ? std::optional(fingerprint_of(config, source)) : std::nullopt;
+  };
+  if (config.plugin) {
+    prepare_data(config);
+    const std::shared_ptr<const SampleSource> source = open_samples(config);
+    look_at_samples(*source, config.seq_len);
+    return of(*source);
+  }
+  check_text_model(config, pretrained);
+  const auto dataset = open_dataset(config);
+  dataset->check_tokens(kTokensLookedAt);
+  return of(*dataset);
 }
 
 }  // namespace meshwright::data

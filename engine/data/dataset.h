@@ -1,9 +1,11 @@
 // What is read: samples of token streams or of a plugin, and the order in which they are read.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -117,5 +119,44 @@ class Sampler {
   uint64_t seed_;
   int half_bits_;
 };
+
+// Room for one sample, and what of a sample pads it.
+
+class SampleBuffer {
+ public:
+  SampleBuffer(const SampleSource& source, int64_t seq_len)
+      : tokens_(static_cast<size_t>(seq_len)),
+        targets_(tokens_.size()),
+        documents_(source.has_documents() ? tokens_.size() : 0),
+        weights_(source.has_weights() ? tokens_.size() : 0) {}
+  SampleView view() { return {tokens_, targets_, documents_, weights_}; }
+
+ private:
+  std::vector<int64_t> tokens_, targets_;
+  std::vector<int32_t> documents_;
+  std::vector<float> weights_;
+};
+
+// Where what pads a sample begins: a last document without targets, or without documents what
+// stands behind the last target; targets.size() where nothing does. `documents`: empty, or as many.
+inline size_t padding_begin(std::span<const int64_t> targets, std::span<const int32_t> documents) {
+  const size_t length = targets.size();
+  size_t learnt = length;  // up to the last target
+  while (learnt > 0 && targets[learnt - 1] == kNoTarget) --learnt;
+  if (documents.empty() || length == 0) return learnt;
+  size_t last = length - 1;  // where the last document begins
+  while (last > 0 && documents[last - 1] == documents[last]) --last;
+  return last >= learnt ? last : length;
+}
+
+// What a plugin's data set gives, held against what it promised.
+
+// Reads of `source` fill views with what no sample holds first, so that what was not written shows.
+// Throws Error(bad_token) for tokens and targets outside of the vocabulary, Error(bad_dataset) for
+// documents that descend, weights below 0 or not finite, and elements that were not written; each
+// names plugin, sample and position. `config.plugin` is set.
+std::unique_ptr<SampleSource> checked_source(const DatasetConfig& config,
+                                             std::unique_ptr<SampleSource> source);
+DatasetRequest request_of(const DatasetConfig& config);
 
 }  // namespace meshwright::data

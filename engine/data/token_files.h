@@ -1,6 +1,7 @@
 // Data sets whose tokens lie in files: what text, tokens and megatron share.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -63,5 +64,19 @@ std::vector<std::string> megatron_files(const DatasetConfig& config);
 std::unique_ptr<Dataset> open_text(const DatasetConfig& config);
 std::unique_ptr<Dataset> open_tokens(const DatasetConfig& config);
 std::unique_ptr<Dataset> open_megatron(const DatasetConfig& config);
+
+// The header of token files, as llm.c writes it: 256 int32, of which magic, version and token count
+// come first.
+
+constexpr int64_t kTokenHeader = 1024;
+struct TokenMagic {
+  int32_t magic, version;
+  TokenType type;
+};
+constexpr TokenMagic kTokenMagics[] = {{20240520, 1, TokenType::uint16},
+                                       {20240801, 7, TokenType::uint32}};
+// Stands for a count that an int32 does not hold, which then follows as an int64. llm.c itself has
+// no such files.
+constexpr int32_t kLongCount = INT32_MIN;
 
 }  // namespace meshwright::data

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "engine/data/token_header.h"
+#include "engine/data/token_files.h"
 
 namespace meshwright::data {
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "engine/job/adapter_targets.h"
+#include "engine/job/adapters.h"
 #include "engine/job/plan.h"
 #include "sdk/base/host/module_numbers.h"
 

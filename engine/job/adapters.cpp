@@ -1,16 +1,24 @@
 #include "engine/job/adapters.h"
 
 #include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <charconv>
 #include <cmath>
 #include <map>
+#include <set>
 #include <variant>
 
-#include "engine/job/base_dtype.h"
+#include "engine/job/parameter_groups.h"
+#include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/host/module_numbers.h"
 #include "sdk/base/low_rank.h"
+#include "sdk/base/terminal/report.h"
 
 namespace meshwright::plan {
+
 namespace {
 
 constexpr const char* kAllLinear = "all-linear";
@@ -328,6 +336,182 @@ std::string adapter_settings(const config::Config& config) {
     if (table.is_set(name))
       out += std::string("lora.") + name + "=" + to_toml(table.value(name)) + "\n";
   return out;
+}
+
+namespace {
+
+// A string, or those of a list.
+std::vector<std::string> strings_in(const boost::json::value* value) {
+  std::vector<std::string> out;
+  if (value != nullptr && value->is_string()) out.emplace_back(value->as_string());
+  if (value != nullptr && value->is_array())
+    for (const boost::json::value& one : value->as_array())
+      if (one.is_string()) out.emplace_back(one.as_string());
+  return out;
+}
+
+// nullopt: it is no string, or none that is read here.
+std::optional<std::regex> expression_in(const boost::json::value* value) try {
+  if (value == nullptr || !value->is_string()) return std::nullopt;
+  return base::module_expression(std::string(value->as_string()));
+} catch (const Error&) {
+  return std::nullopt;
+}
+
+bool expression_fits(const std::optional<std::regex>& expression, std::string_view module) {
+  return expression && std::regex_match(module.begin(), module.end(), *expression);
+}
+
+bool names_one(const std::vector<std::string>& names, std::string_view module) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return names_module(name, module); });
+}
+
+std::optional<int64_t> layer_number(std::string_view part) {
+  int64_t out = 0;
+  const auto [end, failed] = std::from_chars(part.data(), part.data() + part.size(), out);
+  if (failed != std::errc() || end != part.data() + part.size() || out < 0) return std::nullopt;
+  return out;
+}
+
+}  // namespace
+
+AdapterTargets::AdapterTargets(const boost::json::object& config) {
+  const boost::json::value *targets = config.if_contains("target_modules"),
+                           *excluded = config.if_contains("exclude_modules"),
+                           *layers = config.if_contains("layers_to_transform");
+  if (targets != nullptr && targets->is_array()) names_ = strings_in(targets);
+  if (targets != nullptr && targets->is_string()) {
+    all_linear_ = targets->as_string() == "all-linear";
+    if (!all_linear_) expression_ = expression_in(targets);
+  }
+  if (excluded != nullptr && excluded->is_array()) excluded_ = strings_in(excluded);
+  excluded_expression_ = expression_in(excluded);
+  if (layers != nullptr && layers->is_int64()) layers_ = {layers->as_int64()};
+  if (layers != nullptr && layers->is_array())
+    for (const boost::json::value& one : layers->as_array())
+      if (one.is_int64()) layers_.push_back(one.as_int64());
+  layers_pattern_ = strings_in(config.if_contains("layers_pattern"));
+  std::erase(layers_pattern_, "");
+  for (const char* name :
+       {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"})
+    if (const boost::json::value* value = config.if_contains(name);
+        value != nullptr && !value->is_null())
+      text_ += (text_.empty() ? "" : ", ") + (name + (" = " + boost::json::serialize(*value)));
+}
+
+// The number is the last one between dots with two names before it at least, and the right one
+// where layers_pattern says which. peft leaves a string of target_modules alone.
+bool AdapterTargets::is_in_layers(std::string_view module) const {
+  if (layers_.empty()) return true;
+  for (size_t end = module.rfind('.'); end != std::string_view::npos && end > 0;) {
+    const size_t begin = module.rfind('.', end - 1);
+    if (begin == std::string_view::npos) return false;
+    const std::string_view before = module.substr(0, begin);
+    const std::optional<int64_t> number = layer_number(module.substr(begin + 1, end - begin - 1));
+    if (number && before.find('.') != std::string_view::npos &&
+        (layers_pattern_.empty() ||
+         std::any_of(layers_pattern_.begin(), layers_pattern_.end(),
+                     [&](const std::string& name) { return before.ends_with("." + name); })))
+      return std::find(layers_.begin(), layers_.end(), *number) != layers_.end();
+    end = begin;
+  }
+  return false;
+}
+
+bool AdapterTargets::hold(std::string_view module) const {
+  if (names_one(excluded_, module) || expression_fits(excluded_expression_, module)) return false;
+  // peft asks for the layer of those alone that a last part of a name selects.
+  if (names_ && std::find(names_->begin(), names_->end(), module) != names_->end()) return true;
+  if (names_) return names_one(*names_, module) && is_in_layers(module);
+  if (all_linear_) return !names_module("lm_head", module);
+  return !expression_ || expression_fits(expression_, module);
+}
+
+// What an export says of its adapters, as peft reads it.
+
+namespace {
+
+const ParameterOutline& adapted_weight(const ModelOutline& outline, const std::string& module) {
+  return *outline.find_parameter(module + ".weight");
+}
+
+// What peft finds these modules by: their last names where these mean no other module, else their
+// full names. Experts are one module here and may be many there.
+std::vector<std::string> peft_targets(const Adapters& adapters, const ModelOutline& outline) {
+  const std::set<std::string_view> modules(adapters.modules.begin(), adapters.modules.end());
+  std::set<std::string, std::less<>> last, full;
+  for (const std::string& module : adapters.modules)
+    full.insert(file_module(adapted_weight(outline, module)));
+  for (const std::string& name : full) last.emplace(last_part(name));
+  const bool others =
+      outline.moe ||
+      std::any_of(outline.modules.begin(), outline.modules.end(), [&](const ModuleOutline& module) {
+        return last.contains(last_part(module.name)) && !modules.contains(module.name);
+      });
+  const std::set<std::string, std::less<>>& out = others ? full : last;
+  return {out.begin(), out.end()};
+}
+
+// A whole number without a point, as peft has it.
+boost::json::value json_number(double number) {
+  if (number == std::floor(number) && number < 1e15) return static_cast<int64_t>(number);
+  return number;
+}
+
+// Numbers of modules that differ from `all`, by last names where all of that name have the one
+// number, else by full names.
+boost::json::object pattern_of(const Adapters& adapters, const ModelOutline& outline, double all,
+                               double (*number)(const AdapterSize&)) {
+  std::map<std::string, double> by_module;
+  std::map<std::string, std::set<double>> by_last;
+  for (const std::string& module : adapters.modules) {
+    const std::string name = file_module(adapted_weight(outline, module));
+    by_module[name] = number(adapters.size(module));
+    by_last[std::string(last_part(name))].insert(by_module[name]);
+  }
+  boost::json::object out;
+  for (const auto& [last, numbers] : by_last)
+    if (numbers.size() == 1 && *numbers.begin() != all) out[last] = json_number(*numbers.begin());
+  for (const auto& [name, one] : by_module)
+    if (one != all && by_last.at(std::string(last_part(name))).size() > 1)
+      out[name] = json_number(one);
+  return out;
+}
+
+}  // namespace
+
+std::string peft_config(const Adapters& adapters, const ModelOutline& outline,
+                        const std::string& base) {
+  namespace json = boost::json;
+  const std::vector<std::string> targets = peft_targets(adapters, outline);
+  const bool transposed = std::any_of(
+      adapters.modules.begin(), adapters.modules.end(),
+      [&](const std::string& module) { return adapted_weight(outline, module).stored.transposed; });
+  json::object out;
+  out["alpha_pattern"] = pattern_of(adapters, outline, adapters.alpha,
+                                    [](const AdapterSize& size) { return size.alpha; });
+  out["base_model_name_or_path"] = base.empty() ? json::value(nullptr) : json::value(base);
+  out["bias"] = "none";
+  // Of Conv1D, whose weight lies [in, out]: peft sets it there by itself, with a warning where a
+  // file says otherwise, and needs it to merge. A and B lie alike either way, so lora.adapter takes
+  // it back for such a model, and for no other.
+  out["fan_in_fan_out"] = transposed;
+  out["inference_mode"] = true;
+  out["init_lora_weights"] = true;
+  out["lora_alpha"] = json_number(adapters.alpha);
+  out["lora_dropout"] = adapters.dropout;
+  out["modules_to_save"] = nullptr;
+  out["peft_type"] = "LORA";
+  out["r"] = adapters.r;
+  out["rank_pattern"] =
+      pattern_of(adapters, outline, static_cast<double>(adapters.r),
+                 [](const AdapterSize& size) { return static_cast<double>(size.r); });
+  out["target_modules"] = json::array(targets.begin(), targets.end());
+  out["task_type"] = "CAUSAL_LM";
+  out["use_dora"] = false;
+  out["use_rslora"] = adapters.rank_stabilized;
+  return report::pretty_json(out);
 }
 
 }  // namespace meshwright::plan

@@ -1,13 +1,100 @@
+#include "engine/job/job.h"
+
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
+#include <system_error>
 
+#include "engine/config/config.h"
 #include "engine/job/adapter_folder.h"
+#include "engine/job/adapters.h"
 #include "engine/job/plan.h"
+#include "engine/models/hub_family.h"
+#include "engine/plugins/registry.h"
+#include "meshwright/error.h"
+#include "sdk/base/files/list_files.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::plan {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path absolute_of(const fs::path& path) {
+  std::error_code failed;
+  return fs::absolute(path, failed).lexically_normal();
+}
+
+bool lies_in(const fs::path& path, const fs::path& folder) {
+  const fs::path way = path.lexically_relative(folder);
+  return !way.empty() && *way.begin() != "..";
+}
+
+// As it is written, or where links lead.
+bool comes_with(const fs::path& path, const fs::path& folder) {
+  std::error_code failed, ignored;
+  const fs::path home = absolute_of(folder), real_home = fs::weakly_canonical(home, failed),
+                 real = fs::weakly_canonical(path, ignored);
+  return lies_in(path, home) || lies_in(path, real_home) || lies_in(real, real_home) ||
+         lies_in(real, home);
+}
+
+// A folder of plugins may hold a link to one that comes with the folder.
+bool brings_one(const fs::path& place, const fs::path& folder) {
+  std::error_code failed;
+  for (fs::directory_iterator at(place, failed), end; !failed && at != end; at.increment(failed))
+    if (at->path().extension() == ".so" && comes_with(at->path(), folder)) return true;
+  return false;
+}
+
+bool is_standard(const fs::path& path) {
+  static const std::vector<std::pair<std::string, fs::path>> places = loader::Registry({}).places();
+  return std::any_of(places.begin(), places.end(), [&](const auto& place) {
+    return path == place.second || path.parent_path() == place.second;
+  });
+}
+
+}  // namespace
+
+ForeignPlugins foreign_plugins(const config::Source& source, const fs::path& folder, bool trusted,
+                               const std::function<void(const std::string&)>& tell) {
+  const std::string said_by = (folder / config::kResolvedFile).string();
+  const std::vector<std::string> relative = source.relative_plugins();
+  if (!trusted && !relative.empty())
+    throw Error(ErrorCode::plugin_owner, said_by + " names the plugin " + relative.front() +
+                                             " by a relative path: such a folder is data, and "
+                                             "nothing that comes with it is run")
+        .key("plugins")
+        .help("--trust-plugins loads it, where the folder is your own")
+        .help(
+            "copy it to a folder of MESHWRIGHT_PLUGIN_PATH, and add --set 'plugins.load=[]' "
+            "--set 'plugins.path=[]'");
+  auto check = [&](const fs::path& path, const char* key, bool inside) {
+    if (!trusted && inside)
+      throw Error(ErrorCode::plugin_owner,
+                  said_by + " names " + path.string() + " in " + key +
+                      ", which comes with the folder: such a folder is data, and nothing that "
+                      "comes with it is run")
+          .key(key)
+          .help("--trust-plugins loads it, where the folder is your own")
+          .help("move it to a place of yours, and add --set '" + std::string(key) + "=[\"" +
+                (std::string(key) == "plugins.load" ? "/path/to/" + path.filename().string()
+                                                    : "/path/to/plugins") +
+                "\"]'");
+    if (!is_standard(path))
+      tell(said_by + " names " + path.string() + " in " + key +
+           ": what is there is loaded, and runs as you");
+  };
+  ForeignPlugins out{source.plugin_files(), source.plugin_folders(), source.plugin_file_origins()};
+  for (const fs::path& file : out.files) check(file, "plugins.load", comes_with(file, folder));
+  for (const fs::path& place : out.folders)
+    check(place, "plugins.path", comes_with(place, folder) || brings_one(place, folder));
+  return out;
+}
+
 namespace {
 
 config::StrategySchema schema_of(const loader::StrategyInfo& info) {
@@ -177,6 +264,74 @@ int64_t world_size_from_environment() {
                 "WORLD_SIZE = \"" + std::string(text) + "\" is not a number of ranks")
         .help("unset WORLD_SIZE, or set it to a positive integer");
   return size;
+}
+
+std::string JobModel::name() const {
+  return request.config.empty() ? "the model family " + key
+                                : base::model_file(request.config).string();
+}
+
+void say_what_is_seen(ModelOutline& outline, const TpPlanChoice& choice) {
+  for (const auto& [pattern, word] : choice.patterns)
+    if (word == kOfHeads || word == kOfStream) outline.own_tp_plan.emplace_back(pattern, word);
+}
+
+ModelOutline JobModel::outline(const config::Config& config) const {
+  try {
+    std::error_code failed;
+    if (plugin != nullptr && !request.config.empty() &&
+        !std::filesystem::exists(request.config, failed))
+      throw Error(ErrorCode::file_unreadable,
+                  "cannot read " + request.config + ": " +
+                      (failed ? failed.message() : std::string("it does not exist")));
+    ModelOutline out = family->outline(request);
+    say_what_is_seen(out, config.shared.tp_plan);
+    return out;
+  } catch (const Error& error) {
+    throw located(error, config);
+  }
+}
+
+Error JobModel::located(Error error, const config::Config& config) const {
+  // A plugin may name an option of its own.
+  if (plugin != nullptr && !error.key().empty()) return error;
+  const std::string full = "model." + key;
+  const Origin written = config.table("model").origin(key);
+  if (std::error_code failed; error.code() == ErrorCode::file_unreadable &&
+                              !std::filesystem::exists(request.config, failed) && !failed)
+    for (const std::string& help : base::relative_path_help(full, request.config, written.file))
+      error.help(help);
+  return error.key(full).at(written);
+}
+
+std::optional<JobModel> model_of(const Job& job) {
+  const Options& table = job.config.table("model");
+  auto [path, key] = config::model_path(table);
+  if (path.empty() && !job.model) return std::nullopt;
+  JobModel out;
+  out.request.config = path;
+  out.request.storage = table.find_dtype("torch_dtype").value_or(DType::float32);
+  out.request.sizes = job.config.shared.sizes;
+  out.key = path.empty() ? "plugin" : key;
+  if (job.model) {
+    out.family = job.model->made;
+    out.plugin = job.model->plugin;
+    out.request.options = job.config.table(job.model->info->schema.table);
+  } else {
+    out.family = std::make_shared<outlines::HubFamily>();
+  }
+  return out;
+}
+
+std::string model_settings(const Job& job) {
+  if (!job.model) return adapter_settings(job.config);
+  std::string out = "model.plugin=" + to_toml(job.model->info->name) + "\n";
+  const std::string& table = job.model->info->schema.table;
+  const Options& options = job.config.table(table);
+  for (const meshwright_option* option : options.schema().options)
+    if (options.is_given(option->name))
+      out += table + "." + option->name + "=" + to_toml(options.value(option->name)) + "\n";
+  return out + adapter_settings(job.config);
 }
 
 }  // namespace meshwright::plan

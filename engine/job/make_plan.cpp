@@ -2,12 +2,10 @@
 #include <iterator>
 #include <numeric>
 
-#include "engine/config/idle.h"
+#include "engine/config/cross_checks.h"
 #include "engine/job/adapters.h"
-#include "engine/job/base_dtype.h"
 #include "engine/job/before_start.h"
-#include "engine/job/epochs.h"
-#include "engine/job/loss_scale.h"
+#include "engine/job/job_data.h"
 #include "engine/job/main_weights.h"
 #include "engine/job/parameter_groups.h"
 #include "engine/job/plan.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "engine/job/plan.h"
-#include "sdk/base/pipeline_actions.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::plan {
 namespace {

@@ -9,11 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/job/boxes.h"
-#include "engine/job/pipeline_timeline.h"
+#include "engine/job/pictures.h"
 #include "engine/job/plan.h"
 #include "sdk/base/pipeline.h"
-#include "sdk/base/pipeline_actions.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::render {

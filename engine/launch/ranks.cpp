@@ -1,12 +1,58 @@
+// Reading the variables that launchers set, with errors that name the variable at fault.
 #include "engine/launch/ranks.h"
 
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <cstdlib>
+#include <iterator>
+#include <optional>
+#include <string>
 
-#include "engine/launch/hosts.h"
-#include "engine/launch/variables.h"
 #include "meshwright/error.h"
 
 namespace meshwright::launch {
+
+constexpr int64_t kMost = int64_t{1} << 22;
+
+class Reader {
+ public:
+  explicit Reader(const Lookup& lookup) : lookup_(lookup) {}
+  // An empty variable counts as one that is not set.
+  std::optional<std::string> text(const std::string& name) const;
+  bool has(const std::string& name) const { return text(name).has_value(); }
+  std::optional<int64_t> number(const std::string& name, int64_t low, int64_t high) const;
+  int64_t need(const std::string& name, int64_t low, int64_t high,
+               const std::string& because) const;
+  // Throws Error(bad_rank_environment).
+  [[noreturn]] static void fail(const std::string& name, const std::string& what);
+
+ private:
+  const Lookup& lookup_;
+};
+
+// The names that a launcher has for the four numbers; nullptr where it has none.
+struct Names {
+  const char *rank, *world, *local_rank, *local_world;
+};
+inline constexpr Names kPlain = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+
+// Throws Error(bad_rank_environment) when the four numbers cannot be true together.
+void check(const RankEnvironment& e, const Names& names);
+
+// MESHWRIGHT_PORT_RANGE. Throws Error(bad_rank_environment).
+PortRange ports_of(const Reader& read);
+// Where the ranks of a job meet whose launcher names no MASTER_PORT, by the job's number: in the
+// first half of the range, else below the ports that the kernel gives out.
+int port_of_job(const Reader& read, int64_t number);
+
+// Launchers other than torchrun, plain variables and Slurm (ranks.cpp).
+std::optional<RankEnvironment> from_launchers(const Reader& read);
+// What such a launcher calls the job; empty: nothing.
+std::string name_of_launchers_job(const Reader& read);
+// Whether one of these launchers says another rank or size: then the process was not started by the
+// one that says `rank` and `world`.
+bool differs_from_launchers(const Reader& read, int64_t rank, int64_t world);
 
 namespace {
 
@@ -194,6 +240,395 @@ const char* source_name(Source source) {
       return "WORLD_SIZE and the launcher's rank";
   }
   return "";
+}
+
+std::optional<std::string> Reader::text(const std::string& name) const {
+  std::optional<std::string> value = lookup_(name);
+  return value && value->empty() ? std::nullopt : value;
+}
+
+std::optional<int64_t> Reader::number(const std::string& name, int64_t low, int64_t high) const {
+  std::optional<std::string> value = text(name);
+  if (!value) return std::nullopt;
+  int64_t out = 0;
+  const char* end = value->data() + value->size();
+  auto [stop, error] = std::from_chars(value->data(), end, out);
+  if (error != std::errc() || stop != end || out < low || out > high)
+    fail(name, name + " = \"" + *value + "\" is not a whole number from " + std::to_string(low) +
+                   " to " + std::to_string(high));
+  return out;
+}
+
+int64_t Reader::need(const std::string& name, int64_t low, int64_t high,
+                     const std::string& because) const {
+  if (std::optional<int64_t> value = number(name, low, high)) return *value;
+  fail(name, name + " is not set, but " + because);
+}
+
+PortRange ports_of(const Reader& read) {
+  const std::optional<std::string> value = read.text("MESHWRIGHT_PORT_RANGE");
+  if (!value) return {};
+  PortRange out;
+  const char* end = value->data() + value->size();
+  const auto [dash, bad_first] = std::from_chars(value->data(), end, out.first);
+  if (bad_first == std::errc() && dash != end && *dash == '-') {
+    const auto [stop, bad_last] = std::from_chars(dash + 1, end, out.last);
+    if (bad_last == std::errc() && stop == end && out.first >= 1 && out.first <= out.last &&
+        out.last <= 65535)
+      return out;
+  }
+  throw Error(ErrorCode::bad_rank_environment,
+              "MESHWRIGHT_PORT_RANGE = \"" + *value +
+                  "\" is no range of ports: two numbers from 1 to 65535, the lower first")
+      .help("set MESHWRIGHT_PORT_RANGE, on all ranks, to such as 29500-29599, or unset it");
+}
+
+int port_of_job(const Reader& read, int64_t number) {
+  const PortRange ports = ports_of(read).to_meet();
+  return static_cast<int>(ports.limited() ? ports.first + number % ports.count()
+                                          : 20000 + number % 12000);
+}
+
+void Reader::fail(const std::string& name, const std::string& what) {
+  throw Error(ErrorCode::bad_rank_environment, what)
+      .help("let the launcher set " + name)
+      .help(
+          "or unset the launcher's variables, and start local ranks with `meshwright train FILE "
+          "--nproc N`");
+}
+
+void check(const RankEnvironment& e, const Names& names) {
+  auto below = [](const char* name, int64_t value, const char* limit_name, int64_t limit) {
+    if (value >= limit)
+      Reader::fail(name, std::string(name) + " = " + std::to_string(value) + " is not below " +
+                             limit_name + " = " + std::to_string(limit));
+  };
+  below(names.rank, e.rank, names.world, e.world_size);
+  const char* local_world = names.local_world ? names.local_world : "the number of local ranks";
+  if (e.local_world_size > e.world_size)
+    Reader::fail(local_world, std::string(local_world) + " = " +
+                                  std::to_string(e.local_world_size) + " is more than " +
+                                  names.world + " = " + std::to_string(e.world_size));
+  if (names.local_rank) below(names.local_rank, e.local_rank, local_world, e.local_world_size);
+}
+
+namespace {
+
+constexpr size_t kMostHosts = 65536;
+
+std::optional<int64_t> whole(std::string_view digits) {
+  int64_t out = 0;
+  auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), out);
+  bool good = error == std::errc() && stop == digits.data() + digits.size() && !digits.empty() &&
+              digits[0] != '-' && digits.size() < 10;
+  return good ? std::optional(out) : std::nullopt;
+}
+
+// At the commas outside brackets; nullopt when brackets do not pair.
+std::optional<std::vector<std::string>> split(std::string_view list) {
+  std::vector<std::string> out(1);
+  bool inside = false;
+  for (char c : list) {
+    if ((c == '[' && inside) || (c == ']' && !inside)) return std::nullopt;
+    if (c == '[' || c == ']') inside = !inside;
+    if (c == ',' && !inside)
+      out.emplace_back();
+    else
+      out.back() += c;
+  }
+  return inside ? std::nullopt : std::optional(out);
+}
+
+// Appends what `item` stands for, each after `before`. False when it does not read so, or is too
+// many.
+bool expand(const std::string& before, std::string_view item, std::vector<std::string>& out) {
+  size_t open = item.find('['), close = item.find(']');
+  if (open == std::string_view::npos) {
+    out.push_back(before + std::string(item));
+    return out.size() <= kMostHosts;
+  }
+  std::string_view inside = item.substr(open + 1, close - open - 1), after = item.substr(close + 1);
+  std::string stem = before + std::string(item.substr(0, open));
+  for (size_t at = 0, end; at <= inside.size(); at = end + 1) {
+    end = std::min(inside.find(',', at), inside.size());
+    std::string_view range = inside.substr(at, end - at);
+    size_t dash = range.find('-');
+    std::string_view first = range.substr(0, dash);
+    std::optional<int64_t> low = whole(first), high = dash == std::string_view::npos
+                                                          ? low
+                                                          : whole(range.substr(dash + 1));
+    if (!low || !high || *high < *low) return false;
+    for (int64_t i = *low; i <= *high; ++i) {
+      std::string digits = std::to_string(i);
+      if (digits.size() < first.size()) digits.insert(0, first.size() - digits.size(), '0');
+      if (!expand(stem + digits, after, out)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<std::vector<std::string>> expand_hosts(const std::string& list) {
+  std::optional<std::vector<std::string>> items = split(list);
+  if (!items) return std::nullopt;
+  std::vector<std::string> out;
+  for (const std::string& item : *items)
+    if (item.empty() || !expand("", item, out)) return std::nullopt;
+  return out;
+}
+
+std::optional<int64_t> tasks_of_host(const std::string& list, int64_t index) {
+  std::optional<std::vector<std::string>> items = split(list);
+  if (!items) return std::nullopt;
+  for (const std::string& item : *items) {
+    size_t times = item.find("(x");
+    std::optional<int64_t> tasks = whole(std::string_view(item).substr(0, times)), hosts = 1;
+    if (times != std::string::npos)
+      hosts = item.ends_with(')')
+                  ? whole(std::string_view(item).substr(times + 2, item.size() - times - 3))
+                  : std::nullopt;
+    if (!tasks || !hosts || *tasks < 1) return std::nullopt;
+    if (index < *hosts) return tasks;
+    index -= *hosts;
+  }
+  return std::nullopt;
+}
+
+// Launchers that name the rank in variables of their own, and environments that look like one
+// without saying enough.
+
+const char* const kSetRankVariables =
+    "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (LOCAL_RANK too where a host has several) "
+    "from what the launcher provides";
+
+namespace {
+
+struct Launcher {
+  Source source;
+  Names names;
+  const char* hosts;    // the number of hosts, where the launcher tells it
+  const char* address;  // how to find the first host by hand
+};
+
+// The first whose rank and size are both there is taken, so those that set PMI's variables too
+// stand before PMI.
+constexpr Launcher kLaunchers[] = {
+    {Source::openmpi,
+     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+      "OMPI_COMM_WORLD_LOCAL_SIZE"},
+     nullptr,
+     "mpirun -x MASTER_ADDR=HOST"},
+    {Source::openmpi,
+     {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+      "MV2_COMM_WORLD_LOCAL_SIZE"},
+     nullptr,
+     "mpirun_rsh ... MASTER_ADDR=HOST"},
+    {Source::jsrun,
+     {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK",
+      "JSM_NAMESPACE_LOCAL_SIZE"},
+     nullptr,
+     "jsrun -E MASTER_ADDR=HOST"},
+    {Source::flux,
+     {"FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", nullptr},
+     "FLUX_JOB_NNODES",
+     "flux run --env=MASTER_ADDR=HOST"},
+    {Source::pals,
+     {"PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"},
+     nullptr,
+     "mpiexec --env MASTER_ADDR=HOST"},
+    {Source::openmpi,
+     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+     nullptr,
+     "mpiexec -genv MASTER_ADDR HOST"},
+};
+// Cray's PMI has other names for the local two.
+constexpr Names kLocalPmi = {nullptr, nullptr, "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"};
+
+// Variables that hold a place among several processes, set by launchers that do not tell how many
+// there are. With WORLD_SIZE from the user they say which rank this is, where the launcher starts
+// one process on each host.
+constexpr const char* kRankAlone[] = {"PALS_RANKID", "PMIX_RANK", "ALPS_APP_PE",
+                                      "JOB_COMPLETION_INDEX"};
+
+// These variables, and others that say less: a place among processes, nodes or pods, from whatever
+// sets them, and the variable that holds how many there are. Where that is 1 the process is known
+// to be alone.
+struct Place {
+  const char *name, *size;
+};
+constexpr Place kPlaces[] = {{"JOB_COMPLETION_INDEX", nullptr},
+                             {"PALS_RANKID", "PMI_SIZE"},
+                             {"PMIX_RANK", nullptr},
+                             {"ALPS_APP_PE", nullptr},
+                             {"PET_NODE_RANK", "PET_NNODES"},
+                             {"NODE_RANK", "NNODES"},
+                             {"GROUP_RANK", "GROUP_WORLD_SIZE"},
+                             {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE"},
+                             {"VC_TASK_INDEX", nullptr},
+                             {"AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"}};
+
+RankEnvironment ranks_from(const Reader& read, const Launcher& launcher, Names names) {
+  RankEnvironment e;
+  e.source = launcher.source;
+  e.rank = read.need(names.rank, 0, kMost, std::string(names.world) + " is");
+  e.world_size = read.need(names.world, 1, kMost, std::string(names.rank) + " is");
+  if (!read.has(names.local_rank) && read.has(kLocalPmi.local_rank)) {
+    names.local_rank = kLocalPmi.local_rank;
+    names.local_world = kLocalPmi.local_world;
+  }
+  e.local_rank = read.number(names.local_rank, 0, kMost).value_or(0);
+  int64_t local_world =
+      names.local_world ? read.number(names.local_world, 1, kMost).value_or(0) : 0;
+  int64_t hosts = launcher.hosts ? read.number(launcher.hosts, 1, kMost).value_or(0) : 0;
+  // Where only the number of hosts is told, the ranks are taken to be spread evenly.
+  if (local_world == 0 && hosts > 0)
+    local_world = std::max((e.world_size + hosts - 1) / hosts, e.local_rank + 1);
+  e.local_world_told = local_world > 0 || e.world_size == 1;
+  e.local_world_size = local_world > 0 ? local_world : e.world_size == 1 ? 1 : e.local_rank + 1;
+  check(e, names);
+  if (e.world_size == 1) return e;
+  std::optional<std::string> addr = read.text("MASTER_ADDR");
+  if (!addr && !e.one_host()) {
+    std::string job = std::string("the ") + source_name(e.source) + " job";
+    std::string why = local_world > 0
+                          ? job + " spans hosts"
+                          : "nothing says that all ranks of " + job + " are on one host";
+    throw Error(ErrorCode::bad_rank_environment, "MASTER_ADDR is not set, and " + why)
+        .help(
+            std::string(
+                "set MASTER_ADDR, on all ranks, to the host of rank 0 (127.0.0.1 on one host): ") +
+            launcher.address)
+        .help(
+            "or unset the launcher's variables, and start local ranks with `meshwright train FILE "
+            "--nproc N`");
+  }
+  e.master_addr = addr.value_or("127.0.0.1");
+  // Two jobs on a host differ in the name that their launcher gave them.
+  std::string job;
+  for (const char* name :
+       {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_ID", "HYDRA_JOBID", "FLUX_JOB_ID",
+        "PALS_APID", "LSB_JOBID", "JSM_NAMESPACE_ID", "MPIRUN_ID"})
+    job += read.text(name).value_or("");
+  // MPICH gives none; it hands on its whole environment, so a batch system's is on all ranks.
+  for (const char* name : {"SLURM_JOB_ID", "PBS_JOBID"})
+    if (job.empty()) job = read.text(name).value_or("");
+  uint32_t hash = 2166136261;
+  for (char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
+  e.master_port =
+      static_cast<int>(read.number("MASTER_PORT", 1, 65535).value_or(port_of_job(read, hash)));
+  return e;
+}
+
+// torchrun takes its arguments from PET_*, and Kubernetes operators set them for it. A container
+// that starts this program itself is one process on each node, so the node is the rank.
+std::optional<RankEnvironment> nodes(const Reader& read) {
+  std::string count = read.text("PET_NNODES").value_or("1"),
+              each = read.text("PET_NPROC_PER_NODE").value_or("1");
+  if (count == "1") return std::nullopt;
+  auto unknown = [](const std::string& what) {
+    return Error(ErrorCode::unknown_launcher, what + ": each node would train alone")
+        .help(
+            "let torchrun start the ranks, which reads the PET_ variables: torchrun --no-python "
+            "meshwright train FILE")
+        .help(
+            "with one process on each node set PET_NPROC_PER_NODE=1, PET_NNODES to a number, and "
+            "PET_NODE_RANK on each")
+        .help(kSetRankVariables);
+  };
+  if (count.find(':') != std::string::npos)
+    throw unknown("PET_NNODES = " + count + " is a range, and torchrun does not run here");
+  if (each != "1")
+    throw unknown("PET_NNODES = " + count + " and PET_NPROC_PER_NODE = " + each +
+                  ", but torchrun does not run here");
+  int64_t world = *read.number("PET_NNODES", 1, kMost);
+  if (!read.has("PET_NODE_RANK"))
+    throw unknown("PET_NNODES = " + count + ", but PET_NODE_RANK is not set");
+  RankEnvironment e;
+  e.source = Source::nodes;
+  e.world_size = world;
+  e.rank = read.need("PET_NODE_RANK", 0, kMost, "PET_NNODES is");
+  check(e, {"PET_NODE_RANK", "PET_NNODES", nullptr, nullptr});
+  std::optional<std::string> addr = read.text("MASTER_ADDR");
+  if (!addr) addr = read.text("PET_MASTER_ADDR");
+  if (!addr)
+    Reader::fail("PET_MASTER_ADDR",
+                 "neither PET_MASTER_ADDR nor MASTER_ADDR is set, but PET_NNODES = " + count);
+  e.master_addr = *addr;
+  std::optional<int64_t> port = read.number("MASTER_PORT", 1, 65535);
+  if (!port) port = read.number("PET_MASTER_PORT", 1, 65535);
+  e.master_port = static_cast<int>(port.value_or(29500));  // torchrun's default
+  return e;
+}
+
+// A launcher's rank among as many as WORLD_SIZE says.
+std::optional<RankEnvironment> indexed(const Reader& read) {
+  std::optional<int64_t> world = read.number("WORLD_SIZE", 1, kMost);
+  if (!world || *world == 1) return std::nullopt;
+  const auto* name = std::find_if(std::begin(kRankAlone), std::end(kRankAlone),
+                                  [&](const char* n) { return read.has(n); });
+  if (name == std::end(kRankAlone)) return std::nullopt;
+  RankEnvironment e;
+  e.source = Source::indexed;
+  e.world_size = *world;
+  e.rank = *read.number(*name, 0, kMost);
+  const char* local = read.has("LOCAL_RANK") ? "LOCAL_RANK" : "PALS_LOCAL_RANKID";
+  e.local_rank = read.number(local, 0, kMost).value_or(0);
+  std::optional<int64_t> local_world = read.number("LOCAL_WORLD_SIZE", 1, kMost);
+  e.local_world_told = local_world.has_value();
+  e.local_world_size = local_world.value_or(e.local_rank + 1);
+  check(e, {*name, "WORLD_SIZE", local, "LOCAL_WORLD_SIZE"});
+  std::string because =
+      "WORLD_SIZE = " + std::to_string(*world) + " and " + *name + " = " + std::to_string(e.rank);
+  std::optional<std::string> addr = read.text("MASTER_ADDR");
+  if (!addr) Reader::fail("MASTER_ADDR", "MASTER_ADDR is not set, but " + because);
+  e.master_addr = *addr;
+  e.master_port = static_cast<int>(read.need("MASTER_PORT", 1, 65535, because));
+  return e;
+}
+
+}  // namespace
+
+std::string name_of_launchers_job(const Reader& read) {
+  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "HYDRA_JOBID",
+                           "FLUX_JOB_ID", "PALS_APID", "LSB_JOBID", "JSM_NAMESPACE_ID"})
+    if (std::optional<std::string> value = read.text(name)) return *value;
+  return "";
+}
+
+bool differs_from_launchers(const Reader& read, int64_t rank, int64_t world) {
+  for (const Launcher& launcher : kLaunchers)
+    if (std::optional<int64_t> theirs = read.number(launcher.names.rank, 0, kMost),
+        size = read.number(launcher.names.world, 1, kMost);
+        theirs && size && (*theirs != rank || *size != world))
+      return true;
+  return false;
+}
+
+std::optional<RankEnvironment> from_launchers(const Reader& read) {
+  for (const Launcher& launcher : kLaunchers) {
+    if (!read.has(launcher.names.rank)) continue;
+    // PALS leaves the size to PMI, which may not be there.
+    if (launcher.source == Source::pals && !read.has(launcher.names.world)) continue;
+    RankEnvironment e = ranks_from(read, launcher, launcher.names);
+    // `flux run -n1` may start a process that starts local ranks.
+    if (e.world_size == 1 && launcher.source != Source::openmpi) return std::nullopt;
+    return e;
+  }
+  if (std::optional<RankEnvironment> e = nodes(read)) return e;
+  return indexed(read);
+}
+
+std::vector<std::string> unrecognised_launcher(const Lookup& environment) {
+  Reader read(environment);
+  std::vector<std::string> out;
+  if (detect_ranks(environment)) return out;
+  for (const Place& place : kPlaces) {
+    if (place.size && read.text(place.size).value_or("") == "1") continue;
+    if (std::optional<std::string> value = read.text(place.name))
+      out.push_back(std::string(place.name) + " = " + *value);
+  }
+  return out;
 }
 
 }  // namespace meshwright::launch

@@ -1,4 +1,4 @@
-// One rank's process: its environment, its pipes, and the socket on which the ranks meet.
+// How a rank's process ends beyond what its error says (exit_status() in meshwright/error.h).
 #pragma once
 
 #include <sys/types.h>
@@ -6,6 +6,41 @@
 #include "engine/launch/supervisor.h"
 
 namespace meshwright::launch {
+
+inline constexpr int kPreempted =
+    75;  // saved in the middle because a signal asked for it: the same command goes on
+inline constexpr int kDone =
+    76;  // between a rank and its supervisor: ended as it should; 0 would also be a plugin's exit()
+
+// Limits of the process.
+
+// Raises the soft limit of open files to the hard one, at most a million. The usual soft limit of
+// 1024 is soon reached: rank 0 keeps a connection for every rank of the job, each group one for
+// every member, and whoever else connects to rank 0's port takes one too.
+void raise_descriptor_limit();
+
+// Accelerators of this machine, without loading anything of theirs.
+
+// Whether the driver of this machine lists an NVIDIA device.
+bool driver_lists_devices();
+
+// libmeshwright_engine.so, which is loaded only where something runs: it brings LibTorch.
+
+// Throws Error(file_unreadable) where the current folder is gone: oneMKL in LibTorch looks for
+// itself from there, and ends the process.
+void check_current_folder();
+
+// One of its C functions (engine/train). It lies beside the SDK library and stays loaded. Throws
+// Error(file_unreadable) where LibTorch is not found, Error(internal) where the installation is
+// damaged.
+void* engine_function(const char* name);
+
+template <class Function>
+Function* engine_function(const char* name) {
+  return reinterpret_cast<Function*>(engine_function(name));
+}
+
+// One rank's process: its environment, its pipes, and the socket on which the ranks meet.
 
 // A file descriptor that closes itself.
 class Descriptor {

@@ -1,7 +1,8 @@
-// Starts local ranks, forwards what they print, and ends all of them when one fails.
+// Signals that ask a run to save and end: Ctrl-C, a terminal that goes away, a batch system.
 #pragma once
 
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -11,6 +12,24 @@
 #include <vector>
 
 namespace meshwright::launch {
+
+inline constexpr int kStopSignals[] = {SIGINT, SIGHUP, SIGTERM, SIGUSR1};
+// From the launcher to a rank that is not at fault: it ends. None takes it as the request to save.
+inline constexpr int kEnd = SIGUSR2;
+
+// Whether a signal repeats the request that `first` told so many milliseconds ago, instead of
+// asking for an end at once. A batch system signals every process of a job, and our launcher passes
+// on what it got: within a fifth of a second all of it is one request. A terminal that goes away is
+// told by the kernel, by the shell, and by the kernel again once the shell has ended; after another
+// signal it is no request at all, since a user who has pressed Ctrl-C may well close the window.
+// For signal handlers.
+inline bool same_request(int first, int number, int64_t ms_since_first) {
+  constexpr int64_t kSameRequestMs = 200, kHangUpMs = 3000;
+  if (ms_since_first <= kSameRequestMs) return true;
+  return number == SIGHUP && (first != SIGHUP || ms_since_first <= kHangUpMs);
+}
+
+// Starts local ranks, forwards what they print, and ends all of them when one fails.
 
 // Variables that tell a rank the number of a descriptor.
 inline constexpr const char kRunLock[] = "MESHWRIGHT_RUN_LOCK",
@@ -72,7 +91,7 @@ struct LocalJob {
 // as long each time.
 //
 // Signals: SIGINT, SIGHUP, SIGTERM and SIGUSR1 are passed on, once, and the ranks may take their
-// time to save; a second one that is not the same request again (stop_signals.h) kills all. Then
+// time to save; a second one that is not the same request again (supervisor.h) kills all. Then
 // returns 75 or 0 when all ranks ended so by themselves, else 128 + n; no restart follows. What was
 // ignored (nohup) stays ignored. SIGTSTP stops the ranks too. Handlers are put back on return. Not
 // reentrant.

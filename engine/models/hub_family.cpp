@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 
-#include "engine/models/initial_values.h"
 #include "engine/models/models.h"
 #include "engine/models/net_config.h"
 #include "meshwright/model/running_model.h"

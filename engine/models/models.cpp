@@ -7,8 +7,8 @@
 #include <map>
 #include <sstream>
 
-#include "engine/config/model_file.h"
-#include "engine/models/families.h"
+#include "engine/config/config.h"
+#include "engine/models/decoder_family.h"
 #include "engine/models/net_config.h"
 #include "engine/models/other_format.h"
 #include "meshwright/error.h"
@@ -16,6 +16,7 @@
 #include "sdk/base/plain_text.h"
 
 namespace meshwright::outlines {
+
 namespace {
 
 constexpr std::uintmax_t kMaxConfigBytes = std::uintmax_t{4} << 20;
@@ -170,6 +171,21 @@ ConfigJson load_config(const std::filesystem::path& config_or_folder) {
 
 ModelOutline load_outline(const std::filesystem::path& config_or_folder, DType storage) {
   return make_outline(load_config(config_or_folder), storage);
+}
+
+using Kind = InitialValue::Kind;
+
+InitialValues initial_values(const NetConfig& config) {
+  return {config.initializer_range, config.padding_row, config.norms_plus_one};
+}
+
+InitialValue initial_value(std::string_view parameter, const InitialValues& values) {
+  const std::string_view module = module_of(parameter), last = module.substr(module.rfind('.') + 1);
+  if (parameter.ends_with(".bias")) return {Kind::constant, 0};
+  if (last.ends_with("norm")) return {Kind::constant, values.zero_norms ? 0.0 : 1.0};
+  InitialValue out{Kind::normal, values.range};
+  if (last == "embed_tokens") out.zero_row = values.padding_row;
+  return out;
 }
 
 }  // namespace meshwright::outlines

@@ -2,12 +2,16 @@
 // same.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/models/config_json.h"
+#include "engine/models/net_config.h"
+#include "meshwright/model/model_family.h"
 #include "meshwright/outline.h"
 
 namespace meshwright::outlines {
@@ -28,5 +32,18 @@ std::vector<std::string> known_architectures();
 // ("meta-llama/Llama-3.2-1B"): how it is downloaded, and which key names the folder then. Empty for
 // anything else.
 std::vector<std::string> hub_helps(const std::filesystem::path& path);
+
+// What the weights of the families built in are before any training, as transformers'
+// _init_weights has it.
+
+struct InitialValues {
+  double range = 0.02;                 // weights of Linear and Embedding: normal(0, range)
+  std::optional<int64_t> padding_row;  // of the embedding: zeros (pad_token_id)
+  bool zero_norms = false;             // norms that scale by 1 + weight; else ones
+};
+
+InitialValues initial_values(const NetConfig& config);
+// Zeros for biases, ones or zeros for norms, else normal(0, range).
+InitialValue initial_value(std::string_view parameter, const InitialValues& values = {});
 
 }  // namespace meshwright::outlines

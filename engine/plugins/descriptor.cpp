@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "meshwright/error.h"
-#include "sdk/base/check_schema.h"
+#include "sdk/base/checks.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::loader {

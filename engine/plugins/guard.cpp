@@ -5,7 +5,7 @@
 
 #include "meshwright/model/running_model.h"
 #include "meshwright/parallel/parallel.h"
-#include "sdk/base/check_outline.h"
+#include "sdk/base/checks.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/plugin_guard.h"
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <functional>
 
-#include "engine/launch/rendezvous/ending.h"
+#include "engine/launch/rendezvous/error_exchange.h"
 
 namespace meshwright::train {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "data_file.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/utf8.h"
 
 namespace meshwright::jsonl {

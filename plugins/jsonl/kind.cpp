@@ -12,8 +12,8 @@
 #include <variant>
 
 #include "packed_source.h"
-#include "sdk/base/counts.h"
 #include "sdk/base/files/list_files.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::jsonl {
 

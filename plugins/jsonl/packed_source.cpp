@@ -7,9 +7,9 @@
 
 #include "meshwright/error.h"
 #include "roles.h"
-#include "sdk/base/counts.h"
 #include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/words.h"
 #include "sdk/text/tokenizer/young.h"
 
 namespace meshwright::jsonl {

@@ -16,7 +16,7 @@
 #include "data_file.h"
 #include "meshwright/error.h"
 #include "row_pieces.h"
-#include "sdk/base/helpers.h"
+#include "sdk/base/beside.h"
 #include "sdk/base/plain_text.h"
 
 namespace meshwright::jsonl {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "meshwright/error.h"
-#include "sdk/base/counts.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::jsonl {

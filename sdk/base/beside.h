@@ -3,7 +3,11 @@
 
 #include <dlfcn.h>
 
+#include <cstddef>
 #include <filesystem>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include "meshwright/error.h"
 
@@ -17,5 +21,24 @@ inline std::filesystem::path beside_sdk(const char* file) {
     throw Error(ErrorCode::internal, "the SDK library cannot be located");
   return std::filesystem::path(sdk.dli_fname).parent_path() / file;
 }
+
+namespace detail {
+
+// Threads that only make things faster. Not public, and all inline.
+
+// Up to `wanted` threads that do the work of the caller's: fewer where the process may have no
+// more. The vector's end waits for them.
+template <class Work>
+std::vector<std::jthread> helpers(size_t wanted, const Work& work) {
+  std::vector<std::jthread> out;
+  out.reserve(wanted);
+  try {
+    while (out.size() < wanted) out.emplace_back(work);
+  } catch (const std::system_error&) {
+  }
+  return out;
+}
+
+}  // namespace detail
 
 }  // namespace meshwright

@@ -1,4 +1,4 @@
-// How long a device has waited for other ranks, by events around each wait.
+// How long a thread has waited for other ranks, for whoever measures a step.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -6,6 +6,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <cstdint>
 #include <exception>
 #include <mutex>
 #include <optional>
@@ -14,7 +15,30 @@
 
 #include "meshwright/export.h"
 
+namespace meshwright::detail {
+
+// Nanoseconds that this thread has spent inside of collectives, since it began: putting down what
+// it sends, waiting, adding up what came. What happens while it computes does not count. Nothing of
+// collectives on a device, whose host does not wait.
+MESHWRIGHT_API int64_t waited_ns() noexcept;
+
+// While one of these lives, this thread waits.
+class MESHWRIGHT_API Waiting {
+ public:
+  Waiting() noexcept;
+  ~Waiting();
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  int64_t since_;
+};
+
+}  // namespace meshwright::detail
+
 namespace meshwright {
+
+// How long a device has waited for other ranks, by events around each wait.
 
 class World;
 
@@ -112,4 +136,5 @@ class DeviceWaits {
 MESHWRIGHT_API DeviceWaits& device_waits(World& world);
 
 }  // namespace detail
+
 }  // namespace meshwright

@@ -1,5 +1,4 @@
-// Messages between two ranks of one host in shared memory, as pipelines send them and for whoever
-// measures that.
+// Which way a group's messages take, for whoever measures them.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -10,7 +9,22 @@
 #include "meshwright/export.h"
 #include "meshwright/parallel/group.h"
 
-namespace meshwright::detail {
+namespace meshwright {
+
+class Group;
+
+namespace detail {
+
+// Whether a message of that size goes through shared memory: then all_gather() takes an undefined
+// `whole`, pairwise_exchange() of what stage() gave an undefined `received`, and peer() has what
+// came.
+MESHWRIGHT_API bool maps_gather(const Group& group, int64_t bytes);
+// Collective. From now on large sums of the group, for which reserve() has no room, go through
+// shared memory too, if its ranks are on one host: 1.5 MiB a rank.
+MESHWRIGHT_API void expect_large_sums(Group& group);
+
+// Messages between two ranks of one host in shared memory, as pipelines send them and for whoever
+// measures that.
 
 // Room for messages between this rank and another of the group, each way.
 struct MailboxNeed {
@@ -31,4 +45,6 @@ MESHWRIGHT_API bool maps_message(const Group& group, int64_t peer, int64_t bytes
 MESHWRIGHT_API Work receive_in_place(Group& group, int64_t peer, int64_t count,
                                      at::ScalarType type);
 
-}  // namespace meshwright::detail
+}  // namespace detail
+
+}  // namespace meshwright

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <set>
 
-#include "check_schema.h"
+#include "checks.h"
 #include "text.h"
 
 namespace meshwright {

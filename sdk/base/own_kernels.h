@@ -12,7 +12,7 @@
 #include <initializer_list>
 #include <optional>
 
-#include "device_kernels.h"
+#include "device_graphs.h"
 #include "kernels/arguments.h"
 
 namespace meshwright {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "meshwright/parallel/parallel.h"
-#include "pipeline_actions.h"
+#include "pipeline.h"
 
 namespace meshwright {
 

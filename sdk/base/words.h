@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "plain_text.h"
 
 namespace meshwright::text {
 
@@ -65,6 +68,41 @@ inline bool is_identifier(std::string_view text) {
   return !text.empty() && text.size() <= 64 && lower(text[0]) &&
          std::all_of(text.begin(), text.end(),
                      [&](char c) { return lower(c) || (c >= '0' && c <= '9') || c == '_'; });
+}
+
+// Numbers of things as people read them. Not public, all inline.
+
+// 1234567 as "1,234,567".
+inline std::string grouped(int64_t value) {
+  std::string out = std::to_string(value);
+  const size_t first = value < 0 ? 1 : 0;
+  for (size_t at = out.size(); at > first + 3;) out.insert(at -= 3, ",");
+  return out;
+}
+
+// "1 row", "1,200 rows", "2 batches" ("batch" and "es").
+inline std::string counted(int64_t value, std::string_view word,
+                           std::string_view plural_ending = "s") {
+  return grouped(value) + " " + std::string(word) +
+         std::string(value == 1 ? std::string_view() : plural_ending);
+}
+
+// Ranks and sizes of messages as errors and verdicts write them. Not public, all inline.
+
+// "[0, 1, 2]"; of many the first eight and the last.
+inline std::string rank_list(const std::vector<int64_t>& ranks) {
+  std::string out = "[";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (i == 8 && ranks.size() > 10) return out + ", ... " + std::to_string(ranks.back()) + "]";
+    out += (i ? ", " : "") + std::to_string(ranks[i]);
+  }
+  return out + "]";
+}
+
+inline std::string message_size(int64_t bytes) {
+  if (bytes < 10000) return std::to_string(bytes) + " bytes";
+  if (bytes < 1000000) return format("%.1f kB", static_cast<double>(bytes) / 1e3);
+  return format("%.1f MB", static_cast<double>(bytes) / 1e6);
 }
 
 }  // namespace meshwright::text

@@ -16,7 +16,7 @@
 
 #include "c10d_flight.h"
 #include "host_lane.h"
-#include "link_parts.h"
+#include "parts.h"
 
 namespace meshwright::detail {
 

@@ -8,7 +8,6 @@
 #include "meshwright/parallel/transport.h"
 #include "sdk/base/collective_log.h"
 #include "sdk/base/device_waits.h"
-#include "sdk/base/waited.h"
 #include "watchdog.h"
 
 namespace meshwright {

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "make_ring.h"
+#include "parts.h"
 
 namespace meshwright::detail {
 

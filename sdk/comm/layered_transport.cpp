@@ -5,8 +5,7 @@
 #include <cstring>
 
 #include "host_lane.h"
-#include "host_pieces.h"
-#include "make_ring.h"
+#include "parts.h"
 
 namespace meshwright::detail {
 

@@ -1,16 +1,38 @@
-// Tensors that lie in equal parts on the ranks of a group: put together, or summed so that each
-// rank gets its part. Between the start and the end of either a rank may compute. Over shared
-// memory where there is room, which is made at first use.
+// How what goes over several connections between two ranks is cut.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
+#include "meshwright/export.h"
 #include "meshwright/parallel/group.h"
+#include "shared_memory_ring.h"
 
 namespace meshwright::detail {
+
+// So many bytes in parts of nearly one size, as many as there are connections at most. Both ends of
+// a message cut alike, whatever dtype each sees: whole grains, which split no element.
+struct LinkParts {
+  static constexpr int64_t kLeastBytes = int64_t{64}
+                                         << 10;  // below that a part is not worth a turn
+  static constexpr int64_t kGrain = 64;
+  int64_t bytes, number;
+  LinkParts(int64_t all, int64_t connections)
+      : bytes(all), number(std::clamp<int64_t>(all / kLeastBytes, 1, connections)) {}
+  int64_t begin(int64_t part) const {
+    return part == number ? bytes : bytes * part / number / kGrain * kGrain;
+  }
+  int64_t size(int64_t part) const { return begin(part + 1) - begin(part); }
+};
+
+// Tensors that lie in equal parts on the ranks of a group: put together, or summed so that each
+// rank gets its part. Between the start and the end of either a rank may compute. Over shared
+// memory where there is room, which is made at first use.
 
 // Collective; starts at once. The ranks' tensors, all of one shape, one after the other along
 // `dim`. Groups of two ranks or more.
@@ -56,5 +78,17 @@ at::Tensor where_sent(const at::Tensor& tensor, const Group& group);
 // Room in shared memory for tensors of so many bytes, where there can be any; all ranks come here
 // with the same number.
 void make_room(Group& group, int64_t bytes);
+
+// Shared memory that several ranks open together, or none of them.
+
+// MESHWRIGHT_SHARED_MEMORY is not 0.
+bool wants_shared_memory();
+
+// Collective over `ranks` ranks, this one being `rank` of them. A ring that all have opened, or
+// nothing. The first makes the memory, which has no name, and hands it to the others; who cannot
+// come to it is on another host. `sum` adds a tensor up over them.
+MESHWRIGHT_API std::unique_ptr<SharedMemoryRing> make_ring(
+    int64_t rank, int64_t ranks, const SharedMemoryRing::Sizes& sizes,
+    const std::function<void(const at::Tensor&)>& sum);
 
 }  // namespace meshwright::detail

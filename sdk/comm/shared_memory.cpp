@@ -13,7 +13,7 @@
 
 #include "group_impl.h"
 #include "host_lane.h"
-#include "make_ring.h"
+#include "parts.h"
 #include "shared_memory_ring.h"
 
 namespace meshwright::detail {

@@ -11,7 +11,6 @@
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/transport.h"
 #include "sdk/base/mailboxes.h"
-#include "sdk/base/maps_gather.h"
 
 namespace meshwright::detail {
 

@@ -15,9 +15,9 @@
 #include "meshwright/export.h"
 #include "meshwright/parallel/transport.h"
 #include "sdk/base/plain_text.h"
-#include "sdk/base/rank_words.h"
 #include "sdk/base/used_up.h"
 #include "sdk/base/wait.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::detail {
 

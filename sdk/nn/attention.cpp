@@ -1,7 +1,10 @@
 #include "meshwright/nn/attention.h"
 
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -12,6 +15,8 @@
 #include <optional>
 #include <string>
 
+#include "attention_blocks.h"
+#include "attention_kernel.h"
 #include "attention_parts.h"
 #include "meshwright/error.h"
 
@@ -210,5 +215,265 @@ std::vector<std::pair<std::string, AttentionCoreImpl*>> find_attention_cores(
       out.emplace_back(item.key(), core);
   return out;
 }
+
+namespace detail {
+
+namespace {
+
+template <class T>
+HeadView<T> head_view(const Tensor& x, int64_t batch, int64_t head) {
+  if (!x.defined()) return {};
+  auto* data = static_cast<std::remove_const_t<T>*>(const_cast<void*>(x.const_data_ptr()));
+  return {data + batch * x.stride(0) + head * x.stride(2), x.stride(1), x.stride(2)};
+}
+template <class T>
+RowView<T> row_view(const Tensor& x, int64_t batch, int64_t head) {
+  if (!x.defined()) return {};
+  auto* data = static_cast<std::remove_const_t<T>*>(const_cast<void*>(x.const_data_ptr()));
+  return {data + batch * x.stride(0) + head * x.stride(1), x.stride(1)};
+}
+template <class T>
+HeadView<T> from_row(HeadView<T> view, int64_t row) {
+  if (view.data != nullptr) view.data += row * view.row;
+  return view;
+}
+const int32_t* documents_at(const Tensor& documents, int64_t batch, int64_t position) {
+  if (!documents.defined()) return nullptr;
+  return documents.const_data_ptr<int32_t>() + batch * documents.stride(0) + position;
+}
+
+// One call of the kernel: a sample and a key-value head, and of a forward a part of the queries.
+template <class T>
+struct Call {
+  using Compute = AttentionCompute<T>;
+  std::vector<QueryRun<T>> queries;
+  std::vector<KeyRun<T>> keys;
+
+  void fill(const Tensor& documents, const std::vector<QueryPart>& query_parts,
+            const std::vector<KeyPart>& key_parts, int64_t batch, int64_t head, int64_t group) {
+    queries.clear();
+    keys.clear();
+    for (const QueryPart& part : query_parts) {
+      QueryRun<T> all;  // the part's rows
+      all.q = head_view<const T>(part.query, batch, head * group);
+      all.out = head_view<T>(part.out, batch, head * group);
+      all.partial = head_view<Compute>(part.partial, batch, head * group);
+      all.lse = row_view<Compute>(part.lse, batch, head * group);
+      all.grad = head_view<const T>(part.grad, batch, head * group);
+      all.delta = row_view<const Compute>(part.delta, batch, head * group);
+      all.dq = head_view<Compute>(part.to_query, batch, head * group);
+      all.first = part.first;
+      int64_t row = 0;
+      for (const PositionRun& at : part.runs) {
+        QueryRun<T> run = rows_of(all, row, at.count);
+        run.position = at.position;
+        run.documents = documents_at(documents, batch, at.position);
+        queries.push_back(run);
+        row += at.count;
+      }
+    }
+    for (const KeyPart& part : key_parts) {
+      int64_t row = 0;
+      for (const PositionRun& at : part.runs) {
+        KeyRun<T> run;
+        run.position = at.position;
+        run.count = at.count;
+        run.documents = documents_at(documents, batch, at.position);
+        run.k = from_row(head_view<const T>(part.key, batch, head), row);
+        run.v = from_row(head_view<const T>(part.value, batch, head), row);
+        run.dk = from_row(head_view<Compute>(part.to_key, batch, head), row);
+        run.dv = from_row(head_view<Compute>(part.to_value, batch, head), row);
+        run.first = part.first;
+        keys.push_back(run);
+        row += at.count;
+      }
+    }
+    std::sort(keys.begin(), keys.end(),
+              [](const KeyRun<T>& a, const KeyRun<T>& b) { return a.position < b.position; });
+  }
+  // Only share `index` of `count` of every run's rows.
+  void keep_share(int64_t index, int64_t count) {
+    for (QueryRun<T>& run : queries) {
+      int64_t begin = run.count * index / count, end = run.count * (index + 1) / count;
+      run = rows_of(run, begin, end - begin);
+    }
+    std::erase_if(queries, [](const QueryRun<T>& run) { return run.count == 0; });
+  }
+};
+
+template <class F>
+void for_each_type(const Tensor& query, F&& f) {
+  switch (query.scalar_type()) {
+    case at::kDouble:
+      return f(double{});
+    case at::kBFloat16:
+      return f(c10::BFloat16{});
+    default:
+      return f(float{});
+  }
+}
+
+AttentionShape shape_of(const AttentionOptions& options, const std::vector<QueryPart>& queries,
+                        const std::vector<KeyPart>& keys) {
+  AttentionShape shape;
+  shape.head_dim = queries.front().query.size(3);
+  shape.group = queries.front().query.size(2) / keys.front().key.size(2);
+  shape.scale = options.scale;
+  shape.window = options.window;
+  return shape;
+}
+
+}  // namespace
+
+bool has_attention_kernel(const Tensor& query) {
+  at::ScalarType type = query.scalar_type();
+  return attention_operators(query) == nullptr && query.is_cpu() &&
+         (type == at::kFloat || type == at::kDouble || type == at::kBFloat16);
+}
+
+bool attends(const Tensor& query) {
+  return attention_operators(query) != nullptr || has_attention_kernel(query);
+}
+
+Tensor as_autocast(const Tensor& x) {
+  const c10::DeviceType device = x.device().type();
+  if (!at::autocast::is_autocast_enabled(device) || x.scalar_type() == at::kDouble) return x;
+  return x.to(at::autocast::get_autocast_dtype(device));
+}
+
+at::ScalarType attention_compute_type(at::ScalarType type) {
+  return type == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void attend(const AttentionOptions& options, const Tensor& documents,
+            const std::vector<QueryPart>& queries, const std::vector<KeyPart>& keys) {
+  if (const AttentionOperators* operators = attention_operators(queries.front().query))
+    return attend_by_blocks(*operators, options, documents, queries, keys);
+  const AttentionShape shape = shape_of(options, queries, keys);
+  const Tensor& key = keys.front().key;
+  const int64_t heads = key.size(2), calls = key.size(0) * heads;
+  if (queries.front().query.numel() == 0 || calls == 0) return;
+  // Fewer heads than threads: the queries of each are shared out, too. Bits do not depend on it.
+  const int64_t threads = at::get_num_threads();
+  const int64_t shares = calls >= threads ? 1 : (threads + calls - 1) / calls * 2;
+  for_each_type(queries.front().query, [&](auto like) {
+    using T = decltype(like);
+    at::parallel_for(0, calls * shares, 1, [&](int64_t begin, int64_t end) {
+      Call<T> call;
+      for (int64_t i = begin; i < end; ++i) {
+        call.fill(documents, queries, keys, i / shares / heads, i / shares % heads, shape.group);
+        if (shares > 1) call.keep_share(i % shares, shares);
+        attention_forward<T>(shape, call.queries, call.keys);
+      }
+    });
+  });
+}
+
+void attend_backward(const AttentionOptions& options, const Tensor& documents,
+                     const std::vector<QueryPart>& queries, const std::vector<KeyPart>& keys) {
+  if (const AttentionOperators* operators = attention_operators(queries.front().query))
+    return attend_backward_by_blocks(*operators, options, documents, queries, keys);
+  const AttentionShape shape = shape_of(options, queries, keys);
+  const Tensor& key = keys.front().key;
+  const int64_t heads = key.size(2);
+  if (queries.front().query.numel() == 0) return;
+  for_each_type(queries.front().query, [&](auto like) {
+    using T = decltype(like);
+    at::parallel_for(0, key.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
+      Call<T> call;
+      for (int64_t i = begin; i < end; ++i) {
+        call.fill(documents, queries, keys, i / heads, i % heads, shape.group);
+        attention_backward<T>(shape, call.queries, call.keys);
+      }
+    });
+  });
+}
+
+std::pair<Tensor, Tensor> attend_own(const AttentionOptions& options, const Tensor& documents,
+                                     const std::vector<PositionRun>& runs, const Tensor& query,
+                                     const Tensor& key, const Tensor& value) {
+  if (const AttentionOperators* operators = attention_operators(query))
+    if (std::optional<AttentionCall> call =
+            whole_call(options, documents, runs, query, key, value)) {
+      AttentionResult result = operators->forward(*call);
+      return {result.out.contiguous(), result.lse};  // padded heads are cut, for one
+    }
+  Tensor out = at::empty(query.sizes(), query.options());
+  Tensor lse = at::empty({query.size(0), query.size(2), query.size(1)},
+                         query.options().dtype(attention_compute_type(query.scalar_type())));
+  attend(options, documents, {{.runs = runs, .query = query, .out = out, .lse = lse}},
+         {{.runs = runs, .key = key, .value = value}});
+  return {out, lse};
+}
+
+std::array<Tensor, 3> attend_own_backward(const AttentionOptions& options, const Tensor& documents,
+                                          const std::vector<PositionRun>& runs, const Tensor& query,
+                                          const Tensor& key, const Tensor& value, const Tensor& out,
+                                          const Tensor& lse, const Tensor& grad) {
+  auto rounded = [&](const Tensor& to_query, const Tensor& to_key, const Tensor& to_value) {
+    return std::array<Tensor, 3>{to_query.to(query.scalar_type()), to_key.to(key.scalar_type()),
+                                 to_value.to(value.scalar_type())};
+  };
+  if (const AttentionOperators* operators = attention_operators(query))
+    if (std::optional<AttentionCall> call =
+            whole_call(options, documents, runs, query, key, value)) {
+      AttentionGradients found = operators->backward(*call, {out, lse}, grad);
+      return rounded(found.query, found.key, found.value);
+    }
+  auto gradient_of = [&](const Tensor& x) {
+    return at::empty(x.sizes(), x.options().dtype(attention_compute_type(query.scalar_type())));
+  };
+  Tensor to_query = gradient_of(query), to_key = gradient_of(key), to_value = gradient_of(value);
+  attend_backward(options, documents,
+                  {{.runs = runs,
+                    .query = query,
+                    .out = out,
+                    .lse = lse,
+                    .grad = grad,
+                    .delta = attention_deltas(out, grad),
+                    .to_query = to_query,
+                    .first = true}},
+                  {{.runs = runs,
+                    .key = key,
+                    .value = value,
+                    .to_key = to_key,
+                    .to_value = to_value,
+                    .first = true}});
+  return rounded(to_query, to_key, to_value);
+}
+
+Tensor attention_deltas(const Tensor& out, const Tensor& grad) {
+  if (!has_attention_kernel(out)) return {};
+  const int64_t batch = out.size(0), rows = out.size(1), heads = out.size(2);
+  Tensor delta = at::empty({batch, heads, rows},
+                           out.options().dtype(attention_compute_type(out.scalar_type())));
+  for_each_type(out, [&](auto like) {
+    using T = decltype(like);
+    using Compute = AttentionCompute<T>;
+    at::parallel_for(0, batch, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b)
+        attention_delta<T>(out.size(3), heads, rows, head_view<const T>(out, b, 0),
+                           head_view<const T>(grad, b, 0), row_view<Compute>(delta, b, 0));
+    });
+  });
+  return delta;
+}
+
+void merge_attention(const Tensor& into, const Tensor& into_lse, const Tensor& out,
+                     const Tensor& lse) {
+  if (!has_attention_kernel(into)) return merge_blocks(into, into_lse, out, lse);
+  auto merge = [&]<class C>(C) {
+    for (int64_t b = 0; b < into.size(0); ++b)
+      attention_merge<C>(into.size(3), into.size(2), into.size(1), head_view<C>(into, b, 0),
+                         row_view<C>(into_lse, b, 0), head_view<const C>(out, b, 0),
+                         row_view<const C>(lse, b, 0));
+  };
+  if (into.scalar_type() == at::kDouble)
+    merge(double{});
+  else
+    merge(float{});
+}
+
+}  // namespace detail
 
 }  // namespace meshwright

@@ -3,10 +3,16 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 
+#include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -80,5 +86,91 @@ bool wider(at::ScalarType type, at::ScalarType other);
 // The sum of squares in blocks of float32, the blocks in double: exact to about 3e-9, where one
 // float sum is off by 3e-4.
 double sum_of_squares(const at::Tensor& flat);
+
+// Copies between parts of flat tensors.
+
+// Copies to[at .. at + count) = from[begin ..) * scale, cast when the dtypes differ. On a device
+// all of them together, in flush().
+class Copies {
+ public:
+  explicit Copies(double scale = 1) : scale_(scale) {}
+  void add(const at::Tensor& to, int64_t at, const at::Tensor& from, int64_t begin, int64_t count) {
+    if (count == 0) return;
+    if (scale_ != 1) {
+      scaled_add(to.narrow(0, at, count), from.narrow(0, begin, count), scale_, /*first=*/true);
+    } else if (to.is_cpu() && from.is_cpu() && to.scalar_type() == from.scalar_type()) {
+      size_t each = to.element_size();
+      std::memcpy(
+          static_cast<char*>(to.mutable_data_ptr()) + static_cast<size_t>(at) * each,
+          static_cast<const char*>(from.const_data_ptr()) + static_cast<size_t>(begin) * each,
+          static_cast<size_t>(count) * each);
+    } else if (to.is_cpu() || from.is_cpu()) {
+      to.narrow(0, at, count).copy_(from.narrow(0, begin, count));
+    } else {
+      to_.push_back(to.narrow(0, at, count));
+      from_.push_back(from.narrow(0, begin, count));
+    }
+  }
+  void flush() {
+    if (!to_.empty()) at::_foreach_copy_(to_, from_);
+    to_.clear();
+    from_.clear();
+  }
+
+ private:
+  double scale_;
+  std::vector<at::Tensor> to_, from_;
+};
+
+inline void copy(const at::Tensor& to, int64_t at, const at::Tensor& from, int64_t begin,
+                 int64_t count) {
+  Copies one;
+  one.add(to, at, from, begin, count);
+  one.flush();
+}
+
+inline void clear(const at::Tensor& to, int64_t at, int64_t count) {
+  if (count == 0) return;
+  if (to.is_cpu())
+    std::memset(
+        static_cast<char*>(to.mutable_data_ptr()) + static_cast<size_t>(at) * to.element_size(), 0,
+        static_cast<size_t>(count) * to.element_size());
+  else
+    to.narrow(0, at, count).zero_();
+}
+
+// Says what lies in a buffer: to whoever asks what holds memory when it ends
+// (sdk/base/held_memory.h), and to what stands in front of the device's libraries
+// (tests/fake_device).
+
+// `what` is a literal. The name lasts as long as the tensor's memory, or until another tensor of
+// the unit has it. unit empty: the root.
+void name_memory(const at::Tensor& tensor, const char* what, const std::string& unit);
+// The same for what stands in front of the device's libraries alone: of many tensors of one name,
+// of which the others ask for the last.
+void name_for_checks(const at::Tensor& tensor, const char* what, const std::string& unit);
+
+// Copies from a device into pinned memory of the host, beside what the device computes.
+
+class HostCopies {
+ public:
+  // The host must not touch `to` until wait(). `from` is kept as long as it is read.
+  void add(const at::Tensor& to, const at::Tensor& from);
+  // The device's current stream waits for all: the host has them once it has waited for that, and
+  // what is launched there may read them. Not inlined, like let_go().
+  [[gnu::noinline]] void order();
+  // The host waits until all are there.
+  void wait();
+
+ private:
+  struct Copy {
+    at::Tensor from;  // undefined: the stream that computes waits for the copy
+    c10::Event done;
+  };
+  // Not inlined: the fake device tells waits apart by the functions that they are in.
+  [[gnu::noinline]] void let_go(const c10::Stream& computing);
+  std::optional<c10::Stream> stream_;
+  std::deque<Copy> under_way_;
+};
 
 }  // namespace meshwright::detail

@@ -8,17 +8,92 @@
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <cxxabi.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdlib>
 #include <optional>
+#include <string>
 #include <utility>
 
+#include "meshwright/error.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/parallel/scalar_type.h"
 #include "sdk/base/own_kernels.h"
 #include "sdk/base/residual.h"
 #include "sdk/base/vectorised.h"
 
 namespace meshwright {
+
+HookHost::~HookHost() = default;
+
+HookHost* HookHost::of(torch::nn::Module& module) { return dynamic_cast<HookHost*>(&module); }
+
+namespace detail {
+
+std::string plain_class_name(const std::type_info& type) {
+  int status = 0;
+  std::unique_ptr<char, void (*)(void*)> text(
+      abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), std::free);
+  std::string name = status == 0 ? text.get() : type.name();
+  if (size_t at = name.find('<'); at != std::string::npos) name.resize(at);
+  if (size_t at = name.rfind("::"); at != std::string::npos) name = name.substr(at + 2);
+  if (name.size() > 4 && name.ends_with("Impl")) name.resize(name.size() - 4);
+  return name;
+}
+
+}  // namespace detail
+
+void reallocate(const at::Tensor& parameter, at::IntArrayRef sizes,
+                const at::TensorOptions& options) {
+  parameter.unsafeGetTensorImpl()->shallow_copy_from(at::empty(sizes, options).getIntrusivePtr());
+}
+
+Linear make_linear(int64_t in, int64_t out, bool bias, const at::TensorOptions& options) {
+  Linear linear(torch::nn::LinearOptions(1, 1).bias(bias));
+  linear->options.in_features(in).out_features(out);
+  reallocate(linear->weight, {out, in}, options);
+  if (bias) reallocate(linear->bias, {out}, options);
+  return linear;
+}
+
+namespace {
+
+constexpr std::array<std::pair<DType, at::ScalarType>, 9> kTypes{{
+    {DType::float32, at::kFloat},
+    {DType::float64, at::kDouble},
+    {DType::float16, at::kHalf},
+    {DType::bfloat16, at::kBFloat16},
+    {DType::int8, at::kChar},
+    {DType::int16, at::kShort},
+    {DType::int32, at::kInt},
+    {DType::int64, at::kLong},
+    {DType::boolean, at::kBool},
+}};
+
+}  // namespace
+
+at::ScalarType scalar_type(DType dtype) {
+  const auto* found = std::find_if(kTypes.begin(), kTypes.end(),
+                                   [&](const auto& row) { return row.first == dtype; });
+  return found == kTypes.end() ? at::kFloat : found->second;
+}
+
+std::optional<DType> find_dtype(at::ScalarType type) {
+  const auto* found = std::find_if(kTypes.begin(), kTypes.end(),
+                                   [&](const auto& row) { return row.second == type; });
+  return found == kTypes.end() ? std::nullopt : std::optional<DType>(found->first);
+}
+
+DType dtype_of(at::ScalarType type) {
+  if (const std::optional<DType> found = find_dtype(type)) return *found;
+  throw Error(ErrorCode::bad_module,
+              std::string("a tensor of the dtype ") + c10::toString(type) + " cannot be stored")
+      .help("use a floating dtype, or an integer one of at most 64 bits");
+}
 
 namespace {
 

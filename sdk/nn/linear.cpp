@@ -25,7 +25,6 @@
 #include <utility>
 
 #include "attention_parts.h"
-#include "gradient_place.h"
 #include "linear_product.h"
 #include "meshwright/nn/layers.h"
 #include "sdk/base/cast_ahead.h"
@@ -137,7 +136,7 @@ Tensor float8_linear(const Tensor& x, const Tensor& weight, const std::optional<
 // Linear under autocast on a device, with the numbers of LibTorch's: fewer casts.
 
 // x weight^T + bias in the dtype of autocast. The weight's gradient goes where its unit keeps it
-// (gradient_place.h).
+// (weight_gradients.h).
 at::Tensor autocast_linear(const at::Tensor& x, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias);
 

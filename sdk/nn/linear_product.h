@@ -18,7 +18,7 @@ bool product_is_compiled(const at::Tensor& a);
 void product_into(at::Tensor out, const at::Tensor& a, const at::Tensor& b, double scale = 1,
                   bool add = false);
 // Whether a backward's gradient a b of the weight went where its unit keeps it
-// (gradient_place.h); otherwise autograd shall bring it.
+// (weight_gradients.h); otherwise autograd shall bring it.
 bool place_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace meshwright::detail

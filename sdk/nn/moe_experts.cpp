@@ -20,16 +20,14 @@
 #include <array>
 #include <cstdint>
 
-#include "early_gradients.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/moe.h"
 #include "moe_activation.h"
 #include "moe_dispatch.h"
 #include "sdk/base/kernels/grouped_arguments.h"
 #include "sdk/base/own_kernels.h"
-#include "sdk/nn/gradient_place.h"
 #include "sdk/nn/linear_product.h"
-#include "sdk/nn/weight_gradients.h"
+#include "weight_gradients.h"
 
 namespace meshwright::detail {
 

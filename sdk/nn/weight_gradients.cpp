@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <optional>
 
-#include "gradient_place.h"
 #include "linear_product.h"
 
 namespace meshwright::detail {

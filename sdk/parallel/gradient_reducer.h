@@ -24,7 +24,7 @@
 
 #include <optional>
 
-#include "sdk/nn/gradient_place.h"
+#include "sdk/nn/weight_gradients.h"
 #include "unit_state.h"
 
 namespace meshwright::detail {

@@ -1,5 +1,6 @@
 // Between plans and live models: the outline of a module, and the units of an outline over the
 // module.
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -16,7 +17,13 @@
 #include "meshwright/nn/module.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/collectives.h"
+#include "meshwright/parallel/context_parallel.h"
+#include "meshwright/parallel/parallel.h"
+#include "meshwright/parallel/scalar_type.h"
 #include "meshwright/parallel/sharded_units.h"
+#include "meshwright/parallel/tensor_parallel.h"
+#include "sdk/base/check_parts.h"
+#include "sdk/base/plugin_guard.h"
 
 namespace meshwright {
 
@@ -149,5 +156,229 @@ std::vector<UnitSpec> bind_units(torch::nn::Module& model, const ModelOutline& o
   }
   return out;
 }
+
+namespace detail {
+
+namespace {
+
+class GuardedModel final : public PluginObject<ParallelModel>, public PipelineUnits {
+  template <class Method, class... Given>
+  decltype(auto) call(const char* method_name, Method method, Given&&... given) const {
+    return PluginObject::call(method_name, [&](ParallelModel& model) -> decltype(auto) {
+      try {
+        return std::invoke(method, model, std::forward<Given>(given)...);
+      } catch (const c10::DistError& error) {  // of a process group of the plugin's own
+        throw Error(ErrorCode::collective_failed, error.what_without_backtrace())
+            .note(fault_context(plugin(), method_name));
+      }
+    });
+  }
+
+ public:
+  GuardedModel(const PluginCode* plugin, std::unique_ptr<ParallelModel> model)
+      : PluginObject(plugin, std::move(model), "the destructor of its model") {
+    set_context_parallel(inner().context_parallel());
+  }
+  void begin_step() override { call("begin_step", &ParallelModel::begin_step); }
+  void begin_micro_batch(GradientSync sync) override {
+    call("begin_micro_batch", &ParallelModel::begin_micro_batch, sync);
+  }
+  void end_step() override { call("end_step", &ParallelModel::end_step); }
+  void end_step_later() override { call("end_step", &ParallelModel::end_step_later); }
+  const std::vector<ParallelParameter>& parameters() const override {
+    return call("parameters", &ParallelModel::parameters);
+  }
+  const std::vector<FlatParameterGroup>& update_groups() const override {
+    return call("update_groups", &ParallelModel::update_groups);
+  }
+  void after_optimizer_step() override {
+    call("after_optimizer_step", &ParallelModel::after_optimizer_step);
+  }
+  bool values_written(const ValuesWritten& written) override {
+    return call("values_written", &ParallelModel::values_written, written);
+  }
+  bool before_save(SaveReason reason, int64_t steps) override {
+    return call("before_save", &ParallelModel::before_save, reason, steps);
+  }
+  std::vector<StateTensor> state_tensors() const override {
+    return call("state_tensors", &ParallelModel::state_tensors);
+  }
+  std::string independent_axis() const override {
+    return call("independent_axis", &ParallelModel::independent_axis);
+  }
+  double clip_grad_norm(double max_norm, double scale) override {
+    return call("clip_grad_norm", &ParallelModel::clip_grad_norm, max_norm, scale);
+  }
+  double clip_grad_norm_later(double max_norm, double scale, double& left) override {
+    return call("clip_grad_norm", &ParallelModel::clip_grad_norm_later, max_norm, scale, left);
+  }
+  at::Tensor full_tensor(std::string_view name) override {
+    return call("full_tensor", &ParallelModel::full_tensor, name);
+  }
+  // What `body` throws is not the plugin's, whatever it is.
+  void summon_full_parameters(const std::function<void()>& body) override {
+    std::exception_ptr ours;
+    auto watched = [&] {
+      PluginCall engine(nullptr, nullptr);
+      try {
+        body();
+      } catch (...) {
+        ours = std::current_exception();
+        throw;
+      }
+    };
+    try {
+      call("summon_full_parameters", &ParallelModel::summon_full_parameters, watched);
+    } catch (...) {
+      if (ours) std::rethrow_exception(ours);
+      throw;
+    }
+    if (ours) std::rethrow_exception(ours);
+  }
+  std::shared_ptr<Group> data_group() override {
+    return call("data_group", &ParallelModel::data_group);
+  }
+  std::shared_ptr<TensorParallel> tensor_parallel() const override {
+    return call("tensor_parallel", &ParallelModel::tensor_parallel);
+  }
+  PipelineUnits* pipeline_units() override {
+    units_ = call("pipeline_units", &ParallelModel::pipeline_units);
+    return units_ != nullptr ? this : nullptr;
+  }
+  std::vector<std::string> unit_names() const override {
+    return call("unit_names", [&](ParallelModel&) { return units_->unit_names(); });
+  }
+  void hold_units(const std::vector<std::string>& units, bool held) override {
+    call("hold_units", [&](ParallelModel&) { units_->hold_units(units, held); });
+  }
+  void reduce_units(const std::vector<std::string>& units) override {
+    call("reduce_units", [&](ParallelModel&) { units_->reduce_units(units); });
+  }
+  bool reduces_every_micro_batch() const override {
+    return call("reduces_every_micro_batch",
+                [&](ParallelModel&) { return units_->reduces_every_micro_batch(); });
+  }
+
+ private:
+  PipelineUnits* units_ = nullptr;  // the inner model's
+};
+
+}  // namespace
+
+std::unique_ptr<ParallelModel> guarded_model(const PluginCode* plugin,
+                                             std::unique_ptr<ParallelModel> inner) {
+  if (inner == nullptr) return nullptr;
+  return std::make_unique<GuardedModel>(plugin, std::move(inner));
+}
+
+namespace {
+
+std::string shape_text(at::IntArrayRef shape) { return c10::str(shape); }
+std::string shape_text(const at::Tensor& local) {
+  return local.defined() ? shape_text(local.sizes()) : "of nothing";
+}
+
+// Checkpoints and weights are read into `local` by what the region says.
+void check_regions(const ParallelModel& model, const std::string& strategy) {
+  for (const ParallelParameter& p : model.parameters())
+    if (!fits(p.region, p.global_shape) || !p.local.defined() ||
+        p.local.sizes() != at::IntArrayRef(p.region.stored_shape()))
+      throw Error(ErrorCode::plugin_nonconforming,
+                  "the strategy " + strategy + " says that " + p.name + " is " + to_text(p.region) +
+                      " of " + shape_text(p.global_shape) + " here, but its part has the shape " +
+                      shape_text(p.local))
+          .help(
+              "give ParallelParameter::region the part of the whole that `local` is, and `local` "
+              "the shape in which regions are stored");
+}
+
+// Else the optimizer updates something, and the model stays as it is.
+void check_views(const ParallelModel& model, const torch::nn::Module& module,
+                 const std::string& strategy) {
+  const std::vector<UpdatePlace> places = update_places(model);
+  const auto trained = module.named_parameters();
+  for (size_t i = 0; i < places.size(); ++i) {
+    const ParallelParameter& p = model.parameters()[i];
+    if (p.local.numel() == 0 || places[i].group != SIZE_MAX) continue;
+    const at::Tensor* whole = trained.find(p.name);
+    if (whole == nullptr || !whole->requires_grad()) continue;
+    throw Error(ErrorCode::plugin_nonconforming,
+                "the strategy " + strategy + " trains " + p.name +
+                    ", but its part is no view of any of update_groups(): the optimizer would "
+                    "never change it")
+        .help(
+            "give ParallelParameter::local a view (narrow, view) of FlatParameterGroup::values, of "
+            "the same dtype");
+  }
+}
+
+// Names that files have for other things than a strategy's own state.
+bool is_taken(const std::string& state) {
+  return state == "buffer" || state == "rng" || state == "exp_avg" || state == "exp_avg_sq" ||
+         state == "momentum";
+}
+
+void check_states(const ParallelModel& model, const std::string& strategy) {
+  std::set<std::pair<std::string, std::string>> names;
+  for (const StateTensor& t : model.state_tensors()) {
+    auto bad = [&](const std::string& what) {
+      return Error(ErrorCode::plugin_nonconforming, "the strategy " + strategy +
+                                                        " keeps the state " + t.state + " of " +
+                                                        t.name + ", " + what);
+    };
+    const bool named =
+        !t.state.empty() &&
+        t.state.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
+    if (!named || is_taken(t.state))
+      throw bad("but a state's name is of a-z, 0-9 and _, and not one that the engine uses itself")
+          .help("give StateTensor::state a name like " + strategy + "_momentum");
+    if (t.name.empty() || !names.emplace(t.state, t.name).second)
+      throw bad(t.name.empty() ? "which has no name" : "twice");
+    if (!fits(t.region, t.global_shape))
+      throw bad("but " + to_text(t.region) + " is no part of the shape " +
+                shape_text(t.global_shape));
+    if (!t.local.defined() && t.region.count() == 0) continue;
+    if (!t.local.defined() || t.local.sizes() != at::IntArrayRef(t.region.stored_shape()) ||
+        !t.local.is_contiguous() || dtype_of(t.local.scalar_type()) != t.dtype)
+      throw bad("but its part is not a contiguous tensor of " + std::string(dtype_name(t.dtype)) +
+                " in the shape of " + to_text(t.region));
+  }
+}
+
+// Ranks that were to have parts of the model, or of the samples, and were given all of it would
+// compute the same thing several times, or lose a part of each gradient.
+void check_axes(const ParallelModel& model, const ParallelSizes& sizes, const TpPlan& tp,
+                const std::string& strategy) {
+  auto refuse = [&](const char* key, int64_t size, const std::string& what,
+                    const std::string& maker) {
+    return Error(ErrorCode::plugin_nonconforming, "the strategy " + strategy + " planned " + key +
+                                                      " = " + std::to_string(size) +
+                                                      ", but its parallelize() " + what)
+        .key(std::string("distributed.") + key)
+        .help("call " + maker + " in parallelize(), or refuse the size in plan_mesh()")
+        .help(std::string("set distributed.") + key + " = 1");
+  };
+  auto over_tp = [](const ParallelParameter& p) {
+    return std::ranges::any_of(p.placement, [](const auto& each) { return each.first == "tp"; });
+  };
+  if (sizes.tp > 1 && !tp.entries.empty() && !model.tensor_parallel() &&
+      std::ranges::none_of(model.parameters(), over_tp))
+    throw refuse("tp_size", sizes.tp, "cut nothing over tp", "apply_tensor_parallel()");
+  if (sizes.cp > 1 && !model.context_parallel())
+    throw refuse("cp_size", sizes.cp, "gave the model no context_parallel()",
+                 "apply_context_parallel()");
+}
+
+}  // namespace
+
+void check_parts(const ParallelModel& model, const torch::nn::Module& module,
+                 const ParallelSizes& sizes, const TpPlan& tp, const std::string& strategy) {
+  check_axes(model, sizes, tp, strategy);
+  check_regions(model, strategy);
+  check_views(model, module, strategy);
+  check_states(model, strategy);
+}
+
+}  // namespace detail
 
 }  // namespace meshwright

@@ -18,7 +18,7 @@
 #include "meshwright/unit_rules.h"
 #include "sdk/planning/checkpoint_scope.h"
 #include "sdk/planning/plan_executor.h"
-#include "unit_names.h"
+#include "unit.h"
 
 namespace meshwright {
 

@@ -10,7 +10,7 @@
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/tensor_parallel.h"
 #include "sdk/nn/buffers.h"
-#include "sdk/nn/gradient_place.h"
+#include "sdk/nn/weight_gradients.h"
 
 namespace meshwright::detail {
 

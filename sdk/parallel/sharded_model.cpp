@@ -16,7 +16,7 @@
 #include "meshwright/parallel/tensor_parallel.h"
 #include "place_buffers.h"
 #include "sdk/comm/shared_memory.h"
-#include "unit_names.h"
+#include "unit.h"
 
 namespace meshwright {
 

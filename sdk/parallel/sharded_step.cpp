@@ -18,7 +18,7 @@
 #include "sdk/base/text.h"
 #include "sdk/nn/stage_state.h"
 #include "sharded_model.h"
-#include "unit_names.h"
+#include "unit.h"
 
 namespace meshwright::detail {
 

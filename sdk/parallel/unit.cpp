@@ -11,8 +11,7 @@
 #include <utility>
 
 #include "meshwright/error.h"
-#include "sdk/nn/copies.h"
-#include "sdk/nn/named_memory.h"
+#include "sdk/nn/buffers.h"
 
 namespace meshwright::detail {
 

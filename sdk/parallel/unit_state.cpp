@@ -8,7 +8,7 @@
 #include "meshwright/error.h"
 #include "meshwright/parallel/tensor_parallel.h"
 #include "sdk/comm/joint_collectives.h"
-#include "unit_names.h"
+#include "unit.h"
 
 namespace meshwright::detail {
 

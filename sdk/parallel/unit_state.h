@@ -11,7 +11,6 @@
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/parallel/sharded_units.h"
 #include "sdk/nn/buffers.h"
-#include "sdk/nn/host_copies.h"
 #include "sdk/planning/unit_layout.h"
 
 namespace meshwright::detail {

@@ -12,8 +12,7 @@
 #include "sdk/comm/activity.h"
 #include "sdk/comm/joint_collectives.h"
 #include "sdk/comm/shared_memory.h"
-#include "sdk/nn/copies.h"
-#include "sdk/nn/named_memory.h"
+#include "sdk/nn/buffers.h"
 
 namespace meshwright::detail {
 

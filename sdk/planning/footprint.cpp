@@ -2,7 +2,11 @@
 
 #include <algorithm>
 
+#include "checkpoint_scope.h"
 #include "footprint_parts.h"
+#include "meshwright/error.h"
+#include "sdk/base/context_plan.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright {
 
@@ -31,6 +35,7 @@ std::vector<WireRow> wire_of(const CommunicationSchedule& schedule) {
 }
 
 namespace footprint {
+
 namespace {
 
 void add_own_cost(const OwnCost& own, Footprint& out) {
@@ -51,6 +56,7 @@ void add_own_cost(const OwnCost& own, Footprint& out) {
 }
 
 }  // namespace
+
 }  // namespace footprint
 
 Footprint footprint_of(const ShardingRequest& request, const ShardingPlan& plan) {
@@ -66,6 +72,7 @@ Footprint footprint_of(const ShardingRequest& request, const ShardingPlan& plan)
 }
 
 namespace footprint {
+
 namespace {
 
 // Sums for the peak of gathered parameters and unreduced gradients.
@@ -222,5 +229,240 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
   return out;
 }
 
+namespace {
+
+Axis axis_named(const ShardingRequest& request, const std::string& name) {
+  const Mesh& mesh = *request.mesh.device_mesh;
+  return {name, mesh.size(name), mesh.coordinate(request.rank, name)};
+}
+
+[[noreturn]] void refuse_mesh(int64_t dp, int64_t cp, const std::string& why) {
+  throw Error(ErrorCode::no_such_axis, "replicas all-reduce their gradients over dp " +
+                                           std::to_string(dp) + " * cp " + std::to_string(cp) +
+                                           " ranks, and " + why)
+      .help("set MeshPlan::dp to the number of data-parallel ranks that the mesh has")
+      .help(std::string("flatten the data-parallel axes into one: mesh.flatten(\"") +
+            (cp > 1 ? "dp_cp" : "dp") + "\", {...})");
+}
+
+}  // namespace
+
+Axis replicated_axis(const ShardingRequest& request, const Layout& layout) {
+  if (!request.mesh.device_mesh) return layout.replicate;
+  const Mesh& mesh = *request.mesh.device_mesh;
+  const int64_t dp = request.mesh.dp, cp = mesh.size("cp"), ranks = times(dp, cp);
+  int64_t others = 1;  // that hold other parts of the model
+  for (const char* name : {"pp", "tp", "ep", "ep_shard"}) others = times(others, mesh.size(name));
+  if (times(ranks, others) != mesh.size())
+    refuse_mesh(dp, cp, "the mesh has " + std::to_string(mesh.size() / others) + " of them");
+  for (std::string_view name :
+       {std::string_view(layout.shard.name), std::string_view("dp"), std::string_view("dp_cp"),
+        std::string_view("dp_shard_cp"), std::string_view("dp_shard"),
+        std::string_view("dp_replicate"), std::string_view("cp")})
+    if (mesh.find_size(name) == ranks) return axis_named(request, std::string(name));
+  if (ranks > 1) refuse_mesh(dp, cp, "no axis of the mesh holds all of them");
+  return {"dp", 1, 0};
+}
+
+Footprint replicated_footprint(const ShardingRequest& request, const ShardingPlan& plan) {
+  const std::shared_ptr<const Layout> mesh_layout = layout_of(request, plan);
+  const Layout& layout = *mesh_layout;
+  const ReplicatedPolicy& policy = plan.replication;
+  const Axis axis = request.mesh.device_mesh && request.mesh.device_mesh->has_axis(policy.axis)
+                        ? axis_named(request, policy.axis)
+                        : replicated_axis(request, layout);
+  const MixedPrecision& mp = policy.mp;
+  const Workload& work = request.workload;
+  Footprint out;
+  int64_t trainable = 0, cast = 0;  // elements of those that compute in another dtype
+  std::vector<int64_t> held;
+  for (size_t i = 0; i < layout.shares.size(); ++i) {
+    const int64_t count = layout.shares[i].elements;
+    const DType stored = stored_as(request.outline.parameters[i], work);
+    out.bytes.weights = plus(out.bytes.weights, times(count, dtype_size(stored)));
+    if (stored != mp.param) cast = plus(cast, count);
+    held.push_back(request.outline.parameters[i].trainable ? count : 0);
+    trainable = plus(trainable, held.back());
+  }
+  const int64_t element = dtype_size(work.storage), reduce_size = dtype_size(mp.reduce);
+  out.bytes.gradients = times(trainable, element);
+  out.bytes.optimizer = times(trainable, element, work.optimizer_states);
+  // The cast weights live until backward has used them; buckets are a second copy unless gradients
+  // are views of them.
+  out.bytes.transient = times(cast, dtype_size(mp.param));
+  if (axis.size > 1 && (!policy.gradient_as_bucket_view || mp.reduce != work.storage))
+    out.bytes.transient = plus(out.bytes.transient, times(trainable, reduce_size));
+  out.bytes.activations = activation_bytes(
+      request, {.whole_layers = plan.recompute_whole_layers,
+                .coming = coming_gradients(request, plan, MemoryFacts::Where::unknown,
+                                           out.bytes.gradients)});
+  ScheduleBuilder schedule;
+  for (size_t b = 0; b < plan.buckets.size(); ++b) {
+    const GradientBucket& bucket = plan.buckets[b];
+    schedule.of_unit("bucket[" + std::to_string(b) + "]", false, /*reductions_overlap=*/true);
+    schedule.add(axis, Phase::reduction, "all_reduce", 1,
+                 times(bucket.end - bucket.begin, reduce_size));
+  }
+  add_common_rows(request, held, mp.reduce, schedule);
+  out.schedule = schedule.rows();
+  return out;
+}
+
 }  // namespace footprint
+
+ShardingPlan replicated_plan(const ShardingRequest& request, const ReplicatedPolicy& policy) {
+  using namespace footprint;
+  ShardingPlan plan = begin_plan(request, "replicate");
+  const Layout& layout = *plan.mesh_layout;
+  plan.replication = policy;
+  plan.replication.mp = request.config.shared.mp;
+  plan.replication.axis = replicated_axis(request, layout).name;
+  // The last layers' gradients come first.
+  std::vector<int64_t> reversed;
+  for (size_t i = layout.shares.size(); i-- > 0;)
+    if (request.outline.parameters[i].trainable) reversed.push_back(layout.shares[i].elements);
+  plan.buckets = gradient_buckets(reversed, dtype_size(plan.replication.mp.reduce),
+                                  policy.first_bucket_bytes, policy.bucket_bytes);
+  return plan;
+}
+
+namespace footprint {
+
+namespace {
+
+// Rows to the experts and back, forward and backward, each with its routing weight on the way there
+// and its gradient on the way back. Balanced routing: every token goes to its active experts, an
+// equal part of them on each rank of ep.
+void add_all_to_all_rows(const ShardingRequest& request, const Axis& ep, int64_t passes,
+                         int64_t forward, int64_t backward, ScheduleBuilder& schedule) {
+  const MoeOutline& moe = *request.outline.moe;
+  int64_t element = dtype_size(precision_of(request).param),
+          assignments = times(tokens_of(request), moe.active_experts);
+  int64_t rows = times(assignments, request.outline.hidden_size, element);
+  // How many rows each expert gets from whom; layers that are computed again know it, but where
+  // they choose again.
+  const MoeOptions& options = request.config.shared.moe;
+  const bool chosen_once = options.ignore_router_for_ac || options.fake_balanced_gate;
+  schedule.add(ep, Phase::forward, "all_gather", chosen_once ? passes : forward,
+               times(ep.size, moe.experts, 8));
+  for (const auto& [phase, count] :
+       {std::pair(Phase::forward, forward), {Phase::backward, backward}}) {
+    schedule.add(ep, phase, "all_to_all", count, plus(rows, times(assignments, element)));
+    schedule.add(ep, phase, "all_to_all", count, rows);
+  }
+}
+
+// Every rank gets the tokens, float32 weights and choices of all, and float32 sums are shared out.
+void add_all_gather_rows(const ShardingRequest& request, const Axis& ep, int64_t forward,
+                         int64_t backward, ScheduleBuilder& schedule) {
+  int64_t element = dtype_size(precision_of(request).param),
+          tokens = times(ep.size, tokens_of(request));
+  int64_t assignments = times(tokens, request.outline.moe->active_experts),
+          width = request.outline.hidden_size;
+  schedule.add(ep, Phase::forward, "all_gather", forward,
+               times(ep.size, 8));  // the number of tokens
+  schedule.add(ep, Phase::forward, "all_gather", forward, times(tokens, width, element));
+  schedule.add(ep, Phase::forward, "all_gather", forward, times(assignments, 4));
+  schedule.add(ep, Phase::forward, "all_gather", forward, times(assignments, 8));
+  schedule.add(ep, Phase::forward, "reduce_scatter", forward, times(tokens, width, 4));
+  schedule.add(ep, Phase::backward, "all_gather", backward, times(tokens, width, 4));
+  schedule.add(ep, Phase::backward, "reduce_scatter", backward, times(assignments, 4));
+  schedule.add(ep, Phase::backward, "reduce_scatter", backward, times(tokens, width, element));
+}
+
+void add_expert_rows(const ShardingRequest& request, const ModuleIndex& index,
+                     ScheduleBuilder& schedule) {
+  if (!request.mesh.moe_mesh || !request.outline.moe) return;
+  Axis ep{"ep", request.mesh.moe_mesh->size("ep"), 0};
+  for (const ModuleOutline& module : request.outline.modules) {
+    if (module.kind != ModuleKind::experts) continue;
+    const int64_t passes = passes_of(request),
+                  backward = index.has_backward(module.name) ? passes : 0,
+                  forward = times(passes, forward_runs(request, index, module.name));
+    if (request.config.shared.moe.dispatcher == TokenDispatcher::all_gather)
+      add_all_gather_rows(request, ep, forward, backward, schedule);
+    else
+      add_all_to_all_rows(request, ep, passes, forward, backward, schedule);
+  }
+}
+
+}  // namespace
+
+int64_t tokens_of(const ShardingRequest& request) {
+  const Workload& work = request.workload;
+  int64_t batch = work.local_batch, length = work.seq_len, cp = 1;
+  if (pipeline_size(request) > 1) {
+    const PipelineOptions& options = request.config.shared.pipeline;
+    batch = options.microbatch_size;
+    length = options.seq_len.value_or(length);
+  }
+  if (request.mesh.device_mesh) cp = request.mesh.device_mesh->size("cp");
+  if (cp > 1 && length > 0)
+    length = ContextSplit(length, cp, context_balance(request.config.shared.context)).rows();
+  return times(batch, length);
+}
+
+int64_t message_bytes(const ShardingRequest& request) {
+  const DType type = request.config.shared.pipeline.dtype.value_or(precision_of(request).output);
+  const int64_t cut = request.mesh.device_mesh && cuts_sequence(request.tp)
+                          ? request.mesh.device_mesh->size("tp")
+                          : 1;
+  return times(tokens_of(request) / cut, request.outline.hidden_size, dtype_size(type));
+}
+
+bool in_attention(std::string_view module) {
+  return module.find("attn") != std::string_view::npos ||
+         module.find("attention") != std::string_view::npos;
+}
+
+int64_t forward_runs(const ShardingRequest& request, const ModuleIndex& index,
+                     std::string_view module) {
+  std::string_view layer = index.layer_of(module);
+  if (layer.empty() || !index.has_backward(module) ||
+      request.config.shared.activation_checkpointing == ActivationCheckpointing::none)
+    return 1;
+  if (!checkpoint_scope::holds(request.config.shared.activation_checkpointing_scope, layer))
+    return 1;
+  if (request.config.shared.activation_checkpointing == ActivationCheckpointing::full) return 2;
+  return in_attention(module.substr(layer.size())) ? 1 : 2;
+}
+
+void add_common_rows(const ShardingRequest& request, const std::vector<int64_t>& gradient_elements,
+                     DType reduce, ScheduleBuilder& schedule) {
+  schedule.of_activations();
+  add_tp_activations(request, schedule);
+  add_partial_gradients(request, gradient_elements, reduce, schedule);
+  if (tokens_of(request) == 0) return;
+  ModuleIndex index(request.outline);
+  add_expert_rows(request, index, schedule);
+  if (!request.mesh.device_mesh) return;
+  add_context_rows(request, index, schedule);
+}
+
+}  // namespace footprint
+
+bool cuts_sequence(const TpPlan& tp) {
+  return std::any_of(tp.entries.begin(), tp.entries.end(), [](const TpEntry& entry) {
+    return entry.style.input == TpLayout::shard_1 || entry.style.output == TpLayout::shard_1;
+  });
+}
+
+CommunicationSchedule pipeline_schedule(const ShardingRequest& request, const PipelinePlan& plan) {
+  using namespace footprint;
+  if (pipeline_size(request) == 1) return {};
+  const Mesh& mesh = *request.mesh.device_mesh;
+  Axis pp{"pp", mesh.size("pp"), mesh.coordinate(request.rank, "pp")};
+  const int64_t bytes = message_bytes(request), passes = passes_of(request);
+  ScheduleBuilder schedule;
+  // Stages of one rank hand over for free.
+  for (size_t s = 0; s + 1 < plan.stages.size(); ++s) {
+    const PipelineStage &here = plan.stages[s], &next = plan.stages[s + 1];
+    if (here.rank == next.rank) continue;
+    if (here.rank == pp.index) schedule.add(pp, Phase::forward, "send", passes, bytes);
+    if (next.rank == pp.index && next.sends_gradient)
+      schedule.add(pp, Phase::backward, "send", passes, bytes);
+  }
+  return schedule.rows();
+}
+
 }  // namespace meshwright

@@ -8,7 +8,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "pipeline_lists.h"
 #include "pipeline_parts.h"
 #include "sdk/base/head_of.h"
 #include "sdk/base/text.h"

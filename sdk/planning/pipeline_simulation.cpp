@@ -2,7 +2,6 @@
 #include <tuple>
 #include <utility>
 
-#include "pipeline_lists.h"
 #include "pipeline_parts.h"
 #include "sdk/base/text.h"
 

@@ -1,5 +1,8 @@
 #include "meshwright/sharded_strategy.h"
 
+#include "meshwright/data/dataset_kind.h"
+#include "meshwright/model/model_family.h"
+
 namespace meshwright {
 
 void ShardedStrategy::validate(const StrategyConfig& config, Diagnostics& diagnostics) const {
@@ -22,5 +25,33 @@ ShardingPlan ShardedStrategy::plan_sharding(const ShardingRequest& request) cons
 }
 
 ShardingPolicy ShardedStrategy::sharding_policy(const StrategyConfig&) const { return {}; }
+
+// What model families and kinds of data sets are unless they say otherwise.
+
+ModelFamily::~ModelFamily() = default;
+void ModelFamily::validate(const ModelRequest&, Diagnostics&) const {}
+void ModelFamily::check_runs(const ModelRequest&, Diagnostics&) const {}
+void* ModelFamily::extension(uint32_t) { return nullptr; }
+
+InitialValue ModelFamily::initial_value(const ModelRequest&, const ModelOutline& outline,
+                                        const ParameterOutline& parameter) const {
+  if (parameter.name.ends_with(".bias") || parameter.name == "bias")
+    return {InitialValue::Kind::constant, 0};
+  const ModuleOutline* module = outline.find_module(module_of(parameter.name));
+  if (module != nullptr && module->kind == ModuleKind::norm)
+    return {InitialValue::Kind::constant, 1};
+  return {};
+}
+
+SampleSource::~SampleSource() = default;
+bool SampleSource::has_documents() const { return false; }
+bool SampleSource::has_weights() const { return false; }
+std::vector<std::string> SampleSource::files() const { return {}; }
+std::vector<std::string> SampleSource::report() const { return {}; }
+
+DatasetKind::~DatasetKind() = default;
+void DatasetKind::validate(const DatasetRequest&, Diagnostics&) const {}
+void DatasetKind::prepare(const DatasetRequest&) const {}
+void* DatasetKind::extension(uint32_t) { return nullptr; }
 
 }  // namespace meshwright

@@ -1,6 +1,18 @@
 #include "meshwright/strategy.h"
 
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "meshwright/error.h"
 #include "meshwright/parallel/parallel.h"
+#include "meshwright/parallel/plugin_runtime.h"
+#include "meshwright/plugin.h"
+#include "plan_executor.h"
+#include "sdk/base/plugin_at_work.h"
 
 namespace meshwright {
 
@@ -30,5 +42,95 @@ ShardingPlan Strategy::plan_sharding(const ShardingRequest& request) const {
 }
 
 void* Strategy::extension(uint32_t) { return nullptr; }
+
+// Strategy::parallelize() and ModelFamily::make(): by the running half of the plugin that they
+// belong to; a strategy without one runs as its plan says.
+
+namespace {
+
+// The file that holds the class of `object`, by its table of virtual functions.
+std::string file_of(const void* object) {
+  const void* table = nullptr;
+  std::memcpy(&table, object, sizeof table);
+  Dl_info info{};
+  return ::dladdr(table, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
+}
+
+template <class T>
+const T* symbol(void* library, const char* name) {
+  return library == nullptr ? nullptr : static_cast<const T*>(::dlsym(library, name));
+}
+
+const PluginRuntime* runtime_of(const void* object) {
+  std::string file = file_of(object);
+  // Loaded already; the program itself, whose tests link both halves, has no name that dlopen()
+  // takes.
+  void* plugin = ::dlopen(file.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (plugin == nullptr) plugin = ::dlopen(nullptr, RTLD_LAZY);
+  if (const auto* own = symbol<PluginRuntime>(plugin, "meshwright_runtime_v1")) return own;
+  const auto* descriptor = symbol<meshwright_plugin>(plugin, "meshwright_plugin_v1");
+  const meshwright_extension* block = descriptor == nullptr ? nullptr : descriptor->extensions;
+  while (block != nullptr && block->id != MESHWRIGHT_RUNTIME_HALF) block = block->next;
+  if (block == nullptr || block->struct_size < sizeof(meshwright_runtime_half)) return nullptr;
+  std::string half = (std::filesystem::path(file).parent_path() /
+                      reinterpret_cast<const meshwright_runtime_half*>(block)->file)
+                         .string();
+  void* library = ::dlopen(half.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) {
+    const char* reason = ::dlerror();
+    throw Error(ErrorCode::plugin_unresolved,
+                "cannot load " + half + ", which runs what " + file +
+                    " plans: " + (reason != nullptr ? reason : "no reason given"))
+        .help("install both libraries of the plugin into one folder");
+  }
+  const auto* found = symbol<PluginRuntime>(library, "meshwright_runtime_v1");
+  if (found == nullptr || found->struct_size < sizeof(PluginRuntime))
+    throw Error(ErrorCode::plugin_no_descriptor, half + " does not export meshwright_runtime_v1")
+        .help(
+            "end one of its sources with MESHWRIGHT_PLUGIN_RUNS_WITH(...), or for model families "
+            "MESHWRIGHT_MODELS_RUN_WITH(...)");
+  if (std::strcmp(found->facts, descriptor->facts) != 0)
+    throw Error(ErrorCode::plugin_facts, half + " and " + file + " come from different builds")
+        .help("rebuild the plugin from a clean build folder");
+  if (const detail::PluginCode* whose = detail::plugin_at_work())
+    detail::library_is_of(whose, found);
+  return found;
+}
+
+std::atomic<detail::PlanExecutor> executor{nullptr};
+
+}  // namespace
+
+void detail::set_plan_executor(PlanExecutor given) { executor = given; }
+
+std::unique_ptr<ParallelModel> Strategy::parallelize(ParallelizeRequest& request) {
+  if (const PluginRuntime* runtime = runtime_of(this);
+      runtime != nullptr && runtime->parallelize != nullptr)
+    return runtime->parallelize(*this, request);
+  const detail::PlanExecutor execute = executor;
+  if (execute == nullptr)
+    throw Error(
+        ErrorCode::not_in_release,
+        "this strategy can plan a job but not run it: parallelize is not available in this version")
+        .help("use `meshwright plan` to look at the layout");
+  if (request.model == nullptr || request.world == nullptr)
+    throw Error(ErrorCode::not_in_release,
+                std::string("parallelize runs a plan, and the request has no ") +
+                    (request.model == nullptr ? "model" : "world"))
+        .help("use Strategy::plan_sharding() to look at the layout without running it");
+  return execute(*this, request);
+}
+
+std::unique_ptr<RunningModel> ModelFamily::make(const ModelRequest& request) const {
+  const PluginRuntime* runtime = runtime_of(this);
+  if (runtime == nullptr || runtime->make == nullptr)
+    throw Error(ErrorCode::not_in_release,
+                "this model family can be planned, but not run: it has no make()")
+        .key("model.plugin")
+        .help(
+            "override ModelFamily::make(), or give the plugin a running half with "
+            "MESHWRIGHT_MODELS_RUN_WITH(...)");
+  return runtime->make(*this, request);
+}
 
 }  // namespace meshwright

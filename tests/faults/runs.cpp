@@ -8,7 +8,7 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
-#include "engine/checkpoint/verify.h"
+#include "engine/checkpoint/inspect.h"
 
 namespace faults {
 

@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/inspect.h"
 #include "engine/checkpoint/tests/make_checkpoint.h"
-#include "engine/checkpoint/verify.h"
 #include "engine/checkpoint/weights/safetensors.h"
 #include "fuzz.h"
 

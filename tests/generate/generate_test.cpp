@@ -2,7 +2,6 @@
 // as it comes, and what is refused.
 #include "ran.h"
 #include "sdk/text/tokenizer/bytes.h"
-#include "sdk/text/tokenizer/utf8.h"
 
 namespace {
 

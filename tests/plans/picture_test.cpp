@@ -8,7 +8,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "engine/job/pipeline_timeline.h"
+#include "engine/job/pictures.h"
 #include "engine/job/render.h"
 
 using namespace meshwright;

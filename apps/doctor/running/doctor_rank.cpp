@@ -18,18 +18,15 @@
 #include <string>
 #include <utility>
 
-#include "apps/doctor/facts.h"
+#include "apps/doctor/finding.h"
 #include "apps/doctor/look.h"
 #include "apps/doctor/report.h"
-#include "apps/doctor/running/measure_collectives.h"
-#include "apps/doctor/running/measure_links.h"
+#include "apps/doctor/running/measure.h"
 #include "engine/launch/device/device.h"
-#include "engine/launch/devices.h"
 #include "engine/launch/ranks.h"
 #include "engine/launch/rendezvous/bounded.h"
 #include "engine/launch/rendezvous/connectivity.h"
 #include "engine/launch/rendezvous/endpoints.h"
-#include "engine/launch/rendezvous/interfaces.h"
 #include "engine/launch/spawn.h"
 #include "engine/train/step/gather.h"
 #include "engine/train/step/join_world.h"

@@ -1,8 +1,8 @@
 // One rank of `meshwright doctor`.
 #pragma once
 
-#include "apps/doctor/request.h"
-#include "engine/launch/rendezvous/ending.h"
+#include "apps/doctor/look.h"
+#include "engine/launch/rendezvous/error_exchange.h"
 
 namespace meshwright::doctor {
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "apps/doctor/facts.h"
+#include "apps/doctor/finding.h"
 #include "apps/doctor/look.h"
 
 using namespace meshwright::doctor;

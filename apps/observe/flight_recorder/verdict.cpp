@@ -8,7 +8,6 @@
 
 #include "sdk/base/files/durable.h"
 #include "sdk/base/plain_text.h"
-#include "sdk/base/rank_words.h"
 #include "sdk/base/wait.h"
 #include "sdk/base/words.h"
 

@@ -4,6 +4,10 @@
 #include <charconv>
 #include <functional>
 
+#include "apps/observe/monitors/sinks.h"
+#include "sdk/base/files/durable.h"
+#include "sdk/base/files/foreign_file.h"
+#include "sdk/base/host/append_file.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::monitor {
@@ -14,7 +18,7 @@ namespace {
 
 constexpr std::string_view kNewline = "\r\n", kValidation = "validation_loss";
 
-std::string quoted(std::string_view cell) {
+std::string quoted_cell(std::string_view cell) {
   if (cell.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(cell);
   std::string out = "\"";
   for (char c : cell) out += c == '"' ? std::string("\"\"") : std::string(1, c);
@@ -23,7 +27,7 @@ std::string quoted(std::string_view cell) {
 
 std::string line_of(const std::vector<std::string>& cells) {
   std::string out;
-  for (size_t i = 0; i < cells.size(); ++i) out += (i == 0 ? "" : ",") + quoted(cells[i]);
+  for (size_t i = 0; i < cells.size(); ++i) out += (i == 0 ? "" : ",") + quoted_cell(cells[i]);
   return out + std::string(kNewline);
 }
 
@@ -116,5 +120,66 @@ std::string csv_of(std::string_view jsonl) {
   each_row(jsonl, [&](const Row& row) { out += lines.add(row); });
   return out + lines.rest();
 }
+
+namespace {
+
+namespace fs = std::filesystem;
+
+class CsvFile final : public Sink {
+ public:
+  explicit CsvFile(const fs::path& folder)
+      : path_(folder / "metrics.csv"), rows_(folder / "metrics.jsonl") {}
+  std::string place() const override { return path_.string(); }
+  std::string key() const override { return "report.csv"; }
+  void open() override {
+    if (const std::string rows = rows_so_far(); !rows.empty()) rebuild(rows);
+  }
+  void row(const Row& row, std::string_view line) override {
+    if (!file_ || !lines_.has_columns_for(row) || file_->removed()) {
+      std::string rows = rows_so_far();
+      // Not there yet where metrics.jsonl itself waits for room.
+      if (!rows.ends_with(line)) rows += line;
+      return rebuild(rows);
+    }
+    append(lines_.add(row));
+  }
+  void flush() override {
+    if (file_) append(lines_.rest());
+  }
+  void end(bool) override {
+    if (!file_) open();
+    flush();
+  }
+
+ private:
+  std::string rows_so_far() const {
+    std::error_code failed;  // what is no file (a pipe) cannot be read again
+    return fs::is_regular_file(rows_, failed) ? base::read_file(rows_, SIZE_MAX / 2)
+                                              : std::string();
+  }
+  void rebuild(std::string_view rows) {
+    file_.reset();
+    lines_ = CsvLines(csv_columns(rows));
+    std::string text = lines_.header();
+    for (size_t end; (end = rows.find('\n')) != std::string_view::npos; rows.remove_prefix(end + 1))
+      if (const std::optional<Row> row = parse_row(rows.substr(0, end))) text += lines_.add(*row);
+    base::write_durably(path_, text);
+    file_.emplace(path_, base::AppendFile::Old::kept);
+  }
+  void append(const std::string& text) {
+    const int reason = text.empty() ? 0 : file_->append(text);
+    if (reason == 0) return;
+    file_.reset();  // the next row begins anew
+    throw base::unwritable(path_, reason);
+  }
+
+  fs::path path_, rows_;
+  CsvLines lines_{{}};
+  std::optional<base::AppendFile> file_;
+};
+
+}  // namespace
+
+std::unique_ptr<Sink> csv_file(const fs::path& folder) { return std::make_unique<CsvFile>(folder); }
 
 }  // namespace meshwright::monitor

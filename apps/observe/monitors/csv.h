@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/observe/monitors/row.h"
+#include "apps/observe/monitors/numbers.h"
 
 namespace meshwright::monitor {
 

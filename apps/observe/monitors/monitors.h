@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "apps/observe/monitors/numbers.h"
-#include "apps/observe/monitors/sink.h"
-#include "engine/train/run/monitors.h"
+#include "apps/observe/monitors/sinks.h"
+#include "engine/train/run/attached.h"
 
 namespace meshwright::monitor {
 

@@ -1,17 +1,186 @@
+#include "apps/observe/monitors/tensorboard.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <boost/crc.hpp>
 #include <cerrno>
+#include <charconv>
+#include <chrono>
 #include <cmath>
+#include <cstring>
 #include <map>
 
-#include "apps/observe/monitors/event_file.h"
-#include "apps/observe/monitors/names.h"
+#include "apps/observe/monitors/numbers.h"
 #include "apps/observe/monitors/sinks.h"
 #include "sdk/base/files/durable.h"
+#include "sdk/base/host_facts.h"
 
 namespace meshwright::monitor {
 
+namespace fs = std::filesystem;
+
 namespace {
 
-namespace fs = std::filesystem;
+static_assert(std::endian::native == std::endian::little);
+
+template <class T>
+std::string bytes_of(T value) {
+  std::string out(sizeof value, '\0');
+  std::memcpy(out.data(), &value, sizeof value);
+  return out;
+}
+
+uint32_t masked_crc(std::string_view data) {
+  boost::crc_optimal<32, 0x1EDC6F41, 0xFFFFFFFF, 0xFFFFFFFF, true, true> crc;
+  crc.process_bytes(data.data(), data.size());
+  const uint32_t sum = crc.checksum();
+  return ((sum >> 15) | (sum << 17)) + 0xa282ead8u;
+}
+
+// A protobuf message, field after field.
+class Message {
+ public:
+  Message& number(int field, int64_t value) {
+    key(field, 0);
+    varint(static_cast<uint64_t>(value));
+    return *this;
+  }
+  Message& real(int field, double value) {
+    key(field, 1);
+    text_ += bytes_of(value);
+    return *this;
+  }
+  Message& real(int field, float value) {
+    key(field, 5);
+    text_ += bytes_of(value);
+    return *this;
+  }
+  Message& bytes(int field, std::string_view value) {
+    key(field, 2);
+    varint(value.size());
+    text_ += value;
+    return *this;
+  }
+  Message& message(int field, const Message& value) { return bytes(field, value.text_); }
+  const std::string& text() const { return text_; }
+
+ private:
+  void key(int field, int wire) { varint(static_cast<uint64_t>(field << 3 | wire)); }
+  void varint(uint64_t value) {
+    for (; value >= 0x80; value >>= 7) text_ += static_cast<char>(value | 0x80);
+    text_ += static_cast<char>(value);
+  }
+  std::string text_;
+};
+
+// Field numbers.
+namespace event {
+constexpr int kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;
+}
+namespace session_log {
+constexpr int kStatus = 1, kStart = 1;
+}
+
+namespace summary {
+
+constexpr int kValue = 1;
+namespace value {
+constexpr int kTag = 1, kSimpleValue = 2, kTensor = 8, kMetadata = 9;
+}
+namespace metadata {
+constexpr int kPluginData = 1, kDataClass = 4, kDataClassTensor = 2;
+}
+namespace plugin_data {
+constexpr int kName = 1;
+}
+
+}  // namespace summary
+
+namespace tensor {
+constexpr int kDType = 1, kString = 7, kShape = 2, kDimension = 2, kSize = 1, kStringValue = 8;
+}
+
+Message event_at(int64_t step) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  Message out;
+  out.real(event::kWallTime, std::chrono::duration<double>(now).count());
+  out.number(event::kStep, step);
+  return out;
+}
+
+constexpr std::string_view kPrefix = "events.out.tfevents.";
+
+// TensorBoard reads the files of a folder in the order of their names.
+int64_t seconds_behind_all(const fs::path& folder) {
+  int64_t out = std::chrono::duration_cast<std::chrono::seconds>(
+                    std::chrono::system_clock::now().time_since_epoch())
+                    .count();
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    int64_t seconds = 0;
+    if (name.starts_with(kPrefix) &&
+        std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), seconds).ec ==
+            std::errc())
+      out = std::max(out, seconds + 1);
+  }
+  return out;
+}
+
+fs::path new_name(const fs::path& folder) {
+  return folder / (std::string(kPrefix) + std::to_string(seconds_behind_all(folder)) + "." +
+                   host_name() + "." + std::to_string(::getpid()) + ".meshwright");
+}
+
+}  // namespace
+
+std::string event_record(std::string_view data) {
+  const std::string length = bytes_of(uint64_t{data.size()});
+  return length + bytes_of(masked_crc(length)) + std::string(data) + bytes_of(masked_crc(data));
+}
+
+EventFile::EventFile(const fs::path& folder, int64_t first_step) {
+  base::make_folders(folder);
+  file_.emplace(new_name(folder), base::AppendFile::Old::refused);
+  Message version = event_at(0), start = event_at(first_step);
+  version.bytes(event::kFileVersion, "brain.Event:2");
+  start.message(event::kSessionLog, Message().number(session_log::kStatus, session_log::kStart));
+  append(event_record(version.text()) + event_record(start.text()));
+}
+
+void EventFile::append(std::string_view records) const {
+  if (int reason = file_->append(records); reason != 0)
+    throw base::unwritable(file_->path(), reason);
+}
+
+void EventFile::scalars(int64_t step,
+                        const std::vector<std::pair<std::string, double>>& tags_and_values) {
+  Message values;
+  for (const auto& [tag, value] : tags_and_values)
+    values.message(summary::kValue,
+                   Message()
+                       .bytes(summary::value::kTag, tag)
+                       .real(summary::value::kSimpleValue, static_cast<float>(value)));
+  append(event_record(event_at(step).message(event::kSummary, values).text()));
+}
+
+void EventFile::text(int64_t step, std::string_view tag, std::string_view markdown) {
+  namespace value = summary::value;
+  namespace metadata = summary::metadata;
+  Message told, content, all;
+  told.message(metadata::kPluginData, Message().bytes(summary::plugin_data::kName, "text"));
+  told.number(metadata::kDataClass, metadata::kDataClassTensor);
+  content.number(tensor::kDType, tensor::kString);
+  content.message(tensor::kShape,
+                  Message().message(tensor::kDimension, Message().number(tensor::kSize, 1)));
+  content.bytes(tensor::kStringValue, markdown);
+  all.bytes(value::kTag, tag).message(value::kTensor, content).message(value::kMetadata, told);
+  append(event_record(
+      event_at(step).message(event::kSummary, Message().message(summary::kValue, all)).text()));
+}
+
+namespace {
 
 // TensorBoard reads text as Markdown: what is indented stays as it is.
 std::string indented(std::string_view text) {

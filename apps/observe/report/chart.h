@@ -1,13 +1,49 @@
-// Curves over the steps of runs, as the page draws them.
+// One measured quantity over the steps of a run, and what is drawn of a long one.
 #pragma once
 
 #include <boost/json/object.hpp>
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "apps/observe/report/series.h"
+#include "sdk/base/terminal/report.h"
 
 namespace meshwright::runs {
+
+// Steps ascend. A value that is not finite is kept as NaN: that there was one is worth knowing.
+struct Series {
+  std::vector<double> steps, values;
+
+  void add(double step, double value) {
+    steps.push_back(step);
+    values.push_back(value);
+  }
+  bool empty() const { return steps.empty(); }
+  size_t size() const { return steps.size(); }
+};
+
+struct Summary {
+  size_t finite = 0, other = 0;
+  double first = 0, last = 0, median = 0;  // of finite values
+  double least = 0, most = 0;
+  double least_at = 0, most_at = 0;  // steps
+};
+// nullopt: nothing in it is finite.
+std::optional<Summary> summary_of(const Series& series);
+
+// Consecutive steps as one point: the mean, and how far values went in both directions, so that no
+// peak is lost.
+struct Point {
+  double step = 0;  // of the middle
+  double mean = 0, least = 0, most = 0;
+  size_t other = 0;  // values that were not finite; all of them: mean is NaN
+};
+// At most `most` points (1 or more), each for an equal range of steps; a series that is no longer
+// has one a step.
+std::vector<Point> thinned(const Series& series, size_t most);
+
+// Curves over the steps of runs, as the page draws them.
 
 struct ChartLine {
   size_t run = 0;    // which style and letter it has
@@ -29,5 +65,22 @@ bool wants_log(const Chart& chart);
 // Points are [step, mean, least, most, values that were not finite]; what an end of them would
 // repeat (no spread, none) is left out.
 boost::json::object chart_json(const Chart& chart);
+
+// Curves of characters.
+
+struct PlotLine {
+  size_t run = 0;        // its letter and colour
+  const Series* series;  // not empty
+};
+struct Plot {
+  std::vector<PlotLine> lines;
+  double first_step = 1, last_step = 1;
+  bool bytes = false, log = false;
+  int rows = 8;
+};
+// One line alone is drawn of dots, eight to a character; several of their letters. Values that are
+// the highest or lowest of their column are always there. Empty: nothing is finite.
+std::string draw_plot(const report::Style& style, const Plot& plot);
+report::Tone tone_of_run(size_t run);
 
 }  // namespace meshwright::runs

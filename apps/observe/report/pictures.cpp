@@ -4,9 +4,9 @@
 #include <stdexcept>
 
 #include "apps/observe/report/scale.h"
-#include "engine/job/boxes.h"
+#include "engine/job/pictures.h"
 #include "meshwright/mesh.h"
-#include "sdk/base/pipeline_actions.h"
+#include "sdk/base/pipeline.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::runs {

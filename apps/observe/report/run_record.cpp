@@ -1,15 +1,23 @@
 #include "apps/observe/report/run_record.h"
 
 #include <algorithm>
+#include <array>
+#include <boost/json/monotonic_resource.hpp>
+#include <boost/json/object.hpp>
 #include <boost/json/parse.hpp>
+#include <charconv>
+#include <optional>
+#include <string_view>
 
+#include "apps/observe/monitors/numbers.h"
 #include "engine/config/config.h"
-#include "engine/config/syntax.h"
+#include "engine/config/toml_value.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::runs {
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -203,6 +211,240 @@ RunRecord read_run(const fs::path& folder) {
   out.times = read_traces(folder / "trace", out.problems);
   out.verdict = postmortem::judge_run(folder);
   out.problems.insert(out.problems.end(), out.verdict.problems.begin(), out.verdict.problems.end());
+  return out;
+}
+
+const QuantityInfo& info_of(Quantity quantity) {
+  static constexpr QuantityInfo kInfos[kQuantities] = {
+      {.key = "loss", .title = "Loss", .unit = "", .may_be_log = true},
+      {.key = "validation_loss", .title = "Validation loss", .unit = "", .may_be_log = true},
+      {.key = "grad_norm", .title = "Gradient norm", .unit = "", .may_be_log = true},
+      {.key = "lr", .title = "Learning rate", .unit = ""},
+      {.key = "tokens_per_second", .title = "Tokens a second", .unit = ""},
+      {.key = "step_ms", .title = "Time of a step", .unit = "ms", .may_be_log = true},
+      {.key = "rank_work_ms",
+       .title = "Work of ranks in a step",
+       .unit = "ms",
+       .may_be_log = true,
+       .may_be_unknown = true},
+      {.key = "mfu", .title = "MFU, share of the peak", .unit = "", .may_be_unknown = true},
+      {.key = "exposed_comm_ms",
+       .title = "Exposed communication of rank 0",
+       .unit = "ms",
+       .news = true,
+       .may_be_unknown = true},
+      {.key = "slowest_ms",
+       .title = "Slowest rank beside the median",
+       .unit = "ms",
+       .news = true,
+       .may_be_unknown = true},
+      {.key = "memory_bytes", .title = "Memory of rank 0, peak", .unit = "", .bytes = true},
+      {.key = "expert_imbalance", .title = "Fullest expert beside the mean", .unit = "times"},
+      {.key = "dropped_tokens", .title = "Tokens that no expert took", .unit = "", .news = true},
+  };
+  return kInfos[static_cast<size_t>(quantity)];
+}
+
+namespace {
+
+double number_or(const json::object& fields, const char* key, double otherwise) {
+  const json::value* found = fields.if_contains(key);
+  return found != nullptr && found->is_number() ? found->to_number<double>() : otherwise;
+}
+
+class Reader {
+ public:
+  explicit Reader(std::string file) : file_(std::move(file)) {}
+
+  // An error in words; empty: the row was taken.
+  std::string take(std::string_view line) {
+    unsigned char room[8192];
+    json::monotonic_resource memory(room, sizeof room);
+    boost::system::error_code failed;
+    const json::value row = json::parse(line, failed, &memory);
+    if (failed) return "is not valid JSON (" + failed.message() + ")";
+    const json::object* fields = row.if_object();
+    const json::value* number = fields == nullptr ? nullptr : fields->if_contains("step");
+    if (number == nullptr || !number->is_int64() || number->as_int64() < 0)
+      return "is not a row: it has no step";
+    const double step = static_cast<double>(number->as_int64()) + 1;
+    // A row is taken whole or not at all.
+    std::array<std::optional<double>, kQuantities> values;
+    for (size_t i = 0; i < kQuantities; ++i) {
+      const Series& series = out_.series[i];
+      const QuantityInfo& info = info_of(static_cast<Quantity>(i));
+      const json::value* found = fields->if_contains(info.key);
+      if (found == nullptr || (info.may_be_unknown && found->is_null())) continue;
+      values[i] = monitor::number_of(*found);
+      if (!values[i]) return std::string(info.key) + " is no number";
+      if (!series.empty() && step <= series.steps.back())
+        return "goes back to step " + std::to_string(number->as_int64()) + ", which was there";
+      // A share above 1 is of a peak that was measured too low, as older versions wrote it.
+      if (static_cast<Quantity>(i) == Quantity::mfu && *values[i] > 1) values[i].reset();
+    }
+    for (size_t i = 0; i < kQuantities; ++i)
+      if (values[i]) out_.series[i].add(step, *values[i]);
+    if (const auto& work = values[static_cast<size_t>(Quantity::rank_work_ms)]) {
+      out_.least_work.add(step, number_or(*fields, "rank_work_ms_least", *work));
+      out_.most_work.add(step, number_or(*fields, "rank_work_ms_most", *work));
+    }
+    if (const json::value* tokens = fields->if_contains("tokens");
+        tokens != nullptr && tokens->is_number())
+      out_.tokens += tokens->to_number<double>();
+    return {};
+  }
+
+  // `taken`: gets the rows that were, as they stand there; nullptr: nobody wants them.
+  Metrics read(std::string_view text, std::vector<std::string>& problems, std::string* taken) {
+    int64_t line = 0, broken = 0, first_broken = 0;
+    std::string why;
+    while (!text.empty()) {
+      ++line;
+      const size_t end = text.find('\n');
+      if (end == std::string_view::npos) {
+        // The last line of a run that writes at this moment, or that died while it did.
+        problems.push_back(file_ + " ends in the middle of line " + std::to_string(line) +
+                           ", which is left out");
+        break;
+      }
+      std::string said = take(text.substr(0, end));
+      if (said.empty() && taken != nullptr) taken->append(text.substr(0, end + 1));
+      text.remove_prefix(end + 1);
+      if (said.empty()) continue;
+      if (++broken == 1) why = std::move(said), first_broken = line;
+    }
+    if (broken > 0)
+      problems.push_back(file_ + ": line " + std::to_string(first_broken) + " " + why +
+                         (broken == 1
+                              ? "; it is left out"
+                              : "; " + report::human_count(broken) + " such lines are left out"));
+    return std::move(out_);
+  }
+
+ private:
+  std::string file_;
+  Metrics out_;
+};
+
+}  // namespace
+
+Metrics read_metrics(const std::filesystem::path& file, std::vector<std::string>& problems) {
+  base::ForeignFile opened(file);
+  const std::string text = opened.read(base::kLargeFile);
+  if (!opened.problem().empty()) problems.push_back(file.string() + " " + opened.problem());
+  return Reader(file.string()).read(text, problems, nullptr);
+}
+
+std::string metrics_taken(const std::filesystem::path& file) {
+  std::vector<std::string> problems;
+  std::string out;
+  Reader(file.string()).read(base::ForeignFile(file).read(base::kLargeFile), problems, &out);
+  return out;
+}
+
+// trace/rank_N.json: where the time of a rank went.
+
+namespace {
+
+enum What : uint8_t { kCompute, kMessage, kWait, kWhats };
+
+struct Edge {
+  int64_t at;
+  What what;
+  int by;  // +1: one more begins, -1: it ends
+};
+
+// The lanes of Trace::json().
+struct Bar {
+  int64_t lane = 0, begin = 0, length = 0;
+  std::string name;
+};
+
+std::optional<Bar> bar_of(const std::string& line) {
+  boost::system::error_code failed;
+  const size_t begin = line.find('{'), end = line.rfind('}');
+  if (begin == line.npos || end == line.npos || end < begin) return std::nullopt;
+  const json::value parsed =
+      json::parse(std::string_view(line).substr(begin, end + 1 - begin), failed);
+  const json::object* event = failed ? nullptr : parsed.if_object();
+  if (event == nullptr) return std::nullopt;
+  const json::value *lane = event->if_contains("tid"), *ts = event->if_contains("ts"),
+                    *length = event->if_contains("dur"), *name = event->if_contains("name");
+  if (lane == nullptr || ts == nullptr || length == nullptr || name == nullptr ||
+      !lane->is_int64() || !ts->is_int64() || !length->is_int64() || !name->is_string())
+    return std::nullopt;
+  return Bar{lane->as_int64(), ts->as_int64(), std::max<int64_t>(length->as_int64(), 0),
+             std::string(name->as_string())};
+}
+
+// Which part a moment belongs to: a rank that waits does nothing else, whatever bars of computation
+// are around it; messages under way beside computation cost nothing.
+RankTimes times_of(int64_t rank, std::vector<Edge> edges, int64_t steps) {
+  RankTimes out;
+  out.rank = rank;
+  out.steps = steps;
+  std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.at < b.at; });
+  int open[kWhats] = {};
+  for (size_t i = 0; i < edges.size(); ++i) {
+    if (i > 0) {
+      const int64_t length = edges[i].at - edges[i - 1].at;
+      if (open[kMessage] > 0) out.communicating += length;
+      if (open[kWait] > 0)
+        out.waiting += length;
+      else if (open[kCompute] > 0)
+        (open[kMessage] > 0 ? out.overlapped : out.computing) += length;
+      else
+        out.rest += length;
+    }
+    open[edges[i].what] += edges[i].by;
+  }
+  return out;
+}
+
+RankTimes read_trace(const std::string& text, int64_t rank) {
+  constexpr int64_t kWaits = 3;
+  std::vector<Edge> edges;
+  int64_t steps = 0;
+  for (size_t at = 0, end; at < text.size(); at = end + 1) {
+    end = std::min(text.find('\n', at), text.size());
+    const std::optional<Bar> bar = bar_of(text.substr(at, end - at));
+    if (!bar) continue;
+    const What what = bar->lane == 0                                              ? kCompute
+                      : bar->lane == kWaits && bar->name.starts_with("wait for ") ? kWait
+                                                                                  : kMessage;
+    if (what == kCompute && bar->name == "optimizer") ++steps;
+    edges.push_back({bar->begin, what, +1});
+    edges.push_back({bar->begin + bar->length, what, -1});
+  }
+  return times_of(rank, std::move(edges), steps);
+}
+
+}  // namespace
+
+std::vector<RankTimes> read_traces(const fs::path& folder, std::vector<std::string>& problems) {
+  constexpr std::string_view kBegin = "rank_", kEnd = ".json";
+  std::vector<RankTimes> out;
+  std::error_code failed;
+  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+    const std::string name = at->path().filename().string();
+    if (!name.starts_with(kBegin) || !name.ends_with(kEnd)) continue;
+    int64_t rank = -1;
+    const char* last = name.data() + name.size() - kEnd.size();
+    if (std::from_chars(name.data() + kBegin.size(), last, rank).ptr != last || rank < 0) continue;
+    base::ForeignFile file(at->path());
+    const std::string text = file.read(base::kLargeFile);
+    if (!file.problem().empty()) {
+      problems.push_back(at->path().string() + " " + file.problem());
+      continue;
+    }
+    RankTimes times = read_trace(text, rank);
+    if (times.total() > 0)
+      out.push_back(times);
+    else
+      problems.push_back(at->path().string() + " has no bars of a trace");
+  }
+  std::sort(out.begin(), out.end(),
+            [](const RankTimes& a, const RankTimes& b) { return a.rank < b.rank; });
   return out;
 }
 

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "apps/observe/flight_recorder/verdict.h"
-#include "apps/observe/report/series.h"
-#include "engine/checkpoint/listing.h"
-#include "engine/config/differences.h"
+#include "apps/observe/report/chart.h"
+#include "engine/checkpoint/inspect.h"
+#include "engine/config/config.h"
 
 namespace meshwright::runs {
 

@@ -1,5 +1,4 @@
-// What `calibrate` measured: sizes of kernels, messages and layers, and the seconds that they took.
-// The same list on every rank, so that the times of all can be joined.
+// The command line of `calibrate`, for the ranks.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +7,26 @@
 
 #include "apps/doctor/links.h"
 #include "apps/performance/steptime/kernels.h"
-#include "apps/performance/steptime/network.h"
 
 namespace meshwright::calibrate {
+
+// What products are measured in.
+enum class Widths : uint8_t { both, half, full };
+
+struct Request {
+  std::string out = "machine.toml";
+  double seconds = 30;  // that measuring may take, about
+  Widths widths = Widths::both;
+  std::vector<std::string> sets = {};
+  std::string machines = {};  // folder of the shipped machine files
+  bool json = false;
+  bool live = false;  // standard error is a terminal
+  int width = 80;
+  bool colour = false, unicode = true;
+};
+
+// What `calibrate` measured: sizes of kernels, messages and layers, and the seconds that they took.
+// The same list on every rank, so that the times of all can be joined.
 
 // y [rows, columns] = x [rows, inner] w^T, or, backward, the two products that make the gradients
 // of x and w.
@@ -79,5 +95,24 @@ struct Measured {
   // shares a core with two at a time is three times as slow, and has it alone at another time.
   void take_all(const std::vector<std::vector<double>>& of_ranks);
 };
+
+// What is measured: sizes that training has, so small that all of them together take seconds.
+
+// Adds products, kernels, attention and layers without times; `to.cuda` is set.
+void add_sizes(Measured& to, Widths widths);
+// How many measurements these are.
+size_t count_points(const Measured& of);
+
+// Ranks that a collective is measured among.
+struct Ranks {
+  GroupTime::Kind kind = GroupTime::Kind::host;
+  std::string name;
+  std::vector<int64_t> ranks;  // of this rank's group
+  steptime::Group group;
+};
+// Those of `rank`. `host`: of each rank, the first rank on its host. The ranks of a host, pairs of
+// them, and those with one place on each host; all ranks where hosts have different numbers of
+// them. The same kinds on every rank.
+std::vector<Ranks> groups_of(const std::vector<int64_t>& host, int64_t rank);
 
 }  // namespace meshwright::calibrate

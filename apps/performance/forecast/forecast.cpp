@@ -4,12 +4,133 @@
 #include <filesystem>
 #include <utility>
 
-#include "apps/performance/forecast/exchanges.h"
+#include "apps/performance/steptime/kernels.h"
+#include "apps/performance/steptime/machine.h"
 #include "sdk/base/host_facts.h"
 #include "sdk/base/pipeline.h"
-#include "sdk/base/pipeline_actions.h"
 
 namespace meshwright::forecast {
+
+namespace {
+
+bool is_data_axis(std::string_view axis) { return axis.starts_with("dp") || axis == "ep_shard"; }
+bool gathers(const Communication& row) { return row.op == "all_gather" || row.op == "broadcast"; }
+bool shares(const Communication& row) { return gathers(row) || row.op == "reduce_scatter"; }
+
+// `group`: how the ranks of the axis lie.
+double row_seconds(const steptime::Machine& machine, const Communication& row,
+                   steptime::Group group) {
+  if (row.ranks <= 1 || row.count <= 0) return 0;
+  group.size = static_cast<double>(row.ranks);
+  const auto count = static_cast<double>(row.count);
+  if (row.op == "all_reduce")
+    return count * steptime::all_reduce(machine, group, static_cast<double>(row.payload));
+  const steptime::Ring ring = steptime::ring_of(machine, group);
+  const double steps = row.op == "send" ? 1 : group.size - 1;
+  return count * (steps * ring.step + static_cast<double>(row.sent()) / ring.rate);
+}
+
+}  // namespace
+
+double shard_ranks(const plan::JobPlan& plan) {
+  int64_t out = 1;
+  for (const Communication& row : plan.footprint->schedule)
+    if (is_data_axis(row.axis) && shares(row)) out = std::max(out, row.ranks);
+  return static_cast<double>(out);
+}
+
+DataMoved data_moved(const plan::JobPlan& plan) {
+  const ParallelSizes& sizes = plan.shared.sizes;
+  const double copies = static_cast<double>(plan.world_size) /
+                        (static_cast<double>(sizes.tp * sizes.pp) * shard_ranks(plan));
+  DataMoved out;
+  double gathered = 0, reduced = 0;  // each byte once
+  for (const Communication& row : plan.footprint->schedule) {
+    if (!is_data_axis(row.axis) || row.ranks <= 1) continue;
+    const auto once = static_cast<double>(row.payload), all = static_cast<double>(row.count) * once;
+    if (row.every > 1) {
+      out.seldom += all / static_cast<double>(row.every);
+      continue;
+    }
+    if (gathers(row)) {
+      const bool again = row.phase == Communication::Phase::backward;
+      (again ? out.gathered_again : out.gathered) += all;
+      if (!again) gathered += once;
+      continue;
+    }
+    out.hidden = out.hidden || row.overlaps;
+    if (row.op == "all_reduce" && static_cast<double>(row.ranks) <= copies) {
+      out.summed += all;
+      if (shard_ranks(plan) > 1) continue;  // after what is scattered
+    } else {
+      out.reduced += row.op == "all_reduce" ? 2 * all : all;  // among those that share: both ways
+    }
+    out.reductions += all;
+    reduced += once;
+  }
+  out.gathers = gathered > 0 ? out.gathered / gathered : 0;
+  out.reductions = reduced > 0 ? out.reductions / reduced : 0;
+  return out;
+}
+
+double seconds_of_rows(const steptime::Machine& machine, const CommunicationSchedule& schedule,
+                       std::string_view axis, const steptime::Group& group) {
+  double out = 0;
+  for (const Communication& row : schedule)
+    if (row.axis == axis) out += row_seconds(machine, row, group);
+  return out;
+}
+
+double expert_seconds(const steptime::Machine& machine, const CommunicationSchedule& schedule,
+                      const steptime::Shape& shape, const steptime::Job& job) {
+  const steptime::Group group{job.ep, 1, job.ranks_per_host, job.ranks};
+  double dispatches = 0;
+  for (const Communication& row : schedule)
+    if (row.axis == "ep" && row.op == "all_to_all") dispatches += static_cast<double>(row.count);
+  if (dispatches <= 0) return seconds_of_rows(machine, schedule, "ep", group);
+  return dispatches * steptime::dispatch(machine, group, job.tokens(), shape.experts_a_token,
+                                         job.width * shape.hidden);
+}
+
+double context_seconds(const steptime::Machine& machine, const CommunicationSchedule& schedule,
+                       const steptime::Shape& shape, const steptime::Job& job, bool ring) {
+  const steptime::Group group{job.cp, job.tp, job.ranks_per_host, job.ranks};
+  // Keys and values go round in each forward and once more in backward, where their gradients come
+  // along.
+  double bare = 0, forward = 0, backward = 0;
+  for (const Communication& row : schedule) {
+    if (row.axis != "cp") continue;
+    const bool sent = ring && row.op == "send", back = row.phase == Communication::Phase::backward;
+    (!sent ? bare : back ? backward : forward) += row_seconds(machine, row, group);
+  }
+  const double forwards = job.recompute == steptime::Recompute::full ? 2 : 1,
+               times = job.micro_batches * job.runs * shape.layers / job.pp;
+  const steptime::Core core =
+      steptime::attention_core(machine, job, shape.heads / job.tp, shape.head_dim);
+  const double once = forwards * times;
+  return bare + once * steptime::exposed_ring(machine, forward / once, core.forward) +
+         times * steptime::exposed_ring(machine, backward / times, core.backward);
+}
+
+Exchanged exchanged_of(const plan::JobPlan& plan) {
+  return {plan.footprint->schedule, data_moved(plan).seldom,
+          plan.context && plan.context->method == ContextMethod::ring};
+}
+
+void set_exchange_seconds(const steptime::Machine& machine, const steptime::Shape& shape,
+                          const Exchanged& said, steptime::Job& job) {
+  const double passes = job.micro_batches * job.runs * shape.layers / job.pp;
+  const steptime::Group tp{job.tp, 1, job.ranks_per_host, job.ranks},
+      replicas{job.replicas(), job.tp * job.shard, job.ranks_per_host, job.ranks};
+  const double left = job.async_tp == steptime::AsyncTp::torch ? machine.overlap.async_tp : 1;
+  if (job.tp > 1)
+    job.tp_seconds = left * seconds_of_rows(machine, said.schedule, "tp", tp) / passes;
+  if (job.cp > 1)
+    job.cp_seconds = context_seconds(machine, said.schedule, shape, job, said.ring) / passes;
+  if (job.ep > 1) job.ep_seconds = expert_seconds(machine, said.schedule, shape, job) / passes;
+  job.beside_seconds = steptime::all_reduce(machine, replicas, said.seldom);
+}
+
 namespace {
 
 using steptime::Job;
@@ -338,6 +459,68 @@ steptime::Prediction predicted_on(const Machine& machine, const Forecast& foreca
   Job job = forecast.job;
   if (forecast.exchanged) set_exchange_seconds(machine, forecast.shape, *forecast.exchanged, job);
   return steptime::predict(machine, forecast.shape, job, bubble);
+}
+
+// Why a forecast is rougher than docs/step_time.md promises.
+
+namespace {
+
+// A figure that is off by so much changes what is made of it, whatever else bounds the step.
+constexpr double kFarOff = 1000;
+
+// Those of the machine's figures that the forecast goes by, with commas: with another value of them
+// it is another one.
+std::string in_use(const Forecast& f, const std::vector<std::string>& keys) {
+  std::string out;
+  if (keys.empty()) return out;
+  steptime::Machine machine = f.machine;
+  const std::vector<steptime::Figure> figures = steptime::figures_of(machine);
+  auto seconds = [&] {
+    return predicted_on(machine, f, steptime::Bubble::closed_form).seconds;  // has every figure
+  };
+  const double before = seconds();
+  for (const std::string& key : keys) {
+    const auto figure =
+        std::find_if(figures.begin(), figures.end(),
+                     [&](const steptime::Figure& candidate) { return candidate.key() == key; });
+    if (figure == figures.end()) continue;
+    const double was = *figure->to;
+    auto changes = [&](double value) {
+      *figure->to = value;
+      const bool changed = seconds() != before;
+      *figure->to = was;
+      return changed;
+    };
+    // What a job may have of the memory, and how many ranks a host has, are in no second.
+    const bool always = key == "device.memory" || key == "device.outside" ||
+                        (key == "network.ranks_per_host" && f.job.ranks > 1);
+    if (always || changes(was > 0 ? was / kFarOff : figure->most) || changes(was * kFarOff))
+      out += (out.empty() ? "" : ", ") + key;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::string> rough_of(const Forecast& f) {
+  std::vector<std::string> out;
+  const steptime::LayerTime layer = steptime::layer_time(f.machine, f.shape, f.job);
+  if (f.shape.experts > 0) out.emplace_back("experts: within a fifth");
+  if (f.job.cp > 4) out.emplace_back("cp over 4: within 12%");
+  if (f.job.fp8)
+    out.emplace_back(
+        "8-bit floats: the bytes of their casts are counted, no run has measured them");
+  if (f.job.offload.on)
+    out.emplace_back("states on the host: the rates of its link and memory are guessed");
+  const double device =
+      layer.forward.sum() + layer.backward.sum() - layer.forward.host - layer.backward.host;
+  if (device < 1.5e-3 && f.machine.peak_bf16 > 1e13)
+    out.emplace_back("layers under 1.5 ms: the host decides, measure it");
+  if (const std::string names = in_use(f, f.machine.guessed); !names.empty())
+    out.push_back("guessed figures of the machine: " + names);
+  if (const std::string names = in_use(f, f.machine.at_bound); !names.empty())
+    out.push_back("figures of the machine that were left at a bound: " + names);
+  return out;
 }
 
 }  // namespace meshwright::forecast

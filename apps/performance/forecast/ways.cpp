@@ -7,7 +7,6 @@
 #include "apps/performance/forecast/forecast.h"
 #include "apps/performance/forecast/layouts.h"
 #include "engine/job/adapters.h"
-#include "engine/job/base_dtype.h"
 #include "engine/job/parameter_groups.h"
 #include "meshwright/footprint.h"
 #include "sdk/base/words.h"

@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "apps/performance/steptime/kernels.h"
-#include "apps/performance/steptime/network.h"
 #include "apps/performance/steptime/predict.h"
 
 namespace meshwright::steptime {

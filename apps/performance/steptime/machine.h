@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace meshwright::steptime {
@@ -79,5 +80,38 @@ Machine find_machine(const std::string& name, const std::string& folder);
 // The one in `folder` whose device a driver calls so ("NVIDIA H100 80GB HBM3"), or which has that
 // name itself. nullopt: none, of those that can be read.
 std::optional<Machine> machine_reported(const std::string& device, const std::string& folder);
+
+// Every figure of a machine file, for what reads one and what writes one.
+
+// More is a slip.
+inline constexpr int kMostRanksOfAHost = 1024;
+
+// What the source of a figure begins with that a fit left at the bound of its range: what was
+// measured lies beyond, and forecasts that go by it are rough.
+inline constexpr std::string_view kAtBound = "measured at a bound";
+
+// `least` and `most` are what a machine of today or of the next years can have; beyond them it is a
+// slip of the unit.
+struct Figure {
+  const char *table, *name;
+  double* to;
+  double least, most;
+  const char* means;
+  bool needed = true;
+  bool whole = false;  // a count: 7.5 of it is none
+
+  std::string key() const { return std::string(table) + "." + name; }
+};
+
+// Those of `machine`, in the order of a file.
+std::vector<Figure> figures_of(Machine& machine);
+
+// A machine file as read_machine() reads it.
+
+// `sources`: where each figure comes from, by its key ("network.bus"). A figure that a file need
+// not have is written where it has a source. `comment`: its first lines, without the #. Throws
+// Error(internal) for a needed figure without a source.
+std::string machine_text(const Machine& machine, const std::map<std::string, std::string>& sources,
+                         const std::string& comment);
 
 }  // namespace meshwright::steptime

@@ -5,7 +5,7 @@
 
 #include "apps/performance/steptime/job.h"
 #include "apps/performance/steptime/machine.h"
-#include "sdk/base/pipeline_actions.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::steptime {
 

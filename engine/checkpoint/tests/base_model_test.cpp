@@ -1,15 +1,14 @@
 // Checkpoints that leave weights in the folder which the run started from.
-#include "engine/checkpoint/base_model.h"
+#include "engine/checkpoint/checkpoint.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
 
 #include <cmath>
 
-#include "engine/checkpoint/diff.h"
 #include "engine/checkpoint/export.h"
+#include "engine/checkpoint/inspect.h"
 #include "engine/checkpoint/tests/make_checkpoint.h"
-#include "engine/checkpoint/verify.h"
 #include "engine/checkpoint/weights/safetensors.h"
 
 namespace checkpoint_base_model_test {

@@ -9,12 +9,11 @@
 #include <fstream>
 
 #include "engine/checkpoint/checksum.h"
-#include "engine/checkpoint/listing.h"
-#include "engine/checkpoint/resume.h"
-#include "engine/checkpoint/verify.h"
+#include "engine/checkpoint/inspect.h"
+#include "engine/checkpoint/source.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/durable.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace folder_test {
 

@@ -11,8 +11,7 @@
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/meta.h"
-#include "engine/checkpoint/weights/element_types.h"
-#include "engine/checkpoint/weights/safetensors_writer.h"
+#include "engine/checkpoint/weights/safetensors.h"
 #include "sdk/base/files/durable.h"
 
 namespace meshwright::checkpoint {

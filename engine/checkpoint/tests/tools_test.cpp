@@ -7,12 +7,10 @@
 #include <iterator>
 #include <random>
 
-#include "engine/checkpoint/diff.h"
 #include "engine/checkpoint/export.h"
-#include "engine/checkpoint/listing.h"
+#include "engine/checkpoint/inspect.h"
 #include "engine/checkpoint/tests/make_checkpoint.h"
-#include "engine/checkpoint/verify.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace tools_test {
 

@@ -1,5 +1,4 @@
-// Files of a Hugging Face folder that a run hands on to what it saves: tokenizer, generation
-// settings, licence, whatever else is there.
+// Links in folders that somebody else packed.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +9,16 @@
 #include <vector>
 
 namespace meshwright::weights {
+
+// Where `file` of `folder` really lies when a link leads it out of the folder: whoever packed it
+// would choose which of our files is read. nullopt for what stays inside, for what Hugging Face's
+// download cache makes (models--A--B/snapshots/<revision>/NAME -> models--A--B/blobs/<hash>), and
+// for a link that leads nowhere, which opening it tells.
+std::optional<std::filesystem::path> leads_out(const std::filesystem::path& folder,
+                                               const std::filesystem::path& file);
+
+// Files of a Hugging Face folder that a run hands on to what it saves: tokenizer, generation
+// settings, licence, whatever else is there.
 
 // The file that marks a folder as an export of ours (export.h), which each export has of its own.
 inline constexpr const char* kExportMarker = ".meshwright-export";

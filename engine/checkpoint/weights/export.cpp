@@ -13,11 +13,9 @@
 #include <set>
 
 #include "engine/checkpoint/weights/auxiliary_files.h"
-#include "engine/checkpoint/weights/convert.h"
-#include "engine/checkpoint/weights/element_types.h"
+#include "engine/checkpoint/weights/safetensors.h"
 #include "meshwright/abi.h"
 #include "sdk/base/files/foreign_file.h"
-#include "sdk/base/files/read_file.h"
 
 namespace meshwright::weights {
 

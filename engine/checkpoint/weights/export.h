@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "engine/checkpoint/weights/safetensors.h"
-#include "engine/checkpoint/weights/safetensors_writer.h"
 
 namespace meshwright::weights {
 

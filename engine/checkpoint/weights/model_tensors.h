@@ -3,6 +3,8 @@
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "engine/checkpoint/weights/safetensors.h"
 #include "meshwright/outline.h"
@@ -23,5 +25,21 @@ void check_tied_head(const WeightFolder& files, const std::string& folder,
 // are none.
 std::string unused_tensors(const WeightFolder& files, const std::string& folder,
                            const ModelOutline& outline);
+
+// The tensors of a folder of adapters beside the factors of a model: names, shapes and types, as
+// the header of their file has them.
+
+// What peft writes beside adapter_config.json, and puts before a module's name there.
+inline constexpr std::string_view kAdapterWeights = "adapter_model.safetensors",
+                                  kPeftPrefix = "base_model.model.";
+
+// Names under which it may have a factor of an adapter, the one that an export gives it first.
+std::vector<std::string> adapter_names_in_files(std::string_view architecture,
+                                                const ParameterOutline& factor);
+
+// The file of `folder`, as lora.adapter names it. `outline` has its factors, each of which the file
+// must have, and nothing else. Reads the header alone. Throws Error(file_unreadable |
+// bad_safetensors | weights_mismatch) with the key lora.adapter.
+WeightFolder open_adapter_tensors(const std::string& folder, const ModelOutline& outline);
 
 }  // namespace meshwright::weights

@@ -1,4 +1,4 @@
-#include "engine/config/differences.h"
+#include "engine/config/config.h"
 
 #include <doctest/doctest.h>
 

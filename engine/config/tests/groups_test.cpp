@@ -8,7 +8,6 @@
 
 #include "engine/config/config.h"
 #include "engine/config/describe.h"
-#include "engine/config/differences.h"
 
 namespace groups_test {
 

@@ -1,5 +1,5 @@
 // Settings that another one leaves without effect are told, once, to those who asked for something.
-#include "engine/config/idle.h"
+#include "engine/config/cross_checks.h"
 
 #include <doctest/doctest.h>
 

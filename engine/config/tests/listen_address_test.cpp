@@ -1,4 +1,4 @@
-#include "engine/config/listen_address.h"
+#include "engine/config/cross_checks.h"
 
 #include <doctest/doctest.h>
 

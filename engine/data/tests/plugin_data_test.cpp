@@ -6,9 +6,8 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "engine/data/plugin_data.h"
+#include "engine/data/dataset.h"
 #include "engine/data/read_ahead.h"
-#include "engine/data/sample_buffer.h"
 #include "engine/data/tests/numbers.h"
 
 using namespace meshwright;

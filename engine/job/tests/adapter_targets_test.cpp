@@ -1,5 +1,5 @@
 // Which modules an adapter_config.json is for: the rules of peft's check_target_module_exists().
-#include "engine/job/adapter_targets.h"
+#include "engine/job/adapters.h"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // A run's own export never takes the place of the model that it begins with.
-#include "engine/job/export_folders.h"
+#include "engine/job/trainable.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

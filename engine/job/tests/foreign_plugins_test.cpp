@@ -1,12 +1,12 @@
 // A run's folder names plugins: what comes with it is data, by whatever way it is named.
-#include "engine/job/foreign_plugins.h"
+#include "engine/job/job.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
 
 #include <fstream>
 
-#include "engine/config/interpolate.h"
+#include "engine/config/source.h"
 #include "meshwright/error.h"
 #include "meshwright/options.h"
 

@@ -1,5 +1,5 @@
 // The picture of a pipeline's run, character by character.
-#include "engine/job/pipeline_timeline.h"
+#include "engine/job/pictures.h"
 
 #include <doctest/doctest.h>
 

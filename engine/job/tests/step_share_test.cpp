@@ -1,5 +1,5 @@
 // What a step reads of all data.
-#include "engine/job/step_share.h"
+#include "engine/job/job_data.h"
 
 #include <doctest/doctest.h>
 

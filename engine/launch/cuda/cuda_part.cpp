@@ -34,7 +34,6 @@
 #include "kernel_source.h"
 #include "meshwright/export.h"
 #include "sdk/base/device_graphs.h"
-#include "sdk/base/device_kernels.h"
 #include "sdk/base/kernels/arguments.h"
 
 namespace meshwright::cuda {

@@ -13,7 +13,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "engine/launch/devices.h"
+#include "engine/launch/spawn.h"
 #include "engine/launch/store_bytes.h"
 #include "meshwright/error.h"
 #include "sdk/base/beside.h"

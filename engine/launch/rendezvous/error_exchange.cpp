@@ -6,10 +6,24 @@
 
 #include "engine/launch/rendezvous/bounded.h"
 #include "engine/launch/rendezvous/deadlines.h"
-#include "engine/launch/rendezvous/error_text.h"
 #include "engine/launch/rendezvous/notices.h"
+#include "engine/launch/rendezvous/rendezvous.h"
+#include "sdk/base/files/error_text.h"
+#include "sdk/base/host_facts.h"
 
 namespace meshwright::rendezvous {
+
+std::string encode_error(const Error& error) { return base::error_text(error); }
+
+Error decode_error(const std::string& text) {
+  return base::error_in(text).value_or(Error(
+      ErrorCode::rank_failed,
+      "another rank refused the job in words that this one cannot read: " + text.substr(0, 200)));
+}
+
+std::string name_here(int64_t rank) {
+  return "rank " + std::to_string(rank) + " (" + host_name() + ")";
+}
 
 namespace {
 
@@ -148,6 +162,15 @@ void ErrorExchange::finish() {
     if (ranks_.rank != 0) throw lost("it hangs or is stopped");
   } catch (const std::exception&) {
     if (ranks_.rank != 0) throw lost("it ended before that");
+  }
+}
+
+void Ending::tell(const Error& error) noexcept {
+  try {
+    if (stage_ == Stage::alone)
+      if (auto ranks = launch::detect_ranks(launch::process_environment())) refuse(*ranks, error);
+    if (exchange_) exchange_->post(error);
+  } catch (...) {  // the launcher's variables make no sense: nobody can be found by them
   }
 }
 

@@ -1,19 +1,36 @@
-// Where a rank that ends before the work is done says why, so that all others end with the same
-// words and the same exit status.
-//
-// The exchange is a few keys of the store that the ranks met in. Nobody looks at it while training
-// goes well: a rank that fails closes its connections, and the others, whose collectives break,
-// look here before they call the broken connection the cause.
+// An error as a text that another process reads again: code, message, key, place in the file, helps
+// and notes.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <optional>
+#include <string>
 
 #include "engine/launch/ranks.h"
 #include "meshwright/error.h"
+
+namespace meshwright::rendezvous {
+
+std::string encode_error(const Error& error);
+// A text that is not one of encode_error(), as another version of the program may send it, becomes
+// the message of Error(rank_failed).
+Error decode_error(const std::string& text);
+
+// "rank 1 (node7)", for a message that other ranks read.
+std::string name_here(int64_t rank);
+
+}  // namespace meshwright::rendezvous
+
+// Where a rank that ends before the work is done says why, so that all others end with the same
+// words and the same exit status.
+//
+// The exchange is a few keys of the store that the ranks met in. Nobody looks at it while training
+// goes well: a rank that fails closes its connections, and the others, whose collectives break,
+// look here before they call the broken connection the cause.
 
 namespace c10d {
 class Store;
@@ -52,6 +69,38 @@ class ErrorExchange {
   c10::intrusive_ptr<c10d::Store> store_, beside_;
   std::chrono::steady_clock::time_point beside_again_{};  // not before
   std::chrono::milliseconds timeout_;
+};
+
+// How a process that is one of several ranks ends: together with the others, whatever ends it and
+// whenever.
+//
+//   Ending ending;
+//   try { ... ending.meeting(); ... ending.joined(exchange); ...; ending.finish(); }
+//   catch (const Error& error) { print(error); ending.tell(error); return
+//   exit_status(error.code()); }
+
+class Ending {
+ public:
+  // From now on the ranks find out together what is wrong.
+  void meeting() { stage_ = Stage::meeting; }
+  // The ranks have met. Without an exchange (a single rank, or ranks whose parent ends them all)
+  // there is nobody to tell.
+  void joined(std::shared_ptr<ErrorExchange> exchange) {
+    stage_ = Stage::joined;
+    exchange_ = std::move(exchange);
+  }
+  // This rank has ended with that error, has said so and has closed its connections: tells the
+  // others, before they have met too.
+  void tell(const Error& error) noexcept;
+  // Collective, last: see ErrorExchange::finish().
+  void finish() {
+    if (exchange_) exchange_->finish();
+  }
+
+ private:
+  enum class Stage : uint8_t { alone, meeting, joined };
+  Stage stage_ = Stage::alone;
+  std::shared_ptr<ErrorExchange> exchange_;
 };
 
 }  // namespace meshwright::rendezvous

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "engine/launch/rendezvous/connectivity.h"
-#include "engine/launch/rendezvous/interfaces.h"
 #include "engine/launch/rendezvous/listen.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "meshwright/error.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/launch/ranks.h"
-#include "engine/launch/rendezvous/interfaces.h"
+#include "engine/launch/rendezvous/connectivity.h"
 
 namespace meshwright::rendezvous {
 

@@ -15,18 +15,17 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
-#include "engine/launch/limits.h"
 #include "engine/launch/ranks.h"
 #include "engine/launch/rendezvous/bounded.h"
 #include "engine/launch/rendezvous/connectivity.h"
-#include "engine/launch/rendezvous/error_text.h"
-#include "engine/launch/rendezvous/interfaces.h"
+#include "engine/launch/rendezvous/error_exchange.h"
 #include "engine/launch/rendezvous/listen.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/rendezvous/rendezvous.h"
 #include "engine/launch/rendezvous/store_client.h"
 #include "engine/launch/rendezvous/store_server.h"
 #include "engine/launch/rendezvous/told.h"
+#include "engine/launch/spawn.h"
 #include "meshwright/error.h"
 #include "sdk/base/wait.h"
 

@@ -21,8 +21,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "engine/launch/rendezvous/interfaces.h"
-#include "engine/launch/rendezvous/store_table.h"
+#include "engine/launch/rendezvous/connectivity.h"
+#include "engine/launch/rendezvous/wire.h"
 #include "meshwright/error.h"
 #include "sdk/base/host/sha256.h"
 

@@ -1,4 +1,4 @@
-#include "engine/launch/limits.h"
+#include "engine/launch/spawn.h"
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>

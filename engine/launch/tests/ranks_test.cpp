@@ -6,7 +6,6 @@
 #include <map>
 #include <set>
 
-#include "engine/launch/hosts.h"
 #include "meshwright/error.h"
 
 using namespace meshwright;

@@ -4,7 +4,6 @@
 #include <ATen/ops/layer_norm.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include "engine/models/initial_values.h"
 #include "engine/models/models.h"
 #include "engine/models/running/decoder.h"
 #include "meshwright/nn/stage.h"

@@ -1,20 +1,36 @@
-// The modules of a decoder-only transformer under Hugging Face's names.
+// Layer normalisation (Ba et al. 2016) with hooks, its tensors made as asked.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <cstdint>
 #include <memory>
 
 #include "engine/models/net_config.h"
 #include "engine/models/running/activation.h"
 #include "engine/models/running/layer_graphs.h"
-#include "engine/models/running/layer_norm.h"
 #include "engine/models/running/rotary.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/layers.h"
+#include "meshwright/nn/module.h"
 #include "meshwright/nn/moe.h"
 
 namespace meshwright::modules {
+
+class LayerNormImpl : public torch::nn::Module {
+ public:
+  LayerNormImpl(int64_t size, double epsilon, const at::TensorOptions& options);
+  at::Tensor forward(const at::Tensor& x);
+
+  at::Tensor weight, bias;
+
+ private:
+  double epsilon_;
+};
+MESHWRIGHT_MODULE(LayerNorm);
+
+// The modules of a decoder-only transformer under Hugging Face's names.
 
 using outlines::NetConfig;
 

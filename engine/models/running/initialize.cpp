@@ -8,7 +8,7 @@
 #include <bit>
 #include <cmath>
 
-#include "engine/models/initial_values.h"
+#include "engine/models/models.h"
 #include "engine/models/running/philox.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/hash.h"

@@ -17,7 +17,6 @@
 #include <utility>
 
 #include "engine/models/running/decoder.h"
-#include "engine/models/running/layer_norm.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/layers.h"
@@ -78,7 +77,7 @@ namespace {
 using Captured = LayerGraphs::Captured;
 
 // Of a forward: launched, or operator by operator. The second asks for the same gradients as the
-// first, and not for what a unit would have written to its place (gradient_place.h), so that
+// first, and not for what a unit would have written to its place (weight_gradients.h), so that
 // numbers do not depend on which of them came when.
 struct LayerBackward : torch::autograd::Node {
   std::shared_ptr<Captured> captured;  // null: not launched

@@ -4,14 +4,13 @@
 #include <vector>
 
 #include "engine/checkpoint/adapters.h"
-#include "engine/checkpoint/base_model.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/weights/safetensors.h"
 #include "engine/config/config.h"
 #include "engine/config/describe.h"
-#include "engine/config/differences.h"
-#include "engine/models/config_changes.h"
+#include "engine/models/config_json.h"
 #include "engine/train/preflight/source.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::before {

@@ -9,7 +9,6 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/config/config.h"
-#include "engine/config/differences.h"
 #include "engine/job/plan.h"
 
 namespace meshwright::before {

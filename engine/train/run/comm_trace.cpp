@@ -13,7 +13,7 @@
 #include "engine/launch/rank_file.h"
 #include "engine/launch/ranks.h"
 #include "engine/launch/rendezvous/bounded.h"
-#include "engine/launch/stop_signals.h"
+#include "engine/launch/supervisor.h"
 #include "sdk/base/files/clock.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/host_facts.h"
@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 namespace {
 
 // A disk that does not answer must not keep a rank from ending.
-constexpr auto kPatience = std::chrono::seconds(5);
+constexpr auto kWritePatience = std::chrono::seconds(5);
 // What the handler and the destructor say to the thread.
 constexpr char kEndWord = 'e', kOver = 'o';
 // After a signal to end: a rank that begins no collective for so long may hang.
@@ -77,7 +77,7 @@ void CommTrace::write(const std::string& why, bool error) {
   file.why = why;
   file.error = error;
   file.record = log_.read();
-  rendezvous::bounded(kPatience, [folder = folder_, path = file_, text = to_text(file)] {
+  rendezvous::bounded(kWritePatience, [folder = folder_, path = file_, text = to_text(file)] {
     save(folder, path, text);
   });
   written_ = true;

@@ -1,5 +1,7 @@
 #include "engine/train/run/load_checkpoint.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
@@ -17,19 +19,37 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/train/preflight/same_run.h"
-#include "engine/train/run/generators.h"
 #include "engine/train/run/resume.h"
+#include "engine/train/step/draws.h"
 #include "engine/train/step/load_weights.h"
 #include "engine/train/step/local_state.h"
+#include "engine/train/step/optimizer.h"
 #include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/stages.h"
 #include "engine/train/step/step_monitor.h"
-#include "engine/train/step/update_classes.h"
 #include "meshwright/error.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::train {
+
+uint64_t generator_seed(uint64_t seed, int64_t step, const plan::JobPlan& plan) {
+  return (seed + static_cast<uint64_t>(step) * 0x2545f4914f6cdd1du) * 0x9e3779b97f4a7c15u +
+         static_cast<uint64_t>(place_of_draws(plan));
+}
+
+std::vector<std::pair<std::string, at::Generator>> generators_of(const World& world) {
+  std::vector<std::pair<std::string, at::Generator>> out{
+      {"cpu", at::detail::getDefaultCPUGenerator()}};
+  if (world.device().is_cuda())
+    out.emplace_back("cuda", at::globalContext().defaultGenerator(world.device()));
+  return out;
+}
+
+at::Tensor state_of(at::Generator generator) {
+  std::lock_guard lock(generator.mutex());
+  return generator.get_state().clone();
+}
 
 // A run that goes on with other dtypes than its checkpoint has.
 

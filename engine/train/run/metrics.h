@@ -1,20 +1,83 @@
-// What a run leaves behind: its folder, metrics.jsonl, and the lines a person watches.
+// What a step's row of metrics.jsonl says, for whoever writes rows: JSON lines, CSV, event files,
+// monitors.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "engine/train/run/step_row.h"
+#include "meshwright/trainer.h"
 #include "sdk/base/host/append_file.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::train {
+
+inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+// What a step cost, beside its result, and how it lies among the steps before. kNone: not known.
+struct StepCost {
+  double step_ms = 0;
+  int64_t memory_bytes = 0;  // peak tensor bytes of this rank
+  double data_ms = 0;        // of step_ms: waiting for samples
+  int64_t ranks = 1;
+  double mfu = kNone;              // of the model, as a share of the ranks' peak: 0.41
+  double exposed_comm_ms = kNone;  // of step_ms: this rank did nothing but communicate
+  int64_t slowest_rank = -1;       // -1: not known
+  double slowest_ms = kNone;       // that it worked longer than the median of the others
+  // What ranks worked in the step without waiting: the median, the least and the most.
+  double rank_work_ms = kNone, rank_work_ms_least = kNone, rank_work_ms_most = kNone;
+  double loss_z = kNone, grad_norm_z = kNone;
+  bool skipped = false;  // its update was left out (run.skip_step_above_z)
+};
+
+struct Metric {
+  const char* name;    // "loss", as in metrics.jsonl
+  double value;        // not finite: there is none
+  const char* format;  // of printf: "%.9g"
+};
+
+// In the order of the row, without "step" and "completed_steps".
+std::vector<Metric> step_metrics(const StepResult& result, const StepCost& cost);
+
+// As JSON: a number, or null for what is not finite.
+std::string metric_text(const Metric& metric);
+
+// How evenly tokens reach the experts of a model, over many steps: a picture for people, JSON for
+// programs.
+
+// Adds up the load of steps. It stays empty for a model without experts.
+class LoadHistory {
+ public:
+  void add(const StepResult& result);
+  bool empty() const { return total_.empty(); }
+  // One row per block, one column per expert (or per several experts where there are more than
+  // fit): how high its load stands beside the mean. Of many blocks only the most uneven. No newline
+  // at the end.
+  std::string draw(const report::Style& style) const;
+  // {"steps", "blocks": [{"block", "experts_per_token", "tokens": [...], "imbalance"}]}
+  std::string json() const;
+
+ private:
+  std::vector<ExpertLoad> total_;
+  int64_t steps_ = 0;
+};
+
+// Fields of a step's row of metrics.jsonl, empty without experts: "expert_tokens" (of each expert,
+// all blocks together), "expert_imbalance" (by block: largest over mean) and "dropped_tokens"
+// (assignments that tokens should have had and routers did not make).
+std::string load_fields(const StepResult& result);
+// "  experts up to 1.24x" the mean, of the most uneven block; empty without experts.
+std::string load_words(const StepResult& result);
+
+// What a run leaves behind: its folder, metrics.jsonl, and the lines a person watches.
 
 // Throws Error(output_unwritable); `reason` is an errno.
 [[noreturn]] void unwritable(const std::filesystem::path& path, int reason);

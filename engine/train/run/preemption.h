@@ -1,17 +1,39 @@
-// The request of a user, of a terminal that goes away, or of a cluster that this process end soon:
-// SIGINT, SIGHUP, SIGTERM or SIGUSR1.
+// The request of somebody outside that a run save now: a file in the run's folder.
 #pragma once
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <thread>
 
-#include "engine/launch/stop_signals.h"
+#include "engine/launch/supervisor.h"
 
 namespace meshwright::train {
+
+// Of the rank that leads. `touch runs/first/checkpoint_now` or `meshwright checkpoint now` make the
+// file; it is gone once the run has begun to save.
+class SaveRequest {
+ public:
+  explicit SaveRequest(const std::filesystem::path& run);
+  // Looks at most twice a second: the folder may lie on a network's file system.
+  bool asked();
+  // The request is being granted. A file that cannot be removed is not looked at again, or every
+  // step would save: `warn` hears of it.
+  void grant(const std::function<void(const std::string&)>& warn);
+
+ private:
+  std::filesystem::path file_;
+  std::chrono::steady_clock::time_point looked_{};
+  bool ignored_ = false;
+};
+
+// The request of a user, of a terminal that goes away, or of a cluster that this process end soon:
+// SIGINT, SIGHUP, SIGTERM or SIGUSR1.
 
 // While it lives, these signals come on a thread of its own: the thread that makes it, and all that
 // this one starts, block them. oneDNN's matrix products in float32 use the stack pointer as one

@@ -1,4 +1,5 @@
-// What a run of the program says and checks when it continues a checkpoint, and when it makes one.
+// What a run is made of that lies in files, as its first attempt found it: a later one that begins
+// anew, since nothing was saved yet, must not become another run.
 #pragma once
 
 #include <atomic>
@@ -7,14 +8,25 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/resume.h"
+#include "engine/checkpoint/source.h"
 #include "engine/train/run/saver.h"
 #include "meshwright/trainer.h"
 #include "sdk/base/host/run_lock.h"
 
 namespace meshwright::train {
+
+// What it is, in words, and its checksum.
+using MadeOf = std::vector<std::pair<std::string, std::string>>;
+
+// `memory`: a descriptor that all attempts share; the first one writes into it. Throws
+// Error(checkpoint_mismatch) where something differs from then. Local.
+void hold_to_first_attempt(int memory, const MadeOf& made_of);
+
+// What a run of the program says and checks when it continues a checkpoint, and when it makes one.
 
 // Where an application hears that its run's folder was taken over (RunLock::Settings::lost).
 struct LostFolder {
@@ -67,4 +79,5 @@ Error unsaved(Error error, bool ending, const std::filesystem::path& checkpoints
 // in 0.02 s"
 std::string resume_text(const checkpoint::Checkpoint& from, const World& world,
                         const std::string& strategy, double ms);
+
 }  // namespace meshwright::train

@@ -1,31 +1,126 @@
 #include "engine/train/run/saver.h"
 
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <system_error>
+#include <utility>
 
 #include "engine/checkpoint/adapters.h"
-#include "engine/checkpoint/weights/experts.h"
+#include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/weights/read_region.h"
 #include "engine/job/plan.h"
-#include "engine/train/run/generators.h"
 #include "engine/train/run/host_reads.h"
+#include "engine/train/run/load_checkpoint.h"
 #include "engine/train/step/load_weights.h"
 #include "engine/train/step/stages.h"
 #include "engine/train/step/step_monitor.h"
+#include "meshwright/error.h"
 #include "sdk/base/files/clock.h"
+#include "sdk/base/files/durable.h"
 #include "sdk/base/files/json_codec.h"
 #include "sdk/base/host/quiet_writes.h"
-
-namespace meshwright::checkpoint {
-BOOST_DESCRIBE_STRUCT(FileRecord, (), (name, bytes, blocks))
-}  // namespace meshwright::checkpoint
 
 namespace meshwright::train {
 
 namespace fs = std::filesystem;
+
+std::string rank_file_name(const char* kind, int64_t rank, int64_t world) {
+  char text[80];
+  std::snprintf(text, sizeof text, "%s-%05lld-of-%05lld.safetensors", kind,
+                static_cast<long long>(rank) + 1, static_cast<long long>(world));
+  return text;
+}
+
+checkpoint::FileRecord write_rank_file(const RankFile& file, HostReads& values,
+                                       const fs::path& folder, const std::string& name) {
+  checkpoint::BlockChecksums sums;
+  std::vector<weights::TensorSpec> specs;
+  for (const FileEntry& entry : file.entries) specs.push_back(entry.spec);
+  weights::SafetensorsWriter writer(folder / name, std::move(specs), {{"format", "pt"}},
+                                    [&](auto bytes) { sums.add(bytes); });
+  for (size_t i = 0; i < file.entries.size(); ++i) {
+    // In pieces that are still in the cache when they are written after their checksum.
+    constexpr size_t kPiece = 1 << 20;
+    values.next([&](std::span<const std::byte> rest) {
+      for (; !rest.empty(); rest = rest.subspan(std::min(kPiece, rest.size())))
+        writer.append(i, rest.first(std::min(kPiece, rest.size())));
+    });
+  }
+  writer.finish();
+  return {name, writer.size(), sums.finish()};
+}
+
+void Snapshot::prepare(std::vector<RankFile>& files) {
+  size_t count = 0;
+  for (const RankFile& file : files) count += file.entries.size();
+  copies_.resize(count);
+  originals_.assign(count, at::Tensor());
+  copied_.reset();
+  std::optional<at::Device> device;
+  size_t i = 0;
+  for (RankFile& file : files)
+    for (FileEntry& entry : file.entries) {
+      at::Tensor &copy = copies_[i], values = entry.values.view({-1});
+      if (!copy.defined() || copy.numel() != values.numel() ||
+          copy.scalar_type() != values.scalar_type())
+        copy = at::empty({values.numel()},
+                         values.options().device(at::kCPU).pinned_memory(values.is_cuda()));
+      if (values.is_cpu() && entry.spec.name.rfind("buffer/", 0) != 0)
+        originals_[i] = values;
+      else
+        copy.copy_(values, /*non_blocking=*/values.is_cuda());
+      if (values.is_cuda()) device = values.device();
+      entry.values = copy;
+      ++i;
+    }
+  if (device) {
+    copied_.emplace(device->type());
+    copied_->record(c10::impl::VirtualGuardImpl(device->type()).getStream(*device));
+  }
+  taken_ = std::none_of(originals_.begin(), originals_.end(),
+                        [](const at::Tensor& original) { return original.defined(); });
+}
+
+void Snapshot::take() {
+  for (size_t i = 0; i < originals_.size(); ++i)
+    if (originals_[i].defined())
+      std::memcpy(copies_[i].mutable_data_ptr(), originals_[i].const_data_ptr(),
+                  originals_[i].nbytes());
+  taken_ = true;
+  taken_.notify_all();
+  if (!copied_) return;
+  // This thread's own device may be another one.
+  const c10::DeviceGuard guard(copied_->device());
+  copied_->synchronize();
+}
+
+double Snapshot::wait() const {
+  if (taken_) return 0;
+  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+  taken_.wait(false);
+  return base::ms_since(begin);
+}
+
+}  // namespace meshwright::train
+
+namespace meshwright::checkpoint {
+
+BOOST_DESCRIBE_STRUCT(FileRecord, (), (name, bytes, blocks))
+
+}  // namespace meshwright::checkpoint
+
+namespace meshwright::train {
+
 using at::Tensor;
 using Clock = std::chrono::steady_clock;
 

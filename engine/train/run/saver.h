@@ -1,5 +1,8 @@
-// Saving a run: every rank writes its own shards, published together or not at all.
+// The safetensors files that one rank writes of a checkpoint.
 #pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <atomic>
 #include <chrono>
@@ -15,15 +18,57 @@
 
 #include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/meta.h"
+#include "engine/checkpoint/weights/safetensors.h"
+#include "engine/train/run/host_reads.h"
 #include "engine/train/run/kept_files.h"
-#include "engine/train/run/rank_files.h"
-#include "engine/train/run/replicas.h"
-#include "engine/train/run/snapshot.h"
 #include "engine/train/step/local_state.h"
 #include "engine/train/step/rank_agreement.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {
+
+// A tensor of a file. The values are contiguous and on any device.
+struct FileEntry {
+  weights::TensorSpec spec;
+  at::Tensor values;
+};
+
+struct RankFile {
+  const char* kind;  // "model", "optimizer"
+  std::vector<FileEntry> entries;
+};
+
+// "model-00001-of-00002.safetensors"
+std::string rank_file_name(const char* kind, int64_t rank, int64_t world);
+
+// Writes the file into `folder` as `name`, with the checksums of its blocks. `values` reads those
+// of its entries next.
+checkpoint::FileRecord write_rank_file(const RankFile& file, HostReads& values,
+                                       const std::filesystem::path& folder,
+                                       const std::string& name);
+
+// Copies of what a save writes, so that training goes on beside the writing.
+
+// The memory of the copies is kept for the next save.
+class Snapshot {
+ public:
+  // From here on the entries are copies. Of what lies on the host, what only the optimizer changes
+  // is copied by take(), buffers, which a forward may change, at once. What lies on a device is
+  // copied by its stream: before all that is launched there afterwards, and nobody waits here.
+  void prepare(std::vector<RankFile>& files);
+  // In the thread that writes. After it the copies are whole.
+  void take();
+  // In the thread that trains, before an update: returns once the update may change the values, and
+  // the milliseconds that took.
+  double wait() const;
+
+ private:
+  std::vector<at::Tensor> originals_, copies_;  // an undefined original is copied without take()
+  std::optional<c10::Event> copied_;            // comes after a device's copies
+  std::atomic<bool> taken_ = true;              // the originals
+};
+
+// Saving a run: every rank writes its own shards, published together or not at all.
 
 // How a save went; the same on every rank but for the times.
 struct SaveReport {
@@ -65,7 +110,7 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Collective. Refuses replicas that differ (replicas.h). `samples`: the position of the next
+  // Collective. Refuses replicas that differ (kept_files.h). `samples`: the position of the next
   // sample; `lr`: of the last step; `best`: of
   // runs that keep it.
   void save(int64_t samples, double lr, std::optional<checkpoint::BestLoss> best = {},

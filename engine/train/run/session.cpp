@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/launch/rendezvous/ending.h"
+#include "engine/launch/rendezvous/error_exchange.h"
 #include "engine/train/run/rank_run.h"
 #include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/sample.h"
-#include "engine/train/step/text_pieces.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/terminal/report.h"
 

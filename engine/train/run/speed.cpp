@@ -5,11 +5,13 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <boost/json/array.hpp>
 #include <chrono>
 #include <cmath>
 #include <map>
 #include <utility>
 
+#include "engine/job/plan.h"
 #include "engine/launch/device/device.h"
 #include "engine/train/run/attached.h"
 #include "engine/train/step/gather.h"
@@ -17,8 +19,81 @@
 #include "sdk/base/files/clock.h"
 #include "sdk/base/host/run_lock.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/terminal/report.h"
 
 namespace meshwright::train {
+
+Slowest slowest_of(const std::vector<double>& work_ms) {
+  if (work_ms.size() < 2) return {};
+  std::vector<double> others = work_ms;
+  const auto most = std::max_element(others.begin(), others.end());
+  Slowest out{most - others.begin(), *most, 0};
+  others.erase(most);
+  out.median_ms = median_of(std::move(others));
+  out.above_ms -= out.median_ms;
+  return out;
+}
+
+// Among all groups of peers, the rank that is furthest behind its own.
+SlowRanks::Lag SlowRanks::lag_of(const std::vector<double>& work_ms) const {
+  Lag out;
+  const int64_t groups = peers_.empty() ? 0 : *std::max_element(peers_.begin(), peers_.end()) + 1;
+  for (int64_t group = 0; group < groups; ++group) {
+    std::vector<double> of_group;
+    std::vector<int64_t> ranks;
+    for (size_t rank = 0; rank < work_ms.size(); ++rank)
+      if (peers_[rank] == group) {
+        of_group.push_back(work_ms[rank]);
+        ranks.push_back(static_cast<int64_t>(rank));
+      }
+    const Slowest slowest = slowest_of(of_group);
+    if (slowest.rank < 0 || slowest.median_ms <= 0) continue;
+    const double share = slowest.above_ms / slowest.median_ms;
+    if (share > std::max(kShare, out.share))
+      out = {ranks[static_cast<size_t>(slowest.rank)], share, slowest.median_ms};
+  }
+  return out;
+}
+
+std::string SlowRanks::called(int64_t rank) const {
+  return "rank " + std::to_string(rank) + " on host " + hosts_[static_cast<size_t>(rank)];
+}
+
+std::string SlowRanks::add(const std::vector<double>& work_ms) {
+  if (work_ms.size() != peers_.size() || work_ms.empty()) return {};
+  const Lag lag = lag_of(work_ms);
+  if (lag.rank == rank_ && rank_ >= 0) {
+    ++steps_;
+    credit_ = std::min(credit_ + 1, kSteps);
+    shares_ += lag.share;
+    milliseconds_ += lag.median_ms * (1 + lag.share);
+    if (steps_ < say_at_ || milliseconds_ < kMilliseconds) return {};
+    say_at_ = 10 * steps_;
+    said_ = true;
+    const std::string share = text::format("%.0f%%", 100 * shares_ / static_cast<double>(steps_));
+    return "warning: " + called(rank_) + " has needed " + share +
+           " longer than the median of the others for " + report::human_count(steps_) +
+           " steps: they wait for it";
+  }
+  // A step in which another rank was held up says nothing of this one.
+  credit_ -= kForgiven;
+  if (rank_ >= 0 && credit_ > 0) return {};
+  const std::string out = said_ ? "notice: " + called(rank_) +
+                                      " is no longer slower than the others, after " +
+                                      report::human_count(steps_) + " steps"
+                                : "";
+  watch(lag);
+  return out;
+}
+
+void SlowRanks::watch(const Lag& lag) {
+  rank_ = lag.rank;
+  credit_ = steps_ = lag.rank >= 0 ? 1 : 0;
+  say_at_ = kSteps;
+  said_ = false;
+  shares_ = lag.share;
+  milliseconds_ = lag.median_ms * (1 + lag.share);
+}
 
 namespace {
 
@@ -146,6 +221,112 @@ std::vector<std::string> Speed::lines(Trainer& trainer, const StepResult& result
                   " steps in a row were left out: what is usual is learned anew from here on");
   if (std::string slow = slow_.add(facts.work_ms); !slow.empty()) out.push_back(std::move(slow));
   return out;
+}
+
+namespace json = boost::json;
+
+namespace {
+
+// Of what the run's meter counts; 0: the plan does not say.
+int64_t bytes_of(Trainer& trainer) {
+  const plan::JobPlan& plan = trainer.plan();
+  if (!plan.footprint || plan.footprint->bytes.activations <= 0) return 0;
+  for (const ParallelParameter& p : trainer.model().parameters())
+    if (p.local.defined() && p.local.device().type() != trainer.world().device().type())
+      return 0;  // offloaded
+  const Bytes& b = plan.footprint->bytes;
+  return b.weights + b.gradients + b.optimizer + b.transient + b.activations;
+}
+
+std::string times_text(double ratio) { return text::format(" (%.2f times)", ratio); }
+
+json::value known(std::optional<double> value) {
+  return value ? json::value(*value) : json::value(nullptr);
+}
+json::value known(int64_t bytes) { return bytes > 0 ? json::value(bytes) : json::value(nullptr); }
+
+}  // namespace
+
+PredictionError::PredictionError(const Job& job, Trainer& trainer, int64_t ranks_a_host)
+    : predicted_bytes_(bytes_of(trainer)) {
+  if (attached().predict == nullptr) {
+    if (!job.table("report").get_string("machine").empty())
+      warning_ = "no step time is predicted: report.machine is for a build with apps/performance";
+    return;
+  }
+  try {
+    predicted_ = attached().predict(job.impl(), trainer.plan(),
+                                    device::device_name(trainer.world().device()), ranks_a_host);
+  } catch (const Error& error) {
+    warning_ = "no step time is predicted: " + error.message();
+  }
+}
+
+void PredictionError::add(const StepCost& cost, bool quiet, bool timed) {
+  const bool first = steps_++ < kFirst;
+  if (!quiet) return;
+  bytes_ = std::max(bytes_, cost.memory_bytes);
+  if (first || !timed) return;
+  if (times_.size() < kMost) {
+    times_.push_back(cost.step_ms);
+    exposed_.push_back(cost.exposed_comm_ms);
+  } else {
+    times_[timed_ % kMost] = cost.step_ms;
+    exposed_[timed_ % kMost] = cost.exposed_comm_ms;
+  }
+  ++timed_;
+}
+
+std::optional<double> PredictionError::seconds() const {
+  if (times_.empty()) return std::nullopt;
+  return median_of(times_) / 1000;
+}
+
+std::string PredictionError::line() const {
+  std::string out;
+  if (const std::optional<double> took = seconds(); took && predicted_)
+    out = " a step took " + report::human_seconds(*took) + ", predicted " +
+          report::human_seconds(predicted_->seconds) + " on " + predicted_->machine +
+          times_text(*took / predicted_->seconds);
+  if (bytes_ > 0 && predicted_bytes_ > 0)
+    out += (out.empty() ? " memory " : "; memory ") + report::human_bytes(bytes_) + ", predicted " +
+           report::human_bytes(predicted_bytes_) +
+           times_text(static_cast<double>(bytes_) / static_cast<double>(predicted_bytes_));
+  return out.empty() ? out : "measured beside predicted:" + out;
+}
+
+void PredictionError::put_into(json::object& plan) const {
+  std::optional<double> predicted;
+  json::array rough;
+  json::object parts;
+  if (predicted_) {
+    predicted = predicted_->seconds;
+    for (const std::string& why : predicted_->rough) rough.emplace_back(why);
+    for (const auto& [name, took] : predicted_->parts) parts[name] = took;
+  }
+  plan["predicted"] = json::object{
+      {"machine", predicted_ ? json::value(predicted_->machine) : json::value(nullptr)},
+      {"ranks_per_host",
+       predicted_ ? json::value(predicted_->ranks_per_host) : json::value(nullptr)},
+      {"seconds", known(predicted)},
+      {"parts", predicted_ ? json::value(parts) : json::value(nullptr)},
+      {"memory_bytes", known(predicted_bytes_)},
+      {"rough", rough}};
+  const std::optional<double> took = seconds();
+  if (!took && bytes_ <= 0) return;
+  std::vector<double> known_waits = exposed_;
+  std::erase_if(known_waits, [](double ms) { return !std::isfinite(ms); });
+  std::optional<double> waited;
+  if (!known_waits.empty()) waited = median_of(known_waits) / 1000;
+  plan["measured"] = json::object{{"seconds", known(took)},
+                                  {"exposed_comm_seconds", known(waited)},
+                                  {"steps", timed_},
+                                  {"memory_bytes", known(bytes_)}};
+  std::optional<double> time, memory;
+  if (took && predicted) time = *took / *predicted;
+  if (bytes_ > 0 && predicted_bytes_ > 0)
+    memory = static_cast<double>(bytes_) / static_cast<double>(predicted_bytes_);
+  plan["ratio"] = json::object{{"seconds", known(time)}, {"memory", known(memory)}};
 }
 
 }  // namespace meshwright::train

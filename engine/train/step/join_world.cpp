@@ -1,15 +1,35 @@
 #include "engine/train/step/join_world.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "engine/config/describe.h"
 #include "engine/job/plan.h"
+#include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/rendezvous/rendezvous.h"
-#include "engine/launch/rendezvous/with_others.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
+
+namespace meshwright::train {
+
+std::string unlike_vectors(const std::vector<std::string>& vectors) {
+  std::map<std::string, std::vector<int64_t>> ranks;
+  for (size_t rank = 0; rank < vectors.size(); ++rank)
+    ranks[vectors[rank]].push_back(static_cast<int64_t>(rank));
+  if (ranks.size() <= 1) return "";
+  std::string list;
+  for (const auto& [vector, of] : ranks)
+    list += (list.empty() ? "" : ", ") + rendezvous::named_ranks(of) + " with " + vector;
+  return "processors compute with unlike vectors (" + list +
+         "): what ranks compute alike may differ in its last bit, and a save refuses copies that "
+         "do (E0714); with ATEN_CPU_CAPABILITY=avx2, MKL_ENABLE_INSTRUCTIONS=AVX2 and "
+         "DNNL_MAX_CPU_ISA=AVX2 in the environment of all ranks they compute alike";
+}
+
+}  // namespace meshwright::train
 
 namespace meshwright {
 

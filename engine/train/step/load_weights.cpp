@@ -16,12 +16,9 @@
 #include <thread>
 #include <utility>
 
-#include "engine/checkpoint/weights/adapter_tensors.h"
-#include "engine/checkpoint/weights/experts.h"
 #include "engine/checkpoint/weights/model_tensors.h"
 #include "engine/checkpoint/weights/read_region.h"
 #include "engine/checkpoint/weights/safetensors.h"
-#include "engine/checkpoint/weights/transposed.h"
 #include "engine/launch/ranks.h"
 #include "engine/models/running/initialize.h"
 #include "engine/train/step/local_state.h"

@@ -1,8 +1,9 @@
-// AdamW and SGD by ATen's fused kernels, over the flat tensors a strategy hands out.
+// The learning rate of every step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -10,8 +11,31 @@
 #include <string>
 #include <vector>
 
+#include "engine/job/parameter_groups.h"
 #include "meshwright/options.h"
+#include "meshwright/outline.h"
 #include "meshwright/parallel/parallel.h"
+
+namespace meshwright::train {
+
+// Step s counts from 0. Warm-up: lr * (s + 1) / warmup. After it the style's decay, which reaches
+// min_lr at the last step, where that comes after the warm-up; wsd keeps lr until the last tenth of
+// all steps and then falls linearly. constant ignores min_lr.
+class Schedule {
+ public:
+  Schedule(const Options& optimizer, const Options& scheduler, int64_t max_steps);
+  double at(int64_t step) const;
+
+ private:
+  enum class Style : uint8_t { constant, linear, cosine, wsd };
+  Style style_;
+  double lr_, min_lr_;
+  int64_t warmup_, max_steps_;
+};
+
+}  // namespace meshwright::train
+
+// AdamW and SGD by ATen's fused kernels, over the flat tensors a strategy hands out.
 
 namespace meshwright {
 class Trainer;
@@ -134,5 +158,37 @@ void multiply_gradients(const std::vector<FlatParameterGroup>& groups, double fa
 
 // From the table [optimizer]. Throws Error(out_of_range).
 std::unique_ptr<Optimizer> make_optimizer(const Options& table);
+
+}  // namespace meshwright::train
+
+// What [[optimizer.group]] does to a model that runs: which parameters it freezes, and which
+// elements of the flat tensors that a strategy hands out are updated alike.
+
+namespace torch::nn {
+class Module;
+}
+
+namespace meshwright::plan {
+struct JobPlan;
+}
+
+namespace meshwright::train {
+
+// Before the model is made parallel. Freezes in `module` and `outline` what groups freeze, and
+// gives parameters the dtypes of group_parameters(). A plan that knows no model gets the warnings.
+// Throws Error(conflict) where nothing is left that trains.
+plan::ParameterGroups freeze_parameters(const config::Config& config, ModelOutline& outline,
+                                        torch::nn::Module& module, plan::JobPlan& plan);
+
+// The classes of the optimizer, which has the model's update_groups(): as ranges of them, since
+// each parameter's part of a shard is a run of its elements. What lies between parameters, the
+// padding, goes with the one before it. `stages`: the outline of a pipeline's rank.
+std::vector<UpdateClass> update_classes(const ParallelModel& model, const ModelOutline* stages,
+                                        const plan::ParameterGroups& groups);
+
+// These classes, cut so that each parameter begins where `began` says (Optimizer::began).
+std::vector<UpdateClass> classes_begun(const ParallelModel& model, const ModelOutline* stages,
+                                       const std::vector<UpdateClass>& classes,
+                                       const std::map<std::string, int64_t>& began);
 
 }  // namespace meshwright::train

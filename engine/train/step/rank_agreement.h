@@ -40,4 +40,10 @@ Agreement agree(World& world, const Outcome& mine);
 // The same, but throws the error.
 std::vector<std::string> agree_or_throw(World& world, const Outcome& mine);
 
+// A few numbers of each rank, and the largest of each among all ranks.
+
+// Collective. As many on every rank, none of them NaN. On a device the host waits once, for all
+// that was started.
+std::vector<double> largest_of_ranks(World& world, const std::vector<double>& mine);
+
 }  // namespace meshwright::train

@@ -4,14 +4,20 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "engine/models/running/philox.h"
+#include "engine/train/step/logits.h"
 #include "meshwright/error.h"
+#include "sdk/base/read_by_host.h"
 
 namespace meshwright::generate {
+
 namespace {
 
 using at::Tensor;
@@ -107,6 +113,87 @@ std::vector<int64_t> generate_tokens(const LogitsOf& logits_of, std::vector<int6
     if (std::find(options.stop.begin(), options.stop.end(), next) != options.stop.end()) break;
   }
   return {tokens.begin() + static_cast<std::ptrdiff_t>(given), tokens.end()};
+}
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+GenerateOptions options_of(const Request& request, const std::vector<int64_t>& stops,
+                           int64_t context) {
+  GenerateOptions options;
+  options.max_new_tokens = request.max_new;
+  options.temperature = request.temperature;
+  options.top_k = request.top_k;
+  options.top_p = request.top_p;
+  options.seed = request.seed;
+  options.context = context;
+  options.stop = stops;
+  return options;
+}
+
+// The token that ends a text is no part of it.
+bool ends_text(int64_t id, const std::vector<int64_t>& stops) {
+  return std::find(stops.begin(), stops.end(), id) != stops.end();
+}
+
+}  // namespace
+
+Continued continue_prompt(Trainer& trainer, RunningModel& net, const std::vector<int64_t>& prompt,
+                          const Request& request, const std::vector<int64_t>& stops,
+                          int64_t context, const Listener& listener) {
+  Continued out;
+  out.prompt = prompt;
+  GenerateOptions options = options_of(request, stops, context);
+  if (trainer.world().rank() == 0) {
+    if (const std::string notice = train::whole_text_notice(trainer); !notice.empty())
+      listener.notice(notice);
+    if (static_cast<int64_t>(prompt.size()) > options.context)
+      listener.notice("the prompt has " + std::to_string(prompt.size()) +
+                      " tokens, of which the model sees the last " +
+                      std::to_string(options.context));
+  }
+  listener.begin(trainer.world().rank(), prompt);
+  options.each = [&](int64_t id) { listener.token(id, ends_text(id, stops)); };
+  const bool training = net.module()->is_training();
+  net.module()->eval();
+  Clock::time_point begin = Clock::now();
+  // No others are read.
+  auto last_logits = [&](const at::Tensor& ids) {
+    const at::Tensor all = train::logits_of(trainer, net, ids);
+    return detail::read_by_host(*trainer.world().everyone(), all.narrow(1, all.size(1) - 1, 1));
+  };
+  trainer.model().summon_full_parameters([&] {
+    begin = Clock::now();
+    out.tokens = generate_tokens(last_logits, prompt, options);
+  });
+  net.module()->train(training);
+  out.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  out.ended = !out.tokens.empty() && ends_text(out.tokens.back(), options.stop);
+  return out;
+}
+
+std::string write_sample(Trainer& trainer, RunningModel& net, const SampleRequest& request,
+                         int64_t seq_len) {
+  GenerateOptions options;
+  options.max_new_tokens = request.max_bytes;
+  options.temperature = request.temperature;
+  options.seed = request.seed;
+  options.context = std::min(seq_len, net.max_positions());
+  std::vector<int64_t> prompt;
+  for (char c : request.prompt) prompt.push_back(static_cast<unsigned char>(c));
+  std::vector<int64_t> bytes;
+  bool training = net.module()->is_training();
+  net.module()->eval();
+  trainer.model().summon_full_parameters([&] {
+    bytes =
+        generate_tokens([&](const at::Tensor& ids) { return train::logits_of(trainer, net, ids); },
+                        std::move(prompt), options);
+  });
+  net.module()->train(training);
+  std::string text = request.prompt;
+  for (int64_t byte : bytes) text.push_back(static_cast<char>(byte));
+  return text;
 }
 
 }  // namespace meshwright::generate

@@ -13,7 +13,7 @@
 #include "meshwright/parallel/context_split.h"
 #include "meshwright/parallel/scalar_type.h"
 #include "sdk/base/context_plan.h"
-#include "sdk/base/pipeline_actions.h"
+#include "sdk/base/pipeline.h"
 #include "sdk/base/read_by_host.h"
 
 namespace meshwright::train {

@@ -4,11 +4,10 @@
 #include <cmath>
 #include <utility>
 
-#include "engine/train/step/largest_of_ranks.h"
+#include "engine/train/step/rank_agreement.h"
 #include "sdk/base/device_waits.h"
 #include "sdk/base/files/clock.h"
 #include "sdk/base/plain_text.h"
-#include "sdk/base/waited.h"
 
 namespace meshwright::train {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/checkpoint/meta.h"
-#include "engine/job/loss_scale.h"
+#include "engine/job/parameter_groups.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::detail {

@@ -12,7 +12,7 @@
 #include "meshwright/error.h"
 #include "plugins/jsonl/cache_key.h"
 #include "plugins/jsonl/options.h"
-#include "sdk/base/counts.h"
+#include "sdk/base/words.h"
 #include "temporary_folder.h"
 
 namespace kind_test {

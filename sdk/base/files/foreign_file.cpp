@@ -8,8 +8,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "sdk/base/files/read_file.h"
-
 namespace meshwright::base {
 
 bool ForeignFile::fail(int reason, const std::string& what) {

@@ -1,5 +1,3 @@
-// The way in to files that somebody else may have made: nothing waits for the other end of a pipe,
-// no device is opened, and no more is read than was asked for.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +8,13 @@
 #include "meshwright/error.h"
 
 namespace meshwright::base {
+
+// All that a regular file holds (foreign_file.h), those of /proc, which have no size, among them.
+// What cannot be read, or has more than `most` bytes, is left out.
+std::string read_file(const std::filesystem::path& path, size_t most = size_t{256} << 20);
+
+// The way in to files that somebody else may have made: nothing waits for the other end of a pipe,
+// no device is opened, and no more is read than was asked for.
 
 class ForeignFile {
  public:

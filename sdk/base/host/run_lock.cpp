@@ -1,10 +1,13 @@
 #include "sdk/base/host/run_lock.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -14,12 +17,34 @@
 
 #include "sdk/base/files/clock.h"
 #include "sdk/base/files/durable.h"
-#include "sdk/base/files/read_file.h"
-#include "sdk/base/host/forks.h"
+#include "sdk/base/files/foreign_file.h"
 #include "sdk/base/host_facts.h"
 #include "sdk/base/used_up.h"
 
 namespace meshwright::base {
+
+namespace {
+
+// Read between fork() and exec, where nothing may be locked or allocated. A free place has 0.
+std::array<std::atomic<int>, 16> g_closed_in_forks;
+
+void in_the_child() {
+  for (std::atomic<int>& fd : g_closed_in_forks)
+    if (const int one = fd.exchange(0); one > 0) ::close(one);
+}
+
+}  // namespace
+
+void close_in_forks(int fd) {
+  [[maybe_unused]] static const int once = ::pthread_atfork(nullptr, nullptr, in_the_child);
+  for (std::atomic<int>& place : g_closed_in_forks)
+    if (int free = 0; place.compare_exchange_strong(free, fd)) return;
+}
+
+void let_go_in_forks(int fd) {
+  for (std::atomic<int>& place : g_closed_in_forks)
+    if (int mine = fd; place.compare_exchange_strong(mine, 0)) return;
+}
 
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;

@@ -1,4 +1,4 @@
-// A run folder belongs to one run at a time: its file `lock`, which names the process that has it.
+// What a child by fork() without exec must not have: it may outlive what it came from.
 #pragma once
 
 #include <chrono>
@@ -14,6 +14,12 @@
 #include "meshwright/error.h"
 
 namespace meshwright::base {
+
+// The descriptor is closed in every such child from now on, until it is let go of.
+void close_in_forks(int fd);
+void let_go_in_forks(int fd);
+
+// A run folder belongs to one run at a time: its file `lock`, which names the process that has it.
 
 // The process that holds a folder.
 struct LockOwner {

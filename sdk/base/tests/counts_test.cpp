@@ -1,5 +1,5 @@
 // Numbers of things as people read them.
-#include "sdk/base/counts.h"
+#include "sdk/base/words.h"
 
 #include <doctest/doctest.h>
 

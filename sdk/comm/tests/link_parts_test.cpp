@@ -1,5 +1,5 @@
 // Several connections between two ranks: which carries what.
-#include "sdk/comm/link_parts.h"
+#include "sdk/comm/parts.h"
 
 #include <ATen/ops/zeros.h>
 #include <doctest/doctest.h>

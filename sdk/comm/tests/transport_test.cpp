@@ -15,7 +15,7 @@
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/testing.h"
 #include "meshwright/parallel/transport.h"
-#include "sdk/comm/make_ring.h"
+#include "sdk/comm/parts.h"
 #include "sdk/comm/shared_memory.h"
 #include "shared_memory_switch.h"
 

@@ -8,7 +8,6 @@
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/outlines.h"
 #include "sdk/kit/conformance/probe.h"
-#include "sdk/kit/conformance/training_library.h"
 
 namespace meshwright::conformance {
 namespace {

@@ -9,11 +9,10 @@
 
 #include "meshwright/model/model_family.h"
 #include "meshwright/tp_plan.h"
-#include "sdk/base/check_outline.h"
+#include "sdk/base/checks.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/probe.h"
-#include "sdk/kit/conformance/training_library.h"
 
 namespace meshwright::conformance {
 

@@ -1,12 +1,52 @@
 #include "sdk/base/conformance.h"
 
-#include <exception>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#include "sdk/base/check_schema.h"
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <stdexcept>
+
+#include "sdk/base/beside.h"
+#include "sdk/base/checks.h"
+#include "sdk/base/files/json_codec.h"
+#include "sdk/base/plain_text.h"
+#include "sdk/base/used_up.h"
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/probe.h"
 
 namespace meshwright::conformance {
+
+void* symbol_of_training(const char* name, Report& report) {
+  const std::filesystem::path path = beside_sdk("libmeshwright_conformance_training.so");
+  auto failed = [&](const std::string& what) -> void* {
+    report.fail(what);
+    return nullptr;
+  };
+  if (!std::filesystem::exists(path)) {
+    report.skip("it can run, but " + path.string() + ", which would check that, is not there");
+    return nullptr;
+  }
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) {
+    const char* why = ::dlerror();
+    return failed("cannot load " + path.string() + ": " + (why ? why : ""));
+  }
+  void* symbol = ::dlsym(library, name);
+  return symbol != nullptr ? symbol : failed(path.string() + " is not the kit's library");
+}
+
 namespace {
 
 constexpr Case kCases[] = {
@@ -114,6 +154,220 @@ Report run_case(const Case& c, const Subject& subject) {
     report.fail("the case ended early with an exception that is not a std::exception");
   }
   return report;
+}
+
+}  // namespace meshwright::conformance
+
+extern char** environ;
+
+namespace meshwright::conformance {
+
+namespace {
+
+constexpr size_t kMaxOutput = size_t{64} << 10;
+
+// Both ends stay above the descriptors that the child gets, or dup2 would overwrite one with
+// another.
+struct Pipe {
+  int ends[2] = {-1, -1};
+  Pipe() {
+    int low[2];
+    if (::pipe2(low, O_CLOEXEC) != 0)
+      throw std::runtime_error(std::string("pipe: ") + std::strerror(errno));
+    int reason = 0;
+    for (int i : {0, 1}) {
+      ends[i] = ::fcntl(low[i], F_DUPFD_CLOEXEC, kAnswerFd + 1);
+      if (ends[i] < 0) reason = detail::reason_of_copy(errno);
+      ::close(low[i]);
+    }
+    if (ends[0] < 0 || ends[1] < 0)
+      throw std::runtime_error(std::string("pipe: ") + std::strerror(reason));
+    ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+  ~Pipe() {
+    close(0);
+    close(1);
+  }
+  void close(int end) {
+    if (ends[end] >= 0) ::close(ends[end]);
+    ends[end] = -1;
+  }
+  // Takes what is there; false at its end. What goes beyond the limit is read and dropped, so that
+  // the child never waits.
+  bool drain(std::string& text) {
+    char buffer[4096];
+    for (ssize_t n; (n = ::read(ends[0], buffer, sizeof buffer)) != 0;) {
+      if (n < 0) return errno == EAGAIN || errno == EINTR;
+      if (text.size() < kMaxOutput) text.append(buffer, static_cast<size_t>(n));
+    }
+    return false;
+  }
+};
+
+// Whole lines only: an answer that breaks off is not taken for one.
+Fields parse_fields(const std::string& text) {
+  Fields fields;
+  for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) try {
+      fields.push_back(base::read_json_text<Fields::value_type>(text.substr(at, end - at)));
+    } catch (const base::JsonProblem&) {  // the plugin has written there
+    }
+  return fields;
+}
+
+pid_t spawn(const std::vector<std::string>& arguments, int output, int answer) {
+  std::vector<char*> argv;
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawnattr_init(&attributes);
+  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&actions, output, 1);
+  ::posix_spawn_file_actions_adddup2(&actions, output, 2);
+  ::posix_spawn_file_actions_adddup2(&actions, answer, kAnswerFd);
+  sigset_t defaults, none;
+  ::sigemptyset(&defaults);
+  ::sigemptyset(&none);
+  for (int signal : {SIGCHLD, SIGPIPE}) ::sigaddset(&defaults, signal);
+  ::posix_spawnattr_setsigdefault(&attributes, &defaults);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setflags(
+      &attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+  ::posix_spawnattr_setpgroup(&attributes, 0);
+  pid_t child = 0;
+  int failed = ::posix_spawn(&child, argv[0], &actions, &attributes, argv.data(), environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::posix_spawnattr_destroy(&attributes);
+  if (failed != 0) throw std::runtime_error(arguments[0] + ": " + std::strerror(failed));
+  return child;
+}
+
+std::string seconds_text(double seconds) { return text::format("%g s", seconds); }
+
+}  // namespace
+
+ChildResult run_child(const std::vector<std::string>& arguments, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  Pipe output, answers;
+  ChildResult result;
+  std::string answer_text;
+  auto begin = Clock::now();
+  pid_t child = spawn(arguments, output.ends[1], answers.ends[1]);
+  output.close(1);
+  answers.close(1);
+  int status = 0;
+  bool lost = false;  // whoever ignores SIGCHLD has no status of its children
+  // The pipes end with the last process that holds them, which may outlive the child; the child's
+  // own end counts.
+  for (int wait_ms = 1;; wait_ms = std::min(wait_ms * 2, 20)) {
+    const pid_t ended = ::waitpid(child, &status, WNOHANG);
+    lost = ended < 0 && errno == ECHILD;
+    if (ended == child || lost) break;
+    if (std::chrono::duration<double>(Clock::now() - begin).count() >= seconds) {
+      result.timed_out = true;
+      ::kill(-child, SIGKILL);
+      ::waitpid(child, &status, 0);
+      break;
+    }
+    struct pollfd waiting[] = {{output.ends[0], POLLIN, 0}, {answers.ends[0], POLLIN, 0}};
+    ::poll(waiting, 2, wait_ms);
+    bool open = output.drain(result.output);
+    open = answers.drain(answer_text) && open;
+    if (!open) ::usleep(1000);  // poll returns at once for a pipe that has ended
+  }
+  if (!lost) ::kill(-child, SIGKILL);
+  output.drain(result.output);
+  answers.drain(answer_text);
+  result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  result.fields = parse_fields(answer_text);
+  if (!result.timed_out && !lost && WIFEXITED(status)) result.exit_status = WEXITSTATUS(status);
+  if (!result.timed_out && WIFSIGNALED(status)) result.signal = WTERMSIG(status);
+  return result;
+}
+
+Outcome run_case_in_child(const std::vector<std::string>& arguments, double seconds) {
+  Outcome outcome;
+  outcome.child = run_child(arguments, seconds);
+  const ChildResult& child = outcome.child;
+  std::vector<std::string> verdict = values_of(child.fields, "verdict");
+  if (child.timed_out) {
+    outcome.lines = {"did not end within " + seconds_text(seconds) + " and was killed"};
+  } else if (child.signal != 0) {
+    outcome.lines = {"ended by signal " + std::to_string(child.signal) + " (" +
+                     ::strsignal(child.signal) + ")"};
+  } else if (verdict.empty()) {
+    outcome.lines = {"ended with status " + std::to_string(child.exit_status) +
+                     " before the case was over"};
+  } else if (child.exit_status != 0) {
+    outcome.lines = {"passed its checks, but the process then ended with status " +
+                     std::to_string(child.exit_status)};
+  } else {
+    outcome.verdict = verdict[0] == "ok"        ? Verdict::ok
+                      : verdict[0] == "skipped" ? Verdict::skipped
+                                                : Verdict::failed;
+    outcome.lines = values_of(child.fields, outcome.verdict == Verdict::ok        ? "note"
+                                            : outcome.verdict == Verdict::skipped ? "why"
+                                                                                  : "problem");
+    return outcome;
+  }
+  // A failure before the end: what it found until then, and the last it said.
+  for (const std::string& problem : values_of(child.fields, "problem"))
+    outcome.lines.push_back(problem);
+  std::string last = child.output;
+  while (!last.empty() && last.back() == '\n') last.pop_back();
+  last = last.substr(last.rfind('\n') + 1);
+  if (!last.empty()) outcome.lines.push_back("it last printed: " + last.substr(0, 300));
+  return outcome;
+}
+
+void prepare_child() {
+  const struct rlimit none{0, 0};
+  ::setrlimit(RLIMIT_CORE, &none);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // What the plugin starts must not hold the answer open, nor write to it.
+  ::fcntl(kAnswerFd, F_SETFD, FD_CLOEXEC);
+}
+
+bool answer(const Fields& fields) {
+  std::string text;
+  for (const auto& field : fields) text += base::json_text(field) + "\n";
+  for (size_t at = 0; at < text.size();) {
+    ssize_t n = ::write(kAnswerFd, text.data() + at, text.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    at += static_cast<size_t>(n);
+  }
+  return true;
+}
+
+Fields fields_of(const Report& report) {
+  Fields fields;
+  switch (report.verdict()) {
+    case Verdict::ok:
+      fields = {{"verdict", "ok"}};
+      if (!report.note().empty()) fields.emplace_back("note", report.note());
+      break;
+    case Verdict::skipped:
+      fields = {{"verdict", "skipped"}, {"why", report.why_skipped()}};
+      break;
+    case Verdict::failed:
+      fields = {{"verdict", "failed"}};
+      for (const std::string& problem : report.problems()) fields.emplace_back("problem", problem);
+      if (size_t more = report.problem_count() - report.problems().size(); more > 0)
+        fields.emplace_back("problem", "and " + std::to_string(more) + " more");
+      break;
+  }
+  return fields;
+}
+
+std::vector<std::string> values_of(const Fields& fields, const std::string& name) {
+  std::vector<std::string> out;
+  for (const auto& [key, value] : fields)
+    if (key == name) out.push_back(value);
+  return out;
 }
 
 }  // namespace meshwright::conformance

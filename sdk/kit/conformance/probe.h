@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "meshwright/strategy.h"
-#include "sdk/base/check_schema.h"
+#include "sdk/base/checks.h"
 #include "sdk/base/conformance.h"
 #include "sdk/base/words.h"
 

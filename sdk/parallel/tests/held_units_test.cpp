@@ -12,7 +12,7 @@
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
-#include "sdk/base/pipeline_actions.h"
+#include "sdk/base/pipeline.h"
 #include "sdk/base/pipeline_runner.h"
 #include "sdk/comm/tests/sampled.h"
 #include "tiny_model.h"

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "footprint_job.h"
-#include "sdk/base/pipeline_actions.h"
+#include "sdk/base/pipeline.h"
 #include "sdk/planning/footprint_parts.h"
 
 using namespace meshwright;

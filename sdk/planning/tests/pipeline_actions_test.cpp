@@ -1,5 +1,5 @@
 // The order of actions (semantics 11.2): lists written out, and what PyTorch's own schedules list.
-#include "sdk/base/pipeline_actions.h"
+#include "sdk/base/pipeline.h"
 
 #include <doctest/doctest.h>
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "sdk/base/pipeline_actions.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::testing {
 

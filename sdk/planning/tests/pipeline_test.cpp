@@ -12,7 +12,6 @@
 
 #include "llama_outline.h"
 #include "meshwright/error.h"
-#include "sdk/base/pipeline_actions.h"
 
 namespace pipeline_test {
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <charconv>
 
 #include "sdk/text/chat/renderer.h"
 #include "sdk/text/chat/unicode.h"
@@ -267,6 +268,252 @@ Datum Renderer::list_method(const Datum& self, Method method, const Arguments& g
   }
   if (method == Method::index) fail("the value is not in the list");
   return Datum::whole(count);
+}
+
+namespace {
+
+// The names that every object of Python has: the sandbox makes them undefined. Others that begin
+// with underscores may be keys.
+bool is_private(std::string_view name) { return name.starts_with("__") && name.ends_with("__"); }
+
+}  // namespace
+
+const Datum* Renderer::find(const Datum& dict, std::string_view key) {
+  spend(dict.size / 8);
+  const Datum* at = dict.items;
+  for (const Datum* end = at + 2 * size_t{dict.size}; at != end; at += 2)
+    if (at->is_string() && at->size == key.size() && at->view() == key) return at + 1;
+  return nullptr;
+}
+
+const Datum* Renderer::find(const Datum& dict, const Datum& key) {
+  if (key.is_string()) return find(dict, key.view());
+  if (key.kind == Kind::list || key.kind == Kind::dict)
+    fail("unhashable type: '" + std::string(type_name(key.kind)) + "'");
+  spend(dict.size);
+  for (uint32_t i = 0; i < dict.size; ++i)
+    if (equal(dict.items[2 * size_t{i}], key)) return &dict.items[2 * size_t{i} + 1];
+  return nullptr;
+}
+
+Datum Renderer::method(const Datum& self, std::string_view name) {
+  Owner owner;
+  switch (self.kind) {
+    case Kind::string:
+      owner = Owner::string;
+      break;
+    case Kind::dict:
+      owner = Owner::dict;
+      break;
+    case Kind::list:
+      owner = Owner::list;
+      break;
+    case Kind::tuple:
+    case Kind::range:
+      owner = Owner::tuple;
+      break;
+    default:
+      return {};
+  }
+  Method found = method_named(owner, name);
+  if (found == Method::unknown || (found == Method::other_markup && !self.marked)) return {};
+  if (found == Method::mutating) {
+    Datum out = Datum::undefined(name, Datum::kUnsafe);
+    out.message = static_cast<int32_t>(self.kind);
+    return out;
+  }
+  Callable of{.type = Callable::Type::method};
+  of.method = found;
+  of.self = self;
+  of.name = name;
+  return callable(of);
+}
+
+// x.name: a method first, then a key.
+Datum Renderer::attribute(const Datum& value, std::string_view name) {
+  if (value.kind == Kind::undefined) fail_undefined(value);
+  if (value.kind == Kind::loop) return loop_attribute(*value.loop, name);
+  auto unknown = [&] { return Datum::undefined(name, static_cast<uint8_t>(value.kind)); };
+  if (value.kind == Kind::space) {
+    const Space& space = *value.space;
+    for (uint32_t i = 0; i < space.count; ++i)
+      if (space.entries[2 * i].view() == name) return space.entries[2 * i + 1];
+    return unknown();
+  }
+  if (value.kind == Kind::callable && value.callable->type == Callable::Type::cycler) {
+    Callable of = *value.callable;
+    if (name == "current") return of.items[*of.at];
+    if (name != "next" && name != "reset") return unknown();
+    of.type = name == "next" ? Callable::Type::cycler_next : Callable::Type::cycler_reset;
+    return callable(of);
+  }
+  if (value.kind == Kind::tuple && value.marked && (name == "grouper" || name == "list"))
+    return value.items[name == "grouper" ? 0 : 1];
+  if (value.kind == Kind::range)
+    for (ptrdiff_t i = 0; const std::string_view part : {"start", "stop", "step"})
+      if (++i; name == part) return value.items[i - 4];
+  if (value.kind == Kind::callable && value.callable->type == Callable::Type::macro &&
+      name == "name")
+    return Datum::string(value.callable->name);
+  // Most are keys of messages: these are looked up before a method is made.
+  if (value.kind == Kind::dict && method_named(Owner::dict, name) == Method::unknown) {
+    if (is_private(name)) return unknown();
+    const Datum* found = find(value, name);
+    return found != nullptr ? *found : unknown();
+  }
+  Datum bound = method(value, name);
+  return bound.kind == Kind::callable || bound.holder != 0 ? bound : unknown();
+}
+
+// x[key]: a key first, then a method.
+Datum Renderer::item(const Datum& value, const Datum& key) {
+  if (value.kind == Kind::undefined) fail_undefined(value);
+  auto unknown = [&] {
+    return Datum::undefined(as_text(key).view(), static_cast<uint8_t>(value.kind));
+  };
+  if (value.kind == Kind::dict) {
+    // A list as a key is a TypeError, which is no such element.
+    if (key.kind != Kind::list && key.kind != Kind::dict)
+      if (const Datum* found = find(value, key)) return *found;
+  } else if (key.kind == Kind::integer || key.kind == Kind::boolean) {
+    if (value.is_indexed() || value.is_string()) {
+      int64_t index = key.kind == Kind::boolean ? key.truth : key.integer;
+      if (value.is_string()) {
+        std::string_view text = value.view();
+        spend(text.size());
+        auto size = static_cast<int64_t>(unicode::length(text));
+        if (index < 0) index += size;
+        if (index < 0 || index >= size) return unknown();
+        size_t begin = unicode::offset(text, static_cast<size_t>(index));
+        return cut(value, begin, begin + unicode::decode(text, begin).size);
+      }
+      if (index < 0) index += value.size;
+      if (index < 0 || index >= value.size) return unknown();
+      return value.items[index];
+    }
+  }
+  if (key.is_string() && !is_private(key.view())) {
+    if (value.kind == Kind::dict) {
+      Datum bound = method(value, key.view());
+      if (bound.kind == Kind::callable || bound.holder != 0) return bound;
+    } else {
+      return attribute(value, key.view());
+    }
+  }
+  return unknown();
+}
+
+Datum Renderer::path(const Datum& value, const Datum& path, const Datum* otherwise) {
+  auto taken = [&](const Datum& from, const Datum& key) {
+    const Datum out = item(from, key);
+    return out.is_undefined() && otherwise != nullptr && otherwise->kind != Kind::none ? *otherwise
+                                                                                       : out;
+  };
+  if (!path.is_string()) return taken(value, path);
+  Datum at = value;
+  std::string_view rest = path.view();
+  while (true) {
+    size_t dot = rest.find('.');
+    std::string_view part = rest.substr(0, dot);
+    int64_t index = 0;
+    auto [end, failed] = std::from_chars(part.data(), part.data() + part.size(), index);
+    bool number = failed == std::errc() && end == part.data() + part.size() && part[0] != '-';
+    // Kept: the message of what is undefined names it.
+    at = taken(at, number ? Datum::whole(index) : Datum::string(copied(part).view()));
+    if (dot == std::string_view::npos) return at;
+    rest = rest.substr(dot + 1);
+  }
+}
+
+Datum Renderer::loop_attribute(Loop& loop, std::string_view name) {
+  size_t index = loop.index0;
+  auto number = [](size_t value) { return Datum::whole(static_cast<int64_t>(value)); };
+  auto length = [&] { return size_t{length_of(loop)}; };
+  if (name == "index") return number(index + 1);
+  if (name == "index0") return number(index);
+  if (name == "first") return Datum::boolean(index == 0);
+  auto next = [&] {
+    loop.asked = std::max(loop.asked, loop.index0 + 2);
+    return has(loop, index + 1);
+  };
+  if (name == "last") return Datum::boolean(!next());
+  if (name == "length") return number(length());
+  if (name == "revindex") return number(length() - index);
+  if (name == "revindex0") return number(length() - index - 1);
+  if (name == "depth") return number(size_t{loop.depth0} + 1);
+  if (name == "depth0") return number(loop.depth0);
+  if (name == "previtem")
+    return index == 0 ? Datum::undefined("there is no previous item") : loop.items[index - 1];
+  if (name == "nextitem")
+    return next() ? loop.items[index + 1] : Datum::undefined("there is no next item");
+  if (name == "cycle" || name == "changed") {
+    Callable of{.type =
+                    name == "cycle" ? Callable::Type::loop_cycle : Callable::Type::loop_changed};
+    of.self.kind = Kind::loop;
+    of.self.loop = &loop;
+    return callable(of);
+  }
+  return Datum::undefined(name, static_cast<uint8_t>(Kind::loop));
+}
+
+Datum Renderer::sliced(const Datum& value, const Datum& begin, const Datum& end,
+                       const Datum& step) {
+  if (value.kind == Kind::undefined) fail_undefined(value);
+  if (!value.is_indexed() && !value.is_string())
+    fail(value.kind == Kind::dict
+             ? "unhashable type: 'slice'"
+             : "'" + std::string(type_name(value.kind)) + "' object is not subscriptable");
+  auto bound = [&](const Datum& part, int64_t otherwise) {
+    if (part.kind == Kind::none) return otherwise;
+    return whole_of(part, "a bound of a slice");
+  };
+  int64_t stride = bound(step, 1);
+  if (stride == 0) fail("slice step cannot be zero");
+  spend(value.size);
+  std::string_view text = value.is_string() ? value.view() : std::string_view();
+  bool wide = value.is_string() && !unicode::ascii(text);
+  auto size = static_cast<int64_t>(wide ? unicode::length(text) : value.size);
+  int64_t low = stride > 0 ? 0 : -1, high = stride > 0 ? size : size - 1;
+  auto clamp = [&](int64_t at) { return std::clamp(at < 0 ? at + size : at, low, high); };
+  int64_t from = begin.kind == Kind::none ? (stride > 0 ? low : high) : clamp(bound(begin, 0));
+  int64_t to = end.kind == Kind::none ? (stride > 0 ? high : low) : clamp(bound(end, 0));
+  if (stride == 1 && value.kind != Kind::range) {
+    to = std::max(from, to);
+    auto first = static_cast<size_t>(from), last = static_cast<size_t>(to);
+    if (value.is_listed()) {
+      Datum out = marked(value, false);
+      out.items += first;
+      out.size = static_cast<uint32_t>(last - first);
+      return out;
+    }
+    if (!wide) return cut(value, first, last);
+    size_t at = unicode::offset(text, first);
+    return cut(value, at, at + unicode::offset(text.substr(at), last - first));
+  }
+  if (value.kind == Kind::range) {
+    const int64_t start = value.items[-3].integer, each = value.items[-1].integer,
+                  way = stride > 0 ? to - from : from - to, pace = stride > 0 ? stride : -stride;
+    return range_of(start + from * each, start + to * each, each * stride,
+                    way <= 0 ? 0 : static_cast<size_t>((way - 1) / pace + 1));
+  }
+  std::vector<size_t> picked;
+  for (int64_t i = from; stride > 0 ? i < to : i > to; i += stride) {
+    picked.push_back(static_cast<size_t>(i));
+    if (stride > 0 ? stride > to - i : stride < to - i) break;  // nor does i + stride overflow
+  }
+  if (!value.is_string()) {
+    Datum* items = take<Datum>(picked.size());
+    for (size_t i = 0; i < picked.size(); ++i) items[i] = value.items[picked[i]];
+    Datum out = Datum::sequence(value.kind, items, picked.size());
+    out.message = value.message;
+    return out;
+  }
+  std::vector<size_t> starts;
+  for (size_t at = 0; at < text.size(); at += unicode::decode(text, at).size) starts.push_back(at);
+  starts.push_back(text.size());
+  Writer out;
+  for (size_t i : picked) out.write(value, starts[i], starts[i + 1], 0);
+  return marked(text_of(out), value.marked);
 }
 
 }  // namespace meshwright::chat

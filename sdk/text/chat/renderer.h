@@ -1,6 +1,6 @@
-// One rendering of a template. Split over execute.cpp (tags), evaluate.cpp (expressions), call.cpp
-// (macros, functions), attribute.cpp, operators.cpp, compare.cpp, print.cpp, tojson.cpp,
-// filters*.cpp, tests.cpp, methods*.cpp, format.cpp and keep.cpp.
+// One rendering of a template. Split over evaluate.cpp (tags, expressions), call.cpp
+// (macros, functions), methods.cpp, operators.cpp, compare.cpp, format.cpp, value.cpp,
+// filters.cpp, filter_numbers.cpp and render.cpp.
 #pragma once
 
 #include <array>
@@ -171,7 +171,7 @@ class Renderer {
   Datum import_messages(const Value& messages);
   Datum global(const std::string& name);
 
-  // execute.cpp
+  // evaluate.cpp
   enum class Flow : uint8_t { on, stop, proceed };
   Flow execute(const ast::Body& body, Frame& frame);
   Flow execute(const ast::Stmt& stmt, Frame& frame);
@@ -189,7 +189,7 @@ class Renderer {
   Datum text_of(const Writer& writer);
   void check_output() const { check_size(out_->text.size()); }
 
-  // keep.cpp: values that live longer than the turn that made them
+  // render.cpp: values that live longer than the turn that made them
   Datum keep(const Datum& value, int depth = 0);
   bool is_young(const void* at) const {
     return !turns_open_.empty() && arena_.since(turns_open_.front(), at);
@@ -234,7 +234,7 @@ class Renderer {
   Bound bind(std::string_view callee, const Arguments& given,
              std::initializer_list<std::string_view> names, size_t needed = 0) const;
 
-  // attribute.cpp
+  // methods.cpp
   Datum attribute(const Datum& value, std::string_view name);
   Datum item(const Datum& value, const Datum& key);
   Datum loop_attribute(Loop& loop, std::string_view name);
@@ -279,14 +279,14 @@ class Renderer {
   static std::string_view type_name(Kind kind);
   static std::string_view view_name(const Datum& view);
 
-  // print.cpp
+  // format.cpp
   void print(const Datum& value, Writer& out, uint32_t generation);
   void represent(const Datum& value, Writer& out, int depth = 0);
   Datum as_text(const Datum& value);      // str()
   std::string plain(const Datum& value);  // its bytes, for messages and formats
   std::string number_text(const Datum& value) const;
 
-  // tojson.cpp
+  // value.cpp
   struct JsonStyle;
   Datum tojson(const Datum& value, const Arguments& given);
   void json(const Datum& value, const JsonStyle& style, Writer& out, int depth);
@@ -329,7 +329,7 @@ class Renderer {
   Datum percent(const Datum& format, const Arguments& given);
   void formatted(const Datum& value, std::string_view spec, Writer& out);
 
-  // filters.cpp, filter_numbers.cpp, filter_lists.cpp, tests.cpp
+  // filters.cpp, filter_numbers.cpp, filters.cpp, filters.cpp
   Datum apply(Filter filter, std::string_view name, const Datum& value, const Arguments& given);
   Datum apply_text(Filter filter, std::string_view name, const Datum& value,
                    const Arguments& given);

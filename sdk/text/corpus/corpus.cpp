@@ -9,11 +9,11 @@
 #include <mutex>
 #include <thread>
 
+#include "sdk/base/beside.h"
 #include "sdk/base/files/mapped_file.h"
 #include "sdk/base/files/strict_json.h"
-#include "sdk/base/helpers.h"
+#include "sdk/text/tokenizer/bytes.h"
 #include "sdk/text/tokenizer/divide.h"
-#include "sdk/text/tokenizer/utf8.h"
 #include "sdk/text/tokenizer/young.h"
 
 namespace meshwright::tokenizer {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "sdk/text/tokenizer/utf8.h"
+#include "sdk/text/tokenizer/bytes.h"
 
 namespace meshwright::tokenizer {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "sdk/text/tokenizer/utf8.h"
+#include "sdk/text/tokenizer/bytes.h"
 #include "sdk/text/tokenizer/young.h"
 
 namespace meshwright::tokenizer {

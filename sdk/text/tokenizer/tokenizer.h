@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sdk/text/tokenizer/utf8.h"
+#include "sdk/text/tokenizer/bytes.h"
 
 namespace meshwright::tokenizer {
 

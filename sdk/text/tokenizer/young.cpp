@@ -8,10 +8,10 @@
 #include <iterator>
 #include <optional>
 
-#include "sdk/base/counts.h"
+#include "sdk/base/words.h"
 #include "sdk/text/tokenizer/ages.h"
+#include "sdk/text/tokenizer/bytes.h"
 #include "sdk/text/tokenizer/pattern.h"
-#include "sdk/text/tokenizer/utf8.h"
 
 namespace meshwright::tokenizer {
 

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "sdk/base/files/durable.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace fs = std::filesystem;
 using namespace meshwright;

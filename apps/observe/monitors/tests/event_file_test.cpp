@@ -1,6 +1,6 @@
 // Read back by the `tensorboard` package itself in tests/reference_pytorch/check_monitors.py; here
 // by the framing and protobuf's wire format alone.
-#include "apps/observe/monitors/event_file.h"
+#include "apps/observe/monitors/tensorboard.h"
 
 #include <doctest/doctest.h>
 

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace monitor_tests {
 

@@ -5,9 +5,8 @@
 #include <limits>
 #include <thread>
 
-#include "apps/observe/monitors/names.h"
 #include "apps/observe/monitors/numbers.h"
-#include "apps/observe/monitors/prometheus_text.h"
+#include "apps/observe/monitors/prometheus.h"
 #include "apps/observe/monitors/sinks.h"
 #include "apps/observe/monitors/tests/folder.h"
 

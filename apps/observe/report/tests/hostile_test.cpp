@@ -8,7 +8,7 @@
 #include "apps/observe/monitors/csv.h"
 #include "apps/observe/report/report.h"
 #include "apps/observe/report/tests/run_folder.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace hostile_test {
 

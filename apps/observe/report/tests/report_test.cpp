@@ -9,10 +9,9 @@
 #include <ctime>
 #include <set>
 
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 #include "apps/observe/report/chart.h"
-#include "apps/observe/report/plot.h"
 #include "apps/observe/report/scale.h"
 #include "apps/observe/report/tests/run_folder.h"
 

@@ -1,4 +1,4 @@
-#include "apps/observe/report/series.h"
+#include "apps/observe/report/chart.h"
 
 #include <doctest/doctest.h>
 

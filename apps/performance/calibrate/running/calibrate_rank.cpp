@@ -27,11 +27,10 @@
 #include <thread>
 #include <utility>
 
-#include "apps/doctor/running/measure_collectives.h"
+#include "apps/doctor/running/measure.h"
 #include "apps/performance/calibrate/measured.h"
 #include "apps/performance/calibrate/report.h"
-#include "apps/performance/calibrate/sizes.h"
-#include "apps/performance/steptime/write_machine.h"
+#include "apps/performance/steptime/machine.h"
 #include "engine/job/before_start.h"
 #include "engine/launch/device/device.h"
 #include "engine/models/models.h"

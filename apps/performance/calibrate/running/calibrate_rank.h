@@ -1,8 +1,8 @@
 // One rank of `meshwright calibrate`.
 #pragma once
 
-#include "apps/performance/calibrate/request.h"
-#include "engine/launch/rendezvous/ending.h"
+#include "apps/performance/calibrate/measured.h"
+#include "engine/launch/rendezvous/error_exchange.h"
 
 namespace meshwright::calibrate {
 

@@ -11,8 +11,8 @@
 
 #include "apps/performance/calibrate/report.h"
 #include "apps/performance/calibrate/tests/made_up.h"
+#include "apps/performance/steptime/machine.h"
 #include "apps/performance/steptime/predict.h"
-#include "apps/performance/steptime/write_machine.h"
 #include "meshwright/error.h"
 
 namespace meshwright::calibrate {

@@ -1,5 +1,5 @@
 // What a run of a machine that is faster, or slower, than its file says gives back.
-#include "apps/performance/calibrate/from_run.h"
+#include "apps/performance/calibrate/report.h"
 
 #include <doctest/doctest.h>
 
@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "apps/performance/calibrate/tests/made_up.h"
-#include "apps/performance/steptime/figures.h"
-#include "apps/performance/steptime/write_machine.h"
+#include "apps/performance/steptime/machine.h"
 #include "meshwright/error.h"
 
 namespace meshwright::calibrate {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "apps/performance/calibrate/fit.h"
-#include "apps/performance/calibrate/sizes.h"
+#include "apps/performance/calibrate/measured.h"
 
 namespace meshwright::calibrate {
 

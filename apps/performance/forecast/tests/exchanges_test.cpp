@@ -1,4 +1,4 @@
-#include "apps/performance/forecast/exchanges.h"
+#include "apps/performance/forecast/forecast.h"
 
 #include "apps/performance/steptime/kernels.h"
 #include "planned.h"

@@ -2,7 +2,6 @@
 
 #include <boost/json.hpp>
 
-#include "apps/performance/forecast/exchanges.h"
 #include "planned.h"
 
 namespace meshwright::forecast {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/performance/forecast/exchanges.h"
+#include "apps/performance/forecast/forecast.h"
 #include "apps/performance/forecast/layouts.h"
 #include "meshwright/strategy.h"
 #include "planned.h"

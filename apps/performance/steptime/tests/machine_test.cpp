@@ -7,9 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "apps/performance/steptime/write_machine.h"
 #include "meshwright/error.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace meshwright::steptime {
 namespace {

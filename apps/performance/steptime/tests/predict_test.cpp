@@ -7,9 +7,9 @@
 #include <map>
 #include <utility>
 
-#include "apps/performance/steptime/network.h"
+#include "apps/performance/steptime/kernels.h"
 #include "published.h"
-#include "sdk/base/pipeline_actions.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::steptime {
 namespace {

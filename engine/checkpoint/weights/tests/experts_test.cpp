@@ -1,6 +1,6 @@
 // Experts' weights in memory and in files: names, boxes and runs, both forms, and what does not
 // fit.
-#include "engine/checkpoint/weights/experts.h"
+#include "engine/checkpoint/weights/read_region.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -11,7 +11,6 @@
 #include <numeric>
 
 #include "engine/checkpoint/weights/safetensors.h"
-#include "engine/checkpoint/weights/safetensors_writer.h"
 #include "meshwright/error.h"
 
 namespace fs = std::filesystem;

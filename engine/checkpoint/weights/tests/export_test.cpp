@@ -17,7 +17,7 @@
 #include <set>
 
 #include "engine/checkpoint/weights/auxiliary_files.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace export_test {
 

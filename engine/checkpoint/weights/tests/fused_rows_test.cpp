@@ -11,7 +11,6 @@
 
 #include "engine/checkpoint/weights/read_region.h"
 #include "engine/checkpoint/weights/safetensors.h"
-#include "engine/checkpoint/weights/safetensors_writer.h"
 #include "meshwright/error.h"
 
 namespace fs = std::filesystem;

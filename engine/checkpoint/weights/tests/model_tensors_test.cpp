@@ -10,7 +10,7 @@
 #include <functional>
 
 #include "engine/checkpoint/weights/auxiliary_files.h"
-#include "engine/checkpoint/weights/safetensors_writer.h"
+#include "engine/checkpoint/weights/safetensors.h"
 #include "meshwright/error.h"
 
 namespace model_tensors_test {

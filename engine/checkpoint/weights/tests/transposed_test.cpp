@@ -1,5 +1,5 @@
 // Weights whose files have columns first, read as they lie in memory.
-#include "engine/checkpoint/weights/transposed.h"
+#include "engine/checkpoint/weights/read_region.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -7,7 +7,6 @@
 #include <filesystem>
 
 #include "engine/checkpoint/weights/safetensors.h"
-#include "engine/checkpoint/weights/safetensors_writer.h"
 #include "engine/models/fused_rows.h"
 
 namespace fs = std::filesystem;

@@ -1,5 +1,5 @@
 // Writing safetensors: equal to what the format's own library writes, whatever the pieces are.
-#include "engine/checkpoint/weights/safetensors_writer.h"
+#include "engine/checkpoint/weights/safetensors.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -7,8 +7,7 @@
 #include <algorithm>
 #include <random>
 
-#include "engine/checkpoint/weights/safetensors.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace writer_test {
 

@@ -17,8 +17,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "engine/launch/rendezvous/connectivity.h"
-#include "engine/launch/rendezvous/interfaces.h"
-#include "engine/launch/rendezvous/reachability.h"
 #include "meshwright/error.h"
 
 namespace endpoints_test {

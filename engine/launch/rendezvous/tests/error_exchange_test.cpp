@@ -6,8 +6,6 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "engine/launch/rendezvous/error_text.h"
-
 namespace error_exchange_test {
 
 using namespace meshwright;

@@ -12,7 +12,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "engine/launch/rendezvous/connectivity.h"
-#include "engine/launch/rendezvous/interfaces.h"
 #include "engine/launch/store_bytes.h"
 
 namespace heartbeat_test {

@@ -26,7 +26,6 @@
 
 #include "engine/launch/rendezvous/bounded.h"
 #include "engine/launch/rendezvous/connectivity.h"
-#include "engine/launch/rendezvous/interfaces.h"
 #include "engine/launch/rendezvous/store_client.h"
 #include "engine/launch/store_bytes.h"
 #include "meshwright/error.h"

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "engine/launch/rendezvous/connectivity.h"
-#include "engine/launch/rendezvous/interfaces.h"
 #include "engine/launch/rendezvous/store_client.h"
 #include "engine/launch/rendezvous/store_server.h"
 

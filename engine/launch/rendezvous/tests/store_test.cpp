@@ -10,8 +10,8 @@
 
 #include "engine/launch/rendezvous/listen.h"
 #include "engine/launch/rendezvous/notices.h"
-#include "engine/launch/rendezvous/store_table.h"
 #include "engine/launch/rendezvous/tests/served_store.h"
+#include "engine/launch/rendezvous/wire.h"
 #include "engine/launch/store_bytes.h"
 #include "meshwright/error.h"
 

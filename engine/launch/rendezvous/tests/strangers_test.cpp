@@ -10,8 +10,8 @@
 #include <atomic>
 #include <thread>
 
-#include "engine/launch/limits.h"
 #include "engine/launch/rendezvous/tests/served_store.h"
+#include "engine/launch/spawn.h"
 #include "engine/launch/store_bytes.h"
 
 namespace strangers_test {

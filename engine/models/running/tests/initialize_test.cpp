@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "engine/models/initial_values.h"
+#include "engine/models/models.h"
 #include "engine/models/running/causal_lm.h"
 #include "engine/models/running/philox.h"
 #include "meshwright/error.h"

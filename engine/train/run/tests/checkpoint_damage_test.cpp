@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/verify.h"
+#include "engine/checkpoint/inspect.h"
 #include "meshwright/parallel/testing.h"
 
 namespace checkpoint_damage_test {

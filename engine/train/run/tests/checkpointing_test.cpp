@@ -12,7 +12,7 @@
 #include <fstream>
 #include <mutex>
 
-#include "engine/checkpoint/verify.h"
+#include "engine/checkpoint/inspect.h"
 
 namespace checkpointing_test {
 

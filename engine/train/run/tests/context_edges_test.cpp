@@ -7,8 +7,8 @@
 
 #include <doctest/doctest.h>
 
+#include "engine/train/step/sample.h"
 #include "engine/train/step/tests/causal_loss.h"
-#include "engine/train/step/write_sample.h"
 
 namespace context_edges_test {
 

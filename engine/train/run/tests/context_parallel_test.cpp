@@ -2,7 +2,7 @@
 // the steps are those of one process. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/run/tests/context_layouts.h"
 #include "engine/train/run/tests/packed.h"
-#include "engine/train/step/routers.h"
+#include "engine/train/step/logits.h"
 #include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>

@@ -10,8 +10,8 @@
 
 #include <filesystem>
 
-#include "engine/checkpoint/diff.h"
 #include "engine/checkpoint/export.h"
+#include "engine/checkpoint/inspect.h"
 #include "engine/checkpoint/weights/model_tensors.h"
 #include "engine/models/models.h"
 #include "engine/train/step/tests/causal_loss.h"

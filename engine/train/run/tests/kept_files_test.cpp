@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "engine/checkpoint/folder.h"
-#include "engine/checkpoint/verify.h"
+#include "engine/checkpoint/inspect.h"
 #include "engine/config/reading.h"
 #include "engine/train/run/session.h"
 #include "meshwright/error.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace kept_files_test {
 

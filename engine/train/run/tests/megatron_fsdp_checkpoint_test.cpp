@@ -5,7 +5,7 @@
 
 #include <doctest/doctest.h>
 
-#include "engine/checkpoint/verify.h"
+#include "engine/checkpoint/inspect.h"
 
 namespace megatron_fsdp_checkpoint_test {
 

@@ -19,7 +19,7 @@
 #include <sstream>
 
 #include "meshwright/error.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace metrics_test {
 

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "engine/train/step/micro_batch.h"
+#include "engine/train/step/logits.h"
 
 namespace meshwright {
 

@@ -9,7 +9,6 @@
 
 #include "engine/data/tests/numbers.h"
 #include "engine/train/run/batches.h"
-#include "engine/train/run/run_data.h"
 #include "engine/train/step/stages.h"
 #include "engine/train/step/tests/causal_loss.h"
 #include "sdk/comm/tests/shared_memory_switch.h"

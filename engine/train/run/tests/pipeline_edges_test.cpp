@@ -8,8 +8,8 @@
 
 #include <doctest/doctest.h>
 
+#include "engine/train/step/sample.h"
 #include "engine/train/step/tests/causal_loss.h"
-#include "engine/train/step/write_sample.h"
 #include "meshwright/nn/stage.h"
 
 namespace pipeline_edges_test {

@@ -16,7 +16,7 @@
 
 #include "engine/job/plan.h"
 #include "meshwright/error.h"
-#include "sdk/base/pipeline_actions.h"
+#include "sdk/base/pipeline.h"
 
 namespace pipeline_test {
 

@@ -6,7 +6,6 @@
 
 #include "engine/data/tests/numbers.h"
 #include "engine/train/run/batches.h"
-#include "engine/train/run/run_data.h"
 #include "engine/train/step/tests/causal_loss.h"
 #include "meshwright/nn/loss.h"
 

@@ -1,6 +1,6 @@
 // Training with experts: load of all ranks and micro-batches, score corrections, auxiliary losses,
 // the same on every layout; and how it is shown.
-#include "engine/train/run/expert_load.h"
+#include "engine/train/run/metrics.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -20,7 +20,7 @@
 #include <numeric>
 
 #include "engine/job/plan.h"
-#include "engine/train/step/evaluation.h"
+#include "engine/train/step/logits.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/testing.h"

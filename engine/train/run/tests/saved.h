@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/verify.h"
+#include "engine/checkpoint/inspect.h"
 #include "engine/train/run/tests/small_run.h"
 #include "meshwright/parallel/testing.h"
 #include "sdk/comm/tests/sampled.h"

@@ -1,5 +1,5 @@
 // Which rank holds up the others, and when that is said.
-#include "engine/train/run/slow_rank.h"
+#include "engine/train/run/speed.h"
 
 #include <doctest/doctest.h>
 

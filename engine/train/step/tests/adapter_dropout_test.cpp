@@ -1,6 +1,6 @@
 // Dropout of adapters: what is dropped follows from where an element lies, not from who holds it.
 // Before doctest: LibTorch has a CHECK of its own.
-#include "engine/train/step/adapter_dropout.h"
+#include "engine/train/step/adapters.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>

@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "engine/train/step/adapter_dropout.h"
 #include "engine/train/step/adapters.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/module.h"

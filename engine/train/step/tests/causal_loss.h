@@ -1,7 +1,7 @@
 // Of the models built in, whose module a test holds itself.
 #pragma once
 
-#include "engine/models/initial_values.h"
+#include "engine/models/models.h"
 #include "engine/models/running/causal_lm.h"
 #include "engine/train/step/load_weights.h"
 #include "engine/train/step/logits.h"

@@ -1,4 +1,4 @@
-#include "engine/train/step/processors.h"
+#include "engine/train/step/join_world.h"
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
 // The learning rate of every step, against formulas written down once more and values worked out by
 // hand.
-#include "engine/train/step/schedule.h"
+#include "engine/train/step/optimizer.h"
 
 #include <doctest/doctest.h>
 

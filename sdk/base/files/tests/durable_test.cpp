@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 using namespace meshwright;
 namespace fs = std::filesystem;

@@ -8,7 +8,6 @@
 #include <fstream>
 
 #include "sdk/base/files/mapped_file.h"
-#include "sdk/base/files/read_file.h"
 
 namespace foreign_file_test {
 

@@ -1,5 +1,5 @@
 // Advice for relative paths of a configuration that lies in another folder.
-#include "sdk/base/files/relative.h"
+#include "sdk/base/files/list_files.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

@@ -13,9 +13,8 @@
 
 #include "meshwright/parallel/parallel.h"
 #include "sdk/kit/conformance/probe.h"
-#include "sdk/kit/conformance/training/parts.h"
-#include "sdk/kit/conformance/training/reference.h"
-#include "sdk/kit/conformance/training/stages.h"
+#include "sdk/kit/conformance/training/model.h"
+#include "sdk/kit/conformance/training/ranks.h"
 
 namespace meshwright::conformance {
 

@@ -7,9 +7,9 @@
 #include <map>
 
 #include "sdk/kit/conformance/probe.h"
+#include "sdk/kit/conformance/training/model.h"
 #include "sdk/kit/conformance/training/rank_run.h"
 #include "sdk/kit/conformance/training/ranks.h"
-#include "sdk/kit/conformance/training/reference.h"
 
 namespace meshwright::conformance {
 namespace {

@@ -9,9 +9,9 @@
 
 #include "made.h"
 #include "meshwright/error.h"
+#include "sdk/text/tokenizer/bytes.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/pattern.h"
-#include "sdk/text/tokenizer/utf8.h"
 #include "sdk/text/tokenizer/young.h"
 
 namespace library_test {

@@ -4,9 +4,9 @@
 #include <utf8proc.h>
 
 #include "meshwright/error.h"
+#include "sdk/text/tokenizer/bytes.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/tests/made.h"
-#include "sdk/text/tokenizer/utf8.h"
 
 namespace json = boost::json;
 using namespace meshwright;

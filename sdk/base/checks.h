@@ -1,0 +1,30 @@
+// Whether a model on paper is one: what the engine asks of a plugin's, and the conformance kit of
+// everybody's.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "meshwright/options.h"
+#include "meshwright/outline.h"
+
+namespace meshwright {
+
+// What is wrong with names, shapes, sizes and modules, one line each; empty where nothing is.
+MESHWRIGHT_API std::vector<std::string> problems_of(const ModelOutline& outline);
+
+// A plugin's arrays, and its schema, which is checked before anything is read with it.
+
+// The i-th element of an array whose elements may be longer than ours (a plugin of a later minor
+// version).
+template <class T>
+const T& element(const T* array, size_t i) {
+  return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + i * array->struct_size);
+}
+
+// Checks the schema itself: names, literals, ranges, duplicate names. Throws
+// Error(plugin_bad_descriptor).
+MESHWRIGHT_API void check_schema(const OptionSchema& schema);
+
+}  // namespace meshwright
