@@ -6,11 +6,11 @@
 #include <doctest/doctest.h>
 
 #include <functional>
-#include <iterator>
 #include <utility>
 
 #include "engine/checkpoint/export.h"
 #include "engine/train/run/saver.h"
+#include "sdk/base/files/read_file.h"
 
 namespace pipeline_checkpoint_test {
 
@@ -24,11 +24,6 @@ const std::string kTurns = schedule("Interleaved1F1B"), kZero = schedule("Interl
                   kBreadth = schedule("LoopedBFS");
 constexpr int64_t kRows = 3;
 
-std::string read_all(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 // Every file of an export, by name.
 std::map<std::string, std::string> exported(const fs::path& checkpoint, const fs::path& target) {
   fs::copy_file(kModel, checkpoint / "config.json", fs::copy_options::skip_existing);
@@ -36,7 +31,7 @@ std::map<std::string, std::string> exported(const fs::path& checkpoint, const fs
   checkpoint::export_folder(source, target, {});
   std::map<std::string, std::string> out;
   for (const fs::directory_entry& entry : fs::directory_iterator(target))
-    out[entry.path().filename()] = read_all(entry.path());
+    out[entry.path().filename()] = base::read_file(entry.path());
   return out;
 }
 
