@@ -10,7 +10,7 @@
 
 #include "engine/checkpoint/export.h"
 #include "engine/train/run/saver.h"
-#include "sdk/base/files/read_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace pipeline_checkpoint_test {
 
