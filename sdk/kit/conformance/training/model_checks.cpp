@@ -542,7 +542,7 @@ std::string check_layouts(const ModelUnderTest& model, std::vector<std::string>&
     // Made one after the other: what make() does need not be safe for threads.
     std::vector<std::unique_ptr<RunningModel>> each;
     for (int64_t rank = 0; rank < layout.ranks; ++rank) each.push_back(model.make());
-    Outcome outcome =
+    RunOutcome outcome =
         collect(layout.ranks, [&](const std::shared_ptr<World>& world, RankFound& found) {
           RunningModel& mine = *each[static_cast<size_t>(world->rank())];
           ModelRank(model, mine, request, world).train(alone, layout.tolerance, found.problems);

@@ -24,9 +24,9 @@ bool is_of_group(const Error& error) {
 
 }  // namespace
 
-Outcome collect(int64_t ranks,
-                const std::function<void(const std::shared_ptr<World>&, RankFound&)>& body) {
-  Outcome out;
+RunOutcome collect(int64_t ranks,
+                   const std::function<void(const std::shared_ptr<World>&, RankFound&)>& body) {
+  RunOutcome out;
   std::mutex mutex;
   auto keep = [&](RankFound& found, int64_t rank) {
     std::lock_guard lock(mutex);
@@ -67,7 +67,7 @@ Outcome collect(int64_t ranks,
   return out;
 }
 
-void tell(const Outcome& outcome, const std::string& where, Findings& findings) {
+void tell(const RunOutcome& outcome, const std::string& where, Findings& findings) {
   for (const auto& [rank, problems] : outcome.problems)
     findings.add(where + ": " + (rank >= 0 ? "rank " + std::to_string(rank) + ": " : "") +
                  problems.front());

@@ -40,7 +40,7 @@ struct RankFound {
   std::string refusal;
 };
 
-struct Outcome {
+struct RunOutcome {
   std::map<int64_t, std::vector<std::string>> problems;  // by rank; -1: of none in particular
   std::string refusal;
 };
@@ -48,11 +48,11 @@ struct Outcome {
 // What `body` throws is a problem of its rank, Error(not_in_release | device_unavailable) a
 // refusal. A rank that found something before is not asked for what its exception says, nor is one
 // whose group failed after another rank had found something: that mostly follows.
-Outcome collect(int64_t ranks,
-                const std::function<void(const std::shared_ptr<World>&, RankFound&)>& body);
+RunOutcome collect(int64_t ranks,
+                   const std::function<void(const std::shared_ptr<World>&, RankFound&)>& body);
 
 // The first that each rank found: what follows is mostly its consequence.
-void tell(const Outcome& outcome, const std::string& where, Findings& findings);
+void tell(const RunOutcome& outcome, const std::string& where, Findings& findings);
 
 // The stages of a pipeline as the kit runs them. Not for use outside the kit.
 

@@ -86,8 +86,8 @@ Answer<MeshPlan> plan_of(const Subject& subject, const MeshRequest& request) {
 
 constexpr char kIndependent[] = "independent";
 
-Outcome run(const Subject& subject, const MeshRequest& request, const Reference& reference,
-            const std::function<void(RankRun&, int64_t rank)>& body) {
+RunOutcome run(const Subject& subject, const MeshRequest& request, const Reference& reference,
+               const std::function<void(RankRun&, int64_t rank)>& body) {
   return collect(request.world_size, [&](const std::shared_ptr<World>& world, RankFound& found) {
     RankRun rank(subject, request, reference, world, found.problems);
     if (found.problems.empty() && rank.independent())
@@ -146,7 +146,7 @@ class Kit {
     // Of other answers the case mesh says whether they may be.
     if (!mesh.value || !mesh.value->delegate_to.empty() || !has_axis(*mesh.value, size)) return;
     SavedParts parts(static_cast<size_t>(layout.ranks));
-    Outcome outcome = run(subject_, request, reference_, [&](RankRun& rank, int64_t number) {
+    RunOutcome outcome = run(subject_, request, reference_, [&](RankRun& rank, int64_t number) {
       rank.train(parts[static_cast<size_t>(number)]);
     });
     if (!outcome.refusal.empty() && !size.empty()) return refused(size, outcome.refusal);
@@ -180,7 +180,7 @@ class Kit {
     const MeshRequest request = request_of(changed, layout);
     const Answer<MeshPlan> mesh = plan_of(changed, request);
     const bool planned = mesh.value && mesh.value->delegate_to.empty();
-    Outcome outcome;
+    RunOutcome outcome;
     if (planned)
       outcome = run(changed, request, reference_, [&](RankRun& rank, int64_t) {
         SavedParts unused(1);
@@ -210,8 +210,8 @@ class Kit {
   }
 
   void resume(const Layout& layout, const Save& save) {
-    const Outcome outcome = run(subject_, request_of(subject_, layout), reference_,
-                                [&](RankRun& rank, int64_t) { rank.resume(save.state); });
+    const RunOutcome outcome = run(subject_, request_of(subject_, layout), reference_,
+                                   [&](RankRun& rank, int64_t) { rank.resume(save.state); });
     tell(outcome, text_of(layout) + ", from what " + text_of(*save.layout) + " saved", findings_);
   }
 
