@@ -97,7 +97,9 @@ class RingZero final : public Strategy {
       int64_t whole = bucket.slice * ring;
       auto add = [&](Phase phase, const char* axis, const char* op, int64_t ranks, int64_t count,
                      int64_t payload) {
-        own.schedule.push_back({"", phase, axis, op, ranks, count, payload});
+        Communication& row =
+            own.schedule.emplace_back(Communication{"", phase, axis, op, ranks, count, payload});
+        row.overlaps = phase == Phase::reduction;  // beside the backward
       };
       add(Phase::reduction, "dp_shard", "reduce_scatter", ring, reduces,
           whole * dtype_size(mp.reduce));

@@ -374,14 +374,14 @@ TEST_CASE("the conformance kit catches what is wrong, a crash and a hang include
 }
 
 TEST_CASE("plugins check tries what --set says of a strategy's own table, and refuses the rest") {
-  const std::string check = "plugins check ddp --case parallelize --set ";
-  const Ran set = run(check + "distributed.ddp.gradient_as_bucket_view=false");
+  const std::string check = "plugins check fsdp2 --case parallelize --set ";
+  const Ran set = run(check + "distributed.fsdp2.reshard_after_forward=false");
   INFO(set.out);
   CHECK(set.status == 0);
   // Of all that it says this alone differs: the switch is another one's default now.
-  CHECK(set.out != run("plugins check ddp --case parallelize").out);
+  CHECK(set.out != run("plugins check fsdp2 --case parallelize").out);
   const Ran other = run(check + "optimizer.lr=1", "2>&1"),
-            unknown = run(check + "distributed.ddp.bucket_view=1", "2>&1");
+            unknown = run(check + "distributed.fsdp2.reshard=1", "2>&1");
   CHECK(other.status == 2);
   CHECK(other.out.find("--set optimizer.lr=1 changes nothing that is checked here") !=
         std::string::npos);
