@@ -54,8 +54,8 @@ TEST_CASE("the public headers stay small and include neither all of LibTorch nor
     }
   }
   CHECK(files > 10);
-  CHECK(planning <= 1750);  // CONTRIBUTING says so
-  CHECK(total <= 4150);
+  CHECK(planning <= 1800);  // CONTRIBUTING says so
+  CHECK(total <= 4200);
 }
 
 TEST_CASE("what strategies plan with needs nothing of what they run with") {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/json/array.hpp>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <iterator>
@@ -92,7 +93,9 @@ namespace json = boost::json;
 // Nine digits are more than a picture shows, and values stand in the page many times.
 json::value data_number(double value) {
   if (!std::isfinite(value)) return nullptr;
-  return std::strtod(format("%.9g", value).c_str(), nullptr);
+  const std::string digits = format("%.9g", value);
+  std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  return value;
 }
 
 json::array point_json(const Point& point) {
