@@ -11,7 +11,7 @@ namespace meshwright::generate {
 struct GenerateHere {
   Request request;
   std::function<void(const std::string& text)> tell;
-  // As TextPieces has it (running/text_pieces.h), on every rank.
+  // As TextPieces has it (engine/train/step/sample.h), on every rank.
   std::function<void(int64_t id, const std::string& text)> token;
 };
 

@@ -43,7 +43,8 @@ void add_own_cost(const OwnCost& own, Footprint& out) {
   if (own.replaces) {
     bytes = {.activations = bytes.activations};
     std::erase_if(out.schedule, [](const Communication& row) {
-      return row.axis.starts_with("dp") || row.axis == "ep_shard";
+      return row.axis.starts_with("dp") || row.axis == "ep_shard" ||
+             (row.axis == "cp" && row.phase == Phase::reduction);
     });
   }
   bytes.weights = plus(bytes.weights, own.bytes.weights);

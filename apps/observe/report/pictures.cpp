@@ -78,12 +78,18 @@ json::array memory_json(const json::object& plan, double measured) {
   return out;
 }
 
+// Of a stage or a micro-batch, and of all pairs of both: the file may be anybody's.
+constexpr int64_t kMostNumber = 65535, kMostPasses = int64_t{1} << 22;
+
 // "0F0,(0F1;7B0)OVERLAP_F_B": what actions_row() writes.
 PipelineList list_of(std::string_view row) {
   PipelineList out;
   auto number = [&](size_t& i) {
     int64_t value = 0;
-    while (i < row.size() && row[i] >= '0' && row[i] <= '9') value = value * 10 + (row[i++] - '0');
+    while (i < row.size() && row[i] >= '0' && row[i] <= '9') {
+      value = value * 10 + (row[i++] - '0');
+      if (value > kMostNumber) throw std::invalid_argument("no action");
+    }
     return value;
   };
   for (size_t i = 0; i < row.size();) {
@@ -120,6 +126,13 @@ json::value pipeline_json(const json::object& plan) {
   PipelineLists lists;
   for (const json::value& row : pipeline.at("actions").as_array())
     lists.push_back(list_of(std::string_view(row.as_string())));
+  int64_t of_stages = 1, of_batches = 1;
+  for (const PipelineList& list : lists)
+    for (const PipelineAction& action : list) {
+      of_stages = std::max(of_stages, action.stage + 1);
+      of_batches = std::max(of_batches, action.micro_batch + 1);
+    }
+  if (of_stages * of_batches > kMostPasses) throw std::invalid_argument("no pipeline");
   const PipelineRun run = simulate_pipeline(lists);
   for (const std::vector<PipelineSpan>& spans : run.spans) {
     if (ranks.size() == kMostRanks) break;

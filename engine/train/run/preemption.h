@@ -54,9 +54,9 @@ class SignalThread {
 };
 
 // While an object lives, the first of these signals only is noted, for the loop to save and end at
-// its next step; a second one that is not the same request again (launch/stop_signals.h) ends the
-// process at once, as it would have without us. What was ignored (nohup, a shell's background job)
-// stays ignored.
+// its next step; a second one that is not the same request again (engine/launch/supervisor.h) ends
+// the process at once, as it would have without us. What was ignored (nohup, a shell's background
+// job) stays ignored.
 //
 // For the program's own training loop, one object at a time: the handlers are the process's, and a
 // library leaves those alone.

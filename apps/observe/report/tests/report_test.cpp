@@ -107,6 +107,20 @@ TEST_CASE("a page has every chart, its pictures, and no reference to anything ou
   CHECK(page.find("http://www.w3.org/2000/svg") != std::string::npos);
 }
 
+TEST_CASE("actions with numbers beyond any pipeline cost the pictures of their plan alone") {
+  for (const char* row : {"9223372036854775808F0", "65535F65535", "0F18446744073709551615"}) {
+    CAPTURE(row);
+    TestFolder folder;
+    write_run(folder.path / "a", 3);
+    boost::json::value plan = boost::json::parse(base::read_file(folder.path / "a/plan.json"));
+    plan.at("pipeline").at("actions").as_array().front() = row;
+    write(folder.path / "a/plan.json", boost::json::serialize(plan));
+    const boost::json::object data = data_of(html_page({read_run(folder.path / "a")}, "x"));
+    CHECK(data.at("problems").as_array().size() == 1);
+    CHECK(chart_of(data, "loss") != nullptr);
+  }
+}
+
 TEST_CASE("a plan that is not as a run writes it costs its pictures alone") {
   for (
       const char* plan :
