@@ -21,6 +21,7 @@
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
 #include "sdk/base/pipeline_runner.h"
+#include "sdk/base/shared_schemas.h"
 
 using namespace meshwright;
 using at::Tensor;

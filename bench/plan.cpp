@@ -15,6 +15,7 @@
 #include "meshwright/footprint.h"
 #include "meshwright/mesh_plan.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace {
 
@@ -84,8 +85,8 @@ void print(const char* what, int64_t world, const Figures& f) {
 MeshRequest request_for(int64_t world) {
   MeshRequest request;
   request.world_size = world;
-  request.config.shared.sizes = {{}, 8,  8,
-                                 2,  16, 1};  // dp inferred, dp_replicate 8, tp 8, cp 2, pp 16
+  request.config.shared().sizes = {{}, 8,  8,
+                                   2,  16, 1};  // dp inferred, dp_replicate 8, tp 8, cp 2, pp 16
   return request;
 }
 
@@ -129,8 +130,8 @@ void bench_model(int64_t world) {
           sink = sink + outlines::parse_outline(kModel, "benchmark", DType::float32).layers;
         }));
   MeshRequest request = request_for(world);
-  request.config.shared.sizes.pp = 1;  // every layer on the rank: the most work
-  request.config.shared.sizes.dp_replicate = 8;
+  request.config.shared().sizes.pp = 1;  // every layer on the rank: the most work
+  request.config.shared().sizes.dp_replicate = 8;
   MeshPlan mesh = plan_sharded_mesh(request);
   TpPlanRequest wanted{8, false, {}};
   print("its tensor-parallel plan", world, measure(kRuns, [&] {

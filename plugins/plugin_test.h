@@ -41,11 +41,11 @@ inline MeshRequest request(int64_t world, const Values& shared = {}, const Value
   Options distributed(distributed_schema());
   for (const auto& [key, value] : shared) distributed.set(key, value);
   Diagnostics diagnostics;
-  out.config.shared = read_shared_options(distributed, diagnostics);
+  out.config.shared() = read_shared_options(distributed, diagnostics);
   diagnostics.throw_if_any();
-  out.config.shared_values = distributed;
-  out.config.own = Options(schema());
-  for (const auto& [key, value] : own) out.config.own.set(key, value);
+  out.config.distributed() = distributed;
+  out.config.own() = Options(schema());
+  for (const auto& [key, value] : own) out.config.own().set(key, value);
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "engine/config/toml_value.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::config {
 
@@ -41,21 +42,21 @@ const std::vector<Options>& Config::list(const std::string& name) const {
 
 StrategyConfig Config::strategy_config(const StrategySchema& schema) const {
   StrategyConfig out;
-  out.shared = shared;
-  out.shared_values = table("distributed");
+  out.shared() = shared;
+  out.distributed() = table("distributed");
   auto it = tables.find(schema.schema.table);
-  out.own = it != tables.end() ? it->second : Options(schema.schema);
+  out.own() = it != tables.end() ? it->second : Options(schema.schema);
   const Options &steps = table("step_scheduler"), &optimizer = table("optimizer");
-  out.job.max_steps = steps.find_int("max_steps").value_or(0);
-  out.job.checkpoint_every = table("checkpoint").get_int("every_steps");
-  out.job.local_batch = steps.get_int("local_batch_size");
-  out.job.global_batch = steps.get_int("global_batch_size");
-  out.job.optimizer = optimizer.get_string("name");
-  out.job.main_dtype = optimizer.find_dtype("main_dtype");
-  out.job.frozen_whole =
+  out.job().max_steps = steps.find_int("max_steps").value_or(0);
+  out.job().checkpoint_every = table("checkpoint").get_int("every_steps");
+  out.job().local_batch = steps.get_int("local_batch_size");
+  out.job().global_batch = steps.get_int("global_batch_size");
+  out.job().optimizer = optimizer.get_string("name");
+  out.job().main_dtype = optimizer.find_dtype("main_dtype");
+  out.job().frozen_whole =
       table("lora").get_int("r") > 0 && table("lora").get_string("base_sharding") == "replicate";
   if (optimizer.is_set("max_grad_norm"))
-    out.job.max_grad_norm = optimizer.get_number("max_grad_norm");
+    out.job().max_grad_norm = optimizer.get_number("max_grad_norm");
   return out;
 }
 

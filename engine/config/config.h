@@ -13,7 +13,7 @@
 
 #include "meshwright/error.h"
 #include "meshwright/options.h"
-#include "meshwright/shared_options.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::base {
 

@@ -11,6 +11,7 @@
 
 #include "engine/job/plan.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::plan {
@@ -184,13 +185,13 @@ void check_sequence(const Job& job, const TpPlan& tp) {
 
 std::optional<int64_t> other_activations(const JobPlan& plan, const StrategyConfig& config,
                                          const ModelOutline& part) {
-  if (config.shared.sizes.tp <= 1 || !plan.footprint || plan.footprint->bytes.activations == 0 ||
+  if (config.shared().sizes.tp <= 1 || !plan.footprint || plan.footprint->bytes.activations == 0 ||
       plan.tp.source == "custom")
     return {};
-  if (plan.workload.seq_len % config.shared.sizes.tp != 0) return {};
+  if (plan.workload.seq_len % config.shared().sizes.tp != 0) return {};
   StrategyConfig other = config;
-  other.shared.sequence_parallel = !config.shared.sequence_parallel;
-  other.shared.enable_async_tensor_parallel = false;  // it needs sequence parallelism
+  other.shared().sequence_parallel = !config.shared().sequence_parallel;
+  other.shared().enable_async_tensor_parallel = false;  // it needs sequence parallelism
   const Strategy& strategy = *plan.strategy.strategy;
   try {
     Diagnostics diagnostics;
@@ -198,7 +199,7 @@ std::optional<int64_t> other_activations(const JobPlan& plan, const StrategyConf
     if (!diagnostics.ok()) return {};
     TpPlan tp = strategy.translate_tp_plan(
         *plan.outline,
-        {other.shared.sizes.tp, other.shared.sequence_parallel, other.shared.tp_plan});
+        {other.shared().sizes.tp, other.shared().sequence_parallel, other.shared().tp_plan});
     if (cuts_sequence(tp) == cuts_sequence(plan.tp)) return {};  // it has no effect on this model
     const ShardingRequest asked{part, plan.mesh, tp, other, plan.workload, plan.rank};
     return footprint_here(plan, asked, strategy.plan_sharding(asked)).bytes.activations;
@@ -215,7 +216,7 @@ namespace {
 // without expert parallelism, others never.
 bool reshard_works(const JobPlan& plan, const ShardingRequest& cost, const StrategyConfig& config) {
   StrategyConfig other = config;
-  other.shared.moe.reshard_after_forward = !config.shared.moe.reshard_after_forward;
+  other.shared().moe.reshard_after_forward = !config.shared().moe.reshard_after_forward;
   const ShardingRequest asked{cost.outline, cost.mesh, cost.tp, other, cost.workload, cost.rank};
   const Footprint changed = footprint_of(asked, plan.strategy.strategy->plan_sharding(asked));
   const std::vector<UnitCost>& before = plan.footprint->units;
@@ -242,7 +243,7 @@ void choose_dispatcher(const Job& job, MemoryFacts::Where where, JobPlan& plan,
       job.config.table("distributed.moe").get_string("dispatcher") != "auto" ||
       !gather_costs_little(plan.mesh.moe_mesh->size("ep"), *plan.outline->moe))
     return;
-  config.shared.moe.dispatcher = plan.shared.moe.dispatcher = TokenDispatcher::all_gather;
+  config.shared().moe.dispatcher = plan.shared.moe.dispatcher = TokenDispatcher::all_gather;
   plan.notices.push_back(
       "tokens reach experts by all_gather, which keeps no host waiting for a device; "
       "distributed.moe.dispatcher = \"all_to_all\" needs less memory");
@@ -250,19 +251,19 @@ void choose_dispatcher(const Job& job, MemoryFacts::Where where, JobPlan& plan,
 
 void tell_idle_moe(const Job& job, const ShardingRequest& cost, const StrategyConfig& config,
                    JobPlan& plan) {
-  if (!config.shared.moe_given) return;
+  if (!config.shared().moe_given) return;
   if (!plan.outline->moe) {
     plan.notices.push_back("[distributed.moe] has no effect: " + plan.outline->architecture +
                            " has no experts");
     return;
   }
   const Options& moe = job.config.table("distributed.moe");
-  if (!config.shared.moe.ignore_router_for_ac &&
-      config.shared.activation_checkpointing == ActivationCheckpointing::none)
+  if (!config.shared().moe.ignore_router_for_ac &&
+      config.shared().activation_checkpointing == ActivationCheckpointing::none)
     plan.notices.push_back(
         "distributed.moe.ignore_router_for_ac has no effect with "
         "distributed.activation_checkpointing = \"none\"");
-  if (moe.is_given("reshard_after_forward") && config.shared.moe.reshard_after_forward &&
+  if (moe.is_given("reshard_after_forward") && config.shared().moe.reshard_after_forward &&
       !reshard_works(plan, cost, config))
     plan.notices.push_back(
         "distributed.moe.reshard_after_forward has no effect under this job's strategy and sizes");

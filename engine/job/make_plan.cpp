@@ -10,6 +10,7 @@
 #include "engine/job/parameter_groups.h"
 #include "engine/job/plan.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::plan {
 namespace {
@@ -130,10 +131,10 @@ void check_expert_sizes(const ModelOutline& outline, const ParallelSizes& sizes,
 }
 
 void plan_tensor_parallel(const StrategyConfig& config, JobPlan& plan) {
-  const ParallelSizes& sizes = config.shared.sizes;
-  if (config.shared.sequence_parallel && sizes.tp <= 1)
+  const ParallelSizes& sizes = config.shared().sizes;
+  if (config.shared().sequence_parallel && sizes.tp <= 1)
     plan.notices.push_back("sequence_parallel has no effect with tp_size = 1");
-  TpPlanRequest tp{sizes.tp, config.shared.sequence_parallel, config.shared.tp_plan};
+  TpPlanRequest tp{sizes.tp, config.shared().sequence_parallel, config.shared().tp_plan};
   plan.tp = plan.strategy.strategy->translate_tp_plan(*plan.outline, tp);
   plan.notices.insert(plan.notices.end(), plan.tp.notices.begin(), plan.tp.notices.end());
   plan.warnings.insert(plan.warnings.end(), plan.tp.warnings.begin(), plan.tp.warnings.end());
@@ -141,9 +142,9 @@ void plan_tensor_parallel(const StrategyConfig& config, JobPlan& plan) {
 
 // How a step's samples go through the pipeline. What "auto" comes to is written into the options.
 void plan_runs(bool check_batch, JobPlan& plan, StrategyConfig& config) {
-  if (config.shared.sizes.pp <= 1) return;
+  if (config.shared().sizes.pp <= 1) return;
   const std::string table = "distributed.pipeline.";
-  PipelineOptions& options = config.shared.pipeline;
+  PipelineOptions& options = config.shared().pipeline;
   const int64_t samples = step_samples(plan.workload),
                 micro = std::max<int64_t>(options.microbatch_size, 1);
   const bool given = options.batch_size.has_value();
@@ -221,7 +222,7 @@ void plan_attention(const PlanRequest& wanted, const ModelOutline* outline, JobP
   if (several) *context = across_hosts(*context);
   // A model that the job does not name stays "auto" on one host: its heads are known when it runs.
   if (!context->why.empty() && (outline || context->method == ContextMethod::ring))
-    config.shared.context.method = plan.shared.context.method = context->method;
+    config.shared().context.method = plan.shared.context.method = context->method;
   const bool assumed = wanted.hosts.empty() && wanted.ranks_per_host <= 0 &&
                        context->method == ContextMethod::all_gather;
   if (!context->why.empty() && (outline || several))
@@ -232,14 +233,14 @@ void plan_attention(const PlanRequest& wanted, const ModelOutline* outline, JobP
 
 void warn_of_experts(const StrategyConfig& config, JobPlan& plan) {
   if (!plan.outline->moe) return;
-  if (config.shared.activation_checkpointing != ActivationCheckpointing::none &&
-      !config.shared.moe.ignore_router_for_ac)
+  if (config.shared().activation_checkpointing != ActivationCheckpointing::none &&
+      !config.shared().moe.ignore_router_for_ac)
     plan.warnings.push_back(
         "distributed.moe.ignore_router_for_ac = false: recomputed layers route their tokens anew; "
         "where two experts "
         "score alike, or rounding differs, gradients may come from other experts than the loss "
         "did");
-  if (config.shared.moe.fake_balanced_gate)
+  if (config.shared().moe.fake_balanced_gate)
     plan.warnings.push_back(
         "distributed.moe.fake_balanced_gate = true: tokens go to the experts in turns and routers "
         "get gradients of zero; for measuring "
@@ -292,7 +293,7 @@ MemoryFacts::Where where_of(const config::Config& config, const PlanRequest& wan
 
 // dist_env.cuda_graphs, and enable_compile of a strategy that has such an option.
 void plan_layer_graphs(const Job& job, const ShardingRequest& cost, JobPlan& plan) {
-  const Options& own = cost.config.own;
+  const Options& own = cost.config.own();
   const bool compiles =
       own.schema().find("enable_compile") != nullptr && own.get_bool("enable_compile");
   if (job.config.table("dist_env").get_bool("cuda_graphs"))
@@ -331,14 +332,14 @@ void check_segments(const config::Config& config, const ShardingPlan& plan) {
   if (!table.get_bool("expandable_segments") || table.get_string("device") == "cpu") return;
   const BufferPolicy& buffers = plan.sharding.buffers;
   if (plan.replicated || !buffers.registered) return;
-  Error error(ErrorCode::conflict,
-              "dist_env.expandable_segments = true cannot be beside " +
-                  (buffers.registered_key.empty() ? "buffers that the strategy registers with NCCL"
-                                                  : buffers.registered_key + " = true") +
-                  ": segments that grow are not registered with NCCL");
+  const std::string key = plan.sharding.options.of("buffers.registered");
+  Error error(
+      ErrorCode::conflict,
+      "dist_env.expandable_segments = true cannot be beside " +
+          (key.empty() ? "buffers that the strategy registers with NCCL" : key + " = true") +
+          ": segments that grow are not registered with NCCL");
   error.key("dist_env.expandable_segments").help("set dist_env.expandable_segments = false");
-  if (!buffers.registered_key.empty())
-    error.about(buffers.registered_key).help("set " + buffers.registered_key + " = false");
+  if (!key.empty()) error.about(key).help("set " + key + " = false");
   throw error;
 }
 
@@ -366,13 +367,13 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   request.world_size = wanted.world_size;
   request.config = config;
   plan.mesh = plan_mesh(job, plan, config, request);
-  plan.workload = read_workload(job.config, plan.mesh, config.shared, !wanted.assumed_world);
+  plan.workload = read_workload(job.config, plan.mesh, config.shared(), !wanted.assumed_world);
 
-  const bool whole_step = !config.shared.pipeline.batch_size;
+  const bool whole_step = !config.shared().pipeline.batch_size;
   plan_runs(!wanted.assumed_world, plan, config);
 
   count_steps(job, wanted.assumed_world, plan);
-  config.job.max_steps = plan.max_steps.value_or(0);
+  config.job().max_steps = plan.max_steps.value_or(0);
   warn_of_schedule(job, plan);
 
   if (const double targets = static_cast<double>(plan.workload.accumulation) *
@@ -395,7 +396,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
     plan.workload.storage = trained_dtype(*plan.outline, plan.workload.storage);
   plan.groups = group_parameters(job.config, *plan.outline, plan.warnings);
   const ModelOutline& outline = *plan.outline;
-  const ParallelSizes& sizes = config.shared.sizes;
+  const ParallelSizes& sizes = config.shared().sizes;
   check_expert_sizes(outline, sizes, plan.mesh);
   plan_tensor_parallel(config, plan);
   warn_of_experts(config, plan);
@@ -406,7 +407,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
 
   std::optional<ModelOutline> stages;
   if (sizes.pp > 1) {
-    plan.pipeline = plan_pipeline(outline, sizes.pp, config.shared.pipeline,
+    plan.pipeline = plan_pipeline(outline, sizes.pp, config.shared().pipeline,
                                   whole_step ? std::max<int64_t>(plan.mesh.dp, 1) : 0);
     plan.warnings.insert(plan.warnings.end(), plan.pipeline->warnings.begin(),
                          plan.pipeline->warnings.end());

@@ -10,6 +10,7 @@
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
 #include "meshwright/unit_rules.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
 #include "sdk/base/text.h"
 

@@ -19,6 +19,7 @@
 #include "sdk/base/context_plan.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/base/run_memory.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::plan {
 

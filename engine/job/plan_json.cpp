@@ -5,6 +5,7 @@
 
 #include "engine/job/plan.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::plan {
 namespace {

@@ -11,6 +11,7 @@
 #include "engine/job/adapter_folder.h"
 #include "engine/models/models.h"
 #include "engine/models/net_config.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::plan {
 

@@ -104,6 +104,9 @@ class GuardedSource final : public PluginObject<SampleSource> {
   std::vector<std::string> report() const override {
     return call_hook("report", &SampleSource::report);
   }
+  void* extension(uint32_t id) override {
+    return call_hook("extension", &SampleSource::extension, id);
+  }
 };
 
 class GuardedKind final : public PluginObject<DatasetKind> {

@@ -354,7 +354,10 @@ const LoadedPlugin& Registry::load(const fs::path& file, const std::string& plac
 
 LoadedStrategy Registry::create(const LoadedPlugin& plugin, const StrategyInfo& info) {
   std::shared_ptr<Strategy>& known = impl_->made[&info];
-  if (known == nullptr) known = make<Strategy>(plugin, *info.strategy, "strategy");
+  if (known == nullptr) {
+    known = make<Strategy>(plugin, *info.strategy, "strategy");
+    tp::register_plans(*info.strategy);
+  }
   return {&plugin, &info, known};
 }
 

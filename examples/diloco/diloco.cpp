@@ -10,28 +10,18 @@
 
 #include <array>
 
+#include "options.h"
+
 namespace {
 
 using namespace meshwright;
-
-constexpr meshwright_option kSyncEvery = with_aliases(
-    int_option("sync_every", "100", 1, "Steps of a round: replicas meet after every so many."),
-    "inner_steps|h");
-
-constexpr std::array kDilocoOptions = {
-    kSyncEvery,
-    number_option("outer_lr", "0.7", 0, "Learning rate of the outer optimizer."),
-    number_option("outer_momentum", "0.9", 0, 1,
-                  "Nesterov momentum of the outer optimizer; 0: none."),
-};
-constexpr std::array kLocalSgdOptions = {kSyncEvery};
 
 // What both have in common.
 class Rounds : public ShardedStrategy {
  public:
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
     ShardedStrategy::validate(config, diagnostics);
-    if (config.job.main_dtype)
+    if (config.main_dtype())
       diagnostics.add(Error(ErrorCode::conflict,
                             "replicas meet in the weights that the model holds, but "
                             "optimizer.main_dtype keeps finer ones beside them, which the mean "
@@ -66,7 +56,7 @@ class Rounds : public ShardedStrategy {
                      .ranks = request.mesh.device_mesh->size("dp_replicate"),
                      .count = 1,
                      .payload = floats,
-                     .every = request.config.own.get_int("sync_every")}};
+                     .every = diloco::policy_of(request.config.own()).sync_every}};
     return plan;
   }
 
@@ -92,11 +82,11 @@ constexpr std::array kStrategies = {
                       .summary =
                           "Replicas that train by themselves and meet every some steps in an "
                           "outer Nesterov step",
-                      .options = kDilocoOptions}),
+                      .options = diloco::kDilocoOptions.declared}),
     describe<LocalSgd>({.name = "local_sgd",
                         .summary = "Replicas that train by themselves and meet every some steps in "
                                    "their mean",
-                        .options = kLocalSgdOptions}),
+                        .options = diloco::kLocalSgdOptions.declared}),
 };
 
 }  // namespace

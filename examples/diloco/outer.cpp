@@ -99,14 +99,6 @@ class DilocoModel final : public ForwardingModel {
 
 }  // namespace
 
-OuterPolicy policy_of(const Options& own) {
-  OuterPolicy out{own.get_int("sync_every")};
-  if (own.schema().find("outer_lr") == nullptr) return out;  // local_sgd has a mean alone
-  out.lr = own.get_number("outer_lr");
-  out.momentum = own.get_number("outer_momentum");
-  return out;
-}
-
 std::unique_ptr<ParallelModel> with_outer_steps(std::unique_ptr<ParallelModel> inner,
                                                 std::shared_ptr<Group> replicas,
                                                 const OuterPolicy& policy) {
@@ -117,7 +109,7 @@ std::unique_ptr<ParallelModel> parallelize(Strategy& strategy, ParallelizeReques
   std::unique_ptr<ParallelModel> inner = execute_plan(request, plan_of(strategy, request));
   DeviceMesh groups(*request.mesh.device_mesh, request.world);
   return with_outer_steps(std::move(inner), groups.group("dp_replicate"),
-                          policy_of(request.config.own));
+                          policy_of(request.config.own()));
 }
 
 }  // namespace diloco

@@ -4,15 +4,9 @@
 
 #include <meshwright/parallel/parallel.h>
 
+#include "options.h"
+
 namespace diloco {
-
-struct OuterPolicy {
-  int64_t sync_every = 1;       // steps of a round
-  double lr = 1, momentum = 0;  // of the outer optimizer: SGD with Nesterov's momentum
-};
-
-// Of the strategy's own table.
-OuterPolicy policy_of(const meshwright::Options& own);
 
 // The tensors of the outer optimizer, in float32: its weights, which all replicas hold alike, and
 // their momentum; one of each beside every tensor that the inner optimizer updates.

@@ -8,6 +8,7 @@
 
 #include "gzip_index.h"
 #include "meshwright/plugin_main.h"
+#include "meshwright/typed_options.h"
 #include "rows.h"
 
 namespace {
@@ -18,32 +19,37 @@ using meshwright::ErrorCode;
 using meshwright::SampleView;
 namespace fs = std::filesystem;
 
-constexpr meshwright_option kOptions[] = {
-    meshwright::option("tokens_key", MESHWRIGHT_STRING, "\"tokens\"",
-                       "The field that holds token ids."),
-    meshwright::option("text_key", MESHWRIGHT_STRING, "\"text\"",
-                       "The field whose bytes are the tokens, in rows without token ids."),
-    meshwright::with_flags(
-        meshwright::int_option("end_token", nullptr, 0, "A token that is put behind every row."),
-        MESHWRIGHT_OPTIONAL),
-    meshwright::with_flags(
-        meshwright::option("weight_key", MESHWRIGHT_STRING, nullptr,
-                           "The field that holds the weight of a row's targets in the loss; "
-                           "rows without it have 1."),
-        MESHWRIGHT_OPTIONAL),
-    meshwright::int_option("spacing_kib", "1024", 64,
-                           "Contents between two places from which a file can be read, KiB; each "
-                           "takes 32 KiB of memory. Changes no sample.")};
+struct Settings {
+  std::string tokens_key, text_key;
+  std::optional<int64_t> end_token;
+  std::optional<std::string> weight_key;
+  int64_t spacing_kib;
+};
+using meshwright::field;
+constexpr auto kOptions = meshwright::typed_options<Settings>(
+    field(&Settings::tokens_key, meshwright::option("tokens_key", MESHWRIGHT_STRING, "\"tokens\"",
+                                                    "The field that holds token ids.")),
+    field(&Settings::text_key,
+          meshwright::option("text_key", MESHWRIGHT_STRING, "\"text\"",
+                             "The field whose bytes are the tokens, in rows without token ids.")),
+    field(&Settings::end_token,
+          meshwright::with_flags(meshwright::int_option("end_token", nullptr, 0,
+                                                        "A token that is put behind every row."),
+                                 MESHWRIGHT_OPTIONAL)),
+    field(&Settings::weight_key,
+          meshwright::with_flags(
+              meshwright::option("weight_key", MESHWRIGHT_STRING, nullptr,
+                                 "The field that holds the weight of a row's targets in the loss; "
+                                 "rows without it have 1."),
+              MESHWRIGHT_OPTIONAL)),
+    field(&Settings::spacing_kib,
+          meshwright::int_option("spacing_kib", "1024", 64,
+                                 "Contents between two places from which a file can be read, KiB; "
+                                 "each takes 32 KiB of memory. Changes no sample.")));
 
 jsonl_gz::RowFormat format_of(const DatasetRequest& request) {
-  jsonl_gz::RowFormat out;
-  out.tokens_key = request.options.get_string("tokens_key");
-  out.text_key = request.options.get_string("text_key");
-  out.end_token = request.options.find_int("end_token");
-  if (request.options.is_set("weight_key"))
-    out.weight_key = request.options.get_string("weight_key");
-  out.vocabulary = request.vocab_size;
-  return out;
+  const Settings own = kOptions.read(request.options);
+  return {own.tokens_key, own.text_key, own.end_token, own.weight_key, request.vocab_size};
 }
 
 // A file, a folder with *.jsonl.gz, or a pattern; sorted by name.
@@ -164,7 +170,7 @@ class Source final : public meshwright::SampleSource {
       line.clear();
     };
     auto file = std::make_unique<jsonl_gz::GzipIndex>(
-        path, request.options.get_int("spacing_kib") << 10, [&](std::span<const char> piece) {
+        path, kOptions.read(request.options).spacing_kib << 10, [&](std::span<const char> piece) {
           for (const char c : piece) {
             if (c == '\n')
               end_of_line();
@@ -221,7 +227,7 @@ class JsonlGz final : public meshwright::DatasetKind {
                       request.table + ".path is needed: where the compressed JSON lines are")
                     .key(request.table + ".path")
                     .help("set " + request.table + ".path = \"data/*.jsonl.gz\""));
-    const auto end = request.options.find_int("end_token");
+    const auto end = kOptions.read(request.options).end_token;
     if (end && request.vocab_size > 0 && *end >= request.vocab_size)
       found.add(Error(ErrorCode::out_of_range, request.table +
                                                    ".jsonl_gz.end_token = " + std::to_string(*end) +
@@ -238,7 +244,7 @@ class JsonlGz final : public meshwright::DatasetKind {
 const meshwright_component kDatasets[] = {meshwright::describe_dataset<JsonlGz>(
     {.name = "jsonl_gz",
      .summary = "Compressed JSON lines of token ids or text, packed into samples",
-     .options = kOptions})};
+     .options = kOptions.declared})};
 
 }  // namespace
 

@@ -5,8 +5,8 @@
 namespace ring_zero {
 
 int64_t bucket_elements(const meshwright::StrategyConfig& config) {
-  const double elements = config.own.get_number("bucket_mb") * 1024 * 1024 /
-                          static_cast<double>(meshwright::dtype_size(config.shared.mp.reduce));
+  const double elements = kOptions.read(config.own()).bucket_mb * 1024 * 1024 /
+                          static_cast<double>(meshwright::dtype_size(config.mp_policy().reduce));
   return static_cast<int64_t>(std::clamp(elements, 1.0, 1e15));
 }
 

@@ -1,14 +1,39 @@
-// How ring_zero lays parameters out in buckets. The plan and the run both ask here, so that what is
-// planned is what is sent.
+// The options of ring_zero, and how it lays parameters out in buckets. The plan and the run both
+// ask here, so that what is planned is what is sent.
 #pragma once
 
 #include <meshwright/strategy.h>
+#include <meshwright/typed_options.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 namespace ring_zero {
+
+struct RingOptions {
+  int64_t ring_size;
+  double bucket_mb;
+  bool reduce_every_micro_batch;
+};
+inline constexpr auto kOptions = meshwright::typed_options<RingOptions>(
+    meshwright::field(
+        &RingOptions::ring_size,
+        meshwright::int_option("ring_size", "8", 1,
+                               "Ranks that share one optimizer state, at most; the largest "
+                               "divisor of dp up to it is used.")),
+    meshwright::field(
+        &RingOptions::bucket_mb,
+        meshwright::with_flags(
+            meshwright::number_option("bucket_mb", "25", 0,
+                                      "Parameters are reduced and gathered in buckets of so "
+                                      "many MiB."),
+            MESHWRIGHT_OPEN_MIN)),
+    meshwright::field(
+        &RingOptions::reduce_every_micro_batch,
+        meshwright::bool_option("reduce_every_micro_batch", false,
+                                "Reduce gradients in every micro-batch and keep slices of them "
+                                "only (ZeRO-2): less memory, more traffic.")));
 
 // Elements of a bucket, in the dtype that gradients are reduced in.
 int64_t bucket_elements(const meshwright::StrategyConfig& config);

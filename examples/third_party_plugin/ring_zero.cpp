@@ -15,23 +15,6 @@ namespace {
 
 using namespace meshwright;
 
-constexpr meshwright_option bucket_mb() {
-  meshwright_option o = option("bucket_mb", MESHWRIGHT_NUMBER, "25",
-                               "Parameters are reduced and gathered in buckets of so many MiB.");
-  o.flags = MESHWRIGHT_OPEN_MIN | MESHWRIGHT_NO_MAX;
-  return o;
-}
-
-constexpr std::array kOptions = {
-    int_option("ring_size", "8", 1,
-               "Ranks that share one optimizer state, at most; the largest divisor of dp up to it "
-               "is used."),
-    bucket_mb(),
-    bool_option("reduce_every_micro_batch", false,
-                "Reduce gradients in every micro-batch and keep slices of them only (ZeRO-2): less "
-                "memory, more traffic."),
-};
-
 // Attention whole on every rank, only the MLP split: fewer collectives where heads do not divide.
 TpPlanEntries mlp_only(const ModelOutline&, bool) {
   TpPlanEntries plan;
@@ -41,16 +24,13 @@ TpPlanEntries mlp_only(const ModelOutline&, bool) {
   return plan;
 }
 
+constexpr std::array kPlans = {named_tp_plan<mlp_only>("ring_zero_mlp_only")};
+
 class RingZero final : public Strategy {
  public:
-  RingZero() {  // One name a process; a second instance finds it there.
-    if (std::ranges::count(registered_tp_plans(), "ring_zero_mlp_only") == 0)
-      register_tp_plan("ring_zero_mlp_only", mlp_only);
-  }
-
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
-    if (config.shared.sizes.dp_replicate > 1)
-      diagnostics.add(option_error(config.shared_values, "dp_replicate_size",
+    if (config.sizes().dp_replicate > 1)
+      diagnostics.add(option_error(config.distributed(), "dp_replicate_size",
                                    ErrorCode::option_refused,
                                    "ring_zero works the number of copies out itself; "
                                    "dp_replicate_size must stay 1",
@@ -63,11 +43,11 @@ class RingZero final : public Strategy {
     refuse_sizes(request, "ring_zero", kRefused);
     MeshRequest sized = request;
     int64_t dp = resolve_dp_size(request);
-    int64_t ring = std::min(dp, request.config.own.get_int("ring_size"));
+    int64_t ring = std::min(dp, ring_zero::kOptions.read(request.config.own()).ring_size);
     while (dp % ring != 0) --ring;
     // A ring of one would share nothing; then all of dp is one ring.
     if (ring == 1) ring = dp;
-    sized.config.shared.sizes.dp_replicate = dp / ring;
+    sized.config.sizes().dp_replicate = dp / ring;
     MeshPlan plan = plan_sharded_mesh(sized);
     if (dp / ring > 1)
       plan.notices.push_back("ring_zero: " + std::to_string(dp / ring) + " rings of " +
@@ -81,7 +61,7 @@ class RingZero final : public Strategy {
     ShardingPlan plan = replicated_plan(request);
     const Mesh& mesh = *request.mesh.device_mesh;
     const StrategyConfig& config = request.config;
-    const MixedPrecision& mp = config.shared.mp;
+    const MixedPrecision& mp = config.mp_policy();
     int64_t ring = mesh.size("dp_shard"), copies = mesh.size("dp_replicate"),
             place = mesh.coordinate(request.rank, "dp_shard");
     std::vector<int64_t> counts;
@@ -90,8 +70,9 @@ class RingZero final : public Strategy {
     OwnCost& own = plan.own_cost.emplace();
     own.replaces = true;
     int64_t padded = 0, slices = 0, largest = 0;
-    int64_t reduces =
-        config.own.get_bool("reduce_every_micro_batch") ? request.workload.accumulation : 1;
+    int64_t reduces = ring_zero::kOptions.read(config.own()).reduce_every_micro_batch
+                          ? request.workload.accumulation
+                          : 1;
     for (const ring_zero::Bucket& bucket :
          ring_zero::make_buckets(counts, ring_zero::bucket_elements(config), ring)) {
       int64_t whole = bucket.slice * ring;
@@ -138,7 +119,8 @@ constexpr std::array kStrategies = {
     describe<RingZero>(
         {.name = "ring_zero",
          .summary = "Whole parameters, optimizer state shared out within rings of ranks",
-         .options = kOptions}),
+         .options = ring_zero::kOptions.declared,
+         .tp_plans = kPlans}),
 };
 
 }  // namespace

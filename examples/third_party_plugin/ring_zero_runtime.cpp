@@ -17,9 +17,9 @@ std::unique_ptr<ParallelModel> run(Strategy&, ParallelizeRequest& request) {
   ring_zero::RingPolicy policy;
   policy.ring = groups.group("dp_shard");
   policy.copies = groups.group("dp_replicate");
-  policy.mp = config.shared.mp;
+  policy.mp = config.mp_policy();
   policy.bucket_elements = ring_zero::bucket_elements(config);
-  policy.reduce_every_micro_batch = config.own.get_bool("reduce_every_micro_batch");
+  policy.reduce_every_micro_batch = ring_zero::kOptions.read(config.own()).reduce_every_micro_batch;
   return ring_zero::make_ring_model(request.model, policy, request.world);
 }
 

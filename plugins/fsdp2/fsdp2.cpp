@@ -12,15 +12,15 @@ using namespace meshwright;
 class Fsdp2 final : public ShardedStrategy {
  public:
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
-    tell_idle(config.own, diagnostics);
+    tell_idle(config.own(), diagnostics);
     ShardedStrategy::validate(config, diagnostics);
   }
 
   MeshPlan plan_mesh(const MeshRequest& request) const override {
-    if (request.config.shared.sizes.ep <= 1) return plan_sharded_mesh(request);
+    if (request.config.sizes().ep <= 1) return plan_sharded_mesh(request);
     MeshPlan plan;
     plan.delegate_to = "moe_ep";  // expert parallelism replaces this strategy as a whole
-    plan.notices.push_back("ep_size = " + std::to_string(request.config.shared.sizes.ep) +
+    plan.notices.push_back("ep_size = " + std::to_string(request.config.sizes().ep) +
                            ": the strategy moe_ep takes over");
     return plan;
   }
@@ -36,7 +36,7 @@ constexpr std::array kStrategies = {
         {.name = "fsdp2",
          .summary =
              "Fully sharded parameters, gradients and optimizer state, sharded per parameter",
-         .options = kFullyShardedOptions}),
+         .options = kFullyShardedOptions.declared}),
 };
 
 }  // namespace

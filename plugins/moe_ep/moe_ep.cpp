@@ -12,27 +12,27 @@ using namespace meshwright;
 class MoeEp final : public ShardedStrategy {
  public:
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
-    tell_idle(config.own, diagnostics);
+    tell_idle(config.own(), diagnostics);
     ShardedStrategy::validate(config, diagnostics);
-    const SharedOptions& shared = config.shared;
+    const OfFsdp own = kFullyShardedOptions.read(config.own());
     // [distributed.fsdp2] decides where it says something, and tell_idle() has told of it then.
-    if (config.own.get_bool("enable_fsdp2_prefetch") &&
-        !config.own.find_bool("reshard_after_forward") && !shared.moe.reshard_after_forward)
+    if (own.enable_fsdp2_prefetch && !own.reshard_after_forward &&
+        !config.moe_reshard_after_forward())
       diagnostics.notice(
           "distributed.fsdp2.enable_fsdp2_prefetch has no effect under moe_ep with "
           "distributed.moe.reshard_after_forward = false: what "
           "stays gathered need not be fetched",
           {"distributed.fsdp2.enable_fsdp2_prefetch", "distributed.fsdp2.reshard_after_forward",
            "distributed.moe.reshard_after_forward"});
-    if (shared.sequence_parallel && shared.sizes.tp > 1)
+    if (config.sequence_parallel() && config.sizes().tp > 1)
       diagnostics.add(
-          option_error(config.shared_values, "sequence_parallel", ErrorCode::option_refused,
+          option_error(config.distributed(), "sequence_parallel", ErrorCode::option_refused,
                        "moe_ep has no sequence parallelism: routers need whole tokens", "false"));
   }
 
   ShardingPlan plan_sharding(const ShardingRequest& request) const override {
-    const MoeOptions& moe = request.config.shared.moe;
-    if (request.outline.tied_embeddings && !moe.wrap_outer_model && request.mesh.moe_mesh)
+    if (request.outline.tied_embeddings && !request.config.moe_wrap_outer_model() &&
+        request.mesh.moe_mesh)
       throw Error(ErrorCode::conflict,
                   "wrap_outer_model = false leaves the head outside of the root unit, but it "
                   "shares its weight with the embedding inside")
@@ -44,7 +44,7 @@ class MoeEp final : public ShardedStrategy {
  protected:
   // The moe block's rule stands unless [distributed.fsdp2] says otherwise.
   ShardingPolicy sharding_policy(const StrategyConfig& config) const override {
-    return fully_sharded_policy(config, config.shared.moe.reshard_after_forward);
+    return fully_sharded_policy(config, config.moe_reshard_after_forward());
   }
 };
 
@@ -53,7 +53,7 @@ constexpr std::array kStrategies = {
         {.name = "moe_ep",
          .summary = "Expert parallelism for mixture-of-experts models, the rest fully sharded",
          .options_table = "fsdp2",
-         .options = kFullyShardedOptions}),
+         .options = kFullyShardedOptions.declared}),
 };
 
 }  // namespace

@@ -10,7 +10,7 @@
 
 #include "meshwright/parallel/context_split.h"
 #include "meshwright/sharding_plan.h"
-#include "meshwright/shared_options.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright {
 

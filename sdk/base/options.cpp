@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "checks.h"
 #include "text.h"
@@ -311,25 +313,54 @@ void check_schema(const OptionSchema& schema) {
   }
 }
 
-Options::Options() = default;
-Options::Options(const Options&) = default;
-Options::Options(Options&&) noexcept = default;
-Options& Options::operator=(const Options&) = default;
-Options& Options::operator=(Options&&) noexcept = default;
+struct Options::Table {
+  struct Slot {
+    OptionValue value;
+    Origin origin;
+    bool given = false;
+  };
+  const Slot& slot(std::string_view name) const {
+    auto it = slots.find(name);
+    if (it == slots.end())
+      throw Error(ErrorCode::internal, "[" + schema.table + "] has no option " + std::string(name));
+    return it->second;
+  }
+
+  OptionSchema schema;
+  std::map<std::string, Slot, std::less<>> slots;
+};
+
+Options::Options() : table_(std::make_unique<Table>()) {}
+Options::Options(const Options& other) : table_(std::make_unique<Table>(*other.table_)) {}
+// What was moved from stays an empty table, which can be asked.
+Options::Options(Options&& other) noexcept
+    : table_(std::exchange(other.table_, std::make_unique<Table>())) {}
+Options& Options::operator=(const Options& other) {
+  *table_ = *other.table_;
+  return *this;
+}
+Options& Options::operator=(Options&& other) noexcept {
+  std::swap(table_, other.table_);
+  return *this;
+}
 Options::~Options() = default;
 
-Options::Options(const OptionSchema& schema) : schema_(schema) {
-  for (const meshwright_option* option : schema_.options)
-    slots_[option->name].value = default_of(*option);
+Options::Options(const OptionSchema& schema) : Options() {
+  table_->schema = schema;
+  for (const meshwright_option* option : schema.options)
+    table_->slots[option->name].value = default_of(*option);
 }
 
+const OptionSchema& Options::schema() const { return table_->schema; }
+
 void Options::set(std::string_view name, const OptionValue& value, Origin origin) {
+  const OptionSchema& schema = table_->schema;
   std::string key =
-      schema_.table.empty() ? std::string(name) : schema_.table + "." + std::string(name);
-  const meshwright_option* option = schema_.find(name);
+      schema.table.empty() ? std::string(name) : schema.table + "." + std::string(name);
+  const meshwright_option* option = schema.find(name);
   if (option == nullptr) {
     std::vector<std::string> names;
-    for (const meshwright_option* o : schema_.options) names.emplace_back(o->name);
+    for (const meshwright_option* o : schema.options) names.emplace_back(o->name);
     Error error(ErrorCode::unknown_key, "unknown key " + key);
     error.key(key).at(origin);
     if (std::string near = nearest_name(name, names); !near.empty())
@@ -342,20 +373,13 @@ void Options::set(std::string_view name, const OptionValue& value, Origin origin
   } catch (Error& error) {
     throw error.at(origin);
   }
-  slots_[std::string(name)] = {std::move(checked), std::move(origin), true};
+  table_->slots[std::string(name)] = {std::move(checked), std::move(origin), true};
 }
 
-const Options::Slot& Options::slot(std::string_view name) const {
-  auto it = slots_.find(name);
-  if (it == slots_.end())
-    throw Error(ErrorCode::internal, "[" + schema_.table + "] has no option " + std::string(name));
-  return it->second;
-}
-
-bool Options::is_set(std::string_view name) const { return slot(name).value.index() != 0; }
-bool Options::is_given(std::string_view name) const { return slot(name).given; }
-const OptionValue& Options::value(std::string_view name) const { return slot(name).value; }
-Origin Options::origin(std::string_view name) const { return slot(name).origin; }
+bool Options::is_set(std::string_view name) const { return table_->slot(name).value.index() != 0; }
+bool Options::is_given(std::string_view name) const { return table_->slot(name).given; }
+const OptionValue& Options::value(std::string_view name) const { return table_->slot(name).value; }
+Origin Options::origin(std::string_view name) const { return table_->slot(name).origin; }
 
 Error option_error(const Options& options, std::string_view name, ErrorCode code,
                    std::string message, std::string_view instead) {
@@ -388,6 +412,17 @@ std::string Options::get_string(std::string_view name) const {
 std::vector<std::string> Options::get_strings(std::string_view name) const {
   return is_set(name) ? as<std::vector<std::string>>(value(name), name)
                       : std::vector<std::string>();
+}
+std::optional<size_t> Options::find_choice(std::string_view name) const {
+  if (!is_set(name)) return std::nullopt;
+  const meshwright_option& option = *table_->schema.find(name);
+  const std::string value = get_string(name);
+  const auto choices = text::split(option.choices == nullptr ? "" : option.choices, '|');
+  for (size_t i = 0; i < choices.size(); ++i)
+    if (choices[i] == value || ((option.flags & MESHWRIGHT_IGNORE_CASE) != 0 &&
+                                text::normal(choices[i]) == text::normal(value)))
+      return i;
+  throw Error(ErrorCode::internal, "option " + std::string(name) + " has no choices");
 }
 std::optional<int64_t> Options::find_int(std::string_view name) const {
   return is_set(name) ? std::optional(as<int64_t>(value(name), name)) : std::nullopt;

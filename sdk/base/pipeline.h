@@ -11,8 +11,8 @@
 #include "meshwright/footprint.h"
 #include "meshwright/outline.h"
 #include "meshwright/sharding_plan.h"
-#include "meshwright/shared_options.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright {
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <utility>
 
 #include "text.h"
 #include "words.h"
@@ -291,6 +293,61 @@ PipelineOptions read_pipeline(const Options& table) {
 }
 
 }  // namespace
+
+struct StrategyConfig::Values {
+  SharedOptions shared;
+  Options own, distributed;
+  JobView job;
+};
+
+StrategyConfig::StrategyConfig() : values_(std::make_unique<Values>()) {}
+StrategyConfig::StrategyConfig(const StrategyConfig& other)
+    : values_(std::make_unique<Values>(*other.values_)) {}
+StrategyConfig::StrategyConfig(StrategyConfig&& other) noexcept
+    : values_(std::exchange(other.values_, std::make_unique<Values>())) {}
+StrategyConfig& StrategyConfig::operator=(const StrategyConfig& other) {
+  *values_ = *other.values_;
+  return *this;
+}
+StrategyConfig& StrategyConfig::operator=(StrategyConfig&& other) noexcept {
+  std::swap(values_, other.values_);
+  return *this;
+}
+StrategyConfig::~StrategyConfig() = default;
+
+const Options& StrategyConfig::own() const { return values_->own; }
+Options& StrategyConfig::own() { return values_->own; }
+const Options& StrategyConfig::distributed() const { return values_->distributed; }
+Options& StrategyConfig::distributed() { return values_->distributed; }
+const SharedOptions& StrategyConfig::shared() const { return values_->shared; }
+SharedOptions& StrategyConfig::shared() { return values_->shared; }
+const JobView& StrategyConfig::job() const { return values_->job; }
+JobView& StrategyConfig::job() { return values_->job; }
+
+const ParallelSizes& StrategyConfig::sizes() const { return shared().sizes; }
+ParallelSizes& StrategyConfig::sizes() { return shared().sizes; }
+const MixedPrecision& StrategyConfig::mp_policy() const { return shared().mp; }
+MixedPrecision& StrategyConfig::mp_policy() { return shared().mp; }
+const TpPlanChoice& StrategyConfig::tp_plan() const { return shared().tp_plan; }
+bool StrategyConfig::sequence_parallel() const { return shared().sequence_parallel; }
+bool StrategyConfig::enable_async_tensor_parallel() const {
+  return shared().enable_async_tensor_parallel;
+}
+ActivationCheckpointing StrategyConfig::activation_checkpointing() const {
+  return shared().activation_checkpointing;
+}
+std::optional<DType> StrategyConfig::autocast_dtype() const { return shared().autocast_dtype; }
+bool StrategyConfig::moe_reshard_after_forward() const {
+  return shared().moe.reshard_after_forward;
+}
+bool StrategyConfig::moe_wrap_outer_model() const { return shared().moe.wrap_outer_model; }
+int64_t StrategyConfig::max_steps() const { return job().max_steps; }
+int64_t StrategyConfig::checkpoint_every() const { return job().checkpoint_every; }
+int64_t StrategyConfig::local_batch_size() const { return job().local_batch; }
+int64_t StrategyConfig::global_batch_size() const { return job().global_batch; }
+const std::string& StrategyConfig::optimizer() const { return job().optimizer; }
+std::optional<DType> StrategyConfig::main_dtype() const { return job().main_dtype; }
+double StrategyConfig::max_grad_norm() const { return job().max_grad_norm; }
 
 SharedOptions read_shared_options(const Options& distributed, const Options& mp_policy,
                                   const Options& moe, const Options& moe_mp_policy,

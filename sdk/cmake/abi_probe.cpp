@@ -94,7 +94,6 @@ Facts facts_of_this_build() {
   size_fact<meshwright::OptionValue>(f, "OptionValue");
   size_fact<meshwright::OptionSchema>(f, "OptionSchema");
   size_fact<meshwright::Options>(f, "Options");
-  size_fact<meshwright::SharedOptions>(f, "SharedOptions");
   size_fact<meshwright::StrategyConfig>(f, "StrategyConfig");
   size_fact<meshwright::Mesh>(f, "Mesh");
   size_fact<meshwright::MeshRequest>(f, "MeshRequest");

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "meshwright/parallel/transport.h"
+#include "sdk/comm/transport.h"
 
 namespace meshwright::detail {
 

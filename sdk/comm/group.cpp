@@ -11,9 +11,9 @@
 #include "group_impl.h"
 #include "hosts.h"
 #include "meshwright/error.h"
-#include "meshwright/parallel/transport.h"
 #include "sdk/base/read_by_host.h"
 #include "sdk/base/used_up.h"
+#include "sdk/comm/transport.h"
 #include "shared_memory.h"
 
 namespace meshwright {
@@ -234,14 +234,7 @@ std::shared_ptr<Transport> transport_over(
 
 World::World(int64_t rank, int64_t size, at::Device device, std::chrono::milliseconds timeout,
              Connect connect)
-    : rank_(rank),
-      size_(size),
-      device_(device),
-      timeout_(timeout),
-      connect_(std::move(connect)),
-      liveness_check_(std::make_shared<LivenessCheck>()),
-      traffic_(std::make_shared<TrafficCounter>()),
-      trace_(std::make_shared<detail::TraceAndLog>(device)) {
+    : impl_(new Impl{rank, size, device, timeout, std::move(connect)}) {
   // LibTorch's recorder of collectives writes down a group's first one without its lock (2.11): two
   // threads that each use a new group have crashed in it. Nothing here reads it; who wants it sets
   // the variable.
@@ -260,10 +253,10 @@ World::World(int64_t rank, int64_t size, at::Device device, std::chrono::millise
 }
 World::~World() {
   // Groups may live on with whoever holds them; what they run on may not.
-  if (!watchdog_) return;
-  detail::device_waits(*this).clear();
-  watchdog_->end(/*success=*/std::uncaught_exceptions() == 0);
-  *liveness_check_ = nullptr;  // others hear of the end
+  if (!impl_->watchdog) return;
+  impl_->waits->clear();
+  impl_->watchdog->end(/*success=*/std::uncaught_exceptions() == 0);
+  *impl_->liveness_check = nullptr;  // others hear of the end
 }
 
 namespace {
@@ -289,27 +282,28 @@ std::shared_ptr<World> World::single(at::Device device) {
 }
 
 std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<int64_t>& ranks) {
+  Impl& world = *impl_;
   std::string name = axis;
   for (int64_t r : ranks) name += "." + std::to_string(r);
-  std::shared_ptr<Group>& kept = groups_[name];
+  std::shared_ptr<Group>& kept = world.groups[name];
   if (kept) return kept;
   auto impl = std::make_unique<Group::Impl>();
-  impl->place =
-      std::make_shared<detail::Place>(detail::Place{axis, rank_, ranks, timeout_, liveness_check_});
-  auto mine = std::find(ranks.begin(), ranks.end(), rank_);
+  impl->place = std::make_shared<detail::Place>(
+      detail::Place{axis, world.rank, ranks, world.timeout, world.liveness_check});
+  auto mine = std::find(ranks.begin(), ranks.end(), world.rank);
   if (mine == ranks.end())
     throw Error(ErrorCode::internal,
-                "rank " + std::to_string(rank_) + " is not in group " + impl->place->name());
+                "rank " + std::to_string(world.rank) + " is not in group " + impl->place->name());
   impl->rank = mine - ranks.begin();
-  impl->device = device_;
-  impl->traffic = traffic_;
-  impl->trace = trace_;
-  impl->log = {trace_, &detail::collective_log(*this)};
+  impl->device = world.device;
+  impl->traffic = world.traffic;
+  impl->trace = world.trace;
+  impl->log = world.log;
   if (ranks.size() > 1) {
     impl->logged_as = impl->log->add_group(axis, ranks);
     auto failed = [&](std::string why) {
       if (const std::optional<Error> limit =
-              detail::used_up("rank " + std::to_string(rank_) + " could not join group " +
+              detail::used_up("rank " + std::to_string(world.rank) + " could not join group " +
                                   impl->place->name() + ": ",
                               why))
         return *limit;
@@ -318,10 +312,10 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
       const bool late =
           why.find("imed out") != std::string::npos || why.find("imeout") != std::string::npos;
       const char* before = "; no word from rank ";
-      if (late && *liveness_check_)
-        for (int64_t silent : (*liveness_check_)({.ranks = ranks}).silent)
+      if (late && *world.liveness_check)
+        for (int64_t silent : (*world.liveness_check)({.ranks = ranks}).silent)
           why += std::exchange(before, ", rank ") + std::to_string(silent);
-      return Error(ErrorCode::rendezvous_failed, "rank " + std::to_string(rank_) +
+      return Error(ErrorCode::rendezvous_failed, "rank " + std::to_string(world.rank) +
                                                      " could not join group " +
                                                      impl->place->name() + ": " + why)
           .key("dist_env.timeout_minutes")
@@ -330,9 +324,9 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
     };
     bool one_host = true;
     try {
-      impl->transport = connect_(name, ranks);
-      if (device_.is_cpu() && !impl->transport->runs_on_device())
-        one_host = join_hosts(*impl, name, connect_);
+      impl->transport = world.connect(name, ranks);
+      if (world.device.is_cpu() && !impl->transport->runs_on_device())
+        one_host = join_hosts(*impl, name, world.connect);
     } catch (const c10::Error& e) {
       throw failed(e.what_without_backtrace());
     } catch (const Error&) {
@@ -341,11 +335,11 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
       throw failed(e.what());
     }
     if (impl->transport->runs_on_device()) {
-      if (!watchdog_) watchdog_ = std::make_shared<detail::Watchdog>(impl->log);
-      watchdog_->guard(impl->transport, impl->place);
-      impl->watchdog = watchdog_;
-      impl->waits = {trace_, &detail::device_waits(*this)};
-    } else if (device_.is_cpu()) {
+      if (!world.watchdog) world.watchdog = std::make_shared<detail::Watchdog>(impl->log);
+      world.watchdog->guard(impl->transport, impl->place);
+      impl->watchdog = world.watchdog;
+      impl->waits = world.waits;
+    } else if (world.device.is_cpu()) {
       impl->transport =
           detail::shared_memory_over(std::move(impl->transport), impl->place, impl->rank, one_host);
     }
@@ -354,21 +348,29 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
 }
 
 void World::check() {
-  if (watchdog_) watchdog_->check();
+  if (impl_->watchdog) impl_->watchdog->check();
 }
 
+int64_t World::rank() const { return impl_->rank; }
+int64_t World::size() const { return impl_->size; }
+at::Device World::device() const { return impl_->device; }
+std::chrono::milliseconds World::timeout() const { return impl_->timeout; }
+TrafficCounter& World::traffic() { return *impl_->traffic; }
+Trace& World::trace() { return *impl_->trace; }
+const std::vector<std::string>& World::notices() const { return impl_->notices; }
+void World::notice(std::string text) { impl_->notices.push_back(std::move(text)); }
+void World::set_liveness_check(LivenessCheck check) { *impl_->liveness_check = std::move(check); }
+
 std::shared_ptr<Group> World::everyone() {
-  std::vector<int64_t> all(static_cast<size_t>(size_));
+  std::vector<int64_t> all(static_cast<size_t>(size()));
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
   return group("world", all);
 }
 
 namespace detail {
 
-CollectiveLog& collective_log(World& world) {
-  return static_cast<TraceAndLog&>(world.trace()).log;  // as every World makes it
-}
-DeviceWaits& device_waits(World& world) { return static_cast<TraceAndLog&>(world.trace()).waits; }
+CollectiveLog& collective_log(World& world) { return *GroupAccess::of(world).log; }
+DeviceWaits& device_waits(World& world) { return *GroupAccess::of(world).waits; }
 
 }  // namespace detail
 

@@ -1,13 +1,18 @@
 // A group from the inside: its transport, and what is counted, traced and watched above it.
 #pragma once
 
+#include <chrono>
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "meshwright/parallel/group.h"
-#include "meshwright/parallel/transport.h"
+#include "meshwright/parallel/testing.h"
 #include "sdk/base/collective_log.h"
 #include "sdk/base/device_waits.h"
+#include "transport.h"
 #include "watchdog.h"
 
 namespace meshwright {
@@ -31,16 +36,26 @@ struct Group::Impl {
   int64_t moment() const { return watchdog ? trace->mark() : Trace::now(); }
 };
 
-namespace detail {
-
-// What a World makes its trace of: the public layouts have no room for more.
-struct TraceAndLog : Trace {
-  using Trace::Trace;
-  CollectiveLog log;
-  DeviceWaits waits;
+struct World::Impl {
+  int64_t rank, size;
+  at::Device device;
+  std::chrono::milliseconds timeout;
+  Connect connect;
+  std::shared_ptr<LivenessCheck> liveness_check =
+      std::make_shared<LivenessCheck>();  // shared with the groups
+  std::shared_ptr<TrafficCounter> traffic = std::make_shared<TrafficCounter>();
+  std::shared_ptr<Trace> trace = std::make_shared<Trace>(device);
+  std::shared_ptr<detail::CollectiveLog> log = std::make_shared<detail::CollectiveLog>();
+  std::shared_ptr<detail::DeviceWaits> waits = std::make_shared<detail::DeviceWaits>();
+  std::shared_ptr<detail::Watchdog> watchdog = {};
+  std::vector<std::string> notices = {};
+  std::map<std::string, std::shared_ptr<Group>> groups = {};
 };
 
+namespace detail {
+
 struct GroupAccess {
+  static World::Impl& of(World& world) { return *world.impl_; }
   static const Group::Impl& of(const Group& group) { return *group.impl_; }
   static const Flight* flight(const Work& work) { return work.flight_.get(); }
   // Counts one operation, starts it by `launch(transport)` and turns what it throws into our

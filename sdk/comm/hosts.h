@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "meshwright/export.h"
-#include "meshwright/parallel/transport.h"
+#include "sdk/comm/transport.h"
 #include "watchdog.h"
 
 namespace meshwright::detail {

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "meshwright/parallel/transport.h"
+#include "sdk/comm/transport.h"
 
 namespace meshwright::detail {
 

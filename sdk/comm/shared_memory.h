@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "meshwright/parallel/group.h"
-#include "meshwright/parallel/transport.h"
 #include "sdk/base/mailboxes.h"
+#include "sdk/comm/transport.h"
 
 namespace meshwright::detail {
 

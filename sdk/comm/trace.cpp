@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "meshwright/parallel/group.h"
+#include "meshwright/parallel/testing.h"
 
 namespace meshwright::detail {
 

@@ -19,8 +19,8 @@
 #include "activity.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
-#include "meshwright/parallel/transport.h"
 #include "sdk/base/collective_log.h"
+#include "sdk/comm/transport.h"
 
 namespace meshwright::detail {
 

@@ -5,7 +5,7 @@
 
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/group.h"
-#include "meshwright/shared_options.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::detail {
 

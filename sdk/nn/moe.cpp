@@ -28,6 +28,7 @@
 #include "row_route.h"
 #include "sdk/base/even_tokens.h"
 #include "sdk/base/read_by_host.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/comm/parts.h"
 #include "weight_gradients.h"
 

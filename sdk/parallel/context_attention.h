@@ -10,7 +10,7 @@
 #include "meshwright/nn/attention.h"
 #include "meshwright/parallel/context_split.h"
 #include "meshwright/parallel/group.h"
-#include "meshwright/shared_options.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::detail {
 

@@ -20,6 +20,7 @@
 #include "meshwright/nn/moe.h"
 #include "sdk/base/context_plan.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/comm/parts.h"
 
 namespace meshwright {
@@ -153,7 +154,7 @@ void add_balance_losses(torch::nn::Module& model, const std::shared_ptr<Group>& 
 }  // namespace
 
 std::shared_ptr<ContextParallel> apply_context_parallel(const ParallelizeRequest& request) {
-  const SharedOptions& shared = request.config.shared;
+  const SharedOptions& shared = request.config.shared();
   if (!request.mesh.device_mesh || request.mesh.device_mesh->size("cp") <= 1) {
     if (shared.sizes.cp > 1)
       throw refused("the strategy's mesh has no axis cp, so no ranks would share a sample");

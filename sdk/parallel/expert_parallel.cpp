@@ -9,6 +9,7 @@
 
 #include "meshwright/error.h"
 #include "meshwright/nn/moe.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/comm/parts.h"
 #include "sdk/nn/expert_dispatchers.h"
 
@@ -72,7 +73,8 @@ std::shared_ptr<ExpertParallel> apply_expert_parallel(const ParallelizeRequest& 
               : parameter.detach().narrow(0, made->ep_->rank() * here, here).clone());
       made->whole_.emplace(full, std::move(sizes));
     }
-    block->set_dispatcher(detail::make_dispatcher(request.config.shared.moe.dispatcher, made->ep_));
+    block->set_dispatcher(
+        detail::make_dispatcher(request.config.shared().moe.dispatcher, made->ep_));
   }
   return made;
 }

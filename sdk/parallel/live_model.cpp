@@ -241,6 +241,7 @@ class GuardedModel final : public PluginObject<ParallelModel>, public PipelineUn
   std::shared_ptr<TensorParallel> tensor_parallel() const override {
     return call("tensor_parallel", &ParallelModel::tensor_parallel);
   }
+  void* extension(uint32_t id) override { return call("extension", &ParallelModel::extension, id); }
   PipelineUnits* pipeline_units() override {
     units_ = call("pipeline_units", &ParallelModel::pipeline_units);
     return units_ != nullptr ? this : nullptr;

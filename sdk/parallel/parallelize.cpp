@@ -1,4 +1,5 @@
 #include "meshwright/parallel/parallelize.h"
+#include "live_request.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/nn/module.h>
@@ -16,6 +17,7 @@
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/parallel/tensor_parallel.h"
 #include "meshwright/unit_rules.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/planning/checkpoint_scope.h"
 #include "sdk/planning/plan_executor.h"
 #include "unit.h"
@@ -32,7 +34,7 @@ std::vector<std::string> layer_names(const ModelOutline& outline,
 
 std::vector<std::string> apply_activation_checkpointing(const ParallelizeRequest& request,
                                                         bool whole_layers) {
-  const SharedOptions& shared = request.config.shared;
+  const SharedOptions& shared = request.config.shared();
   const std::vector<std::string>& scope = shared.activation_checkpointing_scope;
   std::vector<std::string> layers = layer_names(request.outline, scope);
   // A stage without any layers says nothing about the model.
@@ -52,7 +54,7 @@ std::vector<std::string> apply_activation_checkpointing(const ParallelizeRequest
 void reject_unsupported_sizes(const ParallelizeRequest& request, bool applies_tensor_parallel,
                               bool applies_expert_parallel, bool applies_context_parallel,
                               bool applies_pipeline) {
-  const ParallelSizes& sizes = request.config.shared.sizes;
+  const ParallelSizes& sizes = request.config.shared().sizes;
   for (const auto& [name, size] : {std::pair<const char*, int64_t>{"tp", sizes.tp},
                                    {"cp", sizes.cp},
                                    {"pp", sizes.pp},
@@ -74,7 +76,7 @@ bool talks_through_nccl(World& world) {
 }
 
 void check_backend(const ParallelizeRequest& request) {
-  const Options& own = request.config.own;
+  const Options& own = request.config.own();
   if (own.schema().find("backend") == nullptr || !own.is_set("backend")) return;
   std::string backend = own.get_string("backend"), key = own.schema().table + ".backend";
   const bool nccl = talks_through_nccl(*request.world);
@@ -209,13 +211,15 @@ void tell_idle(const ParallelizeRequest& request, const ShardingPlan& plan) {
   for (const std::string& notice : plan.notices) request.world->notice(notice);
   if (plan.replicated) return;
   const OffloadPolicy& offload = plan.sharding.offload;
-  if (offload.cpu && !offload.pin_key.empty() && request.world->device().is_cpu())
-    request.world->notice(offload.pin_key +
+  const std::string pinned = plan.sharding.options.of("offload.pin_memory");
+  if (offload.cpu && !pinned.empty() && request.world->device().is_cpu())
+    request.world->notice(pinned +
                           " has no effect: the ranks compute on the CPU, and nothing is copied to "
                           "a device");
   const BufferPolicy& buffers = plan.sharding.buffers;
-  if (buffers.registered && !buffers.registered_key.empty() && !talks_through_nccl(*request.world))
-    request.world->notice(buffers.registered_key +
+  const std::string registered = plan.sharding.options.of("buffers.registered");
+  if (buffers.registered && !registered.empty() && !talks_through_nccl(*request.world))
+    request.world->notice(registered +
                           " = true has no effect: the ranks of this job talk through gloo");
 }
 

@@ -461,11 +461,10 @@ void ReplicatedModel::check_unused() {
               policy_.static_graph
                   ? "the set of used parameters changed after the first step: " + list
                   : "rank " + std::to_string(world_->rank()) + ": no gradient came for " + list);
-  if (!policy_.options.empty()) {
-    const std::string key =
-        policy_.options + (policy_.static_graph ? ".static_graph" : ".find_unused_parameters");
+  if (const std::string key =
+          policy_.options.of(policy_.static_graph ? "static_graph" : "find_unused_parameters");
+      !key.empty())
     error.key(key).help("set " + key + (policy_.static_graph ? " = false" : " = true"));
-  }
   if (!policy_.static_graph)
     error.help("freeze what the model does not use (requires_grad = false)");
   throw error;

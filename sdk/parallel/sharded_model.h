@@ -70,7 +70,7 @@ class ShardedModel final : public ParallelModel, public PipelineUnits {
   std::vector<Unit*> meant(const std::vector<std::string>& names) const;
   void check_reduced() const;
   void check_own_gradients();
-  void throw_nonfinite(const Nonfinite& mine, const char* when, const char* option);
+  void throw_nonfinite(const Nonfinite& mine, const char* when, const char* field);
   std::vector<GradientSet> gradient_sets() const;
   bool recomputing() const;
   at::ScalarType widest_reduce() const;

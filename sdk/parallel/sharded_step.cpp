@@ -351,21 +351,20 @@ double ShardedModel::clip(double max_norm, double scale, double* left) {
     Nonfinite mine;
     for (const ParallelParameter& p : parameters_)
       if (mine.parameter.empty()) mine = Nonfinite::in(p.name, p.grad);
-    throw_nonfinite(mine, "after the reduction", "check_for_nan_in_grad");
+    throw_nonfinite(mine, "after the reduction", "checks.reduced");
   }
   return norm;
 }
 
 void ShardedModel::check_own_gradients() {
   if (!context_.policy.checks.own) return;
-  throw_nonfinite(std::exchange(context_.own_nonfinite, {}), "before the reduction",
-                  "report_nan_in_param_grad");
+  throw_nonfinite(std::exchange(context_.own_nonfinite, {}), "before the reduction", "checks.own");
 }
 
 // Collective. All ranks name the same parameter, the first one on the first rank that has one, and
 // that rank. Does nothing where no rank has one: a norm can be infinite because the squares of
 // finite gradients are.
-void ShardedModel::throw_nonfinite(const Nonfinite& mine, const char* when, const char* option) {
+void ShardedModel::throw_nonfinite(const Nonfinite& mine, const char* when, const char* field) {
   const std::shared_ptr<Group> everyone = context_.world->everyone();
   // The smallest of a maximum of negatives.
   double own = mine.parameter.empty() ? -HUGE_VAL : -static_cast<double>(everyone->rank());
@@ -385,13 +384,16 @@ void ShardedModel::throw_nonfinite(const Nonfinite& mine, const char* when, cons
   text = read_by_host(*everyone, text);
   what = reinterpret_cast<const char*>(text.const_data_ptr<uint8_t>());
   what = "rank " + std::to_string(rank) + ": the gradient of " + what + when;
+  const PolicyOptions& options = context_.policy.options;
+  std::string checks;
+  for (const char* check : {"checks.reduced", "checks.own"})
+    if (const std::string key = options.of(check); !key.empty()) checks += key + " and ";
   throw Error(ErrorCode::nonfinite, what + "; the optimizer has not used it")
-      .key(context_.policy.options + "." + option)
+      .key(options.of(field))
       .help(
           "lower optimizer.lr, raise lr_scheduler.lr_warmup_steps, or set optimizer.max_grad_norm "
           "= 1.0")
-      .help("to go on regardless, set check_for_nan_in_grad and report_nan_in_param_grad of " +
-            context_.policy.options + " and run.stop_on_nonfinite to false");
+      .help("to go on regardless, set " + checks + "run.stop_on_nonfinite to false");
 }
 
 }  // namespace meshwright::detail

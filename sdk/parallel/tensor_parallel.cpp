@@ -16,6 +16,7 @@
 #include "meshwright/parallel/collectives.h"
 #include "sdk/base/head_of.h"
 #include "sdk/base/low_rank.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/comm/parts.h"
 #include "tp_hooks.h"
 
@@ -59,7 +60,7 @@ class Applier {
         group_(std::move(group)),
         cuts_(cuts),
         hooks_(std::make_shared<detail::TpHooks>(group_, request.world)) {
-    hooks_->pieces = request.config.shared.enable_async_tensor_parallel;
+    hooks_->pieces = request.config.shared().enable_async_tensor_parallel;
     for (const auto& item : request.model->named_modules())
       modules_.emplace(item.key(), item.value());
   }

@@ -6,6 +6,7 @@
 
 #include "meshwright/error.h"
 #include "meshwright/parallel/context_split.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright {
 

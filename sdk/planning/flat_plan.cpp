@@ -6,6 +6,7 @@
 #include "footprint_parts.h"
 #include "meshwright/error.h"
 #include "meshwright/unit_rules.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/text.h"
 
 namespace meshwright {
@@ -42,14 +43,14 @@ struct FlatUnits {
 };
 
 // The repeated layers.
-FlatUnits layer_units(const ModelOutline& outline, const FlatBufferPolicy& policy) {
+FlatUnits layer_units(const ModelOutline& outline, const std::string& key) {
   FlatUnits out;
   out.units = plan_units(outline);
   out.outside = std::move(out.units.back().parameters);
   out.units.pop_back();
   if (out.units.empty())
     refuse_class("the model " + outline.architecture + " has no repeated layers to make units of",
-                 outline, policy.unit_classes_key);
+                 outline, key);
   return out;
 }
 
@@ -61,11 +62,11 @@ bool is_tied(const ModelOutline& outline, size_t parameter) {
 }
 
 // Modules of the classes that the policy names.
-FlatUnits class_units(const ModelOutline& outline, const FlatBufferPolicy& policy) {
+FlatUnits class_units(const ModelOutline& outline, const std::vector<std::string>& classes,
+                      const std::string& key) {
   FlatUnits out;
   std::set<std::string> wanted, found;
-  for (const std::string& path : policy.unit_classes)
-    wanted.insert(path.substr(path.rfind('.') + 1));
+  for (const std::string& path : classes) wanted.insert(path.substr(path.rfind('.') + 1));
   std::map<std::string, int64_t, std::less<>> lists;
   for (const ModuleOutline& module : outline.modules) {
     if (!wanted.contains(module.class_name)) continue;
@@ -83,8 +84,7 @@ FlatUnits class_units(const ModelOutline& outline, const FlatBufferPolicy& polic
   }
   for (const std::string& name : wanted)
     if (!found.contains(name))
-      refuse_class("no module of the model has the class " + name, outline,
-                   policy.unit_classes_key);
+      refuse_class("no module of the model has the class " + name, outline, key);
   for (size_t p = 0; p < outline.parameters.size(); ++p) {
     auto owner = std::find_if(out.units.begin(), out.units.end(), [&](const PlannedUnit& unit) {
       return text::lies_under(outline.parameters[p].name, unit.module);
@@ -100,7 +100,7 @@ FlatUnits class_units(const ModelOutline& outline, const FlatBufferPolicy& polic
       refuse_class(
           "the module " + unit.name +
               " has no weights but the embedding, which the head shares, so it cannot be a unit",
-          outline, policy.unit_classes_key);
+          outline, key);
     if (unit.name.empty()) unit.name = outline.architecture;  // the whole model is one unit
   }
   return out;
@@ -186,7 +186,7 @@ ShardingPlan flat_plan(const ShardingRequest& request, const ShardingPolicy& pol
   if (level < 0 || level > 3) {
     Error error(ErrorCode::out_of_range,
                 "there is no level " + std::to_string(level) + ", the levels are 0 to 3");
-    if (const std::string& key = policy.flat.level_key; !key.empty())
+    if (const std::string key = policy.options.of("level"); !key.empty())
       error.key(key).help("set " + key + " = 3");
     throw error;
   }
@@ -194,7 +194,7 @@ ShardingPlan flat_plan(const ShardingRequest& request, const ShardingPolicy& pol
     throw Error(ErrorCode::not_in_release,
                 "replicas that go their own ways are sharded along rows, not as flat buffers")
         .help("plan with fully_sharded_plan()");
-  if (const int64_t pp = request.config.shared.sizes.pp; pp > 1)
+  if (const int64_t pp = request.config.shared().sizes.pp; pp > 1)
     throw Error(ErrorCode::size_not_supported,
                 "flat buffers have no pipeline parallelism, but "
                 "distributed.pp_size = " +
@@ -208,18 +208,19 @@ ShardingPlan flat_plan(const ShardingRequest& request, const ShardingPolicy& pol
   plan.replicated = false;
   plan.sharding = policy;
   plan.sharding.layout = ShardLayout::flat;
-  MixedPrecision& mp = plan.sharding.precision.mp = request.config.shared.mp;
+  MixedPrecision& mp = plan.sharding.precision.mp = request.config.shared().mp;
   if (policy.precision.main_gradients) mp.reduce = *policy.precision.main_gradients;
   plan.sharding.reduction.every_micro_batch = level >= 2;
+  const std::string key = policy.options.of("flat.unit_classes");
   if (find_unit_rule(outline.architecture))
-    plan.notices.push_back(
-        "models of class " + outline.architecture +
-        " have a unit rule, which flat buffers do not follow: they follow " +
-        (policy.flat.unit_classes_key.empty() ? "the strategy" : policy.flat.unit_classes_key) +
-        ", and all parameters compute in distributed.mp_policy.param_dtype");
-  FlatUnits made = policy.flat.unit_classes.empty() ? layer_units(outline, policy.flat)
-                                                    : class_units(outline, policy.flat);
-  if (request.config.job.frozen_whole && level == 3) {  // below, it is whole all the same
+    plan.notices.push_back("models of class " + outline.architecture +
+                           " have a unit rule, which flat buffers do not follow: they follow " +
+                           (key.empty() ? "the strategy" : key) +
+                           ", and all parameters compute in distributed.mp_policy.param_dtype");
+  FlatUnits made = policy.flat.unit_classes.empty()
+                       ? layer_units(outline, key)
+                       : class_units(outline, policy.flat.unit_classes, key);
+  if (request.config.job().frozen_whole && level == 3) {  // below, it is whole all the same
     for (PlannedUnit& unit : made.units) {
       unit.once_a_step = unit.module_list >= 0 && trains_beside(outline, unit.parameters);
       keep_frozen_whole(outline, unit.parameters, plan.whole);

@@ -7,6 +7,7 @@
 #include "meshwright/error.h"
 #include "sdk/base/context_plan.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright {
 
@@ -316,7 +317,7 @@ ShardingPlan replicated_plan(const ShardingRequest& request, const ReplicatedPol
   ShardingPlan plan = begin_plan(request, "replicate");
   const Layout& layout = *plan.mesh_layout;
   plan.replication = policy;
-  plan.replication.mp = request.config.shared.mp;
+  plan.replication.mp = request.config.shared().mp;
   plan.replication.axis = replicated_axis(request, layout).name;
   // The last layers' gradients come first.
   std::vector<int64_t> reversed;
@@ -342,7 +343,7 @@ void add_all_to_all_rows(const ShardingRequest& request, const Axis& ep, int64_t
   int64_t rows = times(assignments, request.outline.hidden_size, element);
   // How many rows each expert gets from whom; layers that are computed again know it, but where
   // they choose again.
-  const MoeOptions& options = request.config.shared.moe;
+  const MoeOptions& options = request.config.shared().moe;
   const bool chosen_once = options.ignore_router_for_ac || options.fake_balanced_gate;
   schedule.add(ep, Phase::forward, "all_gather", chosen_once ? passes : forward,
                times(ep.size, moe.experts, 8));
@@ -380,7 +381,7 @@ void add_expert_rows(const ShardingRequest& request, const ModuleIndex& index,
     const int64_t passes = passes_of(request),
                   backward = index.has_backward(module.name) ? passes : 0,
                   forward = times(passes, forward_runs(request, index, module.name));
-    if (request.config.shared.moe.dispatcher == TokenDispatcher::all_gather)
+    if (request.config.shared().moe.dispatcher == TokenDispatcher::all_gather)
       add_all_gather_rows(request, ep, forward, backward, schedule);
     else
       add_all_to_all_rows(request, ep, passes, forward, backward, schedule);
@@ -393,18 +394,18 @@ int64_t tokens_of(const ShardingRequest& request) {
   const Workload& work = request.workload;
   int64_t batch = work.local_batch, length = work.seq_len, cp = 1;
   if (pipeline_size(request) > 1) {
-    const PipelineOptions& options = request.config.shared.pipeline;
+    const PipelineOptions& options = request.config.shared().pipeline;
     batch = options.microbatch_size;
     length = options.seq_len.value_or(length);
   }
   if (request.mesh.device_mesh) cp = request.mesh.device_mesh->size("cp");
   if (cp > 1 && length > 0)
-    length = ContextSplit(length, cp, context_balance(request.config.shared.context)).rows();
+    length = ContextSplit(length, cp, context_balance(request.config.shared().context)).rows();
   return times(batch, length);
 }
 
 int64_t message_bytes(const ShardingRequest& request) {
-  const DType type = request.config.shared.pipeline.dtype.value_or(precision_of(request).output);
+  const DType type = request.config.shared().pipeline.dtype.value_or(precision_of(request).output);
   const int64_t cut = request.mesh.device_mesh && cuts_sequence(request.tp)
                           ? request.mesh.device_mesh->size("tp")
                           : 1;
@@ -420,11 +421,11 @@ int64_t forward_runs(const ShardingRequest& request, const ModuleIndex& index,
                      std::string_view module) {
   std::string_view layer = index.layer_of(module);
   if (layer.empty() || !index.has_backward(module) ||
-      request.config.shared.activation_checkpointing == ActivationCheckpointing::none)
+      request.config.shared().activation_checkpointing == ActivationCheckpointing::none)
     return 1;
-  if (!checkpoint_scope::holds(request.config.shared.activation_checkpointing_scope, layer))
+  if (!checkpoint_scope::holds(request.config.shared().activation_checkpointing_scope, layer))
     return 1;
-  if (request.config.shared.activation_checkpointing == ActivationCheckpointing::full) return 2;
+  if (request.config.shared().activation_checkpointing == ActivationCheckpointing::full) return 2;
   return in_attention(module.substr(layer.size())) ? 1 : 2;
 }
 

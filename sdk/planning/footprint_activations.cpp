@@ -14,6 +14,7 @@
 #include "sdk/base/low_rank.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/base/row_steps.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::footprint {
 
@@ -36,7 +37,7 @@ bool has_one_of(const ModuleIndex& index, std::string_view layer,
 }
 
 bool computes_floats(const ShardingRequest& request) {
-  return request.config.shared.autocast_dtype.value_or(precision_of(request).param) ==
+  return request.config.shared().autocast_dtype.value_or(precision_of(request).param) ==
          DType::float32;
 }
 
@@ -53,7 +54,7 @@ int64_t expert_rows(const ShardingRequest& request, int64_t tokens, const Memory
                 ep = request.mesh.moe_mesh ? request.mesh.moe_mesh->size("ep") : 1;
   // A host that waits for nothing does not know how many come.
   if (facts.where == Where::device && ep > 1 &&
-      request.config.shared.moe.dispatcher == TokenDispatcher::all_gather)
+      request.config.shared().moe.dispatcher == TokenDispatcher::all_gather)
     return times(tokens, ep, std::min(active, here));
   int64_t rows = times(tokens, active);
   if (facts.where != Where::host) return rows;
@@ -68,7 +69,7 @@ int64_t expert_rows(const ShardingRequest& request, int64_t tokens, const Memory
 
 Recomputed recomputed_of(const ShardingRequest& request, const ModuleIndex& index,
                          std::string_view layer, bool whole_layers) {
-  const SharedOptions& shared = request.config.shared;
+  const SharedOptions& shared = request.config.shared();
   const std::vector<std::string>& scope = shared.activation_checkpointing_scope;
   bool full = shared.activation_checkpointing == ActivationCheckpointing::full;
   if (shared.activation_checkpointing == ActivationCheckpointing::none ||
@@ -274,7 +275,7 @@ using Run = std::shared_ptr<const PipelineRun>;
 
 // A run of the schedule; none: one that does not run as it stands.
 Run run_of(const ShardingRequest& request) {
-  const PipelineOptions& options = request.config.shared.pipeline;
+  const PipelineOptions& options = request.config.shared().pipeline;
   const int64_t size = pipeline_size(request), micro_batches = micro_batches_of(request);
   if (!options.schedule_csv.empty())
     return std::make_shared<PipelineRun>(

@@ -7,6 +7,7 @@
 #include "meshwright/error.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/text.h"
 #include "tp_errors.h"
 
@@ -345,7 +346,7 @@ int64_t sum_of_largest(std::vector<int64_t> values, int64_t count) {
 }
 
 MixedPrecision precision_of(const ShardingRequest& request) {
-  const SharedOptions& shared = request.config.shared;
+  const SharedOptions& shared = request.config.shared();
   return request.mesh.moe_mesh && shared.moe.mp_policy ? *shared.moe.mp_policy : shared.mp;
 }
 
@@ -355,12 +356,12 @@ int64_t pipeline_size(const ShardingRequest& request) {
 
 int64_t runs_of(const ShardingRequest& request) {
   if (pipeline_size(request) == 1) return std::max<int64_t>(request.workload.accumulation, 1);
-  return pipeline_runs(request.config.shared.pipeline, request.workload);
+  return pipeline_runs(request.config.shared().pipeline, request.workload);
 }
 
 int64_t micro_batches_of(const ShardingRequest& request) {
   if (pipeline_size(request) == 1) return 1;
-  const PipelineOptions& pipeline = request.config.shared.pipeline;
+  const PipelineOptions& pipeline = request.config.shared().pipeline;
   const int64_t batch = pipeline.batch_size.value_or(step_samples(request.workload));
   return std::max<int64_t>(batch / std::max<int64_t>(pipeline.microbatch_size, 1), 1);
 }

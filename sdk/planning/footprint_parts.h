@@ -15,6 +15,7 @@
 #include "meshwright/footprint.h"
 #include "sdk/base/context_plan.h"
 #include "sdk/base/run_memory.h"
+#include "sdk/base/shared_schemas.h"
 #include "unit_layout.h"
 
 namespace meshwright {

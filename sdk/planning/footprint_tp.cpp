@@ -12,6 +12,7 @@
 #include "footprint_parts.h"
 #include "sdk/base/context_plan.h"
 #include "sdk/base/head_of.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright {
 
@@ -76,7 +77,7 @@ class TpSchedule {
  public:
   TpSchedule(const ShardingRequest& request, int64_t ranks, ScheduleBuilder& schedule)
       : request_(request),
-        shared_(request.config.shared),
+        shared_(request.config.shared()),
         index_(request.outline),
         first_(request.outline, index_),
         tp_{"tp", ranks, 0},
@@ -270,7 +271,7 @@ bool cuts_heads(const ShardingRequest& request) {
 
 // The dtype in which attention gets queries, keys and values, and sends them.
 DType attention_dtype(const ShardingRequest& request) {
-  return request.config.shared.autocast_dtype.value_or(precision_of(request).param);
+  return request.config.shared().autocast_dtype.value_or(precision_of(request).param);
 }
 
 // The window of a layer by its name, "model.layers.3": names stay global on a pipeline's stages.
@@ -426,7 +427,7 @@ std::optional<ContextAttentionPlan> context_attention_of(const ShardingRequest& 
   auto of_rank = [&](int64_t heads) { return heads == 0 ? 0 : std::max<int64_t>(heads / tp, 1); };
   out.heads = of_rank(request.outline.attention_heads);
   out.kv_heads = of_rank(request.outline.key_value_heads);
-  out.plan = plan_context(request.config.shared.context, out.ranks, out.heads, out.kv_heads,
+  out.plan = plan_context(request.config.shared().context, out.ranks, out.heads, out.kv_heads,
                           sent_by(request, out));
   return out;
 }
@@ -506,7 +507,7 @@ std::vector<ContextCost> context_costs(const ShardingRequest& request) {
   for (ContextMethod method :
        {ContextMethod::all_gather, ContextMethod::ring, ContextMethod::ulysses})
     try {
-      ContextOptions options = request.config.shared.context;
+      ContextOptions options = request.config.shared().context;
       options.method = method;
       options.ring_size = options.ulysses_size = std::nullopt;
       add(plan_context(options, chosen->ranks, chosen->heads, chosen->kv_heads));

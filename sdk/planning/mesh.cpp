@@ -232,8 +232,8 @@ Error size_error(const MeshRequest& request, ErrorCode code, std::string message
   Error error(code, std::move(message));
   std::string option = name + "_size";
   error.key("distributed." + option);
-  if (request.config.shared_values.schema().find(option) != nullptr)
-    error.at(request.config.shared_values.origin(option));
+  if (request.config.distributed().schema().find(option) != nullptr)
+    error.at(request.config.distributed().origin(option));
   return error;
 }
 
@@ -284,7 +284,7 @@ void check_rank_list(const MeshRequest& request) {
 
 int64_t resolve_dp_size(const MeshRequest& request) {
   check_rank_list(request);
-  const ParallelSizes& s = request.config.shared.sizes;
+  const ParallelSizes& s = request.config.shared().sizes;
   int64_t world = places(request), model = 1;
   for (int64_t size : {s.tp, s.cp, s.pp})
     if (size < 1 || __builtin_mul_overflow(model, size, &model)) model = INT64_MAX / 2;
@@ -344,7 +344,7 @@ int64_t resolve_dp_size(const MeshRequest& request) {
 
 void refuse_sizes(const MeshRequest& request, std::string_view strategy,
                   std::span<const std::string_view> names) {
-  const ParallelSizes& s = request.config.shared.sizes;
+  const ParallelSizes& s = request.config.shared().sizes;
   struct Size {
     std::string_view name, words;
     int64_t size;
@@ -366,7 +366,7 @@ void refuse_sizes(const MeshRequest& request, std::string_view strategy,
 }
 
 MeshPlan plan_sharded_mesh(const MeshRequest& request, bool alone) {
-  const ParallelSizes& s = request.config.shared.sizes;
+  const ParallelSizes& s = request.config.shared().sizes;
   int64_t dp = resolve_dp_size(request), rep = std::max<int64_t>(1, s.dp_replicate);
   auto replicate_help = [&](Error error) {
     size_t given = 0;

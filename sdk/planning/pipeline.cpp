@@ -10,6 +10,7 @@
 
 #include "pipeline_parts.h"
 #include "sdk/base/head_of.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/text.h"
 
 namespace meshwright {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "pipeline_parts.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/text.h"
 
 namespace meshwright {

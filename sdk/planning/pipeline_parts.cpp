@@ -1,4 +1,5 @@
 #include "pipeline_parts.h"
+#include "sdk/base/shared_schemas.h"
 
 #include <algorithm>
 #include <charconv>

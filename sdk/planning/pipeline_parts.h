@@ -13,6 +13,7 @@
 
 #include "meshwright/error.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::pipeline {
 

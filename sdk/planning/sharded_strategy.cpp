@@ -2,13 +2,14 @@
 
 #include "meshwright/data/dataset_kind.h"
 #include "meshwright/model/model_family.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright {
 
 void ShardedStrategy::validate(const StrategyConfig& config, Diagnostics& diagnostics) const {
-  if (config.shared.enable_async_tensor_parallel && !config.shared.sequence_parallel)
+  if (config.shared().enable_async_tensor_parallel && !config.shared().sequence_parallel)
     diagnostics.add(
-        option_error(config.shared_values, "enable_async_tensor_parallel", ErrorCode::conflict,
+        option_error(config.distributed(), "enable_async_tensor_parallel", ErrorCode::conflict,
                      "enable_async_tensor_parallel overlaps the collectives of sequence "
                      "parallelism, but sequence_parallel is false",
                      "false")
@@ -48,6 +49,7 @@ bool SampleSource::has_documents() const { return false; }
 bool SampleSource::has_weights() const { return false; }
 std::vector<std::string> SampleSource::files() const { return {}; }
 std::vector<std::string> SampleSource::report() const { return {}; }
+void* SampleSource::extension(uint32_t) { return nullptr; }
 
 DatasetKind::~DatasetKind() = default;
 void DatasetKind::validate(const DatasetRequest&, Diagnostics&) const {}

@@ -10,6 +10,7 @@
 #include "meshwright/error.h"
 #include "meshwright/unit_rules.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright {
 
@@ -92,7 +93,7 @@ class ExpertUnits {
   ExpertUnits(const ShardingRequest& request, const Layout& layout, const ShardingPolicy& policy)
       : request_(request),
         outline_(request.outline),
-        moe_(request.config.shared.moe),
+        moe_(request.config.shared().moe),
         layout_(layout),
         modules_(request.outline),
         reshard_(policy.reshard_after_forward.value_or(true)),
@@ -232,7 +233,8 @@ void place_frozen(const ModelOutline& outline, int64_t ranks, ShardingPlan& plan
   using Place = FrozenPolicy::Place;
   const FrozenPolicy& policy = plan.sharding.frozen;
   const std::set<int64_t> frozen = frozen_lists(outline, plan.units);
-  const std::string key = policy.key.empty() ? "the sharding of frozen layers" : policy.key;
+  const std::string option = plan.sharding.options.of("frozen.place");
+  const std::string key = option.empty() ? "the sharding of frozen layers" : option;
   if (frozen.empty() && policy.place != Place::with_root)
     plan.notices.push_back(
         key +
@@ -252,7 +254,7 @@ void place_frozen(const ModelOutline& outline, int64_t ranks, ShardingPlan& plan
   }
   const bool replicates = policy.place == Place::replicated;
   const std::set<int64_t> moving = replicates ? frozen : joining_lists(frozen, plan.units);
-  if (!replicates && ranks > 1 && !policy.key.empty()) tell_joined_layers(key, moving, plan);
+  if (!replicates && ranks > 1 && !option.empty()) tell_joined_layers(key, moving, plan);
   for (PlannedUnit& unit : plan.units) {
     if (!moving.contains(unit.module_list) || (unit.experts && !replicates)) continue;
     auto& target = replicates ? plan.whole : plan.units.back().parameters;
@@ -322,14 +324,18 @@ void split_root(const ModelOutline& outline, std::vector<PlannedUnit>& units) {
   Error error(ErrorCode::out_of_range,
               "rows are sharded at level 3 alone, and the policy asks for level " +
                   std::to_string(policy.level) + ": only flat buffers have levels 0 to 2");
-  if (const std::string& key = policy.flat.level_key; !key.empty())
+  if (const std::string key = policy.options.of("level"); !key.empty())
     error.key(key).help("set " + key + " = 3");
-  else if (!policy.options.empty())
-    error.key(policy.options);
   throw error.help("a strategy that offers levels below 3 plans with flat_plan()");
 }
 
 }  // namespace
+
+std::string PolicyOptions::of(std::string_view field) const {
+  for (const auto& [name, key] : keys_)
+    if (name == field) return key;
+  return {};
+}
 
 ShardingPlan fully_sharded_plan(const ShardingRequest& request, const ShardingPolicy& policy) {
   if (policy.level != 3) refuse_level(policy);
@@ -344,7 +350,7 @@ ShardingPlan fully_sharded_plan(const ShardingRequest& request, const ShardingPo
   const UnitRule rule = find_unit_rule(outline.architecture);
   plan.units =
       rule ? rule({outline, reshard, plan.sharding.precision.mp}) : plan_units(outline, reshard);
-  const MoeOptions& moe = request.config.shared.moe;
+  const MoeOptions& moe = request.config.shared().moe;
   if (policy.independent_replicas && layout.has_experts_mesh)
     throw Error(ErrorCode::size_not_supported,
                 "experts are shared out over all replicas, which go their own ways here")
@@ -359,7 +365,7 @@ ShardingPlan fully_sharded_plan(const ShardingRequest& request, const ShardingPo
   }
   if (!reshard && pipeline_size(request) > 1)
     for (PlannedUnit& unit : plan.units) unit.reshard_after_forward = false;
-  if (request.config.job.frozen_whole) keep_frozen_whole(outline, plan);
+  if (request.config.job().frozen_whole) keep_frozen_whole(outline, plan);
   place_frozen(outline, layout.shard.size, plan);
   split_root(outline, plan.units);
   if (layout.shard.size > 1) part_adapters(outline, plan.units);

@@ -29,6 +29,8 @@ bool ParallelModel::before_save(SaveReason, int64_t) { return false; }
 std::vector<StateTensor> ParallelModel::state_tensors() const { return {}; }
 std::string ParallelModel::independent_axis() const { return {}; }
 std::shared_ptr<TensorParallel> ParallelModel::tensor_parallel() const { return nullptr; }
+PipelineUnits* ParallelModel::pipeline_units() { return nullptr; }
+void* ParallelModel::extension(uint32_t) { return nullptr; }
 
 void Strategy::validate(const StrategyConfig&, Diagnostics&) const {}
 

@@ -1,7 +1,9 @@
 // Which plan a model gets (semantics 2.1), and whether it fits (semantics 2.7, 2.8, 2.9).
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 
@@ -10,15 +12,18 @@
 #include "sdk/base/low_rank.h"
 #include "sdk/base/text.h"
 #include "tp_errors.h"
+#include "tp_tables.h"
 
 namespace meshwright {
 namespace {
 
 using enum TpStyleKind;
 
+using TpPlanMaker = std::function<TpPlanEntries(const ModelOutline&, bool sequence_parallel)>;
+
 struct NamedPlans {
   std::mutex mutex;
-  std::map<std::string, TpPlanMaker> makers;
+  std::map<std::string, decltype(meshwright_tp_plan::make)> makers;
 };
 NamedPlans& named_plans() {
   static NamedPlans plans;
@@ -45,7 +50,12 @@ TpPlanMaker find_named(const std::string& name) {
   NamedPlans& plans = named_plans();
   std::lock_guard lock(plans.mutex);
   auto it = plans.makers.find(name);
-  return it == plans.makers.end() ? TpPlanMaker() : it->second;
+  if (it == plans.makers.end()) return {};
+  return [make = it->second](const ModelOutline& outline, bool sequence_parallel) {
+    TpPlanEntries entries;
+    make(&outline, sequence_parallel ? 1 : 0, &entries);
+    return entries;
+  };
 }
 
 TpPlanEntries custom_plan(const StringMap& patterns) {
@@ -63,7 +73,7 @@ TpPlanEntries custom_plan(const StringMap& patterns) {
 TpPlanEntries named_plan(const ModelOutline& outline, const TpPlanRequest& request) {
   TpPlanMaker maker = find_named(request.choice.name);
   if (!maker) {
-    std::vector<std::string> names = registered_tp_plans();
+    std::vector<std::string> names = tp::plan_names();
     Error error(ErrorCode::unknown_tp_plan, "there is no tensor-parallel plan named \"" +
                                                 request.choice.name + "\"; there are " +
                                                 text::join(names, ", "));
@@ -243,15 +253,19 @@ bool has_sequence(const std::vector<TpEntry>& entries) {
 
 }  // namespace
 
-void register_tp_plan(std::string name, TpPlanMaker maker) {
-  NamedPlans& plans = named_plans();
-  std::lock_guard lock(plans.mutex);
-  if (built_in_plans().contains(name) || !plans.makers.emplace(name, std::move(maker)).second)
-    throw Error(ErrorCode::conflict,
-                "a tensor-parallel plan named \"" + name + "\" is already registered");
+void tp::register_plans(const meshwright_strategy& strategy) {
+  NamedPlans& known = named_plans();
+  std::lock_guard lock(known.mutex);
+  for (const meshwright_tp_plan& plan : std::span(strategy.tp_plans, strategy.tp_plan_count)) {
+    const auto [it, added] = known.makers.emplace(plan.name, plan.make);
+    if (built_in_plans().contains(plan.name) || (!added && it->second != plan.make))
+      throw Error(ErrorCode::conflict, "a tensor-parallel plan named \"" + std::string(plan.name) +
+                                           "\" is already registered")
+          .help("give the strategy's plan another name in its description (.tp_plans)");
+  }
 }
 
-std::vector<std::string> registered_tp_plans() {
+std::vector<std::string> tp::plan_names() {
   std::vector<std::string> names;
   for (const auto& [name, maker] : built_in_plans()) names.push_back(name);
   NamedPlans& plans = named_plans();

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "runs.h"
+#include "sdk/base/shared_schemas.h"
 
 using namespace faults;
 namespace fs = std::filesystem;

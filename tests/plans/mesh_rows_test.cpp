@@ -50,10 +50,10 @@ MeshRequest request_of(const loader::LoadedStrategy& strategy, int64_t world,
     distributed.set(name == "rep" ? "dp_replicate_size" : name + "_size", value);
   }
   Diagnostics diagnostics;
-  request.config.shared = read_shared_options(distributed, diagnostics);
+  request.config.shared() = read_shared_options(distributed, diagnostics);
   diagnostics.throw_if_any();
-  request.config.shared_values = distributed;
-  request.config.own = Options(strategy.info->schema);
+  request.config.distributed() = distributed;
+  request.config.own() = Options(strategy.info->schema);
   return request;
 }
 

@@ -8,6 +8,7 @@
 #include "apps/performance/steptime/machine.h"
 #include "sdk/base/host_facts.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::forecast {
 

@@ -10,6 +10,7 @@
 
 #include "engine/job/trainable.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::forecast {
 

@@ -13,6 +13,7 @@
 #include "apps/performance/forecast/layouts.h"
 #include "apps/performance/steptime/machine.h"
 #include "engine/config/config.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::forecast {

@@ -9,6 +9,7 @@
 #include "engine/job/adapters.h"
 #include "engine/job/parameter_groups.h"
 #include "meshwright/footprint.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::forecast {
@@ -30,8 +31,8 @@ ModelOutline shortened(ModelOutline outline) {
 // whom it hands such a job on to.
 bool takes(const Strategy& strategy, StrategyConfig config, int64_t ParallelSizes::* size,
            std::string* delegate = nullptr) {
-  config.shared.sizes = {};
-  config.shared.sizes.*size = 2;
+  config.shared().sizes = {};
+  config.shared().sizes.*size = 2;
   MeshRequest request;
   request.world_size = 4;
   request.config = std::move(config);
@@ -45,9 +46,9 @@ bool takes(const Strategy& strategy, StrategyConfig config, int64_t ParallelSize
 }
 
 bool cuts_sequences(const Strategy& strategy, StrategyConfig config, bool async) {
-  config.shared.sizes.tp = 2;
-  config.shared.sequence_parallel = true;
-  config.shared.enable_async_tensor_parallel = async;
+  config.shared().sizes.tp = 2;
+  config.shared().sequence_parallel = true;
+  config.shared().enable_async_tensor_parallel = async;
   Diagnostics said;
   strategy.validate(config, said);
   return said.ok();
@@ -56,8 +57,8 @@ bool cuts_sequences(const Strategy& strategy, StrategyConfig config, bool async)
 // How two ranks of dp, or of dp beside a pipeline, lie and move the model.
 ShardingPlan plan_of(const Strategy& strategy, StrategyConfig config, const Trained& model,
                      bool pipeline) {
-  config.shared.sizes = {};
-  if (pipeline) config.shared.sizes.pp = 2;
+  config.shared().sizes = {};
+  if (pipeline) config.shared().sizes.pp = 2;
   MeshRequest mesh;
   mesh.world_size = pipeline ? 4 : 2;
   mesh.config = config;
@@ -95,7 +96,7 @@ void set_moves(const Strategy& strategy, const StrategyConfig& config, const Tra
   out.reshards = gathers_again(plan);
   out.reshards_in_pipeline = out.pp && gathers_in_pipeline(strategy, config, model);
   out.reduces_each = reduces_each(plan);
-  out.width = static_cast<double>(dtype_size(config.shared.autocast_dtype.value_or(mp.param)));
+  out.width = static_cast<double>(dtype_size(config.shared().autocast_dtype.value_or(mp.param)));
   out.reduced = static_cast<double>(dtype_size(mp.reduce));
   out.buckets =
       plan.replicated && (!plan.replication.gradient_as_bucket_view || mp.reduce != storage);
@@ -105,7 +106,7 @@ void set_moves(const Strategy& strategy, const StrategyConfig& config, const Tra
   const bool apart = !plan.replicated && sharding.precision.main_gradients.has_value();
   const bool adds_up = out.rows && out.reduces_each && dtype_size(mp.reduce) > dtype_size(storage);
   const DType sums = apart ? *sharding.precision.main_gradients : adds_up ? mp.reduce : storage;
-  const std::optional<DType> kept = config.job.main_dtype ? config.job.main_dtype : main;
+  const std::optional<DType> kept = config.job().main_dtype ? config.job().main_dtype : main;
   const double state = kept ? static_cast<double>(dtype_size(*kept)) : stored;
   out.weights = stored;
   out.gradients = static_cast<double>(dtype_size(sums));
@@ -113,7 +114,7 @@ void set_moves(const Strategy& strategy, const StrategyConfig& config, const Tra
                   (kept && *kept != storage ? state : 0);
   out.on_host = !plan.replicated && sharding.offload.cpu;
   out.frozen = model.frozen;
-  out.frozen_whole = model.frozen > 0 && config.job.frozen_whole;
+  out.frozen_whole = model.frozen > 0 && config.job().frozen_whole;
 }
 
 // A model as a whole, and the ranks that a search has for it.
@@ -131,7 +132,7 @@ double all_bytes(const Bytes& b) {
 // to. Throws what its hooks throw.
 steptime::OwnCount own_count(const Strategy& strategy, StrategyConfig config, const Whole& model) {
   steptime::OwnCount out;
-  config.shared.sizes = {};
+  config.shared().sizes = {};
   MeshRequest mesh;
   mesh.world_size = model.ranks;
   mesh.config = config;
@@ -188,7 +189,7 @@ std::map<double, steptime::OwnCount> own_counts(const Strategy& strategy,
 // `delegates`: strategies that others hand jobs with experts on to.
 Way way_of(const loader::LoadedStrategy& loaded, StrategyConfig config, const Trained& model,
            std::set<std::string>& delegates) {
-  config.shared.sizes = {};
+  config.shared().sizes = {};
   const Strategy& strategy = *loaded.strategy;
   Way out;
   out.strategy = loaded.info->name;
@@ -199,7 +200,7 @@ Way way_of(const loader::LoadedStrategy& loaded, StrategyConfig config, const Tr
   out.ep = takes(strategy, config, &ParallelSizes::ep, &delegate);
   if (!delegate.empty()) delegates.insert(delegate);
   out.sequence = out.tp && cuts_sequences(strategy, config, /*async=*/false);
-  out.async = out.sequence && config.shared.enable_async_tensor_parallel &&
+  out.async = out.sequence && config.shared().enable_async_tensor_parallel &&
               cuts_sequences(strategy, config, /*async=*/true);
   out.replicas = takes(strategy, config, &ParallelSizes::dp_replicate);
   set_moves(strategy, config, model, out);
@@ -250,12 +251,12 @@ std::vector<Way> ways_of_strategy(const plan::Job& job, const loader::LoadedStra
   };
   std::vector<Variant> found;
   found.push_back({{}, job.config.strategy_config(schema)});
-  found.front().config.shared.sizes = {};
+  found.front().config.shared().sizes = {};
   found.front().way = way_of(loaded, found.front().config, model, delegates);
   // Options are asked about where no size of the file makes a rule of them.
-  found.front().config.shared.sequence_parallel = false;
-  found.front().config.shared.enable_async_tensor_parallel = false;
-  const Options given = found.front().config.own;
+  found.front().config.shared().sequence_parallel = false;
+  found.front().config.shared().enable_async_tensor_parallel = false;
+  const Options given = found.front().config.own();
   auto known = [&](Way way) {
     return std::any_of(found.begin(), found.end(), [&](const Variant& other) {
       way.options = other.way.options;
@@ -272,7 +273,7 @@ std::vector<Way> ways_of_strategy(const plan::Job& job, const loader::LoadedStra
         if (found.size() >= kMost) break;
         Variant next = found[i];
         try {
-          next.config.own.set(option->name, value);
+          next.config.own().set(option->name, value);
           Diagnostics said;
           loaded.strategy->validate(next.config, said);
           if (!said.ok()) continue;

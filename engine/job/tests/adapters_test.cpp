@@ -9,6 +9,7 @@
 #include "engine/job/parameter_groups.h"
 #include "meshwright/footprint.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace plan_adapters_test {
 
@@ -214,7 +215,7 @@ TEST_CASE("tensor parallelism cuts a factor as its Linear, and sums up the other
   MeshPlan mesh;
   mesh.device_mesh.emplace(std::vector<MeshAxis>{{"tp", 2}});
   StrategyConfig shared;
-  shared.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+  shared.shared().mp = {DType::float32, DType::float32, DType::float32, true};
   const ShardingRequest request{outline, mesh, tp, shared, {}, 1};
   const Footprint cost = footprint_of(request, fully_sharded_plan(request));
   REQUIRE(cost.wire.size() == 1);  // nothing is sent for tokens, of which there are none here

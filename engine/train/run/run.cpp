@@ -29,6 +29,7 @@
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/host/handed_files.h"
 #include "sdk/base/plugin_at_work.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::train {

@@ -8,6 +8,7 @@
 #include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/sample.h"
 #include "sdk/base/files/durable.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::train {

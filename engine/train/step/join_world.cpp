@@ -12,6 +12,7 @@
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/rendezvous/rendezvous.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::train {
 

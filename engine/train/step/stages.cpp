@@ -15,6 +15,7 @@
 #include "sdk/base/context_plan.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/base/read_by_host.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::train {
 
@@ -35,9 +36,9 @@ PipelinePlan with_gradients(PipelinePlan plan, const torch::nn::Module& model) {
 std::function<std::vector<int64_t>(int64_t)> hidden_sizes(const plan::JobPlan& plan,
                                                           const StrategyConfig& config) {
   if (!plan.outline) return [](int64_t) { return std::vector<int64_t>(); };
-  return [cp = config.shared.sizes.cp, balance = context_balance(config.shared.context),
-          tp = plan::cuts_sequence(plan.tp) ? config.shared.sizes.tp : 1,
-          rows = config.shared.pipeline.microbatch_size,
+  return [cp = config.shared().sizes.cp, balance = context_balance(config.shared().context),
+          tp = plan::cuts_sequence(plan.tp) ? config.shared().sizes.tp : 1,
+          rows = config.shared().pipeline.microbatch_size,
           width = plan.outline->hidden_size](int64_t length) {
     if (length <= 0) return std::vector<int64_t>();
     const int64_t tokens = cp > 1 ? ContextSplit(length, cp, balance).rows() : length;
@@ -47,8 +48,8 @@ std::function<std::vector<int64_t>(int64_t)> hidden_sizes(const plan::JobPlan& p
 
 // The experts' policy replaces the shared one where there is an expert mesh.
 DType output_of(const plan::JobPlan& plan, const StrategyConfig& config) {
-  const std::optional<MixedPrecision>& experts = config.shared.moe.mp_policy;
-  return plan.mesh.moe_mesh && experts ? experts->output : config.shared.mp.output;
+  const std::optional<MixedPrecision>& experts = config.shared().moe.mp_policy;
+  return plan.mesh.moe_mesh && experts ? experts->output : config.shared().mp.output;
 }
 
 }  // namespace
@@ -57,21 +58,21 @@ Stages::Stages(const plan::JobPlan& plan, const StrategyConfig& config, const Mo
                torch::nn::Module& model, World& world)
     : plan_(with_gradients(
           plan.pipeline ? *plan.pipeline
-                        : plan_pipeline(whole, config.shared.sizes.pp, config.shared.pipeline),
+                        : plan_pipeline(whole, config.shared().sizes.pp, config.shared().pipeline),
           model)),
       sizes_of_(hidden_sizes(plan, config)),
       sizes_(sizes_of_(plan.workload.seq_len)),
       largest_(sizes_),
-      type_(scalar_type(config.shared.pipeline.dtype.value_or(output_of(plan, config)))),
+      type_(scalar_type(config.shared().pipeline.dtype.value_or(output_of(plan, config)))),
       model_name_(whole.architecture),
       mesh_(*plan.mesh.device_mesh),
       world_(world),
-      runs_(pipeline_runs(config.shared.pipeline, plan.workload)),
-      micro_batches_(pipeline_micro_batches(config.shared.pipeline)) {
+      runs_(pipeline_runs(config.shared().pipeline, plan.workload)),
+      micro_batches_(pipeline_micro_batches(config.shared().pipeline)) {
   if (!plan.pipeline)
     for (const std::string& warning : plan_.warnings) world.notice(warning);
   const int64_t me = mesh_.coordinate(world.rank(), "pp");
-  run_ = simulate_pipeline(plan_actions(plan_, config.shared.pipeline, micro_batches_));
+  run_ = simulate_pipeline(plan_actions(plan_, config.shared().pipeline, micro_batches_));
   outline_ = stage_outline(whole, plan_, me);
   const ModelOutline last = stage_outline(whole, plan_, last_rank());
   for (const ParameterOutline& p : last.parameters)

@@ -37,13 +37,14 @@
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/parallel/trace_span.h"
-#include "meshwright/parallel/transport.h"
 #include "sdk/base/check_parts.h"
 #include "sdk/base/host/run_lock.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/plugin_guard.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/comm/transport.h"
 
 namespace meshwright {
 
@@ -234,12 +235,12 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
       expected_(expected_count) {
   outline_ = std::make_unique<ModelOutline>(outline ? std::move(*outline) : outline_of(*module_));
   const config::Config& config = job.impl().config;
-  plan::say_what_is_seen(*outline_, config.shared.tp_plan);
+  plan::say_what_is_seen(*outline_, config.shared().tp_plan);
   plan::PlanRequest wanted{
       .world_size = world_->size(),
       .rank = world_->rank(),
       .where = world_->device().is_cpu() ? MemoryFacts::Where::host : MemoryFacts::Where::device};
-  if (config.shared.sizes.cp > 1 && !config.shared.context.method) {
+  if (config.shared().sizes.cp > 1 && !config.shared().context.method) {
     const base::LockOwner self = base::this_process();
     wanted.hosts = train::hosts_of_ranks(*world_, self.host + " " + self.boot);
   }
@@ -278,12 +279,12 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
             config.table("run").get_bool("stop_on_nonfinite"), std::nullopt,
             static_cast<uint64_t>(config.table("run").get_int("seed")),
             /*place=*/0, train::StepMonitor(skip_above(config.table("run")), *world_)});
-  parts_->config.shared.context = plan_->shared.context;  // as planned for these hosts
-  parts_->config.shared.pipeline = plan_->shared.pipeline;
-  parts_->config.shared.moe.dispatcher = plan_->shared.moe.dispatcher;
-  parts_->config.job.max_steps = max_steps_;
-  if (parts_->config.shared.autocast_dtype)
-    parts_->autocast = scalar_type(*parts_->config.shared.autocast_dtype);
+  parts_->config.shared().context = plan_->shared.context;  // as planned for these hosts
+  parts_->config.shared().pipeline = plan_->shared.pipeline;
+  parts_->config.shared().moe.dispatcher = plan_->shared.moe.dispatcher;
+  parts_->config.job().max_steps = max_steps_;
+  if (parts_->config.shared().autocast_dtype)
+    parts_->autocast = scalar_type(*parts_->config.shared().autocast_dtype);
   if (config.table("run").get_bool("deterministic"))
     at::globalContext().setDeterministicAlgorithms(true, false);
   if (const std::string told = train::set_float32_products(
@@ -297,12 +298,12 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
         .help("set distributed.strategy = \"fsdp2\"");
   if (!plan_->outline) plan_own_module(*plan_, *outline_, *world_);
   parts_->place = train::place_of_draws(*plan_);
-  const MoeOptions& moe = parts_->config.shared.moe;
+  const MoeOptions& moe = parts_->config.shared().moe;
   // Of all of the model, before a rank has only its stages of it.
   routers_ =
       std::make_unique<train::Routers>(*module_, !moe.ignore_router_for_ac, moe.fake_balanced_gate);
-  if (parts_->config.shared.sizes.pp > 1) {
-    if (parts_->config.shared.sizes.ep > 1 && !routers_->any())
+  if (parts_->config.shared().sizes.pp > 1) {
+    if (parts_->config.shared().sizes.ep > 1 && !routers_->any())
       throw Error(ErrorCode::model_does_not_fit,
                   "the model " + outline_->architecture + " has no mixture-of-experts blocks")
           .key("distributed.ep_size")
@@ -311,7 +312,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
     stages_ = std::make_unique<train::Stages>(*plan_, parts_->config, *outline_, *module_, *world_);
     routers_->forget_others(*module_);
     accumulation_ = stages_->runs() * stages_->micro_batches();
-    local_batch_ = parts_->config.shared.pipeline.microbatch_size;
+    local_batch_ = parts_->config.shared().pipeline.microbatch_size;
   }
   if (config.table("model").get_bool("float8_linear"))
     train::multiply_in_float8(*module_, stages_ ? stages_->outline() : *outline_, world_->device());
@@ -328,13 +329,13 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   if (!model_)
     throw Error(ErrorCode::plugin_nonconforming,
                 "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
-  detail::check_parts(*model_, *module_, parts_->config.shared.sizes, plan_->tp,
+  detail::check_parts(*model_, *module_, parts_->config.shared().sizes, plan_->tp,
                       plan_->strategy.info->name);
   if (adapters.dropout > 0)
     parts_->dropout = std::make_shared<train::AdapterDropout>(
         adapters.dropout, parts_->seed,
-        parts_->config.shared.sizes.tp > 1 ? mesh->coordinate(world_->rank(), "tp") : 0,
-        parts_->config.shared.sizes.tp);
+        parts_->config.shared().sizes.tp > 1 ? mesh->coordinate(world_->rank(), "tp") : 0,
+        parts_->config.shared().sizes.tp);
   train::run_adapters(adapters, *outline_, *module_, parts_->dropout);
   using plan::LayerGraphsUse;
   const bool graphs =
@@ -487,7 +488,7 @@ Trainer::Totals Trainer::totals(const Sums& of_rank, bool with_votes, const Tens
 Trainer::StageForward Trainer::alone(const Forward& forward) const {
   if (stages_)
     throw Error(ErrorCode::bad_module,
-                "pp_size = " + std::to_string(parts_->config.shared.sizes.pp) +
+                "pp_size = " + std::to_string(parts_->config.shared().sizes.pp) +
                     ", but the training loop's forward(micro) takes no hidden states of the stage "
                     "before")
         .key("distributed.pp_size")

@@ -335,11 +335,11 @@ TEST_CASE("between replicas only the ends of rounds are sent, as planned") {
   const std::shared_ptr<Strategy> strategy(static_cast<Strategy*>(about.create(&status)),
                                            about.destroy);
   StrategyConfig config;
-  config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
-  config.shared.sizes.dp_replicate = 2;
-  config.own =
+  config.mp_policy() = {DType::float32, DType::float32, DType::float32, true};
+  config.sizes().dp_replicate = 2;
+  config.own() =
       Options(make_schema("distributed.diloco", "diloco", {about.options, about.option_count}));
-  config.own.set("sync_every", int64_t{10});
+  config.own().set("sync_every", int64_t{10});
   Net net;
   const ModelOutline outline = outline_of(*net);
   const MeshPlan mesh = strategy->plan_mesh({4, {}, config});

@@ -88,12 +88,12 @@ MeshRequest request_for(const Setting& s) {
   const meshwright_strategy& about = meshwright_plugin_v1.strategies[0];
   MeshRequest request;
   request.world_size = s.ranks;
-  request.config.own = Options(
+  request.config.own() = Options(
       make_schema("distributed.ring_zero", about.name, {about.options, about.option_count}));
-  request.config.own.set("ring_size", s.ring);
-  request.config.own.set("bucket_mb", s.bucket_mb);
-  request.config.own.set("reduce_every_micro_batch", s.every);
-  request.config.shared.mp = {s.param, DType::float32, DType::float32, true};
+  request.config.own().set("ring_size", s.ring);
+  request.config.own().set("bucket_mb", s.bucket_mb);
+  request.config.own().set("reduce_every_micro_batch", s.every);
+  request.config.mp_policy() = {s.param, DType::float32, DType::float32, true};
   return request;
 }
 
@@ -274,7 +274,7 @@ TEST_CASE("what cannot be trained is refused by name") {
     std::shared_ptr<Strategy> strategy = make_strategy();
     MeshRequest request = request_for({.name = "", .ranks = 2});
     MeshPlan mesh = strategy->plan_mesh(request);
-    request.config.shared.sizes.tp = 2;
+    request.config.sizes().tp = 2;
     Net net;
     ModelOutline outline = outline_of(*net);
     ParallelizeRequest wanted{net.ptr(), outline, mesh, {}, request.config, world};

@@ -10,6 +10,7 @@
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
 #include "plugins/plugin_test.h"
+#include "sdk/parallel/live_request.h"
 
 #include <algorithm>
 #include <mutex>
@@ -63,7 +64,7 @@ TEST_CASE("with context parallelism the buffers are cut over dp_cp; training wit
   std::map<std::string, int64_t> held;
   run_ranks(4, [&](const std::shared_ptr<World>& world) {
     MeshRequest wanted = request(4, {{"cp_size", int64_t{2}}});
-    wanted.config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+    wanted.config.mp_policy() = {DType::float32, DType::float32, DType::float32, true};
     Net net = make_net();
     ModelOutline outline = outline_of(*net);
     MeshPlan mesh = make()->plan_mesh(wanted);
@@ -107,8 +108,8 @@ TEST_CASE("sums of micro-batches that are rounded after each are told") {
   const TpPlan tp;
   auto told = [&](int64_t level, bool wide, const Workload& work) {
     MeshRequest wanted = request(2, {});
-    wanted.config.own.set("zero_dp_strategy", level);
-    wanted.config.own.set("grad_reduce_in_fp32", wide);
+    wanted.config.own().set("zero_dp_strategy", level);
+    wanted.config.own().set("grad_reduce_in_fp32", wide);
     const MeshPlan mesh = make()->plan_mesh(wanted);
     const auto notices = make()->plan_sharding({outline, mesh, tp, wanted.config, work, 0}).notices;
     return std::count_if(notices.begin(), notices.end(), [](const std::string& text) {

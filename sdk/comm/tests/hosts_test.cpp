@@ -21,12 +21,12 @@
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/testing.h"
-#include "meshwright/parallel/transport.h"
 #include "pretended_hosts.h"
 #include "sdk/comm/group_impl.h"
 #include "sdk/comm/host_lane.h"
 #include "sdk/comm/hosts.h"
 #include "sdk/comm/shared_memory.h"
+#include "sdk/comm/transport.h"
 
 namespace hosts_test {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "meshwright/parallel/group.h"
-#include "meshwright/parallel/transport.h"
+#include "sdk/comm/transport.h"
 
 namespace link_parts_test {
 

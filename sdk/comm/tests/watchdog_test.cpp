@@ -10,8 +10,8 @@
 
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
-#include "meshwright/parallel/transport.h"
 #include "sdk/base/read_by_host.h"
+#include "sdk/comm/transport.h"
 #include "sdk/comm/watchdog.h"
 
 namespace watchdog_test {

@@ -30,6 +30,7 @@ struct UnitCost {
   int64_t padded_bytes = 0;                    // gathered, in the gather dtype
   bool reshards = false, once_a_step = false;  // gathered again in backward; kept for a step
   int64_t updated = 0;  // elements that this rank's optimizer updates, padding included
+  std::shared_ptr<const Later> later = {};
 };
 
 struct Footprint {
@@ -39,6 +40,7 @@ struct Footprint {
   CommunicationSchedule schedule;
   std::vector<WireRow> wire;              // wire_of(schedule)
   std::vector<std::string> notices = {};  // of the plan
+  std::shared_ptr<const Later> later = {};
 };
 
 // The traffic of a schedule.

@@ -27,6 +27,7 @@ struct MeshPlan {
   std::vector<std::string> notices;
   // Data-parallel ranks: how many distinct sample streams there are (dp; without a mesh the world).
   int64_t dp = 1;
+  std::shared_ptr<const Later> later = {};
 };
 
 // The mesh of the fully sharded strategies: axes (pp, dp_replicate, dp_shard, cp, tp), flattened

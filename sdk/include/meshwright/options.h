@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -73,7 +73,7 @@ class MESHWRIGHT_API Options {
   bool is_given(std::string_view name) const;  // set() was called: not merely the default
   const OptionValue& value(std::string_view name) const;
   Origin origin(std::string_view name) const;
-  const OptionSchema& schema() const { return schema_; }
+  const OptionSchema& schema() const;
 
   // Typed access. Throws Error(internal) when the schema has no such option or the value has
   // another type.
@@ -82,19 +82,15 @@ class MESHWRIGHT_API Options {
   double get_number(std::string_view name) const;
   std::string get_string(std::string_view name) const;                // "" when not set
   std::vector<std::string> get_strings(std::string_view name) const;  // none when not set
+  // The place of the value among the option's choices, from 0; nullopt when not set.
+  std::optional<size_t> find_choice(std::string_view name) const;
   std::optional<int64_t> find_int(std::string_view name) const;
   std::optional<bool> find_bool(std::string_view name) const;
   std::optional<DType> find_dtype(std::string_view name) const;
 
  private:
-  struct Slot {
-    OptionValue value;
-    Origin origin;
-    bool given = false;
-  };
-  const Slot& slot(std::string_view name) const;
-  OptionSchema schema_;
-  std::map<std::string, Slot, std::less<>> slots_;
+  struct Table;
+  std::unique_ptr<Table> table_;
 };
 
 // An error about the option `name` of a table, at the place where it was set; its help is

@@ -29,7 +29,8 @@ enum class ModuleKind : uint8_t {
 struct ModuleOutline {
   std::string name;  // dotted, "" = the model itself
   ModuleKind kind = ModuleKind::other;
-  std::string class_name;  // "LlamaDecoderLayer"
+  std::string class_name = {};  // "LlamaDecoderLayer"
+  std::shared_ptr<const Later> later = {};
 };
 
 // Several projections in one weight, their rows interleaved in memory: for each group part 0's rows
@@ -61,6 +62,7 @@ struct ParameterOutline {
   std::string copy_of = {};
   int64_t stage = -1;  // in the outline of a pipeline's rank; -1: of no stage alone
   StoredAs stored = {};
+  std::shared_ptr<const Later> later = {};
 };
 
 struct MoeOutline {
@@ -93,6 +95,7 @@ struct ModelOutline {
   int64_t max_positions = 0;
   bool positions_end = false;
   int64_t stages = 1;  // of the pipeline whose rank this is the outline of
+  std::shared_ptr<const Later> later = {};
 
   MESHWRIGHT_API const ModuleOutline* find_module(std::string_view name) const;
   MESHWRIGHT_API const ParameterOutline* find_parameter(std::string_view name) const;

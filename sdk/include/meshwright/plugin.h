@@ -68,6 +68,15 @@ struct meshwright_status {
   char message[1024];
 };
 
+/* A tensor-parallel plan by name, for distributed.tp_plan. */
+struct meshwright_tp_plan {
+  size_t struct_size;
+  const char* name; /* as a strategy's; one a process */
+  /* From a meshwright::ModelOutline to the meshwright::TpPlanEntries that it fills; throws
+     meshwright::Error only. */
+  void (*make)(const void* outline, int sequence_parallel, void* entries);
+};
+
 /* One strategy of a plugin. */
 struct meshwright_strategy {
   size_t struct_size;
@@ -81,6 +90,8 @@ struct meshwright_strategy {
   void* (*create)(struct meshwright_status*); /* a meshwright::Strategy*, or NULL with the status
                                                  filled; never throws */
   void (*destroy)(void*);                     /* never throws */
+  const struct meshwright_tp_plan* tp_plans;  /* known once the strategy was made */
+  size_t tp_plan_count;
 };
 
 /* Growth between majors: a chain of blocks known by id; unknown ids are skipped. */
@@ -122,8 +133,10 @@ struct meshwright_plugin {
 // Append-only: each struct ends at its last field, so struct_size tells exactly which fields exist.
 static_assert(sizeof(meshwright_option) == offsetof(meshwright_option, doc) + sizeof(const char*));
 static_assert(sizeof(meshwright_status) == offsetof(meshwright_status, message) + 1024 + 4);
+static_assert(sizeof(meshwright_tp_plan) ==
+              offsetof(meshwright_tp_plan, make) + sizeof(void (*)(const void*, int, void*)));
 static_assert(sizeof(meshwright_strategy) ==
-              offsetof(meshwright_strategy, destroy) + sizeof(void (*)(void*)));
+              offsetof(meshwright_strategy, tp_plan_count) + sizeof(size_t));
 static_assert(sizeof(meshwright_extension) == offsetof(meshwright_extension, next) + sizeof(void*));
 static_assert(sizeof(meshwright_plugin) == offsetof(meshwright_plugin, extensions) + sizeof(void*));
 #endif

@@ -37,7 +37,19 @@ struct StrategyDescription {
   const char* options_table = nullptr;
   std::span<const meshwright_option> options = {};
   uint64_t capabilities = 0;  // MESHWRIGHT_CAN_..., beside what describe() finds
+  // Tensor-parallel plans of its own, for distributed.tp_plan: an array of named_tp_plan()s.
+  std::span<const meshwright_tp_plan> tp_plans = {};
 };
+
+// `plan` by name: pure, the same on every rank; throws Error only.
+template <TpPlanEntries (*plan)(const ModelOutline& outline, bool sequence_parallel)>
+constexpr meshwright_tp_plan named_tp_plan(const char* name) {
+  return {sizeof(meshwright_tp_plan), name,
+          [](const void* outline, int sequence_parallel, void* entries) {
+            *static_cast<TpPlanEntries*>(entries) =
+                plan(*static_cast<const ModelOutline*>(outline), sequence_parallel != 0);
+          }};
+}
 
 namespace detail {
 
@@ -94,7 +106,9 @@ constexpr meshwright_strategy describe(const StrategyDescription& d) {
           d.options.size(),
           can,
           &detail::create<Strategy, S>,
-          &detail::destroy<Strategy>};
+          &detail::destroy<Strategy>,
+          d.tp_plans.data(),
+          d.tp_plans.size()};
 }
 
 struct ComponentDescription {

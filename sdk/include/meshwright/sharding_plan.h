@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +58,7 @@ struct PlannedUnit {
   // Where the parameters lie in the gathered buffer and in the shards. Null: laid out when it is
   // needed; whoever changes `parameters` of a finished plan resets it.
   std::shared_ptr<const UnitLayout> layout = {};
+  std::shared_ptr<const Later> later = {};
 };
 
 // The units of a model under the general rule (semantics 3.1): every direct item of a module list
@@ -65,11 +67,26 @@ struct PlannedUnit {
 MESHWRIGHT_API std::vector<PlannedUnit> plan_units(const ModelOutline& outline,
                                                    std::optional<bool> reshard_after_forward = {});
 
+// Which options of a strategy set which fields of its policy, so that messages about a field can
+// name them: {{"flat.unit_classes", "distributed.mine.units"}}.
+class PolicyOptions {
+ public:
+  PolicyOptions() = default;
+  PolicyOptions(std::initializer_list<StringMap::value_type> keys) : keys_(keys) {}
+  void set(std::string field, std::string key) {
+    keys_.emplace_back(std::move(field), std::move(key));
+  }
+  // "" where no option was named.
+  MESHWRIGHT_API std::string of(std::string_view field) const;
+
+ private:
+  StringMap keys_;
+};
+
 // Lists of layers that are frozen as a whole beside a trainable rest.
 struct FrozenPolicy {
   enum class Place : uint8_t { with_root, per_layer, replicated };
   Place place = Place::with_root;  // in the root unit, in units as they are, whole on every rank
-  std::string key = {};  // the option that says so, for notices: "distributed.mine.frozen"
 };
 
 struct PrefetchPolicy {
@@ -82,9 +99,8 @@ struct PrefetchPolicy {
 };
 
 struct OffloadPolicy {
-  bool cpu = false;          // shards, gradients and optimizer state live on the CPU
-  bool pin_memory = true;    // in pinned memory there
-  std::string pin_key = {};  // the option that somebody set for it, for notices; empty: nobody did
+  bool cpu = false;        // shards, gradients and optimizer state live on the CPU
+  bool pin_memory = true;  // in pinned memory there
 };
 
 struct PrecisionPolicy {
@@ -106,7 +122,6 @@ struct ReductionPolicy {
 struct BufferPolicy {
   bool rotating = false;    // two for gathers and two for reductions, as large as the largest unit
   bool registered = false;  // from the group's back end where that has memory of its own (NCCL)
-  std::string registered_key = {};  // the option that says so, for notices
 };
 
 struct NanChecks {
@@ -118,8 +133,6 @@ struct NanChecks {
 struct FlatBufferPolicy {
   std::vector<std::string> unit_classes = {};  // module classes, paths allowed; empty: the layers
   int64_t bucket_elements = 40'000'000;        // of parameters outside units; 0: no limit
-  // The options that set them and the level, for errors: "distributed.mine.units". Empty: none.
-  std::string unit_classes_key = {}, level_key = {};
 };
 
 // How a unit is cut. rows: every parameter along dim 0 into chunks of ceil(rows / n), the last ones
@@ -146,7 +159,8 @@ struct ShardingPolicy {
   // Replicas along dp_replicate go their own ways: gradients are averaged within each of them only,
   // and the strategy brings them together when it likes. Of rows, without expert parallelism.
   bool independent_replicas = false;
-  std::string options = {};  // the table of the strategy's options, for errors: "distributed.mine"
+  PolicyOptions options = {};
+  std::shared_ptr<const Later> later = {};
   bool keeps_parameters() const { return level <= 2; }
   bool keeps_gradients() const { return level <= 1; }
 };
@@ -161,8 +175,8 @@ struct ReplicatedPolicy {
   bool find_unused_parameters = false;
   bool static_graph = false;  // the first step tells which are unused; a change later is an error
   std::string axis = "dp";
-  // The table whose options find_unused_parameters and static_graph are, for errors. Empty: none.
-  std::string options = {};
+  PolicyOptions options = {};
+  std::shared_ptr<const Later> later = {};
 };
 
 // Buckets are filled as torch's reducer does: the parameter that reaches the limit closes its
@@ -183,6 +197,7 @@ struct ParameterPlacement {
   std::vector<std::pair<std::string, std::string>> placement;
   std::optional<Chunk> local_range;  // flat buffers: the elements of the parameter this rank holds
   Region region = {};                // of the whole tensor: what this rank updates and saves
+  std::shared_ptr<const Later> later = {};
 };
 
 // Collectives of one kind that a rank takes part in at one place of a training step.
@@ -198,7 +213,8 @@ struct Communication {
   int64_t payload = 0;
   // Steps from one time to the next: count is that of one time.
   int64_t every = 1;
-  bool overlaps = false;                // computation goes on beside it
+  bool overlaps = false;  // computation goes on beside it
+  std::shared_ptr<const Later> later = {};
   MESHWRIGHT_API int64_t sent() const;  // bytes that a rank sends for one of them
 };
 using CommunicationSchedule = std::vector<Communication>;
@@ -218,6 +234,7 @@ struct OwnCost {
   // false: beside what the plan costs. true: in place of its weights, gradients, optimizer state
   // and transient memory, and of its collectives on data-parallel axes.
   bool replaces = false;
+  std::shared_ptr<const Later> later = {};
 };
 
 struct ShardingPlan {
@@ -234,6 +251,7 @@ struct ShardingPlan {
   std::optional<OwnCost> own_cost = {};
   std::vector<std::string> notices = {};
   std::shared_ptr<const MeshLayout> mesh_layout = {};  // kept for the costs; may be null
+  std::shared_ptr<const Later> later = {};
 };
 
 // Units along rows, by the rule of the model's class (unit_rules.h) or the general one. With an

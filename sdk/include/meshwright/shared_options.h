@@ -1,8 +1,9 @@
-// What every strategy shares: the [distributed] table and its sub-tables mp_policy, moe and
-// pipeline, typed.
+// What a strategy reads of a job's configuration. A key that comes later is a function more of
+// StrategyConfig, whose layout only the SDK library knows.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,76 +36,60 @@ struct TpPlanChoice {
   StringMap patterns;  // pattern = style string, in file order
 };
 
-// How tokens reach the experts of other ranks: each to the ranks that hold its experts, or all
-// tokens to all ranks of ep.
-enum class TokenDispatcher : uint8_t { all_to_all, all_gather };
+struct SharedOptions;  // the engine's own tables, of which StrategyConfig gives what strategies
+                       // read
+struct JobView;        // the same of the job around the strategy
 
-struct MoeOptions {
-  TokenDispatcher dispatcher = TokenDispatcher::all_to_all;
-  bool ignore_router_for_ac = true;
-  bool reshard_after_forward = false;
-  std::optional<DType> lm_head_precision;
-  bool wrap_outer_model = true;
-  std::optional<MixedPrecision> mp_policy;
-  bool fake_balanced_gate = false;
-};
+// All that a strategy reads: shared options, its own table with defaults filled in, and what the
+// job around it is. A value; a copy is its own.
+class MESHWRIGHT_API StrategyConfig {
+ public:
+  StrategyConfig();
+  StrategyConfig(const StrategyConfig& other);
+  StrategyConfig(StrategyConfig&& other) noexcept;
+  StrategyConfig& operator=(const StrategyConfig& other);
+  StrategyConfig& operator=(StrategyConfig&& other) noexcept;
+  ~StrategyConfig();
 
-struct PipelineOptions {
-  std::string schedule = "1f1b";  // as written
-  std::string schedule_csv;
-  int64_t microbatch_size = 1;
-  std::optional<int64_t> batch_size;  // nullopt: all samples of a data-parallel rank and step
-  int64_t first_stage_less_layers = 0, last_stage_less_layers = 0;
-  std::optional<int64_t> layers_per_stage;
-  enum class Round : uint8_t { none, up, down } round = Round::none;
-  StringTable module_fqns_per_model_part;
-  std::optional<DType> dtype;
-  bool scale_grads_in_schedule = false;
-  std::optional<int64_t> seq_len;
-};
+  // [distributed.<strategy>]. read() of typed_options.h makes a struct of it.
+  const Options& own() const;
+  Options& own();
+  // [distributed] itself, for errors that point at the place of a key.
+  const Options& distributed() const;
+  Options& distributed();
 
-// How a query meets the keys of other ranks of cp: all at once, one rank's after the other, or with
-// the heads shared out instead of the tokens.
-enum class ContextMethod : uint8_t { all_gather, ring, ulysses };
+  const ParallelSizes& sizes() const;
+  ParallelSizes& sizes();
+  const MixedPrecision& mp_policy() const;
+  MixedPrecision& mp_policy();
+  const TpPlanChoice& tp_plan() const;
+  bool sequence_parallel() const;
+  bool enable_async_tensor_parallel() const;
+  ActivationCheckpointing activation_checkpointing() const;
+  std::optional<DType> autocast_dtype() const;
+  // [distributed.moe]
+  bool moe_reshard_after_forward() const;
+  bool moe_wrap_outer_model() const;
 
-struct ContextOptions {
-  std::optional<ContextMethod> method;  // nullopt: whichever sends least
-  bool head_tail = true;                // every rank has as much to compute under a causal mask
-  std::optional<int64_t> ring_size, ulysses_size;
-};
+  // [step_scheduler], [checkpoint], [optimizer]; what rules and plans of strategies ask for.
+  int64_t max_steps() const;
+  int64_t checkpoint_every() const;  // steps; 0: at the end only
+  int64_t local_batch_size() const;  // samples of a micro-batch
+  int64_t global_batch_size() const;
+  const std::string& optimizer() const;
+  std::optional<DType> main_dtype()
+      const;                     // of weights that the optimizer keeps beside the model's
+  double max_grad_norm() const;  // 0: gradients are not clipped
 
-struct SharedOptions {
-  ParallelSizes sizes;
-  ContextOptions context;
-  bool sequence_parallel = false;
-  TpPlanChoice tp_plan;
-  ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
-  std::vector<std::string> activation_checkpointing_scope = {"all"};
-  std::optional<DType> autocast_dtype;
-  bool enable_async_tensor_parallel = false;
-  MixedPrecision mp;
-  MoeOptions moe;
-  PipelineOptions pipeline;
-  bool pipeline_given = false, moe_given = false;
-};
+  // The engine's own view of all that.
+  const SharedOptions& shared() const;
+  SharedOptions& shared();
+  const JobView& job() const;
+  JobView& job();
 
-// What a strategy may want to know of the job around it, for rules and for its plan.
-struct JobView {
-  int64_t max_steps = 0, checkpoint_every = 0;  // the latter in steps; 0: at the end only
-  int64_t local_batch = 1, global_batch = 1;    // samples of a micro-batch, and of a step
-  std::string optimizer = "adamw";
-  std::optional<DType> main_dtype;  // of weights that the optimizer keeps beside the model's
-  bool frozen_whole = false;        // what is frozen is not sharded: every rank keeps it whole
-  double max_grad_norm = 0;         // 0: gradients are not clipped
-};
-
-// All that a strategy reads: shared options, and its own table with defaults filled in.
-// `shared_values` is the [distributed] table itself, for errors that point at the place of a key.
-struct StrategyConfig {
-  SharedOptions shared;
-  Options own;
-  Options shared_values;
-  JobView job;
+ private:
+  struct Values;
+  std::unique_ptr<Values> values_;
 };
 
 }  // namespace meshwright

@@ -48,6 +48,7 @@ struct TpEntry {
   std::string pattern;
   TpStyle style;
   std::vector<std::string> modules;  // the modules it matches in the outline
+  std::shared_ptr<const Later> later = {};
 };
 
 struct TpPlan {
@@ -55,12 +56,14 @@ struct TpPlan {
                        // "none" (tp = 1)
   std::vector<TpEntry> entries;                // empty = nothing is sharded over tp
   std::vector<std::string> notices, warnings;  // e.g. each pattern that matches nothing
+  std::shared_ptr<const Later> later = {};
 };
 
 struct TpPlanRequest {
   int64_t tp_size = 1;
   bool sequence_parallel = false;
-  TpPlanChoice choice;
+  TpPlanChoice choice = {};
+  std::shared_ptr<const Later> later = {};
 };
 
 using TpPlanEntries = std::vector<std::pair<std::string, TpStyle>>;
@@ -82,12 +85,6 @@ MESHWRIGHT_API std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutl
 // none.
 MESHWRIGHT_API TpPlanEntries own_tp_plan(const ModelOutline& outline,
                                          bool sequence_parallel = false);
-
-// Named plans. A plugin registers its own while it is created; names are unique (Error(conflict)).
-// Thread-safe, per process.
-using TpPlanMaker = std::function<TpPlanEntries(const ModelOutline&, bool sequence_parallel)>;
-MESHWRIGHT_API void register_tp_plan(std::string name, TpPlanMaker maker);
-MESHWRIGHT_API std::vector<std::string> registered_tp_plans();
 
 // The whole selection (semantics 2.1, 2.7, 2.8, 2.9): choice, matching, the checks of heads and of
 // models with experts, resolve_tp_modules(). What Strategy::translate_tp_plan does by default.

@@ -5,6 +5,7 @@
 
 #include "meshwright/parallel/parallel.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/outlines.h"
 #include "sdk/kit/conformance/probe.h"
@@ -83,7 +84,7 @@ class LayoutChecker {
     int64_t pp = mesh_.device_mesh ? mesh_.device_mesh->size("pp") : 1;
     std::vector<ModelOutline> stages(1, model);
     if (pp > 1) {
-      PipelinePlan pipeline = plan_pipeline(model, pp, request_.config.shared.pipeline);
+      PipelinePlan pipeline = plan_pipeline(model, pp, request_.config.shared().pipeline);
       stages.clear();
       for (int64_t stage = 0; stage < pp; ++stage)
         stages.push_back(stage_outline(model, pipeline, stage));
@@ -245,7 +246,7 @@ void check_footprint(const Subject& subject, Report& report) {
     Answer<MeshPlan> mesh = ask([&] { return strategy->plan_mesh(*request.value); });
     if (!mesh.value || !mesh.value->delegate_to.empty()) continue;
     const ModelOutline& model = mesh.value->moe_mesh ? mixtral : llama;
-    const SharedOptions& shared = request.value->config.shared;
+    const SharedOptions& shared = request.value->config.shared();
     Answer<TpPlan> tp = ask([&] {
       return strategy->translate_tp_plan(
           model, {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});

@@ -7,6 +7,7 @@
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/outlines.h"
 #include "sdk/kit/conformance/probe.h"
+#include "sdk/planning/tp_tables.h"
 
 namespace meshwright::conformance {
 namespace {
@@ -193,7 +194,7 @@ void check_tp_plan(const Subject& subject, Report& report) {
               "a style string that means nothing");
   must_refuse({TpPlanChoice::Kind::named, "surely_no_plan_of_that_name", {}},
               "the name of a plan that does not exist");
-  for (const std::string& name : registered_tp_plans())
+  for (const std::string& name : tp::plan_names())
     translator.ask_for({2, false, {TpPlanChoice::Kind::named, name, {}}});
   report.note(std::to_string(plans) + " plans" + (has_tp ? "" : "; it has no tensor parallelism"),
               plans);

@@ -200,23 +200,23 @@ std::string describe(const ParallelDims& dims) {
 
 StrategyConfig make_config(const Subject& subject, const ParallelDims& dims) {
   StrategyConfig config;
-  config.shared_values = Options(distributed_schema());
+  config.distributed() = Options(distributed_schema());
   auto size = [&](const char* key, int64_t value) {
-    if (value != 1) config.shared_values.set(key, value);
+    if (value != 1) config.distributed().set(key, value);
   };
-  if (dims.dp) config.shared_values.set("dp_size", *dims.dp);
+  if (dims.dp) config.distributed().set("dp_size", *dims.dp);
   size("dp_replicate_size", dims.dp_replicate);
   size("tp_size", dims.tp);
   size("cp_size", dims.cp);
   size("pp_size", dims.pp);
   size("ep_size", dims.ep);
-  for (const auto& [key, value] : dims.shared) config.shared_values.set(key, value);
+  for (const auto& [key, value] : dims.shared) config.distributed().set(key, value);
   Diagnostics diagnostics;
-  config.shared = read_shared_options(config.shared_values, diagnostics);
+  config.shared() = read_shared_options(config.distributed(), diagnostics);
   diagnostics.throw_if_any();
-  config.own = Options(own_schema(*subject.strategy));
+  config.own() = Options(own_schema(*subject.strategy));
   for (const auto* keys : {&subject.settings, &dims.own})
-    for (const auto& [key, value] : *keys) config.own.set(key, value);
+    for (const auto& [key, value] : *keys) config.own().set(key, value);
   return config;
 }
 
@@ -314,12 +314,12 @@ std::string fingerprint(const MeshRequest& request) {
   std::ostringstream out;
   out << request.world_size << ':';
   for (int64_t rank : request.ranks) out << rank << ',';
-  const ParallelSizes& s = request.config.shared.sizes;
+  const ParallelSizes& s = request.config.shared().sizes;
   out << '\n'
       << s.dp.value_or(0) << ' ' << s.dp_replicate << ' ' << s.tp << ' ' << s.cp << ' ' << s.pp
-      << ' ' << s.ep << ' ' << request.config.shared.sequence_parallel << '\n';
-  put(out, request.config.own);
-  put(out, request.config.shared_values);
+      << ' ' << s.ep << ' ' << request.config.shared().sequence_parallel << '\n';
+  put(out, request.config.own());
+  put(out, request.config.distributed());
   return out.str();
 }
 

@@ -14,6 +14,7 @@
 #include "sdk/base/checks.h"
 #include "sdk/base/conformance.h"
 #include "sdk/base/words.h"
+#include "sdk/planning/tp_tables.h"
 
 namespace meshwright::conformance {
 
@@ -37,7 +38,9 @@ class MadeBy {
   Made* made_;
 };
 struct Instance : MadeBy<meshwright_strategy, Strategy> {
-  explicit Instance(const Subject& subject) : MadeBy(*subject.strategy) {}
+  explicit Instance(const Subject& subject) : MadeBy(*subject.strategy) {
+    tp::register_plans(*subject.strategy);
+  }
 };
 
 // What came out of a hook: a value, an Error, or something that may not leave a plugin.

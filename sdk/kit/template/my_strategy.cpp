@@ -2,6 +2,7 @@
 // ranks, or over groups of them with copies in between, and trains; change what it plans and how it
 // runs.
 #include <meshwright/plugin_main.h>
+#include <meshwright/typed_options.h>
 
 #include <array>
 #include <string>
@@ -10,24 +11,35 @@ namespace mw = meshwright;
 
 namespace {
 
-// Each option shows up in `meshwright plugins inspect`, is checked in the configuration, and is
-// read with config.own.get_...().
-constexpr std::array kOptions = {
-    mw::bool_option("reshard_after_forward", true,
-                    "Free gathered parameters after forward and gather them again for backward."),
-    mw::int_option("prefetch_depth", "1", 0, "Units gathered ahead."),
-    mw::choice_option("copies", "\"auto\"", "auto|none",
-                      "Whether distributed.dp_replicate_size may ask for copies of the shards."),
+// Each option shows up in `meshwright plugins inspect`, is checked in the configuration, and is a
+// member of what kOptions.read() gives.
+struct MyOptions {
+  enum class Copies : uint8_t { automatic, none };  // in the order of the choices
+  bool reshard_after_forward;
+  int64_t prefetch_depth;
+  Copies copies;
 };
+constexpr auto kOptions = mw::typed_options<MyOptions>(
+    mw::field(&MyOptions::reshard_after_forward,
+              mw::bool_option("reshard_after_forward", true,
+                              "Free gathered parameters after forward and gather them again for "
+                              "backward.")),
+    mw::field(&MyOptions::prefetch_depth,
+              mw::int_option("prefetch_depth", "1", 0, "Units gathered ahead.")),
+    mw::field(&MyOptions::copies,
+              mw::choice_option("copies", "\"auto\"", "auto|none",
+                                "Whether distributed.dp_replicate_size may ask for copies of the "
+                                "shards.")));
 
 class MyStrategy final : public mw::Strategy {
  public:
   // Rules between options that a schema cannot say. Report all of them, each with settings that
   // work.
   void validate(const mw::StrategyConfig& config, mw::Diagnostics& diagnostics) const override {
-    if (config.own.get_int("prefetch_depth") > 1 && !config.own.get_bool("reshard_after_forward"))
+    const MyOptions own = kOptions.read(config.own());
+    if (own.prefetch_depth > 1 && !own.reshard_after_forward)
       diagnostics.add(
-          mw::option_error(config.own, "prefetch_depth", mw::ErrorCode::conflict,
+          mw::option_error(config.own(), "prefetch_depth", mw::ErrorCode::conflict,
                            "nothing is gathered in backward, so prefetch_depth must be 0 or 1", "1")
               .about("distributed.my_strategy.reshard_after_forward")
               .help("set distributed.my_strategy.reshard_after_forward = true"));
@@ -38,8 +50,9 @@ class MyStrategy final : public mw::Strategy {
   mw::MeshPlan plan_mesh(const mw::MeshRequest& request) const override {
     constexpr std::array<std::string_view, 1> kNoExperts = {"ep"};
     mw::refuse_sizes(request, "my_strategy", kNoExperts);
-    int64_t copies = request.config.shared.sizes.dp_replicate;
-    if (request.config.own.get_string("copies") == "none" && copies > 1)
+    int64_t copies = request.config.sizes().dp_replicate;
+    const MyOptions own = kOptions.read(request.config.own());
+    if (own.copies == MyOptions::Copies::none && copies > 1)
       throw mw::Error(mw::ErrorCode::size_not_supported,
                       "dp_replicate_size is " + std::to_string(copies) + ", but copies = \"none\"")
           .key("distributed.dp_replicate_size")
@@ -51,14 +64,14 @@ class MyStrategy final : public mw::Strategy {
 
   // Hook 2, translate_tp_plan, is the same for all strategies unless you override it.
 
-  // Hook 3, pure: how the model lies on the ranks. `meshwright plan` shows what it costs, and the
+  // Pure: how the model lies on the ranks. `meshwright plan` shows what it costs, and the
   // SDK executes it (override parallelize() to run a model of your own: examples/third_party_plugin
   // has one).
   mw::ShardingPlan plan_sharding(const mw::ShardingRequest& request) const override {
-    const mw::Options& own = request.config.own;
-    int64_t depth = own.get_int("prefetch_depth");
+    const MyOptions own = kOptions.read(request.config.own());
+    const int64_t depth = own.prefetch_depth;
     mw::ShardingPolicy policy;
-    policy.reshard_after_forward = own.get_bool("reshard_after_forward");
+    policy.reshard_after_forward = own.reshard_after_forward;
     policy.prefetch = {
         .enabled = depth > 0, .chains = depth > 1, .forward = depth, .backward = depth};
     return mw::fully_sharded_plan(request, policy);
@@ -67,7 +80,7 @@ class MyStrategy final : public mw::Strategy {
 
 constexpr std::array kStrategies = {
     mw::describe<MyStrategy>(
-        {.name = "my_strategy", .summary = "Describe it in one line", .options = kOptions}),
+        {.name = "my_strategy", .summary = "Describe it in one line", .options = kOptions.declared}),
 };
 
 }  // namespace

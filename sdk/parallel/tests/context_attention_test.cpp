@@ -16,6 +16,7 @@
 #include <string>
 
 #include "meshwright/error.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/comm/tests/sampled.h"
 #include "sdk/parallel/tests/context_samples.h"
 

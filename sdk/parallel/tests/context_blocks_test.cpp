@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "sdk/base/shared_schemas.h"
 #include "sdk/nn/tests/attention_blocks_model.h"
 #include "sdk/parallel/tests/context_samples.h"
 

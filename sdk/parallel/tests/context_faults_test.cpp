@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "meshwright/error.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/comm/tests/faulty_transport.h"
 #include "sdk/comm/tests/sampled.h"
 #include "sdk/comm/tests/shared_memory_switch.h"

@@ -13,6 +13,7 @@
 
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/parallel/context_attention.h"
 
 namespace meshwright::context_samples {

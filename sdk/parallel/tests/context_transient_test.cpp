@@ -16,6 +16,7 @@
 #include <string>
 
 #include "sdk/base/context_plan.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/planning/tests/footprint_job.h"
 
 namespace context_transient_test {
@@ -63,9 +64,9 @@ int64_t planned(const Case& c, Heads heads, int64_t window, at::ScalarType type)
   if (type == at::kBFloat16) job.mp.param = DType::bfloat16;
   job.plan();
   if (window > 0) job.outline.windows = {window, window};
-  job.config.shared.context.ring_size = c.ring;
-  job.config.shared.context.ulysses_size = c.ulysses;
-  if (c.ring > 1) job.config.shared.context.method = c.method;
+  job.config.shared().context.ring_size = c.ring;
+  job.config.shared().context.ulysses_size = c.ulysses;
+  if (c.ring > 1) job.config.shared().context.method = c.method;
   for (const ContextCost& cost : context_costs(job.request()))
     if (cost.chosen) return cost.transient;
   return -1;

@@ -5,6 +5,8 @@
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/base/shared_schemas.h"
+#include "sdk/parallel/live_request.h"
 #include "tiny_model.h"
 
 #include <ATen/ops/empty.h>
@@ -54,8 +56,8 @@ void compare(How how, bool whole, const std::shared_ptr<World>& world) {
   for (auto& item : net->named_parameters())
     if (stays(item.key())) item.value().set_requires_grad(false);
   StrategyConfig config;
-  config.job.frozen_whole = whole;
-  config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+  config.job().frozen_whole = whole;
+  config.shared().mp = {DType::float32, DType::float32, DType::float32, true};
   MeshPlan mesh;
   mesh.dp = world->size();
   if (how == How::rows) {
@@ -109,7 +111,7 @@ void compare(How how, bool whole, const std::shared_ptr<World>& world) {
 // A job of one rank, until it is executed.
 struct Alone {
   explicit Alone(tiny::Net made = tiny::make(2, 1)) : net(std::move(made)) {
-    config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+    config.shared().mp = {DType::float32, DType::float32, DType::float32, true};
     outline = outline_of(*net);
   }
   ParallelizeRequest request() {
@@ -240,7 +242,7 @@ TEST_CASE("copies have no stages") {
   {
     Alone job;
     ParallelizeRequest wanted = job.request();
-    job.config.shared.sizes.pp = 2;
+    job.config.shared().sizes.pp = 2;
     const LiveShardingRequest live(wanted);
     const ShardingPlan copies = replicated_plan(live);
     const Error error = error_of([&] { execute_plan(wanted, copies); });
@@ -282,7 +284,7 @@ TEST_CASE("expert parallelism of another layout than rows is refused") {
     const ShardingPlan plan = how == How::replicated ? replicated_plan(live)
                               : how == How::rows     ? fully_sharded_plan(live)
                                                      : flat_plan(live);
-    job.config.shared.sizes.ep = 2;
+    job.config.shared().sizes.ep = 2;
     if (how == How::rows) {
       CHECK(execute_plan(wanted, plan) != nullptr);  // the mesh has no experts to cut
       continue;
@@ -363,7 +365,7 @@ TEST_CASE("copies reduce in the buckets of their plan") {
   run_ranks(2, [](const std::shared_ptr<World>& world) {
     tiny::Net net = tiny::make(2, 1);
     StrategyConfig config;
-    config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+    config.shared().mp = {DType::float32, DType::float32, DType::float32, true};
     MeshPlan mesh;
     mesh.dp = world->size();
     const TpPlan tp;

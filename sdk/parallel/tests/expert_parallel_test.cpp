@@ -23,7 +23,9 @@
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/testing.h"
 #include "meshwright/unit_rules.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/comm/tests/sampled.h"
+#include "sdk/parallel/live_request.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
@@ -139,9 +141,9 @@ Result train(const Job& job, const std::shared_ptr<World>& world) {
   Stack model(block_config());
   bend(model, job.routes);
   StrategyConfig config;
-  config.shared.sizes.ep = job.ep;
-  config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
-  config.shared.moe.dispatcher = job.dispatcher;
+  config.shared().sizes.ep = job.ep;
+  config.shared().mp = {DType::float32, DType::float32, DType::float32, true};
+  config.shared().moe.dispatcher = job.dispatcher;
   ModelOutline outline = outline_of(*model);
   if (job.ruled) outline.architecture = ruled_class();
   MeshPlan mesh = plan_sharded_mesh({world->size(), {}, config});
@@ -289,7 +291,7 @@ TEST_CASE(
   run_ranks(kRanks, [&](const std::shared_ptr<World>& world) {
     Stack model(block_config());
     StrategyConfig config;
-    config.shared.sizes.ep = kRanks;
+    config.shared().sizes.ep = kRanks;
     ModelOutline outline = outline_of(*model);
     MeshPlan mesh = plan_sharded_mesh({kRanks, {}, config});
     TpPlan tp;
@@ -351,7 +353,7 @@ TEST_CASE(
     run_ranks(2, [&](const std::shared_ptr<World>& world) {
       Stack model(block_config());
       StrategyConfig config;
-      config.shared.sizes.ep = 2;
+      config.shared().sizes.ep = 2;
       ModelOutline outline = outline_of(*model);
       MeshPlan mesh = plan_sharded_mesh({2, {}, config});
       TpPlan tp;
@@ -430,13 +432,13 @@ TEST_CASE(
               [&](const Tensor& g) { heard += g.defined(); });
         std::shared_ptr<World> world = World::single();
         StrategyConfig config;
-        config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+        config.shared().mp = {DType::float32, DType::float32, DType::float32, true};
         ModelOutline outline = outline_of(*model);
         MeshPlan mesh = plan_sharded_mesh({1, {}, config});
         TpPlan tp;
         ParallelizeRequest request{model.ptr(), outline, mesh, tp, config, world};
         ShardingPolicy policy;
-        policy.precision.mp = config.shared.mp;
+        policy.precision.mp = config.shared().mp;
         std::unique_ptr<ParallelModel> parallel =
             shard_model(model.ptr(), bind_units(*model, outline, plan_units(outline, true)), policy,
                         shard_groups(request), world);
@@ -485,7 +487,7 @@ TEST_CASE(
       std::shared_ptr<torch::nn::Module> any =
           experts > 0 ? std::shared_ptr<torch::nn::Module>(model.ptr()) : plain.ptr();
       StrategyConfig config;
-      config.shared.sizes.ep = ranks;
+      config.shared().sizes.ep = ranks;
       ModelOutline outline = outline_of(*any);
       MeshPlan mesh = plan_sharded_mesh({ranks, {}, config});
       TpPlan tp;

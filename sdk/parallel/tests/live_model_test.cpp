@@ -2,6 +2,7 @@
 #include "meshwright/error.h"
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/base/shared_schemas.h"
 #include "tiny_model.h"
 
 #include <torch/nn/modules/container/moduledict.h>
@@ -126,7 +127,7 @@ TEST_CASE("the groups of shards are those of the axes that the plan shards along
     tiny::Net net = tiny::make(1, 1);
     ModelOutline outline = outline_of(*net);
     StrategyConfig config;
-    config.shared.mp.param = DType::float32;
+    config.shared().mp.param = DType::float32;
     MeshPlan hybrid, none;
     hybrid.device_mesh = Mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
     hybrid.fsdp_axes = {"dp_replicate", "dp_shard"};

@@ -29,6 +29,7 @@
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
 #include "sdk/base/pipeline_runner.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/comm/tests/faulty_transport.h"
 #include "sdk/comm/tests/sampled.h"
 #include "sdk/comm/tests/shared_memory_switch.h"

@@ -19,6 +19,7 @@
 #include "meshwright/error.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/comm/tests/sampled.h"
 
 // After LibTorch, which has a CHECK of its own.
@@ -59,7 +60,7 @@ struct Applied {
       if (each.name.ends_with(".lora_A") || each.name.ends_with(".lora_B"))
         each.kind = ModuleKind::other;  // as who adds an adapter lists it
     outline.own_tp_plan = {{"layers.*.inner.head_norm", "replicated_with_grad_allreduce"}};
-    config.shared.enable_async_tensor_parallel = pieces;
+    config.shared().enable_async_tensor_parallel = pieces;
     mesh.device_mesh.emplace(std::vector<MeshAxis>{{"tp", world->size()}});
     for (const auto& [name, style] : entries) plan.entries.push_back({name, style, {name}});
     tp = apply_tensor_parallel({model, outline, mesh, plan, config, world});

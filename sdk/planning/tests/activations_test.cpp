@@ -13,6 +13,7 @@
 
 #include "footprint_job.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/planning/footprint_parts.h"
 
 using namespace meshwright;
@@ -118,10 +119,10 @@ struct Pipeline {
     Job job{.outline = whole, .sizes = {.dp = {}, .pp = size}, .world = size};
     job.work = {.local_batch = micro_batches, .seq_len = 16};
     job.plan();
-    job.config.shared.pipeline.schedule = schedule;
-    job.config.shared.pipeline.batch_size = micro_batches;
-    job.config.shared.pipeline.layers_per_stage = 2;
-    PipelinePlan plan = plan_pipeline(whole, size, job.config.shared.pipeline);
+    job.config.shared().pipeline.schedule = schedule;
+    job.config.shared().pipeline.batch_size = micro_batches;
+    job.config.shared().pipeline.layers_per_stage = 2;
+    PipelinePlan plan = plan_pipeline(whole, size, job.config.shared().pipeline);
     job.outline = stage_outline(whole, plan, rank);
     return fully_sharded_footprint(job.request(rank), {}).bytes.activations;
   }
@@ -134,9 +135,9 @@ struct Pipeline {
     Job job{.outline = whole, .sizes = {.dp = {}, .pp = size}, .world = size};
     job.work = {.local_batch = micro_batches, .seq_len = 16};
     job.plan();
-    job.config.shared.pipeline.schedule_csv = file;
-    job.config.shared.pipeline.batch_size = micro_batches;
-    PipelinePlan plan = plan_pipeline(whole, size, job.config.shared.pipeline);
+    job.config.shared().pipeline.schedule_csv = file;
+    job.config.shared().pipeline.batch_size = micro_batches;
+    PipelinePlan plan = plan_pipeline(whole, size, job.config.shared().pipeline);
     job.outline = stage_outline(whole, plan, rank);
     return fully_sharded_footprint(job.request(rank), {}).bytes.activations;
   }
@@ -266,10 +267,10 @@ TEST_CASE(
     job.work = {.local_batch = 32, .seq_len = 8192};
     job.sequence_parallel = true;
     job.plan();
-    job.config.shared.activation_checkpointing = ActivationCheckpointing::full;
-    job.config.shared.pipeline.schedule = schedule;
-    job.config.shared.pipeline.batch_size = 32;
-    PipelinePlan plan = plan_pipeline(whole, 8, job.config.shared.pipeline);
+    job.config.shared().activation_checkpointing = ActivationCheckpointing::full;
+    job.config.shared().pipeline.schedule = schedule;
+    job.config.shared().pipeline.batch_size = 32;
+    PipelinePlan plan = plan_pipeline(whole, 8, job.config.shared().pipeline);
     int64_t most = 0;
     for (int64_t stage = 0; stage < 8; ++stage) {
       job.outline = stage_outline(whole, plan, stage);
@@ -288,7 +289,7 @@ TEST_CASE(
     "replicas that recompute blocks keep the inputs of each, and the scope says which layers do") {
   Job job{.outline = llama_outline({.layers = 4}), .world = 2};
   job.work = {.local_batch = 2, .seq_len = 16};
-  SharedOptions& shared = job.plan_ddp().config.shared;
+  SharedOptions& shared = job.plan_ddp().config.shared();
   auto bytes = [&](bool whole_layers) { return activation_bytes(job.request(), whole_layers); };
   // `turn`: gradients of the two halves of the last mlp and of its output, when the head is done.
   const int64_t outside = 16 + 32 + 32, turn = 2 * 20 + 8, token = 32 * 4;
@@ -344,7 +345,7 @@ TEST_CASE("between the factors of an adapter lie r elements a token") {
 TEST_CASE("what is frozen from the beginning on keeps nothing; a frozen layer behind it does") {
   Job job{.outline = llama_outline({.layers = 4}), .world = 2};
   job.work = {.local_batch = 2, .seq_len = 16};
-  SharedOptions& shared = job.plan_ddp().config.shared;
+  SharedOptions& shared = job.plan_ddp().config.shared();
   auto bytes = [&] { return activation_bytes(job.request(), /*whole_layers=*/true); };
   auto set = [&](const std::string& prefix, bool trainable) {
     for (ParameterOutline& p : job.outline.parameters)
@@ -377,8 +378,8 @@ TEST_CASE("layers out of the checkpointing scope send nothing a second time") {
   job.work = {.local_batch = 2, .seq_len = 16};
   job.plan();
   auto sent = [&](ActivationCheckpointing mode, const char* scope) {
-    job.config.shared.activation_checkpointing = mode;
-    job.config.shared.activation_checkpointing_scope = {scope};
+    job.config.shared().activation_checkpointing = mode;
+    job.config.shared().activation_checkpointing_scope = {scope};
     return find_row(fully_sharded_footprint(job.request(), {}).wire, "tp", "all_reduce")->count;
   };
   int64_t once = sent(ActivationCheckpointing::none, "all");

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "meshwright/error.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace context_plan_test {
 

@@ -1,6 +1,7 @@
 // What attention over the ranks of cp sends and holds, by hand.
 #include "footprint_job.h"
 #include "sdk/base/context_plan.h"
+#include "sdk/base/shared_schemas.h"
 
 using namespace meshwright;
 using namespace meshwright::testing;
@@ -13,7 +14,7 @@ Job context_job(int64_t ranks, int64_t length, ContextMethod method) {
   Job job{.outline = llama_outline({}), .sizes = {.dp = {}, .cp = ranks}, .world = ranks};
   job.work = {.local_batch = 1, .seq_len = length};
   job.plan();
-  job.config.shared.context.method = method;
+  job.config.shared().context.method = method;
   return job;
 }
 
@@ -21,7 +22,7 @@ Job context_job(int64_t ranks, int64_t length, ContextMethod method) {
 int64_t held(const Job& job, int64_t rank = 0) {
   const ShardingRequest request = job.request(rank);
   const int64_t tokens =
-      ContextSplit(job.work.seq_len, job.sizes.cp, context_balance(job.config.shared.context))
+      ContextSplit(job.work.seq_len, job.sizes.cp, context_balance(job.config.shared().context))
           .rows();
   for (const ContextCost& cost : context_costs(request))
     if (cost.chosen) return cost.transient / tokens;
@@ -51,9 +52,9 @@ TEST_CASE("attention over cp holds buffers, gradients of others' keys, and room 
     CAPTURE(row.ranks);
     CAPTURE(row.ulysses);
     Job job = context_job(row.ranks, 32, row.method);
-    if (row.ulysses != row.ranks) job.config.shared.context.ulysses_size = row.ulysses;
+    if (row.ulysses != row.ranks) job.config.shared().context.ulysses_size = row.ulysses;
     CHECK(held(job) == row.floats);
-    job.config.shared.mp.param = DType::bfloat16;
+    job.config.shared().mp.param = DType::bfloat16;
     CHECK(held(job) == row.halves);
   }
 }
@@ -90,7 +91,7 @@ TEST_CASE("layers with windows hold the chunks that their windows reach, and nee
     job.outline.windows = {0, 3};
     CHECK(held(job) == (method == ContextMethod::ring ? whole : whole - 32 + 48));
     job.outline.windows = {3, 3};
-    job.config.shared.mp.param = DType::bfloat16;
+    job.config.shared().mp.param = DType::bfloat16;
     CHECK(held(job) == (32 + 16 + 16 + 16) / 2);  // those that go are rounded first
   }
 }
@@ -131,7 +132,7 @@ TEST_CASE("attention over cp sends and holds what autocast makes of queries, key
   for (ContextMethod method :
        {ContextMethod::all_gather, ContextMethod::ring, ContextMethod::ulysses}) {
     Job cast = context_job(2, 32, method), half = cast;
-    cast.config.shared.autocast_dtype = half.config.shared.mp.param = DType::bfloat16;
+    cast.config.shared().autocast_dtype = half.config.shared().mp.param = DType::bfloat16;
     auto wire = [](const Job& job) {
       std::string out;
       for (const WireRow& row : fully_sharded_footprint(job.request(), {}).wire)
@@ -186,7 +187,7 @@ TEST_CASE("auto compares what the methods send for the layers, windows and recom
     job.mp.param = DType::bfloat16;
     job.plan();
     job.outline.windows = row.windows;
-    job.config.shared.activation_checkpointing = row.recomputed;
+    job.config.shared().activation_checkpointing = row.recomputed;
     // Alike on all ranks, though they send unlike.
     for (int64_t rank = 0; rank < 4; ++rank) {
       const std::optional<ContextPlan> plan = plan_context(job.request(rank));
@@ -196,7 +197,7 @@ TEST_CASE("auto compares what the methods send for the layers, windows and recom
     }
     // What the engine writes into the options comes to the same.
     Job written = job;
-    written.config.shared.context.method = plan_context(job.request())->method;
+    written.config.shared().context.method = plan_context(job.request())->method;
     CHECK(context_method_name(*plan_context(written.request())) == row.method);
     // A model whose length is not known goes by its heads.
     job.work.seq_len = 0;

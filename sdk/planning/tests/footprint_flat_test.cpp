@@ -265,7 +265,9 @@ TEST_CASE("unit classes and buckets follow the policy") {
   CHECK(error->helps()[0].find("LlamaDecoderLayer") != std::string::npos);
   // The option that says so, where a strategy names it.
   error = refusal([&] {
-    names({.unit_classes = {"GemmaLayer"}, .unit_classes_key = "distributed.mine.units"});
+    flat_plan(job.request(), {.level = 3,
+                              .flat = {.unit_classes = {"GemmaLayer"}},
+                              .options = {{"flat.unit_classes", "distributed.mine.units"}}});
   });
   REQUIRE(error.has_value());
   CHECK(error->helps()[0] == "set distributed.mine.units = [\"LlamaDecoderLayer\"]");

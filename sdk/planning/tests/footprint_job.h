@@ -12,6 +12,7 @@
 #include "llama_outline.h"
 #include "meshwright/error.h"
 #include "meshwright/footprint.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::testing {
 
@@ -29,17 +30,17 @@ struct Job {
   TpPlan tp = {};
 
   Job& plan() {
-    config.shared.sizes = sizes;
-    config.shared.mp = mp;
-    config.shared.sequence_parallel = sequence_parallel;
+    config.shared().sizes = sizes;
+    config.shared().mp = mp;
+    config.shared().sequence_parallel = sequence_parallel;
     mesh = plan_sharded_mesh({world, {}, config});
     plan_tp();
     return *this;
   }
   // Axes (dp, tp), as megatron_fsdp lays them out.
   Job& plan_flat() {
-    config.shared.sizes = sizes;
-    config.shared.mp = mp;
+    config.shared().sizes = sizes;
+    config.shared().mp = mp;
     mesh.device_mesh.emplace(
         std::vector<MeshAxis>{{"dp", world / sizes.tp}, {"cp", 1}, {"tp", sizes.tp}});
     mesh.fsdp_axes = {"dp"};
@@ -48,7 +49,7 @@ struct Job {
     return *this;
   }
   Job& plan_ddp() {
-    config.shared.mp = mp;
+    config.shared().mp = mp;
     mesh.dp = world;
     return *this;
   }

@@ -5,6 +5,7 @@
 
 #include "footprint_job.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/shared_schemas.h"
 
 using namespace meshwright;
 using namespace meshwright::testing;
@@ -344,7 +345,7 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
   }
   SUBCASE("checkpointing runs forward collectives again") {
     auto again = [&](ActivationCheckpointing mode) {
-      job.config.shared.activation_checkpointing = mode;
+      job.config.shared().activation_checkpointing = mode;
       return fully_sharded_footprint(job.request(), {});
     };
     job.plan();
@@ -361,7 +362,7 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
                                                     // gathers its output
     check_row(f, "tp", "all_gather", 10, 10 * 512);
     check_row(f, "tp", "reduce_scatter", 10 + 2, 12 * 512);
-    job.config.shared.enable_async_tensor_parallel = true;  // gate and up gather for themselves
+    job.config.shared().enable_async_tensor_parallel = true;  // gate and up gather for themselves
     f = again(ActivationCheckpointing::selective);
     check_row(f, "tp", "all_gather", 10 + 2, 12 * 512);
     check_row(f, "tp", "reduce_scatter", 10 + 2, 12 * 512);
@@ -445,13 +446,13 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
   const int64_t counted = 2 * 4 * 8 * 8 / 4 * 3;  // rows for each of 8 experts
   check_row(f, "ep", "all_gather", 2, counted);
   // Layers that are computed again ask for them only where they choose again.
-  job.config.shared.activation_checkpointing = ActivationCheckpointing::full;
+  job.config.shared().activation_checkpointing = ActivationCheckpointing::full;
   check_row(fully_sharded_footprint(job.request(), kept), "ep", "all_gather", 2, counted);
-  job.config.shared.moe.ignore_router_for_ac = false;
+  job.config.shared().moe.ignore_router_for_ac = false;
   check_row(fully_sharded_footprint(job.request(), kept), "ep", "all_gather", 4, 2 * counted);
-  job.config.shared.moe.ignore_router_for_ac = true;
-  job.config.shared.activation_checkpointing = ActivationCheckpointing::none;
-  job.config.shared.moe.dispatcher = TokenDispatcher::all_gather;
+  job.config.shared().moe.ignore_router_for_ac = true;
+  job.config.shared().activation_checkpointing = ActivationCheckpointing::none;
+  job.config.shared().moe.dispatcher = TokenDispatcher::all_gather;
   Footprint all = fully_sharded_footprint(job.request(), kept);
   CHECK(find_row(all.wire, "ep", "all_to_all") == nullptr);
   // Forward: the number of tokens, rows, weights and choices; backward: the rows' gradients. Sums:
@@ -459,7 +460,7 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
   int64_t rows = 4 * 32 * 24 * 4, weights = 4 * 32 * 2 * 4;
   check_row(all, "ep", "all_gather", 2 * 5, 2 * (4 * 8 + 2 * rows + 3 * weights) / 4 * 3);
   check_row(all, "ep", "reduce_scatter", 2 * 3, 2 * (2 * rows + weights) / 4 * 3);
-  job.config.shared.moe.dispatcher = TokenDispatcher::all_to_all;
+  job.config.shared().moe.dispatcher = TokenDispatcher::all_to_all;
   CHECK(f.bytes.weights * 8 == total_elements(job.outline) * 4);
   // Nothing is freed after forward and nothing is cut twice: one gather of each unit.
   CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == 5);
@@ -470,11 +471,11 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
   SUBCASE("an fp32 head gathers and reduces in float32") {
     job.mp = {DType::bfloat16, DType::bfloat16, DType::bfloat16, true};
     job.plan();
-    job.config.shared.moe.lm_head_precision = DType::float32;
+    job.config.shared().moe.lm_head_precision = DType::float32;
     Footprint head = fully_sharded_footprint(job.request(), kept);
     CHECK(head.units[5].padded_bytes == 64 * 24 * 4);
     CHECK(head.units[4].padded_bytes == 64 * 24 * 2);
-    job.config.shared.moe.mp_policy =
+    job.config.shared().moe.mp_policy =
         MixedPrecision{DType::float32, DType::float32, DType::float32, true};
     CHECK(fully_sharded_footprint(job.request(), kept).units[4].padded_bytes == 64 * 24 * 4);
   }
@@ -517,10 +518,10 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
   Job job{.outline = whole, .sizes = {.dp = {}, .pp = 4}, .world = 8};
   job.work = {.local_batch = 4, .seq_len = 16};
   job.plan();
-  job.config.shared.pipeline.schedule = "1F1B";
-  job.config.shared.pipeline.batch_size = 4;
-  job.config.shared.pipeline.microbatch_size = 1;
-  PipelinePlan plan = plan_pipeline(whole, 4, job.config.shared.pipeline);
+  job.config.shared().pipeline.schedule = "1F1B";
+  job.config.shared().pipeline.batch_size = 4;
+  job.config.shared().pipeline.microbatch_size = 1;
+  PipelinePlan plan = plan_pipeline(whole, 4, job.config.shared().pipeline);
   int64_t hidden = 16 * 8 * 4, weights = 0;
   for (int64_t stage = 0; stage < 4; ++stage) {
     job.outline = stage_outline(whole, plan, stage);
@@ -559,7 +560,7 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     for (ParameterOutline& p : whole.parameters)
       p.trainable = !p.name.starts_with("model.embed") && !p.name.starts_with("model.layers.0.") &&
                     !p.name.starts_with("model.layers.1.");
-    plan = plan_pipeline(whole, 4, job.config.shared.pipeline);
+    plan = plan_pipeline(whole, 4, job.config.shared().pipeline);
     // Stages 1 and 2 send to the next alone, stage 3 a gradient to the one before.
     for (int64_t stage = 0; stage < 4; ++stage) {
       job.outline = stage_outline(whole, plan, stage);
@@ -572,23 +573,23 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     job.outline = stage_outline(whole, plan, 1);
     int64_t three = fully_sharded_footprint(job.request(2), {})
                         .bytes.activations;  // 1F1B: stages behind this one, and itself
-    job.config.shared.pipeline.schedule = "GPipe";
+    job.config.shared().pipeline.schedule = "GPipe";
     int64_t four = fully_sharded_footprint(job.request(2), {}).bytes.activations;
     job.outline = stage_outline(whole, plan, 2);
-    job.config.shared.pipeline.schedule = "1F1B";
+    job.config.shared().pipeline.schedule = "1F1B";
     int64_t two = fully_sharded_footprint(job.request(4), {}).bytes.activations;
     CHECK(three > two);
     CHECK(four > three);
     CHECK(four - three < three - two);  // GPipe's is before there are gradients
   }
   SUBCASE("at the turn of a v the stages share a rank") {
-    job.config.shared.pipeline.schedule = "ZBVZeroBubble";
+    job.config.shared().pipeline.schedule = "ZBVZeroBubble";
     Job two = job;
     two.sizes.pp = 2;
     two.world = 2;
     two.plan();
-    two.config.shared.pipeline = job.config.shared.pipeline;
-    PipelinePlan v = plan_pipeline(whole, 2, two.config.shared.pipeline);
+    two.config.shared().pipeline = job.config.shared().pipeline;
+    PipelinePlan v = plan_pipeline(whole, 2, two.config.shared().pipeline);
     two.outline =
         stage_outline(whole, v, 1);  // stages 1 and 2: one boundary to each side, none between
     check_row(wire_of(pipeline_schedule(two.request(1), v)), "pp", "send", 8, 8 * hidden);
@@ -597,9 +598,10 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     auto roots = [&](const ModelOutline& model, const char* schedule, int64_t rank) {
       Job two{.outline = model, .sizes = {.dp = {}, .pp = 2}, .world = 2};
       two.plan();
-      two.config.shared.pipeline = job.config.shared.pipeline;
-      two.config.shared.pipeline.schedule = schedule;
-      two.outline = stage_outline(model, plan_pipeline(model, 2, two.config.shared.pipeline), rank);
+      two.config.shared().pipeline = job.config.shared().pipeline;
+      two.config.shared().pipeline.schedule = schedule;
+      two.outline =
+          stage_outline(model, plan_pipeline(model, 2, two.config.shared().pipeline), rank);
       const ShardingPlan units = fully_sharded_plan(two.request(rank), {});
       std::vector<std::vector<std::string>> out;
       for (const PlannedUnit& unit : units.units) {
@@ -671,13 +673,13 @@ TEST_CASE("activations shrink with checkpointing and with sequence parallel") {
   // 8), logits (32) and their gradient (32).
   int64_t layer = 32 + 24 + 60, outside = 16 + 32 + 32;
   CHECK(bytes() == 32 * 4 * (4 * layer + outside));
-  job.config.shared.activation_checkpointing = ActivationCheckpointing::full;
+  job.config.shared().activation_checkpointing = ActivationCheckpointing::full;
   // When the head is done: gradients of the two halves of an mlp, and of its output.
   int64_t turn = 2 * 20 + 8;
   CHECK(bytes() == 32 * 4 * (4 * 8 + layer + turn));
-  job.config.shared.activation_checkpointing = ActivationCheckpointing::selective;
+  job.config.shared().activation_checkpointing = ActivationCheckpointing::selective;
   CHECK(bytes() == 32 * 4 * (4 * (32 + 24) + 60 + turn));
-  job.config.shared.activation_checkpointing = ActivationCheckpointing::none;
+  job.config.shared().activation_checkpointing = ActivationCheckpointing::none;
   // Beside another rank that holds shards: of one alone gradients come late.
   job.world = 4;
   job.sizes.tp = 2;
@@ -686,7 +688,7 @@ TEST_CASE("activations shrink with checkpointing and with sequence parallel") {
   job.sequence_parallel = true;
   job.plan();
   CHECK(bytes() == 32 * 4 * (4 * (8 + 16 + 12 + 30) + 12 + 32));
-  job.config.shared.activation_checkpointing = ActivationCheckpointing::full;
+  job.config.shared().activation_checkpointing = ActivationCheckpointing::full;
   turn = 2 * 10 + 8;
   CHECK(bytes() == 32 * 4 * (4 * 4 + (8 + 16 + 12 + 30) + turn));
   job.mp = {DType::bfloat16, DType::float32, DType::float32, true};

@@ -12,6 +12,7 @@
 #include "llama_outline.h"
 #include "meshwright/error.h"
 #include "pipeline_cases.h"
+#include "sdk/base/shared_schemas.h"
 
 using namespace meshwright;
 

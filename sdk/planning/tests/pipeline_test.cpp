@@ -12,6 +12,7 @@
 
 #include "llama_outline.h"
 #include "meshwright/error.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace pipeline_test {
 

@@ -5,6 +5,7 @@
 
 #include "footprint_job.h"
 #include "sdk/base/run_memory.h"
+#include "sdk/base/shared_schemas.h"
 
 using namespace meshwright;
 using namespace meshwright::testing;
@@ -50,7 +51,7 @@ TEST_CASE("on a device the gradient of the logits takes their place") {
   odd.plan_ddp();
   CHECK(of_copies(odd, {.where = MemoryFacts::Where::device}).activations ==
         kToken * (4 * 116 + 16 + 2 * 31));
-  job.config.shared.mp.param = DType::bfloat16;  // the logits are cast: 32 of two bytes beside 32
+  job.config.shared().mp.param = DType::bfloat16;  // the logits are cast: 32 of two bytes beside 32
   CHECK(of_copies(job, {.where = MemoryFacts::Where::device}).activations ==
         32 * (2 * (4 * 116 + 16) + 4 * 32 + 2 * 32));
 }
@@ -151,7 +152,7 @@ TEST_CASE("what adapters drop takes a byte for each element that they read") {
   const int64_t kept = kToken * (4 * 116 + 2 * 3 + 16 + 2 * 32);
   CHECK(of_copies(job, {}).activations == kept);
   CHECK(of_copies(job, {.drops = true}).activations == kept + 32 * (20 + 8));
-  job.config.shared.activation_checkpointing = ActivationCheckpointing::full;
+  job.config.shared().activation_checkpointing = ActivationCheckpointing::full;
   // One layer's at a time: the last one that has some has less before it than the last layer.
   CHECK(of_copies(job, {.drops = true}).activations == of_copies(job, {}).activations);
 }

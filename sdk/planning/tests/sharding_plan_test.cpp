@@ -9,6 +9,7 @@
 
 #include "footprint_job.h"
 #include "meshwright/unit_rules.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace sharding_plan_test {
 
@@ -247,7 +248,7 @@ TEST_CASE("what is frozen may be whole on every rank: then nothing gathers it") 
       job.plan_flat();
     else
       job.plan();
-    job.config.job.frozen_whole = true;
+    job.config.job().frozen_whole = true;
     const ShardingPlan plan =
         flat ? flat_plan(job.request(), {}) : fully_sharded_plan(job.request(), {});
     const Footprint cost = footprint_of(job.request(), plan);
@@ -308,10 +309,10 @@ TEST_CASE("adapters beside a frozen base are a unit that is gathered once a step
     CHECK_FALSE(cost.units[1].once_a_step);
     CHECK(cost.units[1].updated == 0);
     // Where the base is whole, adapters are all that is gathered.
-    job.config.job.frozen_whole = true;
+    job.config.job().frozen_whole = true;
     const Footprint whole = footprint_of(job.request(), made());
     CHECK(find_row(whole.wire, axis, "all_gather")->count == 2);
-    job.config.job.frozen_whole = false;
+    job.config.job().frozen_whole = false;
     // Adapters of more than the base would fill the memory that sharding saves.
     for (ParameterOutline& p : job.outline.parameters)
       if (p.name.ends_with("lora_A.weight")) p.shape = {1000, 8};
@@ -342,8 +343,7 @@ TEST_CASE("rows have no levels below 3") {
       return *error;
     };
     CHECK(refused({.level = level}).key().empty());
-    CHECK(refused({.level = level, .options = "distributed.mine"}).key() == "distributed.mine");
-    const Error keyed = refused({.level = level, .flat = {.level_key = "distributed.mine.level"}});
+    const Error keyed = refused({.level = level, .options = {{"level", "distributed.mine.level"}}});
     CHECK(keyed.key() == "distributed.mine.level");
     CHECK(keyed.helps()[0] == "set distributed.mine.level = 3");
   }

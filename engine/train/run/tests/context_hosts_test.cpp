@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include "engine/job/plan.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace context_hosts_test {
 

@@ -3,6 +3,7 @@
 #include "engine/train/run/tests/context_layouts.h"
 #include "engine/train/run/tests/packed.h"
 #include "engine/train/step/logits.h"
+#include "meshwright/parallel/testing.h"
 #include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>

@@ -6,6 +6,7 @@
 
 #include "engine/train/run/tests/traffic.h"
 #include "engine/train/step/tests/causal_loss.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace pipeline_wire_test {
 
@@ -228,8 +229,8 @@ TEST_CASE("pipeline wire: behind a frozen beginning no gradients go back") {
         trainer.model().after_optimizer_step();
         const plan::JobPlan& plan = trainer.plan();
         StrategyConfig config = job.impl().config.strategy_config(job.impl().schemas.front());
-        config.shared = plan.shared;
-        const PipelinePlan stages = plan_pipeline(whole, 4, config.shared.pipeline);
+        config.shared() = plan.shared;
+        const PipelinePlan stages = plan_pipeline(whole, 4, config.shared().pipeline);
         const ModelOutline part =
             stage_outline(whole, stages, plan.mesh.device_mesh->coordinate(world->rank(), "pp"));
         const ShardingRequest request{part,   plan.mesh,     plan.tp,

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/job/plan.h"
+#include "meshwright/parallel/testing.h"
 #include "meshwright/trainer.h"
 #include "sdk/comm/tests/sampled.h"
 

@@ -57,6 +57,8 @@ class MESHWRIGHT_API SampleSource {
   virtual std::vector<std::string> files() const;
   // Lines that are told once, when a run starts: rows, what was cut or left out. Default: none.
   virtual std::vector<std::string> report() const;
+  // Growth: an interface by id, or nullptr.
+  virtual void* extension(uint32_t id);
 };
 
 // Makes data sets. One instance for a process.

@@ -50,6 +50,7 @@ class ForwardingModel : public ParallelModel, public PipelineUnits {
   std::shared_ptr<TensorParallel> tensor_parallel() const override {
     return inner_->tensor_parallel();
   }
+  void* extension(uint32_t id) override { return inner_->extension(id); }
   PipelineUnits* pipeline_units() override {
     return inner_->pipeline_units() != nullptr ? this : nullptr;
   }

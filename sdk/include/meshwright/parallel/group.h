@@ -11,7 +11,6 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,31 +29,11 @@ namespace meshwright {
 
 class Flight;
 class Transport;
+class TrafficCounter;  // meshwright/parallel/testing.h
 
 namespace detail {
-class Watchdog;
 struct GroupAccess;
 }  // namespace detail
-
-// What this rank sent, by axis and operation; and, while recording, each collective in order.
-class MESHWRIGHT_API TrafficCounter {
- public:
-  struct Row {
-    std::string axis, op;
-    int64_t count = 0, bytes = 0;
-  };
-  void add(const std::string& axis, const char* op, int64_t bytes);
-  void clear();
-  const std::vector<Row>& rows() const { return rows_; }  // sums since clear()
-  const std::vector<Row>& order() const {
-    return order_;
-  }  // one row (count 1) each, while recording
-  int64_t bytes() const;
-  bool recording = false;
-
- private:
-  std::vector<Row> rows_, order_;
-};
 
 // Spans for a Chrome trace (chrome://tracing, Perfetto). Off until `enabled`. Thread-safe.
 class MESHWRIGHT_API Trace {
@@ -158,19 +137,20 @@ class MESHWRIGHT_API Group {
 // This process's place in the job, and the maker of its groups.
 class MESHWRIGHT_API World {
  public:
-  // Makes the transport of one group (see transport_over()); collective over its ranks. `name` is
-  // unique in the job.
+  // Makes the transport of one group; collective over its ranks. `name` is unique in the job.
   using Connect = std::function<std::shared_ptr<Transport>(const std::string& name,
                                                            const std::vector<int64_t>& ranks)>;
   World(int64_t rank, int64_t size, at::Device device, std::chrono::milliseconds timeout,
         Connect connect);
   // A world of one rank, without any network.
   static std::shared_ptr<World> single(at::Device device = at::kCPU);
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
   ~World();
-  int64_t rank() const { return rank_; }
-  int64_t size() const { return size_; }
-  at::Device device() const { return device_; }
-  std::chrono::milliseconds timeout() const { return timeout_; }
+  int64_t rank() const;
+  int64_t size() const;
+  at::Device device() const;
+  std::chrono::milliseconds timeout() const;
   // The group of these global ranks, this one among them; made at first use (collective over the
   // group), then kept.
   std::shared_ptr<Group> group(const std::string& axis, const std::vector<int64_t>& ranks);
@@ -179,39 +159,22 @@ class MESHWRIGHT_API World {
   // or is late: there wait() only puts what follows behind it, and the host hears of it here (and
   // at the start of the next collective). On the CPU wait() throws itself.
   void check();
-  // Called by a rank whose wait timed out, to name the rank to blame; may take a moment; throws
-  // only the Error that ended another rank.
-  struct RollCall {
-    std::vector<int64_t> ranks = {};  // of the group; {}: a connection broke, nobody is late
-    std::string activity = {};  // what this rank waits in: "3F5 of the pipeline, which receives"
-    int64_t order = -1;    // its place among what all ranks do; -1: where there is no such order
-    bool routine = false;  // nobody is late: only whether a rank has ended; takes no time
-  };
-  struct Answers {
-    std::vector<int64_t> silent = {};  // of the ranks, those that do not answer
-    // Where all do: the one that waits in what comes before all else; -1: not known, or this one.
-    int64_t behind = -1;
-    std::string activity = {};  // what that one waits in
-  };
-  using LivenessCheck = std::function<Answers(const RollCall& call)>;
-  void set_liveness_check(LivenessCheck check) { *liveness_check_ = std::move(check); }
-  TrafficCounter& traffic() { return *traffic_; }
-  Trace& trace() { return *trace_; }
+  TrafficCounter& traffic();
+  Trace& trace();
   // What joining found worth telling the user.
-  const std::vector<std::string>& notices() const { return notices_; }
-  void notice(std::string text) { notices_.push_back(std::move(text)); }
+  const std::vector<std::string>& notices() const;
+  void notice(std::string text);
+
+  // Who asks the ranks of a group which of them are there, when a wait has timed out.
+  struct RollCall;
+  struct Answers;
+  using LivenessCheck = std::function<Answers(const RollCall& call)>;
+  void set_liveness_check(LivenessCheck check);
 
  private:
-  int64_t rank_, size_;
-  at::Device device_;
-  std::chrono::milliseconds timeout_;
-  Connect connect_;
-  std::shared_ptr<LivenessCheck> liveness_check_;  // shared with the groups
-  std::shared_ptr<TrafficCounter> traffic_;
-  std::shared_ptr<Trace> trace_;
-  std::shared_ptr<detail::Watchdog> watchdog_;
-  std::vector<std::string> notices_;
-  std::map<std::string, std::shared_ptr<Group>> groups_;
+  friend struct detail::GroupAccess;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 // A mesh with its groups: the group of a real or flattened axis through this rank.

@@ -50,8 +50,9 @@ struct ParallelParameter {
   // flat, a run of elements, or of the elements of a box where tensor parallelism cut the parameter
   // first.
   Region region;
-  std::vector<std::pair<std::string, std::string>>
-      placement;  // axis of size > 1 -> "shard(d)" | "replicate"
+  std::vector<std::pair<std::string, std::string>> placement =
+      {};  // axis of size > 1 -> "shard(d)" | "replicate"
+  std::shared_ptr<const Later> later = {};
 };
 
 class TensorParallel;   // meshwright/parallel/tensor_parallel.h
@@ -83,6 +84,7 @@ struct StateTensor {
   // Each replica along independent_axis() has its own; else they hold the same.
   bool own = false;
   DType dtype = DType::float32;  // of `local`, also where that is undefined
+  std::shared_ptr<const Later> later = {};
 };
 
 // Who wrote the values of update_groups().
@@ -187,7 +189,9 @@ class MESHWRIGHT_API ParallelModel {
   }
 
   // What a pipeline needs beside all this; nullptr: the model does not run in stages.
-  virtual PipelineUnits* pipeline_units() { return nullptr; }
+  virtual PipelineUnits* pipeline_units();
+  // Growth: an interface by id, or nullptr.
+  virtual void* extension(uint32_t id);
 
  private:
   std::shared_ptr<ContextParallel> context_parallel_;

@@ -18,19 +18,6 @@ namespace meshwright {
 MESHWRIGHT_API std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request,
                                                            const ShardingPlan& plan);
 
-// The request that a strategy's plan_sharding() answers for this rank: the outline with what the
-// live parameters say of their dtype and of requires_grad. Local.
-class MESHWRIGHT_API LiveShardingRequest {
- public:
-  explicit LiveShardingRequest(const ParallelizeRequest& request);
-  operator ShardingRequest() const&;  // refers to this object, so a temporary gives none
-  operator ShardingRequest() const&& = delete;
-
- private:
-  const ParallelizeRequest& request_;
-  ModelOutline outline_;
-};
-
 // The plan that parallelize() executes on this rank: request.plan, else what the strategy's
 // plan_sharding() answers for the live parameters. Local.
 MESHWRIGHT_API ShardingPlan plan_of(const Strategy& strategy, const ParallelizeRequest& request);

@@ -42,6 +42,7 @@ struct UnitSpec {
   // Gathered at its first use in a step and kept to the end of it, over all of its passes. Such a
   // unit may share the module of one other, and is gathered ahead with it.
   bool once_a_step = false;
+  std::shared_ptr<const Later> later = {};
 };
 
 // Planned units over the live model. Local. Throws Error(bad_module) for a module or parameter that
@@ -63,6 +64,7 @@ struct ShardGroups {
   std::shared_ptr<ExpertParallel> expert_parallel;
   std::vector<std::pair<std::string, at::Tensor>> whole;  // frozen, whole on every rank
   std::vector<std::string> copies;  // parameters that another stage counts in the norm
+  std::shared_ptr<const Later> later = {};
 };
 
 // Collective over both groups. The units must not share parameters and together hold all of the

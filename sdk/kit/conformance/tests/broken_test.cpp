@@ -15,6 +15,7 @@
 #include "meshwright/sharded_strategy.h"
 #include "sdk/base/build_facts.h"
 #include "sdk/base/conformance.h"
+#include "sdk/base/shared_schemas.h"
 
 using namespace meshwright;
 namespace conf = meshwright::conformance;
@@ -205,7 +206,7 @@ const Broken kBroken[] = {
     {"validate", "has no help line",
      [](Plugin&) {
        hooks.validate = [](const StrategyConfig& config, Diagnostics& diagnostics) {
-         if (config.shared.sequence_parallel)
+         if (config.shared().sequence_parallel)
            diagnostics.add(
                Error(ErrorCode::option_refused, "no").key("distributed.sequence_parallel"));
        };
@@ -213,7 +214,7 @@ const Broken kBroken[] = {
     {"validate", "names no key",
      [](Plugin&) {
        hooks.validate = [](const StrategyConfig& config, Diagnostics& diagnostics) {
-         if (config.shared.sequence_parallel)
+         if (config.shared().sequence_parallel)
            diagnostics.add(Error(ErrorCode::option_refused, "no")
                                .help("set distributed.sequence_parallel = false"));
        };
@@ -221,23 +222,23 @@ const Broken kBroken[] = {
     {"validate", "validate threw instead of reporting",
      [](Plugin&) {
        hooks.validate = [](const StrategyConfig& config, Diagnostics&) {
-         if (config.shared.sequence_parallel) throw Error(ErrorCode::option_refused, "no");
+         if (config.shared().sequence_parallel) throw Error(ErrorCode::option_refused, "no");
        };
      }},
     {"validate", "std::out_of_range: off left validate",
      [](Plugin&) {
        hooks.validate = [](const StrategyConfig& config, Diagnostics&) {
-         if (config.shared.sequence_parallel) throw std::out_of_range("off");
+         if (config.shared().sequence_parallel) throw std::out_of_range("off");
        };
      }},
     {"mesh", "its axes hold 2048 ranks, not 4096",
      [](Plugin&) {
        hooks.plan_mesh = [](const MeshRequest& request) {
          return planned_otherwise_when_large(request, [&](MeshPlan& plan) {
-           if (!request.config.shared.sizes.dp && plan.dp % 2 == 0) {
+           if (!request.config.shared().sizes.dp && plan.dp % 2 == 0) {
              MeshRequest half = request;  // leaves out half of the ranks
              half.world_size /= 2;
-             half.config.shared.sizes = {};
+             half.config.shared().sizes = {};
              plan = plan_sharded_mesh(half);
            }
          });

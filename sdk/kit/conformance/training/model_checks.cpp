@@ -24,6 +24,7 @@
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/parallel/tensor_parallel.h"
 #include "meshwright/plugin_main.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/kit/conformance/probe.h"
 #include "sdk/kit/conformance/training/model.h"
 #include "sdk/kit/conformance/training/rank_run.h"
@@ -347,8 +348,8 @@ MeshRequest request_of(const ModelLayout& layout) {
   dims.world = layout.ranks;
   dims.tp = layout.sizes.tp, dims.cp = layout.sizes.cp, dims.pp = layout.sizes.pp;
   MeshRequest out = make_request(kPlainly, dims);
-  out.config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
-  layout.set(out.config.shared);
+  out.config.shared().mp = {DType::float32, DType::float32, DType::float32, true};
+  layout.set(out.config.shared());
   return out;
 }
 
@@ -364,7 +365,7 @@ Refusal refusal_of(const ModelUnderTest& model, const ModelLayout& layout,
                    const MeshRequest& request) {
   ModelRequest asked = model.request();
   asked.sizes = layout.sizes;
-  const SharedOptions& shared = request.config.shared;
+  const SharedOptions& shared = request.config.shared();
   const auto answer = ask([&] {
     Diagnostics said;
     model.family().check_runs(asked, said);
@@ -388,7 +389,7 @@ class ModelRank {
       : model_(model), running_(running), world_(world), outline_(model.outline()) {
     Plain strategy;
     mesh_ = strategy.plan_mesh(request);
-    const SharedOptions& shared = request.config.shared;
+    const SharedOptions& shared = request.config.shared();
     data_ranks_ = mesh_.dp * std::max<int64_t>(shared.sizes.cp, 1);
     const TpPlan tp = strategy.translate_tp_plan(
         outline_, {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "meshwright/parallel/tensor_parallel.h"
+#include "meshwright/parallel/testing.h"
 #include "sdk/kit/conformance/training/rank_run.h"
 
 namespace meshwright::conformance {

@@ -13,8 +13,11 @@
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/parallelize.h"
+#include "meshwright/parallel/testing.h"
 #include "sdk/base/check_parts.h"
 #include "sdk/base/plugin_guard.h"
+#include "sdk/base/shared_schemas.h"
+#include "sdk/parallel/live_request.h"
 
 namespace meshwright::conformance {
 
@@ -47,10 +50,10 @@ RankRun::RankRun(const Subject& subject, const MeshRequest& request, const Refer
       name_(subject.strategy->name),
       code_(subject.code != nullptr ? subject.code : detail::plugin_code(name_)) {
   mesh_ = detail::call_plugin(code_, "plan_mesh", [&] { return strategy_->plan_mesh(request); });
-  const SharedOptions& shared = request.config.shared;
+  const SharedOptions& shared = request.config.shared();
   data_ranks_ = mesh_.dp * std::max<int64_t>(shared.sizes.cp, 1);
   recomputes_ = shared.activation_checkpointing == ActivationCheckpointing::full;
-  if (shared.mp.param != DType::float32 || rounds(request.config.own))
+  if (shared.mp.param != DType::float32 || rounds(request.config.own()))
     tolerance_ = kRoundedTolerance;
   make_model(request);
   check_parameters();
@@ -65,7 +68,7 @@ RankRun::RankRun(const Subject& subject, const MeshRequest& request, const Refer
 }
 
 void RankRun::make_model(const MeshRequest& request) {
-  const SharedOptions& shared = request.config.shared;
+  const SharedOptions& shared = request.config.shared();
   outline_ = outline_of(*net_);
   outline_.hidden_size = kWidth;
   outline_.attention_heads = outline_.key_value_heads = kHeads;

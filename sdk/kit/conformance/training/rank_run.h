@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "meshwright/parallel/parallel.h"
+#include "meshwright/parallel/testing.h"
 #include "sdk/kit/conformance/probe.h"
 #include "sdk/kit/conformance/training/model.h"
 #include "sdk/kit/conformance/training/ranks.h"

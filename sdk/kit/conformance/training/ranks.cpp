@@ -11,6 +11,7 @@
 
 #include "meshwright/parallel/testing.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/kit/conformance/probe.h"
 
 namespace meshwright::conformance {

@@ -18,6 +18,7 @@
 #include "meshwright/parallel/parallel.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/base/pipeline_runner.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/training/model.h"
 

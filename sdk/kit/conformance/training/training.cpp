@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 
+#include "sdk/base/shared_schemas.h"
 #include "sdk/kit/conformance/probe.h"
 #include "sdk/kit/conformance/training/model.h"
 #include "sdk/kit/conformance/training/rank_run.h"
@@ -65,7 +66,7 @@ MeshRequest request_of(const Subject& subject, const Layout& layout) {
   if (size == "tp_size") dims.tp = 2;
   if (size == "pp_size") dims.pp = 2;
   MeshRequest request = make_request(subject, dims);
-  SharedOptions& shared = request.config.shared;
+  SharedOptions& shared = request.config.shared();
   shared.mp = MixedPrecision{DType::float32, DType::float32, DType::float32, true};
   shared.context.method = layout.method;
   if (size == kRecompute) shared.activation_checkpointing = ActivationCheckpointing::full;
@@ -158,7 +159,7 @@ class Kit {
 
   // Each switch and choice of its own table that is not as ever, alone.
   void try_options() {
-    const Options usual = make_config(subject_, ParallelDims{}).own;
+    const Options usual = make_config(subject_, ParallelDims{}).own();
     for (const meshwright_option* option : usual.schema().options) {
       std::vector<OptionValue> values;
       if ((option->type & MESHWRIGHT_BOOL) != 0) values = {OptionValue(true), OptionValue(false)};

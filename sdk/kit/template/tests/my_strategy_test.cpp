@@ -31,7 +31,7 @@ mw::MeshRequest request_for(int64_t world_size) {
   const meshwright_strategy& about = meshwright_plugin_v1.strategies[0];
   mw::MeshRequest request;
   request.world_size = world_size;
-  request.config.own = mw::Options(
+  request.config.own() = mw::Options(
       mw::make_schema("distributed.my_strategy", about.name, {about.options, about.option_count}));
   return request;
 }
@@ -157,7 +157,7 @@ TEST_CASE("eight ranks make eight shards") {
 
 TEST_CASE("sizes that do not fit are refused with a setting that works") {
   mw::MeshRequest request = request_for(8);
-  request.config.shared.sizes.tp = 3;
+  request.config.sizes().tp = 3;
   try {
     make_strategy()->plan_mesh(request);
     FAIL("accepted");
@@ -170,9 +170,9 @@ TEST_CASE("sizes that do not fit are refused with a setting that works") {
 // What follows is about this template's own options and sizes: it goes where they go.
 TEST_CASE("copies can be turned off") {
   mw::MeshRequest request = request_for(8);
-  request.config.shared.sizes.dp_replicate = 2;
+  request.config.sizes().dp_replicate = 2;
   CHECK(make_strategy()->plan_mesh(request).device_mesh->size("dp_shard") == 4);
-  request.config.own.set("copies", std::string("none"));
+  request.config.own().set("copies", std::string("none"));
   CHECK_THROWS_AS(make_strategy()->plan_mesh(request), mw::Error);
 }
 

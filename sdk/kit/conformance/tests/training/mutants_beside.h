@@ -4,6 +4,7 @@
 
 #include "meshwright/parallel/tensor_parallel.h"
 #include "mutants.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace mutants_test {
 
@@ -16,7 +17,7 @@ struct HidesCuts : Wrapped {  // of what tensor parallelism cut nobody hears
 // Does something where there are ranks of tp, and is right elsewhere.
 struct UnderTp : Wrapped {
   UnderTp(Model inner, const Job& job)
-      : Wrapped(std::move(inner), job), under_tp(job.config.shared.sizes.tp > 1) {
+      : Wrapped(std::move(inner), job), under_tp(job.config.shared().sizes.tp > 1) {
     if (under_tp) group = DeviceMesh(*job.mesh.device_mesh, world_).group("tp");
   }
   bool under_tp;
@@ -74,7 +75,7 @@ struct SaysEach : Wrapped {  // that each backward's gradients are reduced by th
 };
 struct StagesAveraged : Wrapped {  // as if ranks of pp had samples of their own
   StagesAveraged(Model inner, const Job& job)
-      : Wrapped(std::move(inner), job), stages(job.config.shared.sizes.pp) {}
+      : Wrapped(std::move(inner), job), stages(job.config.shared().sizes.pp) {}
   void end_step() override {
     Wrapped::end_step();
     if (stages > 1) scale_gradients(1.0 / static_cast<double>(stages));

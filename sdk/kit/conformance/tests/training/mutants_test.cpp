@@ -15,6 +15,8 @@
 #include "mutants.h"
 #include "mutants_beside.h"
 #include "sdk/base/conformance.h"
+#include "sdk/base/shared_schemas.h"
+#include "sdk/parallel/live_request.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
@@ -64,7 +66,7 @@ class Mutant final : public Strategy {
     const LiveShardingRequest live(job);
     ShardingPolicy policy;
     if (mutation.policy) mutation.policy(policy);
-    if (mutation.switched && job.config.own.get_bool("summed"))
+    if (mutation.switched && job.config.own().get_bool("summed"))
       return std::make_unique<Summed>(execute_plan(job, fully_sharded_plan(live, policy)), job);
     Model model = execute_plan(job, fully_sharded_plan(live, policy));
     return mutation.wrap ? mutation.wrap(std::move(model), job) : std::move(model);
@@ -87,16 +89,16 @@ Mutation retold(const Retold::Change& change) {
 Model copies_apart(Job& job) {
   const LiveShardingRequest live(job);
   const ShardingRequest request = live;
-  if (job.config.shared.sizes.dp_replicate == 1)
+  if (job.config.shared().sizes.dp_replicate == 1)
     return execute_plan(job, fully_sharded_plan(request));
   ShardGroups groups = shard_groups(job);
   groups.replicate = nullptr;
   return shard_model(job.model, bind_units(*job.model, job.outline, plan_units(request.outline)),
-                     {.precision = {.mp = job.config.shared.mp}}, groups, job.world);
+                     {.precision = {.mp = job.config.shared().mp}}, groups, job.world);
 }
 Model ranks_apart(Job& job) {
   ReplicatedPolicy policy;
-  policy.mp = job.config.shared.mp;
+  policy.mp = job.config.shared().mp;
   return replicate_model(job.model, policy, job.world->group("apart", {job.world->rank()}),
                          job.world);
 }
@@ -125,7 +127,7 @@ Model norms_alone(Job& job) {
 // Layers are not computed again, whatever was asked for.
 Model recomputes_nothing(Job& job) {
   StrategyConfig config = job.config;
-  config.shared.activation_checkpointing = ActivationCheckpointing::none;
+  config.shared().activation_checkpointing = ActivationCheckpointing::none;
   ParallelizeRequest without{job.model, job.outline, job.mesh, job.tp, config, job.world};
   const LiveShardingRequest live(without);
   return execute_plan(without, fully_sharded_plan(live, {}));
@@ -133,7 +135,7 @@ Model recomputes_nothing(Job& job) {
 // In float32, whatever was asked for.
 Model rounds_nothing(Job& job) {
   StrategyConfig config = job.config;
-  config.shared.mp = MixedPrecision{DType::float32, DType::float32, DType::float32, true};
+  config.shared().mp = MixedPrecision{DType::float32, DType::float32, DType::float32, true};
   ParallelizeRequest without{job.model, job.outline, job.mesh, job.tp, config, job.world};
   const LiveShardingRequest live(without);
   return execute_plan(without, fully_sharded_plan(live, {}));

@@ -9,6 +9,7 @@
 #include "meshwright/plugin_main.h"
 #include "meshwright/sharded_strategy.h"
 #include "sdk/base/conformance.h"
+#include "sdk/base/shared_schemas.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
@@ -37,7 +38,7 @@ class Trains final : public Strategy {
     if (way == Way::refuses) throw Error(ErrorCode::bad_module, "not this module");
     apply_activation_checkpointing(request, /*whole_layers=*/true);
     ReplicatedPolicy policy;
-    policy.mp = request.config.shared.mp;
+    policy.mp = request.config.shared().mp;
     std::shared_ptr<Group> group = way == Way::apart
                                        ? request.world->group("apart", {request.world->rank()})
                                        : request.world->everyone();
@@ -90,9 +91,9 @@ class Shards : public Strategy {
 class Forgets final : public Shards {
  public:
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
-    if (request.config.shared.sizes.cp == 1) return Shards::parallelize(request);
+    if (request.config.shared().sizes.cp == 1) return Shards::parallelize(request);
     ReplicatedPolicy policy;
-    policy.mp = request.config.shared.mp;
+    policy.mp = request.config.shared().mp;
     return replicate_model(request.model, policy, request.world->everyone(), request.world);
   }
 };

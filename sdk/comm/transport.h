@@ -15,6 +15,21 @@
 
 namespace meshwright {
 
+// Asked by a rank whose wait timed out, to name the rank to blame; the answer may take a moment,
+// and whoever gives it throws only the Error that ended another rank.
+struct World::RollCall {
+  std::vector<int64_t> ranks = {};  // of the group; {}: a connection broke, nobody is late
+  std::string activity = {};  // what this rank waits in: "3F5 of the pipeline, which receives"
+  int64_t order = -1;         // its place among what all ranks do; -1: where there is no such order
+  bool routine = false;       // nobody is late: only whether a rank has ended; takes no time
+};
+struct World::Answers {
+  std::vector<int64_t> silent = {};  // of the ranks, those that do not answer
+  // Where all do: the one that waits in what comes before all else; -1: not known, or this one.
+  int64_t behind = -1;
+  std::string activity = {};  // what that one waits in
+};
+
 // Thrown by transports: a rank of the group has not answered within the timeout, or its process has
 // ended. `peer` is its place in the group.
 struct PeerLate {
