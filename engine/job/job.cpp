@@ -285,7 +285,7 @@ ModelOutline JobModel::outline(const config::Config& config) const {
                   "cannot read " + request.config + ": " +
                       (failed ? failed.message() : std::string("it does not exist")));
     ModelOutline out = family->outline(request);
-    say_what_is_seen(out, config.shared().tp_plan);
+    say_what_is_seen(out, config.shared.tp_plan);
     return out;
   } catch (const Error& error) {
     throw located(error, config);

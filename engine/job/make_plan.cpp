@@ -445,8 +445,8 @@ Footprint footprint_here(const JobPlan& plan, const ShardingRequest& cost,
 StrategyConfig config_of_plan(const Job& job, const JobPlan& plan) {
   const loader::StrategyInfo& info = *plan.strategy.info;
   StrategyConfig out = job.config.strategy_config({info.name, info.aliases, info.schema});
-  out.shared = plan.shared;
-  out.job.max_steps = plan.max_steps.value_or(0);
+  out.shared() = plan.shared;
+  out.job().max_steps = plan.max_steps.value_or(0);
   return out;
 }
 

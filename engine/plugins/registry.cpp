@@ -18,6 +18,7 @@
 #include "sdk/base/plugin_guard.h"
 #include "sdk/base/used_up.h"
 #include "sdk/base/words.h"
+#include "sdk/planning/tp_tables.h"
 
 namespace meshwright::loader {
 namespace {

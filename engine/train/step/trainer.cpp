@@ -235,12 +235,12 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
       expected_(expected_count) {
   outline_ = std::make_unique<ModelOutline>(outline ? std::move(*outline) : outline_of(*module_));
   const config::Config& config = job.impl().config;
-  plan::say_what_is_seen(*outline_, config.shared().tp_plan);
+  plan::say_what_is_seen(*outline_, config.shared.tp_plan);
   plan::PlanRequest wanted{
       .world_size = world_->size(),
       .rank = world_->rank(),
       .where = world_->device().is_cpu() ? MemoryFacts::Where::host : MemoryFacts::Where::device};
-  if (config.shared().sizes.cp > 1 && !config.shared().context.method) {
+  if (config.shared.sizes.cp > 1 && !config.shared.context.method) {
     const base::LockOwner self = base::this_process();
     wanted.hosts = train::hosts_of_ranks(*world_, self.host + " " + self.boot);
   }

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "meshwright/shared_options.h"
+#include "meshwright/typed_options.h"
 #include "sdk/base/shared_schemas.h"
 
 using namespace meshwright;
@@ -116,4 +117,106 @@ TEST_CASE("the mixed-precision policy has its defaults") {
   CHECK(o.mp.output == DType::bfloat16);
   CHECK(o.mp.cast_forward_inputs);
   CHECK(!o.moe.mp_policy);
+}
+
+namespace {
+
+enum class Where : uint8_t { device, host };
+struct Own {
+  bool flag;
+  int64_t count;
+  double rate;
+  std::string name;
+  Where where;
+  DType dtype;
+  std::vector<std::string> classes;
+  std::optional<bool> maybe;
+  std::optional<int64_t> depth;
+  std::optional<DType> kept;
+};
+constexpr auto kOwn = typed_options<Own>(
+    field(&Own::flag, bool_option("flag", true, "A flag.")),
+    field(&Own::count, int_option("count", "3", 0, "A count.")),
+    field(&Own::rate, number_option("rate", "2", 0, "A rate, whole or not.")),
+    field(&Own::name,
+          with_flags(option("name", MESHWRIGHT_STRING, nullptr, "A name."), MESHWRIGHT_OPTIONAL)),
+    field(&Own::where, with_flags(choice_option("where", "\"device\"", "device|host", "Where."),
+                                  MESHWRIGHT_IGNORE_CASE)),
+    field(&Own::dtype, with_flags(option("dtype", MESHWRIGHT_STRING, "\"float32\"", "A dtype."),
+                                  MESHWRIGHT_DTYPE)),
+    field(&Own::classes, with_flags(option("classes", MESHWRIGHT_STRING_LIST, nullptr, "Classes."),
+                                    MESHWRIGHT_OPTIONAL)),
+    field(&Own::maybe,
+          with_flags(option("maybe", MESHWRIGHT_BOOL, "\"auto\"", "Or not."), MESHWRIGHT_OPTIONAL)),
+    field(&Own::depth,
+          with_flags(int_option("depth", nullptr, 0, "Or none."), MESHWRIGHT_OPTIONAL)),
+    field(&Own::kept, with_flags(option("kept", MESHWRIGHT_STRING, nullptr, "A dtype or none."),
+                                 MESHWRIGHT_DTYPE | MESHWRIGHT_OPTIONAL)));
+
+// What field() refuses to compile.
+template <class Member>
+constexpr bool fits(const meshwright_option& option) {
+  return detail::misfit<Member>(option) == nullptr;
+}
+static_assert(!fits<bool>(int_option("a", "1", 0, "b")));
+static_assert(!fits<int64_t>(number_option("a", "1", 0, "b")));
+static_assert(!fits<int64_t>(int_option("a", nullptr, 0, "b")));
+static_assert(fits<std::optional<int64_t>>(int_option("a", nullptr, 0, "b")));
+static_assert(!fits<bool>(with_flags(bool_option("a", true, "b"), MESHWRIGHT_OPTIONAL)));
+static_assert(!fits<Where>(option("a", MESHWRIGHT_STRING, "\"x\"", "b")));
+static_assert(!fits<std::optional<Where>>(option("a", MESHWRIGHT_STRING, "\"x\"", "b")));
+static_assert(!fits<DType>(option("a", MESHWRIGHT_STRING, "\"float32\"", "b")));
+
+}  // namespace
+
+TEST_CASE("options are read as the struct that declares them") {
+  Options table(make_schema("distributed.mine", "mine", kOwn.declared));
+  Own own = kOwn.read(table);
+  CHECK(own.flag);
+  CHECK(own.count == 3);
+  CHECK(own.rate == 2.0);
+  CHECK(own.name.empty());
+  CHECK(own.where == Where::device);
+  CHECK(own.dtype == DType::float32);
+  CHECK(own.classes.empty());
+  CHECK((!own.maybe && !own.depth && !own.kept));
+
+  table.set("flag", false);
+  table.set("count", int64_t{0});
+  table.set("rate", 0.5);
+  table.set("name", std::string("n"));
+  table.set("where", std::string("HOST"));
+  table.set("dtype", std::string("bf16"));
+  table.set("classes", std::vector<std::string>{"A", "B"});
+  table.set("maybe", false);
+  table.set("depth", int64_t{7});
+  table.set("kept", std::string("float16"));
+  own = kOwn.read(table);
+  CHECK((!own.flag && own.count == 0 && own.rate == 0.5 && own.name == "n"));
+  CHECK(own.where == Where::host);
+  CHECK(own.dtype == DType::bfloat16);
+  CHECK(own.classes == std::vector<std::string>{"A", "B"});
+  CHECK((own.maybe == false && own.depth == 7 && own.kept == DType::float16));
+
+  CHECK(kOwn.key(table, &Own::depth) == "distributed.mine.depth");
+  CHECK(kOwn.name(&Own::kept) == "kept");
+  CHECK(kOwn.is_given(table, &Own::depth));
+  CHECK(!kOwn.is_given(Options(table.schema()), &Own::depth));
+  CHECK_THROWS_AS(kOwn.read(Options(make_schema("t", "o", std::span(kOwn.declared).first(2)))),
+                  Error);
+}
+
+TEST_CASE("a copy of options or of a configuration is its own, and what was moved from is empty") {
+  Options one(make_schema("distributed.mine", "mine", kOwn.declared)), other = one;
+  other.set("count", int64_t{9});
+  CHECK(kOwn.read(one).count == 3);
+  Options taken = std::move(other);
+  CHECK(kOwn.read(taken).count == 9);
+  StrategyConfig config, second;
+  config.sizes().tp = 4;
+  second = config;
+  second.sizes().tp = 2;
+  CHECK(config.sizes().tp == 4);
+  const StrategyConfig third = std::move(config);
+  CHECK(third.sizes().tp == 4);
 }

@@ -90,27 +90,40 @@ struct OptionReader<std::optional<T>> {
 };
 
 template <class T>
-inline constexpr bool kMayBeUnset =
-    std::is_same_v<T, std::string> || std::is_same_v<T, std::vector<std::string>>;
+struct OptionMember {
+  using Value = T;
+  static constexpr bool kMayBeUnset =
+      std::is_same_v<T, std::string> || std::is_same_v<T, std::vector<std::string>>;
+};
 template <class T>
-inline constexpr bool kMayBeUnset<std::optional<T>> = true;
+struct OptionMember<std::optional<T>> {
+  using Value = T;
+  static constexpr bool kMayBeUnset = true;
+};
+
+// Why the option cannot be read into such a member; nullptr: it can.
+template <class Member>
+constexpr const char* misfit(const meshwright_option& option) {
+  using Value = OptionMember<Member>::Value;
+  constexpr bool dtype = std::is_same_v<Value, DType>;
+  if (option.type != OptionReader<Member>::kType) return "the option's type is not the member's";
+  if (dtype && (option.flags & MESHWRIGHT_DTYPE) == 0)
+    return "a DType needs an option with MESHWRIGHT_DTYPE";
+  if (std::is_enum_v<Value> && !dtype && option.choices == nullptr)
+    return "an enumeration needs an option with choices";
+  if (!OptionMember<Member>::kMayBeUnset &&
+      (option.default_value == nullptr || (option.flags & MESHWRIGHT_OPTIONAL) != 0))
+    return "an option that may be not set needs a std::optional";
+  return nullptr;
+}
 
 }  // namespace detail
 
-// Does not compile for an option of another type than the member's, nor for one that may be not set
-// where the member is neither a std::optional nor empty then.
+// Does not compile where the option cannot be read into the member.
 template <class Struct, class Member>
 consteval OptionField<Struct, Member> field(Member Struct::* member,
                                             const meshwright_option& option) {
-  if (option.type != detail::OptionReader<Member>::kType)
-    throw "the option's type is not the member's";
-  if (std::is_enum_v<Member> && !std::is_same_v<Member, DType> && option.choices == nullptr)
-    throw "an enumeration needs an option with choices";
-  if (std::is_same_v<Member, DType> && (option.flags & MESHWRIGHT_DTYPE) == 0)
-    throw "a DType needs an option with MESHWRIGHT_DTYPE";
-  if (!detail::kMayBeUnset<Member> &&
-      (option.default_value == nullptr || (option.flags & MESHWRIGHT_OPTIONAL) != 0))
-    throw "an option that may be not set needs a std::optional";
+  if (const char* why = detail::misfit<Member>(option)) throw why;
   return {member, option};
 }
 

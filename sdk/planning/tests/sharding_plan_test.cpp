@@ -389,7 +389,9 @@ TEST_CASE("lists that are frozen as a whole go where the policy says, and the pl
   job.plan();
   using Place = FrozenPolicy::Place;
   auto plan_of = [&](Place place) {
-    return fully_sharded_plan(job.request(), {.frozen = {place, "distributed.mine.frozen"}});
+    return fully_sharded_plan(
+        job.request(),
+        {.frozen = {place}, .options = {{"frozen.place", "distributed.mine.frozen"}}});
   };
   const std::vector<std::string> all{"model.layers.0", "model.layers.1", "vision_tower.0",
                                      "vision_tower.1", "root"},
@@ -429,8 +431,9 @@ TEST_CASE(
   Job job{.outline = two_lists(), .world = 2};
   job.plan();
   auto plan = [&] {
-    return fully_sharded_plan(
-        job.request(), {.frozen = {FrozenPolicy::Place::with_root, "distributed.mine.frozen"}});
+    return fully_sharded_plan(job.request(),
+                              {.frozen = {FrozenPolicy::Place::with_root},
+                               .options = {{"frozen.place", "distributed.mine.frozen"}}});
   };
   freeze(job.outline, "model.layers.");
   CHECK(names_of(plan()) == std::vector<std::string>{"vision_tower.0", "vision_tower.1", "root"});

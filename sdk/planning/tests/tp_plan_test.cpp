@@ -3,20 +3,29 @@
 // Long because it holds every row of the published plans.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "llama_outline.h"
+#include "meshwright/plugin_main.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/planning/footprint_parts.h"
 #include "sdk/planning/tp_errors.h"
+#include "sdk/planning/tp_tables.h"
 
 namespace tp_plan_test {
 
 using namespace meshwright;
 
 namespace {
+
+TpPlanEntries head_alone(const ModelOutline&, bool) {
+  return {{"lm_head", *parse_style("colwise")}};
+}
+TpPlanEntries nowhere(const ModelOutline&, bool) { return {{"nowhere", *parse_style("colwise")}}; }
 
 // "colwise r -> s(-1) plain": a style on one line.
 std::string text(const TpStyle& s) {
@@ -339,15 +348,23 @@ TEST_CASE("the plan is chosen in the order of semantics 2.1") {
   Error unknown = error_of([&] { select_tp_plan(llama, named); });
   CHECK(unknown.code() == ErrorCode::unknown_tp_plan);
   CHECK(unknown.helps().front().find("llama_nemotron_super_tp_plan") != std::string::npos);
-  register_tp_plan("test_plan", [](const ModelOutline&, bool) {
-    return TpPlanEntries{{"lm_head", *parse_style("colwise")}};
-  });
-  CHECK(error_of([] { register_tp_plan("test_plan", {}); }).code() == ErrorCode::conflict);
+  // Plans that a strategy's description brings; again the same ones, as a second instance does.
+  constexpr std::array kPlans = {named_tp_plan<head_alone>("test_plan"),
+                                 named_tp_plan<nowhere>("test_plan_of_nothing")};
+  constexpr std::array kOthers = {named_tp_plan<nowhere>("test_plan")};
+  constexpr std::array kBuiltIn = {named_tp_plan<nowhere>("base")};
+  auto bring = [](std::span<const meshwright_tp_plan> plans) {
+    meshwright_strategy strategy{};
+    strategy.tp_plans = plans.data();
+    strategy.tp_plan_count = plans.size();
+    tp::register_plans(strategy);
+  };
+  bring(kPlans);
+  bring(kPlans);
+  for (std::span<const meshwright_tp_plan> taken : {std::span(kOthers), std::span(kBuiltIn)})
+    CHECK(error_of([&] { bring(taken); }).code() == ErrorCode::conflict);
   named.choice.name = "test_plan";
   CHECK(select_tp_plan(llama, named).entries.size() == 1);
-  register_tp_plan("test_plan_of_nothing", [](const ModelOutline&, bool) {
-    return TpPlanEntries{{"nowhere", *parse_style("colwise")}};
-  });
   named.choice.name = "test_plan_of_nothing";
   CHECK(select_tp_plan(llama, named).warnings.size() == 1);
 
