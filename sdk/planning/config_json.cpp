@@ -77,7 +77,7 @@ std::string brief(const boost::json::value& value) {
   return boost::json::serialize(value).substr(0, 60);
 }
 
-std::string number_text(double value) { return text::format("%g", value); }
+std::string bound_text(double value) { return text::format("%g", value); }
 
 }  // namespace
 
@@ -196,8 +196,8 @@ double ConfigJson::number(std::string_view field, double low, double high,
   if (!value->is_number()) refuse(field, "must be a number, found " + brief(*value));
   double number = value->to_number<double>();
   if (!(number >= low && number <= high))
-    refuse(field, "= " + brief(*value) + " is out of range (" + number_text(low) + " to " +
-                      number_text(high) + ")");
+    refuse(field, "= " + brief(*value) + " is out of range (" + bound_text(low) + " to " +
+                      bound_text(high) + ")");
   return number;
 }
 
@@ -252,8 +252,7 @@ std::vector<double> ConfigJson::numbers(std::string_view field, double low, doub
   const boost::json::value* value = document_->find(path_, field);
   if (value == nullptr) return out;
   auto wrong = [&] {
-    refuse(field,
-           "must be a list of numbers from " + number_text(low) + " to " + number_text(high));
+    refuse(field, "must be a list of numbers from " + bound_text(low) + " to " + bound_text(high));
   };
   if (!value->is_array()) wrong();
   for (const boost::json::value& item : value->get_array()) {

@@ -55,7 +55,7 @@ TEST_CASE("Embedding gives rows by a number that is rounded to their dtype") {
     c10::NoGradGuard no_grad;
     words->weight.copy_(at::randn({5, 4}));
   }
-  const Tensor ids = at::tensor({{4, 1}, {0, 4}}, at::kLong);
+  const Tensor ids = at::tensor({4, 1, 0, 4}, at::kLong).view({2, 2});
   const Tensor rows = words->weight.index_select(0, ids.flatten()).view({2, 2, 4});
   CHECK(words(ids).equal(rows));
   words->scale = std::sqrt(1152);

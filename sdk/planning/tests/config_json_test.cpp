@@ -59,7 +59,7 @@ TEST_CASE("config.json: fields are typed, and absent ones have the default") {
 TEST_CASE("config.json: a mistake is told by file, field and line") {
   const ConfigJson config = parse(
       "{\n  \"width\": \"wide\",\n  \"list\": [{\"eps\": 3}, \"eps\"],\n  \"inner\": {\n"
-      "    \"width\": 8.5,\n    \"eps\": 7\n  },\n  \"eps\": 2, \"tied\": 1\n}");
+      "    \"width\": true,\n    \"eps\": 7\n  },\n  \"eps\": 2, \"tied\": 1\n}");
   const auto code = [](ErrorCode c) { return "error[" + code_string(c) + "]: "; };
   const std::string bad = code(ErrorCode::bad_model_config);
   CHECK(refusal([&] { config.integer("width", 1, 9); }) ==
@@ -69,7 +69,7 @@ TEST_CASE("config.json: a mistake is told by file, field and line") {
   CHECK(refusal([&] { config.boolean("tied", true); }) ==
         bad + "config.json: tied must be true or false, found 1 (line 8)");
   CHECK(refusal([&] { config.object("inner").integer("width", 1, 9); }) ==
-        bad + "config.json: inner: width must be a whole number, found 8.5 (line 5)");
+        bad + "config.json: inner: width must be a whole number, found true (line 5)");
   CHECK(refusal([&] { config.object("inner").number("eps", 0, 1); }) ==
         bad + "config.json: inner: eps = 7 is out of range (0 to 1) (line 6)");
   CHECK(refusal([&] { config.strings("list"); }) ==
