@@ -34,11 +34,11 @@ const ParameterOutline* ModelOutline::find_parameter(std::string_view name) cons
   return nullptr;
 }
 
-InitialValue ModelOutline::initial_value(const ParameterOutline& parameter) const {
-  if (parameter.init) return *parameter.init;
-  if (parameter.name.ends_with(".bias") || parameter.name == "bias")
-    return {InitialValue::Kind::constant, 0};
-  const ModuleOutline* module = find_module(module_of(parameter.name));
+InitialValue ModelOutline::initial_value(std::string_view parameter) const {
+  if (const ParameterOutline* known = find_parameter(parameter); known != nullptr && known->init)
+    return *known->init;
+  if (parameter.ends_with(".bias") || parameter == "bias") return {InitialValue::Kind::constant, 0};
+  const ModuleOutline* module = find_module(module_of(parameter));
   if (module != nullptr && module->kind == ModuleKind::norm)
     return {InitialValue::Kind::constant, 1};
   return {};

@@ -110,7 +110,7 @@ struct ModelOutline {
   MESHWRIGHT_API const ModuleOutline* find_module(std::string_view name) const;
   MESHWRIGHT_API const ParameterOutline* find_parameter(std::string_view name) const;
   // Its init; else 0 for what is called `bias`, 1 for what else a norm has, and normal(0, 0.02).
-  MESHWRIGHT_API InitialValue initial_value(const ParameterOutline& parameter) const;
+  MESHWRIGHT_API InitialValue initial_value(std::string_view parameter) const;
 };
 
 // Dotted name of the module that holds a parameter: everything before the last dot.

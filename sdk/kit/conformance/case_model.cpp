@@ -65,7 +65,7 @@ std::string fingerprint(const ModelOutline& o) {
     out << ") " << static_cast<int>(p.dtype) << p.trainable << p.fused.has_value() << p.copy_of
         << p.stored.transposed;
     for (const std::string& name : p.stored.names) out << ' ' << name;
-    const InitialValue init = o.initial_value(p);
+    const InitialValue init = o.initial_value(p.name);
     out << " begins as " << static_cast<int>(init.kind) << ' '
         << std::bit_cast<uint64_t>(init.value) << ' ' << init.zero_row.value_or(-1) << '\n';
   }

@@ -288,8 +288,7 @@ void fill_values(torch::nn::Module& module, const ModelOutline& outline) {
     reallocate(parameter, parameter.sizes(), at::TensorOptions().dtype(at::kFloat));
     const Tensor noise =
         at::randn(parameter.sizes(), at::detail::createCPUGenerator(seed++), at::kFloat);
-    const ParameterOutline* known = outline.find_parameter(name);
-    const InitialValue value = known != nullptr ? outline.initial_value(*known) : InitialValue{};
+    const InitialValue value = outline.initial_value(name);
     Tensor out = parameter.detach();
     switch (value.kind) {
       case InitialValue::Kind::constant:

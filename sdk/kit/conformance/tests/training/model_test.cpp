@@ -216,7 +216,7 @@ class Family final : public ModelFamily {
                      {"lm_head", "colwise_rep"}};
     o.own_sequence_plan = {{"layers.*.norm", "sequence_parallel"}, {"norm", "sequence_parallel"}};
     for (ParameterOutline& p : o.parameters) {
-      p.init = o.initial_value(p);
+      p.init = o.initial_value(p.name);
       if (p.init->kind == InitialValue::Kind::normal) p.init->value = 0.3;
     }
     if (hooks.outline) hooks.outline(o, request);
