@@ -23,11 +23,11 @@
 
 #include "engine/launch/device/device.h"
 #include "engine/models/running/activation.h"
-#include "engine/models/running/rotary.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/loss.h"
 #include "meshwright/nn/moe.h"
+#include "meshwright/nn/rotary.h"
 #include "sdk/base/kernels/grouped_arguments.h"
 #include "sdk/base/own_kernels.h"
 #include "sdk/base/residual.h"
@@ -206,16 +206,16 @@ void measure(const cuda::CudaPart& part, const Sizes& s) {
   const Tensor query = leaf({1, s.tokens, heads, kHeadDim}),
                key = leaf({1, s.tokens, kv, kHeadDim}), value = leaf({1, s.tokens, kv, kHeadDim}),
                of_heads = at::randn(query.sizes(), options);
-  modules::RopeConfig config;
+  RopeConfig config;
   config.dim = kHeadDim;
-  modules::RotaryEmbedding rotary(std::vector<modules::RopeConfig>{config});
-  const modules::RotaryTable angles = rotary(query, s.tokens, 0);
+  RotaryEmbedding rotary(std::vector<RopeConfig>{config});
+  const RotaryTable angles = rotary(query, s.tokens, 0);
   const double turned = 2 * (bytes(query) + bytes(key));
   Times turning;
-  turning.forward = milliseconds(part, [&] { modules::rotate(query, key, angles); });
+  turning.forward = milliseconds(part, [&] { rotate(query, key, angles); });
   turning.backward = milliseconds(part,
                                   [&] {
-                                    auto [q, k] = modules::rotate(query, key, angles);
+                                    auto [q, k] = rotate(query, key, angles);
                                     torch::autograd::backward({q, k}, {of_heads, key.detach()});
                                     for (const Tensor& t : {query, key})
                                       t.mutable_grad() = Tensor();

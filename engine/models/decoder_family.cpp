@@ -126,7 +126,7 @@ ModelOutline llama_family(const ConfigJson& config, DType storage) {
     b.norm(layer + ".post_attention_layernorm", s.hidden, prefix + "RMSNorm");
   }
   end_decoder(b, prefix, s);
-  b.own_plan(gated_mlp_plan(attention_plan(family.attention.qk_norms)));
+  own_plan(b.outline, gated_mlp_plan(attention_plan(family.attention.qk_norms)));
   return std::move(b.outline);
 }
 
@@ -145,7 +145,7 @@ ModelOutline gemma3(const ConfigJson& config, DType storage) {
       b.norm(layer + "." + norm, s.hidden, "Gemma3RMSNorm");
   }
   end_decoder(b, "Gemma3", s);
-  b.own_plan(gated_mlp_plan(attention_plan(true)));
+  own_plan(b.outline, gated_mlp_plan(attention_plan(true)));
   return std::move(b.outline);
 }
 
@@ -234,7 +234,7 @@ ModelOutline moe_family(const ConfigJson& config, DType storage) {
   end_decoder(b, prefix, s);
   // What transformers says of experts is left out: they are divided by ep_size.
   PlanRows rows = attention_plan(family.attention.qk_norms);
-  b.own_plan(family.model_type == "mixtral" ? rows : gated_mlp_plan(rows));
+  own_plan(b.outline, family.model_type == "mixtral" ? rows : gated_mlp_plan(rows));
   return std::move(b.outline);
 }
 
@@ -282,7 +282,7 @@ ModelOutline phi(const ConfigJson& config, DType storage) {
   if (qk_norms)  // theirs has no word for them
     for (const char* norm : {"layers.*.self_attn.q_layernorm", "layers.*.self_attn.k_layernorm"})
       rows.emplace_back(norm, "replicated_with_grad_allreduce");
-  b.own_plan(rows);
+  own_plan(b.outline, rows);
   return std::move(b.outline);
 }
 
@@ -305,10 +305,10 @@ ModelOutline phi3(const ConfigJson& config, DType storage) {
     b.module(layer + ".resid_mlp_dropout", ModuleKind::other, "Dropout");
   }
   end_decoder(b, "Phi3", s);
-  b.own_plan({{"layers.*.self_attn.qkv_proj", "colwise_gather_output"},
-              {"layers.*.self_attn.o_proj", "rowwise_split_input"},
-              {"layers.*.mlp.gate_up_proj", "colwise_gather_output"},
-              {"layers.*.mlp.down_proj", "rowwise_split_input"}});
+  own_plan(b.outline, {{"layers.*.self_attn.qkv_proj", "colwise_gather_output"},
+                       {"layers.*.self_attn.o_proj", "rowwise_split_input"},
+                       {"layers.*.mlp.gate_up_proj", "colwise_gather_output"},
+                       {"layers.*.mlp.down_proj", "rowwise_split_input"}});
   return std::move(b.outline);
 }
 

@@ -5,8 +5,8 @@
 #include <optional>
 #include <vector>
 
-#include "engine/models/config_json.h"
 #include "engine/models/decoder.h"
+#include "meshwright/model/config_json.h"
 #include "meshwright/outline.h"
 
 namespace meshwright::outlines {

@@ -58,12 +58,6 @@ ModelOutline HubFamily::outline(const ModelRequest& request) const {
   return out;
 }
 
-InitialValue HubFamily::initial_value(const ModelRequest& request, const ModelOutline& /*outline*/,
-                                      const ParameterOutline& parameter) const {
-  const NetConfig net = read_net_config(load_config(request.config));
-  return outlines::initial_value(parameter.name, initial_values(net));
-}
-
 std::unique_ptr<RunningModel> HubFamily::make(const ModelRequest& request) const {
   const Maker make = maker;
   if (make == nullptr)

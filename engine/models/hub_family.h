@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "engine/models/config_json.h"
+#include "meshwright/model/config_json.h"
 #include "meshwright/model/model_family.h"
 
 namespace meshwright::outlines {
@@ -13,8 +13,6 @@ class HubFamily final : public ModelFamily {
  public:
   void check_runs(const ModelRequest& request, Diagnostics& diagnostics) const override;
   ModelOutline outline(const ModelRequest& request) const override;
-  InitialValue initial_value(const ModelRequest& request, const ModelOutline& outline,
-                             const ParameterOutline& parameter) const override;
   std::unique_ptr<RunningModel> make(const ModelRequest& request) const override;
 
   // Where planning has no LibTorch nothing can be made: who runs models says how.

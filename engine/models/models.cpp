@@ -96,25 +96,12 @@ ModelOutline parse_outline(std::string_view json, const std::string& name, DType
   return make_outline(ConfigJson::parse(json, name), storage);
 }
 
-namespace {
-
-// What is only planned has no windows: nothing runs it.
-ModelOutline with_windows(ModelOutline outline, const ConfigJson& config) {
-  try {
-    outline.windows = attention_windows(config, outline.model_type, outline.layers);
-  } catch (const Error&) {
-  }
-  return outline;
-}
-
-}  // namespace
-
-ModelOutline make_outline(const ConfigJson& config, DType storage) {
+Family family_of(const ConfigJson& config) {
   std::vector<std::string> architectures = config.strings("architectures");
   std::string type = config.string("model_type", "");
   for (const Entry& entry : kFamilies)
     if (architectures.empty() ? type == entry.model_type : architectures[0] == entry.architecture)
-      return with_windows(entry.family(config, storage), config);
+      return entry.family;
   std::vector<std::string> known = known_architectures();
   std::string found = architectures.empty()
                           ? (type.empty() ? "no architecture" : "model_type \"" + type + "\"")
@@ -133,6 +120,41 @@ ModelOutline make_outline(const ConfigJson& config, DType storage) {
         error.help("did you mean \"architectures\": [\"" + k + "\"]?");
   }
   throw error;
+}
+
+namespace {
+
+// As transformers' _init_weights has it.
+void set_initial_values(ModelOutline& outline, const NetConfig& config) {
+  using enum InitialValue::Kind;
+  std::map<std::string_view, ModuleKind> kinds;
+  for (const ModuleOutline& module : outline.modules) kinds[module.name] = module.kind;
+  for (ParameterOutline& p : outline.parameters) {
+    const ModuleKind kind = kinds[module_of(p.name)];
+    p.init = InitialValue{normal, config.initializer_range};
+    if (p.name.ends_with(".bias"))
+      p.init = InitialValue{constant, 0};
+    else if (kind == ModuleKind::norm)
+      p.init = InitialValue{constant, config.norms_plus_one ? 0.0 : 1.0};
+    else if (kind == ModuleKind::embedding)
+      p.init->zero_row = config.padding_row;
+  }
+}
+
+}  // namespace
+
+// What is only planned and does not run has neither windows nor values to begin with.
+ModelOutline make_outline(const ConfigJson& config, DType storage) {
+  ModelOutline outline = family_of(config)(config, storage);
+  try {
+    outline.windows = attention_windows(config, outline.model_type, outline.layers);
+  } catch (const Error&) {
+  }
+  try {
+    set_initial_values(outline, read_net_config(config));
+  } catch (const Error&) {
+  }
+  return outline;
 }
 
 std::vector<std::string> hub_helps(const std::filesystem::path& path) {
@@ -171,21 +193,6 @@ ConfigJson load_config(const std::filesystem::path& config_or_folder) {
 
 ModelOutline load_outline(const std::filesystem::path& config_or_folder, DType storage) {
   return make_outline(load_config(config_or_folder), storage);
-}
-
-using Kind = InitialValue::Kind;
-
-InitialValues initial_values(const NetConfig& config) {
-  return {config.initializer_range, config.padding_row, config.norms_plus_one};
-}
-
-InitialValue initial_value(std::string_view parameter, const InitialValues& values) {
-  const std::string_view module = module_of(parameter), last = module.substr(module.rfind('.') + 1);
-  if (parameter.ends_with(".bias")) return {Kind::constant, 0};
-  if (last.ends_with("norm")) return {Kind::constant, values.zero_norms ? 0.0 : 1.0};
-  InitialValue out{Kind::normal, values.range};
-  if (last == "embed_tokens") out.zero_row = values.padding_row;
-  return out;
 }
 
 }  // namespace meshwright::outlines

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/models/config_json.h"
 #include "engine/models/net_config.h"
+#include "meshwright/model/config_json.h"
 #include "meshwright/model/model_family.h"
 #include "meshwright/outline.h"
 
@@ -26,24 +26,13 @@ ModelOutline parse_outline(std::string_view json, const std::string& name, DType
 // needs.
 ConfigJson load_config(const std::filesystem::path& config_or_folder);
 ModelOutline make_outline(const ConfigJson& config, DType storage);
+// What of it is names and shapes alone, by the architecture that the file names.
+Family family_of(const ConfigJson& config);
 // The architectures there are, sorted.
 std::vector<std::string> known_architectures();
 // What to do about a path that is not there and has the form of a name on the Hugging Face hub
 // ("meta-llama/Llama-3.2-1B"): how it is downloaded, and which key names the folder then. Empty for
 // anything else.
 std::vector<std::string> hub_helps(const std::filesystem::path& path);
-
-// What the weights of the families built in are before any training, as transformers'
-// _init_weights has it.
-
-struct InitialValues {
-  double range = 0.02;                 // weights of Linear and Embedding: normal(0, range)
-  std::optional<int64_t> padding_row;  // of the embedding: zeros (pad_token_id)
-  bool zero_norms = false;             // norms that scale by 1 + weight; else ones
-};
-
-InitialValues initial_values(const NetConfig& config);
-// Zeros for biases, ones or zeros for norms, else normal(0, range).
-InitialValue initial_value(std::string_view parameter, const InitialValues& values = {});
 
 }  // namespace meshwright::outlines

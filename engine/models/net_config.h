@@ -10,26 +10,9 @@
 #include <vector>
 
 #include "engine/models/decoder_family.h"
+#include "meshwright/model/config_json.h"
 
 namespace meshwright::outlines {
-
-enum class RopeType : uint8_t { standard, linear, dynamic, llama3, longrope, yarn };
-
-struct RopeConfig {
-  RopeType type = RopeType::standard;
-  double theta = 10000, factor = 1;
-  double low_frequency_factor = 1, high_frequency_factor = 4;  // llama3
-  int64_t original_positions = 0;                              // llama3, longrope, yarn
-  std::vector<double> short_factors,
-      long_factors;  // longrope: dim / 2 each, for sequences up to original_positions and beyond
-  double beta_fast = 32,
-         beta_slow = 1;         // yarn: turns within original_positions between which it blends
-  bool truncate = true;         // yarn: to whole dimensions
-  double attention_factor = 1;  // longrope, yarn: cos and sin are multiplied by it
-  int64_t max_positions = 0;
-  int64_t dim =
-      0;  // the leading part of a head that turns: head_dim unless partial_rotary_factor says less
-};
 
 struct LayerConfig {
   int64_t window = 0;  // 0: it sees everything before it
@@ -69,10 +52,6 @@ std::vector<int64_t> attention_windows(const ConfigJson& config, const std::stri
 
 // The names of activations that run, under which modules::find_activation() has them.
 std::span<const char* const> known_activations();
-
-// Its rotary embeddings alone; `max_positions`: the family's default.
-std::vector<RopeConfig> read_ropes(const ConfigJson& config, const DecoderFamily& family,
-                                   int64_t max_positions);
 
 inline constexpr int64_t kMaxPositions = int64_t{1} << 32;
 

@@ -1,12 +1,10 @@
 #include "engine/plugins/guard.h"
 
-#include <cmath>
 #include <utility>
 
 #include "meshwright/model/running_model.h"
 #include "meshwright/parallel/parallel.h"
 #include "sdk/base/checks.h"
-#include "sdk/base/plain_text.h"
 #include "sdk/base/plugin_guard.h"
 
 namespace meshwright::loader {
@@ -56,23 +54,6 @@ class GuardedFamily final : public PluginObject<ModelFamily> {
           "outline() describes no model: " + wrong.front() +
               (wrong.size() == 1 ? "" : ", and " + std::to_string(wrong.size() - 1) + " more"))
           .help("`meshwright plugins check` on the plugin tells all of it");
-    return out;
-  }
-  InitialValue initial_value(const ModelRequest& request, const ModelOutline& outline,
-                             const ParameterOutline& parameter) const override {
-    const InitialValue out =
-        call_hook("initial_value", &ModelFamily::initial_value, request, outline, parameter);
-    const bool spread = out.kind != InitialValue::Kind::constant;
-    if (out.kind > InitialValue::Kind::uniform || !std::isfinite(out.value) ||
-        (spread && out.value < 0))
-      throw nonconforming("initial_value", "initial_value() of " + parameter.name + " is " +
-                                               text::format("%f", out.value) +
-                                               (spread && out.value < 0 ? ", below 0" : ""));
-    if (out.zero_row &&
-        (parameter.shape.empty() || *out.zero_row < 0 || *out.zero_row >= parameter.shape.front()))
-      throw nonconforming("initial_value", "initial_value() of " + parameter.name +
-                                               ": there is no row " +
-                                               std::to_string(*out.zero_row));
     return out;
   }
   std::unique_ptr<RunningModel> make(const ModelRequest& request) const override {

@@ -1,8 +1,6 @@
 // The encoder as it runs.
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <meshwright/model/running_model.h>
 #include <meshwright/nn/layers.h>
@@ -20,36 +18,18 @@ using at::Tensor;
 
 namespace {
 
-class LayerNormImpl : public torch::nn::Module {
- public:
-  LayerNormImpl(int64_t width, const at::TensorOptions& options) {
-    weight = register_parameter("weight", at::empty({width}, options));
-    bias = register_parameter("bias", at::empty({width}, options));
-  }
-  Tensor forward(const Tensor& x) { return at::layer_norm(x, weight.sizes(), weight, bias, 1e-5); }
-  Tensor weight, bias;
-};
-MESHWRIGHT_MODULE(LayerNorm);
-
-mw::Embedding make_embedding(int64_t rows, int64_t width, const at::TensorOptions& options) {
-  mw::Embedding out(torch::nn::EmbeddingOptions(1, 1));
-  out->options.num_embeddings(rows).embedding_dim(width);
-  mw::reallocate(out->weight, {rows, width}, options);
-  return out;
-}
-
 class EncoderLayerImpl : public torch::nn::Module {
  public:
   EncoderLayerImpl(const Sizes& s, const at::TensorOptions& options) : head_(s.width / s.heads) {
     auto linear = [&](const char* name, int64_t in, int64_t out) {
       return register_module(name, mw::make_linear(in, out, true, options));
     };
-    norm_attention_ = register_module("norm_attention", LayerNorm(s.width, options));
+    norm_attention_ = register_module("norm_attention", mw::LayerNorm(s.width, 1e-5, options));
     query_ = linear("query", s.width, s.width);
     key_ = linear("key", s.width, s.width);
     value_ = linear("value", s.width, s.width);
     output_ = linear("output", s.width, s.width);
-    norm_feed_ = register_module("norm_feed", LayerNorm(s.width, options));
+    norm_feed_ = register_module("norm_feed", mw::LayerNorm(s.width, 1e-5, options));
     up_ = linear("up", s.width, 4 * s.width);
     down_ = linear("down", 4 * s.width, s.width);
   }
@@ -68,7 +48,7 @@ class EncoderLayerImpl : public torch::nn::Module {
 
  private:
   int64_t head_;
-  LayerNorm norm_attention_{nullptr}, norm_feed_{nullptr};
+  mw::LayerNorm norm_attention_{nullptr}, norm_feed_{nullptr};
   mw::Linear query_{nullptr}, key_{nullptr}, value_{nullptr}, output_{nullptr}, up_{nullptr},
       down_{nullptr};
 };
@@ -77,11 +57,11 @@ MESHWRIGHT_MODULE(EncoderLayer);
 class EncoderImpl : public torch::nn::Module {
  public:
   EncoderImpl(const Sizes& s, const at::TensorOptions& options) : count_(s.layers) {
-    tokens_ = register_module("tokens", make_embedding(s.vocabulary, s.width, options));
-    positions_ = register_module("positions", make_embedding(s.positions, s.width, options));
+    tokens_ = register_module("tokens", mw::make_embedding(s.vocabulary, s.width, options));
+    positions_ = register_module("positions", mw::make_embedding(s.positions, s.width, options));
     layers_ = register_module("layers", torch::nn::ModuleList());
     for (int64_t i = 0; i < s.layers; ++i) layers_->push_back(EncoderLayer(s, options));
-    norm_ = register_module("norm", LayerNorm(s.width, options));
+    norm_ = register_module("norm", mw::LayerNorm(s.width, 1e-5, options));
     lm_head_ = register_module("lm_head", mw::make_linear(s.width, s.vocabulary, false, options));
   }
   Tensor forward(const Tensor& input) {
@@ -98,7 +78,7 @@ class EncoderImpl : public torch::nn::Module {
   int64_t count_;
   mw::Embedding tokens_{nullptr}, positions_{nullptr};
   torch::nn::ModuleList layers_;
-  LayerNorm norm_{nullptr};
+  mw::LayerNorm norm_{nullptr};
   mw::Linear lm_head_{nullptr};
 };
 MESHWRIGHT_MODULE(Encoder);

@@ -1,10 +1,6 @@
 // GPT-2 as it runs, with transformers' mathematics: the running half.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
 #include <meshwright/nn/attention.h>
@@ -25,29 +21,6 @@ namespace {
 
 using at::Tensor;
 using gpt2::Sizes;
-
-class LayerNormImpl : public torch::nn::Module {
- public:
-  LayerNormImpl(const Sizes& s, const at::TensorOptions& options) : epsilon_(s.epsilon) {
-    weight = register_parameter("weight", at::empty({s.width}, options));
-    bias = register_parameter("bias", at::empty({s.width}, options));
-  }
-  Tensor forward(const Tensor& x) {
-    return at::layer_norm(x, weight.sizes(), weight, bias, epsilon_);
-  }
-  Tensor weight, bias;
-
- private:
-  double epsilon_;
-};
-MESHWRIGHT_MODULE(LayerNorm);
-
-mw::Embedding make_embedding(int64_t rows, int64_t width, const at::TensorOptions& options) {
-  mw::Embedding out(torch::nn::EmbeddingOptions(1, 1));
-  out->options.num_embeddings(rows).embedding_dim(width);
-  mw::reallocate(out->weight, {rows, width}, options);
-  return out;
-}
 
 class GPT2AttentionImpl : public torch::nn::Module {
  public:
@@ -102,9 +75,9 @@ MESHWRIGHT_MODULE(GPT2MLP);
 class GPT2BlockImpl : public torch::nn::Module {
  public:
   GPT2BlockImpl(const Sizes& s, const at::TensorOptions& options) {
-    ln_1_ = register_module("ln_1", LayerNorm(s, options));
+    ln_1_ = register_module("ln_1", mw::LayerNorm(s.width, s.epsilon, options));
     attn_ = register_module("attn", GPT2Attention(s, options));
-    ln_2_ = register_module("ln_2", LayerNorm(s, options));
+    ln_2_ = register_module("ln_2", mw::LayerNorm(s.width, s.epsilon, options));
     mlp_ = register_module("mlp", GPT2MLP(s, options));
   }
   Tensor forward(const Tensor& x) {
@@ -113,7 +86,7 @@ class GPT2BlockImpl : public torch::nn::Module {
   }
 
  private:
-  LayerNorm ln_1_{nullptr}, ln_2_{nullptr};
+  mw::LayerNorm ln_1_{nullptr}, ln_2_{nullptr};
   GPT2Attention attn_{nullptr};
   GPT2MLP mlp_{nullptr};
 };
@@ -123,17 +96,18 @@ class GPT2ModelImpl : public torch::nn::Module {
  public:
   GPT2ModelImpl(const Sizes& s, const at::TensorOptions& options)
       : positions_(s.positions), layers_(s.layers), dropout_(s.embedding_dropout) {
-    wte = register_module("wte", make_embedding(s.vocab, s.width, options));
-    wpe_ = register_module("wpe", make_embedding(s.positions, s.width, options));
+    wte = register_module("wte", mw::make_embedding(s.vocab, s.width, options));
+    wpe_ = register_module("wpe", mw::make_embedding(s.positions, s.width, options));
     h_ = register_module("h", torch::nn::ModuleList());
     for (int64_t i = 0; i < s.layers; ++i) h_->push_back(GPT2Block(s, options));
-    ln_f_ = register_module("ln_f", LayerNorm(s, options));
+    ln_f_ = register_module("ln_f", mw::LayerNorm(s.width, s.epsilon, options));
   }
   Tensor forward(const Tensor& input) {
     const mw::StagePart part = mw::current_stage();
     Tensor x = input;
     if (part.first)
-      x = at::dropout(wte(input) + wpe_(positions_of(input)), dropout_, is_training());
+      x = at::dropout(wte(input) + wpe_(mw::current_positions(input, positions_)), dropout_,
+                      is_training());
     for (int64_t i = part.begin; i < part.end_of(layers_); ++i)
       x = h_[static_cast<size_t>(i)]->as<GPT2Block>()->forward(x);
     return part.last ? ln_f_(x) : x;
@@ -141,23 +115,11 @@ class GPT2ModelImpl : public torch::nn::Module {
   mw::Embedding wte{nullptr};
 
  private:
-  // Of the rows that are here, [1 or batch, rows]. Padding lies behind all that counts.
-  Tensor positions_of(const Tensor& ids) const {
-    const auto sequence = mw::current_sequence();
-    if (sequence && sequence->positions.defined())
-      return sequence->positions.to(ids.device()).clamp_max(positions_ - 1);
-    const at::TensorOptions options = ids.options();
-    if (!sequence || sequence->rows.empty()) return at::arange(ids.size(1), options).unsqueeze(0);
-    std::vector<Tensor> runs;
-    for (const mw::PositionRun& run : sequence->rows)
-      runs.push_back(at::arange(run.position, run.position + run.count, options));
-    return at::cat(runs).clamp_max(positions_ - 1).unsqueeze(0);
-  }
   int64_t positions_, layers_;
   double dropout_;
   mw::Embedding wpe_{nullptr};
   torch::nn::ModuleList h_;
-  LayerNorm ln_f_{nullptr};
+  mw::LayerNorm ln_f_{nullptr};
 };
 MESHWRIGHT_MODULE(GPT2Model);
 

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
@@ -175,6 +176,18 @@ SequenceScope::SequenceScope(std::shared_ptr<const Sequence> sequence)
 SequenceScope::~SequenceScope() { sequence_of_thread = std::move(outer_); }
 
 std::shared_ptr<const Sequence> current_sequence() { return sequence_of_thread; }
+
+Tensor current_positions(const Tensor& ids, int64_t end) {
+  const auto& sequence = sequence_of_thread;
+  if (sequence && sequence->positions.defined())
+    return sequence->positions.to(ids.device()).clamp_max(end - 1);
+  if (!sequence || sequence->rows.empty())
+    return at::arange(ids.size(1), ids.options()).unsqueeze(0);
+  std::vector<Tensor> runs;
+  for (const PositionRun& run : sequence->rows)
+    runs.push_back(at::arange(run.position, run.position + run.count, ids.options()));
+  return at::cat(runs).clamp_max(end - 1).unsqueeze(0);
+}
 
 AttentionMethod::~AttentionMethod() = default;
 

@@ -3,9 +3,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <cxxabi.h>
@@ -58,6 +60,21 @@ Linear make_linear(int64_t in, int64_t out, bool bias, const at::TensorOptions& 
   reallocate(linear->weight, {out, in}, options);
   if (bias) reallocate(linear->bias, {out}, options);
   return linear;
+}
+
+Embedding make_embedding(int64_t rows, int64_t width, const at::TensorOptions& options,
+                         std::optional<int64_t> padding) {
+  Embedding embedding(torch::nn::EmbeddingOptions(1, 1));
+  embedding->options.num_embeddings(rows).embedding_dim(width).padding_idx(padding);
+  reallocate(embedding->weight, {rows, width}, options);
+  return embedding;
+}
+
+at::Tensor EmbeddingImpl::forward(const at::Tensor& ids) {
+  at::Tensor x = torch::nn::EmbeddingImpl::forward(ids);
+  if (scale == 1) return x;
+  // The number itself is rounded to the dtype: sqrt(1152) = 33.94 is 34 in bfloat16.
+  return x * at::scalar_tensor(scale, at::kFloat).to(weight.scalar_type()).item<double>();
 }
 
 namespace {
@@ -315,10 +332,21 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
 
 }  // namespace
 
-RMSNormImpl::RMSNormImpl(int64_t size, double eps, NormScale scaled_by)
+LayerNormImpl::LayerNormImpl(int64_t size, double eps, const at::TensorOptions& options)
+    : epsilon(eps) {
+  weight = register_parameter("weight", at::ones({size}, options));
+  bias = register_parameter("bias", at::zeros({size}, options));
+}
+
+Tensor LayerNormImpl::forward(const Tensor& x) {
+  return at::layer_norm(x, weight.sizes(), weight, bias, epsilon);
+}
+
+RMSNormImpl::RMSNormImpl(int64_t size, double eps, NormScale scaled_by,
+                         const at::TensorOptions& options)
     : epsilon(eps), scale(scaled_by) {
-  weight = register_parameter("weight",
-                              scale == NormScale::weight ? at::ones({size}) : at::zeros({size}));
+  weight = register_parameter("weight", scale == NormScale::weight ? at::ones({size}, options)
+                                                                   : at::zeros({size}, options));
 }
 
 Tensor RMSNormImpl::forward(const Tensor& x) {

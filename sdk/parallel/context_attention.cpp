@@ -18,8 +18,8 @@
 
 #include "key_exchange.h"
 #include "meshwright/error.h"
-#include "meshwright/parallel/trace_span.h"
 #include "sdk/base/shared_schemas.h"
+#include "sdk/base/trace_span.h"
 #include "sdk/comm/activity.h"
 #include "sdk/comm/group_impl.h"
 #include "sdk/nn/attention_parts.h"

@@ -17,7 +17,7 @@
 
 #include "meshwright/error.h"
 #include "meshwright/nn/attention.h"
-#include "meshwright/parallel/trace_span.h"
+#include "sdk/base/trace_span.h"
 #include "sdk/nn/linear_product.h"
 
 namespace meshwright::detail {

@@ -141,8 +141,9 @@ bool TokenActivations::hold_for(const MemoryFacts& facts) const {
               [](const ModuleOutline& module) { return module.kind == ModuleKind::experts; }));
 }
 
-int64_t TokenActivations::stream(std::string_view norm) const {
-  return outline_.hidden_size / (sequence_.contains(std::string(norm)) ? tp_ : 1);
+int64_t TokenActivations::stream(const ModuleOutline& norm) const {
+  return (norm.width > 0 ? norm.width : outline_.hidden_size) /
+         (sequence_.contains(norm.name) ? tp_ : 1);
 }
 
 int64_t TokenActivations::of_experts(int64_t width) const { return scaled(rows_, width, tokens_); }
@@ -191,16 +192,18 @@ void TokenActivations::add(const ParameterOutline& parameter) {
   const ModuleOutline* found = index_.find(module);
   if (found == nullptr || parameter.shape.empty()) return;
   bool weight = parameter.name.ends_with(".weight");
+  // A norm that says its width need not call its parameter `weight`.
+  const bool norm = found->kind == ModuleKind::norm && (weight || found->width > 0) &&
+                    norms_.insert(module).second;
   if (within.empty()) {
-    if (weight && index_.has_backward(module) && found->kind == ModuleKind::norm)
-      outside += stream(module);
+    if (norm && index_.has_backward(module)) outside += stream(*found);
     return;
   }
   const bool attention = in_attention(module.substr(within.size()));
-  if (found->kind == ModuleKind::norm && weight && module_of(module) == within) {
-    layer_.norms += stream(module);
+  if (norm && module_of(module) == within) {
+    layer_.norms += stream(*found);
     ++layer_.norm_count;
-    if (layer_.stream == 0) layer_.stream = stream(module);
+    if (layer_.stream == 0) layer_.stream = stream(*found);
   } else if (found->kind == ModuleKind::experts && parameter.shape.size() == 3) {
     add_experts(parameter);
   } else if (found->kind == ModuleKind::linear && weight && parameter.shape.size() == 2) {

@@ -2,18 +2,22 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <compare>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <utility>
 
 #include "footprint_parts.h"
 #include "meshwright/error.h"
+#include "meshwright/model/model_family.h"
 #include "meshwright/tp_plan.h"
 #include "meshwright/unit_rules.h"
 #include "sdk/base/checks.h"
 #include "sdk/base/low_rank.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/text.h"
 
 namespace meshwright {
@@ -28,6 +32,16 @@ const ParameterOutline* ModelOutline::find_parameter(std::string_view name) cons
   for (const ParameterOutline& parameter : parameters)
     if (parameter.name == name) return &parameter;
   return nullptr;
+}
+
+InitialValue ModelOutline::initial_value(std::string_view parameter) const {
+  if (const ParameterOutline* known = find_parameter(parameter); known != nullptr && known->init)
+    return *known->init;
+  if (parameter.ends_with(".bias") || parameter == "bias") return {InitialValue::Kind::constant, 0};
+  const ModuleOutline* module = find_module(module_of(parameter));
+  if (module != nullptr && module->kind == ModuleKind::norm)
+    return {InitialValue::Kind::constant, 1};
+  return {};
 }
 
 std::string_view module_of(std::string_view parameter) {
@@ -65,7 +79,57 @@ std::string problem_of_shape(const ParameterOutline& p) {
          " rows, the parameter " + std::to_string(p.shape.empty() ? 0 : p.shape.front());
 }
 
+std::string problem_of_init(const ParameterOutline& p) {
+  if (!p.init) return "";
+  const InitialValue& v = *p.init;
+  const bool spread = v.kind != InitialValue::Kind::constant;
+  if (v.kind > InitialValue::Kind::uniform || !std::isfinite(v.value) || (spread && v.value < 0))
+    return "the initial value of " + p.name + " is " + text::format("%f", v.value) +
+           (spread && v.value < 0 ? ", below 0" : "");
+  if (v.zero_row && (p.shape.empty() || *v.zero_row < 0 || *v.zero_row >= p.shape.front()))
+    return p.name + " has no row " + std::to_string(*v.zero_row) + " that could begin as zeros";
+  return "";
+}
+
 }  // namespace
+
+void OutlineBuilder::module(const std::string& name, ModuleKind kind,
+                            const std::string& class_name) {
+  outline.modules.push_back({name, kind, class_name});
+}
+
+ParameterOutline& OutlineBuilder::parameter(const std::string& name, std::vector<int64_t> shape) {
+  element_count(shape);  // refuses what 64 bits cannot count
+  return outline.parameters.emplace_back(ParameterOutline{name, std::move(shape), storage_});
+}
+
+void OutlineBuilder::linear(const std::string& name, int64_t in, int64_t out, bool bias) {
+  module(name, ModuleKind::linear, "Linear");
+  parameter(name + ".weight", {out, in});
+  if (bias) parameter(name + ".bias", {out});
+}
+
+void OutlineBuilder::fused_linear(const std::string& name, int64_t in, const FusedRows& rows,
+                                  bool bias) {
+  const size_t first = outline.parameters.size();
+  linear(name, in, rows.groups * std::accumulate(rows.parts.begin(), rows.parts.end(), int64_t{0}),
+         bias);
+  for (size_t i = first; i < outline.parameters.size(); ++i) outline.parameters[i].fused = rows;
+}
+
+void OutlineBuilder::embedding(const std::string& name, int64_t rows, int64_t width,
+                               const std::string& class_name) {
+  module(name, ModuleKind::embedding, class_name);
+  parameter(name + ".weight", {rows, width});
+}
+
+void OutlineBuilder::norm(const std::string& name, int64_t width, const std::string& class_name,
+                          bool bias) {
+  module(name, ModuleKind::norm, class_name);
+  outline.modules.back().width = width;
+  parameter(name + ".weight", {width});
+  if (bias) parameter(name + ".bias", {width});
+}
 
 std::vector<std::string> problems_of(const ModelOutline& o) {
   std::vector<std::string> out;
@@ -87,6 +151,7 @@ std::vector<std::string> problems_of(const ModelOutline& o) {
   if (o.parameters.empty()) out.emplace_back("it has no parameters");
   std::set<std::string_view> modules, parameters;
   for (const ModuleOutline& m : o.modules) {
+    if (m.width < 0) positive(("the width of " + m.name).c_str(), m.width);
     if (const std::string_view parent = module_of(m.name);
         !m.name.empty() && !modules.contains(parent))
       out.push_back("the module " + m.name + " stands before \"" + std::string(parent) +
@@ -98,7 +163,8 @@ std::vector<std::string> problems_of(const ModelOutline& o) {
     if (!parameters.insert(p.name).second) out.push_back("two parameters are called " + p.name);
     if (!modules.contains(module_of(p.name)))
       out.push_back("no module of the outline has the parameter " + p.name);
-    if (std::string bad = problem_of_shape(p); !bad.empty()) out.push_back(std::move(bad));
+    for (std::string bad : {problem_of_shape(p), problem_of_init(p)})
+      if (!bad.empty()) out.push_back(std::move(bad));
   }
   return out;
 }

@@ -34,16 +34,6 @@ void ModelFamily::validate(const ModelRequest&, Diagnostics&) const {}
 void ModelFamily::check_runs(const ModelRequest&, Diagnostics&) const {}
 void* ModelFamily::extension(uint32_t) { return nullptr; }
 
-InitialValue ModelFamily::initial_value(const ModelRequest&, const ModelOutline& outline,
-                                        const ParameterOutline& parameter) const {
-  if (parameter.name.ends_with(".bias") || parameter.name == "bias")
-    return {InitialValue::Kind::constant, 0};
-  const ModuleOutline* module = outline.find_module(module_of(parameter.name));
-  if (module != nullptr && module->kind == ModuleKind::norm)
-    return {InitialValue::Kind::constant, 1};
-  return {};
-}
-
 SampleSource::~SampleSource() = default;
 bool SampleSource::has_documents() const { return false; }
 bool SampleSource::has_weights() const { return false; }

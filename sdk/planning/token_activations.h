@@ -58,7 +58,7 @@ class TokenActivations {
     int64_t together(const Recomputed& again) const;
   };
 
-  int64_t stream(std::string_view norm) const;
+  int64_t stream(const ModuleOutline& norm) const;
   int64_t of_experts(int64_t width) const;  // elements of a token in rows of such a width
   void close();
   void add(const ParameterOutline& parameter);
@@ -79,7 +79,7 @@ class TokenActivations {
   int64_t up_width_ = 0;  // of the experts' first product in the layer
   std::string_view current_;
   int64_t stage_ = -1;
-  std::set<std::string_view> blocks_;
+  std::set<std::string_view> blocks_, norms_;
 };
 
 // activation_bytes() where seq_len is known, by what a token keeps of the same request.

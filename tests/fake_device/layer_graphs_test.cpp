@@ -20,8 +20,8 @@
 namespace layer_graphs_test {
 
 using at::Tensor;
+using meshwright::RotaryTable;
 using meshwright::modules::LayerGraphs;
-using meshwright::modules::RotaryTable;
 
 at::TensorOptions device_options() {
   return at::TensorOptions().device(at::kCUDA, 0).dtype(at::kFloat);

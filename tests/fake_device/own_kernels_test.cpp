@@ -18,12 +18,12 @@
 
 #include "engine/launch/device/device.h"
 #include "engine/models/running/activation.h"
-#include "engine/models/running/rotary.h"
 #include "engine/train/step/optimizer.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/loss.h"
 #include "meshwright/nn/moe.h"
+#include "meshwright/nn/rotary.h"
 #include "meshwright/trainer.h"
 #include "sdk/base/residual.h"
 #include "wrong_lines.h"
@@ -167,7 +167,7 @@ void check_modules(at::ScalarType type, double tolerance) {
         [](const Tensors& in) {
           auto halves = in[0].split_with_sizes({4, 2}, 2);
           auto both = [](const Tensor& half) { return at::cat({half, half}, 1).detach(); };
-          auto [q, k] = modules::rotate(halves[0], halves[1], {both(in[1]), both(in[2])});
+          auto [q, k] = rotate(halves[0], halves[1], {both(in[1]), both(in[2])});
           return Tensors{q, k};
         },
         tolerance);
@@ -202,8 +202,8 @@ void check_autocast(at::ScalarType type, double tolerance) {
             };
             auto heads = [&](const Tensor& flat) { return flat.view({2, 7, -1, size}); };
             auto both = [](const Tensor& half) { return at::cat({half, half}, 1).detach(); };
-            auto [q, k] = modules::rotate(heads(project(in[1], {})), heads(project(in[2], {})),
-                                          {both(in[5]), both(in[6])});
+            auto [q, k] = rotate(heads(project(in[1], {})), heads(project(in[2], {})),
+                                 {both(in[5]), both(in[6])});
             return Tensors{q.to(type), k.to(type), project(in[3], in[4])};
           },
           exact ? 0 : 4 * tolerance);

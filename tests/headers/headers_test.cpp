@@ -55,7 +55,7 @@ TEST_CASE("the public headers stay small and include neither all of LibTorch nor
   }
   CHECK(files > 10);
   CHECK(planning <= 1800);  // CONTRIBUTING says so
-  CHECK(total <= 4200);
+  CHECK(total <= 4370);
 }
 
 TEST_CASE("what strategies plan with needs nothing of what they run with") {

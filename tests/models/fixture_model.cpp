@@ -97,14 +97,10 @@ class Family final : public ModelFamily {
                     {"head.weight", {kVocabulary, kWidth}, request.storage}};
     if (asked() == "no width") o.hidden_size = 0;
     if (asked() == "twice") o.parameters.push_back(o.parameters[0]);
+    if (asked() == "nan value")
+      o.parameters[0].init = InitialValue{InitialValue::Kind::constant, std::nan("")};
     if (asked() == "wide") o.parameters[0].shape = {int64_t{1} << 62, 8};
     return o;
-  }
-  InitialValue initial_value(const ModelRequest& request, const ModelOutline& outline,
-                             const ParameterOutline& parameter) const override {
-    at("initial_value");
-    if (asked() == "nan value") return {InitialValue::Kind::constant, std::nan("")};
-    return ModelFamily::initial_value(request, outline, parameter);
   }
   std::unique_ptr<RunningModel> make(const ModelRequest& request) const override {
     at("make");

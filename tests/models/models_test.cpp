@@ -229,7 +229,6 @@ TEST_CASE("a model's faults are told as the plugin's, with method and rank") {
   for (const Row& row :
        std::vector<Row>{{"throw in outline", "E0421", "in outline"},
                         {"throw in make", "E0421", "in make"},
-                        {"throw in initial_value", "E0421", "in initial_value"},
                         {"throw in forward", "E0421", "in forward"},
                         {"throw in loss_sum", "E0421", "in loss_sum"},
                         {"throw in change_batch", "E0421", "in change_batch"},
@@ -245,7 +244,7 @@ TEST_CASE("a model's faults are told as the plugin's, with method and rank") {
                         {"no width", "E0423", "hidden_size is 0"},
                         {"twice", "E0423", "two parameters are called tokens.weight"},
                         {"wide", "E0423", "tokens.weight has more than 2^48 elements"},
-                        {"nan value", "E0423", "initial_value() of tokens.weight is nan"},
+                        {"nan value", "E0423", "the initial value of tokens.weight is nan"},
                         {"no positions", "E0423", "max_positions() is 0"},
                         {"exit", "E0424", "the plugin fixture_model 1.0.0"},
                         {"nothing", "returned nothing", "make()"},

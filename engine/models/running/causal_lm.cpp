@@ -1,7 +1,5 @@
 #include "engine/models/running/causal_lm.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/layer_norm.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "engine/models/models.h"
@@ -42,10 +40,10 @@ class PhiModelImpl : public torch::nn::Module {
   PhiModelImpl(const NetConfig& config, const at::TensorOptions& options);
   // As DecoderModel's.
   at::Tensor forward(const at::Tensor& input);
-  ScaledEmbedding embed_tokens() { return embed_tokens_; }
+  Embedding embed_tokens() { return embed_tokens_; }
 
  private:
-  ScaledEmbedding embed_tokens_{nullptr};
+  Embedding embed_tokens_{nullptr};
   torch::nn::ModuleList layers_;
   RotaryEmbedding rotary_emb_{nullptr};
   LayerNorm final_layernorm_{nullptr};
@@ -53,16 +51,6 @@ class PhiModelImpl : public torch::nn::Module {
 MESHWRIGHT_MODULE(PhiModel);
 
 using at::Tensor;
-
-LayerNormImpl::LayerNormImpl(int64_t size, double epsilon, const at::TensorOptions& options)
-    : epsilon_(epsilon) {
-  weight = register_parameter("weight", at::empty({size}, options));
-  bias = register_parameter("bias", at::empty({size}, options));
-}
-
-Tensor LayerNormImpl::forward(const Tensor& x) {
-  return at::layer_norm(x, weight.sizes(), weight, bias, epsilon_);
-}
 
 PhiMlpImpl::PhiMlpImpl(const NetConfig& config, const at::TensorOptions& options) {
   const outlines::DecoderSizes& s = config.family.sizes;
@@ -161,13 +149,10 @@ at::Tensor CausalLMImpl::forward(const at::Tensor& input) {
 }
 
 int64_t CausalLMImpl::max_positions() const { return parts_->config.ropes[0].max_positions; }
-outlines::InitialValues CausalLMImpl::initial_values() const {
-  return outlines::initial_values(parts_->config);
-}
 
 CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage,
                      at::Device device) {
-  outlines::ConfigJson config = outlines::load_config(config_or_folder);
+  ConfigJson config = outlines::load_config(config_or_folder);
   NetConfig net = outlines::read_net_config(config);
   return CausalLM(std::move(net), outlines::make_outline(config, storage),
                   at::TensorOptions().dtype(scalar_type(storage)).device(device));

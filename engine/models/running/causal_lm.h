@@ -23,7 +23,6 @@
 
 namespace meshwright::outlines {
 struct NetConfig;
-struct InitialValues;
 }  // namespace meshwright::outlines
 
 namespace meshwright::modules {
@@ -39,7 +38,6 @@ class CausalLMImpl : public torch::nn::Module {
 
   const ModelOutline& outline() const { return outline_; }
   int64_t max_positions() const;  // max_position_embeddings
-  outlines::InitialValues initial_values() const;
 
  private:
   struct Parts;

@@ -1,7 +1,5 @@
 #include "engine/models/running/decoder.h"
 
-#include <ATen/ops/scalar_tensor.h>
-
 #include <algorithm>
 #include <optional>
 #include <tuple>
@@ -16,10 +14,8 @@ namespace {
 using at::Tensor;
 
 RMSNorm make_norm(int64_t size, const NetConfig& config, const at::TensorOptions& options) {
-  RMSNorm norm(1, config.norm_epsilon,
-               config.norms_plus_one ? NormScale::one_plus_weight : NormScale::weight);
-  reallocate(norm->weight, {size}, options);
-  return norm;
+  return RMSNorm(size, config.norm_epsilon,
+                 config.norms_plus_one ? NormScale::one_plus_weight : NormScale::weight, options);
 }
 
 // As transformers: the weights of a token's experts are a softmax over all experts, or, where they
@@ -40,19 +36,11 @@ MoeConfig moe_config(const NetConfig& config) {
 
 }  // namespace
 
-ScaledEmbedding make_embedding(const NetConfig& config, const at::TensorOptions& options) {
-  int64_t rows = config.family.sizes.vocab, width = config.family.sizes.hidden;
-  ScaledEmbedding embedding(torch::nn::EmbeddingOptions(1, 1), config.embedding_scale);
-  embedding->options.num_embeddings(rows).embedding_dim(width).padding_idx(config.padding_row);
-  reallocate(embedding->weight, {rows, width}, options);
+Embedding make_embedding(const NetConfig& config, const at::TensorOptions& options) {
+  const outlines::DecoderSizes& s = config.family.sizes;
+  Embedding embedding = meshwright::make_embedding(s.vocab, s.hidden, options, config.padding_row);
+  embedding->scale = config.embedding_scale;
   return embedding;
-}
-
-Tensor ScaledEmbeddingImpl::forward(const Tensor& ids) {
-  Tensor x = EmbeddingImpl::forward(ids);
-  if (scale_ == 1) return x;
-  // The number itself is rounded to the dtype: sqrt(1152) = 33.94 is 34 in bfloat16.
-  return x * at::scalar_tensor(scale_, at::kFloat).to(weight.scalar_type()).item<double>();
 }
 
 AttentionImpl::AttentionImpl(const NetConfig& config, int64_t window,

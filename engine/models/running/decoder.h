@@ -1,4 +1,4 @@
-// Layer normalisation (Ba et al. 2016) with hooks, its tensors made as asked.
+// The modules of a decoder-only transformer under Hugging Face's names.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,42 +10,15 @@
 #include "engine/models/net_config.h"
 #include "engine/models/running/activation.h"
 #include "engine/models/running/layer_graphs.h"
-#include "engine/models/running/rotary.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/nn/moe.h"
+#include "meshwright/nn/rotary.h"
 
 namespace meshwright::modules {
 
-class LayerNormImpl : public torch::nn::Module {
- public:
-  LayerNormImpl(int64_t size, double epsilon, const at::TensorOptions& options);
-  at::Tensor forward(const at::Tensor& x);
-
-  at::Tensor weight, bias;
-
- private:
-  double epsilon_;
-};
-MESHWRIGHT_MODULE(LayerNorm);
-
-// The modules of a decoder-only transformer under Hugging Face's names.
-
 using outlines::NetConfig;
-
-// torch::nn::Embedding whose rows are multiplied by a number in the dtype of the weight, as Gemma's
-// are.
-class ScaledEmbeddingImpl : public torch::nn::EmbeddingImpl {
- public:
-  ScaledEmbeddingImpl(const torch::nn::EmbeddingOptions& options, double scale)
-      : EmbeddingImpl(options), scale_(scale) {}
-  at::Tensor forward(const at::Tensor& ids);
-
- private:
-  double scale_;
-};
-MESHWRIGHT_MODULE(ScaledEmbedding);
 
 class AttentionImpl : public torch::nn::Module {
  public:
@@ -118,10 +91,10 @@ class DecoderModelImpl : public torch::nn::Module {
   // Token ids [batch, length] to hidden states [batch, length, hidden]; of the current stage alone,
   // whose input is the hidden states of the one before.
   at::Tensor forward(const at::Tensor& input);
-  ScaledEmbedding embed_tokens() { return embed_tokens_; }
+  Embedding embed_tokens() { return embed_tokens_; }
 
  private:
-  ScaledEmbedding embed_tokens_{nullptr};
+  Embedding embed_tokens_{nullptr};
   torch::nn::ModuleList layers_;
   std::vector<size_t> ropes_;  // by layer
   RMSNorm norm_{nullptr};
@@ -129,6 +102,6 @@ class DecoderModelImpl : public torch::nn::Module {
 };
 MESHWRIGHT_MODULE(DecoderModel);
 
-ScaledEmbedding make_embedding(const NetConfig& config, const at::TensorOptions& options);
+Embedding make_embedding(const NetConfig& config, const at::TensorOptions& options);
 
 }  // namespace meshwright::modules

@@ -215,14 +215,14 @@ void initialize(const ParallelParameter& parameter, const InitialValue& value, u
 }
 
 void initialize(const CausalLMImpl& model, const ParallelParameter& parameter, uint64_t seed) {
-  initialize(parameter, outlines::initial_value(parameter.name, model.initial_values()), seed);
+  initialize(parameter, model.outline().initial_value(parameter.name), seed);
 }
 
 void initialize(CausalLMImpl& model, uint64_t seed) {
   auto parameters = model.named_parameters();
   for (const ParameterOutline& p : model.outline().parameters)
     initialize(p.name, p.shape, std::vector<int64_t>(p.shape.size(), 0), p.shape,
-               outlines::initial_value(p.name, model.initial_values()), seed, parameters[p.name]);
+               model.outline().initial_value(p.name), seed, parameters[p.name]);
 }
 
 }  // namespace meshwright::modules

@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/models/running/rotary.h"
+#include "meshwright/nn/rotary.h"
 
 namespace meshwright::modules {
 

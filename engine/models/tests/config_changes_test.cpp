@@ -1,5 +1,5 @@
 // What of a config.json a run may not go on without.
-#include "engine/models/config_json.h"
+#include "engine/models/config_changes.h"
 
 #include <doctest/doctest.h>
 

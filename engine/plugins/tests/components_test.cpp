@@ -22,7 +22,7 @@ TEST_CASE("a plugin without strategies brings a model and data sets, found by na
   request.options.set("width", int64_t{6});
   const ModelOutline outline = model.made->outline(request);
   CHECK(outline.parameters.at(0).shape == std::vector<int64_t>{6, 4});
-  CHECK(model.made->initial_value(request, outline, outline.parameters[0]).value == 0.02);
+  CHECK(outline.initial_value(outline.parameters[0].name).value == 0.02);
 
   // A data set may have a model's name.
   LoadedDataset data = registry.find_dataset("fixture_model", "validation_dataset.plugin");

@@ -8,7 +8,7 @@
 #include "engine/checkpoint/weights/safetensors.h"
 #include "engine/config/config.h"
 #include "engine/config/describe.h"
-#include "engine/models/config_json.h"
+#include "engine/models/config_changes.h"
 #include "engine/train/preflight/source.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/words.h"

@@ -10,7 +10,6 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/job/plan.h"
-#include "engine/models/config_json.h"
 #include "engine/models/models.h"
 #include "engine/models/other_format.h"
 #include "meshwright/error.h"
@@ -35,7 +34,7 @@ std::string contents(const fs::path& path) {
 // One id or a list of them; absent or null: none.
 std::optional<std::vector<int64_t>> eos_of(const fs::path& file, int64_t vocab) {
   if (!is_there(file)) return std::nullopt;
-  outlines::ConfigJson json = outlines::ConfigJson::parse(contents(file), file.string());
+  ConfigJson json = ConfigJson::parse(contents(file), file.string());
   if (!json.has("eos_token_id")) return std::nullopt;
   std::vector<int64_t> out;
   if (json.is_list("eos_token_id"))
@@ -83,8 +82,8 @@ ModelOutline outline_of_plugin(const Source& source, const std::vector<std::stri
 // The model that the folder of adapters names, where it is here.
 std::string model_of_adapters(const fs::path& folder) try {
   const fs::path file = folder / checkpoint::kAdapterConfig;
-  const std::string base = outlines::ConfigJson::parse(contents(file), file.string())
-                               .string("base_model_name_or_path", "");
+  const std::string base =
+      ConfigJson::parse(contents(file), file.string()).string("base_model_name_or_path", "");
   std::error_code failed;
   return !base.empty() && fs::is_directory(base, failed) ? base : "MODEL";
 } catch (const Error&) {

@@ -13,9 +13,9 @@
 #include "engine/data/dataset.h"
 #include "engine/job/job_data.h"
 #include "engine/job/plan.h"
-#include "engine/models/running/rotary.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/attention.h"
+#include "meshwright/nn/rotary.h"
 #include "sdk/base/files/clock.h"
 #include "sdk/base/words.h"
 
@@ -281,7 +281,7 @@ Padding padding_of(const Trainer& trainer, RunningModel& model, const data::Data
   const ParallelSizes& sizes = trainer.plan().shared.sizes;
   bool by_length = false;  // alike on all stages: what has no parameters lies on each
   for (const auto& module : model.module()->modules())
-    if (const auto rotary = std::dynamic_pointer_cast<modules::RotaryEmbeddingImpl>(module))
+    if (const auto rotary = std::dynamic_pointer_cast<RotaryEmbeddingImpl>(module))
       by_length = by_length || rotary->follows_length();
   // Stages of a pipeline send each other hidden states of one size in a run. Each of them reads all
   // of its micro-batches, and so knows their longest without asking.

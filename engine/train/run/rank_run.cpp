@@ -32,7 +32,6 @@
 #include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/sample.h"
 #include "engine/train/step/stages.h"
-#include "meshwright/parallel/trace_span.h"
 #include "sdk/base/files/clock.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
@@ -40,6 +39,7 @@
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/progress.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/base/trace_span.h"
 
 namespace meshwright::train {
 

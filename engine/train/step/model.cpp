@@ -44,7 +44,7 @@ void check_outline(const torch::nn::Module& module, const ModelOutline& outline)
 InitialValue Model::initial_value(const ParameterOutline& parameter) const {
   return outline.find_parameter(parameter.name) == nullptr && low_rank_factor(parameter.name)
              ? plan::initial_adapter(parameter, gaussian_adapters)
-             : source.family->initial_value(source.request, outline, parameter);
+             : outline.initial_value(parameter.name);
 }
 
 Model make_model(const Job& job) {

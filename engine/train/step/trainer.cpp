@@ -36,7 +36,6 @@
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/scalar_type.h"
-#include "meshwright/parallel/trace_span.h"
 #include "sdk/base/check_parts.h"
 #include "sdk/base/host/run_lock.h"
 #include "sdk/base/low_rank.h"
@@ -44,6 +43,7 @@
 #include "sdk/base/plugin_guard.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/base/trace_span.h"
 #include "sdk/comm/transport.h"
 
 namespace meshwright {

@@ -30,6 +30,7 @@ struct ModuleOutline {
   std::string name;  // dotted, "" = the model itself
   ModuleKind kind = ModuleKind::other;
   std::string class_name = {};  // "LlamaDecoderLayer"
+  int64_t width = 0;  // of a norm: elements it normalises together; 0: hidden_size
   std::shared_ptr<const Later> later = {};
 };
 
@@ -51,6 +52,17 @@ struct StoredAs {
   bool operator==(const StoredAs&) const = default;
 };
 
+// What a parameter's elements are before any training, without a folder's weights: each a function
+// of run.seed, the parameter's name and its place, the same on every layout.
+struct InitialValue {
+  enum class Kind : uint8_t { constant, normal, uniform };
+  Kind kind = Kind::normal;
+  // constant: each element; normal: the standard deviation (mean 0); uniform: from -value to value.
+  double value = 0.02;
+  std::optional<int64_t> zero_row = std::nullopt;  // all of it: an embedding's padding
+  bool operator==(const InitialValue&) const = default;
+};
+
 struct ParameterOutline {
   std::string name;            // Hugging Face's name: "model.layers.0.self_attn.q_proj.weight"
   std::vector<int64_t> shape;  // Linear: [out, in]; Embedding: [rows, dim]
@@ -62,6 +74,7 @@ struct ParameterOutline {
   std::string copy_of = {};
   int64_t stage = -1;  // in the outline of a pipeline's rank; -1: of no stage alone
   StoredAs stored = {};
+  std::optional<InitialValue> init = std::nullopt;  // absent: see ModelOutline::initial_value()
   std::shared_ptr<const Later> later = {};
 };
 
@@ -99,6 +112,8 @@ struct ModelOutline {
 
   MESHWRIGHT_API const ModuleOutline* find_module(std::string_view name) const;
   MESHWRIGHT_API const ParameterOutline* find_parameter(std::string_view name) const;
+  // Its init; else 0 for what is called `bias`, 1 for what else a norm has, and normal(0, 0.02).
+  MESHWRIGHT_API InitialValue initial_value(std::string_view parameter) const;
 };
 
 // Dotted name of the module that holds a parameter: everything before the last dot.

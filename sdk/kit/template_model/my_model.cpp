@@ -39,7 +39,8 @@ class MyModelFamily final : public mw::ModelFamily {
   mw::ModelOutline outline(const mw::ModelRequest& request) const override {
     using enum mw::ModuleKind;
     const Sizes s(request.options);
-    mw::ModelOutline o;
+    mw::OutlineBuilder b(request.storage);
+    mw::ModelOutline& o = b.outline;
     o.architecture = "MyModel";
     o.model_type = "my_model";
     o.hidden_size = s.width;
@@ -50,42 +51,25 @@ class MyModelFamily final : public mw::ModelFamily {
     o.inner_prefix = "";
     o.max_positions = s.positions;
     o.positions_end = true;
-    auto module = [&](const std::string& name, mw::ModuleKind kind, const char* class_name) {
-      o.modules.push_back({name, kind, class_name});
-    };
-    auto parameter = [&](const std::string& name, std::vector<int64_t> shape) {
-      o.parameters.push_back(mw::ParameterOutline{name, std::move(shape), request.storage});
-    };
-    auto norm_of = [&](const std::string& name) {
-      module(name, norm, "LayerNorm");
-      parameter(name + ".weight", {s.width});
-      parameter(name + ".bias", {s.width});
-    };
-    auto linear_of = [&](const std::string& name, int64_t in, int64_t out) {
-      module(name, linear, "Linear");
-      parameter(name + ".weight", {out, in});
-      parameter(name + ".bias", {out});
-    };
-    module("", other, "MyModel");
-    module("tokens", embedding, "Embedding");
-    parameter("tokens.weight", {s.vocabulary, s.width});
-    module("positions", embedding, "Embedding");
-    parameter("positions.weight", {s.positions, s.width});
-    module("layers", list, "ModuleList");
+    b.module("", other, "MyModel");
+    b.embedding("tokens", s.vocabulary, s.width);
+    b.embedding("positions", s.positions, s.width);
+    b.module("layers", list, "ModuleList");
     for (int64_t i = 0; i < s.layers; ++i) {
       const std::string l = "layers." + std::to_string(i);
-      module(l, layer, "MyModelLayer");
-      norm_of(l + ".norm_attention");
-      for (const char* part : {".query", ".key", ".value"}) linear_of(l + part, s.width, s.width);
-      module(l + ".core", other, "AttentionCore");
-      linear_of(l + ".output", s.width, s.width);
-      norm_of(l + ".norm_feed");
-      linear_of(l + ".up", s.width, 4 * s.width);
-      linear_of(l + ".down", 4 * s.width, s.width);
+      b.module(l, layer, "MyModelLayer");
+      b.norm(l + ".norm_attention", s.width, "LayerNorm", true);
+      for (const char* part : {".query", ".key", ".value"})
+        b.linear(l + part, s.width, s.width, true);
+      b.module(l + ".core", other, "AttentionCore");
+      b.linear(l + ".output", s.width, s.width, true);
+      b.norm(l + ".norm_feed", s.width, "LayerNorm", true);
+      b.linear(l + ".up", s.width, 4 * s.width, true);
+      b.linear(l + ".down", 4 * s.width, s.width, true);
     }
-    norm_of("norm");
-    module("lm_head", linear, "Linear");
-    parameter("lm_head.weight", {s.vocabulary, s.width});
+    b.norm("norm", s.width, "LayerNorm", true);
+    b.module("lm_head", linear, "Linear");
+    b.parameter("lm_head.weight", {s.vocabulary, s.width});
     // How tensor parallelism cuts it; under sequence parallelism both embeddings give a part.
     o.own_tp_plan = {
         {"tokens", "rowwise_rep"}, {"positions", "rowwise_rep"}, {"lm_head", "colwise_rep"}};

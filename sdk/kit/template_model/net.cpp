@@ -1,9 +1,5 @@
 // my_model as it runs.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/layer_norm.h>
 #include <meshwright/model/running_model.h>
 #include <meshwright/nn/attention.h>
 #include <meshwright/nn/layers.h>
@@ -25,38 +21,20 @@ namespace {
 
 // Modules are declared with MESHWRIGHT_MODULE, so that strategies can wrap them; parameters hold no
 // values.
-class LayerNormImpl : public torch::nn::Module {
- public:
-  LayerNormImpl(int64_t width, const at::TensorOptions& options) {
-    weight = register_parameter("weight", at::empty({width}, options));
-    bias = register_parameter("bias", at::empty({width}, options));
-  }
-  Tensor forward(const Tensor& x) { return at::layer_norm(x, weight.sizes(), weight, bias, 1e-5); }
-  Tensor weight, bias;
-};
-MESHWRIGHT_MODULE(LayerNorm);
-
-mw::Embedding make_embedding(int64_t rows, int64_t width, const at::TensorOptions& options) {
-  mw::Embedding out(torch::nn::EmbeddingOptions(1, 1));
-  out->options.num_embeddings(rows).embedding_dim(width);
-  mw::reallocate(out->weight, {rows, width}, options);
-  return out;
-}
-
 class MyModelLayerImpl : public torch::nn::Module {
  public:
   MyModelLayerImpl(const Sizes& s, const at::TensorOptions& options) : head_(s.width / s.heads) {
     auto linear = [&](const char* name, int64_t in, int64_t out) {
       return register_module(name, mw::make_linear(in, out, true, options));
     };
-    norm_attention_ = register_module("norm_attention", LayerNorm(s.width, options));
+    norm_attention_ = register_module("norm_attention", mw::LayerNorm(s.width, 1e-5, options));
     query_ = linear("query", s.width, s.width);
     key_ = linear("key", s.width, s.width);
     value_ = linear("value", s.width, s.width);
     core_ = register_module("core", mw::AttentionCore(mw::AttentionOptions{
                                         .scale = 1 / std::sqrt(static_cast<double>(head_))}));
     output_ = linear("output", s.width, s.width);
-    norm_feed_ = register_module("norm_feed", LayerNorm(s.width, options));
+    norm_feed_ = register_module("norm_feed", mw::LayerNorm(s.width, 1e-5, options));
     up_ = linear("up", s.width, 4 * s.width);
     down_ = linear("down", 4 * s.width, s.width);
   }
@@ -71,7 +49,7 @@ class MyModelLayerImpl : public torch::nn::Module {
 
  private:
   int64_t head_;
-  LayerNorm norm_attention_{nullptr}, norm_feed_{nullptr};
+  mw::LayerNorm norm_attention_{nullptr}, norm_feed_{nullptr};
   mw::AttentionCore core_{nullptr};
   mw::Linear query_{nullptr}, key_{nullptr}, value_{nullptr}, output_{nullptr}, up_{nullptr},
       down_{nullptr};
@@ -82,40 +60,27 @@ class MyModelImpl : public torch::nn::Module {
  public:
   MyModelImpl(const Sizes& s, const at::TensorOptions& options)
       : count_(s.layers), most_(s.positions) {
-    tokens_ = register_module("tokens", make_embedding(s.vocabulary, s.width, options));
-    positions_ = register_module("positions", make_embedding(s.positions, s.width, options));
+    tokens_ = register_module("tokens", mw::make_embedding(s.vocabulary, s.width, options));
+    positions_ = register_module("positions", mw::make_embedding(s.positions, s.width, options));
     layers_ = register_module("layers", torch::nn::ModuleList());
     for (int64_t i = 0; i < s.layers; ++i) layers_->push_back(MyModelLayer(s, options));
-    norm_ = register_module("norm", LayerNorm(s.width, options));
+    norm_ = register_module("norm", mw::LayerNorm(s.width, 1e-5, options));
     lm_head_ = register_module("lm_head", mw::make_linear(s.width, s.vocabulary, false, options));
   }
   Tensor forward(const Tensor& input) {
     const mw::StagePart part = mw::current_stage();
     Tensor x = input;
-    if (part.first) x = tokens_(input) + positions_(positions_of(input));
+    if (part.first) x = tokens_(input) + positions_(mw::current_positions(input, most_));
     for (int64_t i = part.begin; i < part.end_of(count_); ++i)
       x = layers_[static_cast<size_t>(i)]->as<MyModelLayer>()->forward(x);
     return part.last ? lm_head_(norm_(x)) : x;
   }
 
  private:
-  // Of the rows that are here: under context parallelism a part of them, with documents each from
-  // 0. Padding lies behind all that counts.
-  Tensor positions_of(const Tensor& ids) const {
-    const auto sequence = mw::current_sequence();
-    if (sequence && sequence->positions.defined())
-      return sequence->positions.to(ids.device()).clamp_max(most_ - 1);
-    if (!sequence || sequence->rows.empty())
-      return at::arange(ids.size(1), ids.options()).unsqueeze(0);
-    std::vector<Tensor> runs;
-    for (const mw::PositionRun& run : sequence->rows)
-      runs.push_back(at::arange(run.position, run.position + run.count, ids.options()));
-    return at::cat(runs).clamp_max(most_ - 1).unsqueeze(0);
-  }
   int64_t count_, most_;
   mw::Embedding tokens_{nullptr}, positions_{nullptr};
   torch::nn::ModuleList layers_;
-  LayerNorm norm_{nullptr};
+  mw::LayerNorm norm_{nullptr};
   mw::Linear lm_head_{nullptr};
 };
 MESHWRIGHT_MODULE(MyModel);

@@ -1,12 +1,15 @@
-// RMSNorm against ATen's own, forward and backward.
+// Norms, Linear and Embedding against ATen's own, forward and backward.
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/randn_like.h>
 #include <ATen/ops/rms_norm.h>
+#include <ATen/ops/tensor.h>
 #include <doctest/doctest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <array>
+#include <cmath>
 
 #include "meshwright/nn/layers.h"
 
@@ -35,6 +38,31 @@ TEST_CASE("RMSNorm equals ATen's, with its gradients") {
     CHECK(at::allclose(x.grad(), other.grad(), 1e-5, 1e-5));
     CHECK(at::allclose(norm->weight.grad(), weight.grad(), 1e-5, 1e-5));
   }
+}
+
+TEST_CASE("LayerNorm is ATen's, and its tensors are made as asked") {
+  meshwright::LayerNorm norm(6, 1e-3, at::TensorOptions().dtype(at::kDouble));
+  const Tensor x = at::randn({2, 3, 6}, at::kDouble);
+  CHECK(norm(x).equal(at::layer_norm(x, {6}, norm->weight, norm->bias, 1e-3)));
+  CHECK(norm->weight.eq(1).all().item<bool>());
+  CHECK(norm->bias.eq(0).all().item<bool>());
+  CHECK(meshwright::RMSNorm(6, 1e-3, meshwright::NormScale::weight, at::kMeta)->weight.is_meta());
+}
+
+TEST_CASE("Embedding gives rows by a number that is rounded to their dtype") {
+  meshwright::Embedding words = meshwright::make_embedding(5, 4, at::kBFloat16, 1);
+  {
+    c10::NoGradGuard no_grad;
+    words->weight.copy_(at::randn({5, 4}));
+  }
+  const Tensor ids = at::tensor({4, 1, 0, 4}, at::kLong).view({2, 2});
+  const Tensor rows = words->weight.index_select(0, ids.flatten()).view({2, 2, 4});
+  CHECK(words(ids).equal(rows));
+  words->scale = std::sqrt(1152);
+  CHECK(words(ids).equal(rows * 34));
+  words(ids).sum().backward();
+  CHECK(words->weight.grad()[1].eq(0).all().item<bool>());
+  CHECK(words->weight.grad()[4].eq(68).all().item<bool>());
 }
 
 TEST_CASE("RMSNorm in bfloat16 normalises in float32, casts, then scales") {

@@ -342,6 +342,25 @@ TEST_CASE("between the factors of an adapter lie r elements a token") {
   CHECK(bytes() == before + tokens * 3 * 4);
 }
 
+TEST_CASE("a norm of a family's own kind is counted by the width that it says") {
+  const auto bytes = [](int64_t width, const char* parameter) {
+    Job job{.outline = llama_outline({.layers = 4}), .world = 2};
+    for (ModuleOutline& module : job.outline.modules)
+      if (module.name == "model.layers.2.input_layernorm") module.width = width;
+    for (ParameterOutline& p : job.outline.parameters)
+      if (p.name == "model.layers.2.input_layernorm.weight") {
+        p.name = std::string("model.layers.2.input_layernorm.") + parameter;
+        p.shape = {1};
+      }
+    job.work = {.local_batch = 2, .seq_len = 16};
+    job.plan_ddp();
+    return activation_bytes(job.request(), /*whole_layers=*/true);
+  };
+  const int64_t hidden = llama_outline({.layers = 4}).hidden_size, tokens = 32;
+  CHECK(bytes(hidden, "gain") == bytes(0, "weight"));
+  CHECK(bytes(hidden, "gain") - bytes(hidden / 2, "gain") == tokens * hidden / 2 * 4);
+}
+
 TEST_CASE("what is frozen from the beginning on keeps nothing; a frozen layer behind it does") {
   Job job{.outline = llama_outline({.layers = 4}), .world = 2};
   job.work = {.local_batch = 2, .seq_len = 16};

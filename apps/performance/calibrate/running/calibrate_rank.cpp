@@ -236,7 +236,7 @@ void measure(Stopwatch& watch, ModelTime& point) {
       R"(, "num_attention_heads": )" + text(point.heads) + R"(, "num_key_value_heads": )" +
       text(point.kv_heads) + R"(, "max_position_embeddings": )" +
       text(std::max(point.length, 64.0)) + R"(, "num_hidden_layers": )" + text(point.layers) + "}";
-  const outlines::ConfigJson config = outlines::ConfigJson::parse(json, "a tiny model");
+  const ConfigJson config = ConfigJson::parse(json, "a tiny model");
   const at::TensorOptions options = usual_of(watch.device());
   const DType stored = watch.device().is_cuda() ? DType::bfloat16 : DType::float32;
   modules::CausalLM model(outlines::read_net_config(config), outlines::make_outline(config, stored),

@@ -26,10 +26,7 @@ inline void load_weights_of(Trainer& trainer, const std::string& pretrained, mod
                             uint64_t seed) {
   load_weights(
       trainer, pretrained,
-      [&](const ParameterOutline& p) {
-        return outlines::initial_value(p.name, net->initial_values());
-      },
-      seed);
+      [&](const ParameterOutline& p) { return net->outline().initial_value(p.name); }, seed);
 }
 
 }  // namespace meshwright::train

@@ -12,8 +12,8 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "meshwright/outline.h"
 #include "meshwright/shared_options.h"
@@ -29,16 +29,6 @@ struct ModelRequest {
   ParallelSizes sizes;             // of the job
 };
 
-// What a parameter's elements are before any training, without a folder's weights: each a function
-// of run.seed, the parameter's name and its place, the same on every layout.
-struct InitialValue {
-  enum class Kind : uint8_t { constant, normal, uniform };
-  Kind kind = Kind::normal;
-  // constant: each element; normal: the standard deviation (mean 0); uniform: from -value to value.
-  double value = 0.02;
-  std::optional<int64_t> zero_row = std::nullopt;  // all of it: an embedding's padding
-};
-
 class MESHWRIGHT_API ModelFamily {
  public:
   ModelFamily() = default;
@@ -52,17 +42,35 @@ class MESHWRIGHT_API ModelFamily {
   // What can be planned, but does not run, or not under these sizes. Default: nothing.
   virtual void check_runs(const ModelRequest& request, Diagnostics& diagnostics) const;
   // The model on paper: its modules, and its parameters in the order of the module that make()
-  // gives; tied ones once.
+  // gives, with what they begin as; tied ones once.
   virtual ModelOutline outline(const ModelRequest& request) const = 0;
-  // Default: 1 for `weight` of a module of kind norm, 0 for what is called `bias`, else
-  // normal(0, 0.02).
-  virtual InitialValue initial_value(const ModelRequest& request, const ModelOutline& outline,
-                                     const ParameterOutline& parameter) const;
   // The module, its parameters without values. Default: the plugin's running half makes it
   // (meshwright/parallel/plugin_runtime.h).
   virtual std::unique_ptr<RunningModel> make(const ModelRequest& request) const;
   // Growth between epochs: an interface by id, or nullptr.
   virtual void* extension(uint32_t id);
+};
+
+// Lists modules and parameters in the order in which the model registers them; what else there is
+// to say of them is said in `outline`. A returned parameter is valid until the next one is added.
+class MESHWRIGHT_API OutlineBuilder {
+ public:
+  explicit OutlineBuilder(DType storage) : storage_(storage) {}
+  void module(const std::string& name, ModuleKind kind, const std::string& class_name);
+  ParameterOutline& parameter(const std::string& name, std::vector<int64_t> shape);
+  // `weight` [out, in] and, with a bias, `bias` [out]. Several projections in one: all their rows.
+  void linear(const std::string& name, int64_t in, int64_t out, bool bias = false);
+  void fused_linear(const std::string& name, int64_t in, const FusedRows& rows, bool bias = false);
+  void embedding(const std::string& name, int64_t rows, int64_t width,  // `weight` [rows, width]
+                 const std::string& class_name = "Embedding");
+  // `weight` [width] and, with a bias, `bias` [width].
+  void norm(const std::string& name, int64_t width, const std::string& class_name,
+            bool bias = false);
+
+  ModelOutline outline;
+
+ private:
+  DType storage_;
 };
 
 }  // namespace meshwright

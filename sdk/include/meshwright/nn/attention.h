@@ -51,6 +51,9 @@ class MESHWRIGHT_API SequenceScope {
 };
 // nullptr: row i is position i of one document.
 MESHWRIGHT_API std::shared_ptr<const Sequence> current_sequence();
+// For learned positions: those of the rows of `ids` [batch, rows], [1 or batch, rows] int64 on its
+// device. Padding, which lies behind all that counts, has positions below `end`, too.
+MESHWRIGHT_API at::Tensor current_positions(const at::Tensor& ids, int64_t end);
 
 struct AttentionOptions {
   double scale = 1;

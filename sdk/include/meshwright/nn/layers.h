@@ -1,9 +1,11 @@
-// Linear, Embedding and RMSNorm with hooks: what a model takes in place of torch::nn's, so that
-// tensor parallelism can wrap them.
+// Linear, Embedding and norms with hooks: what a model takes in place of torch::nn's, so that
+// tensor parallelism can wrap them. All take x [.., size] and give the dtype of x.
 #pragma once
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+
+#include <optional>
 
 #include "meshwright/nn/module.h"
 
@@ -29,7 +31,21 @@ MESHWRIGHT_API Linear make_linear(int64_t in, int64_t out, bool bias,
 // that hold it see the change.
 MESHWRIGHT_API void reallocate(const at::Tensor& parameter, at::IntArrayRef sizes,
                                const at::TensorOptions& options);
-MESHWRIGHT_MODULE_IMPL(Embedding, torch::nn::EmbeddingImpl);
+
+// torch::nn::Embedding whose rows are multiplied by `scale`, rounded to the weight's dtype, as
+// Gemma's are.
+class MESHWRIGHT_API EmbeddingImpl : public torch::nn::EmbeddingImpl {
+ public:
+  using torch::nn::EmbeddingImpl::EmbeddingImpl;
+  at::Tensor forward(const at::Tensor& ids);  // [..] int64 to [.., width]
+
+  double scale = 1;
+};
+MESHWRIGHT_MODULE(Embedding);
+// As make_linear(); weight: [rows, width]. The row `padding` gets no gradient.
+MESHWRIGHT_API Embedding make_embedding(int64_t rows, int64_t width,
+                                        const at::TensorOptions& options,
+                                        std::optional<int64_t> padding = std::nullopt);
 
 // Root mean square normalisation over the last dimension (Zhang and Sennrich 2019), as transformers
 // computes it: normalised in float32, cast to the input's dtype, then scaled; with
@@ -37,7 +53,8 @@ MESHWRIGHT_MODULE_IMPL(Embedding, torch::nn::EmbeddingImpl);
 enum class NormScale : uint8_t { weight, one_plus_weight };
 class MESHWRIGHT_API RMSNormImpl : public torch::nn::Module {
  public:
-  RMSNormImpl(int64_t size, double epsilon, NormScale scale = NormScale::weight);
+  RMSNormImpl(int64_t size, double epsilon, NormScale scale = NormScale::weight,
+              const at::TensorOptions& options = {});
   at::Tensor forward(const at::Tensor& x);
 
   at::Tensor weight;
@@ -45,5 +62,16 @@ class MESHWRIGHT_API RMSNormImpl : public torch::nn::Module {
   NormScale scale;
 };
 MESHWRIGHT_MODULE(RMSNorm);
+
+// Layer normalisation over the last dimension (Ba et al. 2016). weight, bias: [size].
+class MESHWRIGHT_API LayerNormImpl : public torch::nn::Module {
+ public:
+  LayerNormImpl(int64_t size, double epsilon, const at::TensorOptions& options = {});
+  at::Tensor forward(const at::Tensor& x);
+
+  at::Tensor weight, bias;
+  double epsilon;
+};
+MESHWRIGHT_MODULE(LayerNorm);
 
 }  // namespace meshwright

@@ -63,29 +63,17 @@ template <class T>
 concept VisitsTensors = requires(T& t, void (*f)(at::Tensor&)) { visit_tensors(t, f); };
 
 template <class T>
-struct CarriesTensors {
-  static constexpr bool value = std::is_same_v<T, at::Tensor> || VisitsTensors<T>;
-};
+struct CarriesTensors : std::bool_constant<std::is_same_v<T, at::Tensor> || VisitsTensors<T>> {};
 template <class... A>
-struct CarriesTensors<std::tuple<A...>> {
-  static constexpr bool value = (CarriesTensors<std::decay_t<A>>::value || ...);
-};
+struct CarriesTensors<std::tuple<A...>> : std::disjunction<CarriesTensors<std::decay_t<A>>...> {};
 template <class A, class B>
-struct CarriesTensors<std::pair<A, B>> {
-  static constexpr bool value = CarriesTensors<A>::value || CarriesTensors<B>::value;
-};
+struct CarriesTensors<std::pair<A, B>> : std::disjunction<CarriesTensors<A>, CarriesTensors<B>> {};
 template <class A>
-struct CarriesTensors<std::optional<A>> {
-  static constexpr bool value = CarriesTensors<A>::value;
-};
+struct CarriesTensors<std::optional<A>> : CarriesTensors<A> {};
 template <class A, class L>
-struct CarriesTensors<std::vector<A, L>> {
-  static constexpr bool value = CarriesTensors<A>::value;
-};
+struct CarriesTensors<std::vector<A, L>> : CarriesTensors<A> {};
 template <class K, class V, class C, class L>
-struct CarriesTensors<std::map<K, V, C, L>> {
-  static constexpr bool value = CarriesTensors<V>::value;
-};
+struct CarriesTensors<std::map<K, V, C, L>> : CarriesTensors<V> {};
 template <class T>
 constexpr bool carries() {
   return CarriesTensors<std::remove_cvref_t<T>>::value;

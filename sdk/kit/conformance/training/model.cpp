@@ -250,7 +250,7 @@ std::unique_ptr<RunningModel> ModelUnderTest::make() const {
   if (out == nullptr || out->module() == nullptr)
     throw std::runtime_error("make() gave a model the first time, and none the second");
   out = detail::guarded_running(code_, std::move(out), outline_.vocab_size);
-  fill_values(*out->module(), family_, request_, outline_);
+  fill_values(*out->module(), outline_);
   return out;
 }
 
@@ -281,17 +281,14 @@ std::vector<std::pair<std::string, Tensor>> parameters_of(const torch::nn::Modul
   return out;
 }
 
-void fill_values(torch::nn::Module& module, const ModelFamily& family, const ModelRequest& request,
-                 const ModelOutline& outline) {
+void fill_values(torch::nn::Module& module, const ModelOutline& outline) {
   c10::NoGradGuard no_grad;
   uint64_t seed = 1;
   for (const auto& [name, parameter] : parameters_of(module)) {
     reallocate(parameter, parameter.sizes(), at::TensorOptions().dtype(at::kFloat));
     const Tensor noise =
         at::randn(parameter.sizes(), at::detail::createCPUGenerator(seed++), at::kFloat);
-    const ParameterOutline* known = outline.find_parameter(name);
-    const InitialValue value =
-        known != nullptr ? family.initial_value(request, outline, *known) : InitialValue{};
+    const InitialValue value = outline.initial_value(name);
     Tensor out = parameter.detach();
     switch (value.kind) {
       case InitialValue::Kind::constant:

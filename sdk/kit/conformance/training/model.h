@@ -112,8 +112,8 @@ class ModelUnderTest {
   // The one that was made first; without values.
   RunningModel& first() { return *first_; }
   int64_t length() const { return length_; }
-  // Another one, with values: the same in every place and at every time. What is constant by
-  // initial_value() is not quite, so that norms and biases do something.
+  // Another one, with values: the same in every place and at every time. What begins as a constant
+  // is not quite one, so that norms and biases do something.
   std::unique_ptr<RunningModel> make() const;
   // Rows [begin, end) of a step, as change_batch() leaves them.
   ModelBatch batch(const RunningModel& model, int64_t step, int64_t begin, int64_t end) const;
@@ -131,8 +131,7 @@ class ModelUnderTest {
 std::string failure_of(const std::function<void()>& body);
 
 // Values for the parameters, in float32 on the host.
-void fill_values(torch::nn::Module& module, const ModelFamily& family, const ModelRequest& request,
-                 const ModelOutline& outline);
+void fill_values(torch::nn::Module& module, const ModelOutline& outline);
 // Named parameters, tied ones once.
 std::vector<std::pair<std::string, at::Tensor>> parameters_of(const torch::nn::Module& module);
 

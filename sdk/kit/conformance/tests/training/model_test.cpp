@@ -36,7 +36,6 @@ struct Hooks {
   std::function<void()> create;
   std::function<void()> validate;
   std::function<void(ModelOutline&, const ModelRequest&)> outline;
-  std::function<InitialValue(InitialValue)> value;
   std::function<void(const ModelRequest&, Diagnostics&)> runs;
   std::function<void(torch::nn::Module&, const at::TensorOptions&)> module;
   std::function<Tensor(const Tensor& logits, const Tensor& input)> forward;  // of the last stage
@@ -216,14 +215,12 @@ class Family final : public ModelFamily {
                      {"layers.*.output", "rowwise"},
                      {"lm_head", "colwise_rep"}};
     o.own_sequence_plan = {{"layers.*.norm", "sequence_parallel"}, {"norm", "sequence_parallel"}};
+    for (ParameterOutline& p : o.parameters) {
+      p.init = o.initial_value(p.name);
+      if (p.init->kind == InitialValue::Kind::normal) p.init->value = 0.3;
+    }
     if (hooks.outline) hooks.outline(o, request);
     return o;
-  }
-  InitialValue initial_value(const ModelRequest& request, const ModelOutline& outline,
-                             const ParameterOutline& parameter) const override {
-    InitialValue out = ModelFamily::initial_value(request, outline, parameter);
-    if (out.kind == InitialValue::Kind::normal) out.value = 0.3;
-    return hooks.value ? hooks.value(out) : out;
   }
   std::unique_ptr<RunningModel> make(const ModelRequest& request) const override {
     if (hooks.nothing) return nullptr;
@@ -330,21 +327,14 @@ TEST_CASE("model kit: each wrong model is caught by the case that is about it, a
       .outline = [](Outline o, Request) { o.own_tp_plan[2].first = "layers.*.quarry"; };
   add("a style that means nothing", "model_outline", "its own plan is refused").outline =
       [](Outline o, Request) { o.own_tp_plan[2].second = "columnwise"; };
-  add("first values that differ", "model_outline", "differs from call to call").value =
-      [](InitialValue v) {
-        v.value = static_cast<double>(calls++);
-        return v;
-      };
-  add("a deviation below 0", "model_outline", "initial_value of tokens.weight is -").value =
-      [](InitialValue v) {
-        v.value = -0.1;
-        return v;
-      };
-  add("a row that is not there", "model_outline", "there is no row 400").value =
-      [](InitialValue v) {
-        v.zero_row = 400;
-        return v;
-      };
+  add("first values that differ", "model_outline", "outline gives another model when asked again")
+      .outline = [](Outline o, Request) {
+    o.parameters[0].init->value = static_cast<double>(calls++);
+  };
+  add("a deviation below 0", "model_outline", "the initial value of tokens.weight is -").outline =
+      [](Outline o, Request) { o.parameters[0].init->value = -0.1; };
+  add("a row that is not there", "model_outline", "tokens.weight has no row 400").outline =
+      [](Outline o, Request) { o.parameters[0].init->zero_row = 400; };
 
   // The module.
   add("make returns nothing", "model_module", "make() returned nothing").nothing = true;

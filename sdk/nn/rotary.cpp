@@ -1,4 +1,4 @@
-#include "engine/models/running/rotary.h"
+#include "meshwright/nn/rotary.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
@@ -24,7 +24,7 @@
 #include "sdk/base/own_kernels.h"
 #include "sdk/base/vectorised.h"
 
-namespace meshwright::modules {
+namespace meshwright {
 namespace {
 
 using at::Tensor;
@@ -168,8 +168,7 @@ Tensor yarn_frequencies(const RopeConfig& config, const Tensor& wavelengths) {
   return (config.factor * wavelengths).reciprocal() * (1 - kept) + wavelengths.reciprocal() * kept;
 }
 
-}  // namespace
-
+// [dim / 2] in float32. `length` matters for dynamic and longrope only.
 Tensor inverse_frequencies(const RopeConfig& config, int64_t length) {
   int64_t dim = config.dim;
   Tensor exponents = at::arange(0, dim, 2, at::kLong).to(at::kFloat) / static_cast<double>(dim);
@@ -201,6 +200,8 @@ Tensor inverse_frequencies(const RopeConfig& config, int64_t length) {
   Tensor between = (1 - blend) * frequencies / config.factor + blend * frequencies;
   return at::where(is_long, frequencies / config.factor, at::where(is_short, frequencies, between));
 }
+
+}  // namespace
 
 RotaryEmbeddingImpl::RotaryEmbeddingImpl(std::vector<RopeConfig> configs)
     : configs_(std::move(configs)) {
@@ -307,4 +308,4 @@ std::pair<Tensor, Tensor> rotate(const Tensor& query, const Tensor& key, const R
   return {turn_plainly(query, cos, sin), turn_plainly(key, cos, sin)};
 }
 
-}  // namespace meshwright::modules
+}  // namespace meshwright

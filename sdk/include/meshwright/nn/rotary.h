@@ -1,5 +1,9 @@
 // Rotary position embeddings (Su et al. 2021) in transformers' layout: the two halves of a head are
 // the two parts of each pair.
+//
+//   // Once a forward, for x [batch, rows, width]; then in every layer, before its attention core:
+//   RotaryTable angles = rotary(x, x.size(1), 0);
+//   std::tie(query, key) = rotate(query, key, angles);
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,14 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "engine/models/net_config.h"
+#include "meshwright/model/config_json.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/parallel/context_split.h"
 
-namespace meshwright::modules {
-
-using outlines::RopeConfig;
-using outlines::RopeType;
+namespace meshwright {
 
 // cos and sin of every row's angles, [rows, dim] each, or [batch, rows, dim] where samples differ;
 // in the dtype and on the device of the activations.
@@ -26,19 +27,15 @@ void visit_tensors(RotaryTable& table, F&& f) {
   f(table.cos), f(table.sin);
 }
 
-// Inverse frequencies [dim / 2] in float32. `length` matters for RopeType::dynamic and longrope
-// only.
-at::Tensor inverse_frequencies(const RopeConfig& config, int64_t length);
-
 // Holds no parameters and no buffers: tables are computed in float32 on first use and kept for
 // later steps.
-class RotaryEmbeddingImpl : public torch::nn::Module {
+class MESHWRIGHT_API RotaryEmbeddingImpl : public torch::nn::Module {
  public:
   explicit RotaryEmbeddingImpl(std::vector<RopeConfig> configs);
   // For `rows` rows of activations like `x`, under the configuration of that number: positions 0,
   // 1, ..., or those of current_sequence(), whose length then matters for the frequencies.
   RotaryTable forward(const at::Tensor& x, int64_t rows, size_t which);
-  // Whether the frequencies of some positions are others in longer samples.
+  // Whether frequencies of some positions are others in longer samples: dynamic, longrope.
   bool follows_length() const;
 
  private:
@@ -53,15 +50,15 @@ class RotaryEmbeddingImpl : public torch::nn::Module {
   };
   Entry& table_for(const at::Tensor& x, int64_t positions, size_t which);
   std::vector<RopeConfig> configs_;
-  std::vector<int64_t>
-      stretched_;  // the sequence length that the frequencies were made for, where it matters
+  std::vector<int64_t> stretched_;  // the length that frequencies were made for, where it matters
   std::vector<Entry> entries_;
 };
 MESHWRIGHT_MODULE(RotaryEmbedding);
 
 // Turns the leading `dim` elements of queries' and keys' heads, [batch, length, heads, head_dim]
 // each; the numbers of heads may differ.
-std::pair<at::Tensor, at::Tensor> rotate(const at::Tensor& query, const at::Tensor& key,
-                                         const RotaryTable& table);
+MESHWRIGHT_API std::pair<at::Tensor, at::Tensor> rotate(const at::Tensor& query,
+                                                        const at::Tensor& key,
+                                                        const RotaryTable& table);
 
-}  // namespace meshwright::modules
+}  // namespace meshwright
