@@ -30,12 +30,16 @@ struct DataMoved {
   double seldom = 0;  // of all-reduces that not every step has, a step
   // How often a byte is gathered a step, and reduced, on average.
   double gathers = 0, reductions = 0;
-  bool hidden = false;  // whether computation goes on beside reductions
+  // Whether computation goes on beside reductions, and beside gathers.
+  bool hidden = false, fetched_ahead = false;
 };
 
-// How many ranks share a shard of what the plan's rank holds: those that its rows gather, send what
-// each has updated, or scatter over. 1: it holds copies, whatever axes the mesh has for shards.
-double shard_ranks(const plan::JobPlan& plan);
+// How many ranks share a shard of what the rank of a schedule holds: those that its rows gather,
+// send what each has updated, or scatter over. 1: it holds copies, whatever axes the mesh has for
+// shards.
+double shard_ranks(const CommunicationSchedule& schedule);
+// `data_ranks`: how many train on other samples, or on other parts of them.
+DataMoved data_moved(const CommunicationSchedule& schedule, double data_ranks);
 DataMoved data_moved(const plan::JobPlan& plan);
 
 // Seconds of a step's rows over `axis`, one after the other.
@@ -102,14 +106,6 @@ struct Forecast {
 
 // Sizes of a model and of a planned job in the model's terms.
 steptime::Shape shape_of(const ModelOutline& outline);
-// Whether gradients are reduced in every micro-batch: where the plan says so, and on flat buffers
-// that keep none whole.
-bool reduces_each(const ShardingPlan& plan);
-// Whether reductions lie beside the backward: an option to turn that off counts only where
-// gradients are kept whole.
-bool hides_reductions(const ShardingPlan& plan);
-// Units gathered ahead; 0: none, so that nothing hides a gather.
-double gathers_ahead(const ShardingPlan& plan);
 // Of "model.layers.3.mlp.up_proj.weight", 3: the first part of a name that is a number, whatever
 // the list is called; -1: none is.
 int64_t layer_of(const std::string& name);
