@@ -430,17 +430,6 @@ Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine
   return out;
 }
 
-Forecast forecast(const Machine& machine, const Shape& shape, const Job& job) {
-  Forecast out;
-  out.machine = machine;
-  out.shape = shape;
-  out.job = job;
-  out.time = steptime::predict(machine, shape, job);
-  out.memory = out.time.memory.peak();
-  finish(out);
-  return out;
-}
-
 steptime::Prediction predicted_on(const Machine& machine, const Forecast& forecast,
                                   steptime::Bubble bubble) {
   Job job = forecast.job;

@@ -83,17 +83,16 @@ struct Forecast {
   double tokens_a_second = 0;  // of a device
   double mfu = 0;              // share of the peak; nothing counts for recomputation
   // Of one rank for each place in the pipeline, and of the one asked about: whose stages take
-  // longest, and the fullest; `job` and `time` are by the rows that make the longest step. nullopt:
-  // of sizes alone.
+  // longest, and the fullest; `job` and `time` are by the rows that make the longest step.
   std::optional<Place> slowest, fullest;
   double memory = 0;  // bytes of the fullest rank's device at its peak, as the plan counts them
-  std::optional<Bytes> bytes;  // what that is; nullopt: of sizes alone
+  std::optional<Bytes> bytes;  // what that is
   double host_memory = 0;      // and of the host, where an offloaded job has its states
   double usable = 0;           // bytes of the device that a job can have
   std::string bound;           // the largest part: "products"
   double bound_share = 0;
   std::vector<std::string> rough;  // why the figure is rougher than docs/step_time.md promises
-  // What the seconds of exchanges in `job` were had from; nullopt: of sizes alone.
+  // What the seconds of exchanges in `job` were had from.
   std::optional<Exchanged> exchanged;
 
   double room() const { return 1 - memory / usable; }  // below 0: it does not fit
@@ -123,9 +122,6 @@ bool multiplies_in_float8(const plan::Job& job, const steptime::Machine& machine
 // Error(missing_key) when the plan has no model or no length of a sample.
 Forecast forecast(const plan::Job& job, const plan::JobPlan& plan,
                   const steptime::Machine& machine);
-// The same of sizes alone, with the memory that the model counts.
-Forecast forecast(const steptime::Machine& machine, const steptime::Shape& shape,
-                  const steptime::Job& job);
 // The same step on another machine, whose hosts have as many ranks: what forecast() would say of
 // the rank that `forecast.job` is of, without its plan.
 steptime::Prediction predicted_on(const steptime::Machine& machine, const Forecast& forecast,

@@ -200,8 +200,7 @@ class Planned {
     Layout by_plan = layout;
     by_plan.predicted.seconds = takes * layout.predicted.parts.sum();
     constexpr double kNearly = 0.95;
-    by_plan.use =
-        kNearly * (counts > 0 ? counts : 1) * layout.predicted.memory.peak() / out_.memory;
+    by_plan.use = kNearly * (counts > 0 ? counts : 1) * layout.memory.peak() / out_.memory;
     return by_plan.score();
   }
   bool may_be_first(const Layout& layout) const {
@@ -243,7 +242,7 @@ class Planned {
   // The model's smallest, and the smallest of the sizes nearest to it: plans differ.
   void take_smallest() {
     std::vector<Layout> smallest = out_.result.families;
-    auto bytes = [](const Layout& layout) { return layout.predicted.memory.peak(); };
+    auto bytes = [](const Layout& layout) { return layout.memory.peak(); };
     std::stable_sort(smallest.begin(), smallest.end(),
                      [&](const Layout& a, const Layout& b) { return bytes(a) < bytes(b); });
     if (smallest.size() > kSmallest) smallest.resize(kSmallest);
@@ -279,7 +278,7 @@ class Planned {
   void learn_of(const Layout& layout, const Forecast& forecast) {
     auto keep_least = [](double& of, double value) { of = of > 0 ? std::min(of, value) : value; };
     steptime::LayoutKind kind = kind_of(layout);
-    const double counts = forecast.memory / layout.predicted.memory.peak();
+    const double counts = forecast.memory / layout.memory.peak();
     // The model's own seconds, without what is known already. The smallest layouts were not timed.
     if (const double seconds = layout.predicted.parts.sum(); seconds > 0)
       keep_least(takes_[kind], forecast.time.seconds / seconds);

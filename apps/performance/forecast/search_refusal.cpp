@@ -296,7 +296,7 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
     throw error;
   }
   const Layout& smallest = *found.result.smallest;
-  const double least = found.least.value_or(smallest.predicted.memory.peak());
+  const double least = found.least.value_or(smallest.memory.peak());
   const double usable = machine.memory - machine.outside;
   const bool limited = wanted.max_memory && *wanted.max_memory < usable;
   Error error(ErrorCode::memory_exceeded, "none of " + all + " fits: the smallest needs " +

@@ -391,7 +391,7 @@ std::string settings_text(const report::Style& style, const std::string& name,
 std::string families_text(const report::Style& style, const Found& found) {
   std::string out;
   for (const auto& [layout, fits_with] : found.families) {
-    const steptime::Memory& memory = layout.predicted.memory;
+    const steptime::Memory& memory = layout.memory;
     std::string line = "  too large: " + layout_text(layout) + ", " + bytes_text(memory.peak()) +
                        " of " + bytes_text(found.memory) + " by the model at its smallest";
     const char* before = ": ";
@@ -553,10 +553,10 @@ json::object to_json(const Found& found) {
   json::array families;
   for (const auto& [layout, fits_with] : found.families) {
     json::object parts;
-    for (const auto& [name, bytes] : parts_of(layout.predicted.memory)) parts[name] = bytes;
+    for (const auto& [name, bytes] : parts_of(layout.memory)) parts[name] = bytes;
     families.push_back(json::object{
         {"layout", layout_text(layout)},
-        {"bytes", std::llround(layout.predicted.memory.peak())},
+        {"bytes", std::llround(layout.memory.peak())},
         {"parts", parts},
         {"fits_with", fits_with.empty() ? json::value(nullptr) : json::value(fits_with)}});
   }

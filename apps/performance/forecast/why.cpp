@@ -491,7 +491,7 @@ std::vector<RefusedFamily> refused_families(const SearchRequest& request,
                                             const std::vector<Layout>& families) {
   std::vector<RefusedFamily> out;
   std::vector<Layout> by_model = families;
-  for (Layout& family : by_model) family.use = family.predicted.memory.peak() / request.memory;
+  for (Layout& family : by_model) family.use = family.memory.peak() / request.memory;
   for (const Layout& family : by_model) {
     if (family.use * kUnknownKind <= 1) continue;
     Layout layout = family;
