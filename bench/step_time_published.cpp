@@ -29,7 +29,7 @@ std::vector<Point> points_of(const std::vector<published::Row>& rows,
   for (const published::Row& row : rows) {
     const Machine machine = published::machine_of(row, machines);
     const Prediction p = predict(machine, row.shape, row.job);
-    const double peak = p.memory.peak();
+    const double peak = memory_of(row.shape, row.job).peak();
     out.push_back(
         {row, p.seconds, peak, peak / (machine.memory - machine.outside), peak / machine.memory});
   }

@@ -314,8 +314,7 @@ int meshwright_job_plan(meshwright_job* job, int64_t world_size, int64_t rank, c
 
 namespace {
 
-// meshwright_request as the engine has it.
-
+// What the engine takes where a request says nothing.
 meshwright_request defaults() {
   const meshwright::generate::Request program;
   meshwright_request out{};

@@ -18,6 +18,7 @@
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/progress.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::cli {
 namespace {
@@ -207,8 +208,6 @@ json::object difference_json(const TensorDifference& t) {
   return row;
 }
 
-std::string short_number(double value) { return text::format("%.3g", value); }
-
 void print_difference(Call& call, const checkpoint::Difference& difference,
                       const std::vector<const TensorDifference*>& different) {
   const report::Style& style = call.out_style;
@@ -231,8 +230,8 @@ void print_difference(Call& call, const checkpoint::Difference& difference,
              (what.empty() ? ", same values" : ", values");
     rows.push_back({report::printable(name_of(t)), what,
                     report::human_count(t.differing) + " of " + report::human_count(t.elements),
-                    t.differing == 0 ? "0" : short_number(t.max_abs),
-                    t.differing == 0 ? "0" : short_number(t.relative)});
+                    t.differing == 0 ? "0" : text::short_number(t.max_abs),
+                    t.differing == 0 ? "0" : text::short_number(t.relative)});
   }
   constexpr size_t kRight[] = {2, 3, 4};
   if (rows.size() > 1) call.out.write(report::table(style, rows, kRight));

@@ -63,7 +63,6 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20, kGiB = int64_t{1} << 30;
 
-std::string number(double value, const char* format) { return text::format(format, value); }
 std::string ranks(int64_t count) { return report::counted(count, "rank", "ranks"); }
 
 }  // namespace
@@ -81,7 +80,7 @@ Finding judge(const Cores& facts) {
   std::string have = report::counted(facts.machine, "core", "cores");
   if (facts.usable < facts.machine)
     have += ", of which this process may use " + std::to_string(facts.usable) + " (affinity)";
-  if (facts.quota) have += ", the cgroup allows the time of " + number(*facts.quota, "%.3g");
+  if (facts.quota) have += ", the cgroup allows the time of " + text::short_number(*facts.quota);
   const int64_t wanted = facts.local_ranks * facts.threads;
   Finding out{"cores", Level::ok,
               have + "; " + ranks(facts.local_ranks) + " here x " +

@@ -3,24 +3,19 @@
 #include <algorithm>
 #include <array>
 #include <cinttypes>
-#include <cstdio>
 #include <fstream>
 #include <span>
 #include <sstream>
 #include <utility>
 
 #include "engine/job/plan.h"
-#include "sdk/base/plain_text.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::plan {
 
-namespace {
-
-std::string short_number(double value) { return text::format("%.3g", value); }
-
-}  // namespace
+namespace {}  // namespace
 
 void warn_of_schedule(const Job& job, JobPlan& plan) {
   const Options &optimizer = job.config.table("optimizer"),
@@ -44,7 +39,7 @@ void warn_of_schedule(const Job& job, JobPlan& plan) {
         (length.is_set("epochs") ? std::to_string(steps) + " steps"
                                  : "step_scheduler.max_steps = " + std::to_string(steps)) +
         ": the learning rate ends at " +
-        short_number(lr * static_cast<double>(steps) / static_cast<double>(warmup)) +
+        text::short_number(lr * static_cast<double>(steps) / static_cast<double>(warmup)) +
         " and never reaches optimizer.lr = " + to_toml(lr);
     // The default may be too long for a trial of a few steps; whoever wrote a number down meant it
     // to be reached.

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <regex>
 #include <utility>
+
+#include "sdk/base/words.h"
 
 namespace meshwright::plan {
 namespace {
@@ -46,21 +47,6 @@ std::optional<int64_t> world_in(const std::string& help) {
   return failed == std::errc() && at == end && out > 0 ? std::optional(out) : std::nullopt;
 }
 
-std::vector<int64_t> divisors_by_nearness(int64_t of, int64_t wanted) {
-  std::vector<int64_t> out;
-  for (int64_t d = 1; d <= of / d; ++d) {
-    if (of % d != 0) continue;
-    out.push_back(d);
-    if (d != of / d) out.push_back(of / d);
-  }
-  std::sort(out.begin(), out.end());
-  auto far = [&](int64_t d) {
-    return std::abs(std::log(static_cast<double>(d) / static_cast<double>(wanted)));
-  };
-  std::stable_sort(out.begin(), out.end(), [&](int64_t a, int64_t b) { return far(a) < far(b); });
-  return out;
-}
-
 Error with_tried_help(const Error& error, const ParallelSizes& sizes, int64_t world,
                       const IsPlanned& is_planned) {
   std::vector<std::string> kept;
@@ -77,7 +63,7 @@ Error with_tried_help(const Error& error, const ParallelSizes& sizes, int64_t wo
   }
   if (planned == tried) return error;
   if (const std::optional<int64_t> asked = size_of(error.key(), sizes); planned == 0 && asked) {
-    std::vector<int64_t> others = divisors_by_nearness(world, *asked);
+    std::vector<int64_t> others = text::divisors_near(world, *asked);
     std::erase(others, *asked);
     if (others.size() > kMostTried) others.resize(kMostTried);
     for (const int64_t size : others) {

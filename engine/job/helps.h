@@ -17,9 +17,6 @@ std::vector<std::string> settings_in(const std::string& help);
 // Of "use a world size of 8", 8.
 std::optional<int64_t> world_in(const std::string& help);
 
-// The divisors of a number of at least 1, those nearest to `wanted` first, by their ratio.
-std::vector<int64_t> divisors_by_nearness(int64_t of, int64_t wanted);
-
 // Whether there is a plan of the job with these settings beside its own, on so many ranks.
 using IsPlanned = std::function<bool(const std::vector<std::string>& sets, int64_t world)>;
 

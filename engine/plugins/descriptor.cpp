@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cctype>
 #include <cinttypes>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "meshwright/error.h"
 #include "sdk/base/checks.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::loader {
@@ -51,8 +51,7 @@ void check_capabilities(const meshwright_strategy& raw, uint32_t sdk_minor,
                         const std::string& file) {
   constexpr uint64_t kKnown = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE;
   if (sdk_minor > MESHWRIGHT_SDK_MINOR || (raw.capabilities & ~kKnown) == 0) return;
-  char bits[20];
-  std::snprintf(bits, sizeof bits, "0x%" PRIx64, raw.capabilities & ~kKnown);
+  const std::string bits = text::format("0x%" PRIx64, raw.capabilities & ~kKnown);
   throw bad(file, std::string("strategy ") + raw.name + " has the capabilities " + bits +
                       ", which do not exist (MESHWRIGHT_CAN_PLAN, MESHWRIGHT_CAN_PARALLELIZE)");
 }

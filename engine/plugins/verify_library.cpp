@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
-#include <cstdio>
 #include <cstring>
 
 #include "engine/plugins/registry.h"
@@ -15,6 +14,7 @@
 #include "sdk/base/build_facts.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/hash.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/report.h"
 #include "sdk/base/words.h"
 
@@ -76,9 +76,7 @@ std::vector<std::string> read_markers(const std::filesystem::path& path) {
 bool only_reported(const std::string& key) { return key.starts_with("info."); }
 
 std::string mode_text(mode_t mode) {
-  char text[8];
-  std::snprintf(text, sizeof text, "%04o", static_cast<unsigned>(mode & 07777));
-  return text;
+  return text::format("%04o", static_cast<unsigned>(mode & 07777));
 }
 
 void check_owner_and_mode(const std::filesystem::path& path, const struct stat& info,
@@ -96,11 +94,7 @@ void check_owner_and_mode(const std::filesystem::path& path, const struct stat& 
         .help("chmod o-w " + path.string());
 }
 
-std::string hex(uint64_t number) {
-  char text[20];
-  std::snprintf(text, sizeof text, "%016" PRIx64, number);
-  return text;
-}
+std::string hex(uint64_t number) { return text::format("%016" PRIx64, number); }
 
 struct Difference {
   std::string key, engine, plugin;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -77,6 +78,31 @@ inline std::string grouped(int64_t value) {
   std::string out = std::to_string(value);
   const size_t first = value < 0 ? 1 : 0;
   for (size_t at = out.size(); at > first + 3;) out.insert(at -= 3, ",");
+  return out;
+}
+
+// 8192.0 as "8192".
+inline std::string whole_number(double value) { return std::to_string(std::llround(value)); }
+
+// 0.0123456 as "0.0123": so many digits that count.
+inline std::string short_number(double value, int digits = 3) {
+  return format("%.*g", digits, value);
+}
+
+// The divisors of a number of at least 1, those nearest to `wanted` first, by their ratio: what a
+// message proposes in place of a size that does not divide.
+inline std::vector<int64_t> divisors_near(int64_t of, int64_t wanted) {
+  std::vector<int64_t> out;
+  for (int64_t d = 1; d <= of / d; ++d) {
+    if (of % d != 0) continue;
+    out.push_back(d);
+    if (d != of / d) out.push_back(of / d);
+  }
+  std::sort(out.begin(), out.end());
+  auto far = [&](int64_t d) {
+    return std::abs(std::log(static_cast<double>(d) / static_cast<double>(wanted)));
+  };
+  std::stable_sort(out.begin(), out.end(), [&](int64_t a, int64_t b) { return far(a) < far(b); });
   return out;
 }
 

@@ -64,13 +64,13 @@ struct Findings {
 
 namespace {
 
-std::string number(double value, const char* format) { return text::format(format, value); }
-
 // JSON and CSV have no words for what is not finite.
 boost::json::value or_null(double value) {
   return std::isfinite(value) ? boost::json::value(value) : boost::json::value(nullptr);
 }
-std::string or_empty(double value) { return std::isfinite(value) ? number(value, "%.9g") : ""; }
+std::string or_empty(double value) {
+  return std::isfinite(value) ? text::format("%.9g", value) : "";
+}
 
 double bits(double loss) { return loss / std::log(2.0); }
 
@@ -107,10 +107,10 @@ std::string Findings::text(const report::Style& style) const {
   const auto lowest = std::min_element(
       rows.begin(), rows.end(), [](const Finding& a, const Finding& b) { return a.loss < b.loss; });
   for (auto row = rows.begin(); row != rows.end(); ++row) {
-    std::vector<std::string> line = {row->name, number(row->loss, "%.6f"),
-                                     number(row->perplexity(), "%.4g")};
-    if (bytes) line.push_back(number(bits(row->loss), "%.4f"));
-    if (auxiliary) line.push_back(number(row->auxiliary, "%.6f"));
+    std::vector<std::string> line = {row->name, text::format("%.6f", row->loss),
+                                     text::format("%.4g", row->perplexity())};
+    if (bytes) line.push_back(text::format("%.4f", bits(row->loss)));
+    if (auxiliary) line.push_back(text::format("%.6f", row->auxiliary));
     line.push_back(row->seconds > 0 ? report::human_count(static_cast<int64_t>(
                                           static_cast<double>(row->targets) / row->seconds))
                                     : "");
@@ -128,7 +128,7 @@ std::string Findings::csv() const {
   for (const Finding& row : rows)
     out += field(row.path) + "," + (row.step >= 0 ? std::to_string(row.step) : "") + "," +
            or_empty(row.loss) + "," + or_empty(row.perplexity()) + "," +
-           std::to_string(row.targets) + "," + number(row.seconds, "%.3f") +
+           std::to_string(row.targets) + "," + text::format("%.3f", row.seconds) +
            (auxiliary ? "," + or_empty(row.auxiliary) : "") + "\n";
   return out;
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/performance/calibrate/measured.h"
@@ -70,5 +71,14 @@ struct Line {
 // x and y of at least 0 for which the relative errors have the least sum of squares. Samples
 // without seconds do not count; without any both are 0.
 Line fit_line(std::span<const Sample> samples);
+
+struct NetworkFigure {
+  std::string_view name;  // "bus"
+  bool at_bound = false;  // see Bounded
+};
+// Sets what `measured` has groups for, and returns these figures.
+std::vector<NetworkFigure> fit_network(const Measured& measured, steptime::Machine& machine);
+// The collectives and messages that the model knows, beside what it says of them.
+std::vector<Point> network_points(const Measured& measured, const steptime::Machine& machine);
 
 }  // namespace meshwright::calibrate

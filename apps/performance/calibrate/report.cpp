@@ -15,6 +15,7 @@
 #include "meshwright/error.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/progress.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::calibrate {
 
@@ -193,24 +194,20 @@ FromRun fit_run(const Machine& machine, const RunTime& run,
 
 namespace {
 
-std::string digits(double value, const char* format = "%.4g") {
-  return text::format(format, value);
-}
-
-std::string sign(double error) { return digits(100 * error, "%+.0f%%"); }
+std::string sign(double error) { return text::format("%+.0f%%", 100 * error); }
 
 }  // namespace
 
 std::string figure_text(const steptime::Figure& figure) {
   const std::string_view table = figure.table, name = figure.name;
   const double value = *figure.to;
-  if (table == "peak") return digits(value / 1e12) + " TFLOP/s";
+  if (table == "peak") return text::short_number(value / 1e12, 4) + " TFLOP/s";
   if (name == "memory" || name == "outside") return report::human_bytes(std::llround(value));
   if (name.starts_with("step_") || name.starts_with("send_latency_") || table == "host")
     return doctor::time_text(value);
   if (name == "bandwidth" || name == "bus" || name == "nic" || name.starts_with("send_"))
     return doctor::rate_text(value);
-  return digits(value);
+  return text::short_number(value, 4);
 }
 
 std::string as_machine(const std::string& file) {

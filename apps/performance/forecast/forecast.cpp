@@ -33,20 +33,18 @@ double row_seconds(const steptime::Machine& machine, const Communication& row,
 
 }  // namespace
 
-double shard_ranks(const plan::JobPlan& plan) {
+double shard_ranks(const CommunicationSchedule& schedule) {
   int64_t out = 1;
-  for (const Communication& row : plan.footprint->schedule)
+  for (const Communication& row : schedule)
     if (is_data_axis(row.axis) && shares(row)) out = std::max(out, row.ranks);
   return static_cast<double>(out);
 }
 
-DataMoved data_moved(const plan::JobPlan& plan) {
-  const ParallelSizes& sizes = plan.shared.sizes;
-  const double copies = static_cast<double>(plan.world_size) /
-                        (static_cast<double>(sizes.tp * sizes.pp) * shard_ranks(plan));
+DataMoved data_moved(const CommunicationSchedule& schedule, double data_ranks) {
+  const double sharing = shard_ranks(schedule), copies = data_ranks / sharing;
   DataMoved out;
   double gathered = 0, reduced = 0;  // each byte once
-  for (const Communication& row : plan.footprint->schedule) {
+  for (const Communication& row : schedule) {
     if (!is_data_axis(row.axis) || row.ranks <= 1) continue;
     const auto once = static_cast<double>(row.payload), all = static_cast<double>(row.count) * once;
     if (row.every > 1) {
@@ -55,6 +53,7 @@ DataMoved data_moved(const plan::JobPlan& plan) {
     }
     if (gathers(row)) {
       const bool again = row.phase == Communication::Phase::backward;
+      out.fetched_ahead = out.fetched_ahead || row.overlaps;
       (again ? out.gathered_again : out.gathered) += all;
       if (!again) gathered += once;
       continue;
@@ -62,7 +61,7 @@ DataMoved data_moved(const plan::JobPlan& plan) {
     out.hidden = out.hidden || row.overlaps;
     if (row.op == "all_reduce" && static_cast<double>(row.ranks) <= copies) {
       out.summed += all;
-      if (shard_ranks(plan) > 1) continue;  // after what is scattered
+      if (sharing > 1) continue;  // after what is scattered
     } else {
       out.reduced += row.op == "all_reduce" ? 2 * all : all;  // among those that share: both ways
     }
@@ -72,6 +71,12 @@ DataMoved data_moved(const plan::JobPlan& plan) {
   out.gathers = gathered > 0 ? out.gathered / gathered : 0;
   out.reductions = reduced > 0 ? out.reductions / reduced : 0;
   return out;
+}
+
+DataMoved data_moved(const plan::JobPlan& plan) {
+  const ParallelSizes& sizes = plan.shared.sizes;
+  return data_moved(plan.footprint->schedule, static_cast<double>(plan.world_size) /
+                                                  static_cast<double>(sizes.tp * sizes.pp));
 }
 
 double seconds_of_rows(const steptime::Machine& machine, const CommunicationSchedule& schedule,
@@ -142,10 +147,8 @@ using steptime::When;
 // What the strategy's plan says beyond its bytes and exchanges.
 struct Ways {
   bool rows = true;
-  double ahead = 1;
   double width = 2, reduced = 4;
-  bool every_micro_batch = false, tf32 = false, float8 = false;
-  OffloadPolicy offload;
+  bool tf32 = false, float8 = false;
 };
 
 Ways ways_of(const plan::Job& job, const plan::JobPlan& plan, bool float8 = false) {
@@ -153,13 +156,10 @@ Ways ways_of(const plan::Job& job, const plan::JobPlan& plan, bool float8 = fals
   const MixedPrecision& mp = said.replicated ? said.replication.mp : said.sharding.precision.mp;
   Ways out;
   out.rows = !said.replicated && said.sharding.layout == ShardLayout::rows;
-  out.ahead = gathers_ahead(said);
   out.width = static_cast<double>(dtype_size(plan.shared.autocast_dtype.value_or(mp.param)));
   out.reduced = static_cast<double>(dtype_size(mp.reduce));
-  out.every_micro_batch = reduces_each(said);
   out.tf32 = asks_for_tf32(job);
   out.float8 = float8;
-  if (!said.replicated) out.offload = said.sharding.offload;
   return out;
 }
 
@@ -175,7 +175,7 @@ void set_data_traffic(const plan::JobPlan& plan, const Shape& shape, const Ways&
   const double passes = job.micro_batches * job.runs;
   steptime::DataTraffic& data = job.data;
   data.hidden = moved.hidden;
-  data.ahead = ways.ahead;
+  data.ahead = moved.fetched_ahead ? 1 : 0;
   // Rows that go nearly as often as there are passes are of units that each pass moves.
   auto each = [&](double often) { return often > 0.75 * passes; };
   if (moved.gathered > 0) {
@@ -209,7 +209,7 @@ void set_sizes(const plan::JobPlan& plan, Job& job) {
   job.cp = static_cast<double>(sizes.cp);
   job.pp = static_cast<double>(sizes.pp);
   job.ep = static_cast<double>(sizes.ep);
-  job.shard = shard_ranks(plan);
+  job.shard = shard_ranks(plan.footprint->schedule);
   job.length = static_cast<double>(plan.workload.seq_len);
   job.micro_batch = static_cast<double>(plan.workload.local_batch);
   job.micro_batches = static_cast<double>(plan.workload.accumulation);
@@ -224,16 +224,17 @@ void set_sizes(const plan::JobPlan& plan, Job& job) {
 
 // Copies of an offloaded job over the host's link: each rank's part of what is gathered, and its
 // gradients once they are reduced.
-void set_offload(const plan::JobPlan& plan, const Ways& ways, Job& job) {
+void set_offload(const plan::JobPlan& plan, Job& job) {
+  const ShardingPolicy& policy = plan.sharding->sharding;
   job.offload.on = true;
-  job.offload.pinned = ways.offload.pin_memory;
+  job.offload.pinned = policy.offload.pin_memory;
   const double passes = job.micro_batches * job.runs, kept = job.pp > 1 ? job.runs : passes;
   for (const UnitCost& unit : plan.footprint->units) {
     const double times = unit.once_a_step ? 1 : unit.reshards ? 2 * passes : kept;
     job.offload.copied += times * static_cast<double>(unit.padded_bytes) / job.shard;
   }
-  job.offload.copied +=
-      (ways.every_micro_batch ? passes : 1) * static_cast<double>(plan.footprint->bytes.gradients);
+  job.offload.copied += (policy.reduction.every_micro_batch ? passes : 1) *
+                        static_cast<double>(plan.footprint->bytes.gradients);
 }
 
 void finish(Forecast& out) {
@@ -282,8 +283,10 @@ Job job_of_rank(const plan::JobPlan& plan, const Ways& ways, const Exchanged& sa
   set_data_traffic(plan, shape, ways, out);
   set_exchange_seconds(machine, shape, said, out);
   // Where the ranks compute on the host, all there is lies there anyhow.
-  if (ways.offload.cpu && !machine.overlap.adds && plan.memory.where != MemoryFacts::Where::host)
-    set_offload(plan, ways, out);
+  const ShardingPlan& shards = *plan.sharding;
+  if (!shards.replicated && shards.sharding.offload.cpu && !machine.overlap.adds &&
+      plan.memory.where != MemoryFacts::Where::host)
+    set_offload(plan, out);
   return out;
 }
 
@@ -362,22 +365,6 @@ class Judge {
 
 }  // namespace
 
-bool hides_reductions(const ShardingPlan& plan) {
-  return plan.replicated || !plan.sharding.keeps_gradients() || plan.sharding.reduction.overlap;
-}
-
-double gathers_ahead(const ShardingPlan& plan) {
-  if (plan.replicated) return 1;
-  if (plan.sharding.keeps_parameters()) return plan.sharding.overlap_gather ? 1 : 0;
-  return static_cast<double>(plan.sharding.prefetch.ahead());
-}
-
-bool reduces_each(const ShardingPlan& plan) {
-  if (plan.replicated) return false;
-  const bool flat = plan.sharding.layout == ShardLayout::flat && plan.sharding.level >= 2;
-  return flat || plan.sharding.reduction.every_micro_batch;
-}
-
 std::string machines_folder() {
   namespace fs = std::filesystem;
   std::error_code failed;
@@ -441,17 +428,6 @@ Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine
   finish(out);
   if (asks_for_float8(job) && !ways.float8)
     out.rough.emplace_back("8-bit floats on a processor: products of float32, without their casts");
-  return out;
-}
-
-Forecast forecast(const Machine& machine, const Shape& shape, const Job& job) {
-  Forecast out;
-  out.machine = machine;
-  out.shape = shape;
-  out.job = job;
-  out.time = steptime::predict(machine, shape, job);
-  out.memory = out.time.memory.peak();
-  finish(out);
   return out;
 }
 

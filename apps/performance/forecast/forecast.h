@@ -30,12 +30,16 @@ struct DataMoved {
   double seldom = 0;  // of all-reduces that not every step has, a step
   // How often a byte is gathered a step, and reduced, on average.
   double gathers = 0, reductions = 0;
-  bool hidden = false;  // whether computation goes on beside reductions
+  // Whether computation goes on beside reductions, and beside gathers.
+  bool hidden = false, fetched_ahead = false;
 };
 
-// How many ranks share a shard of what the plan's rank holds: those that its rows gather, send what
-// each has updated, or scatter over. 1: it holds copies, whatever axes the mesh has for shards.
-double shard_ranks(const plan::JobPlan& plan);
+// How many ranks share a shard of what the rank of a schedule holds: those that its rows gather,
+// send what each has updated, or scatter over. 1: it holds copies, whatever axes the mesh has for
+// shards.
+double shard_ranks(const CommunicationSchedule& schedule);
+// `data_ranks`: how many train on other samples, or on other parts of them.
+DataMoved data_moved(const CommunicationSchedule& schedule, double data_ranks);
 DataMoved data_moved(const plan::JobPlan& plan);
 
 // Seconds of a step's rows over `axis`, one after the other.
@@ -79,17 +83,16 @@ struct Forecast {
   double tokens_a_second = 0;  // of a device
   double mfu = 0;              // share of the peak; nothing counts for recomputation
   // Of one rank for each place in the pipeline, and of the one asked about: whose stages take
-  // longest, and the fullest; `job` and `time` are by the rows that make the longest step. nullopt:
-  // of sizes alone.
+  // longest, and the fullest; `job` and `time` are by the rows that make the longest step.
   std::optional<Place> slowest, fullest;
   double memory = 0;  // bytes of the fullest rank's device at its peak, as the plan counts them
-  std::optional<Bytes> bytes;  // what that is; nullopt: of sizes alone
+  std::optional<Bytes> bytes;  // what that is
   double host_memory = 0;      // and of the host, where an offloaded job has its states
   double usable = 0;           // bytes of the device that a job can have
   std::string bound;           // the largest part: "products"
   double bound_share = 0;
   std::vector<std::string> rough;  // why the figure is rougher than docs/step_time.md promises
-  // What the seconds of exchanges in `job` were had from; nullopt: of sizes alone.
+  // What the seconds of exchanges in `job` were had from.
   std::optional<Exchanged> exchanged;
 
   double room() const { return 1 - memory / usable; }  // below 0: it does not fit
@@ -102,14 +105,6 @@ struct Forecast {
 
 // Sizes of a model and of a planned job in the model's terms.
 steptime::Shape shape_of(const ModelOutline& outline);
-// Whether gradients are reduced in every micro-batch: where the plan says so, and on flat buffers
-// that keep none whole.
-bool reduces_each(const ShardingPlan& plan);
-// Whether reductions lie beside the backward: an option to turn that off counts only where
-// gradients are kept whole.
-bool hides_reductions(const ShardingPlan& plan);
-// Units gathered ahead; 0: none, so that nothing hides a gather.
-double gathers_ahead(const ShardingPlan& plan);
 // Of "model.layers.3.mlp.up_proj.weight", 3: the first part of a name that is a number, whatever
 // the list is called; -1: none is.
 int64_t layer_of(const std::string& name);
@@ -127,9 +122,6 @@ bool multiplies_in_float8(const plan::Job& job, const steptime::Machine& machine
 // Error(missing_key) when the plan has no model or no length of a sample.
 Forecast forecast(const plan::Job& job, const plan::JobPlan& plan,
                   const steptime::Machine& machine);
-// The same of sizes alone, with the memory that the model counts.
-Forecast forecast(const steptime::Machine& machine, const steptime::Shape& shape,
-                  const steptime::Job& job);
 // The same step on another machine, whose hosts have as many ranks: what forecast() would say of
 // the rank that `forecast.job` is of, without its plan.
 steptime::Prediction predicted_on(const steptime::Machine& machine, const Forecast& forecast,

@@ -11,14 +11,13 @@
 #include "engine/job/trainable.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/base/shared_schemas.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::forecast {
 
 namespace {
 
 using steptime::Layout;
-
-std::string digits(double value) { return std::to_string(std::llround(value)); }
 
 class Settings {
  public:
@@ -35,9 +34,9 @@ class Settings {
         !(cuts && sizes.async_tp != steptime::AsyncTp::no))
       set("distributed.enable_async_tensor_parallel", "false");
     set("distributed.activation_checkpointing", recompute_word(sizes.recompute));
-    set("step_scheduler.global_batch_size", digits(global_batch));
+    set("step_scheduler.global_batch_size", text::whole_number(global_batch));
     set("step_scheduler.local_batch_size",
-        digits(sizes.micro_batch * (sizes.pp > 1 ? sizes.micro_batches : 1)));
+        text::whole_number(sizes.micro_batch * (sizes.pp > 1 ? sizes.micro_batches : 1)));
     if (sizes.pp > 1) add_pipeline(layers);
     if (sizes.cp > 1) add_context();
     return std::move(out_);
@@ -47,15 +46,16 @@ class Settings {
   void set(const std::string& key, const std::string& value) { out_.push_back(key + "=" + value); }
   // Where it is not what a job has anyway, or the file says something else.
   void set_size(const char* name, double value, int64_t in_file) {
-    if (value > 1 || in_file > 1) set(std::string("distributed.") + name, digits(value));
+    if (value > 1 || in_file > 1)
+      set(std::string("distributed.") + name, text::whole_number(value));
   }
 
   void add_sizes() {
     const steptime::Job& sizes = layout_.job;
     const ParallelSizes& file = job_.config.shared.sizes;
-    set("distributed.tp_size", digits(sizes.tp));
-    set("distributed.cp_size", digits(sizes.cp));
-    set("distributed.pp_size", digits(sizes.pp));
+    set("distributed.tp_size", text::whole_number(sizes.tp));
+    set("distributed.cp_size", text::whole_number(sizes.cp));
+    set("distributed.pp_size", text::whole_number(sizes.pp));
     if (file.dp) set("distributed.dp_size", "auto");
     set_size("ep_size", sizes.ep, file.ep);
     // Where nothing is sharded, copies have no size of their own.
@@ -68,12 +68,12 @@ class Settings {
     const std::string table = "distributed.pipeline.";
     set(table + "pp_schedule", std::string(schedule_name(sizes.schedule)));
     set(table + "layers_per_stage",
-        digits(std::ceil((layers + 2 * layout_.less) / (sizes.pp * sizes.stages))));
+        text::whole_number(std::ceil((layers + 2 * layout_.less) / (sizes.pp * sizes.stages))));
     if (layout_.less > 0 || file.first_stage_less_layers > 0)
-      set(table + "first_stage_less_layers", digits(layout_.less));
+      set(table + "first_stage_less_layers", text::whole_number(layout_.less));
     if (layout_.less > 0 || file.last_stage_less_layers > 0)
-      set(table + "last_stage_less_layers", digits(layout_.less));
-    set(table + "pp_microbatch_size", digits(sizes.micro_batch));
+      set(table + "last_stage_less_layers", text::whole_number(layout_.less));
+    set(table + "pp_microbatch_size", text::whole_number(sizes.micro_batch));
     if (file.batch_size) set(table + "pp_batch_size", "auto");
     if (!file.schedule_csv.empty()) set(table + "pp_schedule_csv", "none");
     if (file.round != PipelineOptions::Round::none)
@@ -201,8 +201,7 @@ class Planned {
     Layout by_plan = layout;
     by_plan.predicted.seconds = takes * layout.predicted.parts.sum();
     constexpr double kNearly = 0.95;
-    by_plan.use =
-        kNearly * (counts > 0 ? counts : 1) * layout.predicted.memory.peak() / out_.memory;
+    by_plan.use = kNearly * (counts > 0 ? counts : 1) * layout.memory.peak() / out_.memory;
     return by_plan.score();
   }
   bool may_be_first(const Layout& layout) const {
@@ -244,7 +243,7 @@ class Planned {
   // The model's smallest, and the smallest of the sizes nearest to it: plans differ.
   void take_smallest() {
     std::vector<Layout> smallest = out_.result.families;
-    auto bytes = [](const Layout& layout) { return layout.predicted.memory.peak(); };
+    auto bytes = [](const Layout& layout) { return layout.memory.peak(); };
     std::stable_sort(smallest.begin(), smallest.end(),
                      [&](const Layout& a, const Layout& b) { return bytes(a) < bytes(b); });
     if (smallest.size() > kSmallest) smallest.resize(kSmallest);
@@ -280,7 +279,7 @@ class Planned {
   void learn_of(const Layout& layout, const Forecast& forecast) {
     auto keep_least = [](double& of, double value) { of = of > 0 ? std::min(of, value) : value; };
     steptime::LayoutKind kind = kind_of(layout);
-    const double counts = forecast.memory / layout.predicted.memory.peak();
+    const double counts = forecast.memory / layout.memory.peak();
     // The model's own seconds, without what is known already. The smallest layouts were not timed.
     if (const double seconds = layout.predicted.parts.sum(); seconds > 0)
       keep_least(takes_[kind], forecast.time.seconds / seconds);

@@ -4,6 +4,7 @@
 
 #include "apps/performance/forecast/layouts.h"
 #include "engine/job/helps.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::forecast {
 namespace {
@@ -13,8 +14,6 @@ using steptime::Layout;
 constexpr double kGib = 1024.0 * 1024 * 1024;
 constexpr int64_t kMostWorld = 65'536;
 constexpr const char* kBatchKey = "step_scheduler.global_batch_size";
-
-std::string whole_number(double value) { return std::to_string(std::llround(value)); }
 
 bool is_of_the_plan(const Error& error) { return exit_status(error.code()) == 3; }
 
@@ -102,7 +101,7 @@ std::vector<std::string> other_sizes(const plan::Job& job, const steptime::Machi
   std::vector<std::string> out;
   for (const auto& [key, asked] : wanted.fixed) {
     size_t tried = 0;
-    for (const int64_t size : plan::divisors_by_nearness(whole_of(key, request), asked)) {
+    for (const int64_t size : text::divisors_near(whole_of(key, request), asked)) {
       if (out.size() == kNamed || tried == kTried) break;
       if (size == asked) continue;
       Proposal other{wanted, request, "--fix " + key + "=" + std::to_string(size)};
@@ -203,7 +202,7 @@ namespace {
     Proposal batch{wanted, request, ""};
     const double steps = std::max(1.0, std::round(request.global_batch / request.ranks));
     batch.request.global_batch = steps * request.ranks;
-    batch.text = "--global-batch " + whole_number(batch.request.global_batch);
+    batch.text = "--global-batch " + text::whole_number(batch.request.global_batch);
     // Without sizes it is what there is to change.
     if (asked.empty() || finds_layout(job, machine, batch)) helps.push_back(batch.text);
   }
@@ -218,7 +217,7 @@ namespace {
   Error error = said ? Error(said->code(), "no layout has" + asked + ": " + said->message())
                      : Error(batch ? ErrorCode::batch_not_divisible : ErrorCode::model_does_not_fit,
                              "no layout of this model has " + std::to_string(wanted.world_size) +
-                                 " ranks, a batch of " + whole_number(request.global_batch) +
+                                 " ranks, a batch of " + text::whole_number(request.global_batch) +
                                  (asked.empty() ? "" : " and" + asked) + why);
   error.key(asked.empty() ? "--world-size" : "--fix");
   for (const std::string& help : helps) error.help(help);
@@ -268,9 +267,9 @@ std::string smallest_text(const plan::Job& job, const Layout& layout,
   const char* recompute = sizes.recompute == steptime::Recompute::full        ? "full"
                           : sizes.recompute == steptime::Recompute::selective ? "selective"
                                                                               : "no";
-  return layout.strategy + " with tp " + whole_number(sizes.tp) + ", cp " + whole_number(sizes.cp) +
-         ", pp " + whole_number(sizes.pp) + ", " + recompute +
-         " recomputation and micro-batches of " + whole_number(sizes.micro_batch) + ": " +
+  return layout.strategy + " with tp " + text::whole_number(sizes.tp) + ", cp " +
+         text::whole_number(sizes.cp) + ", pp " + text::whole_number(sizes.pp) + ", " + recompute +
+         " recomputation and micro-batches of " + text::whole_number(sizes.micro_batch) + ": " +
          set_line(settings_of(job, layout, request.shape.layers, request.global_batch));
 }
 
@@ -296,7 +295,7 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
     throw error;
   }
   const Layout& smallest = *found.result.smallest;
-  const double least = found.least.value_or(smallest.predicted.memory.peak());
+  const double least = found.least.value_or(smallest.memory.peak());
   const double usable = machine.memory - machine.outside;
   const bool limited = wanted.max_memory && *wanted.max_memory < usable;
   Error error(ErrorCode::memory_exceeded, "none of " + all + " fits: the smallest needs " +
@@ -316,7 +315,8 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
   auto enough = [&](double step) {
     return enough_memory(job, machine, wanted, request, found, least, step);
   };
-  if (limited && least <= usable) error.help("--max-memory " + whole_number(enough(kGib) / kGib));
+  if (limited && least <= usable)
+    error.help("--max-memory " + text::whole_number(enough(kGib) / kGib));
   error.help(
       (limited && least <= usable
            ? std::string("the smallest is ")

@@ -148,8 +148,7 @@ namespace {
 
 using steptime::Layout;
 
-std::string whole(double value) { return std::to_string(std::llround(value)); }
-std::string whole_percent(double share) { return whole(100 * share) + "%"; }
+std::string whole_percent(double share) { return text::whole_number(100 * share) + "%"; }
 
 }  // namespace
 
@@ -163,7 +162,7 @@ std::string layout_text(const Layout& layout) {
   const steptime::Job& job = layout.job;
   std::string out = layout.strategy;
   auto add = [&](const char* name, double size) {
-    if (size > 1) out += std::string(" ") + name + whole(size);
+    if (size > 1) out += std::string(" ") + name + text::whole_number(size);
   };
   add("tp", job.tp);
   add("cp", job.cp);
@@ -182,7 +181,8 @@ std::string layout_text(const Layout& layout) {
 namespace {
 
 std::string micro_text(const Layout& layout) {
-  return whole(layout.job.micro_batch) + "x" + whole(layout.job.micro_batches);
+  return text::whole_number(layout.job.micro_batch) + "x" +
+         text::whole_number(layout.job.micro_batches);
 }
 
 // How close the second is, where it says something.
@@ -222,7 +222,7 @@ std::string tight_text(const Found& found) {
 }
 
 // What would change their order, the nearest three.
-std::string turns_text(const Found& found) {
+std::string crossovers_text(const Found& found) {
   constexpr size_t kMost = 3;
   if (found.crossovers.empty()) {
     const size_t compared = std::min(kMostAlternatives, found.result.best.size());
@@ -391,7 +391,7 @@ std::string settings_text(const report::Style& style, const std::string& name,
 std::string families_text(const report::Style& style, const Found& found) {
   std::string out;
   for (const auto& [layout, fits_with] : found.families) {
-    const steptime::Memory& memory = layout.predicted.memory;
+    const steptime::Memory& memory = layout.memory;
     std::string line = "  too large: " + layout_text(layout) + ", " + bytes_text(memory.peak()) +
                        " of " + bytes_text(found.memory) + " by the model at its smallest";
     const char* before = ": ";
@@ -468,7 +468,7 @@ std::string draw(const report::Style& style, const Found& found) {
   if (found.result.best.size() > 1) {
     std::string told = second_text(found);
     if (!told.empty()) told += " ";
-    out += wrapped(style, told + turns_text(found), 0);
+    out += wrapped(style, told + crossovers_text(found), 0);
   }
   out += wrapped(style, tight_text(found), 0);
   out += rough_text(style, found) + "\n";
@@ -553,10 +553,10 @@ json::object to_json(const Found& found) {
   json::array families;
   for (const auto& [layout, fits_with] : found.families) {
     json::object parts;
-    for (const auto& [name, bytes] : parts_of(layout.predicted.memory)) parts[name] = bytes;
+    for (const auto& [name, bytes] : parts_of(layout.memory)) parts[name] = bytes;
     families.push_back(json::object{
         {"layout", layout_text(layout)},
-        {"bytes", std::llround(layout.predicted.memory.peak())},
+        {"bytes", std::llround(layout.memory.peak())},
         {"parts", parts},
         {"fits_with", fits_with.empty() ? json::value(nullptr) : json::value(fits_with)}});
   }

@@ -1,4 +1,5 @@
-// What strategies can do and how they move a model, asked of their own hooks.
+// What strategies can do, asked of their own hooks, and how they move a model, by the rows of their
+// plans.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -17,9 +18,19 @@ namespace {
 
 using steptime::Way;
 
-// Two layers tell how a strategy treats all of them.
+// Two layers tell how a strategy treats all of them. Of a model that is frozen up to some layer
+// these are the last, which train.
 ModelOutline shortened(ModelOutline outline) {
-  auto beyond = [](const std::string& name) { return layer_of(name) >= 2; };
+  auto trains = [&](int64_t layer) {
+    return std::any_of(
+        outline.parameters.begin(), outline.parameters.end(),
+        [&](const ParameterOutline& p) { return p.trainable && layer_of(p.name) == layer; });
+  };
+  const int64_t first = trains(0) || trains(1) ? 0 : std::max<int64_t>(outline.layers - 2, 0);
+  auto beyond = [&](const std::string& name) {
+    const int64_t layer = layer_of(name);
+    return layer >= 0 && (layer < first || layer >= first + 2);
+  };
   std::erase_if(outline.parameters, [&](const ParameterOutline& p) { return beyond(p.name); });
   std::erase_if(outline.modules, [&](const ModuleOutline& m) { return beyond(m.name); });
   if (outline.windows.size() > 2) outline.windows.resize(2);
@@ -54,9 +65,14 @@ bool cuts_sequences(const Strategy& strategy, StrategyConfig config, bool async)
   return said.ok();
 }
 
-// How two ranks of dp, or of dp beside a pipeline, lie and move the model.
-ShardingPlan plan_of(const Strategy& strategy, StrategyConfig config, const Trained& model,
-                     bool pipeline) {
+// How two ranks of dp, or of dp beside a pipeline, lie and move the model in a step of two
+// micro-batches.
+struct TwoRanks {
+  ShardingPlan plan;
+  DataMoved moved;
+};
+TwoRanks plan_of(const Strategy& strategy, StrategyConfig config, const Trained& model,
+                 bool pipeline) {
   config.shared().sizes = {};
   if (pipeline) config.shared().sizes.pp = 2;
   MeshRequest mesh;
@@ -64,18 +80,19 @@ ShardingPlan plan_of(const Strategy& strategy, StrategyConfig config, const Trai
   mesh.config = config;
   const MeshPlan planned = strategy.plan_mesh(mesh);
   const TpPlan no_tp;
-  return strategy.plan_sharding({model.outline, planned, no_tp, config, model.work, 0});
-}
-
-bool gathers_again(const ShardingPlan& plan) {
-  return std::any_of(plan.units.begin(), plan.units.end(),
-                     [](const PlannedUnit& unit) { return unit.reshard_after_forward; });
+  Workload work = model.work;
+  work.accumulation = 2;
+  const ShardingRequest request{model.outline, planned, no_tp, config, work, 0};
+  TwoRanks out;
+  out.plan = strategy.plan_sharding(request);
+  out.moved = data_moved(footprint_of(request, out.plan).schedule, 2);
+  return out;
 }
 
 bool gathers_in_pipeline(const Strategy& strategy, const StrategyConfig& config,
                          const Trained& model) {
   try {
-    return gathers_again(plan_of(strategy, config, model, /*pipeline=*/true));
+    return plan_of(strategy, config, model, /*pipeline=*/true).moved.gathered_again > 0;
   } catch (const Error&) {  // a model that it makes no stages of
     return false;
   }
@@ -84,18 +101,23 @@ bool gathers_in_pipeline(const Strategy& strategy, const StrategyConfig& config,
 // What `config` makes of a way: what moves when, and in which dtypes.
 void set_moves(const Strategy& strategy, const StrategyConfig& config, const Trained& model,
                Way& out) {
-  const ShardingPlan plan = plan_of(strategy, config, model, /*pipeline=*/false);
+  const auto [plan, moved] = plan_of(strategy, config, model, /*pipeline=*/false);
   const ShardingPolicy& sharding = plan.sharding;
   const MixedPrecision& mp = plan.replicated ? plan.replication.mp : sharding.precision.mp;
   const DType storage = model.work.storage;
   out.whole = plan.replicated;
   out.level = sharding.level;
   out.rows = !plan.replicated && sharding.layout == ShardLayout::rows;
-  out.hidden = hides_reductions(plan);
-  out.ahead = gathers_ahead(plan);
-  out.reshards = gathers_again(plan);
+  out.hidden = moved.hidden;
+  // Rows say whether units are fetched ahead, and the policy how many where they come and go.
+  const int64_t units =
+      plan.replicated || sharding.keeps_parameters() ? 1 : sharding.prefetch.ahead();
+  out.ahead = moved.gathered > 0 && !moved.fetched_ahead
+                  ? 0
+                  : static_cast<double>(std::max<int64_t>(units, 1));
+  out.reshards = moved.gathered_again > 0;
   out.reshards_in_pipeline = out.pp && gathers_in_pipeline(strategy, config, model);
-  out.reduces_each = reduces_each(plan);
+  out.reduces_each = moved.reductions > 1;
   out.width = static_cast<double>(dtype_size(config.shared().autocast_dtype.value_or(mp.param)));
   out.reduced = static_cast<double>(dtype_size(mp.reduce));
   out.buckets =

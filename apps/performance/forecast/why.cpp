@@ -114,7 +114,7 @@ std::vector<std::pair<Cut, Layout>> larger(const std::vector<Layout>& families,
 }
 
 std::string size_text(const Cut& cut, const Layout& layout) {
-  return std::string(cut.name) + " " + std::to_string(std::llround(layout.job.*cut.size));
+  return std::string(cut.name) + " " + text::whole_number(layout.job.*cut.size);
 }
 
 class Asked {
@@ -154,7 +154,7 @@ class Asked {
         asked != words_.sizes.end() && asked->second != dp) {
       const std::string key = "distributed.dp_size=";
       out.refused = said_by_plan(job_, machine_, wanted_, request_,
-                                 {key + std::to_string(std::llround(asked->second))});
+                                 {key + text::whole_number(asked->second)});
       if (!out.refused) out.refused = not_searched({});
       return;
     }
@@ -239,11 +239,10 @@ class Asked {
     LayoutWords other = words_;
     other.micro_batches = samples / micro->second;
     Error out(ErrorCode::batch_not_divisible,
-              "micro-batches of " + std::to_string(std::llround(micro->second)) + " make " +
-                  std::to_string(std::llround(other.micro_batches)) + " of the " +
-                  std::to_string(std::llround(samples)) +
-                  " samples that a rank has of a step, not " +
-                  std::to_string(std::llround(words_.micro_batches)));
+              "micro-batches of " + text::whole_number(micro->second) + " make " +
+                  text::whole_number(other.micro_batches) + " of the " +
+                  text::whole_number(samples) + " samples that a rank has of a step, not " +
+                  text::whole_number(words_.micro_batches));
     out.help(why_text(other));
     return out;
   }
@@ -295,7 +294,7 @@ class Asked {
                                                                          : all_.ranks;
       size_t tried = 0;
       for (const int64_t near :
-           plan::divisors_by_nearness(std::max(std::llround(whole), 1LL), std::llround(asked))) {
+           text::divisors_near(std::max(std::llround(whole), 1LL), std::llround(asked))) {
         if (out.size() == kNamed || tried == kNear) break;
         if (static_cast<double>(near) == asked) continue;
         const LayoutWords other = with_size(name, static_cast<double>(near));
@@ -313,15 +312,14 @@ class Asked {
     if (!words.strategy.empty()) out.push_back(words.strategy);
     for (const char* name : {"tp", "cp", "pp", "v", "ep", "dp", "replicas"})
       if (const auto at = words.sizes.find(name); at != words.sizes.end() && at->second > 1)
-        out.push_back(name + std::to_string(std::llround(at->second)));
+        out.push_back(name + text::whole_number(at->second));
     if (words.schedule) out.emplace_back(schedule_name(*words.schedule));
     if (const auto micro = words.sizes.find("micro"); micro != words.sizes.end()) {
       const double dp = all_.ranks /
                         (words.sizes.at("tp") * words.sizes.at("cp") * words.sizes.at("pp")),
                    count = all_.global_batch / dp / micro->second;
-      out.push_back(
-          std::to_string(std::llround(micro->second)) + "x" +
-          std::to_string(std::llround(words.micro_batches > 0 ? words.micro_batches : count)));
+      out.push_back(text::whole_number(micro->second) + "x" +
+                    text::whole_number(words.micro_batches > 0 ? words.micro_batches : count));
     }
     if (words.recompute) out.emplace_back(recompute_word(*words.recompute));
     out.insert(out.end(), words.options.begin(), words.options.end());
@@ -491,7 +489,7 @@ std::vector<RefusedFamily> refused_families(const SearchRequest& request,
                                             const std::vector<Layout>& families) {
   std::vector<RefusedFamily> out;
   std::vector<Layout> by_model = families;
-  for (Layout& family : by_model) family.use = family.predicted.memory.peak() / request.memory;
+  for (Layout& family : by_model) family.use = family.memory.peak() / request.memory;
   for (const Layout& family : by_model) {
     if (family.use * kUnknownKind <= 1) continue;
     Layout layout = family;

@@ -121,7 +121,7 @@ struct Job {
   Offload offload;
   double host_forward = 0, host_backward = 0;  // in place of the machine's, where not 0
 
-  // Memory: bytes a parameter, whole and cut over the ranks of a shard.
+  // Of memory_of(): bytes a parameter, whole and cut over the ranks of a shard.
   double state_whole = 0, state_cut = 16;
   double whole_gradients = 0;  // bytes a parameter, unsharded until the last micro-batch
   double stored = 4;           // bytes of a stored weight; where some do not train, of these

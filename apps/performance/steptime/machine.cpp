@@ -11,7 +11,6 @@
 #include "engine/config/toml_value.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
-#include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::steptime {
@@ -187,7 +186,6 @@ using config::Value;
 std::string shown(double value) { return config::to_toml(config::number_value(value)); }
 
 // Of what was divided: 0.295.
-std::string three_digits(double value) { return text::format("%.3g", value); }
 
 class File {
  public:
@@ -339,14 +337,14 @@ class File {
     const config::Place peak_at = peak == nullptr ? config::Place() : peak->place,
                         memory_at = memory == nullptr ? config::Place() : memory->place;
     const std::string key = first->key(), likely = slip.of_memory ? "device.bandwidth" : key;
-    Error error(ErrorCode::out_of_range,
-                key + " = " + shown(first->value) + " (line " + std::to_string(peak_at.line) +
-                    ") and device.bandwidth = " + shown(bandwidth) + " (line " +
-                    std::to_string(memory_at.line) + ") make no sense together: " +
-                    three_digits(first->value / bandwidth) + " operations for a byte, where a " +
-                    (machine.overlap.adds ? "processor" : "device") + " has " +
-                    shown(first->least) + " to " + shown(kMostForAByte) + "; likely " + likely +
-                    " is in another unit");
+    Error error(
+        ErrorCode::out_of_range,
+        key + " = " + shown(first->value) + " (line " + std::to_string(peak_at.line) +
+            ") and device.bandwidth = " + shown(bandwidth) + " (line " +
+            std::to_string(memory_at.line) + ") make no sense together: " +
+            text::short_number(first->value / bandwidth) + " operations for a byte, where a " +
+            (machine.overlap.adds ? "processor" : "device") + " has " + shown(first->least) +
+            " to " + shown(kMostForAByte) + "; likely " + likely + " is in another unit");
     error.key(likely)
         .about(slip.of_memory ? key : "device.bandwidth")
         .at(origin(slip.of_memory ? memory_at : peak_at));
@@ -425,7 +423,7 @@ class File {
                   key + " = " + shown(number) + " is no number of " + figure.means)
           .key(key)
           .at(origin(value->place))
-          .help("set " + key + " = " + std::to_string(std::llround(std::floor(number))));
+          .help("set " + key + " = " + text::whole_number(std::floor(number)));
     *figure.to = number;
   }
 
@@ -552,7 +550,6 @@ namespace {
 std::string quoted(const std::string& text) { return config::to_toml(config::Value(text)); }
 
 // Four digits: no measurement has more.
-std::string digits(double value) { return text::format("%.4g", value); }
 
 const char* heading(std::string_view table) {
   if (table == "device") return "[device]  # bytes, bytes a second";
@@ -589,7 +586,7 @@ std::string machine_text(const Machine& machine, const std::map<std::string, std
       }
       if (last == "overlap" && machine.overlap.adds) out += "shares_cores = true\n";
     }
-    out += std::string(figure.name) + " = " + digits(*figure.to) + "\n";
+    out += std::string(figure.name) + " = " + text::short_number(*figure.to, 4) + "\n";
     from += quoted(figure.key()) + " = " + quoted(source->second) + "\n";
   }
   return out + from;

@@ -386,7 +386,6 @@ Prediction predict(const Machine& machine, const Shape& shape, const Job& job, B
   const double doublings = std::max(0.0, std::log2(job.ranks / 8));
   out.parts.stragglers = machine.overlap.jitter * doublings * out.parts.sum();
   out.seconds = out.parts.sum();
-  out.memory = memory_of(shape, job);
   return out;
 }
 

@@ -1,4 +1,4 @@
-// From a job and a machine to the seconds of a step and the bytes of a rank, by parts. Pure.
+// From a job and a machine to the seconds of a step, by parts. Pure.
 #pragma once
 
 #include <span>
@@ -18,15 +18,9 @@ struct Parts {
 
   double sum() const;
 };
-struct Memory {
-  double states = 0, transient = 0, activations = 0, working = 0;  // bytes
-
-  double peak() const { return states + transient + activations + working; }
-};
 struct Prediction {
   double seconds = 0;
   Parts parts;
-  Memory memory;
 };
 
 // One layer and micro-batch of a rank.
@@ -40,6 +34,13 @@ struct EndTime {
 };
 EndTime end_time(const Machine& machine, const Shape& shape, const Job& job);
 
+// What sizes alone say that a rank holds: an estimate, by which a search leaves out what cannot
+// fit, of more layouts than can be planned. What a rank of a plan holds is its footprint's bytes.
+struct Memory {
+  double states = 0, transient = 0, activations = 0, working = 0;  // bytes
+
+  double peak() const { return states + transient + activations + working; }
+};
 Memory memory_of(const Shape& shape, const Job& job);
 
 // Seconds of a run of a schedule. `times`: of each stage; `message`: from one rank to another,

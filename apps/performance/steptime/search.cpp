@@ -315,10 +315,9 @@ class Search {
   // Counts the layout, and its memory.
   bool fits(Layout& layout) {
     ++out_.enumerated;
-    layout.predicted.memory = memory_of(request_.shape, layout.job);
+    layout.memory = memory_of(request_.shape, layout.job);
     const double counts = said_of_memory(request_.counts, layout);
-    layout.use =
-        layout.predicted.memory.peak() / request_.memory * (counts > 0 ? counts : request_.unknown);
+    layout.use = layout.memory.peak() / request_.memory * (counts > 0 ? counts : request_.unknown);
     if (!out_.smallest || layout.use < out_.smallest->use) out_.smallest = layout;
     const std::array<double, 4> cut = {layout.job.tp, layout.job.cp, layout.job.pp, layout.job.ep};
     const auto [known, added] = families_.try_emplace(cut, layout);

@@ -60,6 +60,7 @@ struct Layout {
   Job job;
   double less = 0;  // layers that the first and the last stage have less
   Prediction predicted;
+  Memory memory;   // by sizes alone
   double use = 0;  // memory over what a rank may take
 
   double replicas() const { return job.replicas(); }

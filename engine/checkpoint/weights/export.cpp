@@ -16,6 +16,7 @@
 #include "engine/checkpoint/weights/safetensors.h"
 #include "meshwright/abi.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::weights {
 
@@ -171,9 +172,7 @@ std::vector<std::vector<ExportTensor>> split(std::vector<ExportTensor> tensors, 
 
 std::string shard_name(const std::string& stem, size_t index, size_t count) {
   if (count == 1) return stem + ".safetensors";
-  char text[64];
-  std::snprintf(text, sizeof text, "-%05zu-of-%05zu.safetensors", index + 1, count);
-  return stem + text;
+  return stem + text::format("-%05zu-of-%05zu.safetensors", index + 1, count);
 }
 
 void write_shard(const fs::path& path, std::vector<ExportTensor> tensors,

@@ -36,11 +36,6 @@ TEST_CASE("settings that help names are read as --set takes them") {
   CHECK(!plan::world_in("set distributed.tp_size = 2"));
 }
 
-TEST_CASE("the divisors that are nearest by their ratio come first") {
-  CHECK(plan::divisors_by_nearness(12, 3) == std::vector<int64_t>{3, 4, 2, 6, 1, 12});
-  CHECK(plan::divisors_by_nearness(1, 5) == std::vector<int64_t>{1});
-}
-
 TEST_CASE("help that leads to no plan is left out, and other sizes stand in for it") {
   const Error said = Error(ErrorCode::world_not_divisible, "64 ranks are not divisible by tp 3")
                          .key("distributed.tp_size")

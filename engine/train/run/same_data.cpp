@@ -49,9 +49,7 @@ class Probe {
     base::make_folders(folder);
     sweep(folder);
     std::random_device random;
-    char name[32];
-    std::snprintf(name, sizeof name, "%08x%08x", random(), random());
-    name_ = name;
+    name_ = text::format("%08x%08x", random(), random());
     base::write_durably(folder / (kPrefix + name_), name_);
   }
   ~Probe() { base::remove_tree(folder_ / (kPrefix + name_)); }

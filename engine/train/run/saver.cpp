@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <iterator>
 #include <optional>
@@ -29,16 +28,15 @@
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/json_codec.h"
 #include "sdk/base/host/quiet_writes.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::train {
 
 namespace fs = std::filesystem;
 
 std::string rank_file_name(const char* kind, int64_t rank, int64_t world) {
-  char text[80];
-  std::snprintf(text, sizeof text, "%s-%05lld-of-%05lld.safetensors", kind,
-                static_cast<long long>(rank) + 1, static_cast<long long>(world));
-  return text;
+  return text::format("%s-%05lld-of-%05lld.safetensors", kind, static_cast<long long>(rank) + 1,
+                      static_cast<long long>(world));
 }
 
 checkpoint::FileRecord write_rank_file(const RankFile& file, HostReads& values,

@@ -1,6 +1,7 @@
 #include "engine/train/step/precision.h"
 
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/env.h>
@@ -89,6 +90,23 @@ void multiply_in_float8(torch::nn::Module& model, const ModelOutline& outline, c
         .help("set model.float8_linear = false")
         .help("use meshwright::Linear in layers of a torch::nn::ModuleList");
   try_product(device);
+}
+
+AutocastScope::AutocastScope(std::optional<c10::ScalarType> dtype, c10::DeviceType device)
+    : on_(dtype.has_value()), device_(device) {
+  if (!on_) return;
+  enabled_ = at::autocast::is_autocast_enabled(device_);
+  dtype_ = at::autocast::get_autocast_dtype(device_);
+  at::autocast::set_autocast_enabled(device_, true);
+  at::autocast::set_autocast_dtype(device_, *dtype);
+  at::autocast::increment_nesting();
+}
+
+AutocastScope::~AutocastScope() {
+  if (!on_) return;
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(device_, enabled_);
+  at::autocast::set_autocast_dtype(device_, dtype_);
 }
 
 }  // namespace meshwright::train

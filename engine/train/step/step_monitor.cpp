@@ -1,12 +1,17 @@
 #include "engine/train/step/step_monitor.h"
 
+#include <ATen/ops/abs.h>
+#include <ATen/ops/max.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "engine/train/step/rank_agreement.h"
+#include "engine/train/step/stages.h"
 #include "sdk/base/device_waits.h"
 #include "sdk/base/files/clock.h"
+#include "sdk/base/low_rank.h"
 #include "sdk/base/plain_text.h"
 
 namespace meshwright::train {
@@ -134,10 +139,8 @@ bool StepMonitor::judge(const StepResult& result, World& world) {
   adapt(too_large);
   facts_.skipped = facts_.overflowed = too_large;
   if (too_large) {
-    char text[120];
-    std::snprintf(text, sizeof text, "float16 gradients overflowed; the loss scale is %.0f now",
-                  loss_scale());
-    facts_.why = text;
+    facts_.why =
+        text::format("float16 gradients overflowed; the loss scale is %.0f now", loss_scale());
     ++history_.left_out;
     return true;  // it says nothing about the data
   }
@@ -170,6 +173,71 @@ void StepMonitor::remember(const StepResult& result) {
   };
   add(history_.losses, result.loss);
   add(history_.grad_norms, result.grad_norm);
+}
+
+namespace {
+
+std::string number(double value) {
+  const std::string text = text::format("%g", value);
+  return std::isnan(value) ? "nan" : text;
+}
+
+// Collective. The first tensor of the model that holds a value that is not finite on some rank;
+// empty: none. Ranks of a pipeline have other parameters each: they count as in the whole outline.
+std::string first_nonfinite(ParallelModel& model, const ModelOutline& outline, bool gradients,
+                            World& world) {
+  const size_t none = outline.parameters.size();
+  size_t first = none;
+  for (const ParallelParameter& p : model.parameters()) {
+    const at::Tensor& tensor = gradients ? p.grad : p.local;
+    if (!tensor.defined() || tensor.numel() == 0 ||
+        std::isfinite(tensor.detach().abs().max().item<double>()))
+      continue;
+    for (size_t i = 0; i < first; ++i)
+      if (outline.parameters[i].name == p.name) first = i;
+  }
+  const double earliest = largest_of_ranks(world, {-static_cast<double>(first)})[0];
+  auto index = static_cast<size_t>(-earliest);
+  return index < none ? outline.parameters[index].name : "";
+}
+
+}  // namespace
+
+void throw_nonfinite(const StepResult& result, ParallelModel& model, const ModelOutline& outline,
+                     const Stages* stages, double loss_scale, World& world) {
+  auto named = [&](const std::string& parameter) {
+    return parameter + (stages != nullptr ? stages->told_stage(parameter) : "");
+  };
+  bool norm = std::isfinite(result.loss);
+  double value = norm ? result.grad_norm : result.loss;
+  Error error(ErrorCode::nonfinite,
+              "step " + std::to_string(result.step) + ": the " + (norm ? "gradient norm" : "loss") +
+                  " is " + (std::isnan(value) ? "nan" : "infinite") + " (loss " +
+                  number(result.loss) + ", gradient norm " + number(result.grad_norm) + ", lr " +
+                  number(result.lr) + "); the optimizer has not used it");
+  error.key("run.stop_on_nonfinite");
+  std::string weight = first_nonfinite(model, outline, false, world),
+              gradient = first_nonfinite(model, outline, true, world);
+  if (!weight.empty())
+    error.note("the weight " + named(weight) + " already holds values that are not finite");
+  if (weight.empty() && !gradient.empty())
+    error.note("the gradient of " + named(gradient) + " is not finite; all weights are");
+  if (norm && loss_scale > 1)
+    error
+        .note("some gradients are float16, and the loss was multiplied by " + number(loss_scale) +
+              " (optimizer.loss_scale)")
+        .help("set optimizer.dynamic_loss_scale = true")
+        .help("set optimizer.loss_scale = " + number(std::max(loss_scale / 64, 1.0)));
+  // New adapters are finite.
+  if (result.step == 0 && low_rank_factor(weight))
+    error.help("the adapters were so before the first step: look at the files of lora.adapter");
+  else if (result.step == 0 && !weight.empty())
+    error.help("the weights were so before the first step: look at the files of model.pretrained");
+  else
+    error.help(
+        "lower optimizer.lr, raise lr_scheduler.lr_warmup_steps, or set optimizer.max_grad_norm = "
+        "1.0");
+  throw error.help("set run.stop_on_nonfinite = false to go on regardless");
 }
 
 }  // namespace meshwright::train

@@ -101,6 +101,14 @@ class StepMonitor {
   plan::LossScale scale_;
 };
 
+class Stages;
+
+// Collective. Throws Error(nonfinite), with what is known of where such values come from. `stages`:
+// of a pipeline, else nullptr.
+[[noreturn]] void throw_nonfinite(const StepResult& result, ParallelModel& model,
+                                  const ModelOutline& outline, const Stages* stages,
+                                  double loss_scale, World& world);
+
 // A trainer's monitor, which applications have no access to: this header is not installed.
 StepMonitor& monitor_of(Trainer& trainer);
 

@@ -3,9 +3,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Version.h>
-#include <ATen/autocast_mode.h>
-#include <ATen/ops/abs.h>
-#include <ATen/ops/max.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
@@ -38,8 +35,6 @@
 #include "meshwright/parallel/scalar_type.h"
 #include "sdk/base/check_parts.h"
 #include "sdk/base/host/run_lock.h"
-#include "sdk/base/low_rank.h"
-#include "sdk/base/plain_text.h"
 #include "sdk/base/plugin_guard.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
@@ -72,93 +67,6 @@ struct Trainer::Parts {
 };
 
 namespace {
-
-// Autocast for one forward, as distributed.autocast_dtype asks.
-class AutocastScope {
- public:
-  AutocastScope(std::optional<at::ScalarType> dtype, at::DeviceType device)
-      : on_(dtype.has_value()), device_(device) {
-    if (!on_) return;
-    enabled_ = at::autocast::is_autocast_enabled(device_);
-    dtype_ = at::autocast::get_autocast_dtype(device_);
-    at::autocast::set_autocast_enabled(device_, true);
-    at::autocast::set_autocast_dtype(device_, *dtype);
-    at::autocast::increment_nesting();
-  }
-  ~AutocastScope() {
-    if (!on_) return;
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(device_, enabled_);
-    at::autocast::set_autocast_dtype(device_, dtype_);
-  }
-
- private:
-  bool on_, enabled_ = false;
-  at::DeviceType device_;
-  at::ScalarType dtype_ = at::kFloat;
-};
-
-std::string number(double value) {
-  const std::string text = text::format("%g", value);
-  return std::isnan(value) ? "nan" : text;
-}
-
-// Collective. The first tensor of the model that holds a value that is not finite on some rank;
-// empty: none. Ranks of a pipeline have other parameters each: they count as in the whole outline.
-std::string first_nonfinite(ParallelModel& model, const ModelOutline& outline, bool gradients,
-                            World& world) {
-  const size_t none = outline.parameters.size();
-  size_t first = none;
-  for (const ParallelParameter& p : model.parameters()) {
-    const Tensor& tensor = gradients ? p.grad : p.local;
-    if (!tensor.defined() || tensor.numel() == 0 ||
-        std::isfinite(tensor.detach().abs().max().item<double>()))
-      continue;
-    for (size_t i = 0; i < first; ++i)
-      if (outline.parameters[i].name == p.name) first = i;
-  }
-  const double earliest = train::largest_of_ranks(world, {-static_cast<double>(first)})[0];
-  auto index = static_cast<size_t>(-earliest);
-  return index < none ? outline.parameters[index].name : "";
-}
-
-[[noreturn]] void throw_nonfinite(const StepResult& result, ParallelModel& model,
-                                  const ModelOutline& outline, const train::Stages* stages,
-                                  double loss_scale, World& world) {
-  auto named = [&](const std::string& parameter) {
-    return parameter + (stages != nullptr ? stages->told_stage(parameter) : "");
-  };
-  bool norm = std::isfinite(result.loss);
-  double value = norm ? result.grad_norm : result.loss;
-  Error error(ErrorCode::nonfinite,
-              "step " + std::to_string(result.step) + ": the " + (norm ? "gradient norm" : "loss") +
-                  " is " + (std::isnan(value) ? "nan" : "infinite") + " (loss " +
-                  number(result.loss) + ", gradient norm " + number(result.grad_norm) + ", lr " +
-                  number(result.lr) + "); the optimizer has not used it");
-  error.key("run.stop_on_nonfinite");
-  std::string weight = first_nonfinite(model, outline, false, world),
-              gradient = first_nonfinite(model, outline, true, world);
-  if (!weight.empty())
-    error.note("the weight " + named(weight) + " already holds values that are not finite");
-  if (weight.empty() && !gradient.empty())
-    error.note("the gradient of " + named(gradient) + " is not finite; all weights are");
-  if (norm && loss_scale > 1)
-    error
-        .note("some gradients are float16, and the loss was multiplied by " + number(loss_scale) +
-              " (optimizer.loss_scale)")
-        .help("set optimizer.dynamic_loss_scale = true")
-        .help("set optimizer.loss_scale = " + number(std::max(loss_scale / 64, 1.0)));
-  // New adapters are finite.
-  if (result.step == 0 && low_rank_factor(weight))
-    error.help("the adapters were so before the first step: look at the files of lora.adapter");
-  else if (result.step == 0 && !weight.empty())
-    error.help("the weights were so before the first step: look at the files of model.pretrained");
-  else
-    error.help(
-        "lower optimizer.lr, raise lr_scheduler.lr_warmup_steps, or set optimizer.max_grad_norm = "
-        "1.0");
-  throw error.help("set run.stop_on_nonfinite = false to go on regardless");
-}
 
 // The job names no model: its tensor-parallel plan is made for the module itself.
 void plan_own_module(plan::JobPlan& plan, const ModelOutline& outline, World& world) {
@@ -507,7 +415,7 @@ void Trainer::train_micro_batches(const StageForward& forward, double assumed, S
     parts_->tell_place({step_, (micro * dp_ + dp_rank_) * local_batch_, local_batch_});
     {
       TraceSpan span(world_->trace(), "forward");
-      AutocastScope autocast(parts_->autocast, world_->device().type());
+      train::AutocastScope autocast(parts_->autocast, world_->device().type());
       loss = forward(micro, Tensor());
     }
     const double weight = weight_of(loss);
@@ -526,7 +434,7 @@ void Trainer::train_stages(const StageForward& forward, double assumed, Sums& su
   auto one = [&](int64_t stage, int64_t micro, const Tensor& hidden) {
     parts_->seed_generator(step_, stages_->first_layer(stage), micro);
     parts_->tell_place({step_, (micro * dp_ + dp_rank_) * local_batch_, local_batch_});
-    AutocastScope autocast(parts_->autocast, world_->device().type());
+    train::AutocastScope autocast(parts_->autocast, world_->device().type());
     MicroBatchLoss loss = forward(micro, hidden);
     weights[static_cast<size_t>(micro)] = routers_->weigh(weight_of(loss));
     if (!stages_->is_last(stage)) return loss.sum;
@@ -581,7 +489,7 @@ StepResult Trainer::step(const StageForward& forward) try {
   world_->check();
   if (parts_->stop_on_nonfinite && !monitor.overflowed(result) &&
       (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
-    throw_nonfinite(result, *model_, *outline_, stages_.get(), loss_scale, *world_);
+    train::throw_nonfinite(result, *model_, *outline_, stages_.get(), loss_scale, *world_);
   if (monitor.judge(result, *world_)) {
     train::multiply_gradients(model_->update_groups(), left);
     // The values are what they were. A strategy that gathers ahead after an update does so now.
@@ -630,7 +538,7 @@ Trainer::Totals Trainer::evaluate_totals(int64_t micro_batches, const StageForwa
   Sums sums;
   Tensor auxiliary;  // of the routers, by what targets weigh
   auto one = [&](bool with_loss, int64_t micro, const Tensor& hidden) {
-    AutocastScope autocast(parts_->autocast, world_->device().type());
+    train::AutocastScope autocast(parts_->autocast, world_->device().type());
     MicroBatchLoss loss = forward(micro, hidden);
     if (!with_loss) return loss.sum;
     const double weight = weight_of(loss);

@@ -6,6 +6,7 @@
 #include <limits>
 
 using meshwright::text::counted;
+using meshwright::text::divisors_near;
 using meshwright::text::grouped;
 
 TEST_CASE("numbers are grouped by thousands, the sign apart") {
@@ -29,4 +30,9 @@ TEST_CASE("one thing is counted without an ending, others with theirs") {
   CHECK(counted(1200, "row") == "1,200 rows");
   CHECK(counted(1, "batch", "es") == "1 batch");
   CHECK(counted(2, "batch", "es") == "2 batches");
+}
+
+TEST_CASE("the divisors that are nearest by their ratio come first") {
+  CHECK(divisors_near(12, 3) == std::vector<int64_t>{3, 4, 2, 6, 1, 12});
+  CHECK(divisors_near(1, 5) == std::vector<int64_t>{1});
 }

@@ -64,9 +64,9 @@ class MyStrategy final : public mw::Strategy {
 
   // Hook 2, translate_tp_plan, is the same for all strategies unless you override it.
 
-  // Pure: how the model lies on the ranks. `meshwright plan` shows what it costs, and the
-  // SDK executes it (override parallelize() to run a model of your own: examples/third_party_plugin
-  // has one).
+  // The plan that hook 3, parallelize(), executes; pure. It says how the model lies on the ranks, and
+  // `meshwright plan` shows what that costs. The SDK executes it, unless you override parallelize()
+  // to run a model of your own, as examples/third_party_plugin does.
   mw::ShardingPlan plan_sharding(const mw::ShardingRequest& request) const override {
     const MyOptions own = kOptions.read(request.config.own());
     const int64_t depth = own.prefetch_depth;

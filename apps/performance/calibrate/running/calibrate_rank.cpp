@@ -13,9 +13,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <boost/json/array.hpp>
-#include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -38,9 +35,9 @@
 #include "engine/models/running/activation.h"
 #include "engine/models/running/causal_lm.h"
 #include "engine/models/running/initialize.h"
+#include "engine/train/step/gather.h"
 #include "engine/train/step/join_world.h"
 #include "engine/train/step/load_weights.h"
-#include "engine/train/step/rank_agreement.h"
 #include "meshwright/abi.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/layers.h"
@@ -399,19 +396,6 @@ void measure_alone(Stopwatch& watch, World& world, Measured& to) {
   world.everyone()->barrier();
 }
 
-// Collective. The times of all ranks become one rank's.
-void join_times(World& world, Measured& measured) {
-  json::array mine;
-  for (const double seconds : measured.times()) mine.push_back(seconds);
-  std::vector<std::vector<double>> all;
-  for (const std::string& text : train::gather_texts(world, json::serialize(mine))) {
-    all.emplace_back();
-    const json::value parsed = json::parse(text);
-    for (const json::value& one : parsed.as_array()) all.back().push_back(one.to_number<double>());
-  }
-  measured.take_all(all);
-}
-
 // The file beside its place, synced and renamed, once its reader takes it.
 void write_file(const Request& request, const Fitted& fitted, double ranks, double hosts) {
   const std::string text = steptime::machine_text(
@@ -490,7 +474,7 @@ int calibrate_rank(const Request& request, rendezvous::Ending& ending) {
     }
     measure_groups(world, host, request.seconds * (1 - kKernels), measured, progress);
   }
-  join_times(world, measured);
+  measured.take_all(train::gather(world, measured.times()));
 
   Report report;
   train::agree_or_throw(world, train::outcome_of([&] {

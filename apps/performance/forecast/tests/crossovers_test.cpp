@@ -35,6 +35,15 @@ steptime::Job cut_over_a_host() {
 
 steptime::Shape shape_8b() { return planned_8b(8, {}).on(h100()).shape; }
 
+Forecast by_sizes(const steptime::Shape& shape, const steptime::Job& job) {
+  Forecast out;
+  out.machine = h100();
+  out.shape = shape;
+  out.job = job;
+  out.time = steptime::predict(out.machine, shape, job);
+  return out;
+}
+
 // The only one, but for what scales with `key` as the memory's rate does.
 Crossover only(const Found& found, const std::string& key) {
   Crossover out;
@@ -54,7 +63,7 @@ TEST_CASE("what one layout reads more of memory turns the order where memory is 
   waits.optimizer_bytes = 44;
   // 16 bytes of an eighth of the parameters at 0.8 of 3.35 TB/s, and a fourth longer than that.
   waits.beside_seconds = 1.25 * 16 * shape.parameters() / 8 / (0.8 * 3.35e12);
-  const Found found = found_of(forecast(h100(), shape, reads), forecast(h100(), shape, waits));
+  const Found found = found_of(by_sizes(shape, reads), by_sizes(shape, waits));
   REQUIRE(found.forecasts[0].time.seconds < found.forecasts[1].time.seconds);
   const Crossover crossover = only(found, "device.bandwidth");
   CHECK(crossover.factor == Approx(0.8).epsilon(0.005));
@@ -64,13 +73,12 @@ TEST_CASE("what one layout reads more of memory turns the order where memory is 
 
   // The other way round it is memory that must be faster, up to twice as fast.
   waits.beside_seconds /= 1.25 * 1.25;
-  const Crossover back = only(
-      found_of(forecast(h100(), shape, waits), forecast(h100(), shape, reads)), "device.bandwidth");
+  const Crossover back =
+      only(found_of(by_sizes(shape, waits), by_sizes(shape, reads)), "device.bandwidth");
   CHECK(back.factor == Approx(1.25).epsilon(0.005));
   CHECK(back.off == "25% faster");
   waits.beside_seconds /= 2;
-  CHECK(crossovers_of(found_of(forecast(h100(), shape, waits), forecast(h100(), shape, reads)))
-            .empty());
+  CHECK(crossovers_of(found_of(by_sizes(shape, waits), by_sizes(shape, reads))).empty());
 }
 
 TEST_CASE(
@@ -90,9 +98,9 @@ TEST_CASE(
   set_exchange_seconds(machine, shape, rows, sends);
   CHECK(sends.tp_seconds == Approx((0.5 + 7 * 3.3e-6) / shape.layers));
   given.tp_seconds = 1.25 * sends.tp_seconds;
-  Forecast first = forecast(machine, shape, sends);
+  Forecast first = by_sizes(shape, sends);
   first.exchanged = rows;
-  Found found = found_of(first, forecast(machine, shape, given));
+  Found found = found_of(first, by_sizes(shape, given));
   std::vector<Crossover> crossovers = crossovers_of(found);
   REQUIRE(crossovers.size() == 1);
   CHECK(crossovers[0].figures == std::vector<std::string>{"network.bus"});

@@ -69,7 +69,7 @@ TEST_CASE("of a ring of keys what exceeds attention counts, and 15% of all") {
 TEST_CASE("an all-reduce among the ranks that share a shard costs both its ways") {
   Planned one = planned_8b(8, {});
   const DataMoved before = data_moved(one.plan);
-  CHECK(shard_ranks(one.plan) == 8);
+  CHECK(shard_ranks(one.plan.footprint->schedule) == 8);
   CHECK(before.summed == 0);
   REQUIRE(before.reduced > 0);
   // As somebody's strategy may do it that gathers parameters and reduces whole gradients.
@@ -81,12 +81,12 @@ TEST_CASE("an all-reduce among the ranks that share a shard costs both its ways"
   CHECK(after.gathered == before.gathered);
   for (Communication& each : one.plan.footprint->schedule)
     if (each.op == "all_gather") each.op = "broadcast";  // of what each has updated
-  CHECK(shard_ranks(one.plan) == 8);
+  CHECK(shard_ranks(one.plan.footprint->schedule) == 8);
   CHECK(data_moved(one.plan).gathered == before.gathered);
   // Without gathers they are copies, whatever the mesh calls its axes.
   std::erase_if(one.plan.footprint->schedule,
                 [](const Communication& each) { return each.op == "broadcast"; });
-  CHECK(shard_ranks(one.plan) == 1);
+  CHECK(shard_ranks(one.plan.footprint->schedule) == 1);
   CHECK(data_moved(one.plan).summed == Approx(before.reduced));
   CHECK(data_moved(one.plan).reduced == 0);
 }

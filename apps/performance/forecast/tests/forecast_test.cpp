@@ -174,20 +174,24 @@ TEST_CASE("options that a level leaves without effect change no prediction") {
 }
 
 TEST_CASE("what somebody's policy says of overlap counts where the run would heed it") {
-  ShardingPlan plan;
-  plan.replicated = false;
-  ShardingPolicy& policy = plan.sharding;
-  policy.reduction.overlap = policy.overlap_gather = false;
   for (int level = 0; level <= 3; ++level) {
     CAPTURE(level);
-    policy.level = level;
-    CHECK(hides_reductions(plan) == (level >= 2));
-    CHECK(gathers_ahead(plan) == (level == 3 ? 1 : 0));
+    const DataMoved moved = data_moved(
+        planned_8b(8, {"distributed.strategy=megatron_fsdp",
+                       "distributed.megatron_fsdp.zero_dp_strategy=" + std::to_string(level),
+                       "distributed.megatron_fsdp.overlap_param_gather=false",
+                       "distributed.megatron_fsdp.overlap_grad_reduce=false"})
+            .plan);
+    CHECK(moved.hidden == (level >= 2));
+    CHECK(moved.fetched_ahead == (level == 3));
+    CHECK((moved.gathered_again > 0) == (level == 3));
   }
-  policy.prefetch.enabled = false;
-  CHECK(gathers_ahead(plan) == 0);
-  plan.replicated = true;
-  CHECK(hides_reductions(plan));
+  CHECK(data_moved(planned_8b(8, {}).plan).fetched_ahead);
+  const Planned none_ahead = planned_8b(8, {"distributed.fsdp2.enable_fsdp2_prefetch=true",
+                                            "distributed.fsdp2.fsdp2_forward_prefetch_depth=0",
+                                            "distributed.fsdp2.fsdp2_backward_prefetch_depth=0"});
+  CHECK_FALSE(data_moved(none_ahead.plan).fetched_ahead);
+  CHECK(data_moved(planned_8b(8, {"distributed.strategy=ddp"}).plan).hidden);
 }
 
 TEST_CASE("the plan's all-reduces of tp take what the model says of as many") {

@@ -101,7 +101,7 @@ TEST_CASE("a forecast goes by the rows of a strategy's own cost") {
   const DataMoved moved = data_moved(plan);
   CHECK(moved.reduced > 0);
   CHECK(moved.summed == 0);
-  CHECK(shard_ranks(plan) == 16);
+  CHECK(shard_ranks(plan.footprint->schedule) == 16);
 }
 
 }  // namespace

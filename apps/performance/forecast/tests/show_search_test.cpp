@@ -282,8 +282,8 @@ TEST_CASE("what cannot be says why, with numbers, and so do sizes that no way ma
   forecast::RefusedFamily family;
   family.smallest.strategy = "fsdp2";
   family.smallest.job.ranks = family.smallest.job.shard = 64;
-  family.smallest.predicted.memory.states = 61 * kGiB;
-  family.smallest.predicted.memory.activations = 35.2 * kGiB;
+  family.smallest.memory.states = 61 * kGiB;
+  family.smallest.memory.activations = 35.2 * kGiB;
   family.fits_with = "tp 2";
   found.families.push_back(family);
   const std::string text = forecast::draw({false, true, 200}, found);

@@ -104,7 +104,7 @@ TEST_CASE("what is fixed stays, what is too large is left out, and more memory i
     return score(a) < score(b);
   }));
   for (const Layout& layout : all.best) {
-    CHECK(layout.predicted.memory.peak() <= request.memory);
+    CHECK(layout.memory.peak() <= request.memory);
     CHECK(layout.job.tp * layout.job.cp * layout.job.pp * layout.job.dp() == 64);
     CHECK(layout.job.dp() * layout.job.micro_batch * layout.job.micro_batches ==
           request.global_batch);
@@ -181,10 +181,13 @@ TEST_CASE("what stays gathered is faster and holds more; what is reduced each ti
   auto of = [&](const Way& way) {
     Job laid = job;
     lay_out(row.shape, way, laid);
-    return predict(request.machine, row.shape, laid);
+    struct Step : Prediction {
+      Memory memory;
+    };
+    return Step{predict(request.machine, row.shape, laid), memory_of(row.shape, laid)};
   };
   const std::vector<Way> ways = variants();
-  const Prediction base = of(ways[0]), kept = of(ways[1]), each = of(ways[2]), bare = of(ways[4]);
+  const auto base = of(ways[0]), kept = of(ways[1]), each = of(ways[2]), bare = of(ways[4]);
   CHECK(kept.seconds < base.seconds);
   CHECK(kept.memory.peak() > base.memory.peak());
   CHECK(each.seconds > base.seconds);
@@ -194,7 +197,7 @@ TEST_CASE("what stays gathered is faster and holds more; what is reduced each ti
   // Levels: less is sharded, less is moved, more is held.
   Way level1 = sharded_optimizer(), level2 = level1;
   level2.level = 2;
-  const Prediction one = of(level1), two = of(level2);
+  const auto one = of(level1), two = of(level2);
   CHECK(one.memory.states > two.memory.states);
   CHECK(one.parts.shard < base.parts.shard);
 }
@@ -370,7 +373,7 @@ TEST_CASE("layouts that count a little too much stay until a plan of their kind 
     request.bounded = false;
     auto above = [&](const SearchResult& found, double share) {
       return std::count_if(found.best.begin(), found.best.end(), [&](const Layout& layout) {
-        return layout.predicted.memory.peak() > share * request.memory;
+        return layout.memory.peak() > share * request.memory;
       });
     };
     const SearchResult wide = of(pp, 0.8);
@@ -380,8 +383,7 @@ TEST_CASE("layouts that count a little too much stay until a plan of their kind 
     CHECK(above(of(pp, 1), 1) == 0);
     for (const Layout& layout : wide.best) request.counts[kind_of(layout)] = 1;
     for (const Layout& layout : of(pp, 0.8).best)
-      CHECK((layout.predicted.memory.peak() <= request.memory ||
-             !request.counts.contains(kind_of(layout))));
+      CHECK((layout.memory.peak() <= request.memory || !request.counts.contains(kind_of(layout))));
   }
 }
 
@@ -412,7 +414,7 @@ TEST_CASE("where nothing fits, the search says what the smallest layout needs") 
   const SearchResult found = search(request, 5);
   CHECK(found.best.empty());
   REQUIRE(found.smallest);
-  CHECK(found.smallest->predicted.memory.peak() > request.memory);
+  CHECK(found.smallest->memory.peak() > request.memory);
   CHECK(found.smallest->use > 1);
 }
 
