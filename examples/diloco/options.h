@@ -18,9 +18,9 @@ inline constexpr auto kSyncEvery = meshwright::field(
         "inner_steps|h"));
 inline constexpr auto kDilocoOptions = meshwright::typed_options<OuterPolicy>(
     kSyncEvery,
-    meshwright::field(&OuterPolicy::lr,
-                      meshwright::number_option("outer_lr", "0.7", 0,
-                                                "Learning rate of the outer optimizer.")),
+    meshwright::field(
+        &OuterPolicy::lr,
+        meshwright::number_option("outer_lr", "0.7", 0, "Learning rate of the outer optimizer.")),
     meshwright::field(&OuterPolicy::momentum,
                       meshwright::number_option("outer_momentum", "0.9", 0, 1,
                                                 "Nesterov momentum of the outer optimizer; 0: "

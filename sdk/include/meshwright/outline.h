@@ -30,7 +30,7 @@ struct ModuleOutline {
   std::string name;  // dotted, "" = the model itself
   ModuleKind kind = ModuleKind::other;
   std::string class_name = {};  // "LlamaDecoderLayer"
-  int64_t width = 0;  // of a norm: elements it normalises together; 0: hidden_size
+  int64_t width = 0;            // of a norm: elements it normalises together; 0: hidden_size
   std::shared_ptr<const Later> later = {};
 };
 
