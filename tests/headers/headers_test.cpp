@@ -55,7 +55,7 @@ TEST_CASE("the public headers stay small and include neither all of LibTorch nor
   }
   CHECK(files > 10);
   CHECK(planning <= 2050);  // CONTRIBUTING says so
-  CHECK(total <= 4370);
+  CHECK(total <= 4550);
 }
 
 TEST_CASE("what strategies plan with needs nothing of what they run with") {
