@@ -22,6 +22,7 @@ struct DatasetRequest {
   int64_t vocab_size = 0;         // tokens are below it; 0: not known
   uint64_t seed = 0;              // run.seed; of [validation_dataset] another one
   std::string pretrained;         // the folder of model.pretrained, with its tokenizer; "": none
+  std::shared_ptr<const Later> later = {};
 };
 
 inline constexpr int64_t kNoTarget = -100;

@@ -27,6 +27,7 @@ struct ModelRequest {
   std::string config;  // model.config, or the folder of model.pretrained; "": neither is set
   DType storage = DType::float32;  // model.torch_dtype
   ParallelSizes sizes;             // of the job
+  std::shared_ptr<const Later> later = {};
 };
 
 class MESHWRIGHT_API ModelFamily {

@@ -32,6 +32,7 @@ struct HostBatch {
   int64_t step = 0;            // updates before this one
   int64_t sample = 0;          // row i is the run's sample of number sample + i
   bool training = true;        // false: validation, whose samples are the same each time
+  std::shared_ptr<const Later> later = {};
 };
 
 // Not thread-safe. Called on all ranks alike; what it throws is told as the plugin's.
