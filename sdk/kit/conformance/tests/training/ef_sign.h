@@ -65,7 +65,7 @@ class EfSign : public ShardedStrategy {
     constexpr std::array<std::string_view, 2> kRefused = {"ep", "pp"};
     refuse_sizes(request, "ef_sign", kRefused);
     MeshRequest copies = request;
-    int64_t& replicas = copies.config.shared().sizes.dp_replicate;
+    int64_t& replicas = copies.config.sizes().dp_replicate;
     if (replicas == 1) replicas = resolve_dp_size(request);
     return plan_sharded_mesh(copies, /*alone=*/true);
   }
