@@ -123,6 +123,23 @@ struct StepResult {
   std::vector<ExpertLoad> experts;  // a block; empty without experts
 };
 
+// Elements that an optimizer updates alike: a part of what this rank holds, flat.
+struct ParamGroup {
+  at::Tensor values;                // the main weights, where optimizer.main_dtype keeps some
+  at::Tensor grads;                 // of the same dtype; may be changed
+  std::vector<at::Tensor> states;   // in the order of OwnOptimizer::states; zeros at first
+  double lr = 0, weight_decay = 0;  // of this step, with the factors of [[optimizer.group]]
+  int64_t step = 1;                 // updates of these elements, this one included
+};
+
+// An optimizer of one's own. What becomes of an element may follow from nothing but that element,
+// its gradient and its states: how parameters are cut into groups differs between layouts.
+struct OwnOptimizer {
+  std::string name;                 // in checkpoints; no run goes on with another one's states
+  std::vector<std::string> states;  // "exp_avg": a-z, 0-9, _; kept in checkpoints, in any layout
+  std::function<void(const ParamGroup& group)> step;
+};
+
 class MESHWRIGHT_API Trainer {
  public:
   // Collective: plans the mesh, parallelizes. `outline`: of a known model family; else made from
@@ -143,6 +160,14 @@ class MESHWRIGHT_API Trainer {
   // says which it is; without a pipeline it is all of the model.
   using StageForward = std::function<MicroBatchLoss(int64_t micro, const at::Tensor& hidden)>;
   StepResult step(const StageForward& forward);
+  // Before the first step and load(); Error(conflict) later, or for a name that does not do.
+  // In place of optimizer.name, betas, eps and momentum: all else of [optimizer] holds, and the
+  // plan counts the states of optimizer.name.
+  void set_optimizer(OwnOptimizer optimizer);
+  // In place of optimizer.lr and [lr_scheduler]: the learning rate of a step, counted from 0. The
+  // same on all ranks, also in a run that goes on. step() throws Error(out_of_range) for one below
+  // 0 or not finite.
+  void set_learning_rate(std::function<double(int64_t step)> lr) { learning_rate_ = std::move(lr); }
   // Called in every step right before the optimizer writes (not where run.skip_step_above_z leaves
   // the update out): until then the values are those of the step before, and may be read by other
   // threads.
@@ -224,6 +249,7 @@ class MESHWRIGHT_API Trainer {
   int64_t accumulation_ = 1, local_batch_ = 1, dp_ = 1, dp_rank_ = 0, max_steps_ = 0, step_ = 0,
           expected_ = 1;
   std::function<void()> before_update_;
+  std::function<double(int64_t)> learning_rate_;
   bool replicas_differ_ = false;        // ParallelModel::independent_axis()
   std::array<double, kVotes> votes_{};  // of this rank, for the next sum
 };

@@ -360,11 +360,17 @@ void refuse_other_settings(checkpoint::Checkpoint& from, const plan::Job& job) {
 
 void refuse_other_optimizer(const checkpoint::Checkpoint& from, const std::string& name) {
   if (from.meta().optimizer == name) return;
+  const std::string& then = from.meta().optimizer;
+  const bool bundled = then == "adamw" || then == "sgd";
   throw Error(ErrorCode::checkpoint_mismatch, from.folder().string() +
-                                                  ": it holds the state of the optimizer " +
-                                                  from.meta().optimizer + ", this job's is " + name)
+                                                  ": it holds the state of the optimizer " + then +
+                                                  ", this job's is " + name)
       .key("optimizer.name")
-      .help("set optimizer.name = \"" + from.meta().optimizer + "\"");
+      .help(bundled && name != "adamw" && name != "sgd"
+                ? "set optimizer.name = \"" + then + "\" and leave out Trainer::set_optimizer()"
+            : bundled
+                ? "set optimizer.name = \"" + then + "\""
+                : "go on in a program that gives Trainer::set_optimizer() the optimizer " + then);
 }
 
 void refuse_other_adapters(const checkpoint::Checkpoint& from, const plan::Job& job) {

@@ -22,6 +22,7 @@
 #include "engine/train/step/local_state.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/scalar_type.h"
+#include "meshwright/trainer.h"
 
 namespace meshwright::train {
 
@@ -373,6 +374,75 @@ void multiply_gradients(const std::vector<FlatParameterGroup>& groups, double fa
   std::vector<Tensor> gradients;
   for (const FlatParameterGroup& group : groups) gradients.push_back(group.grads);
   if (!gradients.empty()) at::_foreach_mul_(gradients, factor);
+}
+
+namespace {
+
+class Handed final : public Optimizer {
+ public:
+  Handed(OwnOptimizer own, const Optimizer& before)
+      : Optimizer(As{before}), own_(std::move(own)), states_(own_.states.size()) {}
+
+  void update_all(const std::vector<FlatParameterGroup>& groups, double lr) override {
+    c10::NoGradGuard no_grad;
+    if (steps == 0) catch_up(groups);
+    allocate(groups);
+    ++steps;
+    std::vector<std::vector<Tensor>*> lists;
+    for (std::vector<Tensor>& list : states_) lists.push_back(&list);
+    for_each_call(groups, lists,
+                  [&](const UpdateClass& alike, const std::vector<Tensor>& weights,
+                      const std::vector<Tensor>& gradients, auto& state,
+                      const std::optional<Tensor>& divisor) {
+                    for (size_t i = 0; i < weights.size(); ++i) {
+                      if (divisor) gradients[i].div_(*divisor);
+                      ParamGroup group{
+                          weights[i],           gradients[i],       {},
+                          lr * alike.lr_factor, alike.weight_decay, steps - alike.began};
+                      for (const std::vector<Tensor>& list : state) group.states.push_back(list[i]);
+                      own_.step(group);
+                    }
+                  });
+  }
+  std::vector<State> state() override {
+    std::vector<State> out;
+    for (size_t i = 0; i < states_.size(); ++i) out.push_back({own_.states[i], states_[i]});
+    return out;
+  }
+  void allocate(const std::vector<FlatParameterGroup>& groups) override {
+    for (std::vector<Tensor>& list : states_) extend(list, groups);
+  }
+  const char* name() const override { return own_.name.c_str(); }
+
+ private:
+  OwnOptimizer own_;
+  std::vector<std::vector<Tensor>> states_;  // by name
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_own_optimizer(OwnOptimizer own, const Optimizer& before) {
+  auto refuse = [](const std::string& what, const std::string& help) {
+    return Error(ErrorCode::conflict, "Trainer::set_optimizer() got " + what).help(help);
+  };
+  if (before.steps > 0)
+    throw refuse("an optimizer after the run had begun",
+                 "call it right after the Trainer is made, before step() and load()");
+  auto fits = [](const std::string& name) {
+    return !name.empty() &&
+           name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
+  };
+  if (!own.step) throw refuse("an optimizer without a step", "set OwnOptimizer::step");
+  if (!fits(own.name))
+    throw refuse("an optimizer with the name \"" + own.name + "\"",
+                 "set OwnOptimizer::name to one of a-z, 0-9 and _, like \"lion\"");
+  std::set<std::string> seen{"buffer", "rng"};
+  for (const std::string& state : own.states)
+    if (!fits(state) || !seen.insert(state).second)
+      throw refuse("the state \"" + state + "\" of the optimizer " + own.name,
+                   "give OwnOptimizer::states different names of a-z, 0-9 and _, other than buffer "
+                   "and rng");
+  return std::make_unique<Handed>(std::move(own), before);
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const Options& table) {

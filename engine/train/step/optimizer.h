@@ -39,7 +39,8 @@ class Schedule {
 
 namespace meshwright {
 class Trainer;
-}
+struct OwnOptimizer;
+}  // namespace meshwright
 
 namespace meshwright::train {
 
@@ -66,6 +67,14 @@ class Optimizer {
  public:
   Optimizer(std::optional<at::ScalarType> main_type, double weight_decay)
       : main_type_(main_type), weight_decay_(weight_decay) {}
+  // To update the same elements in the same dtype.
+  struct As {
+    const Optimizer& other;
+  };
+  explicit Optimizer(As as)
+      : main_type_(as.other.main_type_),
+        weight_decay_(as.other.weight_decay_),
+        classes_(as.other.classes_) {}
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
   virtual ~Optimizer() = default;
@@ -152,6 +161,9 @@ class Optimizer {
 
 // A trainer's optimizer, which applications have no access to: this header is not installed.
 Optimizer& optimizer_of(Trainer& trainer);
+
+// One that a program hands over, updating what `before` was to update. Throws Error(conflict).
+std::unique_ptr<Optimizer> make_own_optimizer(OwnOptimizer own, const Optimizer& before);
 
 // Multiplies the gradients in place; 1 does nothing.
 void multiply_gradients(const std::vector<FlatParameterGroup>& groups, double factor);

@@ -371,6 +371,18 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
 
 Trainer::~Trainer() = default;
 
+void Trainer::set_optimizer(OwnOptimizer optimizer) {
+  std::unique_ptr<train::Optimizer> made =
+      train::make_own_optimizer(std::move(optimizer), *optimizer_);
+  for (const StateTensor& kept : model_->state_tensors())
+    for (const train::Optimizer::State& own : made->state())
+      if (kept.state == own.name)
+        throw Error(ErrorCode::conflict, "Trainer::set_optimizer() got the state " + own.name +
+                                             ", which the strategy keeps itself")
+            .help("give OwnOptimizer::states other names");
+  optimizer_ = std::move(made);
+}
+
 void Trainer::tell_written(const ValuesWritten& written) {
   if (model_->values_written(written)) optimizer_->take_over(model_->update_groups());
   model_->after_optimizer_step();
@@ -543,7 +555,13 @@ StepResult Trainer::step(const StageForward& forward) try {
   c10::DeviceGuard guard(world_->device());
   StepResult result;
   result.step = step_;
-  result.lr = parts_->schedule.at(step_);
+  result.lr = learning_rate_ ? learning_rate_(step_) : parts_->schedule.at(step_);
+  if (!std::isfinite(result.lr) || result.lr < 0)
+    throw Error(ErrorCode::out_of_range,
+                "the learning rate of step " + std::to_string(step_) + " is " + number(result.lr))
+        .help(
+            "give Trainer::set_learning_rate() a function whose numbers are finite and not below "
+            "0");
   // Gradients are summed at a scale that is known before the labels are counted: as if every target
   // counted. What is missing is made good by one factor in the pass that clips, and so is what
   // keeps gradients in float16 above zero.
