@@ -2,7 +2,9 @@
 // engine refuses, and with it the conformance kit.
 #pragma once
 
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include "meshwright/parallel/parallel.h"
 
@@ -14,5 +16,16 @@ namespace meshwright::detail {
 MESHWRIGHT_API void check_parts(const ParallelModel& model, const torch::nn::Module& module,
                                 const ParallelSizes& sizes, const TpPlan& tp,
                                 const std::string& strategy);
+
+// The replicas of a checkpoint that has `then` of them whose mean this one begins with; {}: zeros.
+inline std::vector<int64_t> begins_as(const StateReplica& replica, int64_t then) {
+  if (then == replica.count) return {replica.index};
+  if (replica.resize == StateReplica::Resize::zeros) return {};
+  if (replica.resize == StateReplica::Resize::first)
+    return {replica.index < then ? replica.index : 0};
+  std::vector<int64_t> all(static_cast<size_t>(then));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
 
 }  // namespace meshwright::detail

@@ -105,13 +105,14 @@ std::vector<UpdatePlace> update_places(const ParallelModel& model) {
 }
 
 std::vector<StateTensor> state_beside(const ParallelModel& model, const std::string& state,
-                                      const std::vector<Tensor>& flat, bool own) {
+                                      const std::vector<Tensor>& flat,
+                                      std::optional<StateReplica> replica) {
   std::vector<StateTensor> out;
   const std::vector<UpdatePlace> places = update_places(model);
   for (size_t i = 0; i < places.size(); ++i) {
     const ParallelParameter& p = model.parameters()[i];
     if (p.local.numel() > 0 && places[i].group == SIZE_MAX) continue;  // frozen
-    StateTensor tensor{state, p.name, p.global_shape, p.region, {}, own};
+    StateTensor tensor{state, p.name, p.global_shape, p.region, {}, replica};
     if (!flat.empty()) tensor.dtype = dtype_of(flat.front().scalar_type());
     if (places[i].group != SIZE_MAX)
       tensor.local =

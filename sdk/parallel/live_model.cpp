@@ -337,6 +337,11 @@ void check_states(const ParallelModel& model, const std::string& strategy) {
     if (!fits(t.region, t.global_shape))
       throw bad("but " + to_text(t.region) + " is no part of the shape " +
                 shape_text(t.global_shape));
+    if (t.replica && (t.replica->index < 0 || t.replica->index >= t.replica->count))
+      throw bad("but it has no replica " + std::to_string(t.replica->index) + " of " +
+                std::to_string(t.replica->count))
+          .help(
+              "set StateTensor::replica to {group->rank(), group->size()} of the replicas' group");
     if (!t.local.defined() && t.region.count() == 0) continue;
     if (!t.local.defined() || t.local.sizes() != at::IntArrayRef(t.region.stored_shape()) ||
         !t.local.is_contiguous() || dtype_of(t.local.scalar_type()) != t.dtype)

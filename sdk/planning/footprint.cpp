@@ -7,6 +7,7 @@
 #include "meshwright/error.h"
 #include "sdk/base/context_plan.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright {
 
@@ -67,6 +68,11 @@ Footprint footprint_of(const ShardingRequest& request, const ShardingPlan& plan)
                       : footprint::rows_footprint(request, plan);
   out.parameters = plan.parameters;
   out.notices = plan.notices;
+  if (plan.gradient_tolerance)
+    out.notices.push_back(
+        text::format("gradients are approximate: their sum over the steps is within %g of the "
+                     "exact one's L2 norm",
+                     *plan.gradient_tolerance));
   if (plan.own_cost) footprint::add_own_cost(*plan.own_cost, out);
   out.wire = wire_of(out.schedule);
   return out;

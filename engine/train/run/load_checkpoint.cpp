@@ -3,6 +3,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
@@ -28,6 +30,7 @@
 #include "engine/train/step/stages.h"
 #include "engine/train/step/step_monitor.h"
 #include "meshwright/error.h"
+#include "sdk/base/check_parts.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/terminal/report.h"
 
@@ -152,11 +155,25 @@ Error mismatch(const checkpoint::Checkpoint& from, const std::string& what) {
           "name");
 }
 
-// A tensor of the checkpoint, and this rank's part of it to fill.
+// This rank's part of a tensor to fill, with the mean of these of the checkpoint; with none: zeros.
 struct Match {
-  const checkpoint::TensorRecord* record;
+  std::vector<const checkpoint::TensorRecord*> records;
   const LocalTensor* tensor;
 };
+
+void fill(checkpoint::Checkpoint& from, const Match& match) {
+  const LocalTensor& tensor = *match.tensor;
+  if (match.records.size() == 1)
+    return read_into(from, *match.records[0], tensor.region, tensor.local);
+  at::Tensor sum = at::zeros(tensor.local.sizes(), tensor.local.options().dtype(at::kDouble)),
+             one = at::empty_like(tensor.local);
+  for (const checkpoint::TensorRecord* record : match.records) {
+    read_into(from, *record, tensor.region, one);
+    sum.add_(one);
+  }
+  if (!match.records.empty()) sum.div_(static_cast<double>(match.records.size()));
+  tensor.local.copy_(sum);
+}
 
 // What a checkpoint may lack: the strategy's own states, and values of this replica's own, in whose
 // place those of the first one serve.
@@ -166,6 +183,7 @@ struct Optionals {
   std::set<std::string> missing;    // found out: of the states
   std::set<std::string> optimizer;  // its states, as far as the checkpoint has any of them
   bool thawed = false;              // found out: a parameter had none of them, and now has
+  std::set<std::string> resized;    // found out: what to tell of states with other replicas
 };
 
 std::set<std::string> own_states(const ParallelModel& model) {
@@ -178,8 +196,7 @@ std::set<std::string> own_states(const ParallelModel& model) {
 int64_t replicas_in(const checkpoint::Meta& meta) {
   std::set<std::string> numbers;
   for (const checkpoint::TensorRecord& record : meta.tensors)
-    if (const size_t at = record.state.find('@'); at != std::string::npos)
-      numbers.insert(record.state.substr(at));
+    if (record.state.starts_with('@')) numbers.insert(record.state);
   return 1 + static_cast<int64_t>(numbers.size());
 }
 
@@ -196,6 +213,16 @@ std::string tell_of_replicas(Trainer& trainer, const checkpoint::Checkpoint& fro
                 : ": those without values of their own start as the first one");
   if (trainer.world().rank() == 0) trainer.world().notice(said);
   return said;
+}
+
+// What to tell where a state goes on with another number of replicas.
+std::string resized_text(const std::string& state, int64_t then, const StateReplica& now) {
+  using Resize = StateReplica::Resize;
+  return "the checkpoint holds " + state + " of " + report::counted(then, "replica", "replicas") +
+         ", this job has " + std::to_string(now.count) + ": " +
+         (now.resize == Resize::mean    ? "each begins with their mean"
+          : now.resize == Resize::zeros ? "each begins with zeros"
+                                        : "those without one of their own begin as the first one");
 }
 
 // What this rank reads. Throws when the checkpoint lacks a tensor of the job, or has it in another
@@ -216,7 +243,7 @@ std::vector<Match> match_tensors(const checkpoint::Checkpoint& from,
   std::vector<Match> out;
   for (const LocalTensor& tensor : tensors) {
     auto found = records.find({tensor.state, tensor.name});
-    if (found == records.end() && !optional.suffix.empty())
+    if (tensor.replica || (found == records.end() && !optional.suffix.empty()))
       found = records.find({kind_of(tensor.state), tensor.name});
     std::string what =
         tensor.state.empty() ? "parameter " + tensor.name : tensor.state + " of " + tensor.name;
@@ -239,7 +266,22 @@ std::vector<Match> match_tensors(const checkpoint::Checkpoint& from,
                                ", in this job " + report::shape_text(tensor.shape));
     if (tensor.state != "buffer" && record.fused != fused_rows(outline, tensor.name))
       throw mismatch(from, what + " has its rows in another order than the model of this job");
-    if (tensor.local.defined() && tensor.local.numel() > 0) out.push_back({&record, &tensor});
+    std::vector<const checkpoint::TensorRecord*> wanted{&record};
+    if (tensor.replica) {
+      auto of = [&](int64_t replica) {
+        const auto at = records.find({of_replica(record.state, replica), tensor.name});
+        return at == records.end() ? nullptr : at->second;
+      };
+      int64_t then = 1;
+      while (of(then) != nullptr) ++then;
+      wanted.clear();
+      for (int64_t replica : detail::begins_as(*tensor.replica, then))
+        wanted.push_back(of(replica));
+      if (then != tensor.replica->count)
+        optional.resized.insert(resized_text(record.state, then, *tensor.replica));
+    }
+    if (tensor.local.defined() && tensor.local.numel() > 0)
+      out.push_back({std::move(wanted), &tensor});
   }
   return out;
 }
@@ -320,7 +362,7 @@ Read read_own(Trainer& trainer, checkpoint::Checkpoint& from) {
   optimizer.steps = meta.optimizer_steps;
   if (meta.optimizer_steps > 0) optimizer.allocate(model.update_groups());
   const std::vector<LocalTensor> tensors = local_state(trainer);
-  Optionals optional{own_states(model), own_suffix(trainer), {}, {}};
+  Optionals optional{own_states(model), own_suffix(trainer), {}, {}, {}, {}};
   for (const Optimizer::State& state : optimizer.state())
     for (const checkpoint::TensorRecord& record : meta.tensors)
       if (record.state == state.name) optional.optimizer.insert(state.name);
@@ -336,8 +378,9 @@ Read read_own(Trainer& trainer, checkpoint::Checkpoint& from) {
         "starts at zero, as in a new run");
   for (const std::string& said : check_dtypes(from, tensors))
     if (world.rank() == 0) world.notice(said);
-  for (const Match& match : matches)
-    read_into(from, *match.record, match.tensor->region, match.tensor->local);
+  for (const std::string& said : optional.resized)
+    if (world.rank() == 0) world.notice(said);
+  for (const Match& match : matches) fill(from, match);
   optimizer.round_weights(model.update_groups());
   trainer.set_next_step(meta.step);
   monitor_of(trainer).restore(meta.history);

@@ -50,7 +50,7 @@ std::string own_suffix(const Trainer& trainer) {
   const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
   const int64_t replica =
       axis.empty() || !mesh ? 0 : mesh->coordinate(trainer.world().rank(), axis);
-  return replica == 0 ? "" : "@" + std::to_string(replica);
+  return of_replica("", replica);
 }
 
 std::vector<LocalTensor> local_state(Trainer& trainer) {
@@ -100,9 +100,10 @@ std::vector<LocalTensor> local_state(Trainer& trainer) {
     }
   }
   for (const StateTensor& state : model.state_tensors())
-    out.push_back({state.state + (state.own ? suffix : ""), saved_as(state.name), state.dtype,
-                   state.global_shape, stored_region(state.region, state.global_shape),
-                   state.local});
+    out.push_back({of_replica(state.state, state.replica ? state.replica->index : 0),
+                   saved_as(state.name), state.dtype, state.global_shape,
+                   stored_region(state.region, state.global_shape), state.local, state.dtype,
+                   /*frozen=*/false, state.replica});
   for (const auto& buffer : module.named_buffers())
     if (buffer.value().defined() && !buffer.value().is_meta()) {
       Tensor value = buffer.value().detach();

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,7 @@ struct LocalTensor {
   // Weights: the dtype that the model is stored in, which is narrower than that of main weights.
   DType stored = dtype;
   bool frozen = false;  // a weight, or a state, of a parameter that does not train
+  std::optional<StateReplica> replica = {};  // of a strategy's own
 };
 // Weights, the optimizer's states, and the module's buffers (state "buffer"), of this rank's stages
 // where the model is cut into some. Weights are what the optimizer updates: its main weights where
@@ -49,6 +51,10 @@ struct LocalTensor {
 // Where replicas go their own ways (ParallelModel::independent_axis()), those of all but the first
 // have its number behind their states: "@1" are weights of replica 1, "exp_avg@1" a state of it.
 std::vector<LocalTensor> local_state(Trainer& trainer);
+// A strategy's own that each replica has for itself (StateTensor::replica) are named alike.
+inline std::string of_replica(const std::string& state, int64_t replica) {
+  return replica == 0 ? state : state + "@" + std::to_string(replica);
+}
 // "exp_avg" of "exp_avg@1".
 inline std::string kind_of(const std::string& state) { return state.substr(0, state.find('@')); }
 // That number, as "@1"; "": the first replica, or all are equal.

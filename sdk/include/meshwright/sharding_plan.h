@@ -234,6 +234,10 @@ struct ShardingPlan {
   std::optional<OwnCost> own_cost = {};
   std::vector<std::string> notices = {};
   std::shared_ptr<const MeshLayout> mesh_layout = {};  // kept for the costs; may be null
+  // Gradients are approximate on purpose (sign, top-k, PowerSGD): by how much the sum over the
+  // steps of what the optimizer gets may differ from the sum of the exact gradients, as the L2 norm
+  // of the difference over that of the exact sum; above 0, below 1. nullopt: they are exact.
+  std::optional<double> gradient_tolerance = {};
 };
 
 // Units along rows, by the rule of the model's class (unit_rules.h) or the general one. With an

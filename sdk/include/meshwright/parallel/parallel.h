@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -71,6 +72,17 @@ struct UpdatePlace {
   int64_t begin = 0;        // of its first element in the group's tensors
 };
 
+// Which value of a state a rank holds, where replicas that are otherwise equal each have their own:
+// the residual of error feedback, say.
+struct StateReplica {
+  // What a run begins with that has another number of replicas than its checkpoint. mean: the mean
+  // over those of the checkpoint, which keeps the mean of what error feedback still owes. zeros.
+  // first: its own where the checkpoint has one, else that of the first.
+  enum class Resize : uint8_t { mean, zeros, first };
+  int64_t index = 0, count = 1;  // rank() and size() of the group of replicas
+  Resize resize = Resize::mean;
+};
+
 // A tensor that a strategy keeps beside the parameters, and that lives on in checkpoints.
 struct StateTensor {
   std::string state;  // what it is, "outer_momentum": a-z, 0-9, _; not a name of an optimizer's
@@ -80,8 +92,9 @@ struct StateTensor {
   // Contiguous, in the shape of the region; what a checkpoint is read into. Undefined where this
   // rank holds nothing of it.
   at::Tensor local;
-  // Each replica along independent_axis() has its own; else they hold the same.
-  bool own = false;
+  // nullopt: ranks that hold the same elements hold the same values. Else checkpoints have the
+  // values of each replica, those of the same index being equal.
+  std::optional<StateReplica> replica = {};
   DType dtype = DType::float32;  // of `local`, also where that is undefined
 };
 
@@ -201,6 +214,6 @@ MESHWRIGHT_API std::vector<UpdatePlace> update_places(const ParallelModel& model
 MESHWRIGHT_API std::vector<StateTensor> state_beside(const ParallelModel& model,
                                                      const std::string& state,
                                                      const std::vector<at::Tensor>& flat,
-                                                     bool own = false);
+                                                     std::optional<StateReplica> replica = {});
 
 }  // namespace meshwright

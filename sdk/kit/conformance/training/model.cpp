@@ -178,41 +178,55 @@ Tensors take_gradients(Net& net) {
 
 }  // namespace
 
-Reference plain_loop() {
-  Reference out;
-  Net net = make_net();
-  TrainingState now;
-  for (const auto& item : net->named_parameters()) {
-    now.parameters[item.key()] = item.value().detach();
-    now.momenta[item.key()] = at::zeros_like(now.parameters[item.key()]);
+double clipped_by(const Clipping& how, double norm) {
+  return how.scale * (how.max_norm > 0 ? std::min(1.0, how.max_norm / (norm + 1e-6)) : 1.0);
+}
+
+TrainingState first_state() {
+  TrainingState out;
+  for (const auto& item : make_net()->named_parameters()) {
+    out.parameters[item.key()] = item.value().detach();
+    out.momenta[item.key()] = at::zeros_like(out.parameters[item.key()]);
   }
-  std::vector<int64_t> rows(kRows);
-  std::iota(rows.begin(), rows.end(), 0);
-  for (int64_t step = 0; step < kSteps; ++step) {
-    out.states.push_back({cloned(now.parameters), cloned(now.momenta)});
-    out.losses.push_back(backward(net, step, rows));
-    c10::NoGradGuard no_grad;
-    Tensors gradients = take_gradients(net);
-    out.norms.push_back(clip(gradients, clipping_of(step)));
-    for (auto& [name, gradient] : gradients) {
-      now.momenta[name].mul_(kMomentum).add_(gradient);
-      now.parameters[name].sub_(now.momenta[name], kRate);
-    }
-    out.gradients.push_back(std::move(gradients));
-  }
-  out.states.push_back(std::move(now));
   return out;
 }
 
-Tensors gradients_of(const Reference& reference, int64_t step, std::span<const int64_t> rows) {
+void advance(Reference& reference, double loss, Tensors gradients) {
+  c10::NoGradGuard no_grad;
+  const TrainingState& before = reference.states.back();
+  TrainingState now{cloned(before.parameters), cloned(before.momenta)};
+  reference.losses.push_back(loss);
+  reference.norms.push_back(
+      clip(gradients, clipping_of(static_cast<int64_t>(reference.states.size()) - 1)));
+  for (auto& [name, gradient] : gradients) {
+    now.momenta[name].mul_(kMomentum).add_(gradient);
+    now.parameters[name].sub_(now.momenta[name], kRate);
+  }
+  reference.gradients.push_back(std::move(gradients));
+  reference.states.push_back(std::move(now));
+}
+
+Reference plain_loop() {
+  Reference out;
+  out.states.push_back(first_state());
+  std::vector<int64_t> rows(kRows);
+  std::iota(rows.begin(), rows.end(), 0);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    LossAndGradients of = backward_at(out.states.back().parameters, step, rows);
+    advance(out, of.loss, std::move(of.gradients));
+  }
+  return out;
+}
+
+LossAndGradients backward_at(const Tensors& parameters, int64_t step,
+                             std::span<const int64_t> rows) {
   Net net = make_net();
   {
     c10::NoGradGuard no_grad;
-    for (auto& item : net->named_parameters())
-      item.value().copy_(reference.states[static_cast<size_t>(step)].parameters.at(item.key()));
+    for (auto& item : net->named_parameters()) item.value().copy_(parameters.at(item.key()));
   }
-  backward(net, step, rows);
-  return take_gradients(net);
+  const double loss = backward(net, step, rows);
+  return {loss, take_gradients(net)};
 }
 
 std::string failure_of(const std::function<void()>& body) {

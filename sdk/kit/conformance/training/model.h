@@ -73,6 +73,8 @@ constexpr Clipping clipping_of(int64_t step) {
 struct TrainingState {
   Tensors parameters, momenta;
   Tensors states = {};  // of state_tensors(), which a plain loop has none of
+  // Where gradients are approximate: the exact ones of all steps so far, and what was used of them.
+  Tensors exact = {}, used = {};
 };
 
 struct Reference {
@@ -82,9 +84,20 @@ struct Reference {
 };
 
 Reference plain_loop();
+// The state before the first step.
+TrainingState first_state();
+// What clip_grad_norm() multiplies all gradients with, where it answers `norm`.
+double clipped_by(const Clipping& how, double norm);
+// One step more, with these gradients, which it scales and clips.
+void advance(Reference& reference, double loss, Tensors gradients);
 
-// The mean gradients of some samples of a step, not clipped nor scaled, at the reference's state.
-Tensors gradients_of(const Reference& reference, int64_t step, std::span<const int64_t> rows);
+// Of some samples of a step at these parameters: means, not clipped nor scaled.
+struct LossAndGradients {
+  double loss = 0;
+  Tensors gradients;
+};
+LossAndGradients backward_at(const Tensors& parameters, int64_t step,
+                             std::span<const int64_t> rows);
 
 // A plugin's model with values and samples, and what a plain loop makes of it. Not for use outside
 // the kit.

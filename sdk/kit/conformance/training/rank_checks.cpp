@@ -44,13 +44,6 @@ void RankRun::check_parameters() {
   sound_ = problems_.size() == before;
 }
 
-void RankRun::check_states() {
-  for (const StateTensor& kept : model_->state_tensors())
-    if (kept.own && !independent())
-      return fail(key_of(kept) +
-                  " says that each replica has its own, but independent_axis() names none");
-}
-
 void RankRun::check_independence() {
   if (const std::string axis = model_->independent_axis();
       !axis.empty() && axis_size(mesh_, axis) == 1)
@@ -116,12 +109,89 @@ void RankRun::check_gradients(int64_t step) {
       return fail(lead + " is " + text_of(*apart, p.region, p.global_shape) +
                   ", but the optimizer uses " + number_text(apart->expected) +
                   " of its update group: grad is another's or a copy");
-    const Tensor& whole = reference_.gradients[static_cast<size_t>(step)].at(p.name);
+    const Tensor& whole = reference().gradients[static_cast<size_t>(step)].at(p.name);
     const double tolerance = tolerance_ * (1e-2 + 10 * whole.abs().max().item<double>());
     if (auto apart = difference(p.grad, cut(whole, p.region), tolerance))
-      return fail(lead + " is " + text_of(*apart, p.region, p.global_shape) +
-                  ", that of a plain loop " + number_text(apart->expected) + explain(p, step));
+      return fail(
+          lead + " is " + text_of(*apart, p.region, p.global_shape) +
+          (approximate()
+               ? ", the mean over the ranks that hold it " + number_text(apart->expected)
+               : ", that of a plain loop " + number_text(apart->expected) + explain(p, step)));
   }
+}
+
+// Whole on every rank. Collective.
+Tensor RankRun::gathered_gradient(const std::string& name, const std::vector<int64_t>& shape) {
+  // The sum over the ranks that hold an element, and how many they are.
+  const Tensor both = at::zeros({2, element_count(shape)}, at::kDouble);
+  for (const ParallelParameter& p : model_->parameters()) {
+    if (p.name != name || !sound_ || p.local.numel() == 0 || !p.grad.defined() ||
+        p.grad.sizes() != p.local.sizes())
+      continue;
+    const Tensor at = positions_in(p.region, shape);
+    both[0].index_copy_(0, at, p.grad.detach().to(at::kDouble).flatten());
+    both[1].index_fill_(0, at, 1);
+  }
+  world_->everyone()->all_reduce(both, ReduceOp::sum, /*control=*/true).wait();
+  return (both[0] / both[1].clamp_min(1)).view(shape);
+}
+
+// Holds approximate gradients to the exact ones at the same parameters, and goes on with them.
+// Collective.
+void RankRun::use_gradients(int64_t step, const LossAndGradients& exact, double norm) {
+  const double factor = clipped_by(clipping_of(step), norm);
+  const TrainingState& before = own_.states.back();
+  TrainingState sums;
+  Tensors found;
+  double apart = 0, size = 0, along = 0, worst = -1;
+  std::string most;
+  for (const auto& [name, gradient] : exact.gradients) {
+    const Tensor used = gathered_gradient(name, gradient.sizes().vec()) / factor;
+    found[name] = used.to(gradient.scalar_type());
+    Tensor right = gradient.to(at::kDouble), mine = used;
+    if (auto sum = before.exact.find(name); sum != before.exact.end()) {
+      right = right + sum->second;
+      mine = mine + before.used.at(name);
+    }
+    const double own = (mine - right).square().sum().item<double>();
+    apart += own;
+    size += right.square().sum().item<double>();
+    along += (mine * right).sum().item<double>();
+    // NaN counts as worst.
+    if (!(own <= worst)) {
+      worst = own;
+      most = name;
+    }
+    sums.exact[name] = right;
+    sums.used[name] = mine;
+  }
+  const double error = std::sqrt(apart / size),
+               allowed = *gradient_tolerance_ + (tolerance_ == kTolerance ? 0 : tolerance_);
+  gradient_error_ = std::max(gradient_error_, error);
+  if (!(*gradient_tolerance_ > 0 && *gradient_tolerance_ < 1))
+    fail("the gradient_tolerance of its plan is " + number_text(*gradient_tolerance_) +
+         ", which is not above 0 and below 1");
+  else if (problems_.empty() && sound_ && !(error <= allowed))
+    fail(step_text(step) + ": the sum of its gradients so far is off by " + number_text(error) +
+         " of the exact one's L2 norm, the gradient_tolerance of its plan is " +
+         number_text(*gradient_tolerance_) + "; most of it in " + most + ", and it is " +
+         number_text(along / size) + " times as long along the exact one");
+  advance(own_, exact.loss, std::move(found));
+  own_.states.back().exact = std::move(sums.exact);
+  own_.states.back().used = std::move(sums.used);
+}
+
+// Something that its gradients follow from, besides parameters, is left out of the checkpoint where
+// the same ranks end with other values.
+void RankRun::check_end(const std::vector<SavedPart>& unbroken) {
+  if (!problems_.empty()) return;
+  const std::vector<SavedPart> mine = save();
+  for (size_t i = 0; i < std::min(mine.size(), unbroken.size()); ++i)
+    if (auto apart = difference(mine[i].values, unbroken[i].values, 0))
+      return fail("after the last step " + mine[i].name + " is " +
+                  text_of(*apart, mine[i].region, mine[i].shape) + ", without a stop " +
+                  number_text(apart->expected) +
+                  ": its gradients follow from something that state_tensors() lacks");
 }
 
 // What a wrong gradient is the right one of; "" when it is not known.
@@ -143,7 +213,7 @@ std::string RankRun::explain(const ParallelParameter& p, int64_t step) const {
                                 ? ""
                                 : " after clip_grad_norm(" + number_text(how.max_norm) + ", " +
                                       number_text(how.scale) + ")";
-  const Tensors& right = reference_.gradients[static_cast<size_t>(step)];
+  const Tensors& right = exact_.gradients[static_cast<size_t>(step)];
   if (double f = factor(right.at(p.name)); f != 0) return told(f, "that gradient" + after);
   auto rows_of = [&](const std::string& axis) {  // of the ranks that differ from this one elsewhere
     std::vector<int64_t> rows;
@@ -155,6 +225,9 @@ std::string RankRun::explain(const ParallelParameter& p, int64_t step) const {
     std::ranges::sort(rows);
     rows.erase(std::ranges::unique(rows).begin(), rows.end());
     return rows;
+  };
+  auto gradients_of = [&](const std::vector<int64_t>& rows) {
+    return backward_at(exact_.states[static_cast<size_t>(step)].parameters, step, rows).gradients;
   };
   struct Suspect {
     std::string what;
@@ -171,17 +244,17 @@ std::string RankRun::explain(const ParallelParameter& p, int64_t step) const {
   suspects.push_back({"the last micro-batch alone", last});
   for (const Suspect& suspect : suspects) {
     if (std::ssize(suspect.rows) == kRows) continue;
-    const Tensors other = gradients_of(reference_, step, suspect.rows);
+    const Tensors other = gradients_of(suspect.rows);
     if (double f = factor(other.at(p.name)); f != 0)
       return ": it is that of " + std::to_string(suspect.rows.size()) + " of the " +
              std::to_string(kRows) + " samples, " + suspect.what;
   }
   auto holds = [&](const Tensor& more) { return factor(right.at(p.name) + more * how.scale) != 0; };
   if (step == 0) return "";
-  if (holds(reference_.gradients[static_cast<size_t>(step) - 1].at(p.name)))
+  if (holds(exact_.gradients[static_cast<size_t>(step) - 1].at(p.name)))
     return ": it holds that of the step before, too";
-  if (step == kCutShortStep && holds(gradients_of(reference_, step, first).at(p.name) *
-                                     (static_cast<double>(first.size()) / kRows)))
+  if (step == kCutShortStep &&
+      holds(gradients_of(first).at(p.name) * (static_cast<double>(first.size()) / kRows)))
     return ": it holds that of the step that was cut short, which begin_step() should forget";
   return "";
 }

@@ -39,7 +39,7 @@ bool rounds(const Options& own) {
 
 RankRun::RankRun(const Subject& subject, const MeshRequest& request, const Reference& reference,
                  const std::shared_ptr<World>& world, std::vector<std::string>& problems)
-    : reference_(reference),
+    : exact_(reference),
       problems_(problems),
       world_(world),
       strategy_(subject),
@@ -54,7 +54,6 @@ RankRun::RankRun(const Subject& subject, const MeshRequest& request, const Refer
     tolerance_ = kRoundedTolerance;
   make_model(request);
   check_parameters();
-  check_states();
   // What the engine refuses before it trains.
   detail::check_parts(*model_, *net_, shared.sizes, tp_, name_);
   if (stages_) runner_ = open_pipeline(*world_, mesh_, *stages_, std::ssize(micro_batches()));
@@ -92,6 +91,8 @@ void RankRun::make_model(const MeshRequest& request) {
     plan = strategy_->plan_sharding(live);
   });
   wanted.plan = &plan;
+  gradient_tolerance_ = plan.gradient_tolerance;
+  if (approximate()) own_.states.push_back(first_state());
   model_ = detail::guarded_model(code_, detail::call_plugin(code_, "parallelize", [&] {
                                    return strategy_->parallelize(wanted);
                                  }));
@@ -196,6 +197,13 @@ void RankRun::cut_short(int64_t step) {
 
 void RankRun::step(int64_t step) {
   const auto at = static_cast<size_t>(step);
+  LossAndGradients exact;
+  if (approximate()) {
+    std::vector<int64_t> all(kRows);
+    std::iota(all.begin(), all.end(), 0);
+    exact = backward_at(own_.states[at].parameters, step, all);
+  }
+  const double expected_loss = approximate() ? exact.loss : exact_.losses[at];
   const std::vector<TrafficCounter::Row> before = world_->traffic().rows();
   const int64_t runs = net_->mlp_runs();
   const c10::DebugInfoGuard metered(c10::DebugInfoKind::PROFILER_STATE, meter_);
@@ -210,16 +218,18 @@ void RankRun::step(int64_t step) {
   model_->data_group()->all_reduce(loss, ReduceOp::sum, /*control=*/true).wait();
   const bool has_loss = !stages_ || has_last_stage(*world_, mesh_, *stages_);
   if (const double found = loss.item<double>();
-      has_loss && problems_.empty() && off(found, reference_.losses[at], tolerance_))
+      has_loss && problems_.empty() && off(found, expected_loss, tolerance_))
     fail("the loss of " + step_text(step) + " is " + number_text(found) +
-         ", that of a plain loop " + number_text(reference_.losses[at]));
+         ", that of a plain loop " + number_text(expected_loss));
   check_groups(step);
   const Clipping how = clipping_of(step);
   const double norm = model_->clip_grad_norm(how.max_norm, how.scale);
+  if (approximate()) use_gradients(step, exact, norm);
   check_gradients(step);
-  if (problems_.empty() && off(norm, reference_.norms[at], tolerance_))
+  if (problems_.empty() && off(norm, reference().norms[at], tolerance_))
     fail("the gradient norm of " + step_text(step) + " is " + number_text(norm) +
-         ", that of a plain loop " + number_text(reference_.norms[at]));
+         (approximate() ? ", that of the gradients " : ", that of a plain loop ") +
+         number_text(reference().norms[at]));
   update();
   if (step == kCountedStep) {
     count(before);
@@ -248,26 +258,31 @@ std::vector<SavedPart> RankRun::save() const {
   }
   for (const StateTensor& kept : model_->state_tensors())
     if (kept.local.defined() && kept.local.numel() > 0)
-      out.push_back({key_of(kept), kept.global_shape, kept.region, kept.local.clone(), {}});
+      out.push_back({key_of(kept),
+                     kept.global_shape,
+                     kept.region,
+                     kept.local.clone(),
+                     {},
+                     kept.replica.value_or(StateReplica{})});
   return out;
 }
 
 void RankRun::train(std::vector<SavedPart>& saved) {
   model_->values_written({ValuesWritten::By::weights, 0});
   model_->after_optimizer_step();
-  check_whole(reference_.states[0].parameters, "before the first step", 0);
+  check_whole(reference().states[0].parameters, "before the first step", 0);
   for (int64_t s = 0; s < kSteps; ++s) {
     if (s == kCutShortStep && !stages_) cut_short(s);
     if (s == kSavedStep) {
       if (model_->before_save(SaveReason::scheduled, s)) model_->after_optimizer_step();
-      check_whole(reference_.states[kSavedStep].parameters,
+      check_whole(reference().states[kSavedStep].parameters,
                   "after " + step_text(s - 1) + " and before_save", tolerance_);
       if (sound_ && tolerance_ == kTolerance) saved = save();
       check_summon();
     }
     step(s);
   }
-  check_whole(reference_.states[kSteps].parameters, "after the last step", tolerance_);
+  check_whole(reference().states[kSteps].parameters, "after the last step", tolerance_);
 }
 
 void RankRun::resume(const TrainingState& state) {
@@ -281,28 +296,33 @@ void RankRun::resume(const TrainingState& state) {
       alike(momenta_[place.group], place, p.local).copy_(cut(state.momenta.at(p.name), p.region));
     }
   }
+  if (approximate()) {
+    own_.states.assign(static_cast<size_t>(kSavedStep) + 1, state);
+    own_.losses.resize(static_cast<size_t>(kSavedStep));
+    own_.norms.resize(static_cast<size_t>(kSavedStep));
+    own_.gradients.resize(static_cast<size_t>(kSavedStep));
+  }
   updates_ = kSavedStep;
   ValuesWritten written{ValuesWritten::By::checkpoint, updates_};
   {
     c10::NoGradGuard no_grad;
     for (const StateTensor& kept : model_->state_tensors())
-      if (auto known = state.states.find(key_of(kept)); known == state.states.end())
+      if (const Tensor known = loaded(state, kept); !known.defined())
         written.missing.push_back(kept.state);
       else if (kept.local.defined() && kept.local.numel() > 0)
-        Tensor(kept.local).copy_(cut(known->second, kept.region));
+        Tensor(kept.local).copy_(cut(known, kept.region));
   }
   model_->values_written(written);
   model_->after_optimizer_step();
   check_whole(state.parameters, "after it was loaded", 0);
   for (const StateTensor& kept : model_->state_tensors())
-    if (auto known = state.states.find(key_of(kept));
-        known != state.states.end() && kept.local.defined())
-      if (auto apart = difference(kept.local, cut(known->second, kept.region), 0))
+    if (const Tensor known = loaded(state, kept); known.defined() && kept.local.defined())
+      if (auto apart = difference(kept.local, cut(known, kept.region), 0))
         return fail("after it was loaded: " + key_of(kept) + " is " +
                     text_of(*apart, kept.region, kept.global_shape) + ", what was loaded is " +
                     number_text(apart->expected));
   for (int64_t s = kSavedStep; s < kSteps; ++s) step(s);
-  check_whole(reference_.states[kSteps].parameters, "after the last step", tolerance_);
+  check_whole(reference().states[kSteps].parameters, "after the last step", tolerance_);
 }
 
 }  // namespace meshwright::conformance

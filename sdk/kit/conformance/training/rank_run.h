@@ -47,6 +47,17 @@ class RankRun {
   void train(std::vector<SavedPart>& saved);
   // Collective. Takes its parts of a state before kSavedStep, made elsewhere, and goes on.
   void resume(const TrainingState& state);
+  // What this rank would save now.
+  std::vector<SavedPart> save() const;
+  // After resume(): this rank ends with the same values as a run without a stop.
+  void check_end(const std::vector<SavedPart>& unbroken);
+  // Whether its plan says that gradients are approximate.
+  bool approximate() const { return gradient_tolerance_.has_value(); }
+  // The largest that it was off by, as gradient_tolerance counts.
+  double gradient_error() const { return gradient_error_; }
+  // What this run is held to: the plain loop, or where gradients are approximate, a loop that uses
+  // them.
+  const Reference& reference() const { return approximate() ? own_ : exact_; }
 
   // Whether replicas go their own ways, so that no plain loop does what they do together.
   bool independent() const { return !model_->independent_axis().empty(); }
@@ -56,7 +67,6 @@ class RankRun {
   void make_model(const MeshRequest& request);
   void check_data_group();
   void check_parameters();
-  void check_states();
   void check_independence();
   void check_runs(int64_t step, int64_t before);
   void check_whole(const Tensors& expected, const std::string& when, double tolerance);
@@ -68,6 +78,8 @@ class RankRun {
   double pass_stages(int64_t step);
   void check_groups(int64_t step);
   void check_gradients(int64_t step);
+  at::Tensor gathered_gradient(const std::string& name, const std::vector<int64_t>& shape);
+  void use_gradients(int64_t step, const LossAndGradients& exact, double norm);
   std::string explain(const ParallelParameter& p, int64_t step) const;
   void update();
   std::vector<WireRow> planned_wire(ShardingRequest cost) const;
@@ -77,11 +89,13 @@ class RankRun {
   void check_memory();
   void check_summon();
   void check_summoned(const Tensors& whole, std::vector<std::string>& found);
-  std::vector<SavedPart> save() const;
   std::vector<int64_t> own_rows() const;
   std::vector<std::vector<int64_t>> micro_batches() const;
 
-  const Reference& reference_;
+  const Reference& exact_;
+  Reference own_;
+  std::optional<double> gradient_tolerance_;
+  double gradient_error_ = 0;
   std::vector<std::string>& problems_;
   std::shared_ptr<World> world_;
   Instance strategy_;

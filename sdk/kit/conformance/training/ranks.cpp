@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "meshwright/parallel/testing.h"
+#include "sdk/base/check_parts.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/kit/conformance/probe.h"
 
@@ -154,6 +155,14 @@ std::string key_of(const StateTensor& kept) {
   return "the state " + kept.state + " of " + kept.name;
 }
 
+namespace {
+
+std::string key_of_replica(const std::string& key, int64_t replica) {
+  return replica == 0 ? key : key + " of replica " + std::to_string(replica);
+}
+
+}  // namespace
+
 std::string number_text(double value) { return text::format("%.8g", value); }
 
 std::string shape_text(at::IntArrayRef shape) {
@@ -282,15 +291,41 @@ TrainingState assemble(const SavedParts& parts, const TrainingState& expected,
     out.momenta[name] = momentum.take(problems);
   }
   std::map<std::string, Assembly> states;
+  std::map<std::string, std::pair<size_t, int64_t>> counts;  // of replicas, as this rank says
   for (size_t rank = 0; rank < parts.size(); ++rank)
     for (const SavedPart& part : parts[rank]) {
       if (expected.parameters.contains(part.name)) continue;
+      const std::string key = key_of_replica(part.name, part.replica.index);
       Assembly& whole =
-          states.try_emplace(part.name, part.name, part.shape, part.values.options()).first->second;
+          states.try_emplace(key, key, part.shape, part.values.options()).first->second;
       if (!whole.add(static_cast<int64_t>(rank), part.region, part.values, problems)) return out;
+      counts.emplace(part.name, std::pair(rank, part.replica.count));
     }
   for (auto& [name, whole] : states) out.states[name] = whole.take(problems);
+  for (const auto& [name, said] : counts)
+    for (int64_t replica = 0; replica < said.second; ++replica)
+      if (const std::string key = key_of_replica(name, replica); !states.contains(key))
+        problems.push_back("saved: rank " + std::to_string(said.first) + " says that there are " +
+                           std::to_string(said.second) + " replicas, but no rank holds " + key);
+  out.exact = expected.exact;
+  out.used = expected.used;
   return out;
+}
+
+Tensor loaded(const TrainingState& state, const StateTensor& kept) {
+  auto of = [&](int64_t replica) {
+    const auto found = state.states.find(key_of_replica(key_of(kept), replica));
+    return found == state.states.end() ? Tensor() : found->second;
+  };
+  if (!kept.replica || !of(0).defined()) return of(0);
+  int64_t then = 1;
+  while (of(then).defined()) ++then;
+  const std::vector<int64_t> from = detail::begins_as(*kept.replica, then);
+  if (from.size() == 1) return of(from[0]);
+  Tensor sum = at::zeros(of(0).sizes(), at::kDouble);
+  for (int64_t replica : from) sum.add_(of(replica));
+  if (!from.empty()) sum.div_(static_cast<double>(from.size()));
+  return sum.to(of(0).scalar_type());
 }
 
 }  // namespace meshwright::conformance

@@ -116,11 +116,14 @@ struct SavedPart {
   std::vector<int64_t> shape;
   Region region;
   at::Tensor values, momentum;
+  StateReplica replica = {};
 };
 using SavedParts = std::vector<std::vector<SavedPart>>;  // by rank
 
 // Puts them together as a checkpoint does; what stands in the way of that goes to `problems`.
 TrainingState assemble(const SavedParts& parts, const TrainingState& expected,
                        std::vector<std::string>& problems);
+// What a checkpoint of that state gives for one of state_tensors(), whole; undefined: nothing.
+at::Tensor loaded(const TrainingState& state, const StateTensor& kept);
 
 }  // namespace meshwright::conformance

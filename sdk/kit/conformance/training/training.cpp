@@ -3,9 +3,11 @@
 // which the kit loads when it is needed, because planning needs no LibTorch.
 #include <c10/util/Logging.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 
+#include "sdk/base/plain_text.h"
 #include "sdk/kit/conformance/probe.h"
 #include "sdk/kit/conformance/training/model.h"
 #include "sdk/kit/conformance/training/rank_run.h"
@@ -114,8 +116,11 @@ class Kit {
     for (const Layout& layout : kLayouts)
       if (findings_.count < 6) train(layout);
     if (!looked_at_.empty()) try_options();
-    for (size_t i = 0; i < saves_.size() && findings_.count == 0; ++i)
+    for (size_t i = 0; i < saves_.size() && findings_.count == 0; ++i) {
       resume(*saves_[i].layout, saves_[(i + saves_.size() - 1) % saves_.size()]);
+      if (!saves_[i].ends.empty() && findings_.count == 0)
+        resume(*saves_[i].layout, saves_[i], saves_[i].ends);
+    }
     if (looked_at_.empty())
       findings_.add("it plans no mesh of 1, 2 or 3 ranks, so nothing could be trained");
   }
@@ -127,6 +132,7 @@ class Kit {
     if (options_ > 0)
       out += "; with " + std::to_string(options_) + (options_ == 1 ? " value" : " values") +
              " of its own options";
+    if (gradient_error_ > 0) out += text::format("; gradients off by up to %.2g", gradient_error_);
     if (!refused_options_.empty()) out += "; refused: " + refused_options_;
     return out;
   }
@@ -136,6 +142,7 @@ class Kit {
   struct Save {
     const Layout* layout;
     TrainingState state;
+    SavedParts ends;  // after the last step; only where gradients are approximate
   };
 
   void train(const Layout& layout) {
@@ -145,14 +152,21 @@ class Kit {
     if (mesh.error) return refused(size, code_string(mesh.error->code()));
     // Of other answers the case mesh says whether they may be.
     if (!mesh.value || !mesh.value->delegate_to.empty() || !has_axis(*mesh.value, size)) return;
-    SavedParts parts(static_cast<size_t>(layout.ranks));
+    SavedParts parts(static_cast<size_t>(layout.ranks)), ends(parts.size());
+    TrainingState expected = reference_.states[static_cast<size_t>(kSavedStep)];
     RunOutcome outcome = run(subject_, request, reference_, [&](RankRun& rank, int64_t number) {
       rank.train(parts[static_cast<size_t>(number)]);
+      if (!rank.approximate()) return;
+      ends[static_cast<size_t>(number)] = rank.save();
+      if (number > 0) return;
+      expected = rank.reference().states[static_cast<size_t>(kSavedStep)];
+      gradient_error_ = std::max(gradient_error_, rank.gradient_error());
     });
+    if (ends.front().empty()) ends.clear();
     if (!outcome.refusal.empty() && !size.empty()) return refused(size, outcome.refusal);
     if (!outcome.refusal.empty()) outcome.problems[-1] = {"it refuses: " + outcome.refusal};
     looked_at(layout, size);
-    if (outcome.problems.empty() && size != kDType) keep(layout, parts);
+    if (outcome.problems.empty() && size != kDType) keep(layout, parts, expected, std::move(ends));
     tell(outcome, text_of(layout), findings_);
   }
 
@@ -201,17 +215,21 @@ class Kit {
             mesh.device_mesh->find_size(size.substr(0, size.rfind('_'))).value_or(1) == 2);
   }
 
-  void keep(const Layout& layout, const SavedParts& parts) {
+  void keep(const Layout& layout, const SavedParts& parts, const TrainingState& expected,
+            SavedParts ends) {
     std::vector<std::string> problems;
-    TrainingState state =
-        assemble(parts, reference_.states[static_cast<size_t>(kSavedStep)], problems);
-    if (problems.empty()) return saves_.push_back({&layout, std::move(state)});
+    TrainingState state = assemble(parts, expected, problems);
+    if (problems.empty()) return saves_.push_back({&layout, std::move(state), std::move(ends)});
     findings_.add(text_of(layout) + ": " + problems.front());
   }
 
-  void resume(const Layout& layout, const Save& save) {
-    const RunOutcome outcome = run(subject_, request_of(subject_, layout), reference_,
-                                   [&](RankRun& rank, int64_t) { rank.resume(save.state); });
+  // `ends`: with what the ranks of the same layout end without a stop.
+  void resume(const Layout& layout, const Save& save, const SavedParts& ends = {}) {
+    const RunOutcome outcome =
+        run(subject_, request_of(subject_, layout), reference_, [&](RankRun& rank, int64_t number) {
+          rank.resume(save.state);
+          if (!ends.empty()) rank.check_end(ends[static_cast<size_t>(number)]);
+        });
     tell(outcome, text_of(layout) + ", from what " + text_of(*save.layout) + " saved", findings_);
   }
 
@@ -244,6 +262,7 @@ class Kit {
   int64_t options_ = 0;                       // values that were tried
   std::map<std::string, std::string> sized_;  // by key
   std::vector<Save> saves_;
+  double gradient_error_ = 0;  // where they are approximate
 };
 
 }  // namespace

@@ -301,8 +301,9 @@ std::vector<Case> cases() {
       {"state is of another dtype than it says", "its part is not a contiguous tensor of bfloat16",
        state_retold([](std::vector<StateTensor>& list) { list.front().dtype = DType::bfloat16; })},
       {"state is each replica's own, without such replicas",
-       "says that each replica has its own, but independent_axis() names none",
-       state_retold([](std::vector<StateTensor>& list) { list.front().own = true; })},
+       "says that there are 2 replicas, but no rank holds the state sum of embed_tokens.weight of "
+       "replica 1",
+       state_retold([](std::vector<StateTensor>& list) { list.front().replica = {0, 2}; })},
       {"a save changes the values", "after step 3 and before_save: full_tensor of ",
        wrapped<SavesOther>()},
       {"replicas are independent where there are none",
