@@ -21,7 +21,7 @@ namespace {
 
 PluginSchemas strategies() {
   PluginSchemas out{
-      {{"fsdp2", {}, make_schema("distributed.fsdp2", "fsdp2", kFullyShardedOptions)}}};
+      {{"fsdp2", {}, make_schema("distributed.fsdp2", "fsdp2", kFullyShardedOptions.declared)}}};
   for (const char* table : {"dataset.jsonl", "validation_dataset.jsonl"})
     out.components.push_back({make_schema(table, "jsonl", jsonl::kOptions), true});
   return out;

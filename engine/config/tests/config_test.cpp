@@ -30,7 +30,7 @@ constexpr meshwright_option kOther[] = {
 
 // Two strategies as plugins would declare them.
 std::vector<StrategySchema> strategies() {
-  return {{"fsdp2", {}, make_schema("distributed.fsdp2", "fsdp2", kFullyShardedOptions)},
+  return {{"fsdp2", {}, make_schema("distributed.fsdp2", "fsdp2", kFullyShardedOptions.declared)},
           {"other", {"the-other"}, make_schema("distributed.other", "other", kOther)}};
 }
 

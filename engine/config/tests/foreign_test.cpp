@@ -20,8 +20,9 @@ namespace {
 constexpr meshwright_option kOther[] = {bool_option("average_in_collective", false, "A switch.")};
 
 PluginSchemas strategies() {
-  PluginSchemas out{{{"fsdp2", {}, make_schema("distributed.fsdp2", "fsdp2", kFullyShardedOptions)},
-                     {"other", {}, make_schema("distributed.other", "other", kOther)}}};
+  PluginSchemas out{
+      {{"fsdp2", {}, make_schema("distributed.fsdp2", "fsdp2", kFullyShardedOptions.declared)},
+       {"other", {}, make_schema("distributed.other", "other", kOther)}}};
   for (const char* table : {"dataset.jsonl", "validation_dataset.jsonl"})
     out.components.push_back({make_schema(table, "jsonl", jsonl::kOptions), false});
   return out;

@@ -72,7 +72,7 @@ TEST_CASE("each replica goes on with what it owes; another number of them with t
   for (int64_t replica = 0; replica < 4; ++replica) {
     owed.push_back(residuals(four, replica));
     REQUIRE(!owed.back().empty());
-    CHECK(owed.back() != owed.front() == (replica > 0));
+    CHECK((owed.back() != owed.front()) == (replica > 0));
   }
   CHECK(residuals(four, 4).empty());
 
