@@ -198,7 +198,7 @@ TEST_CASE("a decoder layer's forward and backward are two graphs with the layer'
     const at::TensorOptions options = layer->parameters()[0].options();
     const Tensor half = at::linspace(0, 3, 9 * 8, on_device()).view({9, 8}),
                  angles = at::cat({half, half}, 1);
-    const RotaryTable table{angles.cos().to(options), angles.sin().to(options)};
+    const meshwright::RotaryTable table{angles.cos().to(options), angles.sin().to(options)};
     const Tensor x = at::ones({2, 9, 64}, options).set_requires_grad(true),
                  grad = at::ones({2, 9, 64}, options);
     auto leaves_of = [&](const Tensor& input) {

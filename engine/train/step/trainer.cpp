@@ -39,6 +39,7 @@
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
 #include "sdk/base/trace_span.h"
+#include "sdk/base/words.h"
 #include "sdk/comm/transport.h"
 
 namespace meshwright {
@@ -466,8 +467,8 @@ StepResult Trainer::step(const StageForward& forward) try {
   result.step = step_;
   result.lr = learning_rate_ ? learning_rate_(step_) : parts_->schedule.at(step_);
   if (!std::isfinite(result.lr) || result.lr < 0)
-    throw Error(ErrorCode::out_of_range,
-                "the learning rate of step " + std::to_string(step_) + " is " + number(result.lr))
+    throw Error(ErrorCode::out_of_range, "the learning rate of step " + std::to_string(step_) +
+                                             " is " + text::short_number(result.lr))
         .help(
             "give Trainer::set_learning_rate() a function whose numbers are finite and not below "
             "0");
