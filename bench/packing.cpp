@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "plugins/jsonl/packing.h"
+#include "plugins/jsonl/packed_source.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// One thing that `doctor` has to say.
+// What `doctor` looks at, and what it has to say of it.
 #pragma once
 
 #include <boost/describe/class.hpp>
@@ -11,6 +11,8 @@
 #include "meshwright/error.h"
 
 namespace meshwright::doctor {
+
+// One thing that `doctor` has to say.
 
 enum class Level : uint8_t {
   ok,

@@ -1,5 +1,4 @@
-// Plugins that the configuration of a run's folder names, for verbs that read such a folder:
-// somebody else may have made it, and what it brings along is data.
+// A job: its configuration, the plugins that come with it, and what its data come to.
 #pragma once
 
 #include <filesystem>
@@ -10,6 +9,9 @@
 #include "engine/config/config.h"
 
 namespace meshwright::plan {
+
+// Plugins that the configuration of a run's folder names, for verbs that read such a folder:
+// somebody else may have made it, and what it brings along is data.
 
 struct ForeignPlugins {
   std::vector<std::filesystem::path> files, folders;  // [plugins] load and path

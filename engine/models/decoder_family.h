@@ -1,5 +1,4 @@
-// One function per model family: config.json to outline. Names and shapes are those of
-// transformers' named_parameters().
+// Families of decoders that a Hugging Face config.json describes, and the outlines of their models.
 #pragma once
 
 #include <optional>
@@ -10,6 +9,9 @@
 #include "meshwright/outline.h"
 
 namespace meshwright::outlines {
+
+// One function per model family: config.json to outline. Names and shapes are those of
+// transformers' named_parameters().
 
 using Family = ModelOutline (*)(const ConfigJson& config, DType storage);
 

@@ -1,4 +1,4 @@
-#include "engine/plugins/descriptor.h"
+#include "engine/plugins/verify_library.h"
 
 #include <algorithm>
 #include <cctype>

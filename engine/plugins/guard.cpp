@@ -1,4 +1,4 @@
-#include "engine/plugins/guard.h"
+#include "engine/plugins/verify_library.h"
 
 #include <utility>
 

@@ -10,8 +10,6 @@
 #define BOOST_DLL_USE_STD_FS 1
 #include <boost/dll/shared_library.hpp>
 
-#include "engine/plugins/descriptor.h"
-#include "engine/plugins/guard.h"
 #include "engine/plugins/verify_library.h"
 #include "sdk/base/build_facts.h"
 #include "sdk/base/host_facts.h"

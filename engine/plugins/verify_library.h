@@ -1,12 +1,18 @@
-// Judges a library by its file alone: nothing of it runs.
+// From the file of a library to plugins that can be called: judged by the file alone, read,
+// guarded.
 #pragma once
 
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "engine/plugins/registry.h"
+
 namespace meshwright::loader {
+
+// Judges a library by its file alone: nothing of it runs.
 
 using Facts = std::map<std::string, std::string>;
 
@@ -34,5 +40,25 @@ void verify_runtime_half(const std::filesystem::path& file, const VerifiedLibrar
 // The whole judgement: check_file, read_facts, and every fact against ours. Throws Error(4xx); a
 // mismatch shows a table of just the differing facts and how to rebuild.
 VerifiedLibrary verify_library(const std::filesystem::path& file);
+
+// Checks the C descriptor of a loaded library and reads it into our own types.
+
+// Throws Error(plugin_bad_magic | plugin_short_struct | plugin_sdk_major | plugin_bad_descriptor |
+// plugin_bad_marker).
+LoadedPlugin read_descriptor(const meshwright_plugin* descriptor, const VerifiedLibrary& verified,
+                             const std::string& place);
+
+// Whether this is its name or one of its aliases, in any letter case, '-' as '_'.
+bool answers_to(const ComponentInfo& info, const std::string& name);
+
+// A plugin's objects as the engine hands them on: every hook runs as code of the plugin, in
+// whatever thread. What it throws and is no Error becomes Error(plugin_foreign_exception) with
+// plugin, hook and rank; Errors get a note of these.
+
+std::shared_ptr<Strategy> guard(const LoadedPlugin& plugin, std::shared_ptr<Strategy> made);
+// Refuses outlines and first values that cannot be right, by Error(plugin_nonconforming).
+std::shared_ptr<ModelFamily> guard(const LoadedPlugin& plugin, std::shared_ptr<ModelFamily> made);
+// The data sets that it opens likewise.
+std::shared_ptr<DatasetKind> guard(const LoadedPlugin& plugin, std::shared_ptr<DatasetKind> made);
 
 }  // namespace meshwright::loader

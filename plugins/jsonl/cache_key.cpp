@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "data_file.h"
+#include "cached_store.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/utf8.h"
 

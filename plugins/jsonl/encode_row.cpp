@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "meshwright/error.h"
-#include "roles.h"
+#include "prepare.h"
+#include "row_pieces.h"
 #include "sdk/text/chat/chat_template.h"
-#include "sdk/text/chat/spans.h"
+#include "sdk/text/chat/render.h"
 #include "sdk/text/tokenizer/young.h"
-#include "template_help.h"
 #include "token_store.h"
 
 namespace meshwright::jsonl {

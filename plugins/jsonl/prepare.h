@@ -1,4 +1,4 @@
-// Data files to a store of tokens.
+// What a data set does before training, and says where a row cannot be had.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,21 @@
 #include "cached_store.h"
 #include "encode_row.h"
 #include "meshwright/data/dataset_kind.h"
+#include "row.h"
+#include "sdk/text/chat/chat_template.h"
 #include "token_store.h"
 
 namespace meshwright::jsonl {
+
+// What may be done about a row that a chat template refuses.
+
+// Helps for an error of `chat` (nullptr: it could not be read) over `row`, whose messages `request`
+// has. `message` is that of the error, `table` that of the options.
+std::vector<std::string> template_help(const std::string& message, const chat::ChatTemplate* chat,
+                                       const chat::ChatTemplate::Request& request, const Row& row,
+                                       const std::string& table);
+
+// Data files to a store of tokens.
 
 // The options of a data set, read.
 struct JsonlOptions {

@@ -1,7 +1,7 @@
 // meshwright generate, as a user runs it: the same tokens as transformers and on every layout, text
 // as it comes, and what is refused.
 #include "ran.h"
-#include "sdk/text/tokenizer/bytes.h"
+#include "sdk/text/tokenizer/normalize.h"
 
 namespace {
 

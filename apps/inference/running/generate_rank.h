@@ -1,4 +1,4 @@
-// One rank of `meshwright generate`.
+// One rank of `meshwright generate`, and of `meshwright evaluate`.
 #pragma once
 
 #include "engine/train/preflight/source.h"
@@ -8,6 +8,8 @@ class Ending;
 }
 
 namespace meshwright::generate {
+
+// One rank of `meshwright generate`.
 
 // Joins the ranks, fills the model and writes tokens: rank 0 to standard output as they come, what
 // was done to standard error. Collective. Returns 0; throws Error.

@@ -1,5 +1,4 @@
-// One place that hears of a run while it trains. Everything here may throw: Monitors tells it, and
-// training goes on.
+// Where the rows of metrics.jsonl go beside it.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +12,9 @@
 #include "apps/observe/monitors/numbers.h"
 
 namespace meshwright::monitor {
+
+// One place that hears of a run while it trains. Everything here may throw: Monitors tells it, and
+// training goes on.
 
 class Sink {
  public:

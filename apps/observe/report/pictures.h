@@ -1,5 +1,4 @@
-// What the page draws of a run's plan, trace and experts. All read JSON that a run has written and
-// throw std::exception where it is not what a run writes.
+// The pictures of a report's page.
 #pragma once
 
 #include <boost/json/array.hpp>
@@ -9,6 +8,9 @@
 #include "apps/observe/report/run_record.h"
 
 namespace meshwright::runs {
+
+// What the page draws of a run's plan, trace and experts. All read JSON that a run has written and
+// throw std::exception where it is not what a run writes.
 
 // The mesh, what a rank holds at its fullest moment beside what was measured (0: unknown), which
 // rank of a pipeline has which stages and computes what when, and the traffic of a step.

@@ -1,5 +1,5 @@
 // Packs hold every document once, and are those of the reference.
-#include "plugins/jsonl/packing.h"
+#include "plugins/jsonl/packed_source.h"
 
 #include <doctest/doctest.h>
 

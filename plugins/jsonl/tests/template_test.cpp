@@ -8,7 +8,7 @@
 
 #include "meshwright/error.h"
 #include "plugins/jsonl/encode_row.h"
-#include "plugins/jsonl/roles.h"
+#include "plugins/jsonl/row_pieces.h"
 #include "temporary_folder.h"
 
 namespace template_test {

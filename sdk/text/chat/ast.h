@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "sdk/text/chat/datum.h"
 #include "sdk/text/chat/names.h"
+#include "sdk/text/chat/value.h"
 
 namespace meshwright::chat::ast {
 

@@ -1,4 +1,4 @@
-#include "sdk/text/chat/lexer.h"
+#include "sdk/text/chat/parser.h"
 
 #include <algorithm>
 #include <array>

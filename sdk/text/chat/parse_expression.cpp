@@ -2,7 +2,6 @@
 #include <charconv>
 
 #include "sdk/base/plain_text.h"
-#include "sdk/text/chat/parse_state.h"
 #include "sdk/text/chat/parser.h"
 
 namespace meshwright::chat {

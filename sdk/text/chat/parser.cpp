@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "sdk/text/chat/parse_state.h"
-
 namespace meshwright::chat {
 
 using ast::Body;

@@ -14,7 +14,7 @@
 
 #include "sdk/text/chat/ast.h"
 #include "sdk/text/chat/chat_template.h"
-#include "sdk/text/chat/datum.h"
+#include "sdk/text/chat/value.h"
 
 namespace meshwright::chat {
 

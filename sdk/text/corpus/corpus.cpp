@@ -12,8 +12,8 @@
 #include "sdk/base/beside.h"
 #include "sdk/base/files/mapped_file.h"
 #include "sdk/base/files/strict_json.h"
-#include "sdk/text/tokenizer/bytes.h"
 #include "sdk/text/tokenizer/divide.h"
+#include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/young.h"
 
 namespace meshwright::tokenizer {

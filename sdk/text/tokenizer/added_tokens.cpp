@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "sdk/text/tokenizer/bytes.h"
+#include "sdk/text/tokenizer/normalize.h"
 
 namespace meshwright::tokenizer {
 

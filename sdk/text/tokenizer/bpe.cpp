@@ -4,7 +4,7 @@
 #include <bit>
 #include <queue>
 
-#include "sdk/text/tokenizer/bytes.h"
+#include "sdk/text/tokenizer/normalize.h"
 
 namespace meshwright::tokenizer {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "sdk/text/tokenizer/bytes.h"
+#include "sdk/text/tokenizer/normalize.h"
 
 namespace meshwright::tokenizer {
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <set>
 
-#include "sdk/text/tokenizer/bytes.h"
+#include "sdk/text/tokenizer/normalize.h"
 
 namespace meshwright::tokenizer {
 

@@ -7,7 +7,6 @@
 #include "meshwright/error.h"
 #include "sdk/base/files/mapped_file.h"
 #include "sdk/base/files/strict_json.h"
-#include "sdk/text/tokenizer/bytes.h"
 #include "sdk/text/tokenizer/divide.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/parts.h"

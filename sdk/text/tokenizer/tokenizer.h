@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sdk/text/tokenizer/bytes.h"
+#include "sdk/text/tokenizer/normalize.h"
 
 namespace meshwright::tokenizer {
 

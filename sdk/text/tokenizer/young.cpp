@@ -9,8 +9,7 @@
 #include <optional>
 
 #include "sdk/base/words.h"
-#include "sdk/text/tokenizer/ages.h"
-#include "sdk/text/tokenizer/bytes.h"
+#include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/pattern.h"
 
 namespace meshwright::tokenizer {

@@ -9,7 +9,7 @@
 
 #include "cases.h"
 #include "meshwright/error.h"
-#include "sdk/text/chat/spans.h"
+#include "sdk/text/chat/render.h"
 
 namespace golden_test {
 

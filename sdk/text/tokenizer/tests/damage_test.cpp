@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "meshwright/error.h"
-#include "sdk/text/tokenizer/bytes.h"
+#include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/tokenizer.h"
 
 namespace damage_test {

@@ -9,7 +9,6 @@
 
 #include "made.h"
 #include "meshwright/error.h"
-#include "sdk/text/tokenizer/bytes.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/pattern.h"
 #include "sdk/text/tokenizer/young.h"

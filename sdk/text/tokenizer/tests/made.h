@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "sdk/text/tokenizer/bytes.h"
+#include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/tokenizer.h"
 
 namespace meshwright::tokenizer::made {

@@ -4,7 +4,6 @@
 #include <utf8proc.h>
 
 #include "meshwright/error.h"
-#include "sdk/text/tokenizer/bytes.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/tests/made.h"
 
