@@ -35,7 +35,7 @@ losses() { sed -n 's/.*"loss": \([0-9.e+-]*\), "grad_norm": \([0-9.e+-]*\),.*/\1
 tried() {
   local name=$1 job="$work/source/$2/job.toml"; shift 2
   local settings=(--set "plugins.load=[\"$work/build/libmeshwright_$name.so\"]" --set "model.config=$(dirname "$job")/model.json" "$@")
-  quietly "$meshwright" plan "$job" "${settings[@]}" --world-size 8
+  quietly "$meshwright" plan "$job" "${settings[@]}" --world-size 4
   train() { quietly "$meshwright" train "$job" "${settings[@]}" --nproc 2 --set run.name="$1" --set step_scheduler.max_steps="$2"; }
   train "$name" 4
   train "${name}_twice" 2

@@ -54,7 +54,22 @@ std::function<Model(Model, Job&)> wrapped() {
       [](Model inner, Job& job) -> Model { return std::make_unique<Kind>(std::move(inner), job); };
 }
 
-struct Forgets : mutants_test::Wrapped {  // what it owes is in no checkpoint
+struct Forgets : mutants_test::Wrapped {  // to go on with the residual that was loaded
+  using Wrapped::Wrapped;
+  void end_step() override {
+    Wrapped::end_step();
+    copies_.clear();
+  }
+  std::vector<StateTensor> state_tensors() const override {
+    std::vector<StateTensor> out = Wrapped::state_tensors();
+    if (copies_.empty())
+      for (const StateTensor& kept : out) copies_.push_back(kept.local.clone());
+    for (size_t i = 0; i < out.size(); ++i) out[i].local = copies_[i];
+    return out;
+  }
+  mutable std::vector<at::Tensor> copies_;
+};
+struct Omits : mutants_test::Wrapped {  // what it owes from checkpoints
   using Wrapped::Wrapped;
   std::vector<StateTensor> state_tensors() const override { return {}; }
 };
@@ -162,9 +177,12 @@ TEST_CASE("what is wrong in a strategy with compressed gradients is found and na
            Row{"the optimizer's work is undone",
                "the loss of step 2 is ",
                {.wrap = wrapped<mutants_test::Undoes>()}},
-           Row{"the residual is left out of checkpoints",
+           Row{"what a checkpoint says of the residual is not used",
                ": its gradients follow from something that state_tensors() lacks",
                {.wrap = wrapped<Forgets>()}},
+           Row{"the residual is in no checkpoint",
+               "bytes of the optimizer's state",
+               {.wrap = wrapped<Omits>()}},
            Row{"the residual is said to be equal",
                "saves of replicas that differ: rank 1 holds ",
                {.wrap = wrapped<SaysEqual>()}},

@@ -62,7 +62,8 @@ class EfSign : public ShardedStrategy {
  public:
   // Without dp_replicate_size each data-parallel rank is a replica.
   MeshPlan plan_mesh(const MeshRequest& request) const override {
-    constexpr std::array<std::string_view, 2> kRefused = {"ep", "pp"};
+    // Under tp a norm lies whole on ranks whose other parts, and so their scales, differ.
+    constexpr std::array<std::string_view, 3> kRefused = {"ep", "pp", "tp"};
     refuse_sizes(request, "ef_sign", kRefused);
     MeshRequest copies = request;
     int64_t& replicas = copies.config.sizes().dp_replicate;
@@ -76,7 +77,10 @@ class EfSign : public ShardedStrategy {
     for (const UnitCost& unit : footprint_of(request, plan).units) trained += unit.updated;
     const int64_t replicas = request.mesh.device_mesh->size("dp_replicate");
     OwnCost& cost = plan.own_cost.emplace();
-    cost.bytes.optimizer = trained * dtype_size(request.workload.storage);
+    const int64_t element = dtype_size(request.workload.storage);
+    cost.bytes.optimizer = trained * element;
+    // Signs as numbers and what they are multiplied to, and as bytes those of all replicas.
+    cost.bytes.transient = trained * (2 * element + 1 + replicas);
     for (const int64_t bytes : {trained, int64_t{4}})  // signs, and the scale
       cost.schedule.push_back({.phase = Communication::Phase::reduction,
                                .axis = "dp_replicate",
