@@ -15,7 +15,7 @@
 #include "engine/models/running/initialize.h"
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/replicated_model.h"
-#include "sdk/comm/transport.h"
+#include "sdk/base/transport.h"
 
 using namespace meshwright;
 

@@ -4,7 +4,8 @@
 #   tools/abi.sh BUILD_DIR          compares the libraries there with the record; new symbols pass
 #   tools/abi.sh BUILD_DIR renew    writes the record: after the epoch was bumped, and at a release, for what was added
 #   tools/abi.sh BUILD_DIR freeze VERSION
-#                                   promises the interface as it is: tests/abi/VERSION.tar.xz, headers and four plugins (tests/abi/abi.sh)
+#                                   promises the interface as it is: tests/abi/VERSION.tar.xz, headers and four plugins (tests/abi/abi.sh).
+#                                   A candidate (1.0rc) may be made anew until its release.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$1
@@ -15,7 +16,7 @@ trap 'rm -rf "$now"' EXIT
 
 if [ "${2:-}" = freeze ]; then
   archive=$root/tests/abi/$3.tar.xz
-  [ ! -e "$archive" ] || { echo "$archive is a promise that was given: freeze another version" >&2; exit 1; }
+  [[ $3 == *rc || ! -e "$archive" ]] || { echo "$archive is a promise that was given: freeze another version" >&2; exit 1; }
   frozen=$(mktemp -d)
   trap 'rm -rf "$frozen"' EXIT
   cp -r "$root/sdk/include" "$frozen/include"
@@ -49,8 +50,7 @@ for library in sdk runtime engine c; do
   abidiff --no-added-syms "$record/$library.abi" "$now/$library.abi" >"$now/changes" || {
     cat "$now/changes" >&2
     [ $library != c ] || { echo "libmeshwright_c.so lost symbols: none goes within its soname, whatever the epoch" >&2; exit 1; }
-    echo "libmeshwright_$library.so lost symbols that plugins of epoch $epoch may use. Keep them; or bump MESHWRIGHT_CXX_EPOCH in abi.h, renew" \
-      "sdk/abi.lock, run tools/abi.sh build renew and commit both: then plugins of before are refused (E0405)." >&2
+    echo "libmeshwright_$library.so lost symbols that plugins of epoch $epoch may use. Keep them: the interface is frozen (docs/plugins.md, Releases)." >&2
     exit 1
   }
 done

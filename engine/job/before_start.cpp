@@ -15,8 +15,6 @@
 
 namespace meshwright::plan {
 
-namespace {}  // namespace
-
 void warn_of_schedule(const Job& job, JobPlan& plan) {
   const Options &optimizer = job.config.table("optimizer"),
                 &schedule = job.config.table("lr_scheduler");

@@ -141,11 +141,13 @@ StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& fi
     info.schema.table = "distributed." + std::string(raw.options_table);
   if (raw.tp_plan_count > kMaxOptions || (raw.tp_plan_count > 0 && raw.tp_plans == nullptr))
     throw bad(file, "the tensor-parallel plans of strategy " + info.name + " point nowhere");
-  for (size_t i = 0; i < raw.tp_plan_count; ++i)
-    if (const meshwright_tp_plan& plan = raw.tp_plans[i];
-        plan.struct_size != sizeof plan || !is_name(plan.name) || plan.make == nullptr)
+  for (size_t i = 0; i < raw.tp_plan_count; ++i) {
+    const meshwright_tp_plan& plan = element(raw.tp_plans, i);
+    if (!is_struct_size<meshwright_tp_plan>(plan.struct_size) || !is_name(plan.name) ||
+        plan.make == nullptr)
       throw bad(file, "a tensor-parallel plan of strategy " + info.name +
-                          " has no proper name, no function or another size");
+                          " has no proper name, no function or too few bytes");
+  }
   return info;
 }
 

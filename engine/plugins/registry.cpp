@@ -12,11 +12,11 @@
 
 #include "engine/plugins/verify_library.h"
 #include "sdk/base/build_facts.h"
+#include "sdk/base/checks.h"
 #include "sdk/base/host_facts.h"
 #include "sdk/base/plugin_guard.h"
 #include "sdk/base/used_up.h"
 #include "sdk/base/words.h"
-#include "sdk/planning/tp_tables.h"
 
 namespace meshwright::loader {
 namespace {
@@ -354,8 +354,9 @@ const LoadedPlugin& Registry::load(const fs::path& file, const std::string& plac
 LoadedStrategy Registry::create(const LoadedPlugin& plugin, const StrategyInfo& info) {
   std::shared_ptr<Strategy>& known = impl_->made[&info];
   if (known == nullptr) {
-    known = make<Strategy>(plugin, *info.strategy, "strategy");
+    std::shared_ptr<Strategy> made = make<Strategy>(plugin, *info.strategy, "strategy");
     tp::register_plans(*info.strategy);
+    known = std::move(made);  // one whose plans are refused is refused each time
   }
   return {&plugin, &info, known};
 }

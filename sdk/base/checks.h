@@ -27,4 +27,15 @@ const T& element(const T* array, size_t i) {
 // Error(plugin_bad_descriptor).
 MESHWRIGHT_API void check_schema(const OptionSchema& schema);
 
+// Tensor-parallel plans by name.
+namespace tp {
+
+// The plans that a strategy brings, for the rest of the process; again the same ones do nothing.
+// Throws Error(conflict) for a name that another plan has. Thread-safe.
+MESHWRIGHT_API void register_plans(const meshwright_strategy& strategy);
+// Those and the built-in ones, sorted. Thread-safe.
+MESHWRIGHT_API std::vector<std::string> plan_names();
+
+}  // namespace tp
+
 }  // namespace meshwright

@@ -340,7 +340,8 @@ Options& Options::operator=(const Options& other) {
   return *this;
 }
 Options& Options::operator=(Options&& other) noexcept {
-  std::swap(table_, other.table_);
+  Options moved(std::move(other));
+  std::swap(table_, moved.table_);
   return *this;
 }
 Options::~Options() = default;

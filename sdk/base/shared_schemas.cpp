@@ -310,7 +310,8 @@ StrategyConfig& StrategyConfig::operator=(const StrategyConfig& other) {
   return *this;
 }
 StrategyConfig& StrategyConfig::operator=(StrategyConfig&& other) noexcept {
-  std::swap(values_, other.values_);
+  StrategyConfig moved(std::move(other));
+  std::swap(values_, moved.values_);
   return *this;
 }
 StrategyConfig::~StrategyConfig() = default;

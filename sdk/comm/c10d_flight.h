@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "sdk/comm/transport.h"
+#include "sdk/base/transport.h"
 
 namespace meshwright::detail {
 

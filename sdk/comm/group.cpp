@@ -12,8 +12,8 @@
 #include "hosts.h"
 #include "meshwright/error.h"
 #include "sdk/base/read_by_host.h"
+#include "sdk/base/transport.h"
 #include "sdk/base/used_up.h"
-#include "sdk/comm/transport.h"
 #include "shared_memory.h"
 
 namespace meshwright {

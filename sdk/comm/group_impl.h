@@ -12,7 +12,7 @@
 #include "meshwright/parallel/testing.h"
 #include "sdk/base/collective_log.h"
 #include "sdk/base/device_waits.h"
-#include "transport.h"
+#include "sdk/base/transport.h"
 #include "watchdog.h"
 
 namespace meshwright {

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "hosts.h"
-#include "sdk/comm/transport.h"
+#include "sdk/base/transport.h"
 #include "shared_memory_ring.h"
 
 namespace meshwright::detail {

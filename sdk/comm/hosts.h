@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "meshwright/export.h"
-#include "sdk/comm/transport.h"
+#include "sdk/base/transport.h"
 #include "watchdog.h"
 
 namespace meshwright::detail {

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "sdk/comm/transport.h"
+#include "sdk/base/transport.h"
 
 namespace meshwright::detail {
 

@@ -10,7 +10,7 @@
 
 #include "meshwright/parallel/group.h"
 #include "sdk/base/mailboxes.h"
-#include "sdk/comm/transport.h"
+#include "sdk/base/transport.h"
 
 namespace meshwright::detail {
 

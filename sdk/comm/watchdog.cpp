@@ -14,10 +14,10 @@
 #include "c10d_flight.h"
 #include "meshwright/export.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/transport.h"
 #include "sdk/base/used_up.h"
 #include "sdk/base/wait.h"
 #include "sdk/base/words.h"
-#include "sdk/comm/transport.h"
 
 namespace meshwright::detail {
 

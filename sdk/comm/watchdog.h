@@ -20,7 +20,7 @@
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "sdk/base/collective_log.h"
-#include "sdk/comm/transport.h"
+#include "sdk/base/transport.h"
 
 namespace meshwright::detail {
 

@@ -237,14 +237,24 @@ Error size_error(const MeshRequest& request, ErrorCode code, std::string message
   return error;
 }
 
-std::string set_size(const std::string& name, int64_t value) {
-  return "set distributed." + name + "_size = " + to_string(value);
+// Up to `most` divisors of `value`, the ones nearest to `wanted` first.
+std::vector<int64_t> divisors_near(int64_t value, int64_t wanted, size_t most) {
+  std::vector<int64_t> all;
+  for (int64_t d = 1; d <= value / d; ++d)
+    if (value % d == 0) {
+      all.push_back(d);
+      if (d != value / d) all.push_back(value / d);
+    }
+  std::sort(all.begin(), all.end(), [&](int64_t a, int64_t b) {
+    int64_t da = std::abs(a - wanted), db = std::abs(b - wanted);
+    return da != db ? da < db : a < b;
+  });
+  if (all.size() > most) all.resize(most);
+  return all;
 }
 
-// The three divisors of `of` that are nearest to what the job has.
-void add_nearest(Error& error, const std::string& name, int64_t of, int64_t wanted) {
-  const std::vector<int64_t> all = text::divisors_near(of, wanted);
-  for (size_t i = 0; i < std::min<size_t>(all.size(), 3); ++i) error.help(set_size(name, all[i]));
+std::string set_size(const std::string& name, int64_t value) {
+  return "set distributed." + name + "_size = " + to_string(value);
 }
 
 // Ranks to be laid out: the explicit list, or the world.
@@ -303,7 +313,8 @@ int64_t resolve_dp_size(const MeshRequest& request) {
                                  " = " + to_string(model),
                              wrong.name);
     if (alone != by_size.end())
-      add_nearest(error, wrong.name, world / rest_of(wrong), wrong.size);
+      for (int64_t d : divisors_near(world / rest_of(wrong), wrong.size, 3))
+        error.help(set_size(wrong.name, d));
     else
       error.help(
           "set distributed.tp_size = 1, distributed.cp_size = 1 and distributed.pp_size = 1");
@@ -359,7 +370,7 @@ MeshPlan plan_sharded_mesh(const MeshRequest& request, bool alone) {
   int64_t dp = resolve_dp_size(request), rep = std::max<int64_t>(1, s.dp_replicate);
   auto replicate_help = [&](Error error) {
     size_t given = 0;
-    for (int64_t d : text::divisors_near(dp, rep))
+    for (int64_t d : divisors_near(dp, rep, 8))
       if ((d < dp || d == 1 || alone) && given++ < 3) error.help(set_size("dp_replicate", d));
     return error;
   };
@@ -381,7 +392,7 @@ MeshPlan plan_sharded_mesh(const MeshRequest& request, bool alone) {
                    "dp " + to_string(dp) + " * cp " + to_string(s.cp) + " * tp " + to_string(s.tp) +
                        " = " + to_string(stage) + " is not a multiple of ep " + to_string(s.ep),
                    "ep");
-    add_nearest(error, "ep", stage, s.ep);
+    for (int64_t d : divisors_near(stage, s.ep, 3)) error.help(set_size("ep", d));
     throw error;
   }
 

@@ -3,12 +3,12 @@
 #include <functional>
 #include <map>
 #include <mutex>
-#include <span>
 #include <string_view>
 #include <unordered_map>
 
 #include "footprint_parts.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/checks.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/text.h"
 #include "tp_errors.h"
@@ -256,13 +256,16 @@ bool has_sequence(const std::vector<TpEntry>& entries) {
 void tp::register_plans(const meshwright_strategy& strategy) {
   NamedPlans& known = named_plans();
   std::lock_guard lock(known.mutex);
-  for (const meshwright_tp_plan& plan : std::span(strategy.tp_plans, strategy.tp_plan_count)) {
-    const auto [it, added] = known.makers.emplace(plan.name, plan.make);
-    if (built_in_plans().contains(plan.name) || (!added && it->second != plan.make))
+  std::map<std::string, decltype(meshwright_tp_plan::make)> all = known.makers;
+  for (size_t i = 0; i < strategy.tp_plan_count; ++i) {
+    const meshwright_tp_plan& plan = element(strategy.tp_plans, i);
+    const auto [it, added] = all.emplace(plan.name, plan.make);
+    if (built_in_plans().contains(plan.name) || it->second != plan.make)
       throw Error(ErrorCode::conflict, "a tensor-parallel plan named \"" + std::string(plan.name) +
                                            "\" is already registered")
           .help("give the strategy's plan another name in its description (.tp_plans)");
   }
+  known.makers = std::move(all);
 }
 
 std::vector<std::string> tp::plan_names() {

@@ -1,23 +1,13 @@
-// Tensor-parallel plans by name, and what stands whole in a block whose projections a plan cuts.
-// Not public.
+// What stands whole in a block whose projections a plan cuts. Not public.
 #pragma once
 
 #include <set>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "footprint_parts.h"
-#include "meshwright/plugin.h"
 #include "meshwright/tp_plan.h"
 
 namespace meshwright::tp {
-
-// The plans that a strategy brings, for the rest of the process; again the same ones do nothing.
-// Throws Error(conflict) for a name that another plan has. Thread-safe.
-MESHWRIGHT_API void register_plans(const meshwright_strategy& strategy);
-// Those and the built-in ones, sorted. Thread-safe.
-MESHWRIGHT_API std::vector<std::string> plan_names();
 
 // The modules of layers in which columns leave what they give cut: heads, or a part of an MLP.
 class CutBlocks {

@@ -3,7 +3,8 @@
 #
 # tests/abi/VERSION.tar.xz holds the public headers as they were at the freeze and four plugins: a policy, a ParallelModel of its own, a model
 # family and a kind of data set. They are built against those headers, judged, and plan, train, save and go on. A change that such a plugin does not
-# survive fails here. There is no way to renew an archive: what it holds was promised.
+# survive fails here. What an archive holds was promised and is never
+# renewed, but for a candidate before its release.
 set -euo pipefail
 build=$1 source=$2 generator=$3 version=$4
 work=$build/abi_test/$version

@@ -40,8 +40,8 @@
 #include "meshwright/nn/moe.h"
 #include "meshwright/trainer.h"
 #include "ranks.h"
+#include "sdk/base/transport.h"
 #include "sdk/comm/tests/sampled.h"
-#include "sdk/comm/transport.h"
 
 // How often the host waited for a device: this program's functions come before the fake's.
 static std::atomic<int64_t> host_waits = 0;

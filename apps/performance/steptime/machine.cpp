@@ -185,8 +185,6 @@ using config::Value;
 // 4.8e+12 as in the file, short.
 std::string shown(double value) { return config::to_toml(config::number_value(value)); }
 
-// Of what was divided: 0.295.
-
 class File {
  public:
   explicit File(std::string path) : path_(std::move(path)) {}
@@ -548,8 +546,6 @@ Machine find_machine(const std::string& name, const std::string& folder) {
 namespace {
 
 std::string quoted(const std::string& text) { return config::to_toml(config::Value(text)); }
-
-// Four digits: no measurement has more.
 
 const char* heading(std::string_view table) {
   if (table == "device") return "[device]  # bytes, bytes a second";

@@ -20,8 +20,8 @@
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/rendezvous/told.h"
 #include "meshwright/error.h"
+#include "sdk/base/transport.h"
 #include "sdk/base/wait.h"
-#include "sdk/comm/transport.h"
 
 namespace meshwright::rendezvous {
 

@@ -39,8 +39,8 @@
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
 #include "sdk/base/trace_span.h"
+#include "sdk/base/transport.h"
 #include "sdk/base/words.h"
-#include "sdk/comm/transport.h"
 
 namespace meshwright {
 

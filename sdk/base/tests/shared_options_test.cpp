@@ -219,4 +219,7 @@ TEST_CASE("a copy of options or of a configuration is its own, and what was move
   CHECK(config.sizes().tp == 4);
   const StrategyConfig third = std::move(config);
   CHECK(third.sizes().tp == 4);
+  one = std::move(taken);
+  CHECK(kOwn.read(one).count == 9);
+  CHECK(taken.schema().options.empty());  // NOLINT(bugprone-use-after-move): what is promised
 }

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "sdk/base/transport.h"
 #include "sdk/comm/group_impl.h"
-#include "sdk/comm/transport.h"
 
 namespace meshwright::testing {
 

@@ -22,11 +22,11 @@
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/testing.h"
 #include "pretended_hosts.h"
+#include "sdk/base/transport.h"
 #include "sdk/comm/group_impl.h"
 #include "sdk/comm/host_lane.h"
 #include "sdk/comm/hosts.h"
 #include "sdk/comm/shared_memory.h"
-#include "sdk/comm/transport.h"
 
 namespace hosts_test {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "meshwright/parallel/group.h"
-#include "sdk/comm/transport.h"
+#include "sdk/base/transport.h"
 
 namespace link_parts_test {
 

@@ -14,9 +14,9 @@
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/base/transport.h"
 #include "sdk/comm/parts.h"
 #include "sdk/comm/shared_memory.h"
-#include "sdk/comm/transport.h"
 #include "shared_memory_switch.h"
 
 namespace transport_test {

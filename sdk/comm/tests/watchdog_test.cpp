@@ -11,7 +11,7 @@
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "sdk/base/read_by_host.h"
-#include "sdk/comm/transport.h"
+#include "sdk/base/transport.h"
 #include "sdk/comm/watchdog.h"
 
 namespace watchdog_test {

@@ -4,10 +4,10 @@
 #include <set>
 
 #include "meshwright/tp_plan.h"
+#include "sdk/base/checks.h"
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/outlines.h"
 #include "sdk/kit/conformance/probe.h"
-#include "sdk/planning/tp_tables.h"
 
 namespace meshwright::conformance {
 namespace {

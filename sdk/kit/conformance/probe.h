@@ -14,7 +14,6 @@
 #include "sdk/base/checks.h"
 #include "sdk/base/conformance.h"
 #include "sdk/base/words.h"
-#include "sdk/planning/tp_tables.h"
 
 namespace meshwright::conformance {
 

@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "meshwright/error.h"
-#include "sdk/comm/transport.h"
+#include "sdk/base/transport.h"
 
 namespace meshwright {
 namespace {

@@ -5,8 +5,8 @@
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/base/live_request.h"
 #include "sdk/base/shared_schemas.h"
-#include "sdk/parallel/live_request.h"
 #include "tiny_model.h"
 
 #include <ATen/ops/empty.h>

@@ -23,9 +23,9 @@
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/testing.h"
 #include "meshwright/unit_rules.h"
+#include "sdk/base/live_request.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/comm/tests/sampled.h"
-#include "sdk/parallel/live_request.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>

@@ -3,6 +3,7 @@
 // Long because it holds every row of the published plans.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <span>
@@ -12,9 +13,9 @@
 #include "llama_outline.h"
 #include "meshwright/plugin_main.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/checks.h"
 #include "sdk/planning/footprint_parts.h"
 #include "sdk/planning/tp_errors.h"
-#include "sdk/planning/tp_tables.h"
 
 namespace tp_plan_test {
 
@@ -363,6 +364,11 @@ TEST_CASE("the plan is chosen in the order of semantics 2.1") {
   bring(kPlans);
   for (std::span<const meshwright_tp_plan> taken : {std::span(kOthers), std::span(kBuiltIn)})
     CHECK(error_of([&] { bring(taken); }).code() == ErrorCode::conflict);
+  // Of a strategy that is refused nothing stays.
+  constexpr std::array kHalf = {named_tp_plan<head_alone>("test_plan_of_half"), kBuiltIn[0]};
+  CHECK(error_of([&] { bring(kHalf); }).code() == ErrorCode::conflict);
+  CHECK(std::ranges::count(tp::plan_names(), "test_plan_of_half") == 0);
+  CHECK(std::ranges::count(tp::plan_names(), "base") == 1);
   named.choice.name = "test_plan";
   CHECK(select_tp_plan(llama, named).entries.size() == 1);
   named.choice.name = "test_plan_of_nothing";

@@ -62,7 +62,8 @@ class MESHWRIGHT_API OutlineBuilder {
   // `weight` [out, in] and, with a bias, `bias` [out]. Several projections in one: all their rows.
   void linear(const std::string& name, int64_t in, int64_t out, bool bias = false);
   void fused_linear(const std::string& name, int64_t in, const FusedRows& rows, bool bias = false);
-  void embedding(const std::string& name, int64_t rows, int64_t width,  // `weight` [rows, width]
+  // `weight` [rows, width].
+  void embedding(const std::string& name, int64_t rows, int64_t width,
                  const std::string& class_name = "Embedding");
   // `weight` [width] and, with a bias, `bias` [width].
   void norm(const std::string& name, int64_t width, const std::string& class_name,

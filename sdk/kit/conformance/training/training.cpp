@@ -118,8 +118,8 @@ class Kit {
       if (findings_.count < 6) train(layout);
     if (!looked_at_.empty()) try_options();
     for (size_t i = 0; i < saves_.size() && findings_.count == 0; ++i) {
-      resume(*saves_[i].layout, saves_[(i + saves_.size() - 1) % saves_.size()]);
-      if (!saves_[i].ends.empty() && findings_.count == 0)
+      resume(*saves_[i].layout, save_for(i));
+      if (saves_[i].approximate() && findings_.count == 0)
         resume(*saves_[i].layout, saves_[i], saves_[i].ends);
     }
     if (looked_at_.empty())
@@ -144,7 +144,18 @@ class Kit {
     const Layout* layout;
     TrainingState state;
     SavedParts ends;  // after the last step; only where gradients are approximate
+    bool approximate() const { return !ends.empty(); }
   };
+
+  // The save of the layout before, which that of saves_[i] goes on from. One whose gradients are
+  // exact is held to the plain loop, where approximate ones did not leave the parameters.
+  const Save& save_for(size_t i) const {
+    size_t from = i;
+    do {
+      from = (from + saves_.size() - 1) % saves_.size();
+    } while (saves_[from].approximate() && !saves_[i].approximate());
+    return saves_[from];
+  }
 
   void train(const Layout& layout) {
     const std::string size = layout.size != nullptr ? layout.size : "";

@@ -31,9 +31,10 @@ class Compressed : public ForwardingModel {
     for (size_t i = 0; i < residuals_.size(); ++i) {
       const at::Tensor gradient = update_groups()[i].grads;
       residuals_[i].add_(gradient);
-      const at::Tensor sign = residuals_[i].sign(), scale = residuals_[i].abs().mean();
-      const at::Tensor signs = gather(sign.to(at::kChar)), scales = gather(scale.view({1}));
-      residuals_[i].sub_(sign.mul_(scale));
+      const at::Tensor sign = residuals_[i].sign().to(at::kChar),
+                       scale = residuals_[i].abs().mean();
+      const at::Tensor signs = gather(sign), scales = gather(scale.view({1}));
+      residuals_[i].sub_(sign * scale);
       gradient.zero_();
       for (int64_t r = 0; r < replicas_->size(); ++r)
         gradient.add_(signs[r] * scales[r], 1.0 / static_cast<double>(replicas_->size()));
@@ -79,8 +80,8 @@ class EfSign : public ShardedStrategy {
     OwnCost& cost = plan.own_cost.emplace();
     const int64_t element = dtype_size(request.workload.storage);
     cost.bytes.optimizer = trained * element;
-    // Signs as numbers and what they are multiplied to, and as bytes those of all replicas.
-    cost.bytes.transient = trained * (2 * element + 1 + replicas);
+    // One product at a time, and signs as bytes: this rank's and those of all replicas.
+    cost.bytes.transient = trained * (element + 1 + replicas);
     for (const int64_t bytes : {trained, int64_t{4}})  // signs, and the scale
       cost.schedule.push_back({.phase = Communication::Phase::reduction,
                                .axis = "dp_replicate",

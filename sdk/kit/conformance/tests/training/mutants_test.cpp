@@ -15,8 +15,8 @@
 #include "mutants.h"
 #include "mutants_beside.h"
 #include "sdk/base/conformance.h"
+#include "sdk/base/live_request.h"
 #include "sdk/base/shared_schemas.h"
-#include "sdk/parallel/live_request.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>

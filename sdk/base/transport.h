@@ -1,6 +1,6 @@
-// What carries the messages of a group: LibTorch's gloo and NCCL, shared memory between the ranks
-// of a host, or one of your own. A group counts, traces and watches above it and turns its failures
-// into errors that name rank, group and operation; a transport only moves.
+// What carries the messages of a group: LibTorch's gloo and NCCL, or shared memory between the
+// ranks of a host. A group counts, traces and watches above it and turns its failures into errors
+// that name rank, group and operation; a transport only moves.
 #pragma once
 
 #include <ATen/core/Tensor.h>
