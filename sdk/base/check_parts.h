@@ -4,6 +4,7 @@
 
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "meshwright/parallel/parallel.h"
@@ -16,6 +17,12 @@ namespace meshwright::detail {
 MESHWRIGHT_API void check_parts(const ParallelModel& model, const torch::nn::Module& module,
                                 const ParallelSizes& sizes, const TpPlan& tp,
                                 const std::string& strategy);
+
+// Whether a state can be called so, in checkpoints and their files.
+inline bool is_state_name(std::string_view name) {
+  return !name.empty() &&
+         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string_view::npos;
+}
 
 // The replicas of a checkpoint that has `then` of them whose mean this one begins with; {}: zeros.
 inline std::vector<int64_t> begins_as(const StateReplica& replica, int64_t then) {

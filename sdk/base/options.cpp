@@ -416,13 +416,11 @@ std::vector<std::string> Options::get_strings(std::string_view name) const {
 }
 std::optional<size_t> Options::find_choice(std::string_view name) const {
   if (!is_set(name)) return std::nullopt;
-  const meshwright_option& option = *table_->schema.find(name);
-  const std::string value = get_string(name);
-  const auto choices = text::split(option.choices == nullptr ? "" : option.choices, '|');
-  for (size_t i = 0; i < choices.size(); ++i)
-    if (choices[i] == value || ((option.flags & MESHWRIGHT_IGNORE_CASE) != 0 &&
-                                text::normal(choices[i]) == text::normal(value)))
-      return i;
+  // set() keeps the choice as the option writes it.
+  const char* listed = table_->schema.find(name)->choices;
+  const auto choices = text::split(listed == nullptr ? "" : listed, '|');
+  const auto at = std::find(choices.begin(), choices.end(), get_string(name));
+  if (at != choices.end()) return static_cast<size_t>(at - choices.begin());
   throw Error(ErrorCode::internal, "option " + std::string(name) + " has no choices");
 }
 std::optional<int64_t> Options::find_int(std::string_view name) const {

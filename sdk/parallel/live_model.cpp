@@ -327,10 +327,7 @@ void check_states(const ParallelModel& model, const std::string& strategy) {
                                                         " keeps the state " + t.state + " of " +
                                                         t.name + ", " + what);
     };
-    const bool named =
-        !t.state.empty() &&
-        t.state.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
-    if (!named || is_taken(t.state))
+    if (!is_state_name(t.state) || is_taken(t.state))
       throw bad("but a state's name is of a-z, 0-9 and _, and not one that the engine uses itself")
           .help("give StateTensor::state a name like " + strategy + "_momentum");
     if (t.name.empty() || !names.emplace(t.state, t.name).second)

@@ -7,6 +7,7 @@
 #include "meshwright/mesh_plan.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/text.h"
+#include "sdk/base/words.h"
 
 namespace meshwright {
 
@@ -237,14 +238,9 @@ Error size_error(const MeshRequest& request, ErrorCode code, std::string message
   return error;
 }
 
-// Up to `most` divisors of `value`, the ones nearest to `wanted` first.
-std::vector<int64_t> divisors_near(int64_t value, int64_t wanted, size_t most) {
-  std::vector<int64_t> all;
-  for (int64_t d = 1; d <= value / d; ++d)
-    if (value % d == 0) {
-      all.push_back(d);
-      if (d != value / d) all.push_back(value / d);
-    }
+// Up to `most` divisors of `value`, the ones nearest to `wanted` first, by their distance.
+std::vector<int64_t> nearest_divisors(int64_t value, int64_t wanted, size_t most) {
+  std::vector<int64_t> all = text::divisors_near(value, wanted);
   std::sort(all.begin(), all.end(), [&](int64_t a, int64_t b) {
     int64_t da = std::abs(a - wanted), db = std::abs(b - wanted);
     return da != db ? da < db : a < b;
@@ -313,7 +309,7 @@ int64_t resolve_dp_size(const MeshRequest& request) {
                                  " = " + to_string(model),
                              wrong.name);
     if (alone != by_size.end())
-      for (int64_t d : divisors_near(world / rest_of(wrong), wrong.size, 3))
+      for (int64_t d : nearest_divisors(world / rest_of(wrong), wrong.size, 3))
         error.help(set_size(wrong.name, d));
     else
       error.help(
@@ -370,7 +366,7 @@ MeshPlan plan_sharded_mesh(const MeshRequest& request, bool alone) {
   int64_t dp = resolve_dp_size(request), rep = std::max<int64_t>(1, s.dp_replicate);
   auto replicate_help = [&](Error error) {
     size_t given = 0;
-    for (int64_t d : divisors_near(dp, rep, 8))
+    for (int64_t d : nearest_divisors(dp, rep, 8))
       if ((d < dp || d == 1 || alone) && given++ < 3) error.help(set_size("dp_replicate", d));
     return error;
   };
@@ -392,7 +388,7 @@ MeshPlan plan_sharded_mesh(const MeshRequest& request, bool alone) {
                    "dp " + to_string(dp) + " * cp " + to_string(s.cp) + " * tp " + to_string(s.tp) +
                        " = " + to_string(stage) + " is not a multiple of ep " + to_string(s.ep),
                    "ep");
-    for (int64_t d : divisors_near(stage, s.ep, 3)) error.help(set_size("ep", d));
+    for (int64_t d : nearest_divisors(stage, s.ep, 3)) error.help(set_size("ep", d));
     throw error;
   }
 

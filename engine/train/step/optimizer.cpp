@@ -23,6 +23,7 @@
 #include "meshwright/error.h"
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/trainer.h"
+#include "sdk/base/check_parts.h"
 
 namespace meshwright::train {
 
@@ -428,17 +429,13 @@ std::unique_ptr<Optimizer> make_own_optimizer(OwnOptimizer own, const Optimizer&
   if (before.steps > 0)
     throw refuse("an optimizer after the run had begun",
                  "call it right after the Trainer is made, before step() and load()");
-  auto fits = [](const std::string& name) {
-    return !name.empty() &&
-           name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
-  };
   if (!own.step) throw refuse("an optimizer without a step", "set OwnOptimizer::step");
-  if (!fits(own.name))
+  if (!detail::is_state_name(own.name))
     throw refuse("an optimizer with the name \"" + own.name + "\"",
                  "set OwnOptimizer::name to one of a-z, 0-9 and _, like \"lion\"");
   std::set<std::string> seen{"buffer", "rng"};
   for (const std::string& state : own.states)
-    if (!fits(state) || !seen.insert(state).second)
+    if (!detail::is_state_name(state) || !seen.insert(state).second)
       throw refuse("the state \"" + state + "\" of the optimizer " + own.name,
                    "give OwnOptimizer::states different names of a-z, 0-9 and _, other than buffer "
                    "and rng");
