@@ -20,7 +20,6 @@
 #include "engine/job/job.h"
 #include "engine/job/plan.h"
 #include "meshwright/abi.h"
-#include "sdk/base/files/clock.h"
 #include "sdk/base/files/durable.h"
 
 namespace meshwright::cli {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "apps/cli/common.h"
-#include "apps/doctor/look.h"
+#include "apps/doctor/finding.h"
 #include "meshwright/abi.h"
 
 namespace meshwright::cli {

@@ -9,7 +9,7 @@
 #include "apps/cli/common.h"
 #include "engine/config/source.h"
 #include "engine/data/dataset.h"
-#include "engine/job/job_data.h"
+#include "engine/job/job.h"
 #include "engine/launch/spawn.h"
 #include "engine/plugins/registry.h"
 #include "sdk/base/conformance.h"

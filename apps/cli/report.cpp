@@ -3,9 +3,8 @@
 #include <set>
 
 #include "apps/cli/verb.h"
-#include "apps/observe/monitors/csv.h"
+#include "apps/observe/monitors/sinks.h"
 #include "apps/observe/report/report.h"
-#include "sdk/base/files/clock.h"
 #include "sdk/base/files/durable.h"
 
 namespace meshwright::cli {

@@ -1,4 +1,4 @@
-#include "apps/doctor/look.h"
+#include "apps/doctor/finding.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "engine/checkpoint/adapters.h"
-#include "engine/job/adapter_folder.h"
 #include "engine/job/adapters.h"
 #include "engine/train/preflight/source.h"
 #include "meshwright/outline.h"

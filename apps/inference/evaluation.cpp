@@ -12,7 +12,6 @@
 #include "engine/config/config.h"
 #include "engine/config/source.h"
 #include "engine/job/job.h"
-#include "engine/job/job_data.h"
 #include "engine/plugins/registry.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"

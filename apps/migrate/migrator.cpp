@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "engine/config/describe.h"
-#include "engine/config/unknown_key.h"
+#include "engine/config/resolve.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 

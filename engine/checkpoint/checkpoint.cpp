@@ -11,7 +11,7 @@
 #include "engine/checkpoint/meta.h"
 #include "engine/checkpoint/weights/read_region.h"
 #include "meshwright/error.h"
-#include "sdk/base/files/mapped_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace meshwright::checkpoint {
 

@@ -9,9 +9,9 @@
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/weights/safetensors.h"
-#include "engine/models/fused_rows.h"
+#include "engine/models/models.h"
 #include "meshwright/error.h"
-#include "sdk/base/files/strict_json.h"
+#include "sdk/base/files/json_codec.h"
 #include "sdk/base/plain_text.h"
 
 namespace meshwright::checkpoint {

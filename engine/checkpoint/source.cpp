@@ -8,7 +8,7 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
-#include "engine/models/fused_rows.h"
+#include "engine/models/models.h"
 #include "meshwright/error.h"
 
 namespace meshwright::checkpoint {

@@ -14,8 +14,8 @@
 #include <type_traits>
 
 #include "sdk/base/beside.h"
+#include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/hash.h"
-#include "sdk/base/files/list_files.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::data {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/data/dataset.h"
-#include "sdk/base/files/mapped_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace meshwright::data {
 

@@ -1,4 +1,4 @@
-#include "engine/job/adapter_folder.h"
+#include "engine/job/adapters.h"
 
 #include <algorithm>
 #include <boost/json/object.hpp>
@@ -12,9 +12,8 @@
 
 #include "engine/checkpoint/weights/model_tensors.h"
 #include "engine/config/config.h"
-#include "engine/job/adapters.h"
 #include "sdk/base/files/foreign_file.h"
-#include "sdk/base/files/strict_json.h"
+#include "sdk/base/files/json_codec.h"
 
 namespace meshwright::plan {
 

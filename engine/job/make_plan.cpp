@@ -5,7 +5,7 @@
 #include "engine/config/cross_checks.h"
 #include "engine/job/adapters.h"
 #include "engine/job/before_start.h"
-#include "engine/job/job_data.h"
+#include "engine/job/job.h"
 #include "engine/job/main_weights.h"
 #include "engine/job/parameter_groups.h"
 #include "engine/job/plan.h"

@@ -1,10 +1,8 @@
-#include "engine/job/pictures.h"
+#include "engine/job/render.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
-
-#include "engine/job/render.h"
 
 namespace meshwright::render {
 

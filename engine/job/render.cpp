@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "engine/job/pictures.h"
 #include "engine/job/plan.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/base/terminal/report.h"

@@ -8,7 +8,7 @@
 
 #include "engine/checkpoint/weights/export.h"
 #include "engine/config/config.h"
-#include "engine/job/adapter_folder.h"
+#include "engine/job/adapters.h"
 #include "engine/models/models.h"
 #include "engine/models/net_config.h"
 #include "sdk/base/shared_schemas.h"

@@ -20,7 +20,7 @@
 #include "engine/launch/output.h"
 #include "engine/launch/spawn.h"
 #include "meshwright/error.h"
-#include "sdk/base/files/clock.h"
+#include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
 
 namespace meshwright::launch {

@@ -1,4 +1,4 @@
-#include "engine/models/decoder.h"
+#include "engine/models/decoder_family.h"
 
 #include <string_view>
 

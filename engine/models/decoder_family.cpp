@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/models/fused_rows.h"
+#include "engine/models/models.h"
 #include "meshwright/error.h"
 
 namespace meshwright::outlines {

@@ -1,4 +1,4 @@
-#include "engine/models/hub_family.h"
+#include "engine/models/decoder_family.h"
 
 #include <algorithm>
 #include <atomic>

@@ -9,10 +9,12 @@
 #include <string_view>
 #include <vector>
 
-#include "sdk/base/files/mapped_file.h"
+#include "sdk/base/files/foreign_file.h"
 #include "token_store.h"
 
 namespace meshwright::jsonl {
+
+// The rows of files, encoded once and kept beside them.
 
 // Files of rows, mapped one behind the other.
 

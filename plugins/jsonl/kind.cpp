@@ -12,7 +12,7 @@
 #include <variant>
 
 #include "packed_source.h"
-#include "sdk/base/files/list_files.h"
+#include "sdk/base/files/foreign_file.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::jsonl {

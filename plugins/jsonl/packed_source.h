@@ -13,6 +13,8 @@
 
 namespace meshwright::jsonl {
 
+// Samples of one length, and the documents that are put together into them.
+
 // Documents put together into samples of one length.
 
 enum class Packing : uint8_t {

@@ -16,6 +16,8 @@
 
 namespace meshwright::jsonl {
 
+// What a data set does before training, and says where a row cannot be had.
+
 // What may be done about a row that a chat template refuses.
 
 // Helps for an error of `chat` (nullptr: it could not be read) over `row`, whose messages `request`

@@ -12,6 +12,8 @@
 
 namespace meshwright::jsonl {
 
+// The messages of a row: whose they are, and which pieces of its text are trained on.
+
 // Roles of messages: an answer is what has the role "assistant", so that one that is mistyped is
 // not learnt.
 

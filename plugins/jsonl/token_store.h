@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "sdk/base/files/mapped_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace meshwright::jsonl {
 

@@ -1,12 +1,9 @@
-// What a process may not have more of: open files, threads, memory. Whoever is refused one tells of
-// what it was about to do with it (a file that cannot be read, a peer that is lost, a library that
-// does not load), with the C library's words for the reason somewhere in its own. The reason is
-// what is to be changed, so it gives the code, the exit status and the help. Not public, and all
-// inline.
+// The error of memory that ended, on the host or on a device.
 #pragma once
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <exception>
@@ -18,9 +15,51 @@
 #include <vector>
 
 #include "meshwright/error.h"
-#include "out_of_memory.h"
 
 namespace meshwright::detail {
+
+inline Error out_of_memory(std::string what = "out of memory") {
+  // LibTorch names a variable of the environment; here it is a key.
+  const size_t advice = what.find(" If reserved but unallocated memory is large");
+  if (advice != std::string::npos) what.erase(advice);
+  Error error(ErrorCode::out_of_memory, what);
+  error
+      .help(
+          "lower step_scheduler.local_batch_size, or pp_microbatch_size of a pipeline: the global "
+          "batch stays, in more micro-batches")
+      .help("set distributed.activation_checkpointing = \"full\"")
+      .help("`plan` says what a rank needs: shard over more ranks, or offload");
+  if (advice != std::string::npos)
+    error.help("set dist_env.expandable_segments = true where much is reserved and unallocated");
+  return error;
+}
+
+// Where the words of LibTorch's exception, of NCCL's in it, or of the dynamic linker say so.
+inline size_t place_of_memory(const std::string& what) {
+  size_t place = std::string::npos;
+  for (const char* words :
+       {"out of memory", "can't allocate memory", "failed to map segment", "bad_alloc"})
+    place = std::min(place, what.find(words));
+  return place;
+}
+inline bool tells_of_memory(const std::string& what) {
+  return place_of_memory(what) != std::string::npos;
+}
+
+// The line of them that does.
+inline std::string line_of_memory(const std::string& what) {
+  const size_t place = place_of_memory(what);
+  if (place == std::string::npos) return what;
+  const size_t before = what.rfind('\n', place),
+               begin = before == std::string::npos ? 0 : before + 1;
+  return what.substr(begin, what.find('\n', place) - begin);
+}
+
+// What a process may not have more of: open files, threads, memory. Whoever is refused one tells of
+// what it was about to do with it (a file that cannot be read, a peer that is lost, a library that
+// does not load), with the C library's words for the reason somewhere in its own. The reason is
+// what is to be changed, so it gives the code, the exit status and the help. Not public, and all
+// inline.
 
 inline std::string limit_text(const char* what, int which, const char* name) {
   rlimit limit{};

@@ -9,7 +9,7 @@
 
 #include "c10d_flight.h"
 #include "group_impl.h"
-#include "hosts.h"
+#include "layered_transport.h"
 #include "meshwright/error.h"
 #include "sdk/base/read_by_host.h"
 #include "sdk/base/transport.h"

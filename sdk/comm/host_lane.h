@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "hosts.h"
+#include "layered_transport.h"
 #include "sdk/base/transport.h"
 #include "shared_memory_ring.h"
 

@@ -16,9 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "linear_product.h"
+#include "linear.h"
 #include "sdk/base/add_low_rank.h"
-#include "shared_input.h"
 #include "weight_gradients.h"
 
 namespace meshwright {

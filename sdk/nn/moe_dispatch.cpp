@@ -22,7 +22,7 @@
 #include "sdk/base/own_kernels.h"
 #include "sdk/base/row_steps.h"
 #include "sdk/base/vectorised.h"
-#include "sdk/nn/linear_product.h"
+#include "sdk/nn/linear.h"
 
 namespace meshwright {
 

@@ -26,7 +26,7 @@
 #include "moe_dispatch.h"
 #include "sdk/base/kernels/grouped_arguments.h"
 #include "sdk/base/own_kernels.h"
-#include "sdk/nn/linear_product.h"
+#include "sdk/nn/linear.h"
 #include "weight_gradients.h"
 
 namespace meshwright::detail {

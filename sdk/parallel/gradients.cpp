@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "clip.h"
+#include "gradients.h"
 #include "meshwright/parallel/parallel.h"
 #include "meshwright/parallel/scalar_type.h"
 #include "sdk/nn/buffers.h"

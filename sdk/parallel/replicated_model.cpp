@@ -13,11 +13,10 @@
 #include <set>
 #include <utility>
 
-#include "clip.h"
+#include "gradients.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/parallel/scalar_type.h"
-#include "place_buffers.h"
 #include "replicas.h"
 #include "sdk/base/mailboxes.h"
 #include "sdk/base/text.h"

@@ -11,10 +11,10 @@
 #include <set>
 #include <utility>
 
+#include "gradients.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/expert_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
-#include "place_buffers.h"
 #include "sdk/comm/shared_memory.h"
 #include "unit.h"
 

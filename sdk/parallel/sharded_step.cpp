@@ -10,7 +10,7 @@
 #include <tuple>
 #include <utility>
 
-#include "clip.h"
+#include "gradients.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/expert_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"

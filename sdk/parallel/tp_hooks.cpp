@@ -18,7 +18,7 @@
 #include "meshwright/error.h"
 #include "meshwright/nn/attention.h"
 #include "sdk/base/trace_span.h"
-#include "sdk/nn/linear_product.h"
+#include "sdk/nn/linear.h"
 
 namespace meshwright::detail {
 

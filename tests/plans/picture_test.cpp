@@ -8,7 +8,6 @@
 #include <fstream>
 #include <iterator>
 
-#include "engine/job/pictures.h"
 #include "engine/job/render.h"
 
 using namespace meshwright;

@@ -19,7 +19,6 @@
 #include <utility>
 
 #include "apps/doctor/finding.h"
-#include "apps/doctor/look.h"
 #include "apps/doctor/report.h"
 #include "apps/doctor/running/measure.h"
 #include "engine/launch/device/device.h"

@@ -1,7 +1,7 @@
 // One rank of `meshwright doctor`.
 #pragma once
 
-#include "apps/doctor/look.h"
+#include "apps/doctor/finding.h"
 #include "engine/launch/rendezvous/error_exchange.h"
 
 namespace meshwright::doctor {

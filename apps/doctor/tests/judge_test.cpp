@@ -6,7 +6,6 @@
 #include <fstream>
 
 #include "apps/doctor/finding.h"
-#include "apps/doctor/look.h"
 
 using namespace meshwright::doctor;
 using meshwright::ErrorCode;

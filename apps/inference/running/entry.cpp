@@ -1,6 +1,5 @@
 #include "engine/train/entry.h"
 #include "apps/inference/generate_here.h"
-#include "apps/inference/running/evaluate_rank.h"
 #include "apps/inference/running/generate_rank.h"
 #include "meshwright/export.h"
 

@@ -1,4 +1,4 @@
-#include "apps/inference/running/evaluate_rank.h"
+#include "apps/inference/running/generate_rank.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -27,7 +27,7 @@
 #include "engine/train/step/model.h"
 #include "engine/train/step/rank_agreement.h"
 #include "meshwright/nn/stage.h"
-#include "sdk/base/files/clock.h"
+#include "sdk/base/files/durable.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/progress.h"
 #include "sdk/base/terminal/report.h"

@@ -1,10 +1,9 @@
-#include "apps/observe/monitors/csv.h"
+#include "apps/observe/monitors/sinks.h"
 
 #include <algorithm>
 #include <charconv>
 #include <functional>
 
-#include "apps/observe/monitors/sinks.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/host/append_file.h"

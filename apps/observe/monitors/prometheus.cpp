@@ -1,4 +1,4 @@
-#include "apps/observe/monitors/prometheus.h"
+#include "apps/observe/monitors/sinks.h"
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -15,7 +15,6 @@
 #include <cstring>
 #include <vector>
 
-#include "apps/observe/monitors/sinks.h"
 #include "meshwright/error.h"
 #include "sdk/base/beside.h"
 #include "sdk/base/files/durable.h"

@@ -1,4 +1,4 @@
-#include "apps/observe/monitors/tensorboard.h"
+#include "apps/observe/monitors/sinks.h"
 
 #include <unistd.h>
 
@@ -13,7 +13,6 @@
 #include <map>
 
 #include "apps/observe/monitors/numbers.h"
-#include "apps/observe/monitors/sinks.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/host_facts.h"
 

@@ -9,7 +9,7 @@
 #include <limits>
 #include <tuple>
 
-#include "apps/observe/report/scale.h"
+#include "apps/observe/report/pictures.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::runs {

@@ -8,7 +8,6 @@
 #include "apps/observe/report/chart.h"
 #include "apps/observe/report/pictures.h"
 #include "apps/observe/report/report.h"
-#include "apps/observe/report/scale.h"
 #include "meshwright/abi.h"
 #include "page_template.h"
 

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "apps/observe/report/scale.h"
-#include "engine/job/pictures.h"
+#include "engine/job/render.h"
 #include "meshwright/mesh.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/base/terminal/report.h"

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "apps/observe/report/chart.h"
-#include "apps/observe/report/scale.h"
+#include "apps/observe/report/pictures.h"
 #include "sdk/base/terminal/progress.h"
 
 namespace meshwright::runs {

@@ -1,4 +1,4 @@
-#include "apps/observe/report/scale.h"
+#include "apps/observe/report/pictures.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "apps/performance/forecast/layouts.h"
-#include "engine/job/helps.h"
+#include "engine/job/before_start.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::forecast {

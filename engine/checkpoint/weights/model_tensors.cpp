@@ -13,7 +13,7 @@
 #include "engine/checkpoint/weights/safetensors.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
-#include "sdk/base/files/strict_json.h"
+#include "sdk/base/files/json_codec.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/terminal/report.h"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "engine/checkpoint/weights/safetensors.h"
-#include "engine/models/fused_rows.h"
+#include "engine/models/models.h"
 
 namespace meshwright::weights {
 

@@ -17,7 +17,7 @@
 
 #include "engine/checkpoint/weights/auxiliary_files.h"
 #include "engine/models/other_format.h"
-#include "sdk/base/files/strict_json.h"
+#include "sdk/base/files/json_codec.h"
 
 namespace meshwright::weights {
 

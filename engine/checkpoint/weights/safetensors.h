@@ -17,7 +17,7 @@
 
 #include "meshwright/dtype.h"
 #include "sdk/base/files/durable.h"
-#include "sdk/base/files/mapped_file.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace meshwright::weights {
 

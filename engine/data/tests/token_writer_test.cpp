@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "engine/data/token_writer.h"
+#include "engine/data/read_ahead.h"
 #include "fixtures.h"
 
 using namespace meshwright;

@@ -1,5 +1,5 @@
 // What is read of a folder that peft wrote, what is taken from it, and what is refused by its key.
-#include "engine/job/adapter_folder.h"
+#include "engine/job/adapters.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

@@ -7,7 +7,7 @@
 
 #include <fstream>
 
-#include "engine/models/hub_family.h"
+#include "engine/models/decoder_family.h"
 #include "engine/models/models.h"
 
 namespace plan = meshwright::plan;

@@ -1,5 +1,5 @@
 // Runs that are counted in epochs: how many steps these are.
-#include "engine/job/job_data.h"
+#include "engine/job/job.h"
 
 #include <doctest/doctest.h>
 

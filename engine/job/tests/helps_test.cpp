@@ -1,5 +1,5 @@
 // Help is tried before it is given.
-#include "engine/job/helps.h"
+#include "engine/job/before_start.h"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // The picture of a pipeline's run, character by character.
-#include "engine/job/pictures.h"
+#include "engine/job/render.h"
 
 #include <doctest/doctest.h>
 

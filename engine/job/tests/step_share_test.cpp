@@ -1,5 +1,5 @@
 // What a step reads of all data.
-#include "engine/job/job_data.h"
+#include "engine/job/job.h"
 
 #include <doctest/doctest.h>
 

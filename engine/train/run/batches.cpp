@@ -11,12 +11,12 @@
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/data/dataset.h"
-#include "engine/job/job_data.h"
+#include "engine/job/job.h"
 #include "engine/job/plan.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/rotary.h"
-#include "sdk/base/files/clock.h"
+#include "sdk/base/files/durable.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::train {

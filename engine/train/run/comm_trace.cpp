@@ -14,7 +14,6 @@
 #include "engine/launch/ranks.h"
 #include "engine/launch/rendezvous/bounded.h"
 #include "engine/launch/supervisor.h"
-#include "sdk/base/files/clock.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/host_facts.h"
 

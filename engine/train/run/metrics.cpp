@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "meshwright/error.h"
-#include "sdk/base/files/clock.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/plain_text.h"

@@ -12,7 +12,7 @@
 #include <system_error>
 
 #include "engine/launch/rank_file.h"
-#include "sdk/base/files/clock.h"
+#include "sdk/base/files/durable.h"
 
 namespace meshwright::train {
 

@@ -10,8 +10,10 @@
 #include "engine/config/cross_checks.h"
 #include "engine/config/describe.h"
 #include "engine/job/plan.h"
+#include "engine/launch/rendezvous/notices.h"
 #include "engine/train/preflight/same_run.h"
 #include "engine/train/run/attached.h"
+#include "engine/train/step/gather.h"
 #include "meshwright/abi.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/host_facts.h"
@@ -193,6 +195,32 @@ void write_records(const Reporter& reporter, const RunOptions& options, const Jo
   reporter.put(config::kResolvedFile, before::resolved_toml(job.impl()));
   reporter.put("plan.json", plan_text(trainer, prediction_error));
   reporter.put("env.json", environment_json(job, trainer));
+}
+
+namespace {
+
+struct Line {
+  std::string text;
+  std::vector<int64_t> ranks;
+};
+
+}  // namespace
+
+std::vector<std::string> lines_of_all_ranks(World& world, const std::vector<std::string>& mine) {
+  std::vector<Line> lines;
+  const std::vector<std::vector<std::string>> told = gather(world, mine);
+  for (size_t rank = 0; rank < told.size(); ++rank)
+    for (const std::string& text : told[rank]) {
+      auto known = std::find_if(lines.begin(), lines.end(),
+                                [&](const Line& line) { return line.text == text; });
+      if (known == lines.end()) known = lines.insert(lines.end(), {text, {}});
+      known->ranks.push_back(static_cast<int64_t>(rank));
+    }
+  std::vector<std::string> out;
+  for (const Line& line : lines)
+    out.push_back(line.ranks[0] == 0 ? line.text
+                                     : rendezvous::named_ranks(line.ranks) + ": " + line.text);
+  return out;
 }
 
 }  // namespace meshwright::train

@@ -18,6 +18,7 @@
 #include "engine/train/run/saver.h"
 #include "engine/train/run/speed.h"
 #include "engine/train/step/logits.h"
+#include "meshwright/parallel/group.h"
 #include "meshwright/trainer.h"
 #include "sdk/base/terminal/report.h"
 
@@ -93,5 +94,11 @@ void write_records(const Reporter& reporter, const RunOptions& options, const Jo
                    Trainer& trainer, const PredictionError& prediction_error);
 // What plan.json says: the plan, what was predicted and, at a run's end, what it took.
 std::string plan_text(Trainer& trainer, const PredictionError& prediction_error);
+
+// What the ranks of a job are told at its start, brought together for the one that speaks.
+
+// Collective. The lines of rank 0, then those that only other ranks have, each with these ranks:
+// "rank 3: ...". A rank of a pipeline knows things of its own stages that rank 0 does not.
+std::vector<std::string> lines_of_all_ranks(World& world, const std::vector<std::string>& mine);
 
 }  // namespace meshwright::train

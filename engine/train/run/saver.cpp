@@ -24,7 +24,6 @@
 #include "engine/train/step/stages.h"
 #include "engine/train/step/step_monitor.h"
 #include "meshwright/error.h"
-#include "sdk/base/files/clock.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/json_codec.h"
 #include "sdk/base/host/quiet_writes.h"

@@ -16,7 +16,7 @@
 #include "engine/train/run/attached.h"
 #include "engine/train/step/gather.h"
 #include "engine/train/step/step_monitor.h"
-#include "sdk/base/files/clock.h"
+#include "sdk/base/files/durable.h"
 #include "sdk/base/host/run_lock.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/report.h"

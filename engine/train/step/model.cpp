@@ -7,7 +7,7 @@
 #include "engine/job/adapters.h"
 #include "engine/job/plan.h"
 #include "engine/launch/device/device.h"
-#include "engine/models/hub_family.h"
+#include "engine/models/decoder_family.h"
 #include "engine/models/running/causal_lm.h"
 #include "meshwright/trainer.h"
 #include "sdk/base/low_rank.h"

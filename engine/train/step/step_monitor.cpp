@@ -10,7 +10,7 @@
 #include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/stages.h"
 #include "sdk/base/device_waits.h"
-#include "sdk/base/files/clock.h"
+#include "sdk/base/files/durable.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/plain_text.h"
 

@@ -13,7 +13,7 @@
 #include <limits>
 
 #include "engine/config/cross_checks.h"
-#include "engine/job/adapter_folder.h"
+#include "engine/job/adapters.h"
 #include "engine/job/main_weights.h"
 #include "engine/job/parameter_groups.h"
 #include "engine/job/plan.h"

@@ -2,6 +2,7 @@
 // Error(output_unwritable) that names the path, what was tried and the errno.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -56,5 +57,19 @@ void append_line(const std::filesystem::path& path, std::string_view line) noexc
 void link_durably(const std::string& target, const std::filesystem::path& link);
 // Removes a file or a tree; what cannot be removed stays. Returns whether nothing is left.
 bool remove_tree(const std::filesystem::path& path) noexcept;
+
+// Time as it is written down and as it is measured.
+
+// "2026-11-22T09:30:00Z".
+std::string utc_now();
+
+// Milliseconds on a clock that nobody sets. For signal handlers too.
+int64_t monotonic_ms();
+
+// Milliseconds since `begin`.
+inline double ms_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
 
 }  // namespace meshwright::base

@@ -1,11 +1,5 @@
-// Structs as JSON and back, by the members that BOOST_DESCRIBE_STRUCT lists, in a .cpp file beside
-// their use: for files of ours, and for what ranks tell each other. Only for .cpp files: it takes
-// long to compile.
-//
-// A key is a member's name; for_ is "for". A member that is an optional may be absent or null, and
-// every other one must be there; a key that no member has is refused. An enum is its number, or its
-// name where BOOST_DESCRIBE_ENUM lists them; a pair is a list of two. JSON has no infinite numbers,
-// so a double may also be a text of its digits: "inf", "nan".
+// Untrusted JSON: bounded, and with one meaning. Numbers with a point are the nearest double, which
+// Boost.JSON's own reader misses by a bit at times.
 #pragma once
 
 #include <boost/describe/class.hpp>
@@ -16,20 +10,46 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <boost/json/value.hpp>
 #include <boost/mp11/algorithm.hpp>
 #include <cmath>
 #include <concepts>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "sdk/base/files/strict_json.h"
-
 namespace meshwright::base {
 
+struct JsonBounds {
+  size_t depth = 8;
+  size_t elements = 4096;  // of an array
+};
+
+struct JsonProblem {
+  int64_t offset = 0;  // in the text
+  std::string what;    // "is not valid JSON: ...", "lists \"a\" twice"
+};
+
+// Every object has at most a million members with keys of at most 4096 bytes, none of them twice.
+// Throws JsonProblem.
+boost::json::value parse_strictly(std::string_view text, const JsonBounds& bounds);
+// What this program has written for another of its processes: of any length, and texts may hold any
+// bytes, as names of files do. Throws JsonProblem.
+boost::json::value parse_own(std::string_view text);
+
 namespace codec {
+
+// Structs as JSON and back, by the members that BOOST_DESCRIBE_STRUCT lists, in a .cpp file beside
+// their use: for files of ours, and for what ranks tell each other. Only for .cpp files: it takes
+// long to compile.
+//
+// A key is a member's name; for_ is "for". A member that is an optional may be absent or null, and
+// every other one must be there; a key that no member has is refused. An enum is its number, or its
+// name where BOOST_DESCRIBE_ENUM lists them; a pair is a list of two. JSON has no infinite numbers,
+// so a double may also be a text of its digits: "inf", "nan".
 
 // Where a value stands in its document, whose own name is the outermost key.
 struct Place {

@@ -15,7 +15,6 @@
 #include <sstream>
 #include <utility>
 
-#include "sdk/base/files/clock.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/host_facts.h"
@@ -395,6 +394,19 @@ Error RunLock::taken_by(const std::optional<LockOwner>& owner) const {
   return error.help("to see it: " + look)
       .help("to end it with a checkpoint: kill " + pid +
             ", and the same command goes on from there");
+}
+
+namespace {
+
+std::map<std::string, std::string> g_files;
+
+}  // namespace
+
+void hand_files(std::map<std::string, std::string> files) { g_files = std::move(files); }
+
+const std::string* handed_file(const std::filesystem::path& file) {
+  const auto found = g_files.find(file.string());
+  return found != g_files.end() ? &found->second : nullptr;
 }
 
 }  // namespace meshwright::base

@@ -25,7 +25,7 @@
 #include "sdk/base/transport.h"
 #include "sdk/comm/group_impl.h"
 #include "sdk/comm/host_lane.h"
-#include "sdk/comm/hosts.h"
+#include "sdk/comm/layered_transport.h"
 #include "sdk/comm/shared_memory.h"
 
 namespace hosts_test {

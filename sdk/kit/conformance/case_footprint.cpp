@@ -7,7 +7,6 @@
 #include "sdk/base/pipeline.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/kit/conformance/cases.h"
-#include "sdk/kit/conformance/outlines.h"
 #include "sdk/kit/conformance/probe.h"
 
 namespace meshwright::conformance {

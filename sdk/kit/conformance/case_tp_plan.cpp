@@ -6,7 +6,6 @@
 #include "meshwright/tp_plan.h"
 #include "sdk/base/checks.h"
 #include "sdk/kit/conformance/cases.h"
-#include "sdk/kit/conformance/outlines.h"
 #include "sdk/kit/conformance/probe.h"
 
 namespace meshwright::conformance {

@@ -1,5 +1,5 @@
-// What the cases share: a strategy's instance, calls that catch everything, seeded random requests.
-// Not for use outside the kit.
+// Small models on paper, made by hand so that nothing but the SDK is needed. Not for use outside
+// the kit.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,27 @@
 #include <utility>
 #include <vector>
 
+#include "meshwright/outline.h"
 #include "meshwright/strategy.h"
 #include "sdk/base/checks.h"
 #include "sdk/base/conformance.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::conformance {
+
+// Odd on purpose: the vocabulary divides by nothing, the layers by three.
+struct ModelShape {
+  std::string architecture = "LlamaForCausalLM";
+  int64_t hidden = 64, ffn = 176, heads = 8, kv_heads = 4, layers = 3, vocab = 257;
+  bool tied = false;
+  int64_t experts =
+      0;  // above 0: each layer has a router and this many experts in place of its MLP
+};
+
+ModelOutline make_outline(const ModelShape& shape);
+
+// What the cases share: a strategy's instance, calls that catch everything, seeded random requests.
+// Not for use outside the kit.
 
 // What create() makes. Throws std::runtime_error with the plugin's message when it fails.
 void* make_or_throw(void* (*create)(meshwright_status*));

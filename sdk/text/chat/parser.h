@@ -13,6 +13,8 @@
 
 namespace meshwright::chat {
 
+// The source of a chat template, cut into tokens and parsed into a program.
+
 // Cuts a template into text and the tokens of its tags, as Jinja does with trim_blocks and
 // lstrip_blocks.
 

@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "sdk/base/beside.h"
-#include "sdk/base/files/mapped_file.h"
-#include "sdk/base/files/strict_json.h"
+#include "sdk/base/files/foreign_file.h"
+#include "sdk/base/files/json_codec.h"
 #include "sdk/text/tokenizer/divide.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/young.h"

@@ -12,6 +12,8 @@
 
 namespace meshwright::tokenizer {
 
+// Characters as the tokenizer knows them: UTF-8, and the canonical composition of Unicode.
+
 // UTF-8 as base has it, and what the tokenizer knows of Unicode beside its patterns.
 
 using base::append_utf8;

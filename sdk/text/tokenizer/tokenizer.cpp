@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "meshwright/error.h"
-#include "sdk/base/files/mapped_file.h"
-#include "sdk/base/files/strict_json.h"
+#include "sdk/base/files/foreign_file.h"
+#include "sdk/base/files/json_codec.h"
 #include "sdk/text/tokenizer/divide.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/parts.h"

@@ -1,4 +1,4 @@
-#include "apps/observe/monitors/csv.h"
+#include "apps/observe/monitors/sinks.h"
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
 // Read back by the `tensorboard` package itself in tests/reference_pytorch/check_monitors.py; here
 // by the framing and protobuf's wire format alone.
-#include "apps/observe/monitors/tensorboard.h"
+#include "apps/observe/monitors/sinks.h"
 
 #include <doctest/doctest.h>
 
@@ -9,7 +9,6 @@
 #include <cstring>
 #include <map>
 
-#include "apps/observe/monitors/sinks.h"
 #include "apps/observe/monitors/tests/folder.h"
 
 namespace event_file_test {

@@ -9,7 +9,7 @@
 #include <csignal>
 #include <thread>
 
-#include "apps/observe/monitors/csv.h"
+#include "apps/observe/monitors/sinks.h"
 #include "apps/observe/monitors/tests/folder.h"
 
 namespace monitors_test {

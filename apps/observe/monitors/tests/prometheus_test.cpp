@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "apps/observe/monitors/numbers.h"
-#include "apps/observe/monitors/prometheus.h"
 #include "apps/observe/monitors/sinks.h"
 #include "apps/observe/monitors/tests/folder.h"
 

@@ -5,7 +5,7 @@
 #include <boost/json.hpp>
 #include <functional>
 
-#include "apps/observe/monitors/csv.h"
+#include "apps/observe/monitors/sinks.h"
 #include "apps/observe/report/report.h"
 #include "apps/observe/report/tests/run_folder.h"
 #include "sdk/base/files/foreign_file.h"

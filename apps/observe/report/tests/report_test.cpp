@@ -12,7 +12,7 @@
 #include "sdk/base/files/foreign_file.h"
 
 #include "apps/observe/report/chart.h"
-#include "apps/observe/report/scale.h"
+#include "apps/observe/report/pictures.h"
 #include "apps/observe/report/tests/run_folder.h"
 
 using namespace meshwright;

@@ -44,7 +44,6 @@
 #include "meshwright/parallel/gradients.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/trainer.h"
-#include "sdk/base/files/clock.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/host/run_lock.h"
 #include "sdk/base/plain_text.h"

@@ -9,7 +9,7 @@
 #include <random>
 
 #include "engine/checkpoint/weights/safetensors.h"
-#include "sdk/base/files/strict_json.h"
+#include "sdk/base/files/json_codec.h"
 
 namespace damage_test {
 

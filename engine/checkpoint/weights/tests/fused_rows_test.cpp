@@ -1,5 +1,5 @@
 // Rows of fused weights in memory and in files.
-#include "engine/models/fused_rows.h"
+#include "engine/models/models.h"
 
 #include <doctest/doctest.h>
 

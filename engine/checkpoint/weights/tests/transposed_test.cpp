@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "engine/checkpoint/weights/safetensors.h"
-#include "engine/models/fused_rows.h"
+#include "engine/models/models.h"
 
 namespace fs = std::filesystem;
 using namespace meshwright;

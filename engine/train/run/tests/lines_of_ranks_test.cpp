@@ -1,5 +1,5 @@
 // What only some ranks were told reaches the one that speaks, once, with those that were told.
-#include "engine/train/run/lines_of_ranks.h"
+#include "engine/train/run/reporter.h"
 
 #include <mutex>
 

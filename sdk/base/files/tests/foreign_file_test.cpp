@@ -7,8 +7,6 @@
 
 #include <fstream>
 
-#include "sdk/base/files/mapped_file.h"
-
 namespace foreign_file_test {
 
 namespace fs = std::filesystem;

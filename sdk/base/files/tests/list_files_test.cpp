@@ -1,5 +1,5 @@
 // What a path names: a file, a folder, a pattern, nothing.
-#include "sdk/base/files/list_files.h"
+#include "sdk/base/files/foreign_file.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "meshwright/error.h"
-#include "sdk/base/files/strict_json.h"
+#include "sdk/base/files/json_codec.h"
 
 namespace fs = std::filesystem;
 using namespace meshwright;

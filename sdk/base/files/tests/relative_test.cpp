@@ -1,5 +1,5 @@
 // Advice for relative paths of a configuration that lies in another folder.
-#include "sdk/base/files/list_files.h"
+#include "sdk/base/files/foreign_file.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
