@@ -60,12 +60,12 @@ double step_ms(bool sharded) {
       << kLayers << R"(, "num_attention_heads": 2, "num_key_value_heads": 2,
     "max_position_embeddings": 64, "rms_norm_eps": 1e-6})";
   modules::CausalLM net = modules::build_model(path, DType::float32, at::kMeta);
-  auto world = std::make_shared<World>(
-      0, 2, at::kCPU, std::chrono::seconds(10),
-      [](const std::string&, const std::vector<int64_t>& ranks) {
-        return transport_over(c10::make_intrusive<FakeBackend>(0, static_cast<int>(ranks.size())),
-                              at::kCPU);
-      });
+  auto world = make_world(0, 2, at::kCPU, std::chrono::seconds(10),
+                          [](const std::string&, const std::vector<int64_t>& ranks) {
+                            return transport_over(
+                                c10::make_intrusive<FakeBackend>(0, static_cast<int>(ranks.size())),
+                                at::kCPU);
+                          });
   MixedPrecision mp{DType::float32, DType::float32, DType::float32, true};
   std::unique_ptr<ParallelModel> model;
   if (sharded) {

@@ -28,7 +28,7 @@ inline bool is_state_name(std::string_view name) {
 inline std::vector<int64_t> begins_as(const StateReplica& replica, int64_t then) {
   if (then == replica.count) return {replica.index};
   if (replica.resize == StateReplica::Resize::zeros) return {};
-  if (replica.resize == StateReplica::Resize::first)
+  if (replica.resize == StateReplica::Resize::own_or_first)
     return {replica.index < then ? replica.index : 0};
   std::vector<int64_t> all(static_cast<size_t>(then));
   std::iota(all.begin(), all.end(), 0);

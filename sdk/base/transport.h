@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,18 +19,19 @@ namespace meshwright {
 
 // Asked by a rank whose wait timed out, to name the rank to blame; the answer may take a moment,
 // and whoever gives it throws only the Error that ended another rank.
-struct World::RollCall {
+struct RollCall {
   std::vector<int64_t> ranks = {};  // of the group; {}: a connection broke, nobody is late
   std::string activity = {};  // what this rank waits in: "3F5 of the pipeline, which receives"
   int64_t order = -1;         // its place among what all ranks do; -1: where there is no such order
   bool routine = false;       // nobody is late: only whether a rank has ended; takes no time
 };
-struct World::Answers {
+struct RollAnswers {
   std::vector<int64_t> silent = {};  // of the ranks, those that do not answer
   // Where all do: the one that waits in what comes before all else; -1: not known, or this one.
   int64_t behind = -1;
   std::string activity = {};  // what that one waits in
 };
+using LivenessCheck = std::function<RollAnswers(const RollCall& call)>;
 
 // Thrown by transports: a rank of the group has not answered within the timeout, or its process has
 // ended. `peer` is its place in the group.
@@ -88,6 +91,16 @@ MESHWRIGHT_API std::shared_ptr<Transport> transport_over(c10::intrusive_ptr<c10d
 // ranks, alike on all. What is large goes in as many parts at once, other messages take turns.
 MESHWRIGHT_API std::shared_ptr<Transport> transport_over(
     std::vector<c10::intrusive_ptr<c10d::Backend>> connections);
+
+// Makes the transport of one group; collective over its ranks. `name` is unique in the job.
+using ConnectGroup = std::function<std::shared_ptr<Transport>(const std::string& name,
+                                                              const std::vector<int64_t>& ranks)>;
+// This process's place in a job whose groups are made by `connect`.
+MESHWRIGHT_API std::shared_ptr<World> make_world(int64_t rank, int64_t size, at::Device device,
+                                                 std::chrono::milliseconds timeout,
+                                                 ConnectGroup connect);
+// Who asks the ranks of a group which of them are there, when a wait has timed out.
+MESHWRIGHT_API void set_liveness_check(World& world, LivenessCheck check);
 
 // From now on errors call a socket address ("10.70.0.2", 35123) so: "rank 1 on gpu004". The latest
 // name of an address counts; port 0 is none. Thread-safe.

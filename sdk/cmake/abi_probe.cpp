@@ -18,10 +18,20 @@
 #include <map>
 #include <string>
 
-#include "meshwright/data/dataset_kind.h"
+#include "meshwright/data/dataset_inspector.h"
+#include "meshwright/data/dataset_language.h"
+#include "meshwright/model/config_json.h"
 #include "meshwright/model/model_family.h"
-#include "meshwright/parallel/parallel.h"
+#include "meshwright/model/running_model.h"
+#include "meshwright/nn/moe.h"
+#include "meshwright/nn/rotary.h"
+#include "meshwright/parallel/context_parallel.h"
+#include "meshwright/parallel/expert_parallel.h"
+#include "meshwright/parallel/sharded_units.h"
+#include "meshwright/parallel/tensor_parallel.h"
+#include "meshwright/parallel/testing.h"
 #include "meshwright/plugin.h"
+#include "meshwright/unit_rules.h"
 
 namespace {
 
@@ -89,32 +99,86 @@ Facts facts_of_this_build() {
   size_fact<torch::autograd::Node>(f, "torch.autograd.Node");
   size_fact<std::string>(f, "std.string");
   size_fact<std::function<void()>>(f, "std.function");
-  size_fact<meshwright::Error>(f, "Error");
-  size_fact<meshwright::Diagnostics>(f, "Diagnostics");
-  size_fact<meshwright::OptionValue>(f, "OptionValue");
-  size_fact<meshwright::OptionSchema>(f, "OptionSchema");
-  size_fact<meshwright::Options>(f, "Options");
-  size_fact<meshwright::StrategyConfig>(f, "StrategyConfig");
-  size_fact<meshwright::Mesh>(f, "Mesh");
-  size_fact<meshwright::MeshRequest>(f, "MeshRequest");
-  size_fact<meshwright::MeshPlan>(f, "MeshPlan");
-  size_fact<meshwright::ModelOutline>(f, "ModelOutline");
-  size_fact<meshwright::PlannedUnit>(f, "PlannedUnit");
-  size_fact<meshwright::TpPlan>(f, "TpPlan");
-  size_fact<meshwright::TpPlanRequest>(f, "TpPlanRequest");
-  size_fact<meshwright::ShardingRequest>(f, "ShardingRequest");
-  size_fact<meshwright::ShardingPlan>(f, "ShardingPlan");
-  size_fact<meshwright::Footprint>(f, "Footprint");
-  size_fact<meshwright::Strategy>(f, "Strategy");
-  size_fact<meshwright::ParallelizeRequest>(f, "ParallelizeRequest");
-  size_fact<meshwright::ParallelParameter>(f, "ParallelParameter");
-  size_fact<meshwright::ParallelModel>(f, "ParallelModel");
-  size_fact<meshwright::ModelFamily>(f, "ModelFamily");
-  size_fact<meshwright::ModelRequest>(f, "ModelRequest");
-  size_fact<meshwright::DatasetKind>(f, "DatasetKind");
-  size_fact<meshwright::DatasetRequest>(f, "DatasetRequest");
-  size_fact<meshwright::SampleSource>(f, "SampleSource");
-  size_fact<meshwright::SampleView>(f, "SampleView");
+  // Every type whose layout plugins compile in.
+#define MESHWRIGHT_SIZE(name) size_fact<meshwright::name>(f, #name);
+  MESHWRIGHT_SIZE(AttentionCoreImpl)
+  MESHWRIGHT_SIZE(AttentionMethod)
+  MESHWRIGHT_SIZE(AttentionOptions)
+  MESHWRIGHT_SIZE(Communication)
+  MESHWRIGHT_SIZE(ConfigJson)
+  MESHWRIGHT_SIZE(ContextParallel)
+  MESHWRIGHT_SIZE(DatasetInspector)
+  MESHWRIGHT_SIZE(DatasetKind)
+  MESHWRIGHT_SIZE(DatasetLanguage)
+  MESHWRIGHT_SIZE(DatasetRequest)
+  MESHWRIGHT_SIZE(DatasetRow)
+  MESHWRIGHT_SIZE(Diagnostics)
+  MESHWRIGHT_SIZE(EmbeddingImpl)
+  MESHWRIGHT_SIZE(Error)
+  MESHWRIGHT_SIZE(ExpertDispatcher)
+  MESHWRIGHT_SIZE(ExpertOrder)
+  MESHWRIGHT_SIZE(ExpertParallel)
+  MESHWRIGHT_SIZE(FlatParameterGroup)
+  MESHWRIGHT_SIZE(Footprint)
+  MESHWRIGHT_SIZE(ForwardCall)
+  MESHWRIGHT_SIZE(GroupedExpertsImpl)
+  MESHWRIGHT_SIZE(HookHost)
+  MESHWRIGHT_SIZE(HostBatch)
+  MESHWRIGHT_SIZE(LanguageFile)
+  MESHWRIGHT_SIZE(LayerNormImpl)
+  MESHWRIGHT_SIZE(LinearImpl)
+  MESHWRIGHT_SIZE(LoadBalance)
+  MESHWRIGHT_SIZE(Mesh)
+  MESHWRIGHT_SIZE(MeshPlan)
+  MESHWRIGHT_SIZE(MeshRequest)
+  MESHWRIGHT_SIZE(ModelFamily)
+  MESHWRIGHT_SIZE(ModelOutline)
+  MESHWRIGHT_SIZE(ModelRequest)
+  MESHWRIGHT_SIZE(ModuleOutline)
+  MESHWRIGHT_SIZE(MoeConfig)
+  MESHWRIGHT_SIZE(MoeImpl)
+  MESHWRIGHT_SIZE(OptionSchema)
+  MESHWRIGHT_SIZE(OptionValue)
+  MESHWRIGHT_SIZE(Options)
+  MESHWRIGHT_SIZE(OwnCost)
+  MESHWRIGHT_SIZE(ParallelModel)
+  MESHWRIGHT_SIZE(ParallelParameter)
+  MESHWRIGHT_SIZE(ParallelizeRequest)
+  MESHWRIGHT_SIZE(ParameterOutline)
+  MESHWRIGHT_SIZE(ParameterPlacement)
+  MESHWRIGHT_SIZE(PipelineUnits)
+  MESHWRIGHT_SIZE(PlannedUnit)
+  MESHWRIGHT_SIZE(RMSNormImpl)
+  MESHWRIGHT_SIZE(ReplicatedPolicy)
+  MESHWRIGHT_SIZE(RopeConfig)
+  MESHWRIGHT_SIZE(RotaryEmbeddingImpl)
+  MESHWRIGHT_SIZE(RouterImpl)
+  MESHWRIGHT_SIZE(Routing)
+  MESHWRIGHT_SIZE(RunningModel)
+  MESHWRIGHT_SIZE(SampleSource)
+  MESHWRIGHT_SIZE(SampleView)
+  MESHWRIGHT_SIZE(Sequence)
+  MESHWRIGHT_SIZE(ShardGroups)
+  MESHWRIGHT_SIZE(ShardingPlan)
+  MESHWRIGHT_SIZE(ShardingPolicy)
+  MESHWRIGHT_SIZE(ShardingRequest)
+  MESHWRIGHT_SIZE(StateTensor)
+  MESHWRIGHT_SIZE(Strategy)
+  MESHWRIGHT_SIZE(StrategyConfig)
+  MESHWRIGHT_SIZE(TensorParallel)
+  MESHWRIGHT_SIZE(TpEntry)
+  MESHWRIGHT_SIZE(TpPlan)
+  MESHWRIGHT_SIZE(TpPlanRequest)
+  MESHWRIGHT_SIZE(TrafficCounter)
+  MESHWRIGHT_SIZE(UnitCost)
+  MESHWRIGHT_SIZE(UnitRequest)
+  MESHWRIGHT_SIZE(UnitSharding)
+  MESHWRIGHT_SIZE(UnitSpec)
+  MESHWRIGHT_SIZE(ValuesWritten)
+  MESHWRIGHT_SIZE(VocabularyShard)
+  MESHWRIGHT_SIZE(Work)
+  MESHWRIGHT_SIZE(World)
+#undef MESHWRIGHT_SIZE
   f["info.compiler"] = std::string("g++ ") + __VERSION__;
 #ifdef __clang__
   f["info.compiler"] = std::string("clang++ ") + __clang_version__;

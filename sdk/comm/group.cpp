@@ -232,9 +232,10 @@ std::shared_ptr<Transport> transport_over(
   return detail::gloo_transport(std::move(connections));
 }
 
-World::World(int64_t rank, int64_t size, at::Device device, std::chrono::milliseconds timeout,
-             Connect connect)
-    : impl_(new Impl{rank, size, device, timeout, std::move(connect)}) {
+World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+std::shared_ptr<World> make_world(int64_t rank, int64_t size, at::Device device,
+                                  std::chrono::milliseconds timeout, ConnectGroup connect) {
   // LibTorch's recorder of collectives writes down a group's first one without its lock (2.11): two
   // threads that each use a new group have crashed in it. Nothing here reads it; who wants it sets
   // the variable.
@@ -250,6 +251,8 @@ World::World(int64_t rank, int64_t size, at::Device device, std::chrono::millise
   static const int soon = ::setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "250", /*overwrite=*/0),
                    aborts = ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
   static_cast<void>(soon + aborts);
+  return std::make_shared<World>(
+      std::make_unique<World::Impl>(rank, size, device, timeout, std::move(connect)));
 }
 World::~World() {
   // Groups may live on with whoever holds them; what they run on may not.
@@ -263,7 +266,7 @@ namespace {
 
 // Gives a group of several hosts a transport that makes use of those who share one. Whether all may
 // be on one host.
-bool join_hosts(Group::Impl& group, const std::string& name, const World::Connect& connect) {
+bool join_hosts(Group::Impl& group, const std::string& name, const ConnectGroup& connect) {
   const detail::HostMap map = detail::find_hosts(*group.transport, *group.place, group.rank);
   if (map.layered())
     if (auto layered =
@@ -278,7 +281,7 @@ bool join_hosts(Group::Impl& group, const std::string& name, const World::Connec
 }  // namespace
 
 std::shared_ptr<World> World::single(at::Device device) {
-  return std::make_shared<World>(0, 1, device, std::chrono::minutes(10), Connect());
+  return make_world(0, 1, device, std::chrono::minutes(10), ConnectGroup());
 }
 
 std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<int64_t>& ranks) {
@@ -359,7 +362,9 @@ TrafficCounter& World::traffic() { return *impl_->traffic; }
 Trace& World::trace() { return *impl_->trace; }
 const std::vector<std::string>& World::notices() const { return impl_->notices; }
 void World::notice(std::string text) { impl_->notices.push_back(std::move(text)); }
-void World::set_liveness_check(LivenessCheck check) { *impl_->liveness_check = std::move(check); }
+void set_liveness_check(World& world, LivenessCheck check) {
+  *detail::GroupAccess::of(world).liveness_check = std::move(check);
+}
 
 std::shared_ptr<Group> World::everyone() {
   std::vector<int64_t> all(static_cast<size_t>(size()));

@@ -40,7 +40,7 @@ struct World::Impl {
   int64_t rank, size;
   at::Device device;
   std::chrono::milliseconds timeout;
-  Connect connect;
+  ConnectGroup connect;
   std::shared_ptr<LivenessCheck> liveness_check =
       std::make_shared<LivenessCheck>();  // shared with the groups
   std::shared_ptr<TrafficCounter> traffic = std::make_shared<TrafficCounter>();

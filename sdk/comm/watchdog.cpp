@@ -145,7 +145,7 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
   std::string place = std::string(op) + " of " + text::message_size(bytes) + " in group " + name();
   std::string who = "rank " + std::to_string(world_rank);
   std::string where = doing.text.empty() ? "" : ", in " + doing.text;
-  World::Answers answers;
+  RollAnswers answers;
   std::vector<int64_t>& silent = answers.silent;
   try {
     if (liveness_check && *liveness_check)

@@ -30,7 +30,7 @@ struct Place {
   int64_t world_rank = 0;
   std::vector<int64_t> ranks;
   std::chrono::milliseconds timeout{};
-  std::shared_ptr<World::LivenessCheck> liveness_check = {};
+  std::shared_ptr<LivenessCheck> liveness_check = {};
   std::string name() const;  // "dp [0, 1, 2]"
   // Ranks of the job that have ended, as far as anybody is told at once.
   std::vector<int64_t> ended() const;

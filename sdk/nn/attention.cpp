@@ -190,6 +190,7 @@ Tensor current_positions(const Tensor& ids, int64_t end) {
 }
 
 AttentionMethod::~AttentionMethod() = default;
+void* AttentionMethod::extension(uint32_t) { return nullptr; }
 
 AttentionCoreImpl::AttentionCoreImpl(AttentionOptions options) : options_(options) {}
 AttentionCoreImpl::~AttentionCoreImpl() = default;

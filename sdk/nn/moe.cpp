@@ -72,6 +72,19 @@ void check_moe_config(const MoeConfig& c) {
     refuse("a size is negative");
 }
 
+// A dense MLP under the names of Hugging Face: gate_proj, up_proj, down_proj; relu2: up_proj and
+// down_proj. A child's class name is part of the outline, so it is in no unnamed namespace.
+class SharedExpertsImpl : public torch::nn::Module {
+ public:
+  explicit SharedExpertsImpl(const MoeConfig& config, const at::TensorOptions& options = {});
+  Tensor forward(const Tensor& x);
+
+ private:
+  detail::ActivationShape activation_;
+  Linear gate_proj_{nullptr}, up_proj_{nullptr}, down_proj_{nullptr};
+};
+MESHWRIGHT_MODULE(SharedExperts);
+
 SharedExpertsImpl::SharedExpertsImpl(const MoeConfig& config, const at::TensorOptions& options)
     : activation_{config.shared_expert_activation, config.activation_alpha, config.activation_limit,
                   config.swiglu_limit} {
@@ -95,8 +108,15 @@ Tensor SharedExpertsImpl::forward(const Tensor& x) {
   return down_proj_(detail::activate(activation_, both, {}));
 }
 
+// The block's other children, and its dispatcher.
+struct MoeImpl::Parts {
+  SharedExperts shared_experts{nullptr};
+  Linear shared_expert_gate{nullptr}, fc1_latent_proj{nullptr}, fc2_latent_proj{nullptr};
+  std::shared_ptr<ExpertDispatcher> dispatcher = local_dispatcher();
+};
+
 MoeImpl::MoeImpl(const MoeConfig& config, const at::TensorOptions& options)
-    : config_(config), dispatcher_(local_dispatcher()) {
+    : config_(config), parts_(std::make_unique<Parts>()) {
   check_moe_config(config);
   if (config.experts_before_gate)
     experts_ = register_module("experts", GroupedExperts(config, options));
@@ -104,16 +124,16 @@ MoeImpl::MoeImpl(const MoeConfig& config, const at::TensorOptions& options)
   if (!config.experts_before_gate)
     experts_ = register_module("experts", GroupedExperts(config, options));
   if (config.n_shared_experts > 0) {
-    shared_experts_ = register_module("shared_experts", SharedExperts(config, options));
+    parts_->shared_experts = register_module("shared_experts", SharedExperts(config, options));
     if (config.shared_expert_gate)
-      shared_expert_gate_ =
+      parts_->shared_expert_gate =
           register_module("shared_expert_gate", linear(config.dim, 1, config, options));
   }
   if (config.moe_latent_size > 0) {
-    fc1_latent_proj_ = register_module("fc1_latent_proj",
-                                       linear(config.dim, config.moe_latent_size, config, options));
-    fc2_latent_proj_ = register_module("fc2_latent_proj",
-                                       linear(config.moe_latent_size, config.dim, config, options));
+    parts_->fc1_latent_proj = register_module(
+        "fc1_latent_proj", linear(config.dim, config.moe_latent_size, config, options));
+    parts_->fc2_latent_proj = register_module(
+        "fc2_latent_proj", linear(config.moe_latent_size, config.dim, config, options));
   }
 }
 
@@ -128,19 +148,21 @@ Tensor MoeImpl::forward(const Tensor& x, const std::optional<Tensor>& given) {
   Tensor tokens = x.reshape({-1, x.size(-1)}), shared;
   Routing routing = gate_(tokens, mask ? std::optional<Tensor>(mask->reshape(-1)) : std::nullopt);
   auto meanwhile = [&] {
-    if (shared_experts_.is_empty()) return;
-    shared = shared_experts_(tokens);
-    if (!shared_expert_gate_.is_empty()) shared = shared * at::sigmoid(shared_expert_gate_(tokens));
+    if (parts_->shared_experts.is_empty()) return;
+    shared = parts_->shared_experts(tokens);
+    if (!parts_->shared_expert_gate.is_empty())
+      shared = shared * at::sigmoid(parts_->shared_expert_gate(tokens));
   };
-  Tensor in = fc1_latent_proj_.is_empty() ? tokens : fc1_latent_proj_(tokens);
-  Tensor out = dispatcher_->forward(in, routing, experts_, meanwhile);
-  if (!fc2_latent_proj_.is_empty()) out = fc2_latent_proj_(out);
+  Tensor in = parts_->fc1_latent_proj.is_empty() ? tokens : parts_->fc1_latent_proj(tokens);
+  Tensor out = parts_->dispatcher->forward(in, routing, experts_, meanwhile);
+  if (!parts_->fc2_latent_proj.is_empty()) out = parts_->fc2_latent_proj(out);
   if (shared.defined()) out = out + shared;
   return out.view(x.sizes());
 }
 
+ExpertDispatcher& MoeImpl::dispatcher() { return *parts_->dispatcher; }
 void MoeImpl::set_dispatcher(std::shared_ptr<ExpertDispatcher> dispatcher) {
-  dispatcher_ = std::move(dispatcher);
+  parts_->dispatcher = std::move(dispatcher);
 }
 
 std::vector<std::pair<std::string, MoeImpl*>> find_moe_blocks(torch::nn::Module& model) {

@@ -7,6 +7,13 @@
 
 namespace meshwright::detail {
 
+// An activation with its numbers.
+struct ActivationShape {
+  ExpertActivation kind = ExpertActivation::swiglu;
+  double alpha = 1.702, limit = 7, swiglu_limit = 0;
+  bool gated() const { return kind != ExpertActivation::relu2; }
+};
+
 ActivationShape activation_shape(const MoeConfig& config);
 
 // Whether these two put their results where the caller says, for tensors like t.

@@ -341,6 +341,7 @@ RowPlaces places_of_runs(std::span<const int64_t> counts, std::span<const int64_
 }  // namespace detail
 
 ExpertDispatcher::~ExpertDispatcher() = default;
+void* ExpertDispatcher::extension(uint32_t) { return nullptr; }
 
 int64_t padded_rows(int64_t n) { return in_steps(n, kStepsOfProducts); }
 bool pads_rows(const Tensor& x) {

@@ -203,22 +203,42 @@ Tensor inverse_frequencies(const RopeConfig& config, int64_t length) {
 
 }  // namespace
 
+struct RotaryEmbeddingImpl::Tables {
+  struct Entry {
+    size_t which;
+    int64_t capacity, stretched;
+    at::Device device;
+    at::ScalarType dtype;
+    RotaryTable table;
+    std::vector<PositionRun> picked_rows;  // of the last sequence
+    RotaryTable picked;
+  };
+  std::vector<RopeConfig> configs;
+  std::vector<int64_t> stretched;  // the length that frequencies were made for, where it matters
+  std::vector<Entry> entries;
+
+  Entry& of(const Tensor& x, int64_t positions, size_t which);
+};
+
 RotaryEmbeddingImpl::RotaryEmbeddingImpl(std::vector<RopeConfig> configs)
-    : configs_(std::move(configs)) {
-  for (const RopeConfig& config : configs_) stretched_.push_back(config.max_positions);
+    : tables_(std::make_unique<Tables>()) {
+  tables_->configs = std::move(configs);
+  for (const RopeConfig& config : tables_->configs)
+    tables_->stretched.push_back(config.max_positions);
 }
+RotaryEmbeddingImpl::~RotaryEmbeddingImpl() = default;
 
 bool RotaryEmbeddingImpl::follows_length() const {
-  return std::any_of(configs_.begin(), configs_.end(), [](const RopeConfig& config) {
+  return std::ranges::any_of(tables_->configs, [](const RopeConfig& config) {
     return config.type == RopeType::dynamic || config.type == RopeType::longrope;
   });
 }
 
 RotaryTable RotaryEmbeddingImpl::forward(const Tensor& x, int64_t rows, size_t which) {
-  const RopeConfig& config = configs_[which];
+  const RopeConfig& config = tables_->configs[which];
   std::shared_ptr<const Sequence> sequence = current_sequence();
   const int64_t length = sequence && sequence->length > 0 ? sequence->length : rows;
-  int64_t& stretched = stretched_[which];
+  int64_t& stretched = tables_->stretched[which];
   if (config.type == RopeType::dynamic) {
     // As transformers: grows with the longest sequence seen, back to the start below the original
     // length.
@@ -231,7 +251,7 @@ RotaryTable RotaryEmbeddingImpl::forward(const Tensor& x, int64_t rows, size_t w
   if (sequence)
     for (const PositionRun& run : sequence->rows)
       positions = std::max(positions, run.position + run.count);
-  Entry& entry = table_for(x, positions, which);
+  Tables::Entry& entry = tables_->of(x, positions, which);
   const RotaryTable& table = entry.table;
   c10::InferenceMode no_inference(false);
   c10::NoGradGuard no_grad;
@@ -258,31 +278,31 @@ RotaryTable RotaryEmbeddingImpl::forward(const Tensor& x, int64_t rows, size_t w
 }
 
 // The table of at least so many positions.
-RotaryEmbeddingImpl::Entry& RotaryEmbeddingImpl::table_for(const Tensor& x, int64_t positions,
-                                                           size_t which) {
-  const RopeConfig& config = configs_[which];
-  const int64_t stretched = stretched_[which];
+RotaryEmbeddingImpl::Tables::Entry& RotaryEmbeddingImpl::Tables::of(const Tensor& x,
+                                                                    int64_t positions,
+                                                                    size_t which) {
+  const RopeConfig& config = configs[which];
+  const int64_t stretch = stretched[which];
   auto same = [&](const Entry& e) {
-    return e.which == which && e.stretched == stretched && e.device == x.device() &&
+    return e.which == which && e.stretched == stretch && e.device == x.device() &&
            e.dtype == x.scalar_type();
   };
-  auto entry = std::find_if(entries_.begin(), entries_.end(), same);
-  if (entry != entries_.end() && entry->capacity >= positions) return *entry;
+  auto entry = std::find_if(entries.begin(), entries.end(), same);
+  if (entry != entries.end() && entry->capacity >= positions) return *entry;
   c10::InferenceMode no_inference(false);  // later steps save these tensors for backward
   c10::NoGradGuard no_grad;
   constexpr int64_t kStep = 256;  // sampling asks for every length in turn
   int64_t capacity = (positions + kStep - 1) / kStep * kStep;
   // On the CPU whatever the device of x, so that every device turns by the same angles.
-  Tensor angles =
-      at::outer(at::arange(capacity, at::kFloat), inverse_frequencies(config, stretched));
+  Tensor angles = at::outer(at::arange(capacity, at::kFloat), inverse_frequencies(config, stretch));
   angles = at::cat({angles, angles}, -1);
   RotaryTable table{(angles.cos() * config.attention_factor).to(x.options()),
                     (angles.sin() * config.attention_factor).to(x.options())};
   constexpr size_t kKept = 8;
-  if (entry != entries_.end()) entries_.erase(entry);
-  if (entries_.size() == kKept) entries_.erase(entries_.begin());
-  return entries_.emplace_back(
-      Entry{which, capacity, stretched, x.device(), x.scalar_type(), table, {}, {}});
+  if (entry != entries.end()) entries.erase(entry);
+  if (entries.size() == kKept) entries.erase(entries.begin());
+  return entries.emplace_back(
+      Entry{which, capacity, stretch, x.device(), x.scalar_type(), table, {}, {}});
 }
 
 std::pair<Tensor, Tensor> rotate(const Tensor& query, const Tensor& key, const RotaryTable& table) {

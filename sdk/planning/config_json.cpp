@@ -15,24 +15,23 @@
 
 namespace meshwright {
 
-struct ConfigJson::Document {
-  std::string text;
-  boost::json::object root;
+struct ConfigJson::Object {
+  struct Document {
+    std::string text;
+    boost::json::object root;
+  };
+  std::shared_ptr<const Document> document;
+  const boost::json::object* fields;  // of the document
+  std::vector<std::string> path;      // of this object in it
+  std::string name;
 
-  const boost::json::object& at(const std::vector<std::string>& path) const {
-    const boost::json::object* out = &root;
-    for (const std::string& key : path) out = &out->at(key).get_object();
-    return *out;
-  }
   // nullptr: absent.
-  const boost::json::value* member(const std::vector<std::string>& path,
-                                   std::string_view field) const {
-    return at(path).if_contains(boost::json::string_view(field.data(), field.size()));
+  const boost::json::value* member(std::string_view field) const {
+    return fields->if_contains(boost::json::string_view(field.data(), field.size()));
   }
   // nullptr: absent or null.
-  const boost::json::value* find(const std::vector<std::string>& path,
-                                 std::string_view field) const {
-    const boost::json::value* value = member(path, field);
+  const boost::json::value* find(std::string_view field) const {
+    const boost::json::value* value = member(field);
     return value == nullptr || value->is_null() ? nullptr : value;
   }
 };
@@ -81,7 +80,8 @@ std::string bound_text(double value) { return text::format("%g", value); }
 
 }  // namespace
 
-ConfigJson::ConfigJson() = default;
+ConfigJson::ConfigJson(std::shared_ptr<const Object> object) : object_(std::move(object)) {}
+const std::string& ConfigJson::name() const { return object_->name; }
 
 ConfigJson ConfigJson::read(const std::string& file_or_folder) {
   if (file_or_folder.empty())
@@ -136,25 +136,25 @@ ConfigJson ConfigJson::parse(std::string_view text, std::string name) {
   boost::json::value value = parser.release();
   if (!value.is_object())
     throw Error(ErrorCode::bad_model_config, name + " holds no JSON object").key("model.config");
-  ConfigJson out;
-  out.document_ =
-      std::make_shared<const Document>(Document{std::string(text), std::move(value.get_object())});
-  out.name_ = std::move(name);
-  return out;
+  auto document = std::make_shared<const Object::Document>(
+      Object::Document{std::string(text), std::move(value.get_object())});
+  const boost::json::object* root = &document->root;
+  return ConfigJson(
+      std::make_shared<const Object>(Object{std::move(document), root, {}, std::move(name)}));
 }
 
 void ConfigJson::refuse(std::string_view field, const std::string& what) const {
-  std::vector<std::string> path = path_;
+  std::vector<std::string> path = object_->path;
   path.emplace_back(field);
-  const int64_t line = line_of(document_->text, path);
+  const int64_t line = line_of(object_->document->text, path);
   throw Error(ErrorCode::bad_model_config,
-              name_ + ": " + path.back() + " " + what +
+              name() + ": " + path.back() + " " + what +
                   (line > 0 ? " (line " + std::to_string(line) + ")" : std::string()))
       .key("model.config");
 }
 
 void ConfigJson::expect_only(std::initializer_list<std::string_view> fields) const {
-  for (const auto& member : document_->at(path_)) {
+  for (const auto& member : *object_->fields) {
     const std::string field(member.key());
     if (base::is_of_no_model(field) || field == "architectures" || field == "model_type" ||
         std::ranges::find(fields, field) != fields.end())
@@ -166,18 +166,16 @@ void ConfigJson::expect_only(std::initializer_list<std::string_view> fields) con
   }
 }
 
-bool ConfigJson::has(std::string_view field) const {
-  return document_->find(path_, field) != nullptr;
-}
+bool ConfigJson::has(std::string_view field) const { return object_->find(field) != nullptr; }
 
 bool ConfigJson::is_null(std::string_view field) const {
-  const boost::json::value* value = document_->member(path_, field);
+  const boost::json::value* value = object_->member(field);
   return value != nullptr && value->is_null();
 }
 
 int64_t ConfigJson::integer(std::string_view field, int64_t low, int64_t high,
                             std::optional<int64_t> fallback) const {
-  const boost::json::value* value = document_->find(path_, field);
+  const boost::json::value* value = object_->find(field);
   if (value == nullptr && fallback) return *fallback;
   if (value == nullptr) refuse(field, "is missing");
   std::optional<int64_t> number = whole(*value);
@@ -190,7 +188,7 @@ int64_t ConfigJson::integer(std::string_view field, int64_t low, int64_t high,
 
 double ConfigJson::number(std::string_view field, double low, double high,
                           std::optional<double> fallback) const {
-  const boost::json::value* value = document_->find(path_, field);
+  const boost::json::value* value = object_->find(field);
   if (value == nullptr && fallback) return *fallback;
   if (value == nullptr) refuse(field, "is missing");
   if (!value->is_number()) refuse(field, "must be a number, found " + brief(*value));
@@ -202,14 +200,14 @@ double ConfigJson::number(std::string_view field, double low, double high,
 }
 
 bool ConfigJson::boolean(std::string_view field, bool fallback) const {
-  const boost::json::value* value = document_->find(path_, field);
+  const boost::json::value* value = object_->find(field);
   if (value == nullptr) return fallback;
   if (!value->is_bool()) refuse(field, "must be true or false, found " + brief(*value));
   return value->get_bool();
 }
 
 std::string ConfigJson::string(std::string_view field, const std::string& fallback) const {
-  const boost::json::value* value = document_->find(path_, field);
+  const boost::json::value* value = object_->find(field);
   if (value == nullptr) return fallback;
   if (!value->is_string()) refuse(field, "must be a string, found " + brief(*value));
   return std::string(value->get_string());
@@ -217,7 +215,7 @@ std::string ConfigJson::string(std::string_view field, const std::string& fallba
 
 std::vector<std::string> ConfigJson::strings(std::string_view field) const {
   std::vector<std::string> out;
-  const boost::json::value* value = document_->find(path_, field);
+  const boost::json::value* value = object_->find(field);
   if (value == nullptr) return out;
   if (!value->is_array()) refuse(field, "must be a list of strings");
   for (const boost::json::value& item : value->get_array()) {
@@ -228,13 +226,13 @@ std::vector<std::string> ConfigJson::strings(std::string_view field) const {
 }
 
 bool ConfigJson::is_list(std::string_view field) const {
-  const boost::json::value* value = document_->find(path_, field);
+  const boost::json::value* value = object_->find(field);
   return value != nullptr && value->is_array();
 }
 
 std::vector<int64_t> ConfigJson::integers(std::string_view field, int64_t low, int64_t high) const {
   std::vector<int64_t> out;
-  const boost::json::value* value = document_->find(path_, field);
+  const boost::json::value* value = object_->find(field);
   if (value == nullptr) return out;
   if (!value->is_array()) refuse(field, "must be a list of whole numbers");
   for (const boost::json::value& item : value->get_array()) {
@@ -249,7 +247,7 @@ std::vector<int64_t> ConfigJson::integers(std::string_view field, int64_t low, i
 
 std::vector<double> ConfigJson::numbers(std::string_view field, double low, double high) const {
   std::vector<double> out;
-  const boost::json::value* value = document_->find(path_, field);
+  const boost::json::value* value = object_->find(field);
   if (value == nullptr) return out;
   auto wrong = [&] {
     refuse(field, "must be a list of numbers from " + bound_text(low) + " to " + bound_text(high));
@@ -264,12 +262,13 @@ std::vector<double> ConfigJson::numbers(std::string_view field, double low, doub
 }
 
 ConfigJson ConfigJson::object(std::string_view field) const {
-  const boost::json::value* value = document_->find(path_, field);
+  const boost::json::value* value = object_->find(field);
   if (value == nullptr || !value->is_object()) refuse(field, "must be an object");
-  ConfigJson out = *this;
-  out.path_.emplace_back(field);
-  out.name_ += ": " + out.path_.back();
-  return out;
+  Object inner = *object_;
+  inner.fields = &value->get_object();
+  inner.path.emplace_back(field);
+  inner.name += ": " + inner.path.back();
+  return ConfigJson(std::make_shared<const Object>(std::move(inner)));
 }
 
 }  // namespace meshwright

@@ -19,6 +19,7 @@ namespace meshwright {
 Strategy::~Strategy() = default;
 ParallelModel::~ParallelModel() = default;
 PipelineUnits::~PipelineUnits() = default;
+void* PipelineUnits::extension(uint32_t) { return nullptr; }
 void ParallelModel::end_step_later() { end_step(); }
 double ParallelModel::clip_grad_norm_later(double max_norm, double scale, double& left) {
   left = 1;

@@ -127,14 +127,14 @@ constexpr Milliseconds kPosted(2000);
 
 // Who of call.ranks does not report here, or, where all do, who waits in what comes first. The
 // keeper of the store stays until the members that did report have their answer, too.
-World::Answers call_roll(c10d::Store& store, int64_t rank, bool keeper, const RollCallTimes& times,
-                         const World::RollCall& call) {
+RollAnswers call_roll(c10d::Store& store, int64_t rank, bool keeper, const RollCallTimes& times,
+                      const RollCall& call) {
   auto wait_for = [&](const std::string& key, std::chrono::steady_clock::time_point end) {
     return base::wait_until(end, Milliseconds(20), [&] { return store.check({key}); });
   };
   auto end = std::chrono::steady_clock::now() + times.window;
   store.set(std::to_string(rank), bytes_of(std::to_string(call.order) + " " + call.activity));
-  World::Answers out;
+  RollAnswers out;
   std::vector<int64_t> reported;
   for (int64_t r : call.ranks)
     (wait_for(std::to_string(r), end) ? reported : out.silent).push_back(r);
@@ -235,9 +235,9 @@ bool spans_hosts(const std::vector<int64_t>& members, const std::vector<Endpoint
                      [&](int64_t rank) { return address(rank) != address(members[0]); });
 }
 
-World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& store,
-                         std::vector<Endpoint> endpoints, Milliseconds timeout,
-                         const std::shared_ptr<ErrorExchange>& exchange, int64_t connections) {
+ConnectGroup over_gloo(const launch::RankEnvironment& ranks, const StorePtr& store,
+                       std::vector<Endpoint> endpoints, Milliseconds timeout,
+                       const std::shared_ptr<ErrorExchange>& exchange, int64_t connections) {
   return [store, timeout, exchange, connections, endpoints = std::move(endpoints),
           rank = ranks.rank](const std::string& name, const std::vector<int64_t>& members) {
     auto index =
@@ -345,11 +345,11 @@ std::string unwatched_since(const std::shared_ptr<Heartbeat>& heartbeat, const S
 }
 
 // `world`: where it is once it has been made.
-World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& store,
-                         const device::Chosen& chosen, Milliseconds timeout,
-                         const std::shared_ptr<ErrorExchange>& exchange,
-                         const std::shared_ptr<Heartbeat>& heartbeat,
-                         const std::shared_ptr<World*>& world) {
+ConnectGroup over_nccl(const launch::RankEnvironment& ranks, const StorePtr& store,
+                       const device::Chosen& chosen, Milliseconds timeout,
+                       const std::shared_ptr<ErrorExchange>& exchange,
+                       const std::shared_ptr<Heartbeat>& heartbeat,
+                       const std::shared_ptr<World*>& world) {
   // The world's own watch speaks first, in our words; LibTorch's would end the process.
   Milliseconds last_resort = timeout + std::chrono::minutes(2);
   return [store, timeout, last_resort, exchange, heartbeat, world, nccl = chosen.nccl,
@@ -425,7 +425,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
                                   const std::string& interface,
                                   const std::shared_ptr<ErrorExchange>& exchange,
                                   int64_t connections) {
-  World::Connect connect;
+  ConnectGroup connect;
   std::shared_ptr<Heartbeat> heartbeat;
   std::string unwatched, before_connections;
   auto where = std::make_shared<World*>(nullptr);
@@ -445,8 +445,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
         over_gloo(ranks, store, find_endpoints(store, ranks, wanted_interface(interface), timeout),
                   timeout, exchange, connections);
   }
-  auto world =
-      std::make_shared<World>(ranks.rank, ranks.world_size, chosen.device, timeout, connect);
+  auto world = make_world(ranks.rank, ranks.world_size, chosen.device, timeout, connect);
   *where = world.get();
   for (const std::string& notice : chosen.notices) world->notice(notice);
   if (WantedInterface wanted = wanted_interface(interface);
@@ -470,9 +469,10 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
   for (const std::string& notice : open_to_others(ranks, *store)) world->notice(notice);
   if (!unwatched.empty()) world->notice(unwatched);
   auto late = c10::make_intrusive<c10d::PrefixStore>("late", store);
-  world->set_liveness_check(
+  set_liveness_check(
+      *world,
       [late, exchange, heartbeat, rank = ranks.rank, agent = ranks.meets_at_agent(),
-       times = roll_call_times(timeout)](const World::RollCall& call) -> World::Answers {
+       times = roll_call_times(timeout)](const RollCall& call) -> RollAnswers {
         if (call.routine) {
           const std::optional<int64_t> ended = heartbeat ? heartbeat->ended() : std::nullopt;
           return {.silent = ended ? std::vector<int64_t>{*ended} : std::vector<int64_t>()};
@@ -484,7 +484,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
           throw *told;
         if (call.ranks.empty()) return {};
         // The store is silent, and so is who keeps it: rank 0, or an agent that is no rank.
-        World::Answers no_answer;
+        RollAnswers no_answer;
         if (!agent && rank != 0) no_answer.silent = {0};
         if (exchange && exchange->silent() && (agent || rank != 0)) return no_answer;
         try {

@@ -109,12 +109,11 @@ class FaultyTransport final : public Transport {
 inline std::shared_ptr<World> faulty_world(const std::shared_ptr<World>& world, Faults faults,
                                            std::chrono::milliseconds timeout) {
   faults.seed += static_cast<uint64_t>(world->rank());
-  return std::make_shared<World>(
-      world->rank(), world->size(), at::kCPU, timeout,
-      [world, faults](const std::string& name, const std::vector<int64_t>& ranks) {
-        return std::make_shared<FaultyTransport>(
-            detail::GroupAccess::of(*world->group(name, ranks)).transport, faults);
-      });
+  return make_world(world->rank(), world->size(), at::kCPU, timeout,
+                    [world, faults](const std::string& name, const std::vector<int64_t>& ranks) {
+                      return std::make_shared<FaultyTransport>(
+                          detail::GroupAccess::of(*world->group(name, ranks)).transport, faults);
+                    });
 }
 
 }  // namespace meshwright::testing

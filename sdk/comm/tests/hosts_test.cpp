@@ -122,12 +122,12 @@ class CountingTransport final : public Transport {
 
 std::shared_ptr<World> counting_world(const std::shared_ptr<World>& world,
                                       const std::shared_ptr<Sent>& sent) {
-  return std::make_shared<World>(
-      world->rank(), world->size(), at::kCPU, world->timeout(),
-      [world, sent](const std::string& name, const Ranks& ranks) {
-        return std::make_shared<CountingTransport>(
-            meshwright::detail::GroupAccess::of(*world->group(name, ranks)).transport, sent);
-      });
+  return make_world(world->rank(), world->size(), at::kCPU, world->timeout(),
+                    [world, sent](const std::string& name, const Ranks& ranks) {
+                      return std::make_shared<CountingTransport>(
+                          meshwright::detail::GroupAccess::of(*world->group(name, ranks)).transport,
+                          sent);
+                    });
 }
 
 }  // namespace

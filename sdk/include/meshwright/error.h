@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -99,6 +100,7 @@ class MESHWRIGHT_API Error : public std::exception {
   std::string message_, what_, key_;
   Origin origin_;
   std::vector<std::string> helps_, notes_, about_;
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 
 // Collects every problem of one pass, so that a user sees all of them at once.
@@ -124,6 +126,7 @@ class MESHWRIGHT_API Diagnostics {
   std::set<std::string, std::less<>> doubtful_;
   std::vector<Error> errors_;
   std::vector<std::string> notices_, warnings_;
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 
 // The candidate closest in spelling to `word` (edit distance at most a third of its length), or "".

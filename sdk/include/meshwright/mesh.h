@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -93,6 +94,7 @@ class MESHWRIGHT_API Mesh {
   std::vector<int64_t> ranks_;
   std::vector<std::pair<int64_t, int64_t>> sorted_;  // (rank, place) of an explicit list, ascending
   int64_t size_ = 1;
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 
 }  // namespace meshwright

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@ struct MeshRequest {
   int64_t world_size = 1;
   std::vector<int64_t> ranks;  // explicit, ordered global ranks; empty = 0..world_size-1
   StrategyConfig config;
+  std::shared_ptr<const Later> later = {};
 };
 
 struct MeshPlan {

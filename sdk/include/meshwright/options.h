@@ -35,6 +35,7 @@ struct OptionSchema {
   std::string table;  // dotted: "distributed.<strategy>"
   std::string owner;  // who checks it: "engine", or the plugin's strategy name
   std::vector<const meshwright_option*> options;
+  std::shared_ptr<const Later> later = {};
 
   MESHWRIGHT_API const meshwright_option* find(std::string_view name) const;
 };

@@ -35,6 +35,7 @@ struct ShardingRequest {
   const StrategyConfig& config;
   Workload workload = {};
   int64_t rank = 0;
+  std::shared_ptr<const Later> later = {};
 };
 
 class UnitLayout;

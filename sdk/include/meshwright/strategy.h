@@ -51,7 +51,7 @@ class MESHWRIGHT_API Strategy {
   // (plugin_main.h) says which strategies train.
   virtual std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request);
 
-  // Growth between epochs: an interface by id, or nullptr.
+  // Growth: an interface by id, or nullptr.
   virtual void* extension(uint32_t id);
 };
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ struct UnitRequest {
   // Of list items; nullopt: all but the last of their list.
   std::optional<bool> reshard_after_forward;
   MixedPrecision mp;  // the job's
+  std::shared_ptr<const Later> later = {};
 };
 
 // Pure: every rank must get the same units, the root last. Together they hold each parameter once.

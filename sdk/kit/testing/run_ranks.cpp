@@ -56,7 +56,7 @@ void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<Wor
       ::sigaddset(&quiet, SIGPIPE);
       ::pthread_sigmask(SIG_BLOCK, &quiet, nullptr);
       try {
-        auto world = std::make_shared<World>(rank, ranks, at::kCPU, timeout, connect);
+        auto world = make_world(rank, ranks, at::kCPU, timeout, connect);
         body(world);
         world->everyone()->barrier();  // nobody closes a connection that another still reads
       } catch (...) {

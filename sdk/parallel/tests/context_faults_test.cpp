@@ -64,8 +64,8 @@ std::string told(const Way& way, const Failure& failure, milliseconds timeout) {
     auto faulty = faulty_world(world, {.stop = victim ? failure.exchange : -1}, timeout);
     // What the ranks of a job find out by asking each other.
     if (way.of.ranks > 2)
-      faulty->set_liveness_check(
-          [&](const World::RollCall&) { return World::Answers{.silent = {way.of.ranks - 1}}; });
+      set_liveness_check(
+          *faulty, [&](const RollCall&) { return RollAnswers{.silent = {way.of.ranks - 1}}; });
     try {
       run_on(*faulty, whole, way.of, [&] {
         if (victim && failure.exchange < 0) throw std::runtime_error("left by a test");

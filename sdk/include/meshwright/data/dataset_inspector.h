@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@ struct DatasetRow {
   std::string place;  // "data/chats.jsonl:17"
   std::string text;
   std::vector<Token> tokens;
+  std::shared_ptr<const Later> later = {};
 };
 
 // All methods as those of DatasetKind: pure, and throw Error.

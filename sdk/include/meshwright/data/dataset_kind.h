@@ -34,6 +34,7 @@ struct SampleView {
   std::span<int64_t> targets;    // kNoTarget: no loss there
   std::span<int32_t> documents;  // not descending, from 0 on; empty unless has_documents()
   std::span<float> weights;  // of the targets in the loss, 0 or more; empty unless has_weights()
+  std::shared_ptr<const Later> later = {};
 };
 
 // An open data set. const methods are called by several threads at once, and give the same answer
@@ -78,7 +79,7 @@ class MESHWRIGHT_API DatasetKind {
   virtual void prepare(const DatasetRequest& request) const;
   // Throws Error(bad_dataset) with file and place.
   virtual std::unique_ptr<SampleSource> open(const DatasetRequest& request) const = 0;
-  // Growth between epochs: an interface by id, or nullptr.
+  // Growth: an interface by id, or nullptr.
   virtual void* extension(uint32_t id);
 };
 

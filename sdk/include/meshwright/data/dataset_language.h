@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct LanguageFile {
   std::string name;  // in a Hugging Face folder: "chat_template.jinja"
   std::string path;  // the file to copy; "": `text` is what it holds
   std::string text = {};
+  std::shared_ptr<const Later> later = {};
 };
 
 class DatasetLanguage {

@@ -26,9 +26,13 @@ class MESHWRIGHT_API ConfigJson {
   // A file, or the config.json of a folder. Throws Error(missing_key) for an empty path,
   // Error(file_unreadable), and as parse().
   static ConfigJson read(const std::string& file_or_folder);
-  // Throws Error(bad_model_config) for text that is not one JSON object, is nested too deeply, or
-  // repeats a key. `name`: of the file, in messages.
+  // Throws Error(bad_model_config) for text that is not one JSON object or is nested too deeply. Of
+  // a key that is repeated the last one counts, as in Python. `name`: of the file, in messages.
   static ConfigJson parse(std::string_view text, std::string name);
+  // No moves: one that was moved from would hold nothing.
+  ConfigJson(const ConfigJson&) = default;
+  ConfigJson& operator=(const ConfigJson&) = default;
+  ~ConfigJson() = default;
 
   bool has(std::string_view field) const;  // present and not null
   bool is_null(std::string_view field) const;
@@ -49,14 +53,12 @@ class MESHWRIGHT_API ConfigJson {
   void expect_only(std::initializer_list<std::string_view> fields) const;
   // Throws what a read throws: "<file>: <field> <what> (line 3)".
   [[noreturn]] void refuse(std::string_view field, const std::string& what) const;
-  const std::string& name() const { return name_; }
+  const std::string& name() const;
 
  private:
-  struct Document;
-  ConfigJson();
-  std::shared_ptr<const Document> document_;
-  std::vector<std::string> path_;  // of this object in it
-  std::string name_;
+  struct Object;
+  explicit ConfigJson(std::shared_ptr<const Object> object);
+  std::shared_ptr<const Object> object_;
 };
 
 enum class RopeType : uint8_t { standard, linear, dynamic, llama3, longrope, yarn };
@@ -75,6 +77,7 @@ struct RopeConfig {
   double attention_factor = 1;  // longrope, yarn: cos and sin are multiplied by it
   int64_t max_positions = 0;
   int64_t dim = 0;  // the leading part of a head that turns
+  std::shared_ptr<const Later> later = {};
 };
 
 // From rope_theta, rope_scaling or rope_parameters, partial_rotary_factor and

@@ -48,7 +48,7 @@ class MESHWRIGHT_API ModelFamily {
   // The module, its parameters without values. Default: the plugin's running half makes it
   // (meshwright/parallel/plugin_runtime.h).
   virtual std::unique_ptr<RunningModel> make(const ModelRequest& request) const;
-  // Growth between epochs: an interface by id, or nullptr.
+  // Growth: an interface by id, or nullptr.
   virtual void* extension(uint32_t id);
 };
 

@@ -66,7 +66,7 @@ class MESHWRIGHT_API RunningModel {
   // Whether the output at a position predicts the next token from those before it, so that text
   // can be made with it. Default: yes.
   virtual bool generates() const;
-  // Growth between epochs: an interface by id, or nullptr.
+  // Growth: an interface by id, or nullptr.
   virtual void* extension(uint32_t id);
 };
 

@@ -35,6 +35,7 @@ struct Sequence {
   at::Tensor positions;
   at::Tensor
       counts;  // [batch, rows] bool: false is padding, which no router counts; undefined: all
+  std::shared_ptr<const Later> later = {};
 };
 
 // Makes `sequence` that of the forwards run by this thread while it lives. What recomputes under
@@ -60,6 +61,7 @@ struct AttentionOptions {
   // A query sees the `window` positions that end with its own; 0: all before it.
   int64_t window = 0;
   double dropout = 0;  // of probabilities, in training
+  std::shared_ptr<const Later> later = {};
 };
 
 // How attention is computed. `sequence` may be null.
@@ -69,6 +71,8 @@ class MESHWRIGHT_API AttentionMethod {
   virtual at::Tensor forward(const at::Tensor& query, const at::Tensor& key,
                              const at::Tensor& value, const AttentionOptions& options,
                              const std::shared_ptr<const Sequence>& sequence) = 0;
+  // Growth: an interface by id, or nullptr.
+  virtual void* extension(uint32_t id);
 };
 
 class MESHWRIGHT_API AttentionCoreImpl : public torch::nn::Module {

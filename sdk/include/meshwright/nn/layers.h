@@ -21,6 +21,7 @@ class MESHWRIGHT_API LinearImpl : public torch::nn::LinearImpl {
   // where both sizes of the weight are multiples of 16; the weight itself keeps its dtype. Devices:
   // capability 8.9 and above. Meant for layers, not for heads.
   bool float8 = false;
+  std::shared_ptr<const Later> later = {};
 };
 MESHWRIGHT_MODULE(Linear);
 // One whose tensors are made as asked and hold nothing yet: LibTorch's own constructor fills them
@@ -40,6 +41,7 @@ class MESHWRIGHT_API EmbeddingImpl : public torch::nn::EmbeddingImpl {
   at::Tensor forward(const at::Tensor& ids);  // [..] int64 to [.., width]
 
   double scale = 1;
+  std::shared_ptr<const Later> later = {};
 };
 MESHWRIGHT_MODULE(Embedding);
 // As make_linear(); weight: [rows, width]. The row `padding` gets no gradient.
@@ -60,6 +62,7 @@ class MESHWRIGHT_API RMSNormImpl : public torch::nn::Module {
   at::Tensor weight;
   double epsilon;
   NormScale scale;
+  std::shared_ptr<const Later> later = {};
 };
 MESHWRIGHT_MODULE(RMSNorm);
 
@@ -71,6 +74,7 @@ class MESHWRIGHT_API LayerNormImpl : public torch::nn::Module {
 
   at::Tensor weight, bias;
   double epsilon;
+  std::shared_ptr<const Later> later = {};
 };
 MESHWRIGHT_MODULE(LayerNorm);
 

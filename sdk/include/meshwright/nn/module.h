@@ -34,6 +34,7 @@ struct ForwardCall {
   std::vector<at::Tensor> inputs;  // the tensors among the arguments, in order
   // Runs forward with other tensors in place of `inputs`; gives the tensors of the result.
   std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> run;
+  std::shared_ptr<const Later> later = {};
 };
 
 // What a strategy attaches to a module. Hooks may replace the tensors they see. Not thread-safe;
@@ -55,6 +56,7 @@ class MESHWRIGHT_API HookHost {
 
   std::vector<Hook> before_forward, after_forward;
   Around around;
+  std::shared_ptr<const Later> later = {};
 };
 
 namespace detail {

@@ -71,6 +71,7 @@ struct MoeConfig {
   bool shared_expert_gate = false;   // their sum is multiplied by sigmoid(x w)
   bool experts_before_gate = false;  // order of registration: Qwen3-MoE's
   double initializer_range = 0.02;
+  std::shared_ptr<const Later> later = {};
 
   int64_t expert_width() const { return moe_latent_size > 0 ? moe_latent_size : dim; }
   bool has_score_correction_bias() const {
@@ -85,6 +86,7 @@ MESHWRIGHT_API void check_moe_config(const MoeConfig& config);
 struct Routing {
   at::Tensor weights;  // [T, k], differentiable
   at::Tensor indices;  // [T, k] int64, of all experts of the model
+  std::shared_ptr<const Later> later = {};
 };
 template <class F>
 void visit_tensors(Routing& routing, F&& f) {
@@ -131,6 +133,7 @@ class MESHWRIGHT_API LoadBalance {
   Form form_;
   int64_t active_ = 1;  // k; 1 for a whole model
   Pass pass_;
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 
 // weight [E, dim], bias [E]; buffer e_score_correction_bias [E] float32.
@@ -211,6 +214,7 @@ struct ExpertOrder {
   at::Tensor bounds;  // [E + 1] int32, on devices: each expert's first row, and the row behind the
                       // last one's
   bool padded = false;  // an expert takes padded_rows(its count): behind its rows lie rows of zeros
+  std::shared_ptr<const Later> later = {};
 };
 // Some libraries make code for each new number of rows, which takes longer than the product: n
 // rounded up to one of sixteen sizes between two powers of two, at least by steps of 8, and whether
@@ -237,29 +241,11 @@ class MESHWRIGHT_API ExpertDispatcher {
   // `meanwhile` once: the block's other work, to be done while tokens travel.
   virtual at::Tensor forward(const at::Tensor& x, const Routing& routing, GroupedExperts& experts,
                              const std::function<void()>& meanwhile) = 0;
+  // Growth: an interface by id, or nullptr.
+  virtual void* extension(uint32_t id);
 };
 // All experts on this rank.
 MESHWRIGHT_API std::shared_ptr<ExpertDispatcher> local_dispatcher();
-
-// An activation with its numbers.
-struct ActivationShape {
-  ExpertActivation kind = ExpertActivation::swiglu;
-  double alpha = 1.702, limit = 7, swiglu_limit = 0;
-  bool gated() const { return kind != ExpertActivation::relu2; }
-};
-
-// A dense MLP under the names of Hugging Face: gate_proj, up_proj, down_proj; relu2: up_proj and
-// down_proj.
-class MESHWRIGHT_API SharedExpertsImpl : public torch::nn::Module {
- public:
-  SharedExpertsImpl(const MoeConfig& config, const at::TensorOptions& options = {});
-  at::Tensor forward(const at::Tensor& x);
-
- private:
-  ActivationShape activation_;
-  Linear gate_proj_{nullptr}, up_proj_{nullptr}, down_proj_{nullptr};
-};
-MESHWRIGHT_MODULE(SharedExperts);
 
 // Children: gate, experts; then shared_experts, shared_expert_gate, fc1_latent_proj and
 // fc2_latent_proj where the configuration asks for them.
@@ -274,16 +260,15 @@ class MESHWRIGHT_API MoeImpl : public torch::nn::Module {
   const MoeConfig& config() const { return config_; }
   Router& gate() { return gate_; }
   GroupedExperts& experts() { return experts_; }
-  ExpertDispatcher& dispatcher() { return *dispatcher_; }
+  ExpertDispatcher& dispatcher();
   void set_dispatcher(std::shared_ptr<ExpertDispatcher> dispatcher);
 
  private:
   MoeConfig config_;
   Router gate_{nullptr};
   GroupedExperts experts_{nullptr};
-  SharedExperts shared_experts_{nullptr};
-  Linear shared_expert_gate_{nullptr}, fc1_latent_proj_{nullptr}, fc2_latent_proj_{nullptr};
-  std::shared_ptr<ExpertDispatcher> dispatcher_;
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
 };
 MESHWRIGHT_MODULE(Moe);
 

@@ -8,12 +8,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "meshwright/model/config_json.h"
 #include "meshwright/nn/module.h"
-#include "meshwright/parallel/context_split.h"
 
 namespace meshwright {
 
@@ -32,6 +32,7 @@ void visit_tensors(RotaryTable& table, F&& f) {
 class MESHWRIGHT_API RotaryEmbeddingImpl : public torch::nn::Module {
  public:
   explicit RotaryEmbeddingImpl(std::vector<RopeConfig> configs);
+  ~RotaryEmbeddingImpl() override;
   // For `rows` rows of activations like `x`, under the configuration of that number: positions 0,
   // 1, ..., or those of current_sequence(), whose length then matters for the frequencies.
   RotaryTable forward(const at::Tensor& x, int64_t rows, size_t which);
@@ -39,19 +40,8 @@ class MESHWRIGHT_API RotaryEmbeddingImpl : public torch::nn::Module {
   bool follows_length() const;
 
  private:
-  struct Entry {
-    size_t which;
-    int64_t capacity, stretched;
-    at::Device device;
-    at::ScalarType dtype;
-    RotaryTable table;
-    std::vector<PositionRun> picked_rows;  // of the last sequence
-    RotaryTable picked;
-  };
-  Entry& table_for(const at::Tensor& x, int64_t positions, size_t which);
-  std::vector<RopeConfig> configs_;
-  std::vector<int64_t> stretched_;  // the length that frequencies were made for, where it matters
-  std::vector<Entry> entries_;
+  struct Tables;
+  std::unique_ptr<Tables> tables_;
 };
 MESHWRIGHT_MODULE(RotaryEmbedding);
 

@@ -46,6 +46,7 @@ class MESHWRIGHT_API ContextParallel {
  private:
   std::shared_ptr<Group> group_;
   ContextBalance balance_;
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 
 // Collective over the cp group of the request's mesh; nullptr without one. Every attention core of

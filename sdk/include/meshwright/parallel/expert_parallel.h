@@ -45,6 +45,7 @@ class MESHWRIGHT_API ExpertParallel {
   std::shared_ptr<Group> ep_, ep_shard_;
   double divisor_;
   std::map<std::string, std::vector<int64_t>, std::less<>> whole_;  // sizes with all experts
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 
 // Collective over the groups of the request's expert mesh; nullptr when the plan has none. Every

@@ -50,7 +50,8 @@ class ForwardingModel : public ParallelModel, public PipelineUnits {
   std::shared_ptr<TensorParallel> tensor_parallel() const override {
     return inner_->tensor_parallel();
   }
-  void* extension(uint32_t id) override { return inner_->extension(id); }
+  // The inner model's extensions are not its own: what it overrides would be left out.
+  void* extension(uint32_t) override { return nullptr; }
   PipelineUnits* pipeline_units() override {
     return inner_->pipeline_units() != nullptr ? this : nullptr;
   }

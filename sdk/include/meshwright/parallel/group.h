@@ -20,15 +20,9 @@
 #include "meshwright/export.h"
 #include "meshwright/mesh.h"
 
-namespace c10d {
-class Backend;
-class Work;  // NOLINT(bugprone-forward-declaration-namespace): ours is below
-}  // namespace c10d
-
 namespace meshwright {
 
 class Flight;
-class Transport;
 class TrafficCounter;  // meshwright/parallel/testing.h
 
 namespace detail {
@@ -137,11 +131,8 @@ class MESHWRIGHT_API Group {
 // This process's place in the job, and the maker of its groups.
 class MESHWRIGHT_API World {
  public:
-  // Makes the transport of one group; collective over its ranks. `name` is unique in the job.
-  using Connect = std::function<std::shared_ptr<Transport>(const std::string& name,
-                                                           const std::vector<int64_t>& ranks)>;
-  World(int64_t rank, int64_t size, at::Device device, std::chrono::milliseconds timeout,
-        Connect connect);
+  struct Impl;
+  explicit World(std::unique_ptr<Impl> impl);
   // A world of one rank, without any network.
   static std::shared_ptr<World> single(at::Device device = at::kCPU);
   World(const World&) = delete;
@@ -165,15 +156,8 @@ class MESHWRIGHT_API World {
   const std::vector<std::string>& notices() const;
   void notice(std::string text);
 
-  // Who asks the ranks of a group which of them are there, when a wait has timed out.
-  struct RollCall;
-  struct Answers;
-  using LivenessCheck = std::function<Answers(const RollCall& call)>;
-  void set_liveness_check(LivenessCheck check);
-
  private:
   friend struct detail::GroupAccess;
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

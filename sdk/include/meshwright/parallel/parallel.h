@@ -39,6 +39,7 @@ struct ParallelizeRequest {
   // What plan_sharding() answered for this rank and outline when the job was planned; nullptr: it
   // is asked for the live model (plan_of() in parallelize.h).
   const ShardingPlan* plan = nullptr;
+  std::shared_ptr<const Later> later = {};
 };
 
 // One parameter as this rank holds it. Checkpoints, export and weight loading read this list.
@@ -64,6 +65,7 @@ class ContextParallel;  // meshwright/parallel/context_parallel.h
 // parallelize().
 struct FlatParameterGroup {
   at::Tensor values, grads;
+  std::shared_ptr<const Later> later = {};
 };
 
 // Where a parameter's elements lie among what the optimizer updates.
@@ -78,8 +80,8 @@ struct UpdatePlace {
 struct StateReplica {
   // What a run begins with that has another number of replicas than its checkpoint. mean: the mean
   // over those of the checkpoint, which keeps the mean of what error feedback still owes. zeros.
-  // first: its own where the checkpoint has one, else that of the first.
-  enum class Resize : uint8_t { mean, zeros, first };
+  // own_or_first: its own where the checkpoint has one, else that of the first.
+  enum class Resize : uint8_t { mean, zeros, own_or_first };
   int64_t index = 0, count = 1;  // rank() and size() of the group of replicas
   Resize resize = Resize::mean;
 };
@@ -110,6 +112,7 @@ struct ValuesWritten {
   // Of a checkpoint: each replica along independent_axis() got the values that it had, not those of
   // the first one.
   bool own_values = true;
+  std::shared_ptr<const Later> later = {};
 };
 
 // Why a checkpoint is about to be made: at its turn, as the best so far, because somebody asked
@@ -137,6 +140,8 @@ class MESHWRIGHT_API PipelineUnits {
   virtual void reduce_units(const std::vector<std::string>& units) = 0;
   // Whether each backward's gradients are reduced by themselves, not those of a step together.
   virtual bool reduces_every_micro_batch() const { return false; }
+  // Growth: an interface by id, or nullptr.
+  virtual void* extension(uint32_t id);
 };
 
 // A model under a strategy. One training loop drives every strategy through it. Not thread-safe.
@@ -208,6 +213,7 @@ class MESHWRIGHT_API ParallelModel {
 
  private:
   std::shared_ptr<ContextParallel> context_parallel_;
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 
 // Parallel to model.parameters(). Local.

@@ -26,6 +26,7 @@ struct UnitSharding {
   int64_t dim = 0;  // cut of parameters with more dimensions than that, others along 0; a dim above
                     // 0 must divide evenly
   double divisor = 1;  // gradients are sums over `shard` divided by this
+  std::shared_ptr<const Later> later = {};
 };
 
 struct UnitSpec {

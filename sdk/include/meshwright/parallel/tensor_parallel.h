@@ -61,6 +61,7 @@ class MESHWRIGHT_API TensorParallel {
   std::optional<VocabularyShard> vocabulary_;
   at::Tensor packed_;
   std::shared_ptr<bool> unfinished_;  // a backward left out some of the modules that share an input
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 
 // Collective over the tp group of the request's mesh; nullptr when there is none or the plan is

@@ -34,6 +34,7 @@ class MESHWRIGHT_API TrafficCounter {
 
  private:
   std::vector<Row> rows_, order_;
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 
 // Runs `body` once per rank, each in a thread of its own with one thread for operators. The first
