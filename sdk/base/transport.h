@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
 #include <functional>
@@ -14,6 +15,11 @@
 
 #include "meshwright/export.h"
 #include "meshwright/parallel/group.h"
+
+namespace c10d {
+class Backend;
+class Work;  // NOLINT(bugprone-forward-declaration-namespace): ours is another one
+}  // namespace c10d
 
 namespace meshwright {
 
