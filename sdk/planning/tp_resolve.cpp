@@ -275,8 +275,10 @@ void check_layers(const TpPlan& plan, Resolved& model) {
     auto at = model.layers.find(layer);
     if (at == model.layers.end()) continue;
     LayerNorms& norms = at->second;
+    // One of heads reads what the columns give, which has all positions.
     bool own_norm = module.kind == ModuleKind::norm && module_of(module.name) == layer &&
-                    with_parameters.contains(module.name);
+                    with_parameters.contains(module.name) &&
+                    tp::seen_by(model.outline, module.name) != tp::Sees::heads;
     bool projection = module.kind == ModuleKind::linear || module.kind == ModuleKind::experts ||
                       module.kind == ModuleKind::router;
     if (!own_norm && !projection) continue;

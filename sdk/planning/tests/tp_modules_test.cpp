@@ -305,6 +305,14 @@ TEST_CASE("what trains whole among cut projections says what it sees, or is not 
   flat.own_sequence_plan = {{"model.layers.*.post_attention_layernorm", "sequence_parallel"}};
   CHECK_NOTHROW(check_tp_blocks(query, flat));
   CHECK(partial_gradient_parameters(query, flat).empty());
+  // A norm of heads may lie beside the sequence-parallel norms of its layer: it says so.
+  ModelOutline heads = llama;
+  heads.modules.push_back({"model.layers.1.query_norm", ModuleKind::norm, "Norm"});
+  heads.parameters.push_back({"model.layers.1.query_norm.weight", {8}, DType::float32});
+  const TpPlan norms = plan_of(heads, with_norms(kSequence));
+  check_refused(norms, heads, "model.layers.1.query_norm has no style");
+  heads.own_tp_plan = {{"model.layers.*.query_norm", "replicated_with_grad_allreduce"}};
+  CHECK_NOTHROW(resolve_tp_modules(norms, heads));
 }
 
 TEST_CASE("a tied head and embedding are cut alike or not at all") {
