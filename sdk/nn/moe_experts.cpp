@@ -297,7 +297,7 @@ struct Experts : torch::autograd::Function<Experts> {
                         const MoeConfig& config) {
     Tensor tokens = given_tokens.contiguous(), first_bias = given_first_bias.value_or(Tensor()),
            second_bias = given_second_bias.value_or(Tensor()), h, y;
-    ActivationShape shape = detail::activation_shape(config);
+    detail::ActivationShape shape = detail::activation_shape(config);
     bool after = config.apply_router_weight_after_down;
     for (const Piece& piece : layout.pieces(tokens, first, second)) {
       Tensor middle = layout.times(piece, piece.of(tokens), first, h), w = piece.of(weights);
@@ -337,8 +337,9 @@ struct Experts : torch::autograd::Function<Experts> {
                                        : Layout(context->saved_data["counts"].toIntVector(),
                                                 context->saved_data["padded"].toBool());
     std::vector<double> numbers = context->saved_data["numbers"].toDoubleVector();
-    ActivationShape shape{static_cast<ExpertActivation>(context->saved_data["kind"].toInt()),
-                          numbers[0], numbers[1], numbers[2]};
+    detail::ActivationShape shape{
+        static_cast<ExpertActivation>(context->saved_data["kind"].toInt()), numbers[0], numbers[1],
+        numbers[2]};
     Tensor grad = grads[0].contiguous(), to_tokens,
            to_weights = at::empty(weights.sizes(), weights.options());
     auto zeros_like = [](const Tensor& t) {
