@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "attention_blocks_cut.h"
 #include "sdk/base/known_documents.h"
 
 namespace meshwright::detail {

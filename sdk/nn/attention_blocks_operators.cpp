@@ -1,4 +1,4 @@
-#include "attention_blocks_operators.h"
+#include "attention_blocks.h"
 
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>

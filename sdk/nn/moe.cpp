@@ -17,14 +17,12 @@
 #include <optional>
 #include <utility>
 
-#include "expert_dispatchers.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/parallel/activation_checkpoint.h"
 #include "meshwright/parallel/collectives.h"
-#include "moe_activation.h"
-#include "moe_dispatch.h"
+#include "moe_parts.h"
 #include "row_route.h"
 #include "sdk/base/even_tokens.h"
 #include "sdk/base/read_by_host.h"

@@ -1,4 +1,4 @@
-#include "moe_activation.h"
+#include "moe_parts.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
@@ -13,7 +13,6 @@
 
 #include <optional>
 
-#include "moe_dispatch.h"
 #include "sdk/base/exponential.h"
 #include "sdk/base/own_kernels.h"
 #include "sdk/base/vectorised.h"

@@ -1,4 +1,4 @@
-#include "moe_dispatch.h"
+#include "moe_parts.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>

@@ -22,8 +22,7 @@
 
 #include "meshwright/error.h"
 #include "meshwright/nn/moe.h"
-#include "moe_activation.h"
-#include "moe_dispatch.h"
+#include "moe_parts.h"
 #include "sdk/base/kernels/grouped_arguments.h"
 #include "sdk/base/own_kernels.h"
 #include "sdk/nn/linear.h"

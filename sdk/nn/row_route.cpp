@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "meshwright/error.h"
-#include "moe_dispatch.h"
+#include "moe_parts.h"
 #include "sdk/base/read_by_host.h"
 #include "sdk/comm/parts.h"
 #include "sdk/comm/shared_memory.h"

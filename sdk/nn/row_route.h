@@ -12,7 +12,7 @@
 
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/group.h"
-#include "moe_dispatch.h"
+#include "moe_parts.h"
 
 namespace meshwright::detail {
 

@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "key_exchange.h"
 #include "meshwright/error.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/trace_span.h"

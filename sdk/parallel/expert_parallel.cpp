@@ -11,7 +11,7 @@
 #include "meshwright/nn/moe.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/comm/parts.h"
-#include "sdk/nn/expert_dispatchers.h"
+#include "sdk/nn/moe_parts.h"
 
 namespace meshwright {
 

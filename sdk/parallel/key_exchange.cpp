@@ -1,4 +1,4 @@
-#include "key_exchange.h"
+#include "context_attention.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

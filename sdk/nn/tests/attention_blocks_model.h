@@ -14,7 +14,7 @@
 #include <tuple>
 #include <vector>
 
-#include "sdk/nn/attention_blocks_operators.h"
+#include "sdk/nn/attention_blocks.h"
 
 namespace meshwright::attention_blocks_model {
 

@@ -24,7 +24,7 @@
 
 #include "meshwright/error.h"
 #include "meshwright/parallel/activation_checkpoint.h"
-#include "sdk/nn/moe_dispatch.h"
+#include "sdk/nn/moe_parts.h"
 
 namespace moe_test {
 

@@ -1,11 +1,17 @@
-// Rows of tokens: taken by index, and added up.
+// Tokens on their way to experts: rows taken by index and added up, what experts compute between
+// their two products (forward and backward, without autograd), and who brings tokens there.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "meshwright/nn/moe.h"
+#include "meshwright/parallel/group.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::detail {
 
@@ -58,5 +64,40 @@ inline int64_t taken_rows(int64_t n, bool padded) { return padded ? padded_rows(
 MESHWRIGHT_API std::vector<int64_t> counts_of(const at::Tensor& bounds);
 // The order of sort_without_counts() with counts that are known, and without the rows of nobody.
 MESHWRIGHT_API ExpertOrder with_counts(ExpertOrder order, std::vector<int64_t> counts);
+
+// What experts do between their two products, forward and backward, without autograd.
+
+// An activation with its numbers.
+struct ActivationShape {
+  ExpertActivation kind = ExpertActivation::swiglu;
+  double alpha = 1.702, limit = 7, swiglu_limit = 0;
+  bool gated() const { return kind != ExpertActivation::relu2; }
+};
+
+ActivationShape activation_shape(const MoeConfig& config);
+
+// Whether these two put their results where the caller says, for tensors like t.
+bool activates_into(const ActivationShape& shape, const at::Tensor& t);
+
+// h [N, 2f] (relu2: [N, f]) to [N, f], times weights [N] where they are defined; computed in
+// float32 (float64 of float64). `into`: where it may be put.
+at::Tensor activate(const ActivationShape& shape, const at::Tensor& h, const at::Tensor& weights,
+                    const at::Tensor& into = {});
+
+struct ActivationGradients {
+  at::Tensor to_h, to_weights;  // as h; [N] in the dtype of weights
+  at::Tensor weighted;          // activate(shape, h, weights)
+};
+// grad [N, f]: of the weighted activation. `into`: where they may be put, defined or not.
+ActivationGradients activate_backward(const ActivationShape& shape, const at::Tensor& h,
+                                      const at::Tensor& weights, const at::Tensor& grad,
+                                      ActivationGradients into = {});
+
+// How tokens reach experts on other ranks.
+
+// The dispatcher over the ranks of `ep`; each rank holds an equal part of the experts, in order.
+// Every rank of the group must call forward and backward through it equally often, with or without
+// tokens.
+std::shared_ptr<ExpertDispatcher> make_dispatcher(TokenDispatcher kind, std::shared_ptr<Group> ep);
 
 }  // namespace meshwright::detail
