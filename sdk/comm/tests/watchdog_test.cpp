@@ -50,13 +50,13 @@ struct FakeNccl : c10d::Backend {
 
 struct Rank0 {
   c10::intrusive_ptr<FakeNccl> backend;
-  World world;
+  std::shared_ptr<World> world;
   explicit Rank0(Fate fate)
       : backend(c10::make_intrusive<FakeNccl>(fate)),
-        world(0, 2, at::kCPU, std::chrono::milliseconds(300),
-              [this](const std::string&, const std::vector<int64_t>&) {
-                return transport_over(backend, at::kCPU);
-              }) {}
+        world(make_world(0, 2, at::kCPU, std::chrono::milliseconds(300),
+                         [this](const std::string&, const std::vector<int64_t>&) {
+                           return transport_over(backend, at::kCPU);
+                         })) {}
 };
 
 // What check() says within two seconds.
@@ -79,11 +79,11 @@ TEST_CASE(
     "a collective on a device that never ends is named after its timeout, and the device is let "
     "go") {
   Rank0 rank(Fate::never);
-  auto group = rank.world.everyone();
+  auto group = rank.world->everyone();
   CHECK(group->has_native_reduce_scatter());
   group->all_reduce(at::zeros({1000000})).wait();  // returns at once
-  rank.world.check();
-  std::string text = failure_of(rank.world, ErrorCode::collective_timeout);
+  rank.world->check();
+  std::string text = failure_of(*rank.world, ErrorCode::collective_timeout);
   CHECK(text.find("rank 0 waited 0.3") != std::string::npos);
   CHECK(text.find("all_reduce of 4.0 MB in group world [0, 1]") != std::string::npos);
   for (int i = 0; i < 100 && rank.backend->aborted == 0; ++i)
@@ -111,20 +111,20 @@ TEST_CASE("a rank whose back ends do not let go ends ten seconds after the timeo
 
 TEST_CASE("a collective that failed on the device is reported with the reason") {
   Rank0 rank(Fate::broken);
-  rank.world.everyone()->all_reduce(at::zeros({4})).wait();
-  std::string text = failure_of(rank.world, ErrorCode::collective_failed);
+  rank.world->everyone()->all_reduce(at::zeros({4})).wait();
+  std::string text = failure_of(*rank.world, ErrorCode::collective_failed);
   CHECK(text.find("all_reduce of 16 bytes in group world [0, 1] failed: remote process exited") !=
         std::string::npos);
 }
 
 TEST_CASE("collectives that end in time leave nothing to report") {
   Rank0 rank(Fate::done);
-  for (int i = 0; i < 50; ++i) rank.world.everyone()->all_reduce(at::zeros({4})).wait();
+  for (int i = 0; i < 50; ++i) rank.world->everyone()->all_reduce(at::zeros({4})).wait();
   std::this_thread::sleep_for(std::chrono::milliseconds(600));
-  rank.world.check();
+  rank.world->check();
   CHECK(rank.backend->aborted == 0);
   const at::Tensor brought = at::zeros({1});
-  CHECK(meshwright::detail::read_by_host(*rank.world.everyone(), brought).is_same(brought));
+  CHECK(meshwright::detail::read_by_host(*rank.world->everyone(), brought).is_same(brought));
 }
 
 }  // namespace watchdog_test
