@@ -194,7 +194,8 @@ void claim(const Chosen& chosen, c10d::Store& store, int64_t rank) {
        {chosen.nccl->device_uuid(device), host() + " " + chosen.nccl->device_address(device)}) {
     const std::string first = text_of(store.compareSet("device/" + key, {}, bytes_of(mine)));
     if (first == mine) continue;
-    const auto [low, high] = std::minmax<int64_t>({rank, rendezvous::number_of(first, "device/" + key, "a rank")});
+    const auto [low, high] =
+        std::minmax<int64_t>({rank, rendezvous::number_of(first, "device/" + key, "a rank")});
     store.set(kShared, bytes_of("ranks " + std::to_string(low) + " and " + std::to_string(high) +
                                 " share the CUDA device " + chosen.name));
     return;
