@@ -10,6 +10,7 @@
 #include <ctime>
 
 #include "meshwright/error.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::launch {
 
@@ -20,12 +21,10 @@ constexpr auto kHold = std::chrono::seconds(3);
 constexpr off_t kLongLog = 16 << 20;
 
 std::string separator(int64_t restart) {
-  std::time_t now = std::time(nullptr);
+  const std::time_t now = std::time(nullptr);
   std::tm parts{};
   ::gmtime_r(&now, &parts);
-  char text[80];
-  std::strftime(text, sizeof text, "=== %Y-%m-%dT%H:%M:%SZ", &parts);
-  return std::string(text) +
+  return text::format_time("=== %Y-%m-%dT%H:%M:%SZ", parts) +
          (restart == 0 ? ": another start" : ": restart " + std::to_string(restart)) + " ===\n";
 }
 

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <optional>
 
@@ -13,6 +12,7 @@
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/json_codec.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::launch {
 
@@ -24,12 +24,6 @@ namespace {
   for (const std::string& note : error.notes()) text += "  note: " + note + "\n";
   if (::write(STDERR_FILENO, text.data(), text.size()) < 0) ::_exit(exit_status(error.code()));
   ::_exit(exit_status(error.code()));
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string out;
-  for (const std::string& word : words) out += (out.empty() ? "" : ", ") + word;
-  return out;
 }
 
 }  // namespace
@@ -53,7 +47,8 @@ std::unique_ptr<base::RunLock> own_run_folder(const std::filesystem::path& folde
     if (error.code() != ErrorCode::run_folder_locked || variables.empty()) throw;
     throw Error(ErrorCode::unknown_launcher,
                 "the environment looks like that of a launcher which is not recognised (" +
-                    joined(variables) + "), so each process trains alone; " + error.message())
+                    text::join(variables, ", ") + "), so each process trains alone; " +
+                    error.message())
         .key("run.name")
         .help(kSetRankVariables)
         .help("if this is to be a run of its own, set run.name to another name");
@@ -162,14 +157,12 @@ detail::LoggedCollective as_logged(Collective&& one) {
   return out;
 }
 
-std::optional<int64_t> rank_of(const std::string& name) {
+std::optional<int64_t> rank_of(std::string_view name) {
   constexpr std::string_view kBegin = "rank_", kEnd = ".json";
   if (!name.starts_with(kBegin) || !name.ends_with(kEnd)) return std::nullopt;
-  int64_t rank = -1;
-  const char* last = name.data() + name.size() - kEnd.size();
-  if (std::from_chars(name.data() + kBegin.size(), last, rank).ptr != last || rank < 0)
-    return std::nullopt;
-  return rank;
+  name.remove_suffix(kEnd.size());
+  const std::optional<int64_t> rank = text::to_number(name.substr(kBegin.size()));
+  return rank && *rank >= 0 ? rank : std::nullopt;
 }
 
 constexpr const char* kLauncherFile = "launcher.json";

@@ -2,61 +2,107 @@
 #include "engine/launch/ranks.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "meshwright/error.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::launch {
 
+const char* const kSetRankVariables =
+    "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (LOCAL_RANK too where a host has several) "
+    "from what the launcher provides";
+
+namespace {
+
+using Source = RankEnvironment::Source;
+
 constexpr int64_t kMost = int64_t{1} << 22;
+constexpr const char* kOrStartLocalRanks =
+    "or unset the launcher's variables, and start local ranks with `meshwright train FILE --nproc "
+    "N`";
+
+[[noreturn]] void fail(const std::string& name, const std::string& what) {
+  throw Error(ErrorCode::bad_rank_environment, what)
+      .help("let the launcher set " + name)
+      .help(kOrStartLocalRanks);
+}
 
 class Reader {
  public:
   explicit Reader(const Lookup& lookup) : lookup_(lookup) {}
   // An empty variable counts as one that is not set.
-  std::optional<std::string> text(const std::string& name) const;
+  std::optional<std::string> text(const std::string& name) const {
+    std::optional<std::string> value = lookup_(name);
+    return value && value->empty() ? std::nullopt : value;
+  }
   bool has(const std::string& name) const { return text(name).has_value(); }
-  std::optional<int64_t> number(const std::string& name, int64_t low, int64_t high) const;
+  std::optional<int64_t> number(const std::string& name, int64_t low, int64_t high) const {
+    std::optional<std::string> value = text(name);
+    if (!value) return std::nullopt;
+    const std::optional<int64_t> out = text::to_number(*value);
+    if (!out || *out < low || *out > high)
+      fail(name, name + " = \"" + *value + "\" is not a whole number from " + std::to_string(low) +
+                     " to " + std::to_string(high));
+    return out;
+  }
   int64_t need(const std::string& name, int64_t low, int64_t high,
-               const std::string& because) const;
-  // Throws Error(bad_rank_environment).
-  [[noreturn]] static void fail(const std::string& name, const std::string& what);
+               const std::string& because) const {
+    if (std::optional<int64_t> value = number(name, low, high)) return *value;
+    fail(name, name + " is not set, but " + because);
+  }
 
  private:
   const Lookup& lookup_;
 };
 
+// MESHWRIGHT_PORT_RANGE. Throws Error(bad_rank_environment).
+PortRange ports_of(const Reader& read) {
+  const std::optional<std::string> value = read.text("MESHWRIGHT_PORT_RANGE");
+  if (!value) return {};
+  const size_t dash = value->find('-');
+  const std::optional<int> first = text::to_number<int>(value->substr(0, dash)),
+                           last = text::to_number<int>(
+                               dash == std::string::npos ? "" : value->substr(dash + 1));
+  if (first && last && *first >= 1 && *first <= *last && *last <= 65535) return {*first, *last};
+  throw Error(ErrorCode::bad_rank_environment,
+              "MESHWRIGHT_PORT_RANGE = \"" + *value +
+                  "\" is no range of ports: two numbers from 1 to 65535, the lower first")
+      .help("set MESHWRIGHT_PORT_RANGE, on all ranks, to such as 29500-29599, or unset it");
+}
+
+// Where the ranks of a job meet whose launcher names no MASTER_PORT, by the job's number: in the
+// first half of the range, else below the ports that the kernel gives out.
+int port_of_job(const Reader& read, int64_t number) {
+  const PortRange ports = ports_of(read).to_meet();
+  return static_cast<int>(ports.limited() ? ports.first + number % ports.count()
+                                          : 20000 + number % 12000);
+}
+
 // The names that a launcher has for the four numbers; nullptr where it has none.
 struct Names {
   const char *rank, *world, *local_rank, *local_world;
 };
-inline constexpr Names kPlain = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
 // Throws Error(bad_rank_environment) when the four numbers cannot be true together.
-void check(const RankEnvironment& e, const Names& names);
-
-// MESHWRIGHT_PORT_RANGE. Throws Error(bad_rank_environment).
-PortRange ports_of(const Reader& read);
-// Where the ranks of a job meet whose launcher names no MASTER_PORT, by the job's number: in the
-// first half of the range, else below the ports that the kernel gives out.
-int port_of_job(const Reader& read, int64_t number);
-
-// Launchers other than torchrun, plain variables and Slurm.
-std::optional<RankEnvironment> from_launchers(const Reader& read);
-// What such a launcher calls the job; empty: nothing.
-std::string name_of_launchers_job(const Reader& read);
-// Whether one of these launchers says another rank or size: then the process was not started by the
-// one that says `rank` and `world`.
-bool differs_from_launchers(const Reader& read, int64_t rank, int64_t world);
-
-namespace {
-
-using Source = RankEnvironment::Source;
+void check(const RankEnvironment& e, const Names& names) {
+  auto below = [](const char* name, int64_t value, const char* limit_name, int64_t limit) {
+    if (value >= limit)
+      fail(name, std::string(name) + " = " + std::to_string(value) + " is not below " + limit_name +
+                     " = " + std::to_string(limit));
+  };
+  below(names.rank, e.rank, names.world, e.world_size);
+  const char* local_world = names.local_world ? names.local_world : "the number of local ranks";
+  if (e.local_world_size > e.world_size)
+    fail(local_world, std::string(local_world) + " = " + std::to_string(e.local_world_size) +
+                          " is more than " + names.world + " = " + std::to_string(e.world_size));
+  if (names.local_rank) below(names.local_rank, e.local_rank, local_world, e.local_world_size);
+}
 
 bool is_loopback(const std::string& address) {
   return address == "localhost" || address.starts_with("127.") || address == "::1";
@@ -72,254 +118,20 @@ RankEnvironment plain(const Reader& read, Source source) {
   std::optional<std::string> addr = read.text("MASTER_ADDR");
   bool here = e.world_size == 1 || (addr && is_loopback(*addr));
   if (local && !local_world && here && *local >= e.world_size)
-    Reader::fail("LOCAL_RANK", "LOCAL_RANK = " + std::to_string(*local) +
-                                   " is not below WORLD_SIZE = " + std::to_string(e.world_size));
+    fail("LOCAL_RANK", "LOCAL_RANK = " + std::to_string(*local) +
+                           " is not below WORLD_SIZE = " + std::to_string(e.world_size));
   e.local_world_told = local_world || here;
   e.local_world_size = local_world.value_or(here ? e.world_size : local.value_or(0) + 1);
   e.local_rank = local.value_or(here && !local_world ? e.rank : 0);
-  check(e, kPlain);
+  check(e, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
   if (e.world_size > 1) {
     std::string because = "the job has " + std::to_string(e.world_size) + " ranks";
-    if (!addr) Reader::fail("MASTER_ADDR", "MASTER_ADDR is not set, but " + because);
+    if (!addr) fail("MASTER_ADDR", "MASTER_ADDR is not set, but " + because);
     e.master_addr = *addr;
     e.master_port = static_cast<int>(read.need("MASTER_PORT", 1, 65535, because));
   }
   return e;
 }
-
-// Step numbers from here on are the batch script, an interactive shell and the like: one process,
-// not a rank.
-constexpr int64_t kFirstSpecialStep = 0xfffffff0;
-
-std::optional<RankEnvironment> slurm(const Reader& read) {
-  std::optional<int64_t> step = read.number("SLURM_STEP_ID", 0, UINT32_MAX);
-  if (!step || *step >= kFirstSpecialStep) return std::nullopt;
-  const char* world = read.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
-  RankEnvironment e;
-  e.source = Source::slurm;
-  e.rank = read.need("SLURM_PROCID", 0, kMost, "SLURM_STEP_ID is");
-  e.world_size = read.need(world, 1, kMost, "SLURM_STEP_ID is");
-  // `srun --pty bash` is a shell, whose user may start local ranks.
-  if (e.world_size == 1) return std::nullopt;
-  // mpirun starts its daemons with srun, and their step is not that of the ranks.
-  if (differs_from_launchers(read, e.rank, e.world_size)) return std::nullopt;
-  std::string list = read.text("SLURM_STEP_NODELIST").value_or("");
-  if (list.empty())
-    Reader::fail("SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST is not set, but SLURM_STEP_ID is");
-  std::optional<std::vector<std::string>> hosts = expand_hosts(list);
-  if (!hosts)
-    Reader::fail("SLURM_STEP_NODELIST",
-                 "SLURM_STEP_NODELIST = \"" + list + "\" is not a list of hosts");
-  e.local_rank = read.need("SLURM_LOCALID", 0, kMost, "SLURM_STEP_ID is");
-  e.local_world_told = hosts->size() == 1;
-  e.local_world_size = e.local_world_told ? e.world_size : e.local_rank + 1;
-  if (std::optional<std::string> tasks = read.text("SLURM_STEP_TASKS_PER_NODE");
-      tasks && hosts->size() > 1) {
-    std::optional<int64_t> here =
-        tasks_of_host(*tasks, read.need("SLURM_NODEID", 0, kMost, "the job spans hosts"));
-    if (!here)
-      Reader::fail("SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE = \"" + *tasks +
-                                                    "\" does not say how many tasks run here");
-    e.local_world_told = true;
-    e.local_world_size = *here;
-  }
-  check(e, {"SLURM_PROCID", world, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"});
-  std::optional<std::string> addr = read.text("MASTER_ADDR");
-  // Tasks in the order of a file of hosts: rank 0 is anywhere, and the list of nodes is sorted.
-  if (!addr && hosts->size() > 1 && read.text("SLURM_DISTRIBUTION") == "arbitrary")
-    Reader::fail("MASTER_ADDR",
-                 "MASTER_ADDR is not set, and with SLURM_DISTRIBUTION = arbitrary rank 0 may be on "
-                 "any node of SLURM_STEP_NODELIST = " +
-                     list);
-  e.master_addr = addr.value_or(hosts->size() == 1 ? "127.0.0.1" : hosts->front());
-  // The same on all ranks, another for each step.
-  int64_t job = read.number("SLURM_JOB_ID", 0, INT64_MAX).value_or(0);
-  e.master_port = static_cast<int>(
-      read.number("MASTER_PORT", 1, 65535).value_or(port_of_job(read, job % 12000 * 97 + *step)));
-  return e;
-}
-
-}  // namespace
-
-Lookup process_environment() {
-  return [](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    return value ? std::optional<std::string>(value) : std::nullopt;
-  };
-}
-
-namespace {
-
-std::optional<RankEnvironment> detect(const Reader& read) {
-  if (read.has("MESHWRIGHT_LOCAL_JOB")) {
-    RankEnvironment e = plain(read, Source::local);
-    if (std::optional<int64_t> fd = read.number("MESHWRIGHT_STORE_FD", 3, 1 << 20);
-        fd && e.rank == 0)
-      e.listen_fd = static_cast<int>(*fd);
-    e.restart = read.number("MESHWRIGHT_RESTART", 0, kMost).value_or(0);
-    return e;
-  }
-  std::optional<std::string> agent = read.text("TORCHELASTIC_USE_AGENT_STORE");
-  if (agent || read.has("TORCHELASTIC_RUN_ID")) {
-    RankEnvironment e = plain(read, Source::torchrun);
-    e.agent_store = agent && (*agent == "True" || *agent == "true" || *agent == "1");
-    e.restart = read.number("TORCHELASTIC_RESTART_COUNT", 0, kMost).value_or(0);
-    return e;
-  }
-  if (read.has("RANK")) return plain(read, Source::plain);
-  if (std::optional<RankEnvironment> e = slurm(read)) return e;
-  if (std::optional<RankEnvironment> e = from_launchers(read)) return e;
-  // One process of several that does not know which must not train alone.
-  if (std::optional<int64_t> world = read.number("WORLD_SIZE", 1, kMost); world && *world > 1)
-    Reader::fail("RANK", "WORLD_SIZE = " + std::to_string(*world) + ", but RANK is not set");
-  return std::nullopt;
-}
-
-std::string secret_of(const Reader& read) {
-  constexpr size_t kLeast = 16;
-  std::string out = read.text("MESHWRIGHT_JOB_SECRET").value_or("");
-  if (!out.empty() && out.size() < kLeast)
-    throw Error(ErrorCode::bad_rank_environment,
-                "MESHWRIGHT_JOB_SECRET has " + std::to_string(out.size()) +
-                    " characters: whoever sees the ranks meet could guess it")
-        .help("make one of at least " + std::to_string(kLeast) +
-              " characters for each job: export MESHWRIGHT_JOB_SECRET=$(openssl rand -hex 32)");
-  return out;
-}
-
-// The same on all ranks, another for each job.
-std::string job_of(const Reader& read, Source source) {
-  auto text = [&](const char* name) { return read.text(name).value_or(""); };
-  if (source == Source::torchrun) {
-    const std::string id = text("TORCHELASTIC_RUN_ID");
-    return id == "none" ? "" : id;  // torchrun's word for no id
-  }
-  if (source == Source::slurm) return text("SLURM_JOB_ID") + "." + text("SLURM_STEP_ID");
-  return source == Source::openmpi || source == Source::jsrun || source == Source::flux ||
-                 source == Source::pals
-             ? name_of_launchers_job(read)
-             : "";
-}
-
-}  // namespace
-
-std::optional<RankEnvironment> detect_ranks(const Lookup& environment) {
-  Reader read(environment);
-  std::optional<RankEnvironment> out = detect(read);
-  if (!out || out->world_size == 1) return out;
-  out->secret = secret_of(read);
-  out->ports = ports_of(read);
-  out->ports.port_given = read.has("MASTER_PORT") || out->source == Source::nodes;
-  out->job = job_of(read, out->source);
-  return out;
-}
-
-const char* source_name(Source source) {
-  switch (source) {
-    case Source::single:
-      return "one process";
-    case Source::local:
-      return "local ranks";
-    case Source::torchrun:
-      return "torchrun";
-    case Source::plain:
-      return "RANK and WORLD_SIZE";
-    case Source::slurm:
-      return "Slurm";
-    case Source::openmpi:
-      return "MPI";
-    case Source::jsrun:
-      return "jsrun";
-    case Source::flux:
-      return "Flux";
-    case Source::pals:
-      return "PALS";
-    case Source::nodes:
-      return "PET_NNODES and PET_NODE_RANK";
-    case Source::indexed:
-      return "WORLD_SIZE and the launcher's rank";
-  }
-  return "";
-}
-
-std::optional<std::string> Reader::text(const std::string& name) const {
-  std::optional<std::string> value = lookup_(name);
-  return value && value->empty() ? std::nullopt : value;
-}
-
-std::optional<int64_t> Reader::number(const std::string& name, int64_t low, int64_t high) const {
-  std::optional<std::string> value = text(name);
-  if (!value) return std::nullopt;
-  int64_t out = 0;
-  const char* end = value->data() + value->size();
-  auto [stop, error] = std::from_chars(value->data(), end, out);
-  if (error != std::errc() || stop != end || out < low || out > high)
-    fail(name, name + " = \"" + *value + "\" is not a whole number from " + std::to_string(low) +
-                   " to " + std::to_string(high));
-  return out;
-}
-
-int64_t Reader::need(const std::string& name, int64_t low, int64_t high,
-                     const std::string& because) const {
-  if (std::optional<int64_t> value = number(name, low, high)) return *value;
-  fail(name, name + " is not set, but " + because);
-}
-
-PortRange ports_of(const Reader& read) {
-  const std::optional<std::string> value = read.text("MESHWRIGHT_PORT_RANGE");
-  if (!value) return {};
-  PortRange out;
-  const char* end = value->data() + value->size();
-  const auto [dash, bad_first] = std::from_chars(value->data(), end, out.first);
-  if (bad_first == std::errc() && dash != end && *dash == '-') {
-    const auto [stop, bad_last] = std::from_chars(dash + 1, end, out.last);
-    if (bad_last == std::errc() && stop == end && out.first >= 1 && out.first <= out.last &&
-        out.last <= 65535)
-      return out;
-  }
-  throw Error(ErrorCode::bad_rank_environment,
-              "MESHWRIGHT_PORT_RANGE = \"" + *value +
-                  "\" is no range of ports: two numbers from 1 to 65535, the lower first")
-      .help("set MESHWRIGHT_PORT_RANGE, on all ranks, to such as 29500-29599, or unset it");
-}
-
-int port_of_job(const Reader& read, int64_t number) {
-  const PortRange ports = ports_of(read).to_meet();
-  return static_cast<int>(ports.limited() ? ports.first + number % ports.count()
-                                          : 20000 + number % 12000);
-}
-
-void Reader::fail(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::bad_rank_environment, what)
-      .help("let the launcher set " + name)
-      .help(
-          "or unset the launcher's variables, and start local ranks with `meshwright train FILE "
-          "--nproc N`");
-}
-
-void check(const RankEnvironment& e, const Names& names) {
-  auto below = [](const char* name, int64_t value, const char* limit_name, int64_t limit) {
-    if (value >= limit)
-      Reader::fail(name, std::string(name) + " = " + std::to_string(value) + " is not below " +
-                             limit_name + " = " + std::to_string(limit));
-  };
-  below(names.rank, e.rank, names.world, e.world_size);
-  const char* local_world = names.local_world ? names.local_world : "the number of local ranks";
-  if (e.local_world_size > e.world_size)
-    Reader::fail(local_world, std::string(local_world) + " = " +
-                                  std::to_string(e.local_world_size) + " is more than " +
-                                  names.world + " = " + std::to_string(e.world_size));
-  if (names.local_rank) below(names.local_rank, e.local_rank, local_world, e.local_world_size);
-}
-
-// Launchers that name the rank in variables of their own, and environments that look like one
-// without saying enough.
-
-const char* const kSetRankVariables =
-    "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (LOCAL_RANK too where a host has several) "
-    "from what the launcher provides";
-
-namespace {
 
 struct Launcher {
   Source source;
@@ -385,8 +197,71 @@ constexpr Place kPlaces[] = {{"JOB_COMPLETION_INDEX", nullptr},
                              {"VC_TASK_INDEX", nullptr},
                              {"AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"}};
 
-RankEnvironment ranks_from(const Reader& read, const Launcher& launcher, Names names) {
+// Whether one of these launchers says another rank or size: then the process was not started by the
+// one that says `rank` and `world`.
+bool differs_from_launchers(const Reader& read, int64_t rank, int64_t world) {
+  for (const Launcher& launcher : kLaunchers)
+    if (std::optional<int64_t> theirs = read.number(launcher.names.rank, 0, kMost),
+        size = read.number(launcher.names.world, 1, kMost);
+        theirs && size && (*theirs != rank || *size != world))
+      return true;
+  return false;
+}
+
+// Step numbers from here on are the batch script, an interactive shell and the like: one process,
+// not a rank.
+constexpr int64_t kFirstSpecialStep = 0xfffffff0;
+
+std::optional<RankEnvironment> slurm(const Reader& read) {
+  std::optional<int64_t> step = read.number("SLURM_STEP_ID", 0, UINT32_MAX);
+  if (!step || *step >= kFirstSpecialStep) return std::nullopt;
+  const char* world = read.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
   RankEnvironment e;
+  e.source = Source::slurm;
+  e.rank = read.need("SLURM_PROCID", 0, kMost, "SLURM_STEP_ID is");
+  e.world_size = read.need(world, 1, kMost, "SLURM_STEP_ID is");
+  // `srun --pty bash` is a shell, whose user may start local ranks.
+  if (e.world_size == 1) return std::nullopt;
+  // mpirun starts its daemons with srun, and their step is not that of the ranks.
+  if (differs_from_launchers(read, e.rank, e.world_size)) return std::nullopt;
+  std::string list = read.text("SLURM_STEP_NODELIST").value_or("");
+  if (list.empty())
+    fail("SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST is not set, but SLURM_STEP_ID is");
+  std::optional<std::vector<std::string>> hosts = expand_hosts(list);
+  if (!hosts)
+    fail("SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST = \"" + list + "\" is not a list of hosts");
+  e.local_rank = read.need("SLURM_LOCALID", 0, kMost, "SLURM_STEP_ID is");
+  e.local_world_told = hosts->size() == 1;
+  e.local_world_size = e.local_world_told ? e.world_size : e.local_rank + 1;
+  if (std::optional<std::string> tasks = read.text("SLURM_STEP_TASKS_PER_NODE");
+      tasks && hosts->size() > 1) {
+    std::optional<int64_t> here =
+        tasks_of_host(*tasks, read.need("SLURM_NODEID", 0, kMost, "the job spans hosts"));
+    if (!here)
+      fail("SLURM_STEP_TASKS_PER_NODE",
+           "SLURM_STEP_TASKS_PER_NODE = \"" + *tasks + "\" does not say how many tasks run here");
+    e.local_world_told = true;
+    e.local_world_size = *here;
+  }
+  check(e, {"SLURM_PROCID", world, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"});
+  std::optional<std::string> addr = read.text("MASTER_ADDR");
+  // Tasks in the order of a file of hosts: rank 0 is anywhere, and the list of nodes is sorted.
+  if (!addr && hosts->size() > 1 && read.text("SLURM_DISTRIBUTION") == "arbitrary")
+    fail("MASTER_ADDR",
+         "MASTER_ADDR is not set, and with SLURM_DISTRIBUTION = arbitrary rank 0 may be on "
+         "any node of SLURM_STEP_NODELIST = " +
+             list);
+  e.master_addr = addr.value_or(hosts->size() == 1 ? "127.0.0.1" : hosts->front());
+  // The same on all ranks, another for each step.
+  int64_t job = read.number("SLURM_JOB_ID", 0, INT64_MAX).value_or(0);
+  e.master_port = static_cast<int>(
+      read.number("MASTER_PORT", 1, 65535).value_or(port_of_job(read, job % 12000 * 97 + *step)));
+  return e;
+}
+
+RankEnvironment ranks_from(const Reader& read, const Launcher& launcher) {
+  RankEnvironment e;
+  Names names = launcher.names;
   e.source = launcher.source;
   e.rank = read.need(names.rank, 0, kMost, std::string(names.world) + " is");
   e.world_size = read.need(names.world, 1, kMost, std::string(names.rank) + " is");
@@ -416,9 +291,7 @@ RankEnvironment ranks_from(const Reader& read, const Launcher& launcher, Names n
             std::string(
                 "set MASTER_ADDR, on all ranks, to the host of rank 0 (127.0.0.1 on one host): ") +
             launcher.address)
-        .help(
-            "or unset the launcher's variables, and start local ranks with `meshwright train FILE "
-            "--nproc N`");
+        .help(kOrStartLocalRanks);
   }
   e.master_addr = addr.value_or("127.0.0.1");
   // Two jobs on a host differ in the name that their launcher gave them.
@@ -469,8 +342,8 @@ std::optional<RankEnvironment> nodes(const Reader& read) {
   std::optional<std::string> addr = read.text("MASTER_ADDR");
   if (!addr) addr = read.text("PET_MASTER_ADDR");
   if (!addr)
-    Reader::fail("PET_MASTER_ADDR",
-                 "neither PET_MASTER_ADDR nor MASTER_ADDR is set, but PET_NNODES = " + count);
+    fail("PET_MASTER_ADDR",
+         "neither PET_MASTER_ADDR nor MASTER_ADDR is set, but PET_NNODES = " + count);
   e.master_addr = *addr;
   std::optional<int64_t> port = read.number("MASTER_PORT", 1, 65535);
   if (!port) port = read.number("PET_MASTER_PORT", 1, 65535);
@@ -498,42 +371,165 @@ std::optional<RankEnvironment> indexed(const Reader& read) {
   std::string because =
       "WORLD_SIZE = " + std::to_string(*world) + " and " + *name + " = " + std::to_string(e.rank);
   std::optional<std::string> addr = read.text("MASTER_ADDR");
-  if (!addr) Reader::fail("MASTER_ADDR", "MASTER_ADDR is not set, but " + because);
+  if (!addr) fail("MASTER_ADDR", "MASTER_ADDR is not set, but " + because);
   e.master_addr = *addr;
   e.master_port = static_cast<int>(read.need("MASTER_PORT", 1, 65535, because));
   return e;
 }
 
-}  // namespace
-
-std::string name_of_launchers_job(const Reader& read) {
-  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "HYDRA_JOBID",
-                           "FLUX_JOB_ID", "PALS_APID", "LSB_JOBID", "JSM_NAMESPACE_ID"})
-    if (std::optional<std::string> value = read.text(name)) return *value;
-  return "";
-}
-
-bool differs_from_launchers(const Reader& read, int64_t rank, int64_t world) {
-  for (const Launcher& launcher : kLaunchers)
-    if (std::optional<int64_t> theirs = read.number(launcher.names.rank, 0, kMost),
-        size = read.number(launcher.names.world, 1, kMost);
-        theirs && size && (*theirs != rank || *size != world))
-      return true;
-  return false;
-}
-
+// Launchers other than torchrun, plain variables and Slurm.
 std::optional<RankEnvironment> from_launchers(const Reader& read) {
   for (const Launcher& launcher : kLaunchers) {
     if (!read.has(launcher.names.rank)) continue;
     // PALS leaves the size to PMI, which may not be there.
     if (launcher.source == Source::pals && !read.has(launcher.names.world)) continue;
-    RankEnvironment e = ranks_from(read, launcher, launcher.names);
+    RankEnvironment e = ranks_from(read, launcher);
     // `flux run -n1` may start a process that starts local ranks.
     if (e.world_size == 1 && launcher.source != Source::openmpi) return std::nullopt;
     return e;
   }
   if (std::optional<RankEnvironment> e = nodes(read)) return e;
   return indexed(read);
+}
+
+std::optional<RankEnvironment> detect(const Reader& read) {
+  if (read.has("MESHWRIGHT_LOCAL_JOB")) {
+    RankEnvironment e = plain(read, Source::local);
+    if (std::optional<int64_t> fd = read.number("MESHWRIGHT_STORE_FD", 3, 1 << 20);
+        fd && e.rank == 0)
+      e.listen_fd = static_cast<int>(*fd);
+    e.restart = read.number("MESHWRIGHT_RESTART", 0, kMost).value_or(0);
+    return e;
+  }
+  std::optional<std::string> agent = read.text("TORCHELASTIC_USE_AGENT_STORE");
+  if (agent || read.has("TORCHELASTIC_RUN_ID")) {
+    RankEnvironment e = plain(read, Source::torchrun);
+    e.agent_store = agent && (*agent == "True" || *agent == "true" || *agent == "1");
+    e.restart = read.number("TORCHELASTIC_RESTART_COUNT", 0, kMost).value_or(0);
+    return e;
+  }
+  if (read.has("RANK")) return plain(read, Source::plain);
+  if (std::optional<RankEnvironment> e = slurm(read)) return e;
+  if (std::optional<RankEnvironment> e = from_launchers(read)) return e;
+  // One process of several that does not know which must not train alone.
+  if (std::optional<int64_t> world = read.number("WORLD_SIZE", 1, kMost); world && *world > 1)
+    fail("RANK", "WORLD_SIZE = " + std::to_string(*world) + ", but RANK is not set");
+  return std::nullopt;
+}
+
+std::string secret_of(const Reader& read) {
+  constexpr size_t kLeast = 16;
+  std::string out = read.text("MESHWRIGHT_JOB_SECRET").value_or("");
+  if (!out.empty() && out.size() < kLeast)
+    throw Error(ErrorCode::bad_rank_environment,
+                "MESHWRIGHT_JOB_SECRET has " + std::to_string(out.size()) +
+                    " characters: whoever sees the ranks meet could guess it")
+        .help("make one of at least " + std::to_string(kLeast) +
+              " characters for each job: export MESHWRIGHT_JOB_SECRET=$(openssl rand -hex 32)");
+  return out;
+}
+
+// The same on all ranks, another for each job.
+std::string job_of(const Reader& read, Source source) {
+  auto text = [&](const char* name) { return read.text(name).value_or(""); };
+  if (source == Source::torchrun) {
+    const std::string id = text("TORCHELASTIC_RUN_ID");
+    return id == "none" ? "" : id;  // torchrun's word for no id
+  }
+  if (source == Source::slurm) return text("SLURM_JOB_ID") + "." + text("SLURM_STEP_ID");
+  if (source == Source::openmpi || source == Source::jsrun || source == Source::flux ||
+      source == Source::pals)
+    for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "HYDRA_JOBID",
+                             "FLUX_JOB_ID", "PALS_APID", "LSB_JOBID", "JSM_NAMESPACE_ID"})
+      if (std::optional<std::string> value = read.text(name)) return *value;
+  return "";
+}
+
+// Slurm's short ways to write lists.
+
+constexpr size_t kMostHosts = 65536;
+
+std::optional<int64_t> whole(std::string_view digits) {
+  return digits.starts_with('-') || digits.size() >= 10 ? std::nullopt : text::to_number(digits);
+}
+
+// At the commas outside brackets; nullopt when brackets do not pair.
+std::optional<std::vector<std::string>> split(std::string_view list) {
+  std::vector<std::string> out(1);
+  bool inside = false;
+  for (char c : list) {
+    if ((c == '[' && inside) || (c == ']' && !inside)) return std::nullopt;
+    if (c == '[' || c == ']') inside = !inside;
+    if (c == ',' && !inside)
+      out.emplace_back();
+    else
+      out.back() += c;
+  }
+  return inside ? std::nullopt : std::optional(out);
+}
+
+// Appends what `item` stands for, each after `before`. False when it does not read so, or is too
+// many.
+bool expand(const std::string& before, std::string_view item, std::vector<std::string>& out) {
+  size_t open = item.find('['), close = item.find(']');
+  if (open == std::string_view::npos) {
+    out.push_back(before + std::string(item));
+    return out.size() <= kMostHosts;
+  }
+  std::string_view inside = item.substr(open + 1, close - open - 1), after = item.substr(close + 1);
+  std::string stem = before + std::string(item.substr(0, open));
+  for (size_t at = 0, end; at <= inside.size(); at = end + 1) {
+    end = std::min(inside.find(',', at), inside.size());
+    std::string_view range = inside.substr(at, end - at);
+    size_t dash = range.find('-');
+    std::string_view first = range.substr(0, dash);
+    std::optional<int64_t> low = whole(first), high = dash == std::string_view::npos
+                                                          ? low
+                                                          : whole(range.substr(dash + 1));
+    if (!low || !high || *high < *low) return false;
+    for (int64_t i = *low; i <= *high; ++i) {
+      std::string digits = std::to_string(i);
+      if (digits.size() < first.size()) digits.insert(0, first.size() - digits.size(), '0');
+      if (!expand(stem + digits, after, out)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+Lookup process_environment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  };
+}
+
+std::optional<RankEnvironment> detect_ranks(const Lookup& environment) {
+  Reader read(environment);
+  std::optional<RankEnvironment> out = detect(read);
+  if (!out || out->world_size == 1) return out;
+  out->secret = secret_of(read);
+  out->ports = ports_of(read);
+  out->ports.port_given = read.has("MASTER_PORT") || out->source == Source::nodes;
+  out->job = job_of(read, out->source);
+  return out;
+}
+
+const char* source_name(Source source) {
+  constexpr const char* kNames[] = {"one process",
+                                    "local ranks",
+                                    "torchrun",
+                                    "RANK and WORLD_SIZE",
+                                    "Slurm",
+                                    "MPI",
+                                    "jsrun",
+                                    "Flux",
+                                    "PALS",
+                                    "PET_NNODES and PET_NODE_RANK",
+                                    "WORLD_SIZE and the launcher's rank"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Source::indexed) + 1);
+  return kNames[static_cast<size_t>(source)];
 }
 
 std::vector<std::string> unrecognised_launcher(const Lookup& environment) {
@@ -546,6 +542,32 @@ std::vector<std::string> unrecognised_launcher(const Lookup& environment) {
       out.push_back(std::string(place.name) + " = " + *value);
   }
   return out;
+}
+
+std::optional<std::vector<std::string>> expand_hosts(const std::string& list) {
+  std::optional<std::vector<std::string>> items = split(list);
+  if (!items) return std::nullopt;
+  std::vector<std::string> out;
+  for (const std::string& item : *items)
+    if (item.empty() || !expand("", item, out)) return std::nullopt;
+  return out;
+}
+
+std::optional<int64_t> tasks_of_host(const std::string& list, int64_t index) {
+  std::optional<std::vector<std::string>> items = split(list);
+  if (!items) return std::nullopt;
+  for (const std::string& item : *items) {
+    size_t times = item.find("(x");
+    std::optional<int64_t> tasks = whole(std::string_view(item).substr(0, times)), hosts = 1;
+    if (times != std::string::npos)
+      hosts = item.ends_with(')')
+                  ? whole(std::string_view(item).substr(times + 2, item.size() - times - 3))
+                  : std::nullopt;
+    if (!tasks || !hosts || *tasks < 1) return std::nullopt;
+    if (index < *hosts) return tasks;
+    index -= *hosts;
+  }
+  return std::nullopt;
 }
 
 }  // namespace meshwright::launch

@@ -123,18 +123,9 @@ struct Pipe {
 
 // 32 random bytes as text, which an environment can hold.
 std::string new_secret() {
-  unsigned char bytes[32];
-  for (size_t at = 0; at < sizeof bytes;) {
-    const ssize_t got = ::getrandom(bytes + at, sizeof bytes - at, 0);
-    if (got > 0)
-      at += static_cast<size_t>(got);
-    else if (errno != EINTR)
-      throw Error(ErrorCode::rank_failed,
-                  std::string("the kernel gives no random bytes: ") + std::strerror(errno));
-  }
   std::string out;
-  for (unsigned char byte : bytes) {
-    out += "0123456789abcdef"[byte >> 4];
+  for (char byte : random_bytes(32)) {
+    out += "0123456789abcdef"[byte >> 4 & 15];
     out += "0123456789abcdef"[byte & 15];
   }
   return out;
@@ -167,6 +158,12 @@ std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, i
   return out;
 }
 
+Error cannot_keep() {
+  return Error(ErrorCode::rank_failed,
+               std::string("what ranks are handed cannot be kept in memory (memfd): ") +
+                   std::strerror(errno));
+}
+
 std::vector<char*> pointers(std::vector<std::string>& words) {
   std::vector<char*> out;
   out.reserve(words.size() + 1);
@@ -176,6 +173,19 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 }
 
 }  // namespace
+
+std::string random_bytes(size_t count) {
+  std::string out(count, '\0');
+  for (size_t at = 0; at < count;) {
+    const ssize_t got = ::getrandom(out.data() + at, count - at, 0);
+    if (got > 0)
+      at += static_cast<size_t>(got);
+    else if (errno != EINTR)
+      throw Error(ErrorCode::rendezvous_failed,
+                  std::string("the kernel gives no random bytes: ") + std::strerror(errno));
+  }
+  return out;
+}
 
 void Descriptor::close() {
   if (fd_ >= 0) ::close(fd_);
@@ -249,26 +259,19 @@ Descriptor shared_memory() {
   Descriptor out;
   if (int fd = ::memfd_create("meshwright", MFD_CLOEXEC | MFD_ALLOW_SEALING); fd >= 0)
     out = high(fd);
-  if (out.get() < 0)
-    throw Error(ErrorCode::rank_failed,
-                std::string("what ranks are handed cannot be kept in memory (memfd): ") +
-                    std::strerror(errno));
+  if (out.get() < 0) throw cannot_keep();
   return out;
 }
 
 Descriptor sealed_memory(const std::string& bytes) {
   Descriptor out = shared_memory();
-  for (size_t at = 0; out.get() >= 0 && at < bytes.size();) {
+  for (size_t at = 0; at < bytes.size();) {
     const ssize_t got = ::write(out.get(), bytes.data() + at, bytes.size() - at);
     if (got > 0)
       at += static_cast<size_t>(got);
     else if (errno != EINTR)
-      out.close();
+      throw cannot_keep();
   }
-  if (out.get() < 0)
-    throw Error(ErrorCode::rank_failed,
-                std::string("what ranks are handed cannot be kept in memory (memfd): ") +
-                    std::strerror(errno));
   ::fcntl(out.get(), F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE);
   return out;
 }

@@ -40,6 +40,9 @@ Function* engine_function(const char* name) {
   return reinterpret_cast<Function*>(engine_function(name));
 }
 
+// From the kernel, for secrets. Throws Error(rendezvous_failed).
+std::string random_bytes(size_t count);
+
 // One rank's process: its environment, its pipes, and the socket on which the ranks meet.
 
 // A file descriptor that closes itself.

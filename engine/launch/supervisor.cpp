@@ -1,4 +1,5 @@
-// What signals the program hears while ranks run.
+// The ranks of a local job: what signals the program hears while they run, who was at fault, and
+// when they start again.
 #include "engine/launch/supervisor.h"
 
 #include <poll.h>
@@ -25,20 +26,67 @@
 
 namespace meshwright::launch {
 
+namespace {
+
+volatile sig_atomic_t g_count = 0, g_signal = 0, g_stop = 0;
+// Of the first signal; this program's one thread reads and writes it.
+volatile int64_t g_since_ms = 0;
+
+void on_signal(int number) {
+  if (number == SIGTSTP) {
+    g_stop = 1;
+    return;
+  }
+  const int64_t now = base::monotonic_ms();
+  if (g_count == 0)
+    g_since_ms = now;
+  else if (same_request(g_signal, number, now - g_since_ms))
+    return;
+  g_signal = number;
+  g_count = g_count + 1;
+}
+
 // Handlers of ours, put back by the destructor. What was ignored (nohup, a shell's background job)
 // stays ignored, but for SIGCHLD; what was blocked is not meanwhile. One at a time in a process,
 // which has one thread; what they hear is asked of them.
 class SignalHandlers {
  public:
-  SignalHandlers();
-  ~SignalHandlers();
+  SignalHandlers() {
+    g_count = 0;
+    g_signal = 0;
+    g_stop = 0;
+    struct sigaction ours{};
+    sigemptyset(&ours.sa_mask);
+    for (int i = 0; i < kMany; ++i) {
+      ours.sa_handler = kSignals[i] == SIGPIPE ? SIG_IGN : on_signal;
+      ::sigaction(kSignals[i], nullptr, &old_[i]);
+      if (old_[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &ours, nullptr);
+    }
+    // A parent that ignores SIGCHLD would have the kernel forget how ranks ended, and signals that
+    // it blocks would not come.
+    ours.sa_handler = SIG_DFL;
+    ::sigaction(SIGCHLD, &ours, &old_child_);
+    sigset_t heard;
+    ::sigemptyset(&heard);
+    for (int signal : kSignals) ::sigaddset(&heard, signal);
+    ::pthread_sigmask(SIG_UNBLOCK, &heard, &old_mask_);
+  }
+  ~SignalHandlers() {
+    ::pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);
+    ::sigaction(SIGCHLD, &old_child_, nullptr);
+    for (int i = 0; i < kMany; ++i) ::sigaction(kSignals[i], &old_[i], nullptr);
+  }
   SignalHandlers(const SignalHandlers&) = delete;
   SignalHandlers& operator=(const SignalHandlers&) = delete;
   // Signals that ask for an end; one that repeats the same request (supervisor.h) does not count.
-  static int count();
-  static int last();  // of those counted; 0: none
+  static int count() { return g_count; }
+  static int last() { return g_signal; }  // of those counted; 0: none
   // Whether SIGTSTP came since this was asked last.
-  static bool take_stop();
+  static bool take_stop() {
+    const bool out = g_stop != 0;
+    g_stop = 0;
+    return out;
+  }
 
  private:
   static constexpr int kMany = 6;
@@ -47,10 +95,38 @@ class SignalHandlers {
   sigset_t old_mask_;
 };
 
-// One attempt of a job: its ranks, watched from their start to their end, and who was at fault.
+using Clock = std::chrono::steady_clock;
+
+// "signal 9 (SIGKILL)"
+std::string signal_name(int number) {
+  const char* name = ::sigabbrev_np(number);
+  return "signal " + std::to_string(number) + (name ? " (SIG" + std::string(name) + ")" : "");
+}
+
+int code_of(int status) {
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+// Ended from outside, or by a fault of its own; SIGABRT is also how a lost connection may end a
+// rank.
+bool killed_hard(int status) { return WIFSIGNALED(status) && WTERMSIG(status) != SIGABRT; }
+
+// A stopped process (SIGSTOP, a debugger) neither computes nor answers, and the ranks that wait for
+// it cannot see why.
+bool is_stopped(pid_t pid) {
+  std::string text = base::read_file("/proc/" + std::to_string(pid) + "/stat");
+  size_t name_end = text.rfind(')');  // the name may hold anything
+  return name_end != std::string::npos && name_end + 2 < text.size() &&
+         (text[name_end + 2] == 'T' || text[name_end + 2] == 't');
+}
 
 // To the user, and to what records the run, once that has begun.
-void tell(const LocalJob& job, Sink& sink, const std::string& lines);
+void tell(const LocalJob& job, Sink& sink, const std::string& lines) {
+  sink.err(lines);
+  if (job.record && has_begun(job)) job.record(lines);
+}
+
+// One attempt of a job: its ranks, watched from their start to their end, and who was at fault.
 
 class Attempt {
  public:
@@ -66,7 +142,6 @@ class Attempt {
   std::string may_heal() const;
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Rank {
     int64_t number;
     Process process;
@@ -101,74 +176,6 @@ class Attempt {
   std::vector<int64_t> stopped_;  // when the others were told to end
 };
 
-namespace {
-
-volatile sig_atomic_t g_count = 0, g_signal = 0, g_stop = 0;
-volatile int64_t g_since_ms =
-    0;  // of the first signal; this program's one thread reads and writes it
-
-void on_signal(int number) {
-  if (number == SIGTSTP) {
-    g_stop = 1;
-    return;
-  }
-  int64_t now = base::monotonic_ms();
-  if (g_count == 0)
-    g_since_ms = now;
-  else if (same_request(g_signal, number, now - g_since_ms))
-    return;
-  g_signal = number;
-  g_count = g_count + 1;
-}
-
-}  // namespace
-
-SignalHandlers::SignalHandlers() {
-  g_count = 0;
-  g_signal = 0;
-  g_stop = 0;
-  struct sigaction ours{};
-  sigemptyset(&ours.sa_mask);
-  for (int i = 0; i < kMany; ++i) {
-    ours.sa_handler = kSignals[i] == SIGPIPE ? SIG_IGN : on_signal;
-    ::sigaction(kSignals[i], nullptr, &old_[i]);
-    if (old_[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &ours, nullptr);
-  }
-  // A parent that ignores SIGCHLD would have the kernel forget how ranks ended, and signals that it
-  // blocks would not come.
-  ours.sa_handler = SIG_DFL;
-  ::sigaction(SIGCHLD, &ours, &old_child_);
-  sigset_t heard;
-  ::sigemptyset(&heard);
-  for (int signal : kSignals) ::sigaddset(&heard, signal);
-  ::pthread_sigmask(SIG_UNBLOCK, &heard, &old_mask_);
-}
-
-SignalHandlers::~SignalHandlers() {
-  ::pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);
-  ::sigaction(SIGCHLD, &old_child_, nullptr);
-  for (int i = 0; i < kMany; ++i) ::sigaction(kSignals[i], &old_[i], nullptr);
-}
-
-int SignalHandlers::count() { return g_count; }
-int SignalHandlers::last() { return g_signal; }
-
-bool SignalHandlers::take_stop() {
-  if (!g_stop) return false;
-  g_stop = 0;
-  return true;
-}
-
-// "signal 9 (SIGKILL)"
-std::string signal_name(int number) {
-  const char* name = ::sigabbrev_np(number);
-  return "signal " + std::to_string(number) + (name ? " (SIG" + std::string(name) + ")" : "");
-}
-
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
 // Returns early when a signal comes.
 void wait_before_restart(std::chrono::milliseconds pause) {
   for (Clock::time_point end = Clock::now() + pause;
@@ -179,70 +186,6 @@ void wait_before_restart(std::chrono::milliseconds pause) {
 }
 
 }  // namespace
-
-int run_local_ranks(const LocalJob& job) {
-  constexpr std::chrono::milliseconds kSoon = std::chrono::seconds(1), kFirstPause(250),
-                                      kLongestPause = std::chrono::seconds(30);
-  SignalHandlers handlers;
-  Sink sink(job.out_fd, job.err_fd);
-  int code = 0;
-  std::chrono::milliseconds pause{0};
-  for (int64_t restart = 0;; ++restart) {
-    Clock::time_point started = Clock::now();
-    if (job.begins) job.begins();
-    Attempt attempt(job, sink, restart);
-    attempt.run();
-    code = attempt.result();
-    std::string why = attempt.may_heal();
-    if (SignalHandlers::count() > 0 || why.empty() || restart == job.max_restarts) {
-      if (!why.empty() && job.max_restarts > 0 && SignalHandlers::count() == 0)
-        tell(job, sink, "no restart is left of " + std::to_string(job.max_restarts) + "\n");
-      break;
-    }
-    std::string text = "restart " + std::to_string(restart + 1) + " of " +
-                       std::to_string(job.max_restarts) + " after " + why;
-    if (job.continues) text += ", " + job.continues();
-    bool soon = Clock::now() - started < kSoon;
-    pause = soon ? std::clamp(pause * 2, kFirstPause, kLongestPause) : std::chrono::milliseconds(0);
-    if (soon)
-      text += "; within a second of its start: " + std::to_string(pause.count()) + " ms to wait";
-    tell(job, sink, text + "\n");
-    wait_before_restart(pause);
-    if (SignalHandlers::count() > 0) {
-      code = 128 + SignalHandlers::last();
-      break;
-    }
-  }
-  if (SignalHandlers::count() > 0 && code == 128 + SignalHandlers::last())
-    tell(job, sink, "stopped by " + signal_name(SignalHandlers::last()) + "\n");
-  return code;
-}
-
-namespace {
-
-int code_of(int status) {
-  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-}
-
-// Ended from outside, or by a fault of its own; SIGABRT is also how a lost connection may end a
-// rank.
-bool killed_hard(int status) { return WIFSIGNALED(status) && WTERMSIG(status) != SIGABRT; }
-
-// A stopped process (SIGSTOP, a debugger) neither computes nor answers, and the ranks that wait for
-// it cannot see why.
-bool is_stopped(pid_t pid) {
-  std::string text = base::read_file("/proc/" + std::to_string(pid) + "/stat");
-  size_t name_end = text.rfind(')');  // the name may hold anything
-  return name_end != std::string::npos && name_end + 2 < text.size() &&
-         (text[name_end + 2] == 'T' || text[name_end + 2] == 't');
-}
-
-}  // namespace
-
-void tell(const LocalJob& job, Sink& sink, const std::string& lines) {
-  sink.err(lines);
-  if (job.record && has_begun(job)) job.record(lines);
-}
 
 bool has_begun(const LocalJob& job) { return !job.begun || job.begun(); }
 
@@ -305,9 +248,7 @@ bool Attempt::collateral(const Rank& rank) {
 bool Attempt::keeps_logs() const { return !job_.log_folder.empty() && has_begun(job_); }
 
 bool Attempt::all_ended() const {
-  for (const Rank& rank : ranks_)
-    if (!rank.ended) return false;
-  return true;
+  return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.ended; });
 }
 
 void Attempt::signal_all(int number) {
@@ -363,7 +304,7 @@ const Attempt::Rank* Attempt::at_fault() const {
 }
 
 void Attempt::judge() {
-  Clock::time_point now = Clock::now();
+  const Clock::time_point now = Clock::now();
   if (told_) {
     if (!killed_ && now - *told_ > job_.grace) {
       signal_all(SIGKILL);  // ends a stopped process too
@@ -444,9 +385,7 @@ void Attempt::aftermath() {
   for (Rank& rank : ranks_) {
     std::string words = rank.output.take_held();
     if (words.empty() || (fault_ != nullptr && passed_on_ > 0 && collateral(rank))) continue;
-    bool again = false;
-    for (const std::string& other : heard) again = again || words == other;
-    if (again || ++said > kVoices) {
+    if (std::ranges::find(heard, words) != heard.end() || ++said > kVoices) {
       ++silent;
       continue;
     }
@@ -511,6 +450,44 @@ void Attempt::run() {
     judge();
   }
   aftermath();
+}
+
+int run_local_ranks(const LocalJob& job) {
+  constexpr std::chrono::milliseconds kSoon = std::chrono::seconds(1), kFirstPause(250),
+                                      kLongestPause = std::chrono::seconds(30);
+  SignalHandlers handlers;
+  Sink sink(job.out_fd, job.err_fd);
+  int code = 0;
+  std::chrono::milliseconds pause{0};
+  for (int64_t restart = 0;; ++restart) {
+    Clock::time_point started = Clock::now();
+    if (job.begins) job.begins();
+    Attempt attempt(job, sink, restart);
+    attempt.run();
+    code = attempt.result();
+    std::string why = attempt.may_heal();
+    if (SignalHandlers::count() > 0 || why.empty() || restart == job.max_restarts) {
+      if (!why.empty() && job.max_restarts > 0 && SignalHandlers::count() == 0)
+        tell(job, sink, "no restart is left of " + std::to_string(job.max_restarts) + "\n");
+      break;
+    }
+    std::string text = "restart " + std::to_string(restart + 1) + " of " +
+                       std::to_string(job.max_restarts) + " after " + why;
+    if (job.continues) text += ", " + job.continues();
+    bool soon = Clock::now() - started < kSoon;
+    pause = soon ? std::clamp(pause * 2, kFirstPause, kLongestPause) : std::chrono::milliseconds(0);
+    if (soon)
+      text += "; within a second of its start: " + std::to_string(pause.count()) + " ms to wait";
+    tell(job, sink, text + "\n");
+    wait_before_restart(pause);
+    if (SignalHandlers::count() > 0) {
+      code = 128 + SignalHandlers::last();
+      break;
+    }
+  }
+  if (SignalHandlers::count() > 0 && code == 128 + SignalHandlers::last())
+    tell(job, sink, "stopped by " + signal_name(SignalHandlers::last()) + "\n");
+  return code;
 }
 
 }  // namespace meshwright::launch

@@ -1,7 +1,6 @@
 #include "engine/plugins/verify_library.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cinttypes>
 #include <cstring>
 #include <utility>
@@ -34,16 +33,11 @@ bool is_struct_size(size_t size) {
 
 // MAJOR.MINOR.PATCH with an optional -pre or +build.
 bool is_semver(const std::string& text) {
-  size_t at = 0;
-  for (int part = 0; part < 3; ++part) {
-    size_t digits = 0;
-    for (; at < text.size() && std::isdigit(static_cast<unsigned char>(text[at])); ++at) ++digits;
-    if (digits == 0 || digits > 9) return false;
-    if (part == 2) break;
-    if (at >= text.size() || text[at] != '.') return false;
-    ++at;
-  }
-  return at == text.size() || text[at] == '-' || text[at] == '+';
+  const std::vector<std::string> parts = text::split(text.substr(0, text.find_first_of("-+")), '.');
+  return parts.size() == 3 && std::ranges::all_of(parts, [](const std::string& part) {
+           return !part.empty() && part.size() <= 9 &&
+                  part.find_first_not_of("0123456789") == std::string::npos;
+         });
 }
 
 // A later minor version of the SDK may know more of them.

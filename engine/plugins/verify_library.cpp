@@ -119,9 +119,8 @@ std::vector<Difference> compare(const Facts& engine, const Facts& plugin) {
 // The weightiest of the differing facts decides the code.
 ErrorCode code_of(const std::vector<Difference>& differences) {
   auto differs = [&](std::string_view prefix) {
-    for (const Difference& d : differences)
-      if (d.key.starts_with(prefix)) return true;
-    return false;
+    return std::ranges::any_of(differences,
+                               [&](const Difference& d) { return d.key.starts_with(prefix); });
   };
   if (differs("sdk.major")) return ErrorCode::plugin_sdk_major;
   if (differs("sdk.cxx_epoch")) return ErrorCode::plugin_cxx_epoch;

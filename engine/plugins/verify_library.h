@@ -12,9 +12,6 @@
 
 namespace meshwright::loader {
 
-// From the file of a library to plugins that can be called: judged by the file alone, read,
-// guarded.
-
 // Judges a library by its file alone: nothing of it runs.
 
 using Facts = std::map<std::string, std::string>;

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,6 +55,15 @@ std::string join(const Range& parts, std::string_view separator) {
     first = false;
   }
   return out;
+}
+
+// All of the text as a whole number.
+template <class T = int64_t>
+std::optional<T> to_number(std::string_view text) {
+  T out{};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, out);
+  return error == std::errc() && stop == end ? std::optional(out) : std::nullopt;
 }
 
 // Lower case, '-' as '_': how names compare.

@@ -9,7 +9,7 @@
 
 #include "c10d_flight.h"
 #include "group_impl.h"
-#include "layered_transport.h"
+#include "host_lane.h"
 #include "meshwright/error.h"
 #include "sdk/base/read_by_host.h"
 #include "sdk/base/transport.h"
@@ -236,21 +236,27 @@ World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 std::shared_ptr<World> make_world(int64_t rank, int64_t size, at::Device device,
                                   std::chrono::milliseconds timeout, ConnectGroup connect) {
-  // LibTorch's recorder of collectives writes down a group's first one without its lock (2.11): two
-  // threads that each use a new group have crashed in it. Nothing here reads it; who wants it sets
-  // the variable.
-  static const int unrecorded = ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
-  static_cast<void>(unrecorded);
-  // Nor is it written out after a timeout: LibTorch asks the store for that without a limit, and
-  // where the rank that keeps the store is stopped the others would never end.
-  static const int unwritten = ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
-  static_cast<void>(unwritten);
-  // What NCCL finds after a call LibTorch would think about for a minute, in which no other call
-  // begins, and then end the process without a word of ours. A second is enough for the watchdog
-  // to tell it; communicators are aborted, and that is all.
-  static const int soon = ::setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "250", /*overwrite=*/0),
-                   aborts = ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
-  static_cast<void>(soon + aborts);
+  struct Setting {
+    const char *name, *value;
+  };
+  static constexpr Setting kSettings[] = {
+      // LibTorch's recorder of collectives writes down a group's first one without its lock (2.11):
+      // two threads that each use a new group have crashed in it. Nothing here reads it; who wants
+      // it sets the variable.
+      {"TORCH_FR_BUFFER_SIZE", "0"},
+      // Nor is it written out after a timeout: LibTorch asks the store for that without a limit,
+      // and where the rank that keeps the store is stopped the others would never end.
+      {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
+      // What NCCL finds after a call LibTorch would think about for a minute, in which no other
+      // call begins, and then end the process without a word of ours. A second is enough for the
+      // watchdog to tell it; communicators are aborted, and that is all.
+      {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "250"},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"}};
+  static const bool once = [] {
+    for (const Setting& one : kSettings) ::setenv(one.name, one.value, /*overwrite=*/0);
+    return true;
+  }();
+  static_cast<void>(once);
   return std::make_shared<World>(
       std::make_unique<World::Impl>(rank, size, device, timeout, std::move(connect)));
 }
@@ -312,10 +318,8 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
         return *limit;
       why.resize(std::min<size_t>(why.size(), 300));
       // Those who came have waited as long, and say so.
-      const bool late =
-          why.find("imed out") != std::string::npos || why.find("imeout") != std::string::npos;
       const char* before = "; no word from rank ";
-      if (late && *world.liveness_check)
+      if (detail::says_timed_out(why) && *world.liveness_check)
         for (int64_t silent : (*world.liveness_check)({.ranks = ranks}).silent)
           why += std::exchange(before, ", rank ") + std::to_string(silent);
       return Error(ErrorCode::rendezvous_failed, "rank " + std::to_string(world.rank) +

@@ -1,21 +1,18 @@
 // Collectives of a group on several hosts with as many ranks each: over sockets between ranks of
 // one number, over shared memory inside a host.
-#include "layered_transport.h"
-
 #include <ATen/ops/zeros.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <string>
-#include <string_view>
 
 #include "host_lane.h"
 #include "parts.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::detail {
 
@@ -220,14 +217,10 @@ int64_t identity_of_host() {
   return static_cast<int64_t>(std::hash<std::string>()(boot) | 1U);  // 0: none
 }
 
-std::vector<int64_t> numbers_in(std::string_view text) {
+std::vector<int64_t> numbers_in(const char* told) {
   std::vector<int64_t> out;
-  while (!text.empty()) {
-    int64_t value = 0;
-    std::from_chars(text.data(), text.data() + text.size(), value);
-    out.push_back(value);
-    text.remove_prefix(std::min(text.find(','), text.size() - 1) + 1);
-  }
+  for (const std::string& number : text::split_names(told, ','))
+    out.push_back(text::to_number(number).value_or(0));
   return out;
 }
 

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "group_impl.h"
-#include "pass_file.h"
 #include "shared_memory.h"
 
 namespace meshwright::detail {

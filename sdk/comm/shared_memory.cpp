@@ -4,11 +4,11 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <deque>
 #include <map>
 
 #include "group_impl.h"
@@ -32,26 +32,16 @@ struct RingMessage {
   int64_t bytes() const { return count * static_cast<int64_t>(c10::elementSize(type)); }
 };
 
-// What a ring has to say, in the words of transports.
+// What a ring has to say, in the words of transports. `only`: in a ring of two, the place in the
+// group of the other one.
 template <class F>
-auto told(F&& f) {
+auto told(F&& f, int64_t only = -1) {
   try {
     return f();
   } catch (const Ring::Late& late) {
-    throw PeerLate{late.peer};
+    throw PeerLate{only < 0 ? late.peer : only};
   } catch (const Ring::Gone& gone) {
-    throw PeerGone{gone.peer};
-  }
-}
-// The same where a ring of two has only `peer` of the group in it.
-template <class F>
-auto told(int64_t peer, F&& f) {
-  try {
-    return f();
-  } catch (const Ring::Late&) {
-    throw PeerLate{peer};
-  } catch (const Ring::Gone&) {
-    throw PeerGone{peer};
+    throw PeerGone{only < 0 ? gone.peer : only};
   }
 }
 
@@ -131,27 +121,42 @@ struct Mailbox {
   int64_t next_received = 1;     // sequence of what the next receive takes
 };
 
+// The next message in a mailbox. What nobody has waited for is given back too: it is not wanted any
+// more.
+class Letter {
+ public:
+  explicit Letter(Mailbox& box)
+      : ring_(box.ring), from_(1 - box.me), peer_(box.peer), sequence_(box.next_received++) {}
+  ~Letter() { ring_->give_back(Ring::reduce, from_, sequence_); }
+  Letter(const Letter&) = delete;
+  Letter& operator=(const Letter&) = delete;
+  int64_t peer() const { return peer_; }
+  // Waits. Valid while the letter lives.
+  Tensor read(at::IntArrayRef sizes, at::ScalarType type, std::chrono::milliseconds timeout) const {
+    const int64_t bytes =
+        c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(type));
+    const void* at =
+        told([&] { return ring_->read(Ring::reduce, from_, bytes, sequence_, timeout); }, peer_);
+    return at::from_blob(const_cast<void*>(at), sizes, at::TensorOptions().dtype(type));
+  }
+
+ private:
+  std::shared_ptr<Ring> ring_;
+  int64_t from_, peer_, sequence_;
+};
+
 class MailFlight final : public Flight {
  public:
   MailFlight(std::chrono::milliseconds timeout, int64_t awaited)
       : timeout_(timeout), awaited_(awaited) {}
-  ~MailFlight() override {  // what nobody has waited for is not wanted any more
-    for (const Letter& letter : letters_) give_back(letter);
-  }
   void expect(Mailbox& box, const Tensor& into) {
-    letters_.push_back({box.ring, 1 - box.me, box.peer, box.next_received++, into});
+    letters_.emplace_back(std::make_unique<Letter>(box), into);
   }
   void add(Transport::FlightPtr others) { others_ = std::move(others); }
   void wait() override {
-    for (; !letters_.empty(); letters_.pop_front()) {
-      const Letter& letter = letters_.front();
-      const auto bytes = static_cast<int64_t>(letter.into.nbytes());
-      const void* at = told(letter.peer, [&] {
-        return letter.ring->read(Ring::reduce, letter.from, bytes, letter.sequence, timeout_);
-      });
-      letter.into.copy_(
-          at::from_blob(const_cast<void*>(at), letter.into.sizes(), letter.into.options()));
-      give_back(letter);
+    for (auto& [letter, into] : letters_) {
+      into.copy_(letter->read(into.sizes(), into.scalar_type(), timeout_));
+      letter.reset();
     }
     if (others_) others_->wait();
   }
@@ -161,17 +166,9 @@ class MailFlight final : public Flight {
   int64_t awaited() const override { return awaited_; }
 
  private:
-  struct Letter {
-    std::shared_ptr<Ring> ring;
-    int64_t from = 0, peer = 0, sequence = 0;
-    Tensor into;
-  };
-  static void give_back(const Letter& letter) {
-    letter.ring->give_back(Ring::reduce, letter.from, letter.sequence);
-  }
   std::chrono::milliseconds timeout_;
   int64_t awaited_;
-  std::deque<Letter> letters_;
+  std::vector<std::pair<std::unique_ptr<Letter>, Tensor>> letters_;  // where each goes
   Transport::FlightPtr others_;
 };
 
@@ -179,31 +176,18 @@ class MailFlight final : public Flight {
 class LentMail final : public Flight {
  public:
   LentMail(Mailbox& box, int64_t count, at::ScalarType type, std::chrono::milliseconds timeout)
-      : ring_(box.ring),
-        from_(1 - box.me),
-        peer_(box.peer),
-        sequence_(box.next_received++),
-        count_(count),
-        type_(type),
-        timeout_(timeout) {}
-  ~LentMail() override { ring_->give_back(Ring::reduce, from_, sequence_); }
-  void wait() override {
-    const int64_t bytes = count_ * static_cast<int64_t>(c10::elementSize(type_));
-    at_ = told(peer_, [&] { return ring_->read(Ring::reduce, from_, bytes, sequence_, timeout_); });
-  }
-  bool lends() const override { return at_ != nullptr; }
-  Tensor peer(int64_t rank) const override {
-    if (at_ == nullptr || rank != peer_) return {};
-    return at::from_blob(const_cast<void*>(at_), {count_}, at::TensorOptions().dtype(type_));
-  }
-  int64_t awaited() const override { return peer_; }
+      : letter_(box), count_(count), type_(type), timeout_(timeout) {}
+  void wait() override { read_ = letter_.read({count_}, type_, timeout_); }
+  bool lends() const override { return read_.defined(); }
+  Tensor peer(int64_t rank) const override { return rank == letter_.peer() ? read_ : Tensor(); }
+  int64_t awaited() const override { return letter_.peer(); }
 
  private:
-  std::shared_ptr<Ring> ring_;
-  int64_t from_, peer_, sequence_, count_;
+  Letter letter_;
+  int64_t count_;
   at::ScalarType type_;
   std::chrono::milliseconds timeout_;
-  const void* at_ = nullptr;
+  Tensor read_;
 };
 
 class SharedMemoryTransport final : public Transport {
@@ -341,10 +325,12 @@ class SharedMemoryTransport final : public Transport {
   }
   void post(Mailbox& box, const Tensor& tensor) {
     int64_t sequence = 0;
-    void* slot = told(box.peer, [&] {
-      return box.ring->stage(Ring::reduce, static_cast<int64_t>(tensor.nbytes()), sequence,
-                             place_->timeout);
-    });
+    void* slot = told(
+        [&] {
+          return box.ring->stage(Ring::reduce, static_cast<int64_t>(tensor.nbytes()), sequence,
+                                 place_->timeout);
+        },
+        box.peer);
     at::from_blob(slot, tensor.sizes(), tensor.options()).copy_(tensor);
     box.ring->publish(Ring::reduce, sequence);
   }

@@ -138,10 +138,13 @@ std::vector<int64_t> Place::ended() const {
   return (*liveness_check)({.routine = true}).silent;
 }
 
+bool says_timed_out(const std::string& what) {
+  return what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
+}
+
 Error Place::failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited,
                      const Doing& doing) const {
-  const bool late =
-      what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
+  const bool late = says_timed_out(what);
   std::string place = std::string(op) + " of " + text::message_size(bytes) + " in group " + name();
   std::string who = "rank " + std::to_string(world_rank);
   std::string where = doing.text.empty() ? "" : ", in " + doing.text;
@@ -202,30 +205,27 @@ bool Watchdog::all_over() {
   }
 }
 
+void Watchdog::abort_all(const std::vector<Guarded>& guarded) {
+  for (const Guarded& one : guarded) try {
+      one.transport->abort();
+    } catch (const std::exception&) {  // the others are aborted all the same
+    }
+}
+
 void Watchdog::end(bool success) {
   stop();
   if (std::exchange(ended_, true)) return;
   if (failure_) return;  // they are aborted
   success = success && all_over();
   entries_.clear();
-  // As all ranks made them, backwards.
-  auto for_each = [guarded = guarded_](auto&& one) {
-    for (auto it = guarded.rbegin(); it != guarded.rend(); ++it) one(*it->transport);
-  };
-  if (success && in_time(kTogether, [for_each] {
-        for_each([](Transport& transport) {
-          if (auto* back_end = dynamic_cast<RunsByItself*>(&transport)) back_end->shut_down();
-        });
+  std::vector<Guarded> backwards(guarded_.rbegin(), guarded_.rend());  // all ranks made them alike
+  if (success && in_time(kTogether, [backwards] {
+        for (const Guarded& one : backwards)
+          if (auto* back_end = dynamic_cast<RunsByItself*>(one.transport.get()))
+            back_end->shut_down();
       }))
     return;
-  in_time(kTogether, [for_each] {
-    for_each([](Transport& transport) {
-      try {
-        transport.abort();
-      } catch (const std::exception&) {  // the others are aborted all the same
-      }
-    });
-  });
+  in_time(kTogether, [all = std::move(backwards)] { abort_all(all); });
 }
 
 void Watchdog::stop() {
@@ -329,12 +329,7 @@ void Watchdog::look(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   // Calling the roll has taken some of the time.
   const auto late = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since);
-  in_time(abort_limit(late), [guarded] {
-    for (const Guarded& one : guarded) try {
-        one.transport->abort();
-      } catch (const std::exception&) {  // the others are aborted all the same
-      }
-  });
+  in_time(abort_limit(late), [guarded] { abort_all(guarded); });
   lock.lock();
 }
 

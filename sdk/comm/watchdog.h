@@ -41,6 +41,9 @@ struct Place {
                 const Doing& doing = Activity::now()) const;
 };
 
+// Of LibTorch's words, or of ours.
+bool says_timed_out(const std::string& what);
+
 // How long what is under way may take to be aborted, NCCL's kernels among it, where a collective
 // timed out so long ago: a fault ends a rank ten seconds after its timeout, with what its error
 // takes.
@@ -79,6 +82,11 @@ class Watchdog {
     Doing doing;     // the thread that started it
     std::chrono::steady_clock::time_point deadline;
   };
+  struct Guarded {
+    std::shared_ptr<Transport> transport;
+    std::shared_ptr<const Place> place;
+  };
+  static void abort_all(const std::vector<Guarded>& guarded);
   void stop();
   bool all_over();  // within a moment
   void run();
@@ -87,10 +95,6 @@ class Watchdog {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Entry> entries_;
-  struct Guarded {
-    std::shared_ptr<Transport> transport;
-    std::shared_ptr<const Place> place;
-  };
   std::vector<Guarded> guarded_;
   std::optional<Error> failure_;
   bool stop_ = false, ended_ = false;

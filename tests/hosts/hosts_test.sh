@@ -11,12 +11,6 @@ own_name_is_loopback() {
   start hosta 0 2 hosta --; start hostb 1 2 hosta --
   finish; expect 0 0 "done: 2 steps"; expect 1 0 ""
 }
-own_name_is_unknown() {
-  two_hosts
-  names hosta ""; names hostb ""
-  start hosta 0 2 10.70.0.1 --; start hostb 1 2 10.70.0.1 --
-  finish; expect 0 0 "done: 2 steps"; expect 1 0 ""
-}
 interface_by_key() {
   two_hosts
   start hosta 0 2 10.70.0.1 -- --set dist_env.interface=net0; start hostb 1 2 10.70.0.1 -- --set dist_env.interface=net0
@@ -66,8 +60,8 @@ secret_of_the_job() {
   wait $strangers
   expect 0 0 "done: 2 steps"; expect 1 0 ""
   expect 2 4 "rank 1 was refused by rank 0 at 10.70.0.1:29555: the two do not have the same MESHWRIGHT_JOB_SECRET"
-  [ "$(cat "$folder/$name.heard")" = 0 ] || { failures=$((failures + 1)); echo "FAILED: $name: a stranger heard: $(cat "$folder/$name.heard") bytes"; }
-  ! grep -qF "no secret" "$folder/$name.0" || { failures=$((failures + 1)); echo "FAILED: $name: the notice of a job without a secret"; }
+  [ "$(cat "$folder/$name.heard")" = 0 ] || fail "" "a stranger heard: $(cat "$folder/$name.heard") bytes"
+  ! grep -qF "no secret" "$folder/$name.0" || fail "" "the notice of a job without a secret"
 }
 # A second job, started by hand at the port of the first: each of its ranks ends with the cause, and the first trains on.
 second_job_on_the_port() {
@@ -97,7 +91,7 @@ one_interface_listens() {
   start hostb 1 2 10.70.0.1 --
   finish; expect 0 0 "done: 2 steps"; expect 1 0 ""
   expect 0 0 "the job has no secret: whoever reaches 10.70.0.1:29555 can read the configuration"
-  [ "$open" = "10.70.0.1:29555 127.0.0.1:29555 " ] || { failures=$((failures + 1)); echo "FAILED: $name: rank 0 listens at $open"; }
+  [ "$open" = "10.70.0.1:29555 127.0.0.1:29555 " ] || fail "" "rank 0 listens at $open"
 }
 # The program listens at ports of MESHWRIGHT_PORT_RANGE, here, where MASTER_PORT is given, any of them; those of gloo are the kernel's to give, and it keeps to its range.
 # HOST l|a: ports of its sockets that listen, or of all; without the store's.
@@ -131,16 +125,6 @@ ports_are_limited() {
   finish; expect 0 6 "rank 1 on hostb (10.70.0.2)"
   [ -z "$wrong" ] && echo "ok: $name: all others are of the kernel's range" || fail 0 "ports outside of 20000-20999: $wrong"
 }
-wrong_interface() {
-  two_hosts
-  start hosta 0 2 10.70.0.1 --; start hostb 1 2 10.70.0.1 GLOO_SOCKET_IFNAME=eth9 --
-  finish
-  for rank in 0 1; do
-    expect $rank 4 'error[E0506]: rank 1 on hostb: GLOO_SOCKET_IFNAME = "eth9" is not an interface of this host'
-    expect $rank 4 'lo (127.0.0.1'
-    expect $rank 4 'net0 (10.70.0.2'
-  done
-}
 loopback_between_hosts() {
   two_hosts
   start hosta 0 2 10.70.0.1 GLOO_SOCKET_IFNAME=lo --; start hostb 1 2 10.70.0.1 --
@@ -154,34 +138,20 @@ ipv6_only() {
   start hosta 0 2 hosta --; start hostb 1 2 hosta --
   finish; expect 0 0 "done: 2 steps"; expect 1 0 ""
 }
-# What hostb sends to hostc is lost; hosta, where the store is, reaches both.
-one_direction() {
+# Between hostb and hostc what one sends is lost; hosta, where the store is, reaches both.
+lost_one_way() {  # HOST FROM TO: what it sends there
   make_switch
-  for h in a b c; do make_host host$h; done
-  join hosta 10.70.0.1/24; join hostb 10.70.0.2/24; join hostc 10.70.0.3/24
-  on hostb ip route add blackhole 10.70.0.3/32
+  local number=0 h rank
+  for h in a b c; do number=$((number + 1)); make_host host$h; join host$h 10.70.0.$number/24; done
+  on $1 ip route add blackhole $3/32
   start hosta 0 3 10.70.0.1 --; start hostb 1 3 10.70.0.1 --; start hostc 2 3 10.70.0.1 --
   finish
   for rank in 0 1 2; do
-    expect $rank 4 "error[E0502]: rank 2 on hostc (10.70.0.3) cannot connect to rank 1 on hostb (10.70.0.2): Connection timed out; packets from 10.70.0.2 to 10.70.0.3 are lost, those from 10.70.0.3 to 10.70.0.2 arrive"
+    expect $rank 4 "error[E0502]: rank 2 on hostc (10.70.0.3) cannot connect to rank 1 on hostb (10.70.0.2): Connection timed out; packets from $2 to $3 are lost, those from $3 to $2 arrive"
   done
 }
-other_direction() {
-  make_switch
-  for h in a b c; do make_host host$h; done
-  join hosta 10.70.0.1/24; join hostb 10.70.0.2/24; join hostc 10.70.0.3/24
-  on hostc ip route add blackhole 10.70.0.2/32
-  start hosta 0 3 10.70.0.1 --; start hostb 1 3 10.70.0.1 --; start hostc 2 3 10.70.0.1 --
-  finish
-  for rank in 0 1 2; do expect $rank 4 "packets from 10.70.0.3 to 10.70.0.2 are lost, those from 10.70.0.2 to 10.70.0.3 arrive"; done
-}
-dead_peer() {
-  two_hosts
-  start hosta 0 2 10.70.0.1 -- --set step_scheduler.max_steps=100000; start hostb 1 2 10.70.0.1 -- --set step_scheduler.max_steps=100000
-  await 120 trains
-  pkill_of hostb
-  finish; expect 0 6 "rank 1 on hostb (10.70.0.2)"
-}
+one_direction() { lost_one_way hostb 10.70.0.2 10.70.0.3; }
+other_direction() { lost_one_way hostc 10.70.0.3 10.70.0.2; }
 # Ends the program of a host; no other process is touched.
 pkill_of() {
   local p
@@ -206,7 +176,7 @@ each_byte_once() {
   if [ $((sent[1] * 10)) -lt $((sent[0] * 6)) ]; then
     echo "ok: $name: hosta sent ${sent[1]} bytes, ${sent[0]} over sockets alone"
   else
-    failures=$((failures + 1)); echo "FAILED: $name: hosta sent ${sent[1]} bytes, wanted less than 0.6 of the ${sent[0]} over sockets alone"
+    fail "" "hosta sent ${sent[1]} bytes, wanted less than 0.6 of the ${sent[0]} over sockets alone"
   fi
 }
 
@@ -232,7 +202,7 @@ in_ten_seconds() {
   if awk -v own="$own" 'BEGIN { exit !(own > 0 && own < 10) }' && { [ $took -lt 10000 ] || [ $busy = 1 ]; }; then
     echo "ok: $name: $took ms, of its own $own s$([ $busy = 1 ] && echo ", on a busy machine")"
   else
-    failures=$((failures + 1)); echo "FAILED: $name: it took $took ms, of its own $own s, wanted less than 10"
+    fail "" "it took $took ms, of its own $own s, wanted less than 10"
   fi
 }
 doctor_of_two_hosts() {
@@ -262,7 +232,7 @@ doctor_of_a_slow_link() {
   expect 0 0 '"to_host": "hostb"'
   in_ten_seconds
   grep -E '"bytes_per_second(_back)?": ' "$folder/$name.0" | head -2 | grep -qE ': (9|1[0-3])[0-9]{6},$' ||
-    { failures=$((failures + 1)); echo "FAILED: $name: not the bandwidth of the link:"; grep bytes_per_second "$folder/$name.0" | head -2; }
+    { fail "" "not the bandwidth of the link:"; grep bytes_per_second "$folder/$name.0" | head -2; }
 }
 
 # The two ranks of a host share 12.5 MB/s, and each of them has half; inside a host they are faster. Rank 0 alone writes.
@@ -275,8 +245,8 @@ calibrate_of_two_hosts() {
   expect 0 0 '"hosts": 2'
   awk '$1 == "nic" { nic = $3 } $1 == "bus" { bus = $3 } END { exit !(nic > 4e6 && nic < 9e6 && bus > 3 * nic) }' "$folder/$name.toml" &&
     grep -q '"network.nic" = "measured by' "$folder/$name.toml" ||
-    { failures=$((failures + 1)); echo "FAILED: $name: not the bandwidth of the link:"; grep -A8 '^.network' "$folder/$name.toml"; }
+    { fail "" "not the bandwidth of the link:"; grep -A8 '^.network' "$folder/$name.toml"; }
 }
 
-all="own_name_is_loopback own_name_is_unknown interface_by_key connections_by_key interface_by_variable secret_of_the_job second_job_on_the_port one_interface_listens ports_are_limited wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer each_byte_once doctor_of_two_hosts doctor_of_a_host_with_a_fault doctor_of_a_slow_link calibrate_of_two_hosts"
+all="own_name_is_loopback interface_by_key connections_by_key interface_by_variable secret_of_the_job second_job_on_the_port one_interface_listens ports_are_limited loopback_between_hosts ipv6_only one_direction other_direction each_byte_once doctor_of_two_hosts doctor_of_a_host_with_a_fault doctor_of_a_slow_link calibrate_of_two_hosts"
 run_cases "$all" "$@"

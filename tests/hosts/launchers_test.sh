@@ -122,13 +122,6 @@ openmpi_with_a_mistake() {
   openmpi --host hosta:1,hostb:1 -np 2 -x MASTER_ADDR=hosta "${train[@]}" --set run.name=$name --set optimizer.lr=-1
   finish; expect mpirun 2 "error[E0204]: optimizer.lr = -1"
 }
-# mpirun hands SIGUSR1 on: all ranks end after the same step and save, and the status is theirs.
-openmpi_is_told_to_end() {
-  two_named_hosts; remote_shell
-  openmpi --host hosta:1,hostb:1 -np 2 -x MASTER_ADDR=hosta "${train[@]}" --set run.name=$name "${long[@]}"
-  tell_to_end hosta "$(command -v mpirun.openmpi)"
-  finish; saved mpirun SIGUSR1
-}
 
 mpich() {  # ARGUMENT...: hydra's mpiexec on hosta, over both hosts
   launch mpiexec hosta mpiexec.hydra -launcher ssh -launcher-exec "$folder/remote_shell" -iface net0 -hosts hosta,hostb "$@"
@@ -153,12 +146,6 @@ mpich_with_a_secret() {
   tell_to_end hostb "$program"
   finish
   saved mpiexec "a signal to another rank"; expect_times mpiexec 0 "the job has no secret"
-}
-mpich_is_told_to_end() {
-  two_named_hosts; remote_shell
-  mpich -ppn 1 -n 2 -genv MASTER_ADDR hosta "${train[@]}" --set run.name=$name "${long[@]}"
-  tell_to_end hostb "$program"
-  finish; saved mpiexec "a signal to another rank"
 }
 # mpiexec hands the signal on, but MPICH's ends with 0 then, whatever the ranks say.
 mpich_mpiexec_is_told_to_end() {
@@ -209,10 +196,6 @@ kubernetes_trainjob() {
     $(of_the_secret "$source_dir/examples/kubernetes/trainjob.yaml")
   expect_times 0 0 "the job has no secret"
 }
-# The training operator's PyTorchJob sets both kinds.
-kubernetes_pytorchjob() {
-  pods PYTHONUNBUFFERED=1 MASTER_ADDR=meshwright-0.meshwright MASTER_PORT=23456 WORLD_SIZE=2 RANK=@ PET_MASTER_ADDR=meshwright-0.meshwright PET_MASTER_PORT=23456 PET_NNODES=2 PET_NODE_RANK=@ PET_NPROC_PER_NODE=auto
-}
 
 case $launcher in
   torchrun)
@@ -220,12 +203,12 @@ case $launcher in
     all="torchrun_of_two_nodes torchrun_by_rendezvous torchrun_with_a_secret torchrun_with_a_mistake" ;;
   openmpi)
     need mpirun.openmpi
-    all="openmpi_of_two_hosts openmpi_without_an_address openmpi_with_a_secret openmpi_with_a_mistake openmpi_is_told_to_end" ;;
+    all="openmpi_of_two_hosts openmpi_without_an_address openmpi_with_a_secret openmpi_with_a_mistake" ;;
   mpich)
     need mpiexec.hydra
-    all="mpich_of_two_hosts mpich_with_a_secret mpich_with_a_mistake mpich_is_told_to_end mpich_mpiexec_is_told_to_end" ;;
+    all="mpich_of_two_hosts mpich_with_a_secret mpich_with_a_mistake mpich_mpiexec_is_told_to_end" ;;
   kubernetes)
-    all="kubernetes_job kubernetes_name_comes_late kubernetes_trainjob kubernetes_pytorchjob" ;;
+    all="kubernetes_job kubernetes_name_comes_late kubernetes_trainjob" ;;
   *) echo "unknown launcher $launcher"; exit 2 ;;
 esac
 run_cases "$all" "$@"

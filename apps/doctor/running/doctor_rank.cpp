@@ -23,9 +23,8 @@
 #include "apps/doctor/running/measure.h"
 #include "engine/launch/device/device.h"
 #include "engine/launch/ranks.h"
-#include "engine/launch/rendezvous/bounded.h"
 #include "engine/launch/rendezvous/connectivity.h"
-#include "engine/launch/rendezvous/endpoints.h"
+#include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/spawn.h"
 #include "engine/train/step/gather.h"
 #include "engine/train/step/join_world.h"
@@ -59,7 +58,8 @@ int mtu_of(const std::string& name) {
 std::string listening_address() {
   std::map<std::string, int> counts;
   for (const rendezvous::OwnSocket& own : rendezvous::own_sockets())
-    if (own.listens() && own.local != "::" && own.local != "0.0.0.0") ++counts[own.local];
+    if (own.listens() && own.local.address != "::" && own.local.address != "0.0.0.0")
+      ++counts[own.local.address];
   auto most = std::max_element(counts.begin(), counts.end(),
                                [](const auto& a, const auto& b) { return a.second < b.second; });
   return most == counts.end() ? "" : most->first;
@@ -118,7 +118,7 @@ Ports look_at_rendezvous(const launch::RankEnvironment& ranks, bool one_host) {
   }
   out.port = kTorchrunPort;
   try {
-    ::close(rendezvous::listen_on(out.port, /*loopback_only=*/false));
+    ::close(rendezvous::listen_at(rendezvous::kAllInterfaces, out.port));
   } catch (const Error& error) {
     out.problem = "torchrun's default port: " + error.message();
   }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <boost/dll/shared_library.hpp>
-#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -13,8 +12,8 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/spawn.h"
-#include "engine/launch/store_bytes.h"
 #include "meshwright/error.h"
 #include "sdk/base/beside.h"
 #include "sdk/base/host/run_lock.h"
@@ -178,7 +177,7 @@ std::string device_name(c10::Device device) {
 
 namespace {
 const std::string kShared = "device/shared";
-using base::bytes_of, base::text_of;
+using rendezvous::bytes_of, rendezvous::text_of;
 
 // By what NCCL tells hosts apart.
 std::string host() {
@@ -195,13 +194,8 @@ void claim(const Chosen& chosen, c10d::Store& store, int64_t rank) {
        {chosen.nccl->device_uuid(device), host() + " " + chosen.nccl->device_address(device)}) {
     const std::string first = text_of(store.compareSet("device/" + key, {}, bytes_of(mine)));
     if (first == mine) continue;
-    int64_t other = 0;
-    const auto [stop, failed] = std::from_chars(first.data(), first.data() + first.size(), other);
-    if (failed != std::errc() || stop != first.data() + first.size())
-      throw Error(ErrorCode::rendezvous_failed, "what a rank left in the store under \"device/" +
-                                                    key + "\" is no rank: \"" +
-                                                    first.substr(0, 40) + "\"");
-    const auto [low, high] = std::minmax<int64_t>({rank, other});
+    const auto [low, high] =
+        std::minmax<int64_t>({rank, rendezvous::number_of(first, "device/" + key, "a rank")});
     store.set(kShared, bytes_of("ranks " + std::to_string(low) + " and " + std::to_string(high) +
                                 " share the CUDA device " + chosen.name));
     return;

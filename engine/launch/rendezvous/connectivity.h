@@ -1,4 +1,4 @@
-// The network interfaces of this host.
+// The network interfaces of this host, its sockets, and where rank 0 listens for the others.
 #pragma once
 
 #include <sys/socket.h>
@@ -29,10 +29,23 @@ std::string list_of(const std::vector<Interface>& all);
 std::string address_of(const std::string& name, const std::string& named_by,
                        const std::vector<Interface>& all);
 
+// The interface that the user asked for: GLOO_SOCKET_IFNAME, which may differ from host to host,
+// before dist_env.interface. Empty name: none.
+struct WantedInterface {
+  std::string name, named_by;
+};
+WantedInterface wanted_interface(const std::string& key);
+
 // "10.70.0.1"; empty for what is neither IPv4 nor IPv6.
 std::string numeric(const sockaddr* address);
-int port_of(const sockaddr* address);
-int bound_port(int fd);  // of a socket; 0: it has none
+// An end of a socket; without an address it has none.
+struct SocketEnd {
+  std::string address;
+  int port = 0;
+  bool operator==(const SocketEnd&) const = default;
+};
+SocketEnd local_end(int fd);
+SocketEnd remote_end(int fd);
 // A numeric address with a port; nullopt when it does not read so.
 struct SocketAddress {
   sockaddr_storage storage{};
@@ -50,9 +63,8 @@ std::string source_for(const std::string& numeric_address);
 // The TCP sockets of this process: a listening one has no remote end.
 struct OwnSocket {
   int fd = -1;
-  std::string local, remote;
-  int local_port = 0, remote_port = 0;
-  bool listens() const { return remote.empty(); }
+  SocketEnd local, remote;
+  bool listens() const { return remote.address.empty(); }
 };
 std::vector<OwnSocket> own_sockets();
 // From now on whoever connects to the sockets of this process that listen there gets no answer, and
@@ -60,30 +72,21 @@ std::vector<OwnSocket> own_sockets();
 // False: there is none, or the kernel keeps one open.
 bool shut(const std::string& address, int port);
 
-// Sockets of the rendezvous: where rank 0 listens, and whether it can be reached.
-
-// A listening socket on 127.0.0.1, or on every interface. Throws Error(rendezvous_failed) that says
-// what to do when the port is taken.
-int listen_on(int port, bool loopback_only);
-// The same at one address of this host ("10.70.0.1").
+inline const std::string kLoopback = "127.0.0.1", kAllInterfaces;
+// A listening socket at an address of this host, or at all of them, by one socket for both families
+// where there is IPv6. Throws Error(rendezvous_failed) that says what to do when the port is taken.
 int listen_at(const std::string& address, int port);
 // The same at a free port of the range; any that the kernel gives out where there is none. Throws
 // Error(rendezvous_failed) that names the range when all its ports are taken.
-int listen_on(const launch::PortRange& ports, bool loopback_only);
 int listen_at(const std::string& address, const launch::PortRange& ports);
 // Those of the range where no job meets (PortRange::for_others()), from a random one on, so that
 // the ranks of a host rarely want the same; {0} where there is no range.
 std::vector<int> ports_to_try(const launch::PortRange& ports);
 
-// The two ends of a connection, as numbers: "10.70.0.2", "fd00::2".
+// The two ends of a connection: "10.70.0.2", "fd00::2".
 struct Route {
   std::string local, remote;
 };
-
-// Tries until `end` to connect to host:port, and hangs up again. Empty, or why it could not
-// ("Connection refused"). `route`: which way the connection took.
-std::string try_connect(const std::string& host, int port,
-                        std::chrono::steady_clock::time_point end, Route* route = nullptr);
 // The way to where MASTER_ADDR and MASTER_PORT lead; empty ends: there was none until `end`. Comes
 // back half a second later at most, however long a name server takes.
 Route route_to_master(const launch::RankEnvironment& ranks,
@@ -91,9 +94,40 @@ Route route_to_master(const launch::RankEnvironment& ranks,
 // Of a listening socket, whose connections inherit it, or of a connection: as long as
 // keep_alive_times() (deadlines.h) says. By default, without a timeout, two minutes.
 void keep_alive(int fd, std::chrono::milliseconds timeout = {});
-// The connection itself, which does not block and ends when the other host is gone; -1: there is
-// none, and `why` says the reason.
+// Tries until `end` to connect to host:port. The connection does not block, and ends when the other
+// host is gone; -1: there is none, and `why` says the reason ("Connection refused").
 int connect_to(const std::string& host, int port, std::chrono::steady_clock::time_point end,
                std::string* why = nullptr);
+
+// The addresses of this host that are to be opened for `master`, which resolves to `resolved` here;
+// empty: every one, for nothing tells which. In this order: those of MASTER_ADDR itself; loopback
+// where it names that; those of the interface asked for; those of the only interface there is.
+// nullopt: nobody answers for the name; then Error(rendezvous_failed) rather than every one.
+std::vector<std::string> addresses_to_open(const std::string& master,
+                                           const std::optional<std::vector<std::string>>& resolved,
+                                           const std::string& interface,
+                                           const std::vector<Interface>& all);
+
+struct OpenListeners {
+  std::vector<int> sockets;  // listening
+  std::string own;           // where rank 0 itself connects
+  bool everywhere = false;   // on every interface, for nothing tells which
+  std::string local = {};    // where ranks of this host connect; empty: as own
+  const std::string& nearest() const { return local.empty() ? own : local; }
+};
+// The inherited socket, loopback alone where all ranks are on one host, else the addresses above
+// and this host's loopback. Throws Error(rendezvous_failed).
+OpenListeners open_listeners(const launch::RankEnvironment& ranks, const std::string& interface);
+// A free port (of the range) at the first of these addresses. The same, where nobody has it there,
+// at the others, for hosts of the other family, which go where MASTER_ADDR leads; and at this
+// host's loopback: an address goes with its link, and ranks of this host must not lose the store
+// with it.
+OpenListeners listeners_at(const std::vector<std::string>& addresses,
+                           const launch::PortRange& ports);
+// One such port, the first of the sockets at what `own` says, for a store of rank 0's own beside
+// the launcher's or for heartbeat.h: where MASTER_ADDR is no address of this host and nothing else
+// tells, at `here`, from which this host reaches it.
+OpenListeners open_listeners_beside(const launch::RankEnvironment& ranks,
+                                    const std::string& interface, const std::string& here);
 
 }  // namespace meshwright::rendezvous

@@ -30,7 +30,7 @@ constexpr std::chrono::milliseconds post_limit(const Posting& of,
   return of.says ? kStoreAnswers : kStoreOnceMore;
 }
 
-// Of one connection to the store: whoever has a shorter limit (bounded.h) gives up before it, and
+// Of one connection to the store: whoever has a shorter limit (notices.h) gives up before it, and
 // says so in words of its own. A connection that is given up is lost for good, so under a long
 // timeout a pause that others would wait for is no end.
 constexpr std::chrono::milliseconds store_replies(std::chrono::milliseconds timeout) {

@@ -12,19 +12,17 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <tuple>
+#include <utility>
 
-#include "engine/launch/rendezvous/connectivity.h"
 #include "engine/launch/rendezvous/deadlines.h"
 #include "engine/launch/rendezvous/error_exchange.h"
 #include "engine/launch/rendezvous/notices.h"
-#include "engine/launch/rendezvous/told.h"
 #include "meshwright/error.h"
 #include "sdk/base/host_facts.h"
 
@@ -36,7 +34,6 @@ BOOST_DESCRIBE_STRUCT(ReachabilityProbe::Refused, (), (to, why))
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Words = std::vector<std::string>;
 
 constexpr size_t kMostPairs = 4;
 
@@ -177,19 +174,20 @@ std::vector<int64_t> one_of_each_host(const std::vector<Endpoint>& endpoints) {
 
 // "rank 2 on c (10.70.0.3) cannot connect to rank 1 on b (10.70.0.2): Connection timed out; packets
 // from ... are lost"
-std::string cause(const Words& from, const Words& to, const std::string& why, bool arrives,
+using Named = std::pair<std::string, std::string>;  // with its address, and that alone
+std::string cause(const Named& from, const Named& to, const std::string& why, bool arrives,
                   bool comes_back) {
-  std::string out = from[0] + " cannot connect to " + to[0] + ": " + why + "; ";
-  const std::string &a = from[1], &b = to[1];
+  const std::string &a = from.second, &b = to.second;
+  const std::string out = from.first + " cannot connect to " + to.first + ": " + why + "; ";
+  auto one_way = [&](const std::string& x, const std::string& y) {
+    return out + "packets from " + x + " to " + y + " are lost, those from " + y + " to " + x +
+           " arrive";
+  };
   if (arrives && comes_back)
     return out + "other packets pass both ways, so a firewall refuses connections from " + a +
            " to " + b;
-  if (arrives)
-    return out + "packets from " + b + " to " + a + " are lost, those from " + a + " to " + b +
-           " arrive";
-  if (comes_back)
-    return out + "packets from " + a + " to " + b + " are lost, those from " + b + " to " + a +
-           " arrive";
+  if (arrives) return one_way(b, a);
+  if (comes_back) return one_way(a, b);
   return out + "no packet passes in either direction";
 }
 
@@ -294,7 +292,7 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Endpoint>& en
   }
   auto words_of = [&](size_t i) {
     const Endpoint& endpoint = endpoints[static_cast<size_t>(probers[i])];
-    return Words{with_address(probers[i], endpoint), endpoint.address};
+    return Named{with_address(probers[i], endpoint), endpoint.address};
   };
   std::string text;
   size_t pairs = 0;
@@ -355,12 +353,6 @@ std::vector<Endpoint> exchange_rows(c10d::Store& store, const launch::RankEnviro
 
 }  // namespace
 
-WantedInterface wanted_interface(const std::string& key) {
-  const char* variable = std::getenv("GLOO_SOCKET_IFNAME");
-  if (variable && *variable) return {variable, "GLOO_SOCKET_IFNAME"};
-  return {key, "dist_env.interface"};
-}
-
 std::vector<Endpoint> find_endpoints(const c10::intrusive_ptr<c10d::Store>& base,
                                      const launch::RankEnvironment& ranks,
                                      const WantedInterface& wanted, Milliseconds timeout) {
@@ -379,16 +371,9 @@ constexpr std::string_view kGreeting = "meshwright endpoint ";
 
 bool lower(const Endpoint& a, const Endpoint& b) {
   auto bytes = [](const Endpoint& endpoint) {
-    std::string out;
-    std::optional<SocketAddress> address = socket_address(endpoint.address, 0);
-    if (!address) return out;
-    if (address->storage.ss_family == AF_INET) {
-      const in_addr& four = reinterpret_cast<const sockaddr_in*>(&address->storage)->sin_addr;
-      out.assign(reinterpret_cast<const char*>(&four), sizeof four);
-    } else {
-      const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(&address->storage)->sin6_addr;
-      out.assign(reinterpret_cast<const char*>(&six), sizeof six);
-    }
+    std::array<unsigned char, sizeof(in6_addr)> out{};
+    for (int family : {AF_INET, AF_INET6})
+      if (::inet_pton(family, endpoint.address.c_str(), out.data()) == 1) break;
     return out;
   };
   return bytes(a) < bytes(b);
@@ -423,10 +408,10 @@ int packets_at(const launch::PortRange& ports, const std::string& address, bool&
 
 ReachabilityProbe::ReachabilityProbe(const std::string& address, const launch::PortRange& ports)
     : tcp_(listen_at(address, ports)) {
-  tcp_port_ = bound_port(tcp_);
+  tcp_port_ = local_end(tcp_).port;
   // Without it nothing is lost but the direction in an error.
   udp_ = packets_at(ports, address, udp_is_v6_);
-  if (udp_ >= 0) udp_port_ = bound_port(udp_);
+  if (udp_ >= 0) udp_port_ = local_end(udp_).port;
   stop_ = ::eventfd(0, EFD_CLOEXEC);
   if (stop_ < 0 || ::fcntl(tcp_, F_SETFL, O_NONBLOCK) != 0) return;
   listener_ = std::thread([this] { let_in(); });
@@ -469,47 +454,45 @@ void ReachabilityProbe::greet(const std::vector<Endpoint>& endpoints, size_t me)
 std::vector<ReachabilityProbe::Refused> ReachabilityProbe::probe(
     const std::vector<Endpoint>& endpoints, size_t me, Clock::time_point end) {
   std::vector<Refused> out;
-  std::vector<pollfd> open;
-  std::vector<size_t> to;
+  std::vector<pollfd> open(endpoints.size(), pollfd{-1, POLLOUT, 0});  // -1: poll() leaves it out
+  size_t left = 0;
+  auto over = [&](size_t to, int reason) {
+    if (reason != 0) out.push_back({to, std::strerror(reason)});
+    if (open[to].fd >= 0) ::close(std::exchange(open[to].fd, -1));
+  };
   for (size_t i = 0; i < endpoints.size(); ++i) {
     if (i == me || !lower(endpoints[i], endpoints[me])) continue;
-    std::optional<SocketAddress> there =
+    const std::optional<SocketAddress> there =
         socket_address(endpoints[i].address, endpoints[i].tcp_port);
-    int fd = there
-                 ? ::socket(there->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)
-                 : -1;
-    int reason = fd < 0 ? errno : ::connect(fd, there->get(), there->size) == 0 ? 0 : errno;
-    if (fd >= 0 && reason == EINPROGRESS) {
-      open.push_back({fd, POLLOUT, 0});
-      to.push_back(i);
-      continue;
-    }
-    if (reason != 0) out.push_back({i, std::strerror(reason)});
-    if (fd >= 0) ::close(fd);
+    if (there)
+      open[i].fd =
+          ::socket(there->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const bool connected = open[i].fd >= 0 && ::connect(open[i].fd, there->get(), there->size) == 0;
+    const int reason = connected ? 0 : errno;
+    if (open[i].fd >= 0 && reason == EINPROGRESS)
+      ++left;
+    else
+      over(i, reason);
   }
   greet(endpoints, me);
   constexpr auto kAgain = std::chrono::milliseconds(500);
-  for (Clock::time_point greeted = Clock::now(); !open.empty() && Clock::now() < end;) {
+  for (Clock::time_point greeted = Clock::now(); left > 0 && Clock::now() < end;) {
     ::poll(open.data(), open.size(), 100);
-    for (size_t i = open.size(); i-- > 0;) {
-      if (open[i].revents == 0) continue;
+    for (size_t i = 0; i < open.size(); ++i) {
+      if (open[i].fd < 0 || open[i].revents == 0) continue;
       int reason = 0;
       socklen_t size = sizeof reason;
       ::getsockopt(open[i].fd, SOL_SOCKET, SO_ERROR, &reason, &size);
-      if (reason != 0) out.push_back({to[i], std::strerror(reason)});
-      ::close(open[i].fd);
-      open.erase(open.begin() + static_cast<ptrdiff_t>(i));
-      to.erase(to.begin() + static_cast<ptrdiff_t>(i));
+      over(i, reason);
+      --left;
     }
     if (Clock::now() - greeted > kAgain) {
       greeted = Clock::now();
       greet(endpoints, me);
     }
   }
-  for (size_t i = 0; i < open.size(); ++i) {
-    out.push_back({to[i], std::strerror(ETIMEDOUT)});
-    ::close(open[i].fd);
-  }
+  for (size_t i = 0; i < open.size(); ++i)
+    if (open[i].fd >= 0) over(i, ETIMEDOUT);
   std::sort(out.begin(), out.end(), [](const Refused& a, const Refused& b) { return a.to < b.to; });
   return out;
 }
@@ -521,10 +504,8 @@ std::vector<bool> ReachabilityProbe::heard(size_t endpoints) {
     std::string_view text(buffer, static_cast<size_t>(got));
     if (!text.starts_with(kGreeting)) continue;
     text.remove_prefix(kGreeting.size());
-    size_t endpoint = endpoints;
-    auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), endpoint);
-    if (error == std::errc() && stop == text.data() + text.size() && endpoint < endpoints)
-      out[endpoint] = true;
+    const std::optional<size_t> endpoint = text::to_number<size_t>(text);
+    if (endpoint && *endpoint < endpoints) out[*endpoint] = true;
   }
   return out;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/launch/ranks.h"
+#include "engine/launch/rendezvous/connectivity.h"
 
 namespace meshwright::rendezvous {
 
@@ -16,13 +17,6 @@ struct Endpoint {
   int tcp_port = 0,
       udp_port = 0;  // of its listener, for those that look whether the hosts reach each other
 };
-
-// The interface that the user asked for: GLOO_SOCKET_IFNAME, which may differ from host to host,
-// before dist_env.interface. Empty name: none.
-struct WantedInterface {
-  std::string name, named_by;
-};
-WantedInterface wanted_interface(const std::string& key);
 
 // Collective over all ranks, before the first group. The address of each rank: 127.0.0.1 when it
 // knows that all are on one host, that of the interface asked for, else the local end of the route

@@ -4,7 +4,6 @@
 #include <functional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "engine/launch/rendezvous/bounded.h"
 #include "engine/launch/rendezvous/deadlines.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/rendezvous/rendezvous.h"

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "engine/launch/rendezvous/connectivity.h"
-#include "engine/launch/rendezvous/listen.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "meshwright/error.h"
 #include "sdk/base/wait.h"
@@ -38,6 +37,14 @@ constexpr int kMostAtOnce = 256;
 // The launcher's store, which has just answered.
 constexpr std::chrono::seconds kAgentAnswers(1);
 
+// At what address rank 0 listens alone; empty: MASTER_ADDR leads there. Port 0: nowhere.
+struct Listens {
+  int port;
+  int64_t token;
+  std::string address;
+};
+BOOST_DESCRIBE_STRUCT(Listens, (), (port, token, address))
+
 // Of the store: where rank 0 listens; how many others have tried to connect; "3 7 ", those that
 // could not.
 const std::string kKey = "heartbeat", kTried = "heartbeat/tried",
@@ -55,21 +62,20 @@ Heartbeat::Heartbeat(const launch::RankEnvironment& ranks, c10d::Store& store,
   if (rank_ == 0) {
     std::random_device random;
     token_ = static_cast<int64_t>(random()) << 31 | static_cast<int64_t>(random() >> 1);
-    std::string address;  // at which rank 0 listens alone; empty: MASTER_ADDR leads there
+    Listens mine{0, token_, ""};
     try {
       std::string here;  // an agent's MASTER_ADDR may be another host's
       if (ranks.agent_store && !ranks.one_host())
         here = route_to_master(ranks, Clock::now() + kAgentAnswers).local;
       const OpenListeners listeners = open_listeners_beside(ranks, interface, here);
       listeners_ = listeners.sockets;
-      if (!ranks.one_host() && !listeners.everywhere) address = listeners.own;
+      if (!ranks.one_host() && !listeners.everywhere) mine.address = listeners.own;
+      mine.port = local_end(listeners_[0]).port;
     } catch (const Error& error) {  // nobody waits for it
       trouble_ = error.message();
     }
-    const int port = listeners_.empty() ? 0 : bound_port(listeners_[0]);
     try {
-      store.set(kKey,
-                bytes_of(std::to_string(port) + " " + std::to_string(token_) + " " + address));
+      store.set(kKey, bytes_of(base::json_text(mine)));
     } catch (...) {  // nobody will come, and the destructor is not called
       for (int listener : listeners_) ::close(listener);
       throw;
@@ -97,23 +103,16 @@ int Heartbeat::reach(const launch::RankEnvironment& ranks, c10d::Store& store,
   } catch (const c10::DistStoreError&) {
     return -1;
   }
-  const std::string told = text_of(store.get(kKey));
-  const size_t first = std::min(told.find(' '), told.size()),
-               second = std::min(told.find(' ', first + 1), told.size());
-  const int64_t port = number_of(told.substr(0, first), kKey, "rank 0");
-  token_ = number_of(told.substr(std::min(first + 1, second), second - std::min(first + 1, second)),
-                     kKey, "rank 0");
-  const std::string address = told.substr(std::min(second + 1, told.size()));
+  const auto [port, token, address] = told<Listens>(text_of(store.get(kKey)), kKey, "rank 0");
+  token_ = token;
   if (port <= 0 || port > 65535) return -1;
   const Clock::time_point now = Clock::now(),
                           end = std::max(times.connected, now + std::chrono::milliseconds(500));
   const bool there_alone = !address.empty() && ranks.agent_store;
   int fd = -1;
-  if (!address.empty())
-    fd = connect_to(address, static_cast<int>(port), there_alone ? end : now + (end - now) / 2);
+  if (!address.empty()) fd = connect_to(address, port, there_alone ? end : now + (end - now) / 2);
   if (fd < 0 && !there_alone)
-    fd =
-        connect_to(ranks.one_host() ? "127.0.0.1" : ranks.master_addr, static_cast<int>(port), end);
+    fd = connect_to(ranks.one_host() ? kLoopback : ranks.master_addr, port, end);
   return fd;
 }
 
@@ -146,7 +145,7 @@ std::string Heartbeat::name_unwatched(c10d::Store& store, size_t from) {
   if (out.empty()) return "";
   std::sort(out.begin(), out.end());
   return named_ranks(out) + " could not connect to port " +
-         std::to_string(bound_port(listeners_[0])) +
+         std::to_string(local_end(listeners_[0]).port) +
          " of rank 0, over which ranks hear at once when another has ended: whoever is not "
          "connected hears of that after the timeout, and is missed no sooner; let firewalls "
          "between the hosts pass the port (MESHWRIGHT_PORT_RANGE says of which it is)";

@@ -23,7 +23,7 @@ namespace meshwright::rendezvous {
 class Heartbeat {
  public:
   // Collective. A rank that cannot connect in time is not watched, watches nobody, and says so in
-  // the store. Rank 0 listens where its store does (listen.h): one port at each address
+  // the store. Rank 0 listens where its store does (connectivity.h): one port at each address
   // of MASTER_ADDR, for a host may have only the second one's family.
   Heartbeat(const launch::RankEnvironment& ranks, c10d::Store& store, const HeartbeatTimes& times,
             const std::string& interface = {});

@@ -1,26 +1,83 @@
-// Texts that one rank publishes for all others in a store.
+// What ranks tell each other in a store, where anybody may have written it, and limits for calls
+// that have none. Only for .cpp files, as json_codec.h.
 #pragma once
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdint>
+#include <future>
+#include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "engine/launch/rendezvous/bounded.h"
-#include "engine/launch/store_bytes.h"
 #include "meshwright/error.h"
+#include "sdk/base/files/json_codec.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/wait.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::rendezvous {
 
 using Milliseconds = std::chrono::milliseconds;
 
-using base::bytes_of, base::text_of;
+// The call did not come back.
+struct NoAnswer {};
+
+// What `call` returns or throws; NoAnswer when it takes longer. LibTorch's store waits for ever
+// where its server is there and silent (a stopped process, another program on the port), and
+// nothing wakes it up: such a call stays behind in its thread until the process ends. So `call`
+// must own all that it uses.
+//
+// `meanwhile` is called after every half second, until the limit is over; what it throws ends the
+// wait in the same way.
+template <class F, class G>
+auto bounded(Milliseconds limit, F call, G meanwhile) -> std::invoke_result_t<F> {
+  auto task = std::make_shared<std::packaged_task<std::invoke_result_t<F>()>>(std::move(call));
+  auto result = task->get_future();
+  std::thread thread([task] { (*task)(); });
+  auto end = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    // From now on: the last call may have taken long.
+    const auto next = std::min(end, std::chrono::steady_clock::now() + Milliseconds(500));
+    if (result.wait_until(next) == std::future_status::ready) break;
+    try {
+      if (next == end) throw NoAnswer();
+      meanwhile();
+    } catch (...) {
+      thread.detach();
+      throw;
+    }
+  }
+  thread.join();
+  return result.get();
+}
+
+template <class F>
+auto bounded(Milliseconds limit, F call) -> std::invoke_result_t<F> {
+  return bounded(limit, std::move(call), [] {});
+}
+
+// The same of a call whose failure says no more than its silence: nullopt.
+template <class F>
+auto attempt(Milliseconds limit, F call) -> std::optional<std::invoke_result_t<F>> {
+  try {
+    return bounded(limit, std::move(call));
+  } catch (const NoAnswer&) {
+  } catch (const std::exception&) {
+  }
+  return std::nullopt;
+}
+
+// Text as the values of a store.
+inline std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+inline std::string text_of(const std::vector<uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
 
 // A key of the ranks' store: rank 0 listens on every interface.
 inline const std::string kEverywhere = "everywhere";
@@ -60,10 +117,19 @@ inline Error not_from_a_rank(const std::string& text, const std::string& key,
 
 // A number there. Throws that error.
 inline int64_t number_of(const std::string& text, const std::string& key, const std::string& who) {
-  int64_t out = 0;
-  auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), out);
-  if (failed == std::errc() && end == text.data() + text.size()) return out;
+  if (const std::optional<int64_t> out = text::to_number(text)) return *out;
   throw not_from_a_rank(text, key, who, "is no number");
+}
+
+// json_text() of a T that `who` ("rank 3") left under that key. Throws Error(rendezvous_failed)
+// that names both where it is none.
+template <class T>
+T told(const std::string& text, const std::string& key, const std::string& who) {
+  try {
+    return base::read_json_text<T>(text);
+  } catch (const base::JsonProblem&) {
+    throw not_from_a_rank(text, key, who, "is nothing that a rank says");
+  }
 }
 
 // Publishes the text and gives so many others a moment to read it: the store may end with this

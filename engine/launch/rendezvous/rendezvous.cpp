@@ -11,14 +11,12 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "engine/launch/rendezvous/bounded.h"
 #include "engine/launch/rendezvous/connectivity.h"
 #include "engine/launch/rendezvous/deadlines.h"
 #include "engine/launch/rendezvous/endpoints.h"
 #include "engine/launch/rendezvous/error_exchange.h"
 #include "engine/launch/rendezvous/heartbeat.h"
 #include "engine/launch/rendezvous/notices.h"
-#include "engine/launch/rendezvous/told.h"
 #include "meshwright/error.h"
 #include "sdk/base/transport.h"
 #include "sdk/base/wait.h"
@@ -173,7 +171,7 @@ struct Listening {
 std::set<int> listening_ports(const std::string& address) {
   std::set<int> out;
   for (const OwnSocket& own : own_sockets())
-    if (own.listens() && own.local == address) out.insert(own.local_port);
+    if (own.listens() && own.local.address == address) out.insert(own.local.port);
   return out;
 }
 
@@ -219,8 +217,9 @@ void name_peers(c10d::Store& store, size_t index, const std::vector<int64_t>& me
   }
   std::vector<std::vector<uint8_t>> opened(others.size(), bytes_of("0"));
   for (const OwnSocket& own : own_sockets())
-    if (auto listener = listeners.find({own.remote, own.remote_port}); listener != listeners.end())
-      opened[listener->second] = bytes_of(std::to_string(own.local_port));
+    if (auto listener = listeners.find({own.remote.address, own.remote.port});
+        listener != listeners.end())
+      opened[listener->second] = bytes_of(std::to_string(own.local.port));
   store.multiSet(ours, opened);
   opened = store.multiGet(theirs);
   for (size_t k = 0; k < others.size(); ++k) name(others[k], opened[k]);
@@ -308,13 +307,10 @@ std::shared_ptr<Heartbeat> make_heartbeat(const launch::RankEnvironment& ranks,
                                           const StorePtr& store, const HeartbeatTimes& times,
                                           const std::string& interface) {
   if (ranks.source == launch::RankEnvironment::Source::local) return nullptr;
-  try {
-    return bounded(left_until(times.all),
-                   [=] { return std::make_shared<Heartbeat>(ranks, *store, times, interface); });
-  } catch (const NoAnswer&) {  // the first group says more
-  } catch (const std::exception&) {
-  }
-  return nullptr;
+  // The first group says more.
+  return attempt(left_until(times.all),
+                 [=] { return std::make_shared<Heartbeat>(ranks, *store, times, interface); })
+      .value_or(nullptr);
 }
 
 // Rank 0: as Heartbeat::unwatched().
@@ -325,23 +321,9 @@ std::string unwatched_by(const launch::RankEnvironment& ranks,
   if (!heartbeat)
     return "no rank will hear at once when another has ended, but after the timeout: rank 0 had no "
            "port for that in time";
-  try {
-    return bounded(left_until(end) + Milliseconds(500),
-                   [=] { return heartbeat->unwatched(*store, end); });
-  } catch (const NoAnswer&) {  // as above
-  } catch (const std::exception&) {
-  }
-  return "";
-}
-
-// As Heartbeat::unwatched_since(); the store has just answered.
-std::string unwatched_since(const std::shared_ptr<Heartbeat>& heartbeat, const StorePtr& store) {
-  try {
-    return bounded(Milliseconds(500), [=] { return heartbeat->unwatched_since(*store); });
-  } catch (const NoAnswer&) {  // the next group asks again
-  } catch (const std::exception&) {
-  }
-  return "";
+  return attempt(left_until(end) + Milliseconds(500),
+                 [=] { return heartbeat->unwatched(*store, end); })
+      .value_or("");
 }
 
 // `world`: where it is once it has been made.
@@ -376,8 +358,10 @@ ConnectGroup over_nccl(const launch::RankEnvironment& ranks, const StorePtr& sto
       // Who is in a group tries no longer to connect to rank 0's port, as some may have when rank 0
       // counted.
       if (rank == 0 && heartbeat && *world != nullptr && std::ssize(members) == (*world)->size())
-        if (const std::string late = unwatched_since(heartbeat, store); !late.empty())
-          (*world)->notice(late);
+        if (const auto late =
+                attempt(Milliseconds(500), [=] { return heartbeat->unwatched_since(*store); });
+            late && !late->empty())
+          (*world)->notice(*late);
       return transport_over(std::move(backend), device);
     } catch (const NoAnswer&) {
       throw std::runtime_error("timed out after " + seconds(timeout));

@@ -23,8 +23,8 @@ namespace meshwright::rendezvous {
 
 class ErrorExchange;
 
-// Collective. Rank 0 serves a store (store_server.h) to those that know the job's secret: on the
-// inherited socket, else at the address that MASTER_ADDR names (listen.h; `interface`:
+// Collective. Rank 0 serves a store (store.h) to those that know the job's secret: on the
+// inherited socket, else at the address that MASTER_ADDR names (connectivity.h; `interface`:
 // dist_env.interface, where that says nothing), on loopback only when all ranks are on one host.
 // Under torchrun's agent every rank is a client of LibTorch's, which knows no secret. A world of
 // one has no network. Returns when all ranks are there. Throws Error(rendezvous_failed) with host,

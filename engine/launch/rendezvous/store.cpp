@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -16,45 +15,30 @@
 #include <utility>
 
 #include "engine/launch/ranks.h"
-#include "engine/launch/rendezvous/bounded.h"
 #include "engine/launch/rendezvous/connectivity.h"
 #include "engine/launch/rendezvous/error_exchange.h"
-#include "engine/launch/rendezvous/listen.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/rendezvous/rendezvous.h"
-#include "engine/launch/rendezvous/store_client.h"
-#include "engine/launch/rendezvous/store_server.h"
-#include "engine/launch/rendezvous/told.h"
+#include "engine/launch/rendezvous/store.h"
 #include "engine/launch/spawn.h"
 #include "meshwright/error.h"
 #include "sdk/base/wait.h"
 
 namespace meshwright::rendezvous {
 
-// The store in which the ranks of a job meet, and the errors of those that do not get there.
-
-class StoreServer;
-
-struct Opened {
-  c10::intrusive_ptr<c10d::Store> store;
-  std::shared_ptr<StoreServer> server = nullptr;  // of rank 0
-  bool everywhere = false;                        // it listens on every interface
-};
-
-// Rank 0 serves a store where MASTER_ADDR and MASTER_PORT lead, and the others connect. Under a
-// launcher whose agent has a store there: without a secret all are clients of it; with one rank 0
-// serves its own at another port, and tells in the agent's where that is. Tries until `end`;
-// `timeout`: of later calls, and in the words of errors. Throws Error.
-Opened open_store(const launch::RankEnvironment& ranks, Milliseconds timeout,
-                  std::chrono::steady_clock::time_point end, const std::string& interface = {});
-
-std::string place_of(const launch::RankEnvironment& ranks);  // "node1:29555"
-std::string words_of_twice(int64_t rank);                    // two processes say that they are it
-
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+std::string place_of(const launch::RankEnvironment& ranks) {
+  return ranks.master_addr + ":" + std::to_string(ranks.master_port);
+}
+
+std::string words_of_twice(int64_t rank) {
+  return "two processes have RANK " + std::to_string(rank) +
+         ", or an earlier job still uses this store";
+}
 
 [[noreturn]] void unreachable(const launch::RankEnvironment& ranks, Milliseconds timeout,
                               const std::string& why, bool silent) {
@@ -131,8 +115,8 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
   refused(ranks, why);
 }
 
-[[noreturn]] void no_name(const launch::RankEnvironment& ranks, Milliseconds timeout) {
-  unreachable(ranks, timeout, "the name " + ranks.master_addr + " is not answered for", false);
+std::string no_name(const launch::RankEnvironment& ranks) {
+  return "the name " + ranks.master_addr + " is not answered for";
 }
 
 // LibTorch's own, which the launcher's agent serves: it asks nobody for a secret.
@@ -143,18 +127,21 @@ StorePtr store_of_agent(const launch::RankEnvironment& ranks, Milliseconds timeo
   options.isServer = false;
   options.waitWorkers = false;
   options.timeout = timeout;
-  const std::string& host = ranks.master_addr;
-  std::string why = "the name " + host + " is not answered for";
+  const std::optional<std::string> why =
+      attempt(left_until(end) + Milliseconds(500),
+              [host = ranks.master_addr, port = ranks.master_port, end] {
+                std::string reason;
+                const int fd = connect_to(host, port, end, &reason);
+                if (fd < 0) return reason;
+                ::close(fd);
+                return std::string();
+              });
+  if (!why || !why->empty()) unreachable(ranks, timeout, why.value_or(no_name(ranks)), false);
   try {
-    why = bounded(left_until(end) + Milliseconds(500),
-                  [host, port = ranks.master_port, end] { return try_connect(host, port, end); });
-  } catch (const NoAnswer&) {
-  }
-  if (!why.empty()) unreachable(ranks, timeout, why, false);
-  try {
-    return bounded(left_until(end) + Milliseconds(1000), [host, options]() -> StorePtr {
-      return c10::make_intrusive<c10d::TCPStore>(host, options);
-    });
+    return bounded(left_until(end) + Milliseconds(1000),
+                   [host = ranks.master_addr, options]() -> StorePtr {
+                     return c10::make_intrusive<c10d::TCPStore>(host, options);
+                   });
   } catch (const NoAnswer&) {
     unreachable(ranks, timeout, "somebody accepts connections there and says nothing", true);
   } catch (const std::exception& e) {
@@ -167,37 +154,36 @@ StorePtr store_of_agent(const launch::RankEnvironment& ranks, Milliseconds timeo
   }
 }
 
-// Where the ranks meet, as rank 0 tells in the launcher's store: here, or in its own at "29501
-// 10.70.0.1 127.0.0.1", the last for ranks of its own host; without an address that is where
-// MASTER_ADDR leads.
-const std::string kPlaceOfOwn = "store", kHere = "here";
+// Where the ranks meet, as rank 0 tells in the launcher's store: at a port of its own, and for
+// ranks of its own host there. Without an address that is where MASTER_ADDR leads; port 0: here.
+struct Meeting {
+  int port = 0;
+  std::string address = {}, local = {};
+};
+BOOST_DESCRIBE_STRUCT(Meeting, (), (port, address, local))
+const std::string kMeeting = "store";
 
-// Rank 0; false: the launcher's store does not answer.
-bool tell(const StorePtr& agent, const std::string& place, Clock::time_point end) {
-  try {
-    return bounded(left_until(end) + Milliseconds(1000), [agent, place] {
-      agent->set(kPlaceOfOwn, bytes_of(place));
-      return true;
-    });
-  } catch (const NoAnswer&) {
-  } catch (const std::exception&) {
-  }
-  return false;
+// Rank 0.
+void tell(const launch::RankEnvironment& ranks, const StorePtr& agent, const Meeting& meeting,
+          Milliseconds timeout, Clock::time_point end) {
+  if (!attempt(left_until(end) + Milliseconds(1000), [agent, text = base::json_text(meeting)] {
+        agent->set(kMeeting, bytes_of(text));
+        return true;
+      }))
+    unreachable(ranks, timeout, "the launcher's store, which was there, does not answer", false);
 }
 
 // The others.
-std::string heard(const launch::RankEnvironment& ranks, const StorePtr& agent, Milliseconds timeout,
-                  Clock::time_point end) {
-  try {
-    return bounded(left_until(end) + Milliseconds(1000), [agent, end] {
-      agent->wait({kPlaceOfOwn}, left_until(end));
-      return text_of(agent->get(kPlaceOfOwn));
-    });
-  } catch (const NoAnswer&) {
-  } catch (const std::exception&) {
-  }
-  unreachable(ranks, timeout, "rank 0 has not told, in the launcher's store, where the ranks meet",
-              false);
+Meeting heard(const launch::RankEnvironment& ranks, const StorePtr& agent, Milliseconds timeout,
+              Clock::time_point end) {
+  const std::optional<std::string> text = attempt(left_until(end) + Milliseconds(1000), [=] {
+    agent->wait({kMeeting}, left_until(end));
+    return text_of(agent->get(kMeeting));
+  });
+  if (!text)
+    unreachable(ranks, timeout,
+                "rank 0 has not told, in the launcher's store, where the ranks meet", false);
+  return told<Meeting>(*text, kMeeting, "rank 0");
 }
 
 // Rank 0.
@@ -206,12 +192,16 @@ OpenListeners tell_place(const launch::RankEnvironment& ranks, const StorePtr& a
                          Clock::time_point end) {
   const std::string here = ranks.one_host() ? "" : route_to_master(ranks, end).local;
   OpenListeners listeners = open_listeners_beside(ranks, interface, here);
-  std::string place = std::to_string(bound_port(listeners.sockets[0])) + " " +
-                      (listeners.everywhere ? "" : listeners.own);
-  if (!listeners.local.empty()) place += " " + listeners.local;
-  if (tell(agent, place, end)) return listeners;
-  for (int fd : listeners.sockets) ::close(fd);
-  unreachable(ranks, timeout, "the launcher's store, which was there, does not answer", false);
+  try {
+    tell(ranks, agent,
+         {local_end(listeners.sockets[0]).port, listeners.everywhere ? "" : listeners.own,
+          listeners.local},
+         timeout, end);
+  } catch (const Error&) {
+    for (int fd : listeners.sockets) ::close(fd);
+    throw;
+  }
+  return listeners;
 }
 
 // The others, until `end`: rank 0 may have died and come again meanwhile. What anybody else writes
@@ -220,22 +210,16 @@ StorePtr follow_place(const launch::RankEnvironment& ranks, const StorePtr& agen
                       Milliseconds timeout, Clock::time_point end) {
   // Longer each time: the kernel repeats a lost packet after 1, 3 and 7 seconds.
   for (Milliseconds patience(1000);; patience = std::min(2 * patience, Milliseconds(16000))) {
-    const std::string told = heard(ranks, agent, timeout, end);
-    if (told == kHere) refused(ranks, {NoStore::Why::refused, "", wire::Refusal::secret_unknown});
-    const size_t space = std::min(told.find(' '), told.size()),
-                 second = std::min(told.find(' ', space + 1), told.size());
-    const std::string address = told.substr(std::min(space + 1, second),
-                                            second - std::min(space + 1, second)),
-                      local = told.substr(std::min(second + 1, told.size()));
-    const int64_t port = number_of(told.substr(0, space), kPlaceOfOwn, "rank 0");
+    const auto [port, address, local] = heard(ranks, agent, timeout, end);
+    if (port == 0) refused(ranks, {NoStore::Why::refused, "", wire::Refusal::secret_unknown});
+    launch::RankEnvironment there = ranks;  // in the words of errors
+    if (!address.empty()) there.master_addr = address;
+    there.master_port = to.port = port;
     if (port < 1 || port > 65535 || (!address.empty() && !socket_address(address, 1)) ||
         (!local.empty() && !is_loopback_address(local)))
       unreachable(ranks, timeout,
-                  "\"" + told.substr(0, 80) + "\", as the launcher's store says, is no place",
+                  place_of(there).substr(0, 80) + ", as the launcher's store says, is no place",
                   false);
-    launch::RankEnvironment there = ranks;  // in the words of errors
-    if (!address.empty()) there.master_addr = address;
-    there.master_port = to.port = static_cast<int>(port);
     to.host = !local.empty() && is_of_this_host(address) ? local : there.master_addr;
     const Clock::time_point once = std::min(end, Clock::now() + patience);
     auto is_over = [&] { return Clock::now() + Milliseconds(200) >= end; };
@@ -243,23 +227,12 @@ StorePtr follow_place(const launch::RankEnvironment& ranks, const StorePtr& agen
       return bounded(left_until(once) + Milliseconds(1000),
                      [to, once, timeout] { return remote_store(to, once, timeout); });
     } catch (const NoAnswer&) {
-      if (is_over()) no_name(there, timeout);
+      if (is_over()) unreachable(there, timeout, no_name(there), false);
     } catch (const NoStore& why) {
       if (is_over() || why.why == NoStore::Why::refused) no_store(there, timeout, why);
     }
     std::this_thread::sleep_for(Milliseconds(100));
   }
-}
-
-}  // namespace
-
-std::string place_of(const launch::RankEnvironment& ranks) {
-  return ranks.master_addr + ":" + std::to_string(ranks.master_port);
-}
-
-std::string words_of_twice(int64_t rank) {
-  return "two processes have RANK " + std::to_string(rank) +
-         ", or an earlier job still uses this store";
 }
 
 // A launcher's store outlives the ranks of one attempt; what they left in it means nothing to the
@@ -269,62 +242,58 @@ StorePtr of_this_attempt(const StorePtr& store, const launch::RankEnvironment& r
                                                 store);
 }
 
-// The launcher's store alone, for a rank that says why it does not take part: it waits for nobody.
-StorePtr store_of_launcher(const launch::RankEnvironment& ranks, Milliseconds timeout,
-                           Clock::time_point end) {
-  return store_of_agent(ranks, timeout, end);
-}
+struct Opened {
+  StorePtr store;
+  std::shared_ptr<StoreServer> server = nullptr;  // of rank 0
+  bool everywhere = false;                        // it listens on every interface
+};
 
+// Rank 0 serves a store where MASTER_ADDR and MASTER_PORT lead, and the others connect. Under a
+// launcher whose agent has a store there: without a secret all are clients of it; with one rank 0
+// serves its own at another port, and tells in the agent's where that is. Tries until `end`;
+// `timeout`: of later calls, and in the words of errors. Throws Error.
 Opened open_store(const launch::RankEnvironment& ranks, Milliseconds timeout, Clock::time_point end,
-                  const std::string& interface) {
+                  const std::string& interface = {}) {
   StorePtr launchers, agent;
   if (ranks.agent_store) {
     launchers = store_of_agent(ranks, timeout, end);
     agent = of_this_attempt(launchers, ranks);
   }
   if (ranks.meets_at_agent()) {
-    if (ranks.rank == 0) {
-      if (!tell(agent, kHere, end))
-        unreachable(ranks, timeout, "the launcher's store, which was there, does not answer",
-                    false);
-    } else if (heard(ranks, agent, timeout, end) != kHere) {
+    if (ranks.rank == 0)
+      tell(ranks, agent, {}, timeout, end);
+    else if (heard(ranks, agent, timeout, end).port != 0)
       refused(ranks, {NoStore::Why::refused, "", wire::Refusal::secret_missing});
-    }
     return {launchers};
   }
-  StorePlace to{
-      ranks.master_addr,
-      ranks.master_port,
-      {ranks.secret, ranks.job, ranks.rank, ranks.world_size, wire::random_bytes(wire::kProcess)}};
+  StorePlace to{ranks.master_addr,
+                ranks.master_port,
+                {ranks.secret, ranks.job, ranks.rank, ranks.world_size,
+                 launch::random_bytes(wire::kProcess)}};
   Opened out;
   if (agent && ranks.rank != 0) return {follow_place(ranks, agent, to, timeout, end)};
   if (ranks.rank == 0) {
     OpenListeners listeners = agent ? tell_place(ranks, agent, timeout, interface, end)
                                     : open_listeners(ranks, interface);
     to.host = listeners.nearest();
-    if (agent) to.port = bound_port(listeners.sockets[0]);
+    if (agent) to.port = local_end(listeners.sockets[0]).port;
     out.everywhere = listeners.everywhere;
     for (int fd : listeners.sockets) keep_alive(fd, timeout);
     out.server = std::make_shared<StoreServer>(std::move(listeners.sockets), to.badge);
   } else if (ranks.one_host()) {
-    to.host = "127.0.0.1";  // whatever name the launcher gave it
+    to.host = kLoopback;  // whatever name the launcher gave it
   }
   try {
     out.store = bounded(
         left_until(end) + Milliseconds(1000),
         [to, end, timeout, server = out.server] { return remote_store(to, end, timeout, server); });
   } catch (const NoAnswer&) {
-    no_name(ranks, timeout);
+    unreachable(ranks, timeout, no_name(ranks), false);
   } catch (const NoStore& why) {
     no_store(ranks, timeout, why);
   }
   return out;
 }
-
-namespace {
-
-using Clock = std::chrono::steady_clock;
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // How long ranks that refuse the job wait for those that do not know it yet.
 constexpr Milliseconds kRefusalStays = std::chrono::seconds(15);
@@ -344,11 +313,8 @@ Roll twice(int64_t rank) { return {ErrorCode::bad_rank_environment, words_of_twi
 // The rank of which two processes have come, as the second one says; what no rank says is nothing.
 std::optional<int64_t> said_twice(c10d::Store& store, int64_t world) {
   if (!store.check({"twice"})) return std::nullopt;
-  const std::string text = text_of(store.get("twice"));
-  int64_t rank = -1;
-  auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), rank);
-  const bool whole = failed == std::errc() && end == text.data() + text.size();
-  return whole && rank >= 0 && rank < world ? std::optional<int64_t>(rank) : std::nullopt;
+  const std::optional<int64_t> rank = text::to_number(text_of(store.get("twice")));
+  return rank && *rank >= 0 && *rank < world ? rank : std::nullopt;
 }
 
 // Rank 0: waits for everybody.
@@ -425,7 +391,7 @@ void refuse(const launch::RankEnvironment& ranks, const Error& error) noexcept {
     named.note("on " + name_here(ranks.rank));
     auto end = Clock::now() + kRefusalStays;
     StorePtr store = ranks.rank != 0 && ranks.meets_at_agent()
-                         ? store_of_launcher(ranks, kRefusalStays, end)
+                         ? store_of_agent(ranks, kRefusalStays, end)
                          : open_store(ranks, kRefusalStays, end).store;
     store->setTimeout(kRefusalStays);
     store = c10::make_intrusive<c10d::PrefixStore>("join", of_this_attempt(store, ranks));

@@ -1,4 +1,4 @@
-#include "engine/launch/rendezvous/store_client.h"
+#include "engine/launch/rendezvous/store.h"
 
 #include <c10/util/Exception.h>
 #include <netinet/in.h>
@@ -19,8 +19,7 @@
 
 #include "engine/launch/rendezvous/connectivity.h"
 #include "engine/launch/rendezvous/deadlines.h"
-#include "engine/launch/rendezvous/store_server.h"
-#include "engine/launch/store_bytes.h"
+#include "engine/launch/rendezvous/notices.h"
 
 namespace meshwright::rendezvous {
 
@@ -86,16 +85,6 @@ Gone receive_exactly(int fd, std::string& bytes, size_t count, Clock::time_point
   return Gone::no;
 }
 
-// While nobody listens at a port that the kernel gives out, a socket may get that port itself and
-// so be connected to itself.
-bool leads_to_itself(int fd) {
-  sockaddr_storage here{}, there{};
-  socklen_t here_size = sizeof here, there_size = sizeof there;
-  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&here), &here_size) == 0 &&
-         ::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_size) == 0 &&
-         here_size == there_size && std::memcmp(&here, &there, here_size) == 0;
-}
-
 // The key of the connection. Throws NoStore; empty: the other end hung up, as a store does that has
 // too many strangers.
 std::string shake_hands(int fd, const wire::Badge& badge, Clock::time_point end) {
@@ -141,7 +130,9 @@ StoreClient::StoreClient(const StorePlace& place, Clock::time_point end,
     if (fd_ < 0) throw NoStore{NoStore::Why::unreachable, why};
     int on = 1;
     ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    const bool itself = leads_to_itself(fd_);
+    // While nobody listens at a port that the kernel gives out, a socket may get that port itself
+    // and so be connected to itself.
+    const bool itself = local_end(fd_) == remote_end(fd_);
     std::string key;
     try {
       if (!itself) key = shake_hands(fd_, place.badge, end);
@@ -213,11 +204,11 @@ class RemoteStore final : public c10d::Store {
 
   using Store::set;
   void set(const std::string& key, const Bytes& value) override {
-    ask(Op::set, 0, {key, base::text_of(value)});
+    ask(Op::set, 0, {key, text_of(value)});
   }
   using Store::compareSet;
   Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
-    return only(ask(Op::compare_set, 0, {key, base::text_of(expected), base::text_of(desired)}));
+    return only(ask(Op::compare_set, 0, {key, text_of(expected), text_of(desired)}));
   }
   Bytes get(const std::string& key) override { return only(await_keys(Op::get, {key}, timeout_)); }
   int64_t add(const std::string& key, int64_t value) override {
@@ -234,12 +225,12 @@ class RemoteStore final : public c10d::Store {
     await_keys(Op::wait, keys, timeout);
   }
   void append(const std::string& key, const Bytes& value) override {
-    ask(Op::append, 0, {key, base::text_of(value)});
+    ask(Op::append, 0, {key, text_of(value)});
   }
   std::vector<Bytes> multiGet(const std::vector<std::string>& keys) override {
     std::vector<Bytes> out;
     for (const std::string& value : await_keys(Op::get, keys, timeout_).parts)
-      out.push_back(base::bytes_of(value));
+      out.push_back(bytes_of(value));
     return out;
   }
   void multiSet(const std::vector<std::string>& keys, const std::vector<Bytes>& values) override {
@@ -248,7 +239,7 @@ class RemoteStore final : public c10d::Store {
     std::vector<std::string> parts;
     for (size_t i = 0; i < keys.size(); ++i) {
       parts.push_back(keys[i]);
-      parts.push_back(base::text_of(values[i]));
+      parts.push_back(text_of(values[i]));
     }
     ask(Op::set, 0, std::move(parts));
   }
@@ -276,7 +267,7 @@ class RemoteStore final : public c10d::Store {
   }
   static Bytes only(const Message& message) {
     TORCH_CHECK_WITH(DistStoreError, message.parts.size() == 1, "the store sent no value");
-    return base::bytes_of(message.parts[0]);
+    return bytes_of(message.parts[0]);
   }
 
   std::shared_ptr<StoreServer> server_;

@@ -1,5 +1,5 @@
 // Long because one loop owns every connection, from its greeting to its deadline.
-#include "engine/launch/rendezvous/store_server.h"
+#include "engine/launch/rendezvous/store.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>

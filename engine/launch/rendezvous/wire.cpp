@@ -1,15 +1,11 @@
 #include "engine/launch/rendezvous/wire.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <charconv>
-#include <cstring>
 #include <utility>
 
-#include "meshwright/error.h"
+#include "engine/launch/spawn.h"
 #include "sdk/base/host/sha256.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::rendezvous::wire {
 
@@ -46,19 +42,6 @@ bool known(uint64_t refusal) { return refusal <= static_cast<uint64_t>(Refusal::
 
 }  // namespace
 
-std::string random_bytes(size_t count) {
-  std::string out(count, '\0');
-  for (size_t at = 0; at < count;) {
-    const ssize_t got = ::getrandom(out.data() + at, count - at, 0);
-    if (got > 0)
-      at += static_cast<size_t>(got);
-    else if (errno != EINTR)
-      throw Error(ErrorCode::rendezvous_failed,
-                  std::string("the kernel gives no random bytes: ") + std::strerror(errno));
-  }
-  return out;
-}
-
 std::string hashed_job(const std::string& job) {
   return base::text_of(base::Sha256().add(job).finish()).substr(0, kJob);
 }
@@ -70,7 +53,7 @@ std::string hello_of(const Badge& badge) {
   put(out, badge.rank);
   put(out, badge.world);
   out += badge.process;
-  out += random_bytes(kRandom);
+  out += launch::random_bytes(kRandom);
   return out;
 }
 
@@ -90,7 +73,7 @@ std::string answer_of(const Answer& answer) {
   std::string out(kStore);
   put(out, static_cast<uint8_t>(answer.refusal));
   put(out, answer.number);
-  out += random_bytes(kRandom);
+  out += launch::random_bytes(kRandom);
   return out;
 }
 
@@ -228,11 +211,10 @@ bool StoreTable::put(const std::string& key, std::string value) {
 Message StoreTable::add(const std::string& key, int64_t more) {
   int64_t sum = 0;
   if (auto known = keys_.find(key); known != keys_.end()) {
-    const std::string& text = known->second;
-    auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), sum);
-    if (failed != std::errc() || end != text.data() + text.size())
-      return impossible("the key " + key + " holds no number");
-    if (more == 0) return done(sum);
+    const std::optional<int64_t> held = text::to_number(known->second);
+    if (!held) return impossible("the key " + key + " holds no number");
+    if (more == 0) return done(*held);
+    sum = *held;
   }
   if (__builtin_add_overflow(sum, more, &sum))
     return impossible("the key " + key + " would hold too large a number");

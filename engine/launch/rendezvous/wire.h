@@ -38,7 +38,6 @@ struct Badge {
   int64_t rank = 0, world = 1;
   std::string process;  // random; connections of one process have the same
 };
-std::string random_bytes(size_t count);
 inline constexpr size_t kRandom = 32, kProcess = 16, kJob = 16, kProof = 32;
 inline constexpr size_t kHello = 8 + 1 + kJob + 8 + 8 + kProcess + kRandom,
                         kAnswer = 8 + 1 + 8 + kRandom, kVerdict = 1 + kProof;

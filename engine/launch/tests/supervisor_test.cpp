@@ -10,15 +10,18 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <sstream>
 #include <thread>
 
 #include "meshwright/error.h"
+#include "sdk/base/files/foreign_file.h"
+#include "sdk/base/words.h"
+#include "sdk/comm/tests/shared_memory_switch.h"
 
 namespace fs = std::filesystem;
 using namespace meshwright;
 using namespace meshwright::launch;
+using base::read_file;
 using std::chrono::milliseconds;
 
 namespace {
@@ -33,13 +36,6 @@ struct Folder {
   }
   ~Folder() { fs::remove_all(path); }
 };
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path);
-  std::stringstream out;
-  out << in.rdbuf();
-  return out.str();
-}
 
 struct Ended {
   int code = 0;
@@ -172,7 +168,7 @@ TEST_CASE("each rank finds itself in its environment, and rank 0 alone inherits 
 }
 
 TEST_CASE("local ranks share a secret that is new in every job, and is on no command line") {
-  ::setenv("MESHWRIGHT_JOB_SECRET", "of another job than this", 1);
+  const testing::Variable other("MESHWRIGHT_JOB_SECRET", "of another job than this");
   std::string secrets[2];
   for (std::string& secret : secrets) {
     const Ended ended = supervise(2, {"all:env=MESHWRIGHT_JOB_SECRET"}, LocalJob());
@@ -194,68 +190,48 @@ TEST_CASE("local ranks share a secret that is new in every job, and is on no com
     CHECK(times == 2);
   }
   CHECK(secrets[0] != secrets[1]);
-  ::unsetenv("MESHWRIGHT_JOB_SECRET");
 }
 
 TEST_CASE("who is blamed when ranks fail together") {
   struct Row {
-    const char* what;
-    std::vector<std::string> commands;
+    const char *what, *commands;  // one a line
     int code;
     const char* words;  // of the verdict
   };
   const Row rows[] = {
-      {"one fails",
-       {"1:err=error[E0801]: loss is nan", "1:exit=5", "all:sleep=60000"},
-       5,
+      {"one fails", "1:err=error[E0801]: loss is nan\n1:exit=5\nall:sleep=60000", 5,
        "[rank 1] error[E0801]: loss is nan\nrank 1 failed first"},
-      {"one fails without a word",
-       {"1:exit=7", "all:sleep=60000"},
-       7,
+      {"one fails without a word", "1:exit=7\nall:sleep=60000", 7,
        "error[E0505]: rank 1 failed with exit status 7\n"},
-      {"one is killed",
-       {"1:raise=9", "all:sleep=60000"},
-       137,
+      {"one is killed", "1:raise=9\nall:sleep=60000", 137,
        "error[E0505]: rank 1 was ended by signal 9 (SIGKILL)\n"},
-      {"rank 0 crashes",
-       {"0:raise=11", "all:sleep=60000"},
-       139,
+      {"rank 0 crashes", "0:raise=11\nall:sleep=60000", 139,
        "error[E0505]: rank 0 was ended by signal 11 (SIGSEGV)\n"},
       {"a killed rank, though another noticed first",
-       {"0:err=error[E0602]: lost rank 1", "0:exit=6", "1:sleep=200", "1:raise=9",
-        "all:sleep=60000"},
-       137,
+       "0:err=error[E0602]: lost rank 1\n0:exit=6\n1:sleep=200\n1:raise=9\nall:sleep=60000", 137,
        "error[E0505]: rank 1 was ended by signal 9 (SIGKILL)\n"},
       {"a rank with an error of its own, though another noticed first",
-       {"0:err=error[E0502]: nobody there", "0:exit=4", "2:err=error[E0701]: bad.bin is truncated",
-        "2:sleep=200", "2:exit=7", "all:sleep=60000"},
-       7,
-       "[rank 2] error[E0701]: bad.bin is truncated\nrank 2 failed first"},
+       "0:err=error[E0502]: nobody there\n0:exit=4\n"
+       "2:err=error[E0701]: bad.bin is truncated\n2:sleep=200\n2:exit=7\nall:sleep=60000",
+       7, "[rank 2] error[E0701]: bad.bin is truncated\nrank 2 failed first"},
       {"memory that ended, though another noticed first",
-       {"0:err=error[E0601]: rank 0 lost rank 2", "0:exit=6",
-        "2:err=error[E0508]: the memory does not suffice", "2:sleep=200", "2:exit=4",
-        "all:sleep=60000"},
-       4,
-       "[rank 2] error[E0508]: the memory does not suffice\nrank 2 failed first"},
+       "0:err=error[E0601]: rank 0 lost rank 2\n0:exit=6\n"
+       "2:err=error[E0508]: the memory does not suffice\n2:sleep=200\n2:exit=4\nall:sleep=60000",
+       4, "[rank 2] error[E0508]: the memory does not suffice\nrank 2 failed first"},
       {"nothing but lost connections",
-       {"2:err=error[E0601]: rank 2 waited 5 s in vain", "2:exit=6", "all:sleep=60000"},
-       6,
+       "2:err=error[E0601]: rank 2 waited 5 s in vain\n2:exit=6\nall:sleep=60000", 6,
        "[rank 2] error[E0601]"},
-      {"one that fails only while being ended",
-       {"0:exit=6", "1:leave=12:1", "all:sleep=60000"},
-       6,
+      {"one that fails only while being ended", "0:exit=6\n1:leave=12:1\nall:sleep=60000", 6,
        "rank 0 failed with exit status 6"},
-      {"a kill and a failure that follows from it",
-       {"0:exit=1", "1:raise=9", "all:sleep=60000"},
-       137,
+      {"a kill and a failure that follows from it", "0:exit=1\n1:raise=9\nall:sleep=60000", 137,
        "rank 1 was ended by signal 9"},
-      {"preempted by themselves", {"all:exit=75"}, 75, ""},
+      {"preempted by themselves", "all:exit=75", 75, ""},
   };
   for (const Row& row : rows) {
     CAPTURE(row.what);
     LocalJob job;
     job.grace = milliseconds(1000);
-    Ended ended = supervise(3, row.commands, job);
+    Ended ended = supervise(3, text::split(row.commands, '\n'), job);
     CAPTURE(ended.err);
     CHECK(ended.code == row.code);
     CHECK(has(ended.err, row.words));
@@ -368,22 +344,22 @@ TEST_CASE(
     "a signal to the supervisor reaches all ranks, and its exit status says how they took it") {
   struct Row {
     int signal, code;
-    std::vector<std::string> commands;
+    const char* commands;
   };
   const Row rows[] = {
-      {SIGINT, 130, {}},
-      {SIGTERM, 143, {}},
-      {SIGTERM, 75, {"all:leave=15:75"}},
-      {SIGUSR1, 75, {"all:leave=10:75"}},
-      {SIGINT, 75, {"all:leave=2:75"}},
-      {SIGHUP, 75, {"all:leave=1:75"}},
-      {SIGHUP, 129, {}},
-      {SIGTERM, 0, {"all:leave=15:0"}},
-      {SIGTERM, 7, {"0:leave=15:75", "1:leave=15:7"}},
-      {SIGINT, 130, {"0:leave=2:6"}},
+      {SIGINT, 130, ""},
+      {SIGTERM, 143, ""},
+      {SIGHUP, 129, ""},
+      {SIGTERM, 75, "all:leave=15:75"},
+      {SIGUSR1, 75, "all:leave=10:75"},
+      {SIGINT, 75, "all:leave=2:75"},
+      {SIGHUP, 75, "all:leave=1:75"},
+      {SIGTERM, 0, "all:leave=15:0"},
+      {SIGTERM, 7, "0:leave=15:75 1:leave=15:7"},
+      {SIGINT, 130, "0:leave=2:6"},
   };
   for (const Row& row : rows) {
-    Supervised job(2, row.commands);
+    Supervised job(2, text::split_names(row.commands, ' '));
     pid_t ranks[] = {job.rank(0), job.rank(1)};
     ::kill(job.pid, row.signal);
     int status = job.wait();
@@ -499,49 +475,37 @@ TEST_CASE("failures, restarts and signals are recorded too") {
 TEST_CASE(
     "ranks start again after what may not come again, as often as allowed, and the logs go on") {
   struct Row {
-    std::vector<std::string> commands;
+    const char* commands;
     int64_t restarts;
     int code, starts;
     const char* words;
   };
   const Row rows[] = {
-      {{"1:until=1", "1:raise=9", "all:sleep=50"},
-       3,
-       0,
-       2,
+      {"1:until=1 1:raise=9 all:sleep=50", 3, 0, 2,
        "restart 1 of 3 after rank 1 was ended by signal 9 (SIGKILL), from step 7; "},
-      {{"1:until=2", "1:exit=1", "all:sleep=50"},
-       2,
-       0,
-       3,
+      {"1:until=2 1:exit=1 all:sleep=50", 2, 0, 3,
        "restart 2 of 2 after rank 1 failed with exit status 1, from step 7; "},
-      {{"1:until=2", "1:exit=4", "all:sleep=50"},
-       2,
-       0,
-       3,
+      {"1:until=2 1:exit=4 all:sleep=50", 2, 0, 3,
        "restart 2 of 2 after rank 1 failed with exit status 4"},
-      {{"0:until=1", "0:exit=6", "all:sleep=50"},
-       2,
-       0,
-       2,
+      {"0:until=1 0:exit=6 all:sleep=50", 2, 0, 2,
        "restart 1 of 2 after rank 0 failed with exit status 6"},
-      {{"0:raise=11", "all:sleep=60000"}, 1, 139, 2, "no restart is left of 1\n"},
-      {{"0:raise=9", "all:sleep=60000"}, 0, 137, 1, "rank 0 was ended by signal 9"},
-      {{"0:exit=2"}, 2, 2, 1, ""},
-      {{"0:exit=3"}, 2, 3, 1, ""},
-      {{"0:exit=5"}, 2, 5, 1, ""},
-      {{"0:exit=7"}, 2, 7, 1, ""},
-      {{"all:exit=75"}, 2, 75, 1, ""},
+      {"0:raise=11 all:sleep=60000", 1, 139, 2, "no restart is left of 1\n"},
+      {"0:raise=9 all:sleep=60000", 0, 137, 1, "rank 0 was ended by signal 9"},
+      {"0:exit=2", 2, 2, 1, ""},
+      {"0:exit=3", 2, 3, 1, ""},
+      {"0:exit=5", 2, 5, 1, ""},
+      {"0:exit=7", 2, 7, 1, ""},
+      {"all:exit=75", 2, 75, 1, ""},
   };
   for (const Row& row : rows) {
-    CAPTURE(row.commands[0]);
+    CAPTURE(row.commands);
     Folder folder;
     LocalJob job;
     job.max_restarts = row.restarts;
     job.log_folder = folder.path;
     job.continues = [] { return std::string("from step 7"); };
-    std::vector<std::string> commands{"0:out=a start"};
-    commands.insert(commands.end(), row.commands.begin(), row.commands.end());
+    std::vector<std::string> commands = text::split_names(row.commands, ' ');
+    commands.insert(commands.begin(), "0:out=a start");
     Ended ended = supervise(2, commands, job);
     CAPTURE(ended.err);
     CHECK(ended.code == row.code);
@@ -569,15 +533,13 @@ TEST_CASE(
         "MESHWRIGHT_RESTART=(unset)\nMESHWRIGHT_RESTART=1\nMESHWRIGHT_RESTART=2\nMESHWRIGHT_"
         "RESTART=3\n");
   // Many restarts: the wait is long by the time the signal comes.
-  for (int signal : {SIGINT, SIGTERM}) {
-    Supervised job(1, {"0:exit=1"}, 30);
-    std::this_thread::sleep_for(milliseconds(2200));
-    auto begin = std::chrono::steady_clock::now();
-    ::kill(job.pid, signal);
-    CHECK(WEXITSTATUS(job.wait()) == 128 + signal);
-    CHECK(std::chrono::steady_clock::now() - begin < milliseconds(1000));
-    CHECK(has(read_file(job.folder.path / "out"), "stopped by signal"));
-  }
+  Supervised job(1, {"0:exit=1"}, 30);
+  std::this_thread::sleep_for(milliseconds(2200));
+  auto begin = std::chrono::steady_clock::now();
+  ::kill(job.pid, SIGTERM);
+  CHECK(WEXITSTATUS(job.wait()) == 128 + SIGTERM);
+  CHECK(std::chrono::steady_clock::now() - begin < milliseconds(1000));
+  CHECK(has(read_file(job.folder.path / "out"), "stopped by signal"));
 }
 
 TEST_CASE("a signal of the user is no fault to restart after") {

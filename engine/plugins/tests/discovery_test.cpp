@@ -2,12 +2,11 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "engine/plugins/tests/fixtures.h"
+#include "sdk/comm/tests/shared_memory_switch.h"
 
 using namespace meshwright;
 using namespace meshwright::loader;
@@ -15,22 +14,7 @@ using namespace meshwright::loader::test;
 
 namespace {
 
-// Sets an environment variable (null: unsets it) for a while.
-class Env {
- public:
-  Env(const char* name, const char* value) : name_(name) {
-    if (const char* old = std::getenv(name)) old_ = old;
-    set(value);
-  }
-  Env(const Env&) = delete;
-  Env& operator=(const Env&) = delete;
-  ~Env() { set(old_ ? old_->c_str() : nullptr); }
-
- private:
-  void set(const char* value) { value != nullptr ? ::setenv(name_, value, 1) : ::unsetenv(name_); }
-  const char* name_;
-  std::optional<std::string> old_;
-};
+using Env = meshwright::testing::Variable;
 
 struct CurrentFolder {
   fs::path before = fs::current_path();

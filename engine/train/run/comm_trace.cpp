@@ -12,7 +12,7 @@
 
 #include "engine/launch/rank_file.h"
 #include "engine/launch/ranks.h"
-#include "engine/launch/rendezvous/bounded.h"
+#include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/supervisor.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/host_facts.h"

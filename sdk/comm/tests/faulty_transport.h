@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <random>
 #include <span>
@@ -27,30 +28,59 @@ struct Faults {
   int64_t stop = -1;     // the rank's operation of this number throws
 };
 
-class FaultyTransport final : public Transport {
+// Hands everything on to another transport, with one place to do something about it.
+class ThroughTransport : public Transport {
  public:
-  FaultyTransport(std::shared_ptr<Transport> inner, Faults faults)
-      : inner_(std::move(inner)), faults_(faults), random_(faults.seed) {}
+  explicit ThroughTransport(std::shared_ptr<Transport> inner) : inner_(std::move(inner)) {}
   bool has_native_reduce_scatter() const override { return inner_->has_native_reduce_scatter(); }
   FlightPtr all_gather(const at::Tensor& shard, const at::Tensor& whole) override {
-    return late([&] { return inner_->all_gather(shard, whole); });
+    return pass(shard.nbytes(), [&] { return inner_->all_gather(shard, whole); });
   }
   FlightPtr pairwise_exchange(const at::Tensor& packed, const at::Tensor& received) override {
-    return late([&] { return inner_->pairwise_exchange(packed, received); });
+    return pass(packed.nbytes(), [&] { return inner_->pairwise_exchange(packed, received); });
   }
   FlightPtr reduce_scatter(const at::Tensor& packed, const at::Tensor& shard) override {
-    return late([&] { return inner_->reduce_scatter(packed, shard); });
+    return pass(packed.nbytes(), [&] { return inner_->reduce_scatter(packed, shard); });
   }
   FlightPtr all_reduce(const at::Tensor& tensor, ReduceOp op, bool control) override {
-    return late([&] { return inner_->all_reduce(tensor, op, control); });
+    return pass(control ? 0 : tensor.nbytes(),
+                [&] { return inner_->all_reduce(tensor, op, control); });
   }
   FlightPtr broadcast(const at::Tensor& tensor, int64_t root) override {
-    return late([&] { return inner_->broadcast(tensor, root); });
+    return pass(tensor.nbytes(), [&] { return inner_->broadcast(tensor, root); });
   }
   FlightPtr all_to_all(const at::Tensor& in, std::span<const int64_t> in_splits,
                        const at::Tensor& out, std::span<const int64_t> out_splits) override {
-    return late([&] { return inner_->all_to_all(in, in_splits, out, out_splits); });
+    return pass(in.nbytes(), [&] { return inner_->all_to_all(in, in_splits, out, out_splits); });
   }
+  FlightPtr send_receive(std::span<const PeerMessage> messages) override {
+    return pass(0, [&] { return inner_->send_receive(messages); });
+  }
+  FlightPtr barrier() override {
+    return pass(0, [&] { return inner_->barrier(); });
+  }
+
+ protected:
+  // Of so many bytes, those of what only controls and messages apart.
+  virtual FlightPtr pass(size_t bytes, const std::function<FlightPtr()>& start) = 0;
+  std::shared_ptr<Transport> inner_;
+};
+
+// A world whose groups are carried by what `wrap` makes of the transports of `world`.
+inline std::shared_ptr<World> world_through(
+    const std::shared_ptr<World>& world, std::chrono::milliseconds timeout,
+    const std::function<std::shared_ptr<Transport>(std::shared_ptr<Transport>)>& wrap) {
+  return make_world(
+      world->rank(), world->size(), at::kCPU, timeout,
+      [world, wrap](const std::string& name, const std::vector<int64_t>& ranks) {
+        return wrap(detail::GroupAccess::of(*world->group(name, ranks)).transport);
+      });
+}
+
+class FaultyTransport final : public ThroughTransport {
+ public:
+  FaultyTransport(std::shared_ptr<Transport> inner, Faults faults)
+      : ThroughTransport(std::move(inner)), faults_(faults), random_(faults.seed) {}
   FlightPtr send_receive(std::span<const PeerMessage> messages) override {
     std::vector<PeerMessage> kept;
     for (const PeerMessage& message : messages)
@@ -64,11 +94,8 @@ class FaultyTransport final : public Transport {
                ((static_cast<uint64_t>(b.peer) * 2654435761U) ^ turn);
       });
     }
-    return late(
-        [&] { return kept.empty() ? std::make_unique<Nothing>() : inner_->send_receive(kept); });
-  }
-  FlightPtr barrier() override {
-    return late([&] { return inner_->barrier(); });
+    return pass(
+        0, [&] { return kept.empty() ? std::make_unique<Nothing>() : inner_->send_receive(kept); });
   }
 
  private:
@@ -92,14 +119,12 @@ class FaultyTransport final : public Transport {
                ? 0
                : static_cast<int>(random_() % static_cast<uint64_t>(faults_.max_delay_us));
   }
-  template <class F>
-  FlightPtr late(F start) {
+  FlightPtr pass(size_t /*bytes*/, const std::function<FlightPtr()>& start) override {
     if (operations_++ == faults_.stop) throw std::runtime_error("stopped by a test");
     std::this_thread::sleep_for(std::chrono::microseconds(delay()));
     return std::make_unique<LateFlight>(start(), delay());
   }
 
-  std::shared_ptr<Transport> inner_;
   Faults faults_;
   std::mt19937_64 random_;
   int64_t sends_ = 0, operations_ = 0;
@@ -109,11 +134,9 @@ class FaultyTransport final : public Transport {
 inline std::shared_ptr<World> faulty_world(const std::shared_ptr<World>& world, Faults faults,
                                            std::chrono::milliseconds timeout) {
   faults.seed += static_cast<uint64_t>(world->rank());
-  return make_world(world->rank(), world->size(), at::kCPU, timeout,
-                    [world, faults](const std::string& name, const std::vector<int64_t>& ranks) {
-                      return std::make_shared<FaultyTransport>(
-                          detail::GroupAccess::of(*world->group(name, ranks)).transport, faults);
-                    });
+  return world_through(world, timeout, [faults](std::shared_ptr<Transport> inner) {
+    return std::make_shared<FaultyTransport>(std::move(inner), faults);
+  });
 }
 
 }  // namespace meshwright::testing

@@ -18,15 +18,14 @@
 #include <utility>
 #include <vector>
 
+#include "faulty_transport.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/testing.h"
-#include "pretended_hosts.h"
 #include "sdk/base/transport.h"
-#include "sdk/comm/group_impl.h"
 #include "sdk/comm/host_lane.h"
-#include "sdk/comm/layered_transport.h"
 #include "sdk/comm/shared_memory.h"
+#include "shared_memory_switch.h"
 
 namespace hosts_test {
 
@@ -79,55 +78,31 @@ struct Sent {
   int64_t across = 0, flat = 0;
 };
 
-class CountingTransport final : public Transport {
+class CountingTransport final : public meshwright::testing::ThroughTransport {
  public:
   CountingTransport(std::shared_ptr<Transport> inner, std::shared_ptr<Sent> sent)
-      : inner_(std::move(inner)), sent_(std::move(sent)) {}
-  FlightPtr all_gather(const Tensor& shard, const Tensor& whole) override {
-    sent_->flat += static_cast<int64_t>(shard.nbytes());
-    return inner_->all_gather(shard, whole);
-  }
-  FlightPtr pairwise_exchange(const Tensor& packed, const Tensor& received) override {
-    sent_->flat += static_cast<int64_t>(packed.nbytes());
-    return inner_->pairwise_exchange(packed, received);
-  }
-  FlightPtr reduce_scatter(const Tensor& packed, const Tensor& shard) override {
-    sent_->flat += static_cast<int64_t>(packed.nbytes());
-    return inner_->reduce_scatter(packed, shard);
-  }
-  FlightPtr all_reduce(const Tensor& tensor, ReduceOp op, bool control) override {
-    if (!control) sent_->flat += static_cast<int64_t>(tensor.nbytes());
-    return inner_->all_reduce(tensor, op, control);
-  }
-  FlightPtr broadcast(const Tensor& tensor, int64_t root) override {
-    sent_->flat += static_cast<int64_t>(tensor.nbytes());
-    return inner_->broadcast(tensor, root);
-  }
-  FlightPtr all_to_all(const Tensor& in, std::span<const int64_t> in_splits, const Tensor& out,
-                       std::span<const int64_t> out_splits) override {
-    return inner_->all_to_all(in, in_splits, out, out_splits);
-  }
+      : ThroughTransport(std::move(inner)), sent_(std::move(sent)) {}
   FlightPtr send_receive(std::span<const PeerMessage> messages) override {
     for (const PeerMessage& message : messages)
       if (message.way == PeerMessage::Way::send)
         sent_->across += static_cast<int64_t>(message.tensor.nbytes());
     return inner_->send_receive(messages);
   }
-  FlightPtr barrier() override { return inner_->barrier(); }
 
  private:
-  std::shared_ptr<Transport> inner_;
+  FlightPtr pass(size_t bytes, const std::function<FlightPtr()>& start) override {
+    sent_->flat += static_cast<int64_t>(bytes);
+    return start();
+  }
   std::shared_ptr<Sent> sent_;
 };
 
 std::shared_ptr<World> counting_world(const std::shared_ptr<World>& world,
                                       const std::shared_ptr<Sent>& sent) {
-  return make_world(world->rank(), world->size(), at::kCPU, world->timeout(),
-                    [world, sent](const std::string& name, const Ranks& ranks) {
-                      return std::make_shared<CountingTransport>(
-                          meshwright::detail::GroupAccess::of(*world->group(name, ranks)).transport,
-                          sent);
-                    });
+  return meshwright::testing::world_through(
+      world, world->timeout(), [sent](std::shared_ptr<Transport> inner) {
+        return std::make_shared<CountingTransport>(std::move(inner), sent);
+      });
 }
 
 }  // namespace
@@ -334,34 +309,74 @@ TEST_CASE("large sums of two ranks over sockets go on by themselves, beside what
   });
 }
 
-TEST_CASE("who waits for a large sum with a rank that has ended or is silent is told") {
-  const PretendedHosts hosts("0,1");
-  for (const bool silent : {true, false}) {
-    CAPTURE(silent);
+TEST_CASE(
+    "who waits for a rank of another host that has ended or is silent is told so, and in time") {
+  struct Row {
+    const char* hosts;
+    int64_t ranks, count;  // the last rank goes
+    bool gathers, silent;
+    Ranks told;
+    const char* words;
+  };
+  for (const Row& row :
+       {Row{"0,1",
+            2,
+            3000000,
+            false,
+            true,
+            {0},
+            "rank 0 waited 3 s in vain for all_reduce of 12.0 MB in group world [0, 1]: no word "
+            "from rank 1"},
+        Row{"0,1",
+            2,
+            3000000,
+            false,
+            false,
+            {0},
+            "all_reduce of 12.0 MB in group world [0, 1] failed"},
+        Row{"0,0,1,1",
+            4,
+            5000,
+            false,
+            true,
+            {2},
+            "rank 2 waited 3 s in vain for all_reduce of 20.0 kB in group world [0, 1, 2, 3]: no "
+            "word from rank 3"},
+        // Its partner hears of the end of the connection, its neighbour of that in shared memory,
+        // or of others that ended for this.
+        Row{"0,0,1,1",
+            4,
+            5000,
+            true,
+            false,
+            {1, 2},
+            "all_gather of 80.0 kB in group world [0, 1, 2, 3] failed"}}) {
+    CAPTURE(row.words);
+    const PretendedHosts hosts(row.hosts);
     const auto begin = std::chrono::steady_clock::now();
-    std::string told;
+    std::vector<std::string> told(static_cast<size_t>(row.ranks));
     auto body = [&](const std::shared_ptr<World>& world) {
       auto group = world->everyone();
-      Tensor sum = at::full({3000000}, 1.0);
-      group->all_reduce(sum).wait();
-      if (world->rank() == 1) {
-        if (!silent) throw std::runtime_error("ends");
-        std::this_thread::sleep_for(std::chrono::milliseconds(8000));
+      Tensor mine = at::full({row.count}, 1.0), whole = at::empty({row.ranks * row.count});
+      auto collective = [&] {
+        (row.gathers ? group->all_gather(mine, whole) : group->all_reduce(mine)).wait();
+      };
+      collective();
+      if (world->rank() == row.ranks - 1) {
+        if (!row.silent) throw std::runtime_error("ends");
+        std::this_thread::sleep_for(std::chrono::milliseconds(6000));
         return;
       }
       try {
-        group->all_reduce(sum).wait();
+        collective();
       } catch (const Error& error) {
-        told = error.what();
+        told[static_cast<size_t>(world->rank())] = error.what();
         throw;
       }
     };
-    CHECK_THROWS(run_ranks(2, body, std::chrono::milliseconds(silent ? 5000 : 60000)));
-    CAPTURE(told);
-    CHECK(told.find(silent ? "rank 0 waited 5 s in vain for all_reduce of 12.0 MB in group world "
-                             "[0, 1]: no word from rank 1"
-                           : "all_reduce of 12.0 MB in group world [0, 1] failed") !=
-          std::string::npos);
+    CHECK_THROWS(run_ranks(row.ranks, body, std::chrono::milliseconds(row.silent ? 3000 : 60000)));
+    for (int64_t rank : row.told)
+      CHECK(told[static_cast<size_t>(rank)].find(row.words) != std::string::npos);
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));
   }
 }
@@ -395,54 +410,6 @@ TEST_CASE("sums over hosts are the same to the bit on all ranks and in every run
       sums[turn * 4 + static_cast<size_t>(world->rank())] = sum;
     });
   for (const Tensor& sum : sums) CHECK(sum.equal(sums[0]));
-}
-
-TEST_CASE("who waits for a rank of another host that has ended is told at once") {
-  const PretendedHosts hosts("0,0,1,1");
-  const auto begin = std::chrono::steady_clock::now();
-  std::vector<std::string> told(4);
-  auto body = [&](const std::shared_ptr<World>& world) {
-    auto group = world->everyone();
-    const Tensor mine = at::full({5000}, 1.0);
-    Tensor whole = at::empty({20000});
-    group->all_gather(mine, whole).wait();
-    if (world->rank() == 3) throw std::runtime_error("ends");
-    try {
-      group->all_gather(mine, whole).wait();
-    } catch (const Error& error) {
-      told[static_cast<size_t>(world->rank())] = error.what();
-      throw;
-    }
-  };
-  CHECK_THROWS(run_ranks(4, body, std::chrono::seconds(60)));
-  // Its partner hears of the end of the connection, its neighbour of that in shared memory, or of
-  // others that ended for this.
-  for (size_t rank : {size_t{1}, size_t{2}})
-    CHECK(told[rank].find("all_gather of 80.0 kB in group world [0, 1, 2, 3] failed") !=
-          std::string::npos);
-  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));
-}
-
-TEST_CASE("who waits for a rank of another host that is silent is told after the timeout") {
-  const PretendedHosts hosts("0,0,1,1");
-  std::vector<std::string> told(4);
-  auto body = [&](const std::shared_ptr<World>& world) {
-    auto group = world->everyone();
-    if (world->rank() == 3) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(8000));
-      return;
-    }
-    Tensor sum = at::full({5000}, 1.0);
-    try {
-      group->all_reduce(sum).wait();
-    } catch (const Error& error) {
-      told[static_cast<size_t>(world->rank())] = error.what();
-      throw;
-    }
-  };
-  CHECK_THROWS(run_ranks(4, body, std::chrono::milliseconds(5000)));
-  CHECK(told[2].find("rank 2 waited 5 s in vain for all_reduce of 20.0 kB in group world [0, 1, 2, "
-                     "3]: no word from rank 3") != std::string::npos);
 }
 
 // Rank 0 alone enters them and ends, which must not take the timeout.

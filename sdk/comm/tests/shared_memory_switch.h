@@ -1,30 +1,45 @@
-// Whether ranks of a test may use shared memory, while it lives. Not while ranks run.
+// Variables of the environment that a test sets, each for as long as its object lives. Not while
+// ranks run.
 #pragma once
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 namespace meshwright::testing {
 
-// Which way messages go while it lives.
-class SharedMemory {
+class Variable {
  public:
-  explicit SharedMemory(bool wanted) {
-    if (const char* now = std::getenv(kName)) before_ = now;
-    ::setenv(kName, wanted ? "1" : "0", 1);
+  // nullptr: it is not set meanwhile.
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* before = std::getenv(name)) before_ = before;  // NOLINT(concurrency-mt-unsafe)
+    put(value);
   }
-  ~SharedMemory() {
-    if (before_.empty())
-      ::unsetenv(kName);
-    else
-      ::setenv(kName, before_.c_str(), 1);
-  }
-  SharedMemory(const SharedMemory&) = delete;
-  SharedMemory& operator=(const SharedMemory&) = delete;
+  ~Variable() { put(before_ ? before_->c_str() : nullptr); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
 
  private:
-  static constexpr const char* kName = "MESHWRIGHT_SHARED_MEMORY";
-  std::string before_;
+  void put(const char* value) const {
+    value != nullptr ? ::setenv(name_, value, 1) : ::unsetenv(name_);
+  }
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
+// Whether ranks may use shared memory.
+struct SharedMemory : Variable {
+  explicit SharedMemory(bool wanted) : Variable("MESHWRIGHT_SHARED_MEMORY", wanted ? "1" : "0") {}
+};
+
+// Which ranks are on one host, by a number for each: "0,0,1,1". They may use shared memory.
+class PretendedHosts {
+ public:
+  explicit PretendedHosts(const char* hosts) : hosts_("MESHWRIGHT_HOSTS", hosts) {}
+
+ private:
+  Variable hosts_;
+  SharedMemory shared_{true};
 };
 
 }  // namespace meshwright::testing

@@ -255,7 +255,7 @@ TEST_CASE("who sends to or waits for a mailbox's rank that is silent is told its
       const int64_t peer = 1 - world->rank();
       meshwright::detail::open_mailboxes(*group, {{peer, 64, 2}});
       if (world->rank() == 1) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(6500));
+        std::this_thread::sleep_for(std::chrono::milliseconds(4500));
         return;
       }
       try {
@@ -268,9 +268,9 @@ TEST_CASE("who sends to or waits for a mailbox's rank that is silent is told its
         text = error.what();
       }
     };
-    run_ranks(2, body, std::chrono::milliseconds(5000));
+    run_ranks(2, body, std::chrono::milliseconds(3000));
     CAPTURE(text);
-    CHECK(text.find("rank 0 waited 5 s in vain for send_receive of 64 bytes in group world [0, 1]: "
+    CHECK(text.find("rank 0 waited 3 s in vain for send_receive of 64 bytes in group world [0, 1]: "
                     "no word from rank 1") != std::string::npos);
   }
 }

@@ -20,8 +20,8 @@
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
-#include "sdk/comm/tests/pretended_hosts.h"
 #include "sdk/comm/tests/sampled.h"
+#include "sdk/comm/tests/shared_memory_switch.h"
 #include "tiny_model.h"
 
 namespace equality_test {

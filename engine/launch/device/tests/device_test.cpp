@@ -4,17 +4,17 @@
 // After c10, which has a CHECK of its own.
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <functional>
-#include <optional>
 #include <string>
 
 #include "engine/config/config.h"
 #include "engine/launch/device/device.h"
 #include "meshwright/error.h"
+#include "sdk/comm/tests/shared_memory_switch.h"
 
 using namespace meshwright;
 using device::choose;
+using meshwright::testing::Variable;
 
 namespace {
 
@@ -59,28 +59,6 @@ launch::RankEnvironment local(int64_t rank, int64_t world) {
   ranks.world_size = ranks.local_world_size = world;
   return ranks;
 }
-
-// A variable of the environment for as long as it lives; nullptr: not set.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) {
-    if (const char* before = std::getenv(name)) before_ = before;
-    put(value);
-  }
-  ~Variable() { put(before_ ? before_->c_str() : nullptr); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  void put(const char* value) const {
-    if (value == nullptr)
-      ::unsetenv(name_);
-    else
-      ::setenv(name_, value, 1);
-  }
-  const char* name_;
-  std::optional<std::string> before_;
-};
 
 std::string message_of(const std::function<void()>& body) {
   try {

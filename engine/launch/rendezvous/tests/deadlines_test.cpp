@@ -6,10 +6,11 @@
 #include <algorithm>
 #include <latch>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
-#include "engine/launch/rendezvous/bounded.h"
+#include "engine/launch/rendezvous/notices.h"
 
 namespace deadlines_test {
 
@@ -101,7 +102,10 @@ TEST_CASE("who connects to hear of ends leaves the first group its time") {
   }
 }
 
-TEST_CASE("a limit holds where what is called meanwhile takes long") {
+TEST_CASE("a call without an end is given up, also where what is called meanwhile takes long") {
+  CHECK(bounded(milliseconds(5000), [] { return 7; }) == 7);
+  CHECK_THROWS_AS(bounded(milliseconds(5000), []() -> int { throw std::runtime_error("x"); }),
+                  std::runtime_error);
   auto never = std::make_shared<std::latch>(1);
   int calls = 0;
   CHECK_THROWS_AS(bounded(
@@ -112,6 +116,7 @@ TEST_CASE("a limit holds where what is called meanwhile takes long") {
                       }),
                   NoAnswer);
   CHECK(calls <= 2);  // each begins before the limit is over
+  CHECK_THROWS_AS(bounded(milliseconds(50), [never] { never->wait(); }), NoAnswer);
   never->count_down();
 }
 

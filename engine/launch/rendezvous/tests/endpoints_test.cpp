@@ -2,7 +2,6 @@
 // proper: tests/hosts.
 #include "engine/launch/rendezvous/endpoints.h"
 
-#include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -12,12 +11,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "engine/launch/rendezvous/connectivity.h"
 #include "meshwright/error.h"
+#include "sdk/comm/tests/shared_memory_switch.h"
 
 namespace endpoints_test {
 
@@ -73,15 +71,15 @@ std::vector<Found> find_all(const std::vector<std::string>& wanted, bool one_hos
 
 // A listening socket as rank 0's store has it.
 struct Listener {
-  int fd = listen_on(0, /*loopback_only=*/false), port = 0;
-  Listener() {
-    sockaddr_storage address{};
-    socklen_t size = sizeof address;
-    REQUIRE(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0);
-    port = port_of(reinterpret_cast<sockaddr*>(&address));
-  }
+  int fd = listen_at(kAllInterfaces, 0), port = local_end(fd).port;
   ~Listener() { ::close(fd); }
 };
+
+// A port where nobody listens any more, as a range of its own.
+launch::PortRange one_free_port() {
+  const Listener gone;
+  return {gone.port, gone.port};
+}
 
 }  // namespace
 
@@ -113,15 +111,17 @@ TEST_CASE(
 }
 
 TEST_CASE("the variable comes before the key") {
-  ::unsetenv("GLOO_SOCKET_IFNAME");
-  CHECK(wanted_interface("").name.empty());
-  CHECK(wanted_interface("eth0").name == "eth0");
-  ::setenv("GLOO_SOCKET_IFNAME", "eth1", 1);
-  CHECK(wanted_interface("eth0").name == "eth1");
-  CHECK(wanted_interface("eth0").named_by == "GLOO_SOCKET_IFNAME");
-  ::setenv("GLOO_SOCKET_IFNAME", "", 1);
-  CHECK(wanted_interface("eth0").name == "eth0");
-  ::unsetenv("GLOO_SOCKET_IFNAME");
+  struct Row {
+    const char *variable, *key, *name, *named_by;
+  };
+  for (const Row& row : {Row{nullptr, "", "", "dist_env.interface"},
+                         Row{nullptr, "eth0", "eth0", "dist_env.interface"},
+                         Row{"eth1", "eth0", "eth1", "GLOO_SOCKET_IFNAME"},
+                         Row{"", "eth0", "eth0", "dist_env.interface"}}) {
+    const testing::Variable variable("GLOO_SOCKET_IFNAME", row.variable);
+    CHECK(wanted_interface(row.key).name == row.name);
+    CHECK(wanted_interface(row.key).named_by == row.named_by);
+  }
 }
 
 TEST_CASE(
@@ -164,10 +164,7 @@ TEST_CASE(
   CHECK(low.probe(endpoints, 0, Clock::now() + milliseconds(20000)).empty());
   CHECK(low.heard(2) == std::vector<bool>{false, true});
   CHECK(high.heard(2) == std::vector<bool>{true, false});
-  {
-    Listener gone;
-    endpoints[0].tcp_port = gone.port;
-  }
+  endpoints[0].tcp_port = one_free_port().first;
   std::vector<ReachabilityProbe::Refused> refused =
       high.probe(endpoints, 1, Clock::now() + milliseconds(20000));
   REQUIRE(refused.size() == 1);
@@ -189,12 +186,8 @@ TEST_CASE(
 
 TEST_CASE("only one rank of each host takes a port to look, and none where there is one host") {
   Listener listener;
-  launch::PortRange one;
-  {
-    Listener gone;
-    one = {gone.port, gone.port};
-  }
-  for (const Found& found : find_all({"", "", ""}, false, "localhost", listener.port, one)) {
+  for (const Found& found :
+       find_all({"", "", ""}, false, "localhost", listener.port, one_free_port())) {
     CHECK(found.message == "");
     CHECK(found.endpoints.size() == 3);
   }
@@ -202,25 +195,19 @@ TEST_CASE("only one rank of each host takes a port to look, and none where there
 
 TEST_CASE(
     "a range of ports holds for listeners of both kinds, and an error says when it is used up") {
-  launch::PortRange one;
-  {
-    Listener gone;
-    one = {gone.port, gone.port};
-  }
+  const launch::PortRange one = one_free_port();
   const std::string range = std::to_string(one.first) + "-" + std::to_string(one.last);
   ReachabilityProbe listeners("127.0.0.1", one);
   CHECK(listeners.tcp_port() == one.first);
   CHECK(listeners.udp_port() == one.first);
-  for (const auto& open :
-       std::vector<std::function<int()>>{[&] { return listen_at("127.0.0.1", one); },
-                                         [&] { return listen_on(one, /*loopback_only=*/true); }}) {
+  for (const std::string& address : {kLoopback, kAllInterfaces}) {
     try {
-      ::close(open());
+      ::close(listen_at(address, one));
       FAIL("no error");
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::rendezvous_failed);
-      CHECK(error.message() ==
-            "no port of MESHWRIGHT_PORT_RANGE = " + range + " is free on 127.0.0.1");
+      CHECK(error.message() == "no port of MESHWRIGHT_PORT_RANGE = " + range + " is free on " +
+                                   (address == kAllInterfaces ? "all interfaces" : address));
       CHECK(error.helps()[0].starts_with("widen MESHWRIGHT_PORT_RANGE"));
     }
   }
@@ -304,8 +291,9 @@ TEST_CASE("a listener at an address takes packets there alone") {
 
 TEST_CASE("a route tells both of its ends") {
   Listener listener;
-  Route route;
-  CHECK(try_connect("127.0.0.1", listener.port, Clock::now() + milliseconds(5000), &route) == "");
+  RankEnvironment ranks;
+  ranks.master_port = listener.port;
+  const Route route = route_to_master(ranks, Clock::now() + milliseconds(5000));
   CHECK(route.local == "127.0.0.1");
   CHECK(route.remote == "127.0.0.1");
   CHECK(source_for("127.0.0.1") == "127.0.0.1");
@@ -319,17 +307,20 @@ TEST_CASE("connections to rank 0 are asked at both ends whether the other host i
   int in = ::accept4(listener.fd, nullptr, nullptr, SOCK_CLOEXEC);
   REQUIRE(in >= 0);
   for (int fd : {in, out}) {
-    int on = 0, idle = 0, between = 0, times = 0;
-    socklen_t size = sizeof on;
-    CHECK(::getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, &size) == 0);
-    CHECK(::getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &size) == 0);
-    CHECK(::getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between, &size) == 0);
-    CHECK(::getsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, &size) == 0);
-    CHECK(on == 1);
-    CHECK(idle + between * times <= 120);
+    auto option = [fd](int level, int name) {
+      int value = 0;
+      socklen_t size = sizeof value;
+      CHECK(::getsockopt(fd, level, name, &value, &size) == 0);
+      return value;
+    };
+    auto silence = [&] {
+      return option(IPPROTO_TCP, TCP_KEEPIDLE) +
+             option(IPPROTO_TCP, TCP_KEEPINTVL) * option(IPPROTO_TCP, TCP_KEEPCNT);
+    };
+    CHECK(option(SOL_SOCKET, SO_KEEPALIVE) == 1);
+    CHECK(silence() <= 120);
     keep_alive(fd, std::chrono::minutes(30));
-    CHECK(::getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between, &size) == 0);
-    CHECK(idle + between * times >= 30 * 60);
+    CHECK(silence() >= 30 * 60);
   }
   ::close(in);
   ::close(out);

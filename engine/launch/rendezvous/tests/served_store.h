@@ -13,8 +13,9 @@
 #include <vector>
 
 #include "engine/launch/rendezvous/connectivity.h"
-#include "engine/launch/rendezvous/store_client.h"
-#include "engine/launch/rendezvous/store_server.h"
+#include "engine/launch/rendezvous/notices.h"
+#include "engine/launch/rendezvous/store.h"
+#include "engine/launch/spawn.h"
 
 namespace served_store {
 
@@ -29,7 +30,7 @@ inline const std::string kSecret = "a secret of this test";
 
 inline wire::Badge badge(const std::string& secret, int64_t rank = 1, int64_t world = 4,
                          const std::string& job = "") {
-  return {secret, job, rank, world, wire::random_bytes(wire::kProcess)};
+  return {secret, job, rank, world, launch::random_bytes(wire::kProcess)};
 }
 
 // A rank that comes to whoever listens at the port of this host.
@@ -42,8 +43,8 @@ struct Served {
   int port = 0;
   std::shared_ptr<StoreServer> server;
   explicit Served(const wire::Badge& of = badge(kSecret, 0)) {
-    const int fd = listen_on(0, /*loopback_only=*/true);
-    port = bound_port(fd);
+    const int fd = listen_at(kLoopback, 0);
+    port = local_end(fd).port;
     server = std::make_shared<StoreServer>(std::vector<int>{fd}, of);
   }
   StorePtr come(const wire::Badge& as, milliseconds patience = milliseconds(20000)) const {

@@ -8,18 +8,15 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "engine/launch/rendezvous/listen.h"
+#include "engine/launch/rendezvous/connectivity.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/rendezvous/tests/served_store.h"
 #include "engine/launch/rendezvous/wire.h"
-#include "engine/launch/store_bytes.h"
 #include "meshwright/error.h"
 
 namespace store_test {
 
 using namespace served_store;
-using meshwright::base::bytes_of;
-using meshwright::base::text_of;
 
 namespace {
 
@@ -178,37 +175,55 @@ TEST_CASE("rank 0 listens at the address that MASTER_ADDR names, not at every on
       {"eth1", "10.71.0.1", false, false}, {"lo", "::1", true, false},
       {"eth0", "fd00::1", false, false},   {"eth0", "fe80::1", false, true}};
   const std::vector<Interface> one = {two[0], two[1], two[4], two[5]};
+  using Addresses = std::vector<std::string>;
   struct Row {
     std::string master;
-    std::vector<std::string> resolved;
+    std::optional<Addresses> resolved;
     std::string interface;
     std::vector<Interface> all;
-    std::vector<std::string> open;
+    Addresses open;
   };
-  const std::vector<std::string> both = {"10.70.0.1", "fd00::1"};
+  const Addresses both = {"10.70.0.1", "fd00::1"};
   for (const Row& row : std::vector<Row>{
-           {"10.70.0.1", {"10.70.0.1"}, "", two, {"10.70.0.1"}},
-           {"hosta", {"10.71.0.1", "127.0.1.1"}, "eth0", two, {"10.71.0.1"}},
-           {"hosta", {"fd00::1", "10.70.0.1", "10.70.0.1"}, "", two, {"fd00::1", "10.70.0.1"}},
+           {"10.70.0.1", Addresses{"10.70.0.1"}, "", two, {"10.70.0.1"}},
+           {"hosta", Addresses{"10.71.0.1", "127.0.1.1"}, "eth0", two, {"10.71.0.1"}},
+           {"hosta",
+            Addresses{"fd00::1", "10.70.0.1", "10.70.0.1"},
+            "",
+            two,
+            {"fd00::1", "10.70.0.1"}},
            // A name of the loopback interface, of another host, or of nothing.
-           {"hosta", {"127.0.1.1"}, "", one, both},
-           {"hosta", {"127.0.1.1"}, "eth1", two, {"10.71.0.1"}},
-           {"hosta", {"127.0.1.1"}, "eth7", two, {}},
-           {"service", {"10.99.0.1"}, "", one, both},
-           {"service", {"10.99.0.1"}, "", two, {}},
-           {"nobody", {}, "eth0", two, both},
-           {"nobody", {}, "", {two[0]}, {}},
-           {"localhost", {"127.0.0.1"}, "eth0", two, {"127.0.0.1"}},
-           {"127.0.0.1", {}, "", one, {"127.0.0.1"}},
+           {"hosta", Addresses{"127.0.1.1"}, "", one, both},
+           {"hosta", Addresses{"127.0.1.1"}, "eth1", two, {"10.71.0.1"}},
+           {"hosta", Addresses{"127.0.1.1"}, "eth7", two, {}},
+           {"service", Addresses{"10.99.0.1"}, "", one, both},
+           {"service", Addresses{"10.99.0.1"}, "", two, {}},
+           {"nobody", Addresses{}, "eth0", two, both},
+           {"nobody", Addresses{}, "", {two[0]}, {}},
+           {"localhost", Addresses{"127.0.0.1"}, "eth0", two, {"127.0.0.1"}},
+           {"127.0.0.1", Addresses{}, "", one, {"127.0.0.1"}},
+           // Nobody answers for the name.
+           {"hosta", std::nullopt, "eth1", two, {"10.71.0.1"}},
+           {"hosta", std::nullopt, "", one, both},
        }) {
     CAPTURE(row.master);
     CHECK(addresses_to_open(row.master, row.resolved, row.interface, row.all) == row.open);
+  }
+  try {
+    addresses_to_open("hosta", std::nullopt, "", two);
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::rendezvous_failed);
+    CHECK(error.message().starts_with(
+        "rank 0 cannot tell at which address to listen: the name hosta is not answered for"));
+    CHECK(error.message().ends_with("eth1 (10.71.0.1)"));
+    CHECK(error.helps().size() == 2);
   }
 }
 
 TEST_CASE("rank 0's own store has one port at each of its addresses, and at its host's loopback") {
   const OpenListeners listeners = listeners_at({"127.0.0.3", "127.0.0.4"}, {});
-  const int port = bound_port(listeners.sockets.at(0));
+  const int port = local_end(listeners.sockets.at(0)).port;
   CHECK(listeners.own == "127.0.0.3");
   CHECK(listeners.sockets.size() == 3);
   CHECK(listeners.nearest() == "127.0.0.1");
@@ -225,26 +240,6 @@ TEST_CASE("rank 0's own store has one port at each of its addresses, and at its 
   ::close(one.sockets.at(0));
   CHECK(is_of_this_host("127.0.0.1"));
   CHECK(!is_of_this_host("203.0.113.9"));
-}
-
-TEST_CASE("while nobody answers for MASTER_ADDR, rank 0 does not listen at every address") {
-  const std::vector<Interface> two = {{"lo", "127.0.0.1", true, false},
-                                      {"eth0", "10.70.0.1", false, false},
-                                      {"eth1", "10.71.0.1", false, false}};
-  const std::vector<Interface> one = {two[0], two[1]};
-  const std::vector<std::string> first = {"10.70.0.1"}, second = {"10.71.0.1"};
-  CHECK(addresses_to_open("hosta", std::nullopt, "eth1", two) == second);
-  CHECK(addresses_to_open("hosta", std::nullopt, "", one) == first);
-  try {
-    addresses_to_open("hosta", std::nullopt, "", two);
-    FAIL("no error");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::rendezvous_failed);
-    CHECK(error.message().starts_with(
-        "rank 0 cannot tell at which address to listen: the name hosta is not answered for"));
-    CHECK(error.message().ends_with("eth1 (10.71.0.1)"));
-    CHECK(error.helps().size() == 2);
-  }
 }
 
 TEST_CASE("a number that is none names its key and the rank that left it") {
