@@ -1,30 +1,9 @@
 // checkpoint.best on two ranks: what is saved, linked and remembered.
-#include <doctest/doctest.h>
-#include <unistd.h>
-
-#include <boost/json.hpp>
-#include <filesystem>
-#include <fstream>
 #include <map>
-#include <string>
 
 #include "ran.h"
 
 namespace best_test {
-
-namespace fs = std::filesystem;
-
-namespace {
-
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("meshwright_best_" + std::to_string(::getpid()));
-  Folder() { fs::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path); }
-};
-
-}  // namespace
 
 TEST_CASE("the checkpoint of the lowest validation loss is kept over a resumed run") {
   const Folder folder;
@@ -52,15 +31,13 @@ TEST_CASE("the checkpoint of the lowest validation loss is kept over a resumed r
     CHECK(fs::read_symlink(checkpoints / "best") == name);
     CHECK(fs::exists(checkpoints / name / "meta.json"));
     const Ran listed = run("checkpoint ls '" + checkpoints.string() + "'");
-    CHECK(listed.out.find(", best") != std::string::npos);
+    CHECK(listed.says(", best"));
   }
 }
 
 TEST_CASE("a best without validation is refused") {
-  const Ran refused =
-      run("validate configs/first_fsdp2_cpu.toml --set checkpoint.best=true", "2>&1");
-  CHECK(refused.status == 2);
-  CHECK(refused.out.find("validation_dataset.path") != std::string::npos);
+  check_said("validate configs/first_fsdp2_cpu.toml --set checkpoint.best=true",
+             {{"", 2, "validation_dataset.path"}});
 }
 
 }  // namespace best_test

@@ -1,29 +1,10 @@
 // meshwright calibrate as a user runs it: the file that it writes is one that plan --machine takes.
-#include <doctest/doctest.h>
-#include <unistd.h>
-
-#include <boost/json.hpp>
-#include <filesystem>
-#include <fstream>
-#include <string>
-
-#include "tests/cli/ran.h"
+#include "ran.h"
 #include "tests/contents.h"
 
 namespace calibrate_test {
 
-namespace json = boost::json;
-namespace fs = std::filesystem;
-
 namespace {
-
-struct Folder {
-  fs::path path =
-      fs::temp_directory_path() / ("meshwright_calibrate_" + std::to_string(::getpid()));
-  Folder() { fs::create_directories(path); }
-  ~Folder() { fs::remove_all(path); }
-  std::string file() const { return (path / "here.toml").string(); }
-};
 
 const std::string kThreads = "OMP_NUM_THREADS=1", kQuick = "--set dist_env.device=cpu --seconds 1 ";
 
@@ -39,9 +20,9 @@ const Measured& measured_by_two() {
     // What other tests do meanwhile may hide the rate of messages: then it is not written.
     for (int i = 0; i < 3 && out.text.find("send_inside") == std::string::npos; ++i) {
       const Folder folder;
-      out.ran = run("calibrate --json --nproc 2 " + kQuick + "--out '" + folder.file() + "'",
+      out.ran = run("calibrate --json --nproc 2 " + kQuick + "--out " + folder.quoted("here.toml"),
                     "2>/dev/null", kThreads);
-      out.text = contents(folder.file());
+      out.text = contents((folder.path / "here.toml").string());
       out.files = std::distance(fs::directory_iterator(folder.path), fs::directory_iterator());
     }
     return out;
@@ -56,7 +37,7 @@ TEST_CASE("two ranks measure, write a file, and a plan is predicted with it") {
   INFO(measured.ran.out);
   REQUIRE(measured.ran.status == 0);
   const Folder folder;
-  std::ofstream(folder.file()) << measured.text;
+  std::ofstream((folder.path / "here.toml").string()) << measured.text;
   const json::object out = json::parse(measured.ran.out).as_object();
   CHECK(out.at("ranks").to_number<int>() == 2);
   CHECK(out.at("seconds").to_number<double>() < 120);
@@ -80,7 +61,7 @@ TEST_CASE("two ranks measure, write a file, and a plan is predicted with it") {
   CHECK(measured.files == 1);
   // Its figures, and nothing guessed of what was measured.
   const Ran plan =
-      run("plan configs/tp_cpu.toml --world-size 2 --json --machine '" + folder.file() + "'");
+      run("plan configs/tp_cpu.toml --world-size 2 --json --machine " + folder.quoted("here.toml"));
   INFO(plan.out);
   REQUIRE(plan.status == 0);
   const json::object time = json::parse(plan.out).at("time").as_object();
@@ -89,27 +70,29 @@ TEST_CASE("two ranks measure, write a file, and a plan is predicted with it") {
     CHECK(!figures.at(guessed.as_string()).at("measured").as_bool());
 
   // What is there stays, unless it is to be replaced.
-  const Ran again = run("calibrate " + kQuick + "--out '" + folder.file() + "'", "2>&1", kThreads);
+  const Ran again =
+      run("calibrate " + kQuick + "--out " + folder.quoted("here.toml"), "2>&1", kThreads);
   CHECK(again.status == 2);
-  CHECK(again.out.find("--force") != std::string::npos);
-  CHECK(contents(folder.file()) == text);
+  CHECK(again.says("--force"));
+  CHECK(contents((folder.path / "here.toml").string()) == text);
   const Ran forced =
-      run("calibrate --force --dtype float32 " + kQuick + "--out '" + folder.file() + "'",
+      run("calibrate --force --dtype float32 " + kQuick + "--out " + folder.quoted("here.toml"),
           "2>/dev/null", kThreads);
   INFO(forced.out);
   REQUIRE(forced.status == 0);
-  CHECK(contents(folder.file()) != text);
+  CHECK(contents((folder.path / "here.toml").string()) != text);
   // The table, and that another type was not measured.
-  CHECK(forced.out.find("peak.bf16") != std::string::npos);
-  CHECK(forced.out.find("guessed") != std::string::npos);
-  CHECK(forced.out.find("product float32, backward") != std::string::npos);
-  CHECK(forced.out.find("product bfloat16") == std::string::npos);
+  CHECK(forced.says("peak.bf16"));
+  CHECK(forced.says("guessed"));
+  CHECK(forced.says("product float32, backward"));
+  CHECK_FALSE(forced.says("product bfloat16"));
 }
 
 TEST_CASE("a run corrects its machine, and a plan with the new file predicts its step") {
   REQUIRE(measured_by_two().ran.status == 0);  // before the folder of this case, which is the same
   const Folder folder;
-  const std::string machine = folder.file(), runs = (folder.path / "runs").string(),
+  const std::string machine = (folder.path / "here.toml").string(),
+                    runs = (folder.path / "runs").string(),
                     corrected = (folder.path / "corrected.toml").string(),
                     job = "configs/first_fsdp2_cpu.toml ",
                     from = "calibrate --from '" + runs + "/first' --out '" + corrected + "' ";
@@ -137,10 +120,8 @@ TEST_CASE("a run corrects its machine, and a plan with the new file predicts its
   // With the machine's own file it predicts what the run itself did.
   CHECK(number("before", "seconds") == doctest::Approx(said("predicted", "seconds")));
   auto planned = [&](const std::string& file) {
-    const Ran with = run("plan " + job + "--world-size 2 --json --machine '" + file + "'");
-    INFO(with.out);
-    REQUIRE(with.status == 0);
-    return json::parse(with.out).at("time").as_object().at("seconds").to_number<double>();
+    return ::number(
+        answer("plan " + job + "--world-size 2 --machine '" + file + "'").at("time").at("seconds"));
   };
   CHECK(planned(corrected) == doctest::Approx(measured).epsilon(0.02));
   CHECK(planned(corrected) == doctest::Approx(number("after", "seconds")));
@@ -154,35 +135,22 @@ TEST_CASE("a run corrects its machine, and a plan with the new file predicts its
   const Ran table = run(from + "--force");
   CHECK(table.status == 0);
   for (const char* part : {"predicted with ", "measured", "from a run", "peak.fp32"})
-    CHECK(table.out.find(part) != std::string::npos);
+    CHECK(table.says(part));
 
   // A run that was told of no machine, and a machine that is none of it; then a run too short.
   REQUIRE(run(train + "--set run.name=plain --set step_scheduler.max_steps=9", "2>&1", kThreads)
               .status == 0);
   REQUIRE(run(train + "--set run.name=short --set step_scheduler.max_steps=5", "2>&1", kThreads)
               .status == 0);
-  struct Row {
-    std::string run, rest;
-    int status;
-    const char *code, *says;
-  };
-  for (const Row& row : {Row{"/plain", "", 2, "E0206", "--machine"},
-                         Row{"/plain", "--machine h100", 2, "E0204", "no factor"},
-                         Row{"/plain", "--machine h1000", 2, "E0205", "h100"},
-                         Row{"/short", "--machine cpu", 2, "E0204", "2 steps"},
-                         Row{"/gone", "", 2, "E0209", "does not exist"},
-                         Row{"", "", 2, "E0209", "is not the folder of a run"}}) {
-    CAPTURE(row.run);
-    CAPTURE(row.rest);
-    const Ran refused = run("calibrate --from '" + runs + row.run + "' --out '" +
-                                (folder.path / "none.toml").string() + "' " + row.rest,
-                            "2>&1");
-    INFO(refused.out);
-    CHECK(refused.status == row.status);
-    CHECK(refused.out.find(row.code) != std::string::npos);
-    CHECK(refused.out.find(row.says) != std::string::npos);
-    CHECK(!fs::exists(folder.path / "none.toml"));
-  }
+  const std::string none = "' --out " + folder.quoted("none.toml") + " ";
+  check_said("calibrate --from '" + runs,
+             {{"/plain" + none, 2, "E0206", "--machine"},
+              {"/plain" + none + "--machine h100", 2, "E0204", "no factor"},
+              {"/plain" + none + "--machine h1000", 2, "E0205", "h100"},
+              {"/short" + none + "--machine cpu", 2, "E0204", "2 steps"},
+              {"/gone" + none, 2, "E0209", "does not exist"},
+              {none, 2, "E0209", "is not the folder of a run"}});
+  CHECK(!fs::exists(folder.path / "none.toml"));
   const Ran told = run("calibrate --from '" + runs + "/plain' --out '" +
                        (folder.path / "told.toml").string() + "' --machine '" + machine + "'");
   INFO(told.out);
@@ -190,41 +158,28 @@ TEST_CASE("a run corrects its machine, and a plan with the new file predicts its
 }
 
 TEST_CASE("what is wrong on the command line is refused before anything is measured") {
-  struct Row {
-    const char* arguments;
-    int status;
-    const char* says;
-  };
-  for (const Row& row :
-       {Row{"--nproc 0", 2, "E0101"}, Row{"--seconds 0", 2, "--seconds 30"},
-        Row{"--seconds soon", 2, "E0101"}, Row{"--dtype float16", 2, "float32"},
-        Row{"--out=", 2, "E0101"}, Row{"--out configs", 2, "is a folder"},
-        Row{"--out /nowhere/here.toml", 7, "E0705"}, Row{"job.toml", 2, "has no use for"},
-        Row{"--set dist_env.devise=cpu", 2, "devise"},
-        Row{"--from runs/first --nproc 2", 2, "--nproc is for measuring"},
-        Row{"--from runs/first --seconds 2", 2, "--seconds is for measuring"},
-        Row{"--from=", 2, "E0101"}, Row{"--from ''", 2, "--from is empty"},
-        Row{"--machine cpu", 2, "belongs to --from"}}) {
-    CAPTURE(row.arguments);
-    const Ran ran = run(std::string("calibrate ") + row.arguments, "2>&1");
-    INFO(ran.out);
-    CHECK(ran.status == row.status);
-    CHECK(ran.out.find(row.says) != std::string::npos);
-  }
+  check_said("calibrate ", {{"--nproc 0", 2, "E0101"},
+                            {"--seconds 0", 2, "--seconds 30"},
+                            {"--seconds soon", 2, "E0101"},
+                            {"--dtype float16", 2, "float32"},
+                            {"--out=", 2, "E0101"},
+                            {"--out configs", 2, "is a folder"},
+                            {"--out /nowhere/here.toml", 7, "E0705"},
+                            {"job.toml", 2, "has no use for"},
+                            {"--set dist_env.devise=cpu", 2, "devise"},
+                            {"--from runs/first --nproc 2", 2, "--nproc is for measuring"},
+                            {"--from runs/first --seconds 2", 2, "--seconds is for measuring"},
+                            {"--from=", 2, "E0101"},
+                            {"--from ''", 2, "--from is empty"},
+                            {"--machine cpu", 2, "belongs to --from"},
+                            {"-h", 0, "--seconds N"}});
   // More ranks than a host has would bring it down: the refusal alone, nothing of any rank.
   const Folder folder;
-  for (const char* count : {"1025", "5000"}) {
-    CAPTURE(count);
-    const Ran many =
-        run("calibrate --json " + kQuick + "--nproc " + count + " --out '" + folder.file() + "'");
-    INFO(many.out);
-    CHECK(many.status == 2);
-    const json::object error = json::parse(many.out).at("error").as_object();
-    CHECK(error.at("code").as_string() == "E0101");
-    CHECK(many.out.find("a host has 1 to 1024 ranks") != std::string::npos);
-    CHECK(fs::is_empty(folder.path));
-  }
-  CHECK(run("calibrate -h").out.find("--seconds N") != std::string::npos);
+  const json::object many =
+      answer("calibrate " + kQuick + "--nproc 1025 --out " + folder.quoted("here.toml"), 2);
+  CHECK(many.at("error").at("code") == "E0101");
+  CHECK(text(many).find("a host has 1 to 1024 ranks") != std::string::npos);
+  CHECK(fs::is_empty(folder.path));
 }
 
 }  // namespace calibrate_test

@@ -1,41 +1,26 @@
 // A tokenizer that lies beside model.config: every checkpoint that is kept has it, and so has the
 // exported folder.
-#include <doctest/doctest.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
-#include <string>
-
 #include "ran.h"
 #include "tests/contents.h"
 
 namespace carried_tokenizer_test {
 
-namespace fs = std::filesystem;
-
 namespace {
 
-struct Folder {
-  fs::path path = fs::canonical(fs::temp_directory_path()) /
-                  ("meshwright_carried_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path / "model");
+struct Job : Folder {
+  Job() {
     std::string config = contents(MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json");
     size_t at = config.find("\"vocab_size\":");
     REQUIRE(at != std::string::npos);
     config.replace(at, config.find_first_of(",\n", at) - at, "\"vocab_size\": 1300");
-    std::ofstream(path / "model/config.json") << config;
-    fs::copy_file(MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/qwen2.json",
-                  path / "model/tokenizer.json");
-    std::ofstream(path / "model/tokenizer_config.json") << "{\"eos_token\": \"<|im_end|>\"}";
-    std::ofstream(path / "model/generation_config.json") << "{\"eos_token_id\": 1202}";
-    std::ofstream(path / "model/notes.txt") << "nobody's business";
-    fs::create_directories(path / "model/runs/old");
-    std::ofstream(path / "model/runs/old/big.txt") << "of another run";
+    put("model/config.json", config);
+    put("model/tokenizer.json",
+        contents(MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/qwen2.json"));
+    put("model/tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
+    put("model/generation_config.json", R"({"eos_token_id": 1202})");
+    put("model/notes.txt", "nobody's business");
+    put("model/runs/old/big.txt", "of another run");
   }
-  ~Folder() { fs::remove_all(path); }
 
   std::string train(const std::string& name, int steps, const std::string& more) const {
     Ran ran = run("train configs/first_fsdp2_cpu.toml --nproc 1 --set run.name=" + name +
@@ -59,7 +44,7 @@ struct Folder {
 TEST_CASE(
     "a tokenizer beside model.config is in every checkpoint that is kept, also after a resume "
     "without the original, and generate uses it") {
-  Folder folder;
+  const Job folder;
   folder.train("words", 3, "--set dataset.kind=mock");
   fs::path run_folder = folder.path / "runs/words", kept = run_folder / "checkpoints/step_00000003";
   CHECK_FALSE(fs::exists(run_folder / "checkpoints/step_00000002"));  // pruned
@@ -86,30 +71,19 @@ TEST_CASE(
 }
 
 TEST_CASE("a run on the bytes of texts has no use for a tokenizer beside its config, and says so") {
-  Folder folder;
+  const Job folder;
   std::string said =
       folder.train("bytes", 1, "--set dataset.kind=text --set dataset.path=README.md");
   CHECK(said.find(
             "model/config.json is not carried along: dataset.kind = \"text\" trains on bytes") !=
         std::string::npos);
   CHECK_FALSE(fs::exists(folder.path / "runs/bytes/checkpoints/step_00000001/source"));
-  SUBCASE("validate does so too") {
-    Ran checked =
-        run("validate '" + std::string("configs/first_fsdp2_cpu.toml' --set 'model.config=") +
-                (folder.path / "model/config.json").string() +
-                "' --set dataset.kind=text --set dataset.path=README.md",
-            "2>&1");
-    CHECK(checked.status == 0);
-    CHECK(checked.out.find(
-              "model/config.json is not carried along: dataset.kind = \"text\" trains on bytes") !=
-          std::string::npos);
-  }
-  SUBCASE("generate says how its tokens are named") {
-    Ran asked = run("generate '" + (folder.path / "runs/bytes").string() + "' --prompt 'The quick'",
-                    "2>&1");
-    CHECK(asked.status == 2);
-    CHECK(asked.out.find("--tokens 84,104,101,32,113,117,105,99,107\n") != std::string::npos);
-  }
+  check_said(
+      "validate configs/first_fsdp2_cpu.toml --set dataset.kind=text --set dataset.path=README.md",
+      {{" --set model.config=" + folder.quoted("model/config.json"), 0,
+        "model/config.json is not carried along: dataset.kind = \"text\" trains on bytes"}});
+  check_said("generate " + folder.quoted("runs/bytes"),
+             {{" --prompt 'The quick'", 2, "--tokens 84,104,101,32,113,117,105,99,107\n"}});
 }
 
 }  // namespace carried_tokenizer_test

@@ -1,22 +1,15 @@
 // checkpoint now, and the file that it makes.
-#include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <string>
 #include <thread>
 
 #include "ran.h"
 #include "tests/contents.h"
 
 namespace checkpoint_now_test {
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -76,25 +69,25 @@ TEST_CASE("a run saves when it is asked to, by the verb or by a file, and once f
   const Ran asked = run("checkpoint now '" + training.run().string() + "' --wait 120", "2>&1");
   INFO(asked.out);
   CHECK(asked.status == 0);
-  CHECK(asked.out.find("saved ") != std::string::npos);
+  CHECK(asked.says("saved "));
   REQUIRE(fs::exists(checkpoints / "latest/meta.json"));
   CHECK(!fs::exists(training.run() / "checkpoint_now"));
   const fs::path first = fs::read_symlink(checkpoints / "latest");
   // Once: without another request no other checkpoint comes.
-  std::this_thread::sleep_for(std::chrono::seconds(2));
+  std::this_thread::sleep_for(std::chrono::seconds(1));
   CHECK(fs::read_symlink(checkpoints / "latest") == first);
   std::ofstream(training.run() / "checkpoint_now") << "";
   CHECK(training.wait_for([&] { return fs::read_symlink(checkpoints / "latest") != first; }));
   CHECK(contents(training.run() / "run.log").find("as it was asked to") != std::string::npos);
   const Ran late = run("checkpoint now '" + training.run().string() + "' --json");
   CHECK(late.status == 0);
-  CHECK(late.out.find("\"checkpoint\": null") != std::string::npos);
+  CHECK(late.says("\"checkpoint\": null"));
   CHECK(training.wait_for([&] { return !fs::exists(training.run() / "checkpoint_now"); }));
   CHECK(training.end() == 75);
 
   const Ran over = run("checkpoint now '" + training.run().string() + "'", "2>&1");
   CHECK(over.status == 2);
-  CHECK(over.out.find("no run trains in") != std::string::npos);
+  CHECK(over.says("no run trains in"));
   CHECK(!fs::exists(training.run() / "checkpoint_now"));
   const Ran nowhere = run("checkpoint now no/such/run", "2>&1");
   CHECK(nowhere.status == 2);

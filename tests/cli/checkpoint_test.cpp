@@ -1,41 +1,24 @@
 // checkpoint ls, verify, export and diff on checkpoints of real runs, and on what is none.
-#include <doctest/doctest.h>
-#include <unistd.h>
-
-#include <boost/json.hpp>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
-
 #include "ran.h"
 #include "tests/contents.h"
 
 namespace checkpoint_test {
 
-namespace json = boost::json;
-namespace fs = std::filesystem;
-
 namespace {
 
 // Two runs of a model that starts from a Hugging Face folder with a tokenizer: nothing learned, and
 // three steps on another layout.
-struct Runs {
-  fs::path path = fs::canonical(fs::temp_directory_path()) /
-                  ("meshwright_cli_checkpoint_" + std::to_string(::getpid()));
+struct Runs : Folder {
   fs::path model = path / "model";
   Runs() {
-    fs::remove_all(path);
-    fs::create_directories(model);
     for (const char* name : {"config.json", "model.safetensors"})
-      fs::copy_file(fs::path(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/llama") / name, model / name);
-    std::ofstream(model / "tokenizer.json") << "{\"not\": \"read here\"}";
-    std::ofstream(model / "LICENSE") << "free";
-    std::ofstream(model / "pytorch_model.bin") << "pickle";
+      put(model / name, contents(fs::path(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/llama") / name));
+    put(model / "tokenizer.json", "{\"not\": \"read here\"}");
+    put(model / "LICENSE", "free");
+    put(model / "pytorch_model.bin", "pickle");
     train("unchanged", "fsdp2", 2, 0);
     train("moved", "ddp", 1, 3);
   }
-  ~Runs() { fs::remove_all(path); }
   fs::path at(const char* run, const char* step) const {
     return path / "runs" / run / "checkpoints" / step;
   }
@@ -63,15 +46,6 @@ const Runs& runs() {
   return made;
 }
 
-json::object answer(const std::string& arguments, int status = 0) {
-  Ran ran = run(arguments + " --json");
-  INFO(arguments, "\n", ran.out);
-  CHECK(ran.status == status);
-  return json::parse(ran.out).as_object();
-}
-
-std::string quoted(const fs::path& path) { return "'" + path.string() + "'"; }
-
 }  // namespace
 
 TEST_CASE("checkpoint ls shows what each run has") {
@@ -94,10 +68,10 @@ TEST_CASE("checkpoint ls shows what each run has") {
   Ran table = run("checkpoint ls " + quoted(all));
   CHECK(table.status == 0);
   for (const char* part : {"step", "dp_shard 2", "complete, latest", "fsdp2", "KiB"})
-    CHECK_MESSAGE(table.out.find(part) != std::string::npos, table.out);
+    CHECK_MESSAGE(table.says(part), table.out);
   Ran one = run("checkpoint ls " + quoted(all / "moved"));
   CHECK(one.status == 0);
-  CHECK(one.out.find("fsdp2") == std::string::npos);
+  CHECK_FALSE(one.says("fsdp2"));
 }
 
 TEST_CASE("checkpoint verify reads every byte, and names file and bytes of damage") {
@@ -106,8 +80,7 @@ TEST_CASE("checkpoint verify reads every byte, and names file and bytes of damag
   CHECK(good.size() == 3);
   fs::path copy = runs().path / "copy";
   fs::copy(runs().at("moved", "step_00000003"), copy, fs::copy_options::recursive);
-  CHECK(run("checkpoint verify " + quoted(copy)).out.find("every byte matches its checksum") !=
-        std::string::npos);
+  CHECK(run("checkpoint verify " + quoted(copy)).says("every byte matches its checksum"));
   fs::path file;
   for (const auto& entry : fs::directory_iterator(copy))
     if (entry.path().filename().string().rfind("optimizer", 0) == 0) file = entry.path();
@@ -115,7 +88,7 @@ TEST_CASE("checkpoint verify reads every byte, and names file and bytes of damag
   std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(5000).put('\x7e');
   Ran bad = run("checkpoint verify " + quoted(copy), "2>&1");
   CHECK(bad.status == 7);
-  CHECK_MESSAGE(bad.out.find("E0711") != std::string::npos, bad.out);
+  CHECK_MESSAGE(bad.says("E0711"), bad.out);
   std::string said = answer("checkpoint verify " + quoted(copy), 7)
                          .at("error")
                          .as_object()
@@ -125,14 +98,13 @@ TEST_CASE("checkpoint verify reads every byte, and names file and bytes of damag
   CHECK(said.find(file.string() + ": bytes 0 to ") == 0);
   CHECK(said.find(" do not match their checksum") != std::string::npos);
   Ran listed = run("checkpoint ls " + quoted(copy));
-  CHECK(listed.out.find("complete") != std::string::npos);  // sizes are right
+  CHECK(listed.says("complete"));  // sizes are right
   fs::resize_file(file, 4000);
   listed = run("checkpoint ls " + quoted(copy));
   CHECK(listed.status == 0);
-  CHECK(listed.out.find("damaged") != std::string::npos);
-  CHECK(listed.out.find("the file has 4000 bytes") != std::string::npos);
-  CHECK(run("checkpoint verify " + quoted(runs().model))
-            .out.find("headers and index hold together") != std::string::npos);
+  CHECK(listed.says("damaged"));
+  CHECK(listed.says("the file has 4000 bytes"));
+  CHECK(run("checkpoint verify " + quoted(runs().model)).says("headers and index hold together"));
   fs::remove_all(copy);
 }
 
@@ -161,9 +133,7 @@ TEST_CASE("an export of a run that learned nothing is the folder it started from
       run("checkpoint export " + quoted(runs().model) + " --out " + quoted(runs().path / "copied"),
           "2>&1");
   CHECK(copied.status == 0);
-  CHECK(
-      copied.out.find("formats that may hold programs are not carried along: pytorch_model.bin") !=
-      std::string::npos);
+  CHECK(copied.says("formats that may hold programs are not carried along: pytorch_model.bin"));
   CHECK(contents(runs().path / "copied" / "LICENSE") == "free");
   // Again, smaller, in shards.
   Ran half = run("checkpoint export " + quoted(runs().path / "runs/unchanged") + " --out " +
@@ -178,7 +148,7 @@ TEST_CASE("an export of a run that learned nothing is the folder it started from
       run("checkpoint export " + quoted(runs().path / "runs/unchanged") + " --out " + quoted(out),
           "2>&1");
   CHECK(refused.status == 7);
-  CHECK(refused.out.find("mine.txt, which the earlier export did not write") != std::string::npos);
+  CHECK(refused.says("mine.txt, which the earlier export did not write"));
   CHECK(fs::exists(out / "mine.txt"));
 }
 
@@ -203,60 +173,41 @@ TEST_CASE("checkpoint diff counts what differs") {
   Ran text = run("checkpoint diff " + quoted(a) + " " + quoted(b));
   CHECK(text.status == 7);
   for (const char* part : {"relative", "model.", " tensors in both"})
-    CHECK_MESSAGE(text.out.find(part) != std::string::npos, text.out);
+    CHECK_MESSAGE(text.says(part), text.out);
 }
 
 TEST_CASE("the checkpoint verbs explain themselves and refuse what makes no sense") {
-  for (const char* verb : {"checkpoint", "checkpoint ls", "checkpoint verify", "checkpoint export",
-                           "checkpoint diff"}) {
-    std::string name = verb;
-    CAPTURE(name);
-    Ran help = run(name + " -h");
-    CHECK(help.status == 0);
-    CHECK(help.out.find("meshwright checkpoint") != std::string::npos);
-  }
+  for (const std::string verb : {"", " ls", " verify", " export", " diff"})
+    check_said("checkpoint" + verb, {{" -h", 0, "meshwright checkpoint"}});
   const std::string run_folder = quoted(runs().path / "runs/moved"), model = quoted(runs().model);
-  struct Row {
-    std::string arguments;
-    int status;
-    const char* says;
-  };
-  for (const Row& row : std::vector<Row>{
-           {"checkpoint", 2, "checkpoint ls"},
-           {"checkpoint list", 2, "did you mean meshwright checkpoint"},
-           {"checkpoint ls a b", 2, "has no use for \"b\""},
-           {"checkpoint ls nowhere", 7, "nowhere does not exist"},
-           {"checkpoint ls configs", 7, "configs holds no checkpoint"},
-           {"checkpoint ls README.md", 7, "README.md is not a folder"},
-           {"checkpoint verify", 2, "wants FOLDER"},
-           {"checkpoint verify nowhere", 7, "E0712"},
-           {"checkpoint verify ''", 7, "E0712"},
-           {"checkpoint export " + run_folder, 2, "wants --out"},
-           {"checkpoint export " + run_folder + " --out ''", 2, "wants --out"},
-           {"checkpoint export " + run_folder + " --out /", 7, "cannot be a folder to write to"},
-           {"checkpoint export " + run_folder + " --out /proc/x", 7, "E0705"},
-           {"checkpoint export " + run_folder + " --out configs", 7,
-            "holds files that no export made"},
-           {"checkpoint export " + run_folder + " --out README.md", 7, "is not a folder"},
-           {"checkpoint export " + run_folder + " --out x --dtype int8", 2,
-            "wants a floating dtype"},
-           {"checkpoint export " + run_folder + " --out x --dtype fp7", 2, "E0214"},
-           {"checkpoint export " + run_folder + " --out x --shard-size 5XB", 2, "wants a size"},
-           {"checkpoint export " + run_folder + " --out x --shard-size 0", 2, "wants a size"},
-           {"checkpoint export " + run_folder + " --out x --shard-size -1GB", 2, "wants a size"},
-           {"checkpoint export " + run_folder + " --out x --shard-size 1e5", 2, "wants a size"},
-           {"checkpoint export nowhere --out x", 7, "nowhere does not exist"},
-           {"checkpoint export configs --out x", 7, "holds no checkpoint"},
-           {"checkpoint diff " + model, 2, "wants B"},
-           {"checkpoint diff " + model + " nowhere", 7, "nowhere does not exist"},
-           {"checkpoint diff " + model + " " + run_folder, 7, "differ"},
-       }) {
-    CAPTURE(row.arguments);
-    Ran ran = run(row.arguments, "2>&1");
-    INFO(ran.out);
-    CHECK(ran.status == row.status);
-    CHECK(ran.out.find(row.says) != std::string::npos);
-  }
+  const std::string to_x = run_folder + " --out x ";
+  check_said("checkpoint ",
+             {{"", 2, "checkpoint ls"},
+              {"list", 2, "did you mean meshwright checkpoint"},
+              {"ls a b", 2, "has no use for \"b\""},
+              {"ls nowhere", 7, "nowhere does not exist"},
+              {"ls configs", 7, "configs holds no checkpoint"},
+              {"ls README.md", 7, "README.md is not a folder"},
+              {"verify", 2, "wants FOLDER"},
+              {"verify nowhere", 7, "E0712"},
+              {"verify ''", 7, "E0712"},
+              {"export " + run_folder, 2, "wants --out"},
+              {"export " + run_folder + " --out ''", 2, "wants --out"},
+              {"export " + run_folder + " --out /", 7, "cannot be a folder to write to"},
+              {"export " + run_folder + " --out /proc/x", 7, "E0705"},
+              {"export " + run_folder + " --out configs", 7, "holds files that no export made"},
+              {"export " + run_folder + " --out README.md", 7, "is not a folder"},
+              {"export " + to_x + "--dtype int8", 2, "wants a floating dtype"},
+              {"export " + to_x + "--dtype fp7", 2, "E0214"},
+              {"export " + to_x + "--shard-size 5XB", 2, "wants a size"},
+              {"export " + to_x + "--shard-size 0", 2, "wants a size"},
+              {"export " + to_x + "--shard-size -1GB", 2, "wants a size"},
+              {"export " + to_x + "--shard-size 1e5", 2, "wants a size"},
+              {"export nowhere --out x", 7, "nowhere does not exist"},
+              {"export configs --out x", 7, "holds no checkpoint"},
+              {"diff " + model, 2, "wants B"},
+              {"diff " + model + " nowhere", 7, "nowhere does not exist"},
+              {"diff " + model + " " + run_folder, 7, "differ"}});
   CHECK_FALSE(fs::exists("x"));
 }
 

@@ -1,36 +1,16 @@
 // What shells complete, asked of the shells themselves; manual pages.
-#include <doctest/doctest.h>
 #include <sys/wait.h>
 
-#include <boost/json.hpp>
-#include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <string>
 
 #include "ran.h"
 
 namespace completion_test {
 
-namespace fs = std::filesystem;
-namespace json = boost::json;
-
 namespace {
 
 bool installed(const std::string& program) {
   return std::system(("command -v " + program + " >/dev/null 2>&1").c_str()) == 0;
-}
-
-Ran shell(const std::string& command) {
-  std::FILE* pipe = popen((command + " 2>&1").c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  Ran ran;
-  char buffer[4096];
-  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) ran.out.append(buffer, n);
-  const int raw = pclose(pipe);
-  ran.status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128;
-  return ran;
 }
 
 }  // namespace
@@ -87,7 +67,7 @@ TEST_CASE("the completion for zsh is zsh, and describes every verb and flag") {
                            "'now:Ask a run that trains", "(auto always never)", "_files",
                            "(bash zsh)", "(text tokens megatron mock)", "optimizer.lr "}) {
     CAPTURE(part);
-    CHECK(made.out.find(part) != std::string::npos);
+    CHECK(made.says(part));
   }
   if (!installed("zsh")) {
     MESSAGE("zsh is not installed: its syntax was not checked");
@@ -116,16 +96,16 @@ TEST_CASE("every verb has a manual page, without a word that roff would take for
                   .find(line.substr(0, line.find(' ')) + " ") != std::string::npos);
     if (installed("groff")) {
       const Ran drawn =
-          shell("groff -man -Tutf8 -wmac -wchar -Wbreak -z '" + entry.path().string() + "'");
+          shell("groff -man -Tutf8 -wmac -wchar -Wbreak -z '" + entry.path().string() + "' 2>&1");
       CHECK(drawn.out == "");
     }
   }
   CHECK(pages >= 22);
-  CHECK(run("man checkpoint now").out.find(".B \\-\\-wait SECONDS\n") != std::string::npos);
-  CHECK(run("man").out.find("meshwright\\-checkpoint\\-now (1)") != std::string::npos);
+  CHECK(run("man checkpoint now").says(".B \\-\\-wait SECONDS\n"));
+  CHECK(run("man").says("meshwright\\-checkpoint\\-now (1)"));
   const Ran wrong = run("man trian", "2>&1");
   CHECK(wrong.status == 2);
-  CHECK(wrong.out.find("did you mean meshwright man train?") != std::string::npos);
+  CHECK(wrong.says("did you mean meshwright man train?"));
   const auto verb = json::parse(run("man checkpoint now --json").out).at("verbs").at(0).as_object();
   CHECK(verb.at("verb") == "checkpoint now");
   CHECK(verb.at("flags").at(0).at("name").is_string());
@@ -133,7 +113,7 @@ TEST_CASE("every verb has a manual page, without a word that roff would take for
   CHECK(json::parse(run("completion zsh --json").out).at("shell") == "zsh");
   const Ran several = run("man checkpoint", "2>&1");
   CHECK(several.status == 2);
-  CHECK(several.out.find("checkpoint is several verbs: checkpoint ls, ") != std::string::npos);
+  CHECK(several.says("checkpoint is several verbs: checkpoint ls, "));
   CHECK(run("completion fish", "2>&1").status == 2);
   fs::remove_all(folder);
 }

@@ -1,28 +1,15 @@
 // meshwright doctor, as a user runs it: alone, with ranks, under a launcher's variables, and on
 // what is wrong.
-#include <doctest/doctest.h>
 #include <unistd.h>
 
-#include <boost/json.hpp>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <set>
 
-#include "tests/cli/ran.h"
+#include "ran.h"
 
 namespace doctor_test {
 
-namespace json = boost::json;
-namespace fs = std::filesystem;
-
 namespace {
-
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("meshwright_doctor_" + std::to_string(::getpid()));
-  Folder() { fs::create_directories(path); }
-  ~Folder() { fs::remove_all(path); }
-};
 
 json::object doctor(const std::string& arguments, int status,
                     const std::string& environment = "OMP_NUM_THREADS=1") {
@@ -45,7 +32,7 @@ json::object finding(const json::object& all, const char* topic) {
 
 TEST_CASE("one rank: every topic has its line, nothing is measured, and nothing stays behind") {
   const Folder folder;
-  const json::object all = doctor("--run-folder '" + folder.path.string() + "'", 0);
+  const json::object all = doctor("--run-folder " + folder.quoted(""), 0);
   std::set<std::string> topics;
   for (const json::value& one : all.at("findings").as_array())
     topics.insert(std::string(one.at("topic").as_string()));
@@ -57,10 +44,10 @@ TEST_CASE("one rank: every topic has its line, nothing is measured, and nothing 
   CHECK(all.at("links").as_array().empty());
   CHECK(all.at("collectives").as_array().empty());
   CHECK(fs::is_empty(folder.path));
-  const Ran table = run("doctor --run-folder '" + folder.path.string() + "'");
+  const Ran table = run("doctor --run-folder " + folder.quoted(""));
   CHECK(table.status == 0);
-  CHECK(table.out.find("LibTorch") != std::string::npos);
-  CHECK(table.out.find("0 faults") != std::string::npos);
+  CHECK(table.says("LibTorch"));
+  CHECK(table.says("0 faults"));
 }
 
 TEST_CASE("two ranks: the link between them and each collective, without a file and on its axes") {
@@ -86,10 +73,10 @@ TEST_CASE("two ranks: the link between them and each collective, without a file 
 
 TEST_CASE("ranks of a launcher end alike, each with the status of the fault") {
   const Folder folder;
-  std::ofstream(folder.path / "file") << "x";
+  folder.put("file", "x");
   const std::string variables =
       "WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(20000 + ::getpid() % 9000);
-  const std::string arguments = "doctor --run-folder '" + (folder.path / "file").string() + "'";
+  const std::string arguments = "doctor --run-folder " + folder.quoted("file");
   const Ran both =
       run(arguments,
           "2>/dev/null & one=$!; env RANK=1 LOCAL_RANK=1 " + variables + " OMP_NUM_THREADS=1 '" +
@@ -97,15 +84,15 @@ TEST_CASE("ranks of a launcher end alike, each with the status of the fault") {
               " > /dev/null 2>&1; echo \"rank 1: $?\"; wait $one; echo \"rank 0: $?\"; true",
           "RANK=0 LOCAL_RANK=0 OMP_NUM_THREADS=1 " + variables);
   INFO(both.out);
-  CHECK(both.out.find("rank 1: 7") != std::string::npos);
-  CHECK(both.out.find("rank 0: 7") != std::string::npos);
-  CHECK(both.out.find("is not a folder [E0705]") != std::string::npos);
+  CHECK(both.says("rank 1: 7"));
+  CHECK(both.says("rank 0: 7"));
+  CHECK(both.says("is not a folder [E0705]"));
 }
 
 TEST_CASE("a run folder that cannot be written to is a fault, of local ranks too") {
   const Folder folder;
-  std::ofstream(folder.path / "file") << "x";
-  const std::string arguments = "--run-folder '" + (folder.path / "file").string() + "'";
+  folder.put("file", "x");
+  const std::string arguments = "--run-folder " + folder.quoted("file");
   const json::object one = finding(doctor(arguments, 7), "run folder");
   CHECK(one.at("level") == "fault");
   CHECK(one.at("code") == "E0705");
@@ -130,22 +117,12 @@ TEST_CASE("ranks that do not meet: what is known is printed, with the reason and
 }
 
 TEST_CASE("what is wrong on the command line or in the file is refused before anything starts") {
-  struct Row {
-    const char* arguments;
-    int status;
-    const char* says;
-  };
-  for (const Row& row :
-       {Row{"--nproc 0", 2, "E0101"}, Row{"--world-size 2", 2, "no flag"},
-        Row{"nowhere.toml", 2, "E0209"}, Row{"a b", 2, "has no use for"},
-        Row{"--run-folder=", 2, "E0101"},
-        Row{"configs/first_fsdp2_cpu.toml --set distributed.tp_size=3", 3, "E0301"}}) {
-    CAPTURE(row.arguments);
-    const Ran ran = run(std::string("doctor ") + row.arguments, "2>&1");
-    INFO(ran.out);
-    CHECK(ran.status == row.status);
-    CHECK(ran.out.find(row.says) != std::string::npos);
-  }
+  check_said("doctor ", {{"--nproc 0", 2, "E0101"},
+                         {"--world-size 2", 2, "no flag"},
+                         {"nowhere.toml", 2, "E0209"},
+                         {"a b", 2, "has no use for"},
+                         {"--run-folder=", 2, "E0101"},
+                         {"configs/first_fsdp2_cpu.toml --set distributed.tp_size=3", 3, "E0301"}});
 }
 
 }  // namespace doctor_test

@@ -1,38 +1,12 @@
 // What a run's validation and evaluate read of small data and of rows: each sample once, with the
 // tokenizer that the run had.
-#include <doctest/doctest.h>
-#include <unistd.h>
-
-#include <boost/json.hpp>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
-
 #include "ran.h"
 
 namespace evaluate_rows_test {
 
-namespace json = boost::json;
-namespace fs = std::filesystem;
-
 namespace {
 
-struct Folder {
-  fs::path path = fs::canonical(fs::temp_directory_path()) /
-                  ("meshwright_evaluate_rows_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path); }
-
-  std::string put(const std::string& name, const std::string& text) const {
-    std::ofstream(path / name) << text;
-    return (path / name).string();
-  }
+struct Runs : Folder {
   // Of one step; what it printed.
   std::string train(const std::string& config, const std::string& name,
                     const std::string& more) const {
@@ -74,7 +48,7 @@ Found evaluate(const std::string& arguments) {
 }  // namespace
 
 TEST_CASE("a validation of few samples counts each once, on any layout") {
-  const Folder folder;
+  const Runs folder;
   // Five samples of 64 tokens, none like another: one that counted twice would show.
   std::string text;
   for (int i = 0; i < 330; ++i)
@@ -111,7 +85,7 @@ TEST_CASE("a validation of few samples counts each once, on any layout") {
 }
 
 TEST_CASE("rows are evaluated with the plugin and the tokenizer that the run read them with") {
-  const Folder folder;
+  const Runs folder;
   folder.train("chat_tuning_cpu.toml", "first",
                "--nproc 2 --set dataset.jsonl.cache=none --set checkpoint.export=final");
   const fs::path base = folder.path / "first/hf";
@@ -148,9 +122,9 @@ TEST_CASE("rows are evaluated with the plugin and the tokenizer that the run rea
   CHECK(evaluate("'" + base.string() + "' --data " + rows + jsonl).targets == own.targets);
   const Ran refused = run("evaluate '" + base.string() + "' --data " + rows, "2>&1");
   CHECK(refused.status == 7);
-  CHECK(refused.out.find("E0701") != std::string::npos);
-  CHECK(refused.out.find("--set validation_dataset.plugin=jsonl reads") != std::string::npos);
-  CHECK(refused.out.find("meshwright tokenize") == std::string::npos);
+  CHECK(refused.says("E0701"));
+  CHECK(refused.says("--set validation_dataset.plugin=jsonl reads"));
+  CHECK_FALSE(refused.says("meshwright tokenize"));
 
   // The base is gone: the checkpoint carries its tokenizer and template along.
   fs::rename(base, folder.path / "away");

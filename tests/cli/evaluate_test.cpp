@@ -1,47 +1,38 @@
 // meshwright evaluate, as a user runs it: the run's own validation loss again, every sample once on
 // any layout, with the plugins that the run loaded, and what is refused.
-#include <doctest/doctest.h>
-#include <unistd.h>
-
-#include <boost/json.hpp>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <optional>
 #include <sstream>
 
-#include "tests/cli/ran.h"
-
-namespace json = boost::json;
-namespace fs = std::filesystem;
+#include "ran.h"
 
 namespace {
 
+std::string job_of(const fs::path& folder, const std::string& strategy, int batch, int steps,
+                   const std::string& rest) {
+  return "schema = 1\n[run]\nname = \"run\"\ndir = \"" + folder.string() +
+         "\"\n[model]\nconfig = \"configs/models/llama-tiny.json\"\n[dist_env]\ndevice = \"cpu\"\n"
+         "[distributed]\nstrategy = \"" +
+         strategy +
+         "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
+         "[step_scheduler]\nlocal_batch_size = 2\nglobal_batch_size = " +
+         std::to_string(batch) + "\nmax_steps = " + std::to_string(steps) + "\n" + rest;
+}
+
+// The validation losses that a run has written.
+std::vector<double> validated(const fs::path& run) {
+  std::vector<double> out;
+  std::ifstream rows(run / "metrics.jsonl");
+  for (std::string line; std::getline(rows, line);)
+    if (const json::value row = json::parse(line); row.as_object().contains("validation_loss"))
+      out.push_back(number(row.at("validation_loss")));
+  return out;
+}
+
 // A run of six steps that saved and was validated after two, four and six.
-struct Trained {
-  fs::path folder =
-      fs::temp_directory_path() / ("meshwright_evaluate_" + std::to_string(::getpid()));
-  std::string run_path = (folder / "run").string();
+struct Trained : Folder {
+  std::string run_path = (path / "run").string();
   Trained() {
-    fs::create_directories(folder);
-    std::ofstream(folder / "job.toml") << R"(schema = 1
-[run]
-name = "run"
-dir = ")" << folder.string() << R"("
-[model]
-config = "configs/models/llama-tiny.json"
-[dist_env]
-device = "cpu"
-[distributed]
-strategy = "fsdp2"
-[distributed.mp_policy]
-param_dtype = "float32"
-output_dtype = "float32"
-[step_scheduler]
-global_batch_size = 8
-local_batch_size = 2
-max_steps = 6
-[checkpoint]
+    put("job.toml", job_of(path, "fsdp2", 8, 6, R"([checkpoint]
 every_steps = 2
 keep = 5
 [dataset]
@@ -55,11 +46,9 @@ seq_len = 64
 shuffle = true
 every_steps = 2
 num_batches = 2
-)";
-    const Ran ran = ::run("train '" + (folder / "job.toml").string() + "' --nproc 2");
-    REQUIRE(ran.status == 0);
+)"));
+    REQUIRE(::run("train " + quoted("job.toml") + " --nproc 2").status == 0);
   }
-  ~Trained() { fs::remove_all(folder); }
   json::array evaluate(const std::string& arguments) const {
     const Ran ran = ::run("evaluate '" + run_path + "' --json " + arguments);
     REQUIRE(ran.status == 0);
@@ -76,11 +65,7 @@ TEST_CASE("evaluate measures any checkpoint of a run, on any layout") {
 
   SUBCASE("the samples of the run's own validation give the losses that it wrote") {
     const json::array found = trained.evaluate("--all --samples 16");
-    std::ifstream rows(trained.folder / "run/metrics.jsonl");
-    std::vector<double> wrote;
-    for (std::string line; std::getline(rows, line);)
-      if (const json::value row = json::parse(line); row.as_object().contains("validation_loss"))
-        wrote.push_back(row.at("validation_loss").to_number<double>());
+    const std::vector<double> wrote = validated(trained.run_path);
     REQUIRE(wrote.size() == 3);
     REQUIRE(found.size() == 3);
     for (size_t i = 0; i < 3; ++i) {
@@ -108,14 +93,14 @@ TEST_CASE("evaluate measures any checkpoint of a run, on any layout") {
   }
 
   SUBCASE("other data are read as the run read its own") {
-    const fs::path text = trained.folder / "held_out.txt";
+    const fs::path text = trained.path / "held_out.txt";
     std::ofstream(text) << "A text of two samples, each of which has sixty-four tokens, one more "
                            "than the second ends with: so it is, or nearly so, and it will do.";
     const json::array found = trained.evaluate("--data '" + text.string() + "'");
     CHECK(found[0].at("targets").as_int64() == 128);
     const Ran table = ::run("evaluate '" + trained.run_path + "' --data '" + text.string() + "'");
-    CHECK(table.out.find("2 samples of 64 tokens, 128 targets") != std::string::npos);
-    CHECK(table.out.find("bits a byte") != std::string::npos);
+    CHECK(table.says("2 samples of 64 tokens, 128 targets"));
+    CHECK(table.says("bits a byte"));
     const Ran csv = ::run("evaluate '" + trained.run_path + "' --csv --all --samples 2");
     std::istringstream lines(csv.out);
     std::string line;
@@ -127,32 +112,28 @@ TEST_CASE("evaluate measures any checkpoint of a run, on any layout") {
   }
 
   SUBCASE("what cannot be measured is refused before a rank starts") {
-    struct Case {
-      std::string arguments, says;
-      int status;
-    };
     const std::string run = "'" + trained.run_path + "' ";
-    for (const Case& wrong : std::vector<Case>{
-             {"tests/data/nets/llama", "E0101", 2},
-             {"tests/data/nets/llama --data README.md", "E0702", 7},
-             {"tests/data/nets/llama --kind mock --all", "E0712", 7},
-             {run + "--data '/nowhere/*.txt'", "E0701", 7},
-             {run + "--seq-len 1000000", "E0701", 7},
-             {run + "--kind parquet", "there are --kind text, tokens, megatron, mock", 2},
-             {run + "--kind tokenz", "did you mean --kind tokens?", 2},
-             {run + "--json --csv", "E0101", 2},
-             {run + "--set optimizer.lr=1", "E0217", 2},
-             {run + "--set validation_dataset.num_batches=3", "E0217", 2},
-             {run + "--set distributed.tp_size=3 --nproc 2", "E0306", 3},
-             {run + "--data configs/chats/chats.jsonl",
-              "--set validation_dataset.plugin=jsonl --set validation_dataset.jsonl.tokenizer=", 7},
-             {run + "--data configs/chats/chats.jsonl --set validation_dataset.plugin=jsonl",
-              "set validation_dataset.jsonl.tokenizer to a folder with tokenizer.json", 7}}) {
+    for (const Said& wrong : std::vector<Said>{
+             {"tests/data/nets/llama", 2, "E0101"},
+             {"tests/data/nets/llama --data README.md", 7, "E0702"},
+             {"tests/data/nets/llama --kind mock --all", 7, "E0712"},
+             {run + "--data '/nowhere/*.txt'", 7, "E0701"},
+             {run + "--seq-len 1000000", 7, "E0701"},
+             {run + "--kind parquet", 2, "there are --kind text, tokens, megatron, mock"},
+             {run + "--kind tokenz", 2, "did you mean --kind tokens?"},
+             {run + "--json --csv", 2, "E0101"},
+             {run + "--set optimizer.lr=1", 2, "E0217"},
+             {run + "--set validation_dataset.num_batches=3", 2, "E0217"},
+             {run + "--set distributed.tp_size=3 --nproc 2", 3, "E0306"},
+             {run + "--data configs/chats/chats.jsonl", 7,
+              "--set validation_dataset.plugin=jsonl --set validation_dataset.jsonl.tokenizer="},
+             {run + "--data configs/chats/chats.jsonl --set validation_dataset.plugin=jsonl", 7,
+              "set validation_dataset.jsonl.tokenizer to a folder with tokenizer.json"}}) {
       CAPTURE(wrong.arguments);
       const Ran ran = ::run("evaluate " + wrong.arguments, "2>&1");
       CHECK(ran.status == wrong.status);
-      CHECK(ran.out.find(wrong.says) != std::string::npos);
-      CHECK(ran.out.find("set model.pretrained") == std::string::npos);  // it would be refused
+      CHECK(ran.says(wrong.part));
+      CHECK_FALSE(ran.says("set model.pretrained"));  // it would be refused
     }
     // The bytes of rows are read where they are asked for.
     CHECK(trained.evaluate("--data configs/chats/chats.jsonl --kind text --samples 2")[0]
@@ -162,30 +143,11 @@ TEST_CASE("evaluate measures any checkpoint of a run, on any layout") {
 }
 
 TEST_CASE("evaluate loads the plugins that the run loaded, by its folder alone") {
-  const fs::path folder = fs::canonical(fs::temp_directory_path()) /
-                          ("meshwright_evaluate_plugins_" + std::to_string(::getpid()));
-  const fs::path library = folder / "libmeshwright_fixture_numbers.so";
-  fs::remove_all(folder);
+  const Folder made;
+  const fs::path &folder = made.path, library = folder / "libmeshwright_fixture_numbers.so";
   fs::create_directories(folder / "away");
   fs::copy_file(fs::path(MESHWRIGHT_BUILD_DIR "/fixtures/plugins") / library.filename(), library);
-  std::ofstream(folder / "job.toml") << R"(schema = 1
-[run]
-name = "run"
-dir = ")" << folder.string() << R"("
-[model]
-config = "configs/models/llama-tiny.json"
-[dist_env]
-device = "cpu"
-[distributed]
-strategy = "ddp"
-[distributed.mp_policy]
-param_dtype = "float32"
-output_dtype = "float32"
-[step_scheduler]
-global_batch_size = 4
-local_batch_size = 2
-max_steps = 2
-[checkpoint]
+  made.put("job.toml", job_of(folder, "ddp", 4, 2, R"([checkpoint]
 every_steps = 2
 [dataset]
 plugin = "fixture_numbers"
@@ -199,25 +161,21 @@ num_batches = 10
 step = 5
 [plugins]
 load = ["libmeshwright_fixture_numbers.so"]  # from this file's folder
-)";
+)"));
   const std::string train = "train '" + (folder / "job.toml").string() + "'",
                     evaluate = "evaluate '" + (folder / "run").string() + "' --json ";
   const Ran trained = ::run(train, "2>&1");
   INFO(trained.out);
   REQUIRE(trained.status == 0);
-  std::optional<double> wrote;
-  std::ifstream rows(folder / "run/metrics.jsonl");
-  for (std::string line; std::getline(rows, line);)
-    if (const json::value row = json::parse(line); row.as_object().contains("validation_loss"))
-      wrote = row.at("validation_loss").to_number<double>();
-  REQUIRE(wrote);
+  const std::vector<double> wrote = validated(folder / "run");
+  REQUIRE(wrote.size() == 1);
   auto check_measured = [&](const std::string& arguments) {
     CAPTURE(arguments);
     const Ran ran = ::run(evaluate + arguments);
     REQUIRE(ran.status == 0);
     const json::array found = json::parse(ran.out).at("evaluations").as_array();
     CHECK(found.at(0).at("targets").as_int64() == 40 * 32);  // all of the fixture's samples
-    CHECK(loss_of(found) == doctest::Approx(*wrote).epsilon(1e-6));
+    CHECK(loss_of(found) == doctest::Approx(wrote[0]).epsilon(1e-6));
   };
   check_measured("");
   check_measured("--all --nproc 2");
@@ -231,13 +189,11 @@ load = ["libmeshwright_fixture_numbers.so"]  # from this file's folder
   INFO(gone.out);
   CHECK(gone.status == refused.status);
   for (const Ran& ran : {refused, gone})
-    CHECK(ran.out.find("error[E0420]: cannot read the plugin " + library.string()) !=
-          std::string::npos);
-  CHECK(gone.out.find((folder / "run/config.resolved.toml:").string()) != std::string::npos);
+    CHECK(ran.says("error[E0420]: cannot read the plugin " + library.string()));
+  CHECK(gone.says((folder / "run/config.resolved.toml:").string()));
   check_measured("--set 'plugins.load=[\"" + moved.string() + "\"]'");
   // Other data need no plugin.
   const Ran without =
       ::run(evaluate + "--set 'plugins.load=[]' --data README.md --kind text --samples 2");
   CHECK(without.status == 0);
-  fs::remove_all(folder);
 }

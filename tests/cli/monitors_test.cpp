@@ -1,34 +1,20 @@
 // [report] of a real run: what it leaves, what is refused, and what ends nothing.
 #include <arpa/inet.h>
-#include <doctest/doctest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <iterator>
-#include <string>
 
 #include "ran.h"
 #include "tests/contents.h"
 
 namespace monitors_cli_test {
 
-namespace fs = std::filesystem;
-
 namespace {
 
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("meshwright_monitors_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path); }
+struct Runs : Folder {
   std::string train(const std::string& name, const std::string& sets) const {
     return "train configs/ddp_cpu.toml --set run.dir='" + path.string() +
            "' --set run.name=" + name +
@@ -37,7 +23,6 @@ struct Folder {
            sets;
   }
   std::string contents(const std::string& file) const { return ::contents(path / file); }
-  std::string quoted(const std::string& file) const { return "'" + (path / file).string() + "'"; }
 };
 
 bool has(const std::string& text, const std::string& part) {
@@ -72,7 +57,7 @@ struct Taken {
 TEST_CASE(
     "a run leaves event files, a table and a file for Prometheus, also when it goes on, and "
     "report --csv makes the same table") {
-  const Folder folder;
+  const Runs folder;
   const std::string asked =
       " --set report.csv=true --set report.tensorboard=true --set "
       "report.prometheus_file=" +
@@ -105,21 +90,17 @@ TEST_CASE(
 }
 
 TEST_CASE("an address that is none is refused by validate and before training, with its line") {
-  for (const char* verb : {"validate", "train"}) {
-    const Ran ran =
-        run(std::string(verb) + " configs/ddp_cpu.toml --set report.prometheus=localhost:94000",
-            "2>&1");
-    CAPTURE(ran.out);
-    CHECK(ran.status == 2);
-    CHECK(has(ran.out,
-              "error[E0204]: report.prometheus = \"localhost:94000\" is no address to "
-              "listen at: ports go up to 65535"));
-    CHECK(has(ran.out, "report.prometheus = \"127.0.0.1:9400\""));
-  }
+  for (const std::string verb : {"validate", "train"})
+    check_said(
+        verb + " configs/ddp_cpu.toml --set report.prometheus=localhost:94000",
+        {{"", 2,
+          "error[E0204]: report.prometheus = \"localhost:94000\" is no address to listen at: "
+          "ports go up to 65535",
+          "report.prometheus = \"127.0.0.1:9400\""}});
 }
 
 TEST_CASE("a port that is taken and a place that cannot be are warned of, and training goes on") {
-  const Folder folder;
+  const Runs folder;
   const Taken taken;
   const Ran ran = run(folder.train("a", "2 --set report.prometheus=" + std::to_string(taken.port) +
                                             " --set report.prometheus_file=/dev/null/x"),

@@ -1,40 +1,19 @@
 // What a pipeline refuses, before anything starts: code, exit status, key, and settings that work.
-#include <doctest/doctest.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
 #include <regex>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "ran.h"
 
 namespace pipeline_test {
 
-namespace fs = std::filesystem;
-
 namespace {
 
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("meshwright_pipeline_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path); }
-};
-
 std::string write_model(const Folder& folder, const std::string& name, const std::string& fields) {
-  const fs::path file = folder.path / (name + ".json");
-  std::ofstream(file) << R"({"hidden_size":64,"num_attention_heads":4,"num_key_value_heads":4,)"
-                         R"("head_dim":16,"intermediate_size":96,"vocab_size":256,)"
-                         R"("num_hidden_layers":4,"tie_word_embeddings":false,)"
-                      << fields << "}\n";
-  return file.string();
+  return folder.put(name + ".json",
+                    R"({"hidden_size":64,"num_attention_heads":4,"num_key_value_heads":4,)"
+                    R"("head_dim":16,"intermediate_size":96,"vocab_size":256,)"
+                    R"("num_hidden_layers":4,"tie_word_embeddings":false,)" +
+                        fields + "}\n");
 }
 
 using Sets = std::vector<std::string>;  // "key=value"
@@ -121,21 +100,15 @@ TEST_CASE("what a pipeline cannot do is refused before a rank starts, with setti
     sets.insert(sets.end(), row.sets.begin(), row.sets.end());
     CAPTURE(said(row.sets));
     const std::string file = "configs/first_fsdp2_cpu.toml";
-    // A rank that its launcher started asks by itself: it does not wait for the others.
-    const std::string rank = "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1";
-    Ran first;
     const bool all = std::exchange(every_verb, false);  // what each verb asks first is the same
     for (const std::string& verb :
-         {"validate " + file + " --world-size 2", "train " + file + " --nproc 2",
-          "plan " + file + " --world-size 2", "train " + file}) {
-      if (!all && verb.starts_with("plan")) break;
-      const Ran refused = run(verb + said(sets), "2>&1", verb.ends_with(".toml") ? rank : "");
-      INFO(verb << ": " << refused.out);
-      CHECK(refused.status == row.status);
-      CHECK(refused.out.find("error[" + row.code + "]") != std::string::npos);
-      CHECK(refused.out.find(row.key) != std::string::npos);
-      first = refused;
-    }
+         {"plan " + file + " --world-size 2", "train " + file + " --nproc 2"})
+      if (all || verb.starts_with("train"))
+        check_said(verb, {{said(sets), row.status, "error[" + row.code + "]", row.key}});
+    const Ran first = run("validate " + file + " --world-size 2" + said(sets), "2>&1");
+    CHECK(first.status == row.status);
+    CHECK(first.says("error[" + row.code + "]"));
+    CHECK(first.says(row.key));
     if (row.code == "E0301") continue;
     const std::vector<Sets> helps = helped(first.out, sets);
     INFO(first.out);
@@ -158,19 +131,14 @@ TEST_CASE("samples of a step need not divide by a local_batch_size that nobody w
   const std::string model = write_model(folder, "llama",
                                         R"("model_type":"llama",)"
                                         R"("architectures":["LlamaForCausalLM"])");
-  const fs::path file = folder.path / "job.toml";
-  std::ofstream(file) << "schema = 1\n[model]\nconfig = \"" << model
-                      << "\"\n[distributed]\npp_size = 2\n[dataset]\nkind = \"mock\"\nseq_len = 8\n"
-                         "[step_scheduler]\nglobal_batch_size = 6\n";
-  const std::string plan = "plan '" + file.string() + "' --world-size 2";
-  const Ran ran = run(plan);
-  CAPTURE(ran.out);
-  CHECK(ran.status == 0);
-  CHECK(ran.out.find("6 micro-batches") != std::string::npos);
-  const Ran given = run(plan + " --set step_scheduler.local_batch_size=4", "2>&1");
-  CHECK(given.status == 3);
-  CHECK(given.out.find("E0310") != std::string::npos);
-  CHECK(run(plan + " --set distributed.pp_size=1").status == 3);  // a factor of the batch there
+  folder.put("job.toml",
+             "schema = 1\n[model]\nconfig = \"" + model +
+                 "\"\n[distributed]\npp_size = 2\n[dataset]\nkind = \"mock\"\nseq_len = 8\n"
+                 "[step_scheduler]\nglobal_batch_size = 6\n");
+  check_said("plan " + folder.quoted("job.toml") + " --world-size 2",
+             {{"", 0, "6 micro-batches"},
+              {" --set step_scheduler.local_batch_size=4", 3, "E0310"},
+              {" --set distributed.pp_size=1", 3}});  // a factor of the batch there
 }
 
 }  // namespace pipeline_test

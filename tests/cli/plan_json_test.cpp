@@ -1,28 +1,22 @@
 // The machine form of plans.
-#include <doctest/doctest.h>
-
-#include <boost/json.hpp>
 #include <map>
-#include <string>
 
 #include "ran.h"
 
 namespace plan_json_test {
 
-namespace json = boost::json;
-
 namespace {
 
 json::object plan(const std::string& arguments) {
-  Ran ran =
-      run("plan configs/first_fsdp2_cpu.toml --json --set step_scheduler.global_batch_size=960 " +
-          arguments);
-  INFO(arguments, "\n", ran.out);
-  REQUIRE(ran.status == 0);
-  return json::parse(ran.out).as_object();
+  return answer("plan configs/first_fsdp2_cpu.toml --set step_scheduler.global_batch_size=960 " +
+                arguments);
 }
 
-std::string text(const json::value& value) { return json::serialize(value); }
+int64_t elements_of(const json::object& parameter) {
+  int64_t out = 1;
+  for (const json::value& size : parameter.at("global_shape").as_array()) out *= size.as_int64();
+  return out;
+}
 
 }  // namespace
 
@@ -78,8 +72,7 @@ TEST_CASE("plan counts the adapters of Llama 3 8B: 41,943,040 on all Linears wit
     for (const json::value& value : p.at("parameters").as_array()) {
       const json::object& row = value.as_object();
       const bool factor = row.at("name").as_string().find(".lora_") != json::string::npos;
-      int64_t count = 1;
-      for (const json::value& size : row.at("global_shape").as_array()) count *= size.as_int64();
+      const int64_t count = elements_of(row);
       CHECK(row.at("trainable").as_bool() == factor);
       (factor ? trains : stays) += count;
     }
@@ -128,10 +121,7 @@ TEST_CASE("the wire rows are the closed form") {
       "--world-size 4 --set distributed.strategy=ddp --set step_scheduler.global_batch_size=16");
   int64_t parameters = 0;
   for (const json::value& value : ddp.at("parameters").as_array()) {
-    int64_t count = 1;
-    for (const json::value& size : value.as_object().at("global_shape").as_array())
-      count *= size.as_int64();
-    parameters += count;
+    parameters += elements_of(value.as_object());
   }
   const json::object& row = ddp.at("wire").as_array()[0].as_object();
   CHECK(text(row.at("axis")) == "\"dp\"");
@@ -189,8 +179,7 @@ TEST_CASE("plan --json says what trains and how, and counts no memory for what i
         CHECK(p.at("lr_factor").to_number<double>() == 0.5);
         CHECK(p.at("weight_decay").to_number<double>() == 0.25);
       }
-      int64_t elements = 1;
-      for (const json::value& size : p.at("global_shape").as_array()) elements *= size.as_int64();
+      const int64_t elements = elements_of(p);
       if (stays) frozen += elements;
     }
     for (const json::value& value : before.at("parameters").as_array())

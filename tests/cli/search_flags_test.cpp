@@ -1,17 +1,11 @@
 // The flags of plan --search and --machine, and its answer on narrow terminals.
-#include <doctest/doctest.h>
-
 #include <algorithm>
-#include <boost/json.hpp>
 #include <cmath>
 #include <sstream>
-#include <string>
 
-#include "tests/cli/ran.h"
+#include "ran.h"
 
 namespace search_flags_test {
-
-namespace json = boost::json;
 
 namespace {
 
@@ -20,25 +14,15 @@ const std::string kJob = "plan configs/pipeline_64.toml --world-size 64 ";
 }  // namespace
 
 TEST_CASE("flags of a search that cannot be kept are refused, with what can be done") {
-  struct Row {
-    const char *arguments, *says, *help;
-  };
-  for (const Row& row : {Row{"--machine h100 --search --rank 3",
-                             "--rank shows one layout, --search many", "leave --rank out"},
-                         Row{"--machine h100 --search --groups tp",
-                             "--groups shows one layout, --search many", "leave --groups out"},
-                         Row{"--machine h100 --search --fix tp_size=2 --fix tp_size=4",
-                             "--fix tp_size stands twice", "--fix tp_size=4"},
-                         Row{"--machine ''", "--machine is empty", "--machine h100x8"},
-                         Row{"--machine '' --search", "--machine is empty", "--machine h100x8"},
-                         Row{"--machine h100x9999", "1 to 1024 ranks", "--machine h100x8"}}) {
-    CAPTURE(row.arguments);
-    const Ran ran = run(kJob + row.arguments, "2>&1");
-    INFO(ran.out);
-    CHECK(ran.status == 2);
-    CHECK(ran.out.find(row.says) != std::string::npos);
-    CHECK(ran.out.find(row.help) != std::string::npos);
-  }
+  check_said(kJob, {{"--machine h100 --search --rank 3", 2,
+                     "--rank shows one layout, --search many", "leave --rank out"},
+                    {"--machine h100 --search --groups tp", 2,
+                     "--groups shows one layout, --search many", "leave --groups out"},
+                    {"--machine h100 --search --fix tp_size=2 --fix tp_size=4", 2,
+                     "--fix tp_size stands twice", "--fix tp_size=4"},
+                    {"--machine ''", 2, "--machine is empty", "--machine h100x8"},
+                    {"--machine '' --search", 2, "--machine is empty", "--machine h100x8"},
+                    {"--machine h100x9999", 2, "1 to 1024 ranks", "--machine h100x8"}});
   // Several keys are what --fix is for.
   CHECK(run(kJob + "--machine h100 --search --fix tp_size=2 --fix pp_size=8 --top 1").status == 0);
 }
@@ -55,8 +39,8 @@ TEST_CASE("a batch that --global-batch gave is mended by --global-batch, the fil
         run(kJob + "--machine h100x8 --search --fix local_batch_size=7 " + row.flag + "--json");
     INFO(ran.out);
     CHECK(ran.status == 3);
-    CHECK(ran.out.find(row.help) != std::string::npos);
-    CHECK(ran.out.find(row.never) == std::string::npos);
+    CHECK(ran.says(row.help));
+    CHECK_FALSE(ran.says(row.never));
   }
 }
 
@@ -97,7 +81,7 @@ TEST_CASE("where no layout keeps to --max-memory, that is the key, and no machin
   CHECK(error.at("key").as_string() == "--max-memory");
   const std::string first(error.at("help").at(0).as_string());
   CHECK(first.find("--max-memory") != std::string::npos);
-  CHECK(ran.out.find("a device with") == std::string::npos);
+  CHECK_FALSE(ran.says("a device with"));
 }
 
 // A search: apps/performance/forecast/tests/show_search_test.cpp.

@@ -1,18 +1,12 @@
 // plan --search held to plan: what it shows of a layout is what plan says with the layout's line.
-#include <doctest/doctest.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <boost/json.hpp>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <fstream>
 #include <set>
-#include <string>
 #include <tuple>
-#include <vector>
 
 #include "ran.h"
 #include "sdk/comm/tests/sampled.h"
@@ -20,20 +14,10 @@
 
 namespace search_test {
 
-namespace json = boost::json;
-
 namespace {
 
-double number_of(const json::value& value) { return value.to_number<double>(); }
-
-json::object object_of(const Ran& ran) {
-  INFO(ran.out);
-  REQUIRE(ran.status == 0);
-  return json::parse(ran.out).as_object();
-}
-
 json::array layouts_of(const std::string& arguments) {
-  return object_of(run("plan " + arguments + " --search --json")).at("layouts").as_array();
+  return answer("plan " + arguments + " --search").at("layouts").as_array();
 }
 
 std::string line_of(const json::value& layout) {
@@ -42,14 +26,14 @@ std::string line_of(const json::value& layout) {
 const json::object& time_of(const json::value& layout) {
   return layout.as_object().at("time").as_object();
 }
-double seconds_of(const json::object& time) { return number_of(time.at("seconds")); }
+double seconds_of(const json::object& time) { return number(time.at("seconds")); }
 double bytes_of(const json::object& time) {
-  return number_of(time.at("memory").as_object().at("bytes"));
+  return number(time.at("memory").as_object().at("bytes"));
 }
 
 // Ranked by this: tight layouts after comfortable ones within 5%.
 double score_of(const json::object& time) {
-  const bool tight = number_of(time.at("memory").as_object().at("room")) < 0.15;
+  const bool tight = number(time.at("memory").as_object().at("room")) < 0.15;
   return seconds_of(time) * (tight ? 1.05 : 1);
 }
 
@@ -149,13 +133,12 @@ TEST_CASE("another layout is first by its plan where a machine's figure is as fa
                               // faster one no longer.
                               "configs/megatron_fsdp_zero1.toml --world-size 16 --free "
                               "distributed.megatron_fsdp.zero_dp_strategy "};
-  size_t checked = 0, number = 0;  // of each list every second turn
+  size_t checked = 0, first_turn = 0;  // of each list every second turn
   for (const std::string& job : jobs) {
-    size_t turn_of_job = number++;
+    size_t turn_of_job = first_turn++;
     CAPTURE(job);
     const std::string file = job.substr(0, job.find("--f"));
-    const json::object found =
-        object_of(run("plan " + job + "--machine h100 --search --top 6 --json"));
+    const json::object found = answer("plan " + job + "--machine h100 --search --top 6");
     const json::array& layouts = found.at("layouts").as_array();
     REQUIRE(layouts.size() == 6);
     const json::array& turns = found.at("turns").as_array();
@@ -163,14 +146,13 @@ TEST_CASE("another layout is first by its plan where a machine's figure is as fa
       if (!meshwright::sampled(turn_of_job++, 2)) continue;
       const json::object& turn = turns[t].as_object();
       CAPTURE(json::serialize(turn));
-      const double factor = number_of(turn.at("factor"));
+      const double factor = number(turn.at("factor"));
       CHECK((factor >= 0.5 && factor <= 2));
       // By how much the first is ahead.
       auto lead = [&](double off) {
         const std::string machine = scaled_h100(turn.at("figures").as_array(), off);
         auto score = [&](size_t i) {
-          return score_of(object_of(run("plan " + file + line_of(layouts[i]) + " --machine " +
-                                        machine + " --json"))
+          return score_of(answer("plan " + file + line_of(layouts[i]) + " --machine " + machine)
                               .at("time")
                               .as_object());
         };
@@ -211,7 +193,7 @@ TEST_CASE("layouts that come to the same are shown once, and experts need a mode
         sizes += json::serialize(said.at(size)) + " ";
       CHECK(known
                 .insert({seconds_of(time_of(layout)), bytes_of(time_of(layout)),
-                         number_of(said.at("micro_batches")), sizes,
+                         number(said.at("micro_batches")), sizes,
                          std::string(said.at("recompute").as_string())})
                 .second);
       CHECK(said.at("strategy").as_string() != "moe_ep");
@@ -220,59 +202,34 @@ TEST_CASE("layouts that come to the same are shown once, and experts need a mode
 }
 
 TEST_CASE("sizes that cannot be are refused as plan refuses them, with sizes that can") {
-  struct Row {
-    const char *sizes, *code, *part;
-  };
-  for (const Row& row : {
-           Row{"--world-size 64 --fix tp_size=3", "E0301", "--fix tp_size=2"},
-           Row{"--world-size 64 --fix tp_size=16", "E0308", "16"},
-           Row{"--world-size 64 --fix pp_size=3", "E0301", "--fix pp_size=2"},
-           Row{"--world-size 64 --fix cp_size=3", "E0301", "--fix cp_size=2"},
-           Row{"--world-size 64 --fix ep_size=2", "E0316", "no experts"},
-           Row{"--world-size 8 --fix dp_replicate_size=3", "E0303", ""},
-           // The strategy of the file plans these: what others lack is no reason.
-           Row{"--world-size 64 --fix cp_size=16", "E0316", "under 512 tokens a rank"},
-           Row{"--world-size 64 --fix cp_size=64", "E0316", "--fix cp_size=8"},
-           Row{"--world-size 64 --fix tp_size=8 --fix dp_replicate_size=8", "E0316",
-               "dp_replicate does not divide dp, or is all of it"},
-           Row{"--world-size 8 --fix local_batch_size=3", "E0310", "local_batch_size"},
-           Row{"--world-size 7", "E0310", "--global-batch 63"},
-           Row{"--world-size 32 --global-batch 16 --fix pp_size=32", "E03", "--fix pp_size=32"},
-       }) {
-    CAPTURE(row.sizes);
-    const Ran ran =
-        run(std::string("plan configs/hsdp_tp.toml --machine h100 --search ") + row.sizes, "2>&1");
-    CAPTURE(ran.out);
-    CHECK(ran.status == 3);
-    CHECK(ran.out.find(row.code) != std::string::npos);
-    CHECK(ran.out.find(row.part) != std::string::npos);
-  }
+  // The strategy of the file plans some of these: what others lack is no reason.
+  check_said(
+      "plan configs/hsdp_tp.toml --machine h100 --search ",
+      {{"--world-size 64 --fix tp_size=3", 3, "E0301", "--fix tp_size=2"},
+       {"--world-size 64 --fix tp_size=16", 3, "E0308", "16"},
+       {"--world-size 64 --fix pp_size=3", 3, "E0301", "--fix pp_size=2"},
+       {"--world-size 64 --fix cp_size=3", 3, "E0301", "--fix cp_size=2"},
+       {"--world-size 64 --fix ep_size=2", 3, "E0316", "no experts"},
+       {"--world-size 8 --fix dp_replicate_size=3", 3, "E0303", ""},
+       {"--world-size 64 --fix cp_size=16", 3, "E0316", "under 512 tokens a rank"},
+       {"--world-size 64 --fix cp_size=64", 3, "E0316", "--fix cp_size=8"},
+       {"--world-size 64 --fix tp_size=8 --fix dp_replicate_size=8", 3, "E0316",
+        "dp_replicate does not divide dp, or is all of it"},
+       {"--world-size 8 --fix local_batch_size=3", 3, "E0310", "local_batch_size"},
+       {"--world-size 7", 3, "E0310", "--global-batch 63"},
+       {"--world-size 32 --global-batch 16 --fix pp_size=32", 3, "E03", "--fix pp_size=32"}});
 }
 
 TEST_CASE("a batch that is no number of samples, or of more than any step has, is refused") {
-  struct Row {
-    const char *flags, *code, *part;
-  };
-  for (const Row& row : {
-           Row{"--global-batch 1e12", "E0101", "at least 1"},
-           Row{"--global-batch 0", "E0101", "at least 1"},
-           Row{"--global-batch -8", "E0101", "--global-batch"},
-           Row{"--global-batch 64.5", "E0101", "at least 1"},
-           Row{"--global-batch 1000000000000", "E0204", "1 to 1048576"},
-           Row{"--global-batch 1048577", "E0204", "--global-batch 1024"},
-           Row{"--set step_scheduler.global_batch_size=1000000000000", "E0204",
-               "step_scheduler.global_batch_size"},
-       }) {
-    CAPTURE(row.flags);
-    const Ran ran = run(std::string("plan configs/hsdp_tp.toml --world-size 64 --machine h100 "
-                                    "--search ") +
-                            row.flags,
-                        "2>&1");
-    CAPTURE(ran.out);
-    CHECK(ran.status == 2);
-    CHECK(ran.out.find(row.code) != std::string::npos);
-    CHECK(ran.out.find(row.part) != std::string::npos);
-  }
+  check_said("plan configs/hsdp_tp.toml --world-size 64 --machine h100 --search ",
+             {{"--global-batch 1e12", 2, "E0101", "at least 1"},
+              {"--global-batch 0", 2, "E0101", "at least 1"},
+              {"--global-batch -8", 2, "E0101", "--global-batch"},
+              {"--global-batch 64.5", 2, "E0101", "at least 1"},
+              {"--global-batch 1000000000000", 2, "E0204", "1 to 1048576"},
+              {"--global-batch 1048577", 2, "E0204", "--global-batch 1024"},
+              {"--set step_scheduler.global_batch_size=1000000000000", 2, "E0204",
+               "step_scheduler.global_batch_size"}});
 }
 
 TEST_CASE(
@@ -281,8 +238,8 @@ TEST_CASE(
   const Ran refused = run(job + "8", "2>&1");
   CAPTURE(refused.out);
   REQUIRE(refused.status == 3);
-  CHECK(refused.out.find("recomputation") != std::string::npos);
-  CHECK(refused.out.find("--set distributed.strategy=") != std::string::npos);
+  CHECK(refused.says("recomputation"));
+  CHECK(refused.says("--set distributed.strategy="));
   const std::string before = "take more ranks: --world-size ";
   const size_t at = refused.out.find(before);
   REQUIRE(at != std::string::npos);
@@ -290,11 +247,6 @@ TEST_CASE(
   CHECK(world > 8);
   CHECK(run(job + std::to_string(world)).status == 0);
   CHECK(run(job + std::to_string(world / 2)).status == 3);
-  const Ran limited = run(
-      "plan configs/hsdp_tp.toml --machine h100 --search --world-size 8 --max-memory 5", "2>&1");
-  CAPTURE(limited.out);
-  CHECK(limited.status == 3);
-  CHECK(limited.out.find("--max-memory ") != std::string::npos);
   const Ran copies =
       run("plan configs/pipeline_64.toml --machine h100 --search --world-size 64 "
           "--fix dp_replicate_size=32 --json");
@@ -303,12 +255,12 @@ TEST_CASE(
   const json::object error = json::parse(copies.out).at("error").as_object();
   CHECK(error.at("code").as_string() == "E0319");
   CHECK(error.at("key").as_string() == "--fix");
-  CHECK(copies.out.find("\"leave out --fix dp_replicate_size=32\"") != std::string::npos);
+  CHECK(copies.says("\"leave out --fix dp_replicate_size=32\""));
 }
 
 TEST_CASE(
     "where memory is scarce the first layout is the best of many, however few are asked for") {
-  size_t turn = 0;  // half
+  size_t turn = 0;  // a third
   for (const std::string& job :
        {std::string("configs/moe_ep.toml --world-size 16 --machine a100-40x8"),
         std::string("configs/moe_ep.toml --world-size 8 --machine h100x8"),
@@ -321,10 +273,10 @@ TEST_CASE(
         std::string("configs/pipeline_64.toml --world-size 64 --machine l40sx8 --set "
                     "dataset.seq_len=32768"),
         std::string("configs/pipeline_64.toml --world-size 32 --machine a100-40x8")}) {
-    if (!meshwright::sampled(turn++, 2)) continue;
+    if (!meshwright::sampled(turn++, 3)) continue;
     CAPTURE(job);
     double best = 0;
-    for (const char* top : {"60", "20", "5", "1"}) {
+    for (const char* top : {"60", "5", "1"}) {
       CAPTURE(top);
       const json::array layouts = layouts_of(job + " --top " + top);
       const double first = score_of(time_of(layouts[0]));

@@ -1,20 +1,10 @@
 // tokenize as a user runs it: the ids of the reference library in a file that training reads.
-#include <doctest/doctest.h>
-#include <unistd.h>
-
-#include <boost/json.hpp>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <vector>
 
 #include "ran.h"
 #include "tests/contents.h"
 
 namespace tokenize_test {
-
-namespace json = boost::json;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -36,20 +26,12 @@ std::vector<int64_t> tokens_of(const fs::path& path) {
   return out;
 }
 
-struct Folder {
-  fs::path path = fs::canonical(fs::temp_directory_path()) /
-                  ("meshwright_cli_tokenize_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path / "model");
-    fs::copy_file(kTokenizers + "llama3.json", path / "model/tokenizer.json");
+struct Texts : Folder {
+  Texts() { Folder::put("model/tokenizer.json", contents(kTokenizers + "llama3.json")); }
+  // Returns its name for the shell.
+  std::string put(const std::string& name, const std::string& bytes) const {
+    return ::quoted(Folder::put(name, bytes));
   }
-  ~Folder() { fs::remove_all(path); }
-  std::string put(const std::string& name, const std::string& text) const {
-    std::ofstream(path / name, std::ios::binary) << text;
-    return quoted(name);
-  }
-  std::string quoted(const std::string& name) const { return "'" + (path / name).string() + "'"; }
   Ran tokenize(const std::string& files, const std::string& more = "",
                const std::string& redirect = "2>&1") const {
     return run("tokenize " + files + " --tokenizer " + quoted("model") + " --out " +
@@ -63,7 +45,7 @@ struct Folder {
 TEST_CASE(
     "tokenize writes the ids of the reference library, of patterns and files in order, with any "
     "number of threads") {
-  Folder folder;
+  const Texts folder;
   json::value golden = json::parse(contents(kTokenizers + "llama3.golden.json"));
   std::vector<int64_t> expected;
   int files = 0;
@@ -106,7 +88,7 @@ TEST_CASE(
 
 TEST_CASE(
     "tokenize finds the end-of-text token by name, by id and by what lies beside the tokenizer") {
-  Folder folder;
+  const Texts folder;
   std::string text = folder.put("a.txt", "The quick brown fox");
   REQUIRE(folder.tokenize(text).status == 0);
   std::vector<int64_t> plain = tokens_of(folder.path / "out.bin");
@@ -127,7 +109,7 @@ TEST_CASE(
   CHECK(ends(std::to_string(id)) == id);
   Ran none = folder.tokenize(text, "--force --document-end eos");
   CHECK(none.status == 2);
-  CHECK(none.out.find("no eos_token in tokenizer_config.json") != std::string::npos);
+  CHECK(none.says("no eos_token in tokenizer_config.json"));
   folder.put("model/generation_config.json", "{\"eos_token_id\": [7, 8]}");
   CHECK(ends("eos") == 7);
   folder.put("model/tokenizer_config.json", "{\"eos_token\": {\"content\": \"" + name + "\"}}");
@@ -138,14 +120,14 @@ TEST_CASE(
 }
 
 TEST_CASE("tokenize refuses with the file, the place and what to do, and leaves nothing behind") {
-  Folder folder;
+  const Texts folder;
   std::string good = folder.put("good.txt", "text"), bad = folder.put("bad.txt", "ab\xff"),
               empty = folder.put("empty.txt", ""), blank = folder.put("blank.txt", "\n \n"),
               rows = folder.put("rows.jsonl", "{\"text\": \"a\"}\n{\"body\": \"b\"}\n");
   struct Row {
     std::string files, more;
     int status;
-    const char* says;
+    const char* part;
   };
   for (const Row& row :
        {Row{bad, "", 7, "bad.txt: the text is not UTF-8 at byte 2"},
@@ -161,7 +143,7 @@ TEST_CASE("tokenize refuses with the file, the place and what to do, and leaves 
     Ran ran = folder.tokenize(row.files, row.more);
     INFO(ran.out);
     CHECK(ran.status == row.status);
-    CHECK(ran.out.find(row.says) != std::string::npos);
+    CHECK(ran.says(row.part));
     CHECK_FALSE(fs::exists(folder.path / "out.bin"));
     CHECK_FALSE(fs::exists(folder.path / ".out.bin.tmp"));
   }
@@ -169,16 +151,15 @@ TEST_CASE("tokenize refuses with the file, the place and what to do, and leaves 
   std::string before = contents(folder.path / "out.bin");
   Ran again = folder.tokenize(rows);
   CHECK(again.status == 2);
-  CHECK(again.out.find("is already there") != std::string::npos);
+  CHECK(again.says("is already there"));
   CHECK(folder.tokenize(bad, "--force").status == 7);
   CHECK(contents(folder.path / "out.bin") == before);  // a failure takes nothing away
-  CHECK(folder.tokenize(folder.quoted("out.bin"), "--force")
-            .out.find("is one of the files to tokenize") != std::string::npos);
+  CHECK(
+      folder.tokenize(folder.quoted("out.bin"), "--force").says("is one of the files to tokenize"));
   Ran help = run("tokenize -h");
   CHECK(help.status == 0);
-  CHECK(help.out.find("meshwright tokenize FILES... [flags]") != std::string::npos);
-  CHECK(run("tokenize " + good + " --out x.bin", "2>&1").out.find("wants --tokenizer") !=
-        std::string::npos);
+  CHECK(help.says("meshwright tokenize FILES... [flags]"));
+  CHECK(run("tokenize " + good + " --out x.bin", "2>&1").says("wants --tokenizer"));
   CHECK(run("tokenize " + good + " --tokenizer nowhere --out x.bin", "2>&1").status == 7);
 }
 

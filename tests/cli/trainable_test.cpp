@@ -1,40 +1,14 @@
 // plan, validate and train ask the same question of a job: what trains. What cannot is planned with
 // a line that says so, and refused by the other two before a rank joins.
-#include <doctest/doctest.h>
-#include <unistd.h>
-
-#include <boost/json.hpp>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
-
 #include "ran.h"
 
 namespace trainable_test {
 
-namespace json = boost::json;
-namespace fs = std::filesystem;
-
 namespace {
-
-struct Folder {
-  fs::path path =
-      fs::temp_directory_path() / ("meshwright_trainable_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path / name) << text;
-    return (path / name).string();
-  }
-};
 
 std::string model(const Folder& folder, const std::string& name, const std::string& architecture,
                   const std::string& fields) {
-  return folder.write(
+  return folder.put(
       name,
       R"({"architectures":[")" + architecture +
           R"("],"hidden_size":64,"num_attention_heads":4,"num_key_value_heads":2,"intermediate_size":96,)"
@@ -68,21 +42,13 @@ TEST_CASE(
     const Row& row = rows[i];
     // Every key under one verb and every verb with one key: starting the program takes most of the
     // time.
-    for (const char* verb : {"validate", "plan", "train"}) {
-      if (verb != std::string("validate") && i % 3 != 0) continue;
-      std::string arguments = std::string(verb) + " configs/first_fsdp2_cpu.toml --set " + row.key +
-                              "=" + whole[i % whole.size()];
-      CAPTURE(arguments);
-      Ran ran = run(arguments, "2>&1");
-      INFO(ran.out);
-      CHECK(ran.status == 2);
-      CHECK(ran.out.find("E0205") != std::string::npos);
-      CHECK(ran.out.find(row.key + " = \"" + whole[i % whole.size()] + "\", but it must be " +
-                         row.list) != std::string::npos);
-    }
-    Ran unknown = run("validate configs/first_fsdp2_cpu.toml --set " + row.key + "=float8", "2>&1");
-    CHECK(unknown.status == 2);
-    CHECK(unknown.out.find("E0214") != std::string::npos);
+    const std::string job = " configs/first_fsdp2_cpu.toml --set " + row.key + "=",
+                      type = whole[i % whole.size()];
+    for (const std::string verb : {"validate", "plan", "train"})
+      if (verb == "validate" || i % 3 == 0)
+        check_said(verb + job, {{type, 2, "E0205",
+                                 row.key + " = \"" + type + "\", but it must be " + row.list}});
+    check_said("validate" + job, {{"float8", 2, "E0214"}});
   }
   CHECK(run("validate configs/first_fsdp2_cpu.toml --set distributed.autocast_dtype=float32")
             .status == 2);
@@ -134,74 +100,45 @@ TEST_CASE(
             "rope_parameters differs between layer types"}}) {
     CAPTURE(row.sets);
     const std::string file = "configs/first_fsdp2_cpu.toml " + here + row.sets;
-    Ran plan = run("plan " + file + "--world-size 2", "2>&1");
-    INFO(plan.out);
-    CHECK(plan.status == 0);
-    CHECK(plan.out.find("warning: this plan cannot be trained: ") != std::string::npos);
-    CHECK(plan.out.find(row.words) != std::string::npos);
-    json::object machine =
-        json::parse(run("plan " + file + "--world-size 2 --json").out).as_object();
+    check_said("plan " + file + "--world-size 2",
+               {{"", 0, "warning: this plan cannot be trained: ", row.words}});
+    const json::object machine = answer("plan " + file + "--world-size 2");
     CHECK(!machine.at("trains").as_bool());
     REQUIRE(machine.at("why").as_array().size() == 1);
-    CHECK(std::string(machine.at("why").as_array()[0].as_string()).find(row.words) !=
-          std::string::npos);
-    // A rank that its launcher started asks by itself: it does not wait for the others.
-    const std::string rank = "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1";
-    for (const Ran& refused :
-         {run("validate " + file + "--world-size 2", "2>&1"), run("validate " + file, "2>&1"),
-          run("train " + file + "--nproc 2", "2>&1"), run("train " + file, "2>&1", rank)}) {
-      INFO(refused.out);
-      CHECK(refused.status == 3);
-      CHECK(refused.out.find("error[" + row.code + "]") != std::string::npos);
-      CHECK(refused.out.find(row.words) != std::string::npos);
-      CHECK(refused.out.find(row.key) != std::string::npos);
-    }
+    CHECK(text(machine.at("why").at(0)).find(row.words) != std::string::npos);
+    const std::string code = "error[" + row.code + "]";
+    check_said("", {{"validate " + file + "--world-size 2", 3, code, row.words, row.key},
+                    {"validate " + file, 3, code, row.words, row.key},
+                    {"train " + file + "--nproc 2", 3, code, row.words, row.key}});
   }
   CHECK(fs::exists(folder.path / "runs/kept/checkpoints/step_00000004"));
   CHECK(std::distance(fs::directory_iterator(folder.path / "runs/kept"), {}) == 1);
-  json::object fine =
-      json::parse(run("plan configs/first_fsdp2_cpu.toml --world-size 2 --json").out).as_object();
+  json::object fine = answer("plan configs/first_fsdp2_cpu.toml --world-size 2");
   CHECK(fine.at("trains").as_bool());
   CHECK(fine.at("why").as_array().empty());
 }
 
 TEST_CASE("a file for planning alone is valid, and what train would still need is told") {
   Folder folder;
-  std::string bare = folder.write("bare.toml", "schema = 1\n[distributed]\ntp_size = 2\n");
+  std::string bare = folder.put("bare.toml", "schema = 1\n[distributed]\ntp_size = 2\n");
   const std::string told =
       "notice: enough for plan, not for train: train needs a model; train needs data: dataset.path "
       "is not set";
   Ran ran = run("validate " + bare + " --world-size 8", "2>&1");
   INFO(ran.out);
   CHECK(ran.status == 0);
-  CHECK(ran.out.find(told) != std::string::npos);
-  CHECK(!json::parse(run("validate " + bare + " --world-size 8 --json").out)
-             .as_object()
-             .at("trains")
-             .as_bool());
+  CHECK(ran.says(told));
+  CHECK(!answer("validate " + bare + " --world-size 8").at("trains").as_bool());
   Ran plan = run("plan " + bare + " --world-size 8", "2>&1");
   CHECK(plan.status == 0);
-  CHECK(plan.out.find("cannot be trained") == std::string::npos);  // nothing is refused yet
-  CHECK(!json::parse(run("plan " + bare + " --world-size 8 --json").out)
-             .as_object()
-             .at("trains")
-             .as_bool());
+  CHECK_FALSE(plan.says("cannot be trained"));  // nothing is refused yet
+  CHECK(!answer("plan " + bare + " --world-size 8").at("trains").as_bool());
   // Keys that only training reads say what the file is meant for.
-  for (const char* more :
-       {"run.name=first", "checkpoint.keep=3", "lr_scheduler.lr_warmup_steps=5",
-        "step_scheduler.max_steps=9", "optimizer.lr=1e-3", "dataset.kind=text"}) {
-    CAPTURE(more);
-    Ran training = run("validate " + bare + " --world-size 8 --set " + more, "2>&1");
-    INFO(training.out);
-    CHECK(training.status == 2);
-    CHECK(training.out.find("error[E0206]") != std::string::npos);
-    CHECK(training.out.find("train needs a model") != std::string::npos);
-    CHECK(training.out.find("2 errors") != std::string::npos);
-  }
-  CHECK(json::parse(run("validate configs/first_fsdp2_cpu.toml --json").out)
-            .as_object()
-            .at("trains")
-            .as_bool());
+  for (const char* more : {"run.name=first", "checkpoint.keep=3", "lr_scheduler.lr_warmup_steps=5",
+                           "step_scheduler.max_steps=9", "optimizer.lr=1e-3", "dataset.kind=text"})
+    check_said("validate " + bare + " --world-size 8 --set ",
+               {{more, 2, "error[E0206]", "train needs a model", "2 errors"}});
+  CHECK(answer("validate configs/first_fsdp2_cpu.toml").at("trains").as_bool());
 }
 
 }  // namespace trainable_test

@@ -1,39 +1,25 @@
 // plan --search --why and --free, held to plan with the same settings.
-#include <doctest/doctest.h>
-
-#include <boost/json.hpp>
 #include <cmath>
 #include <cstdint>
-#include <string>
 #include <utility>
 
 #include "ran.h"
 
 namespace why_test {
 
-namespace json = boost::json;
-
 namespace {
 
 const std::string kJob = "configs/hsdp_tp.toml --world-size 64 --machine h100x8 ";
 
-double number(const json::value& value) { return value.to_number<double>(); }
-
-json::value parsed(const std::string& arguments) {
-  const Ran ran = run("plan " + arguments + " --json");
-  INFO(ran.out);
-  REQUIRE(ran.status == 0);
-  return json::parse(ran.out);
-}
 json::value why(const std::string& job, const std::string& layout) {
-  return parsed(job + " --search --why '" + layout + "'").at("why");
+  return answer("plan " + job + " --search --why '" + layout + "'").at("why");
 }
 
 // `plan` with the layout's line says the same seconds and bytes, by part.
 void check_planned(const std::string& job, const json::value& layout) {
   const std::string use(layout.at("use").as_string());
   CAPTURE(use);
-  const json::value planned = parsed(job + use);
+  const json::object planned = answer("plan " + job + use);
   const json::value &here = layout.at("time"), &there = planned.at("time");
   for (const auto& part : there.at("parts").as_object()) {
     CAPTURE(std::string(part.key()));
@@ -65,13 +51,13 @@ TEST_CASE("--why gives seconds and bytes of a layout as plan does with its line,
   for (const char* part : {"\nWhy dp32 tp2\n", "\nPredicted\n", "\nproducts ", "\nweights ",
                            "\nuse: --set distributed.strategy="}) {
     CAPTURE(part);
-    CHECK(text.out.find(part) != std::string::npos);
+    CHECK(text.says(part));
   }
 }
 
 TEST_CASE("every row of a search is the answer to its own words") {
   const std::string job = "configs/first_fsdp2_cpu.toml --world-size 8 --machine cpu --top 24";
-  const json::value found = parsed(job + " --search");
+  const json::object found = answer("plan " + job + " --search");
   const json::array& rows = found.at("layouts").as_array();
   REQUIRE(rows.size() > 12);
   int64_t behind_options = 0;
@@ -97,7 +83,7 @@ TEST_CASE("every row of a search is the answer to its own words") {
 }
 
 TEST_CASE("--why takes micro-batches, recomputation and schedules as the table has them") {
-  const json::value found = parsed(kJob + "--search --top 3");
+  const json::object found = answer("plan " + kJob + "--search --top 3");
   for (const json::value& row : found.at("layouts").as_array()) {
     auto size = [&](const char* name) {
       return std::to_string(std::llround(number(row.at(name))));
@@ -178,24 +164,21 @@ TEST_CASE("a layout that needs too much says how much, by part, and what would f
 }
 
 TEST_CASE("where nothing fits --why is answered too, and what --fix rules out is refused") {
-  const Ran none = run(
-      "plan configs/pipeline_64.toml --world-size 8 --machine h100x8 --search --why tp4", "2>&1");
-  CHECK(none.status == 3);
-  CHECK(none.out.find("error[E0319]") != std::string::npos);
-  CHECK(none.out.find("--why tp4: at its smallest it takes ") != std::string::npos);
-  CHECK(none.out.find(": weights ") != std::string::npos);
-  const Ran both = run("plan " + kJob + "--search --fix tp_size=2 --why tp4", "2>&1");
-  CHECK(both.status == 2);
-  CHECK(both.out.find("--fix tp_size=2 leaves tp2 alone") != std::string::npos);
+  check_said(
+      "plan ",
+      {{"configs/pipeline_64.toml --world-size 8 --machine h100x8 --search --why tp4", 3,
+        "error[E0319]", "--why tp4: at its smallest it takes ", ": weights "},
+       {kJob + "--search --fix tp_size=2 --why tp4", 2, "--fix tp_size=2 leaves tp2 alone"}});
   CHECK(run("plan " + kJob + "--search --fix tp_size=4 --why tp4", "2>/dev/null").status == 0);
 }
 
 TEST_CASE("a layout that the mesh refuses has plan's own message") {
-  const Ran ran = run("plan " + kJob +
-                      "--set distributed.tp_size=3 --set distributed.dp_replicate_size=1"
-                      " --set distributed.sequence_parallel=false --json");
-  REQUIRE(ran.status == 3);
-  const json::value error = json::parse(ran.out).at("error");
+  const json::value error =
+      answer("plan " + kJob +
+                 "--set distributed.tp_size=3 --set distributed.dp_replicate_size=1 --set "
+                 "distributed.sequence_parallel=false",
+             3)
+          .at("error");
   const json::value asked = why(kJob, "tp3");
   CHECK(asked.at("layout").is_null());
   REQUIRE(asked.at("refused").is_object());
@@ -225,33 +208,23 @@ TEST_CASE("what a strategy lacks is no reason against a layout that another one 
 }
 
 TEST_CASE("words that no layout has are refused with those that there are") {
-  struct Row {
-    const char *arguments, *says, *help;
-  };
-  for (const Row& row : {
-           Row{"--search --why 'tp8 fast'", "fast", "fsdp2"},
-           Row{"--search --why ''", "names no layout", "tpN"},
-           Row{"--search --why 'tp2 tp4'", "tp4", "tpN"},
-           Row{"--search --why v2", "ppN", "ZBVZeroBubble"},
-           Row{"--search --why 'full none'", "none stands beside", "NxM"},
-           Row{"--search --why '1x2 2x1'", "2x1 stands beside", "NxM"},
-           Row{"--search --why 'pp2 v2 1F1B'", "one stage", "1F1B"},
-           Row{"--search --why 'pp2 v1 Interleaved1F1B'", "several stages", "Interleaved1F1B"},
-           Row{"--search --why 'pp2 GPipe'", "no layout has the word GPipe", "1F1B"},
-           Row{"--search --fix local_batch_size=2 --why 1x8", "micro 2xM alone", "name micro 2xM"},
-           Row{"--why tp8", "--why belongs to --search", "--search"},
-           Row{"--search --free distributed.tp_size", "distributed.tp_size", "--fix"},
-           Row{"--search --free distributed.megatron_fsdp.zero_dp_strateg", "zero_dp_strateg",
-               "did you mean --free distributed.megatron_fsdp.zero_dp_strategy?"},
-       }) {
-    CAPTURE(row.arguments);
-    const Ran ran = run("plan " + kJob + row.arguments, "2>&1", "COLUMNS=400");
-    CAPTURE(ran.out);
-    CHECK(ran.status == 2);
-    CHECK(ran.out.find("E0101") != std::string::npos);
-    CHECK(ran.out.find(row.says) != std::string::npos);
-    CHECK(ran.out.find(row.help) != std::string::npos);
-  }
+  check_said(
+      "plan " + kJob,
+      {{"--search --why 'tp8 fast'", 2, "E0101", "fast", "fsdp2"},
+       {"--search --why ''", 2, "E0101", "names no layout", "tpN"},
+       {"--search --why 'tp2 tp4'", 2, "E0101", "tp4", "tpN"},
+       {"--search --why v2", 2, "E0101", "ppN", "ZBVZeroBubble"},
+       {"--search --why 'full none'", 2, "E0101", "none stands beside", "NxM"},
+       {"--search --why '1x2 2x1'", 2, "E0101", "2x1 stands beside", "NxM"},
+       {"--search --why 'pp2 v2 1F1B'", 2, "E0101", "one stage", "1F1B"},
+       {"--search --why 'pp2 v1 Interleaved1F1B'", 2, "E0101", "several stages", "Interleaved1F1B"},
+       {"--search --why 'pp2 GPipe'", 2, "E0101", "no layout has the word GPipe", "1F1B"},
+       {"--search --fix local_batch_size=2 --why 1x8", 2, "E0101", "micro 2xM alone",
+        "name micro 2xM"},
+       {"--why tp8", 2, "E0101", "--why belongs to --search", "--search"},
+       {"--search --free distributed.tp_size", 2, "E0101", "distributed.tp_size", "--fix"},
+       {"--search --free distributed.megatron_fsdp.zero_dp_strateg", 2, "E0101", "zero_dp_strateg",
+        "did you mean --free distributed.megatron_fsdp.zero_dp_strategy?"}});
 }
 
 TEST_CASE("--free tries the values of an option that the file sets") {
@@ -259,7 +232,7 @@ TEST_CASE("--free tries the values of an option that the file sets") {
       "configs/megatron_fsdp_cpu.toml --world-size 4 --machine cpu --search --top 64";
   auto uses = [&](const std::string& more) {
     std::string out;
-    const json::value found = parsed(job + more);
+    const json::object found = answer("plan " + job + more);
     for (const json::value& layout : found.at("layouts").as_array())
       out += std::string(layout.at("use").as_string()) + "\n";
     return out;

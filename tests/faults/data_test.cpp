@@ -21,32 +21,20 @@ namespace {
 const std::string kPlugin =
     MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_numbers.so";
 
-std::vector<std::string> arguments(int64_t ranks, const std::vector<std::string>& sets = {}) {
-  std::vector<std::string> out{"--nproc", std::to_string(ranks)};
-  for (const std::string& set :
-       {"plugins.load=[\"" + kPlugin + "\"]", std::string("dataset.plugin=fixture_numbers"),
-        std::string("dataset.path=none"), std::string("dataset.shuffle=false"),
-        std::string("step_scheduler.global_batch_size=4"),
-        std::string("step_scheduler.local_batch_size=2"), std::string("step_scheduler.max_steps=6"),
-        std::string("dist_env.timeout_minutes=1")})
-    out.insert(out.end(), {"--set", set});
-  for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
-  return out;
-}
-
-std::vector<std::string> losses(const Program& program) {
-  std::vector<std::string> out;
-  std::ifstream rows(program.run_folder() / "metrics.jsonl");
-  for (std::string row; std::getline(rows, row);)
-    out.push_back(row.substr(0, row.find(", \"step_ms\"")));
-  return out;
+Words arguments(int64_t ranks, const Words& sets = {}) {
+  return job_words(ranks,
+                   {"plugins.load=[\"" + kPlugin + "\"]", "dataset.plugin=fixture_numbers",
+                    "dataset.path=none", "dataset.shuffle=false",
+                    "step_scheduler.global_batch_size=4", "step_scheduler.local_batch_size=2",
+                    "step_scheduler.max_steps=6", "dist_env.timeout_minutes=1"},
+                   sets);
 }
 
 }  // namespace
 
 TEST_CASE("a plugin's data train, with threads and without to the same numbers, and tell of it" *
           doctest::test_suite("whole")) {
-  std::vector<std::string> truth;
+  Words truth;
   for (const char* workers : {"0", "1", "3"}) {
     CAPTURE(workers);
     Program program;
@@ -60,15 +48,15 @@ TEST_CASE("a plugin's data train, with threads and without to the same numbers, 
     CHECK(ended.out.find("data: counts by 3, 40 samples") != std::string::npos);
     CHECK(ended.out.find("validation: counts by 5") != std::string::npos);
     CHECK(ended.out.find("dataset: nothing was left out") != std::string::npos);
-    if (truth.empty()) truth = losses(program);
+    if (truth.empty()) truth = training_rows(program);
     CHECK(truth.size() == 9);
-    CHECK(losses(program) == truth);
+    CHECK(training_rows(program) == truth);
   }
 }
 
 TEST_CASE("each rank prepares a plugin's data once and opens them once, counted in epochs too") {
   struct Row {
-    std::vector<std::string> sets;
+    Words sets;
     size_t steps;
   };
   // Of 40 samples an epoch is ten steps of four.
@@ -81,12 +69,12 @@ TEST_CASE("each rank prepares a plugin's data once and opens them once, counted 
         program.run(arguments(2, row.sets), {{"FIXTURE_DATA_CALLS", file.string()}});
     CAPTURE(ended.err);
     CHECK(ended.code == 0);
-    CHECK(losses(program).size() == row.steps);
-    std::vector<std::string> calls;
+    CHECK(training_rows(program).size() == row.steps);
+    Words calls;
     std::ifstream lines(file);
     for (std::string line; std::getline(lines, line);) calls.push_back(line);
     std::sort(calls.begin(), calls.end());
-    CHECK(calls == std::vector<std::string>{"0 open", "0 prepare", "1 open", "1 prepare"});
+    CHECK(calls == Words{"0 open", "0 prepare", "1 open", "1 prepare"});
   }
 }
 
@@ -112,10 +100,8 @@ TEST_CASE("a fault of a data set is the plugin's: its name, version, method and 
     const Ended ended =
         program.run(arguments(2), {{"FIXTURE_DATA", std::string(row.fault) + " in " + row.place}});
     CAPTURE(ended.err);
-    CHECK(ended.code == row.code);
-    CHECK(ended.says(row.says));
-    CHECK(ended.says("plugin fixture_numbers 1.0.0 (" + kPlugin + ")"));
-    CHECK(ended.says(row.place));
+    check_ended(ended, row.code,
+                {row.says, "plugin fixture_numbers 1.0.0 (" + kPlugin + ")", row.place});
     if (row.of_rank) CHECK(ended.says(", on rank "));
   }
 }
@@ -157,7 +143,7 @@ TEST_CASE("a fault in a sample ends the step that wanted it, whichever thread re
       // Sample 20 is of the sixth step; a process that dies may take steps along.
       const bool dies = std::string(row.says).find("error[E0421]: ") != 0 &&
                         std::string(row.says).find("error[E0450]") != 0;
-      if (!dies) CHECK(losses(program).size() == 5);
+      if (!dies) CHECK(training_rows(program).size() == 5);
     }
   }
 }
@@ -166,31 +152,29 @@ TEST_CASE("samples of other processes and a later run differ: they are told, not
   Program program;
   Ended ended = program.run(arguments(2), {{"FIXTURE_DATA", "another fingerprint"}});
   CAPTURE(ended.err);
-  CHECK(ended.code == 7);
-  CHECK(ended.says("error[E0709]: the training data differ: their fingerprint is "));
-  CHECK(ended.says("dataset.plugin"));
+  check_ended(ended, 7,
+              {"error[E0709]: the training data differ: their fingerprint is ", "dataset.plugin"});
 
   Program resumed;
   CHECK(resumed.run(arguments(1)).code == 0);
   ended =
       resumed.run(arguments(1, {"step_scheduler.max_steps=8", "dataset.fixture_numbers.step=4"}));
   CAPTURE(ended.err);
-  CHECK(ended.code == 7);
-  CHECK(ended.says("error[E0713]: "));
-  CHECK(ended.says("it was trained on other data than dataset.plugin now names: "));
-  CHECK(ended.says("dataset.fixture_numbers.step = 4 (was "));
+  check_ended(ended, 7,
+              {"error[E0713]: ", "it was trained on other data than dataset.plugin now names: ",
+               "dataset.fixture_numbers.step = 4 (was "});
   CHECK_FALSE(ended.says("max_steps = 8 (was "));
   ended = resumed.run(arguments(1, {"step_scheduler.max_steps=8"}));
   CHECK(ended.code == 0);
-  CHECK(losses(resumed).size() == 8);
+  CHECK(training_rows(resumed).size() == 8);
 }
 
 TEST_CASE("what a plugin's options or samples may not be is told before anything trains") {
   struct Row {
-    std::vector<std::string> sets;
+    Words sets;
     const char* fault;
     int code;
-    std::vector<std::string> says;
+    Words says;
   };
   for (const Row& row : std::vector<Row>{
            {{"dataset.fixture_numbers.step=7"},

@@ -16,14 +16,6 @@ namespace json = boost::json;
 
 namespace {
 
-const std::vector<std::string> kTwo = {"--nproc", "2"};
-
-std::vector<std::string> two_with(const std::vector<std::string>& sets) {
-  std::vector<std::string> out = kTwo;
-  for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
-  return out;
-}
-
 void write_file(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
@@ -51,10 +43,7 @@ const char* const kNorm = "model.norm.weight";
 void check_refused(const Ended& ended, int code, const std::string& error,
                    const std::string& words) {
   CAPTURE(ended.err);
-  CHECK(ended.code == code);
-  CHECK(ended.says("error[" + error + "]: "));
-  CHECK(ended.says(words));
-  CHECK(ended.says("help: "));
+  check_ended(ended, code, {"error[" + error + "]: ", words, "help: "});
   CHECK(ended.seconds < 30);
 }
 
@@ -71,8 +60,8 @@ TEST_CASE(
   std::memcpy(parts.data.data() + parts[kNorm].at("data_offsets").as_array()[0].as_int64(), &nan,
               4);
   write_file(model, parts.file());
-  std::vector<std::string> sets = {"model.pretrained=" + model.parent_path().string()};
-  Ended ended = program.run(two_with(sets));
+  Words sets = {"model.pretrained=" + model.parent_path().string()};
+  Ended ended = program.run(job_words(2, sets));
   check_refused(ended, 5, "E0801",
                 "step 0: the loss is nan (loss nan, gradient norm nan, lr 0.001)");
   CHECK(ended.says("note: the weight model.norm.weight already holds values that are not finite"));
@@ -81,7 +70,7 @@ TEST_CASE(
   CHECK(read_file(program.run_folder() / "metrics.jsonl").empty());
   // Who asks for it may go on.
   sets.insert(sets.end(), {"run.stop_on_nonfinite=false", "step_scheduler.max_steps=2"});
-  CHECK(program.run(two_with(sets)).code == 0);
+  CHECK(program.run(job_words(2, sets)).code == 0);
   CHECK(read_file(program.run_folder() / "metrics.jsonl")
             .find("{\"step\": 1, \"completed_steps\": 2, \"loss\": null, \"grad_norm\": null") !=
         std::string::npos);
@@ -90,7 +79,7 @@ TEST_CASE(
 TEST_CASE(
     "an absurd learning rate ends the run at the step whose loss is not finite, exit status 5") {
   Program program;
-  Ended ended = program.run(two_with({"optimizer.lr=1e30"}));
+  Ended ended = program.run(job_words(2, {"optimizer.lr=1e30"}));
   check_refused(ended, 5, "E0801", "step 1: the ");
   CHECK(ended.says(" lr 1e+30); the optimizer has not used it"));
   CHECK(ended.says("help: lower optimizer.lr"));
@@ -136,7 +125,7 @@ TEST_CASE("damaged safetensors: the place is named, nothing is trained, exit sta
   for (const Row& row : rows) {
     INFO(std::string(row.words));
     write_file(model, row.damage(Parts(whole), whole));
-    Ended ended = program.run(two_with({"model.pretrained=" + model.parent_path().string()}));
+    Ended ended = program.run(job_words(2, {"model.pretrained=" + model.parent_path().string()}));
     check_refused(ended, 7, row.error, row.words);
     CHECK(!fs::exists(program.run_folder() / "metrics.jsonl"));
   }
@@ -167,9 +156,9 @@ TEST_CASE("damaged token files: file and offset are named, nothing is trained, e
     row.damage(bin);
     std::string path = bin.string();
     if (std::strcmp(row.kind, "megatron") == 0) path.resize(path.size() - 4);
-    Ended ended =
-        program.run(two_with({std::string("dataset.kind=") + row.kind,
-                              std::string("dataset.dtype=") + row.dtype, "dataset.path=" + path}));
+    Ended ended = program.run(
+        job_words(2, {std::string("dataset.kind=") + row.kind,
+                      std::string("dataset.dtype=") + row.dtype, "dataset.path=" + path}));
     check_refused(ended, 7, row.error, row.words);
   }
 }
@@ -178,12 +167,8 @@ TEST_CASE("a run folder that cannot be made or written to: path and reason, exit
   for (bool alone : {false, true}) {
     CAPTURE(alone);
     Program program;
-    std::vector<std::string> arguments = alone ? std::vector<std::string>() : kTwo;
-    auto with = [&](const std::string& set) {
-      std::vector<std::string> out = arguments;
-      out.insert(out.end(), {"--set", set});
-      return out;
-    };
+    const Words arguments = job_words(alone ? 0 : 2);
+    auto with = [&](const std::string& set) { return job_words(alone ? 0 : 2, {set}); };
     check_refused(program.run(with("run.dir=/proc/nowhere")), 7, "E0705", "/proc/nowhere");
     write_file(program.folder() / "file", "");
     check_refused(program.run(with("run.dir=" + (program.folder() / "file").string())), 7, "E0705",
@@ -208,13 +193,11 @@ TEST_CASE("a full disk behind standard output costs the words there, not the tra
   for (bool alone : {false, true}) {
     CAPTURE(alone);
     Program program;
-    std::vector<std::string> arguments = {"--set", "step_scheduler.max_steps=3"};
-    if (!alone) arguments.insert(arguments.end(), kTwo.begin(), kTwo.end());
+    const Words arguments = job_words(alone ? 0 : 2, {"step_scheduler.max_steps=3"});
     program.start(arguments, {}, "/dev/full");
     Ended ended = program.wait();
     CAPTURE(ended.err);
-    CHECK(ended.code == 0);
-    CHECK(ended.says("warning: cannot write to standard output: No space left on device"));
+    check_ended(ended, 0, {"warning: cannot write to standard output: No space left on device"});
     std::string rows = read_file(program.run_folder() / "metrics.jsonl");
     CHECK(std::count(rows.begin(), rows.end(), '\n') == 3);
     CHECK(read_file(program.run_folder() / "run.log").find("done: 3 steps") != std::string::npos);
@@ -241,11 +224,8 @@ TEST_CASE("standard streams that are closed: the run is the same, alone and with
 
 TEST_CASE("run.log knows of failures and restarts, and the logs of a run that failed stay") {
   Program program;
-  std::vector<std::string> nan = {"--set", "optimizer.lr=1e30", "--set",
-                                  "step_scheduler.max_steps=50"};
-  for (int64_t ranks : {2, 1}) {
-    std::vector<std::string> arguments = nan;
-    if (ranks > 1) arguments.insert(arguments.end(), {"--nproc", "2"});
+  for (int64_t ranks : {2, 0}) {
+    const Words arguments = job_words(ranks, {"optimizer.lr=1e30", "step_scheduler.max_steps=50"});
     Ended ended = program.run(arguments);
     CHECK(ended.code == 5);
     std::string log = read_file(program.run_folder() / "run.log");

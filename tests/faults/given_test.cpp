@@ -31,12 +31,6 @@ std::map<std::string, std::string> files_of(const fs::path& folder) {
   return out;
 }
 
-std::vector<std::string> with(std::vector<std::string> sets, const std::string& ranks = "1") {
-  std::vector<std::string> out{"--nproc", ranks};
-  for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
-  return out;
-}
-
 }  // namespace
 
 TEST_CASE(
@@ -49,11 +43,10 @@ TEST_CASE(
   const std::string data = MESHWRIGHT_SOURCE_DIR "/tests/data/parity/";
   replace(program.job(), data + "llama", weights.parent_path().string());
   replace(program.job(), data + "train.bin", tokens.string());
-  const std::vector<std::string> sets{"step_scheduler.max_steps=200", "checkpoint.every_steps=20",
-                                      "step_scheduler.global_batch_size=6",
-                                      "checkpoint.on_failure=${GIVEN_TEST}"};
+  const Words sets{"step_scheduler.max_steps=200", "checkpoint.every_steps=20",
+                   "step_scheduler.global_batch_size=6", "checkpoint.on_failure=${GIVEN_TEST}"};
   const Environment environment{{"GIVEN_TEST", "stop"}};
-  std::vector<std::string> restarted = with(sets, "2");
+  Words restarted = job_words(2, sets);
   restarted.insert(restarted.end(), {"--max-restarts", "1"});
   program.start(restarted, environment);
   program.wait_for_steps(5);
@@ -62,8 +55,7 @@ TEST_CASE(
   ::kill(program.rank(1), SIGKILL);
   Ended ended = program.wait();
   CAPTURE(ended.err);
-  CHECK(ended.code == 0);
-  CHECK(ended.says("restart 1 of 1"));
+  check_ended(ended, 0, {"restart 1 of 1"});
   CHECK(!fs::exists(program.run_folder().parent_path() / "another"));
   const std::string rows = read_file(program.run_folder() / "metrics.jsonl");
   CHECK(std::count(rows.begin(), rows.end(), '\n') == 200);
@@ -73,13 +65,12 @@ TEST_CASE(
   replace(program.job(), "name = \"another\"", "name = \"fault\"");
   fs::remove(program.run_folder() / "config.resolved.toml");  // the checkpoint has it, too
   const auto before = files_of(program.run_folder());
-  for (const char* ranks : {"1", "2"}) {
-    Ended other = program.run(with(sets, ranks), environment);
+  for (const int64_t ranks : {1, 2}) {
+    Ended other = program.run(job_words(ranks, sets), environment);
     CAPTURE(other.err);
-    CHECK(other.code == 7);
-    CHECK(other.says("error[E0713]: "));
-    CHECK(other.says("optimizer.lr = 0.25 (was 0.001)"));
-    CHECK(other.says("set run.name to another name"));
+    check_ended(
+        other, 7,
+        {"error[E0713]: ", "optimizer.lr = 0.25 (was 0.001)", "set run.name to another name"});
     CHECK((files_of(program.run_folder()) == before));
   }
   // What `validate` passes trains.
@@ -87,22 +78,19 @@ TEST_CASE(
   Ended refused =
       program.run({"--world-size", "2", "--set", "step_scheduler.max_steps=200"}, environment);
   CAPTURE(refused.err);
-  CHECK(refused.code == 7);
-  CHECK(refused.says("optimizer.lr = 0.25 (was 0.001)"));
+  check_ended(refused, 7, {"optimizer.lr = 0.25 (was 0.001)"});
   for (const char* set : {"run.seed=4", "dataset.seq_len=16", "optimizer.name=sgd", "lora.r=2"}) {
     CAPTURE(set);
     refused = program.run(
         {"--world-size", "2", "--set", "step_scheduler.max_steps=300", "--set", set}, environment);
-    CHECK(refused.code == 7);
-    CHECK(refused.says("error[E0713]: "));
+    check_ended(refused, 7, {"error[E0713]: "});
   }
   program.verb("train");
   CHECK((files_of(program.run_folder()) == before));
   // How it is asked for is no matter of what was trained.
   replace(program.job(), "lr = 0.25", "lr = 0.001");
-  Ended same = program.run(with({"step_scheduler.max_steps=200", "checkpoint.keep=5",
-                                 "distributed.strategy=ddp", "run.threads=2"},
-                                "2"));
+  Ended same = program.run(job_words(2, {"step_scheduler.max_steps=200", "checkpoint.keep=5",
+                                         "distributed.strategy=ddp", "run.threads=2"}));
   CAPTURE(same.err);
   CHECK(same.code == 0);
   CHECK(same.out.find("this run is finished: ") != std::string::npos);
@@ -112,8 +100,7 @@ TEST_CASE(
   refused = program.run({"--world-size", "2", "--set", "step_scheduler.max_steps=200", "--set",
                          "distributed.fsdp2.enable_fsdp2_prefetch=true"});
   CAPTURE(refused.err);
-  CHECK(refused.code == 7);
-  CHECK(refused.says("distributed.fsdp2.enable_fsdp2_prefetch = true (was "));
+  check_ended(refused, 7, {"distributed.fsdp2.enable_fsdp2_prefetch = true (was "});
   // Nor are files that stand where those of the run stood.
   for (const fs::path& file : {weights, tokens}) {
     const std::string whole = read_file(file);
@@ -125,15 +112,14 @@ TEST_CASE(
       std::ofstream(file, std::ios::binary) << other;
       refused = program.run({verb == std::string("train") ? "--nproc" : "--world-size", "2",
                              "--set", "step_scheduler.max_steps=200"});
-      CAPTURE(refused.err);
-      CHECK(refused.code == 7);
-      CHECK(refused.says(file == weights ? "from other weights than those in"
-                                         : "the files behind them have changed"));
+      check_ended(refused, 7,
+                  {file == weights ? "from other weights than those in"
+                                   : "the files behind them have changed"});
     }
     std::ofstream(file, std::ios::binary) << whole;
   }
   program.verb("train");
-  Ended more = program.run(with({"step_scheduler.max_steps=202"}));
+  Ended more = program.run(job_words(1, {"step_scheduler.max_steps=202"}));
   CAPTURE(more.err);
   CHECK(more.code == 0);
   CHECK(fs::exists(program.run_folder() / "checkpoints/step_00000202"));
@@ -151,10 +137,8 @@ TEST_CASE(
     const size_t at = job.find("pretrained");
     std::ofstream(program.job()) << job.replace(at, job.find('\n', at) - at,
                                                 "config = \"" + config.string() + "\"");
-    std::vector<std::string> restarted =
-        with({"step_scheduler.max_steps=60", "checkpoint.every_steps=0",
-              "dataset.path=" + tokens.string()},
-             "2");
+    Words restarted = job_words(2, {"step_scheduler.max_steps=60", "checkpoint.every_steps=0",
+                                    "dataset.path=" + tokens.string()});
     restarted.insert(restarted.end(), {"--max-restarts", "1"});
     program.start(restarted, {});
     program.wait_for_steps(2);
@@ -177,9 +161,9 @@ TEST_CASE(
 TEST_CASE("epochs count what was trained in the batches that it was trained in") {
   Program program;
   auto epochs = [](const std::string& count, const std::string& batch) {
-    return with({"step_scheduler.max_steps=none", "step_scheduler.epochs=" + count,
-                 "step_scheduler.global_batch_size=" + batch,
-                 "step_scheduler.local_batch_size=" + batch});
+    return job_words(1, {"step_scheduler.max_steps=none", "step_scheduler.epochs=" + count,
+                         "step_scheduler.global_batch_size=" + batch,
+                         "step_scheduler.local_batch_size=" + batch});
   };
   // 500 samples.
   Ended one = program.run(epochs("1", "100"));

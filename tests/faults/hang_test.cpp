@@ -21,13 +21,10 @@ namespace {
 const std::string kPlugin =
     MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_misbehaves.so";
 
-std::vector<std::string> misbehaving(const std::vector<std::string>& sets = {}) {
-  std::vector<std::string> out{"--nproc", "2"};
-  for (const std::string& set : {"plugins.load=[\"" + kPlugin + "\"]",
-                                 std::string("distributed.strategy=fixture_misbehaves")})
-    out.insert(out.end(), {"--set", set});
-  for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
-  return out;
+Words misbehaving(const Words& sets = {}, int64_t ranks = 2) {
+  return job_words(
+      ranks, {"plugins.load=[\"" + kPlugin + "\"]", "distributed.strategy=fixture_misbehaves"},
+      sets);
 }
 
 fs::path traces(const Program& program) { return program.run_folder() / "comm_traces"; }
@@ -44,8 +41,7 @@ TEST_CASE("a rank that is stopped in a step: the verdict names it, the collectiv
   ::kill(pid, SIGSTOP);
   const Ended ended = program.wait();
   CAPTURE(ended.err);
-  CHECK(ended.code == 6);
-  CHECK(ended.says("error[E0601]: rank "));
+  check_ended(ended, 6, {"error[E0601]: rank "});
   const postmortem::Verdict verdict = postmortem::judge_run(program.run_folder());
   CAPTURE(verdict.text());
   REQUIRE(!verdict.sentences.empty());
@@ -98,9 +94,7 @@ TEST_CASE("a rank that ends by its own error: the verdict quotes it, but is not 
   const Ended ended = program.run(misbehaving({"dist_env.timeout_minutes=1"}),
                                   {{"FIXTURE_MISBEHAVES", "own error in step of rank 1"}});
   CAPTURE(ended.err);
-  CHECK(ended.code == 2);
-  CHECK(ended.says("error[E0450]: not on Mondays"));
-  CHECK(!ended.says("verdict: "));
+  check_ended(ended, 2, {"error[E0450]: not on Mondays"}, {"verdict: "});
   const std::string verdict = read_file(traces(program) / "verdict.txt");
   CAPTURE(verdict);
   CHECK(verdict.starts_with("rank 1 has not entered "));
@@ -124,8 +118,7 @@ TEST_CASE(
   ::kill(program.pid(), SIGINT);
   const Ended ended = program.reap();
   CAPTURE(ended.err);
-  CHECK(ended.code == 130);
-  CHECK(ended.says("verdict: rank 1 has not entered "));
+  check_ended(ended, 130, {"verdict: rank 1 has not entered "});
   CHECK(!left_record(program, 7));
 }
 
@@ -150,18 +143,12 @@ TEST_CASE("a run that ends well leaves no record, nor does one that was told to 
 TEST_CASE("where memory ends, the error says what held it, and a file all of it") {
   Program program;
   const Ended ended =
-      program.run({"--nproc", "2", "--set", "distributed.strategy=fixture_misbehaves", "--set",
-                   "plugins.load=[\"" + kPlugin + "\"]"},
-                  {{"FIXTURE_MISBEHAVES", "out of memory in step of rank 1"}});
+      program.run(misbehaving(), {{"FIXTURE_MISBEHAVES", "out of memory in step of rank 1"}});
   CAPTURE(ended.err);
-  CHECK(ended.code == 4);
-  CHECK(ended.says("error[E0508]: "));
-  CHECK(ended.says("note: rank 1 asked for 4.0 PiB more than "));
-  CHECK(ended.says(" in tensors: weights "));
-  CHECK(ended.says(", gradients "));
-  CHECK(ended.says(", optimizer state "));
-  CHECK(ended.says("; the plan says "));
-  CHECK(ended.says("note: all of it is in "));
+  check_ended(
+      ended, 4,
+      {"error[E0508]: ", "note: rank 1 asked for 4.0 PiB more than ", " in tensors: weights ",
+       ", gradients ", ", optimizer state ", "; the plan says ", "note: all of it is in "});
   const boost::json::value held =
       boost::json::parse(read_file(program.run_folder() / "memory/rank_1.json"));
   const boost::json::object& kinds = held.at("kinds").as_object();
@@ -180,13 +167,10 @@ TEST_CASE("where memory ends, the error says what held it, and a file all of it"
 
 TEST_CASE("where memory ends in a step, each layer has what it keeps for its backward pass") {
   Program program;
-  const Ended ended = program.run({"--set", "distributed.strategy=fixture_misbehaves", "--set",
-                                   "plugins.load=[\"" + kPlugin + "\"]"},
-                                  {{"FIXTURE_MISBEHAVES", "out of memory in backward"}});
+  const Ended ended =
+      program.run(misbehaving({}, 0), {{"FIXTURE_MISBEHAVES", "out of memory in backward"}});
   CAPTURE(ended.err);
-  CHECK(ended.code == 4);
-  CHECK(ended.says(", activations "));
-  CHECK(ended.says("note: its largest units then: "));
+  check_ended(ended, 4, {", activations ", "note: its largest units then: "});
   const boost::json::value held =
       boost::json::parse(read_file(program.run_folder() / "memory/rank_0.json"));
   std::map<std::string, int64_t> of;

@@ -122,7 +122,7 @@ TEST_CASE(
   unsigned seed = std::random_device()();
   CAPTURE(seed);
   std::mt19937 random(seed);
-  const int kKills = record.full() ? 100 : 6;
+  const int kKills = record.full() ? 100 : 4;
   std::vector<Layout> layouts;
   for (const char* strategy : {"ddp", "fsdp2"})
     for (bool background : {false, true}) {

@@ -17,8 +17,8 @@ namespace fs = std::filesystem;
 namespace {
 
 // What a second run must leave as it is.
-std::vector<std::string> files_of(const fs::path& run) {
-  std::vector<std::string> out;
+Words files_of(const fs::path& run) {
+  Words out;
   for (const char* name : {"lock", "config.toml", "env.json", "plan.json"})
     out.push_back(read_file(run / name));
   out.emplace_back(fs::exists(run / "checkpoints.1") ? "moved" : "there");
@@ -43,18 +43,16 @@ TEST_CASE(
   first.start(
       {"--nproc", "2", "--set", "checkpoint.every_steps=20", "--set", "checkpoint.keep=1000000"});
   first.wait_for_steps(25);
-  std::vector<std::string> before = files_of(first.run_folder());
+  Words before = files_of(first.run_folder());
   std::string pid = std::to_string(first.pid()),
               log = read_file(first.run_folder() / "rank_logs/rank_0.log");
   auto check = [&](const Ended& ended) {
-    CAPTURE(ended.err);
-    CHECK(ended.code == 7);
-    CHECK(ended.says("error[E0707]: " + first.run_folder().string() +
-                     " belongs to another run: process " + pid + " on "));
-    CHECK(ended.says("set run.name"));
-    CHECK(ended.says("-p " + pid));
+    check_ended(ended, 7,
+                {"error[E0707]: " + first.run_folder().string() +
+                     " belongs to another run: process " + pid + " on ",
+                 "set run.name", "-p " + pid});
   };
-  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+  for (const Words& arguments : std::vector<Words>{
            {}, {"--nproc", "2"}, {"--nproc", "2", "--set", "checkpoint.resume=none"}}) {
     Program second;
     second.share(first);
@@ -84,16 +82,13 @@ TEST_CASE(
 TEST_CASE("the folder of a run that was killed is taken over, which run.log tells") {
   for (bool alone : {true, false}) {
     Program program;
-    std::vector<std::string> arguments;
-    if (!alone) arguments = {"--nproc", "2"};
-    program.start(arguments);
+    program.start(job_words(alone ? 0 : 2));
     program.wait_for_steps(3);
     std::string pid = std::to_string(program.pid());
     ::kill(program.pid(), SIGKILL);
     program.reap();
     CHECK(fs::exists(program.run_folder() / "lock"));
-    arguments.insert(arguments.end(), {"--set", "step_scheduler.max_steps=4"});
-    Ended ended = program.run(arguments);
+    Ended ended = program.run(job_words(alone ? 0 : 2, {"step_scheduler.max_steps=4"}));
     CAPTURE(ended.err);
     CHECK(ended.code == 0);
     CHECK(read_file(program.run_folder() / "run.log")
@@ -108,11 +103,9 @@ TEST_CASE("a sibling of a launcher that is not recognised is told that each proc
   first.wait_for_steps(2);
   second.share(first);
   Ended ended = second.run({}, {{"JOB_COMPLETION_INDEX", "1"}});
-  CAPTURE(ended.err);
-  CHECK(ended.code == 4);
-  CHECK(ended.says("error[E0507]: "));
-  CHECK(ended.says("JOB_COMPLETION_INDEX = 1"));
-  CHECK(ended.says(" belongs to another run: process " + std::to_string(first.pid())));
+  check_ended(ended, 4,
+              {"error[E0507]: ", "JOB_COMPLETION_INDEX = 1",
+               " belongs to another run: process " + std::to_string(first.pid())});
 }
 
 TEST_CASE("a folder is held over restarts: no second run slips in between" *

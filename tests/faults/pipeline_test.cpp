@@ -10,23 +10,18 @@
 
 #include "program.h"
 #include "runs.h"
+#include "sdk/comm/tests/sampled.h"
 
 using namespace faults;
 
 namespace {
 
-const std::vector<std::string> kSchedules = {"1F1B", "ZBVZeroBubble"};
-
-std::vector<std::string> staged(const std::string& schedule,
-                                const std::vector<std::string>& more = {}) {
-  std::vector<std::string> sets{"distributed.pp_size=2",
-                                "distributed.pipeline.pp_schedule=" + schedule,
-                                // Three layers make four stages.
-                                "distributed.pipeline.first_stage_less_layers=1"},
-      out;
-  sets.insert(sets.end(), more.begin(), more.end());
-  for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
-  return out;
+Words staged(const std::string& schedule, int64_t ranks, const Words& more) {
+  return job_words(ranks,
+                   {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=" + schedule,
+                    // Three layers make four stages.
+                    "distributed.pipeline.first_stage_less_layers=1"},
+                   more);
 }
 
 }  // namespace
@@ -34,10 +29,9 @@ std::vector<std::string> staged(const std::string& schedule,
 // Each rank of the chain loses the one that ended before it; the first one is what they all name.
 TEST_CASE("a stage that is killed at the end of a chain is named by all that wait for each other") {
   const int port = free_port();
-  std::vector<std::string> arguments;
-  for (const char* set : {"distributed.pp_size=3", "distributed.pipeline.pp_schedule=1F1B",
-                          "step_scheduler.max_steps=3000"})
-    arguments.insert(arguments.end(), {"--set", set});
+  const Words arguments =
+      job_words(0, {"distributed.pp_size=3", "distributed.pipeline.pp_schedule=1F1B",
+                    "step_scheduler.max_steps=3000"});
   std::vector<Program> ranks(3);
   for (size_t r = 0; r < 3; ++r) {
     if (r > 0) ranks[r].share(ranks[0]);
@@ -49,21 +43,18 @@ TEST_CASE("a stage that is killed at the end of a chain is named by all that wai
   for (size_t r = 0; r < 2; ++r) {
     CAPTURE(r);
     const Ended ended = ranks[r].wait();
-    CAPTURE(ended.err);
-    CHECK(ended.code == 6);
-    CHECK(ended.says("error[E0602]: rank "));
-    CHECK(ended.says("rank 2"));
+    check_ended(ended, 6, {"error[E0602]: rank ", "rank 2"});
   }
 }
 
 TEST_CASE("a signal to a stage that is not the first: all save after the same step and continue" *
           doctest::test_suite("whole")) {
-  for (const std::string& schedule : kSchedules) {
+  for (const std::string schedule : {"ZBVZeroBubble", "1F1B"}) {
+    if (schedule == "1F1B" && !meshwright::all_layouts()) break;
     INFO(schedule);
     Program program;
-    std::vector<std::string> arguments =
-        staged(schedule, {"step_scheduler.max_steps=60", "dist_env.timeout_minutes=1"});
-    arguments.insert(arguments.end(), {"--nproc", "2"});
+    const Words arguments =
+        staged(schedule, 2, {"step_scheduler.max_steps=60", "dist_env.timeout_minutes=1"});
     program.start(arguments);
     program.wait_for_steps(5);
     ::kill(program.rank(1), SIGTERM);
@@ -80,7 +71,7 @@ TEST_CASE("a signal to a stage that is not the first: all save after the same st
     Ended again = program.run(arguments);
     CAPTURE(again.err);
     CHECK(again.code == 0);
-    const std::vector<std::string> rows = training_rows(program);
+    const Words rows = training_rows(program);
     REQUIRE(rows.size() == 60);
     Program unbroken;
     REQUIRE(unbroken.run(arguments).code == 0);

@@ -14,9 +14,10 @@
 #include <thread>
 
 #include "runs.h"
-#include "sdk/base/shared_schemas.h"
+#include "sdk/comm/tests/sampled.h"
 
 using namespace faults;
+using meshwright::all_layouts;
 namespace fs = std::filesystem;
 
 namespace {
@@ -43,26 +44,33 @@ TEST_CASE(
   struct Row {
     const char* what;
     int signal;
-    int64_t rank;  // -1: the launcher; -2: it and all ranks, as a batch system does
-    bool ddp, background;
+    int64_t to;  // a rank; -1: the launcher; -2: it and all ranks, as a batch system does
+    const char* strategy;
+    bool background = false, sample = false;  // the others only with all layouts
+    int64_t ranks = 2;
   };
   for (const Row& row :
-       {Row{"SIGTERM to the launcher", SIGTERM, -1, false, false},
-        Row{"SIGUSR1 to the launcher", SIGUSR1, -1, true, true},
-        Row{"SIGUSR1 to rank 1", SIGUSR1, 1, false, false},
-        Row{"SIGTERM to everyone", SIGTERM, -2, true, false}, Row{"Ctrl-C", SIGINT, -1, true, true},
-        Row{"SIGINT to everyone", SIGINT, -2, true, false},
-        Row{"SIGHUP to the launcher", SIGHUP, -1, false, false}}) {
+       {Row{"SIGTERM to the launcher", SIGTERM, -1, "fsdp2", false, true},
+        Row{"SIGUSR1 to the launcher", SIGUSR1, -1, "ddp", true},
+        Row{"SIGUSR1 to rank 1", SIGUSR1, 1, "fsdp2", false, true},
+        Row{"SIGTERM to everyone", SIGTERM, -2, "ddp"}, Row{"Ctrl-C", SIGINT, -1, "ddp", true},
+        Row{"SIGINT to everyone", SIGINT, -2, "ddp", false, true},
+        Row{"SIGHUP to the launcher", SIGHUP, -1, "ddp", true, true},
+        Row{"SIGTERM to one process", SIGTERM, -1, "fsdp2", false, false, 1},
+        Row{"Ctrl-C of one process", SIGINT, -1, "fsdp2", false, true, 1},
+        Row{"SIGHUP to one process", SIGHUP, -1, "fsdp2", false, false, 1}}) {
+    if (!row.sample && !all_layouts()) continue;
     INFO(std::string(row.what));
     Layout layout = kLong;
-    layout.strategy = row.ddp ? "ddp" : "fsdp2";
+    layout.strategy = row.strategy;
     layout.background = row.background;
+    layout.ranks = row.ranks;
     Program program;
     program.start(layout.arguments());
     program.wait_for_steps(10);
-    if (row.rank == -2)
+    if (row.to == -2)
       for (int64_t rank : {0, 1}) ::kill(program.rank(rank), row.signal);
-    ::kill(row.rank >= 0 ? program.rank(row.rank) : program.pid(), row.signal);
+    ::kill(row.to >= 0 ? program.rank(row.to) : program.pid(), row.signal);
     Ended ended = program.wait();
     CAPTURE(ended.out);
     CAPTURE(ended.err);
@@ -75,29 +83,13 @@ TEST_CASE(
     CHECK(static_cast<size_t>(steps.back()) == training_rows(program).size());
     CHECK(steps.back() < layout.steps);
     std::string name =
-        row.rank > 0 ? "a signal to another rank" : std::string("SIG") + ::sigabbrev_np(row.signal);
+        row.to > 0 ? "a signal to another rank" : std::string("SIG") + ::sigabbrev_np(row.signal);
     CHECK(ended.out.find(
               name + ": saved step " + std::to_string(steps.back()) +
               " of 100, ending; the same command goes on from there\n  " MESHWRIGHT_BUILD_DIR
               "/bin/meshwright train " +
-              program.job().string() +
-              " --nproc 2 --set distributed.strategy=" + layout.strategy) != std::string::npos);
-    continue_and_compare(program, layout);
-  }
-}
-
-TEST_CASE("one process alone is preempted too" * doctest::test_suite("whole")) {
-  for (int signal : {SIGTERM, SIGINT, SIGHUP}) {
-    CAPTURE(signal);
-    Layout layout = kLong;
-    layout.ranks = 1;
-    Program program;
-    program.start(layout.arguments());
-    program.wait_for_steps(10);
-    ::kill(program.pid(), signal);
-    Ended ended = program.wait();
-    CAPTURE(ended.err);
-    CHECK(ended.code == 75);
+              program.job().string() + " --nproc " + std::to_string(row.ranks) +
+              " --set distributed.strategy=" + layout.strategy) != std::string::npos);
     continue_and_compare(program, layout);
   }
 }
@@ -163,13 +155,9 @@ TEST_CASE("before the first step a first signal ends at once: there is nothing t
   for (int64_t ranks : {1, 2}) {
     Program program;
     // Rank 0 has the folder and hangs before it trains.
-    program.start({"--nproc", std::to_string(ranks)},
-                  {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
-                   {"FILE_SHIM_UNDER", (program.run_folder()).string()},
-                   {"FILE_SHIM_CALL", "rename"},
-                   {"FILE_SHIM_NTH", "1"},
-                   {"FILE_SHIM_FAULT", "hang"},
-                   {"FILE_SHIM_LOG", (program.folder() / "shim.log").string()}});
+    program.start(
+        {"--nproc", std::to_string(ranks)},
+        failing(program.run_folder(), "rename", 1, "hang", {}, program.folder() / "shim.log"));
     for (int i = 0; i < 3000 && !fs::exists(program.folder() / "shim.log"); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     REQUIRE(fs::exists(program.folder() / "shim.log"));
@@ -190,12 +178,7 @@ TEST_CASE("a second signal ends at once, also in the middle of a save that hangs
     Program program;
     fs::path log = program.folder() / "shim.log";
     program.start(layout.arguments({"--set", "step_scheduler.max_steps=1000000"}),
-                  {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
-                   {"FILE_SHIM_UNDER", checkpoint_folder(program).string()},
-                   {"FILE_SHIM_CALL", "fsync"},
-                   {"FILE_SHIM_NTH", "1"},
-                   {"FILE_SHIM_FAULT", "hang"},
-                   {"FILE_SHIM_LOG", log.string()}});
+                  failing(checkpoint_folder(program), "fsync", 1, "hang", {}, log));
     program.wait_for_steps(5);
     ::kill(program.pid(), signal);
     for (int i = 0; i < 1000 && !fs::exists(log); ++i)
@@ -229,10 +212,10 @@ TEST_CASE("train --max-restarts: a killed rank is no end, and the end is that of
     Ended ended = program.wait(120);
     CAPTURE(ended.out);
     CAPTURE(ended.err);
-    CHECK(ended.code == 0);
-    CHECK(ended.says("restart 1 of 2 after rank 0 was ended by signal 9 (SIGKILL), "));
-    CHECK(ended.says("restart 2 of 2 after rank " + std::to_string(ranks - 1) +
-                     " was ended by signal 9 (SIGKILL), from step_00000030"));
+    check_ended(ended, 0,
+                {"restart 1 of 2 after rank 0 was ended by signal 9 (SIGKILL), ",
+                 "restart 2 of 2 after rank " + std::to_string(ranks - 1) +
+                     " was ended by signal 9 (SIGKILL), from step_00000030"});
     CHECK(training_rows(program) == unbroken_rows(layout));
     CHECK(verified_steps(program).back() == layout.steps);
   }
@@ -241,8 +224,7 @@ TEST_CASE("train --max-restarts: a killed rank is no end, and the end is that of
 TEST_CASE("--max-restarts under a launcher is refused: its restarts are the launcher's") {
   Program program;
   Ended ended = program.run({"--max-restarts", "1"}, rank_environment(0, 1, 1));
-  CHECK(ended.code == 2);
-  CHECK(ended.says("torchrun --max-restarts 1"));
+  check_ended(ended, 2, {"torchrun --max-restarts 1"});
 }
 
 TEST_CASE(
@@ -261,7 +243,7 @@ TEST_CASE(
   Program program;
   program.launcher({"python3", "-m", "torch.distributed.run", "--no-python", "--nproc-per-node",
                     "2", "--max-restarts", "1", "--monitor-interval", "0.1"});
-  std::vector<std::string> arguments = layout.arguments();
+  Words arguments = layout.arguments();
   arguments.erase(arguments.begin(), arguments.begin() + 2);  // --nproc 2
   program.start(arguments);
   program.wait_for_steps(5);

@@ -44,6 +44,21 @@ std::vector<pid_t> marked(const std::string& marker) {
 
 }  // namespace
 
+void check_ended(const Ended& ended, int code, const Words& says, const Words& never) {
+  INFO(ended.err);
+  CHECK(ended.code == code);
+  for (const std::string& part : says) CHECK_MESSAGE(ended.says(part), part);
+  for (const std::string& part : never) CHECK_MESSAGE(!ended.says(part), part);
+}
+
+Words job_words(int64_t ranks, const Words& sets, const Words& more_sets) {
+  Words out;
+  if (ranks > 0) out = {"--nproc", std::to_string(ranks)};
+  for (const Words* some : {&sets, &more_sets})
+    for (const std::string& set : *some) out.insert(out.end(), {"--set", set});
+  return out;
+}
+
 std::string read_file(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
@@ -87,9 +102,9 @@ fs::path Program::copy_tokens() const {
   return folder_ / "train.bin";
 }
 
-void Program::start(const std::vector<std::string>& arguments, const Environment& environment,
+void Program::start(const Words& arguments, const Environment& environment,
                     const std::string& out) {
-  std::vector<std::string> words = launcher_, variables = {marker_};
+  Words words = launcher_, variables = {marker_};
   words.insert(words.end(), {MESHWRIGHT_BUILD_DIR "/bin/meshwright", verb_, job_.string()});
   words.insert(words.end(), arguments.begin(), arguments.end());
   for (char** e = environ; *e != nullptr; ++e) {
@@ -196,6 +211,14 @@ void Program::check_files() const {
     boost::json::parse(line, bad);
     CHECK_MESSAGE(!bad, line);
   }
+}
+
+Words training_rows(const Program& program) {
+  std::ifstream in(program.run_folder() / "metrics.jsonl");
+  Words out;
+  for (std::string line; std::getline(in, line);)
+    out.push_back(line.substr(0, line.find(", \"step_ms\"")));
+  return out;
 }
 
 Environment rank_environment(int64_t rank, int64_t world, int port) {

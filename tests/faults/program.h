@@ -23,6 +23,13 @@ struct Ended {
 };
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
+using Words = std::vector<std::string>;
+
+// It ended with this exit status and says all of these, and nothing of those.
+void check_ended(const Ended& ended, int code, const Words& says = {}, const Words& never = {});
+
+// "--nproc N", unless N is 0, and all settings after "--set".
+Words job_words(int64_t ranks, const Words& sets = {}, const Words& more_sets = {});
 
 // A folder of its own with job.toml in it: a tiny Llama on the tokens of tests/data/parity, more
 // steps than anybody waits for.
@@ -46,11 +53,11 @@ class Program {
   // The following starts happen in that folder.
   void in(std::filesystem::path folder) { directory_ = std::move(folder); }
   // What the following starts put before `meshwright train`: a launcher and its arguments.
-  void launcher(std::vector<std::string> words) { launcher_ = std::move(words); }
+  void launcher(Words words) { launcher_ = std::move(words); }
   // In place of train.
   void verb(std::string name) { verb_ = std::move(name); }
   // `meshwright train job.toml` with these arguments; its streams go to files, or where `out` says.
-  void start(const std::vector<std::string>& arguments, const Environment& environment = {},
+  void start(const Words& arguments, const Environment& environment = {},
              const std::string& out = "");
   pid_t pid() const { return pid_; }
   // The process of a local rank; waits for it.
@@ -64,7 +71,7 @@ class Program {
   // The same for one that was killed with all its ranks in the middle of its work: only that its
   // processes are gone.
   Ended reap(double limit = 60);
-  Ended run(const std::vector<std::string>& arguments, const Environment& environment = {}) {
+  Ended run(const Words& arguments, const Environment& environment = {}) {
     start(arguments, environment);
     return wait();
   }
@@ -74,7 +81,7 @@ class Program {
   void check_files() const;
   std::filesystem::path folder_, job_, directory_;
   std::string marker_;
-  std::vector<std::string> launcher_;
+  Words launcher_;
   std::string verb_ = "train";
   pid_t pid_ = -1;
   std::string out_;
@@ -83,6 +90,9 @@ class Program {
 
 // The environment of one of several processes that a launcher would start on this host.
 Environment rank_environment(int64_t rank, int64_t world, int port);
+
+// One row a step, or a validation: what training computed, without what it cost.
+Words training_rows(const Program& program);
 
 // All of a file; empty where it cannot be read.
 std::string read_file(const std::filesystem::path& path);

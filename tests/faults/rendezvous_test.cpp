@@ -25,7 +25,7 @@ Environment with_secret(Environment environment) {
 
 // Two processes as a launcher would start them, the second with other arguments, or, where there
 // are none, another file.
-Both run_two(const std::vector<std::string>& one) {
+Both run_two(const Words& one) {
   int port = free_port();
   Program first, second;
   if (one.empty()) {
@@ -53,11 +53,11 @@ TEST_CASE("a rank that is missing is named by those that came, within the timeou
   two.start({}, rank_environment(2, 3, port));
   for (Ended& ended : std::vector<Ended>{zero.wait(), two.wait()}) {
     CAPTURE(ended.err);
-    CHECK(ended.code == 4);
-    CHECK(ended.says("error[E0502]: all timed out after 3.0 s at 127.0.0.1:" +
-                     std::to_string(port) + ": there is no rank 1 of 3\n"));
-    CHECK(ended.says("help: start as many processes as WORLD_SIZE says"));
-    CHECK(!ended.says("frame #"));
+    check_ended(ended, 4,
+                {"error[E0502]: all timed out after 3.0 s at 127.0.0.1:" + std::to_string(port) +
+                     ": there is no rank 1 of 3\n",
+                 "help: start as many processes as WORLD_SIZE says"},
+                {"frame #"});
     CHECK(ended.seconds < 12);
   }
 }
@@ -67,7 +67,7 @@ TEST_CASE(
     "made, exit status 4" *
     doctest::test_suite("whole")) {
   struct Row {
-    std::vector<std::string> one;
+    Words one;
     std::string words;
   };
   for (const Row& row :
@@ -80,9 +80,7 @@ TEST_CASE(
     Both both = run_two(row.one);
     for (const Ended& ended : {both.zero, both.one}) {
       CAPTURE(ended.err);
-      CHECK(ended.code == 4);
-      CHECK(ended.says("error[E0503]: " + row.words));
-      CHECK(ended.says("help: start "));
+      check_ended(ended, 4, {"error[E0503]: " + row.words, "help: start "});
       CHECK(ended.seconds < 12);
     }
   }

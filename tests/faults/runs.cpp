@@ -20,28 +20,19 @@ std::string Layout::text() const {
          (background ? ", asynchronous" : "");
 }
 
-std::vector<std::string> Layout::arguments(const std::vector<std::string>& more) const {
-  std::vector<std::string> out{"--nproc", std::to_string(ranks)};
+Words Layout::arguments(const Words& more) const {
   // Nobody may wait for a timeout, however busy the machine is.
-  std::vector<std::string> sets{"distributed.strategy=" + strategy, "dist_env.timeout_minutes=1",
-                                "step_scheduler.max_steps=" + std::to_string(steps),
-                                "checkpoint.every_steps=" + std::to_string(every),
-                                std::string("checkpoint.async=") + (background ? "true" : "false")};
-  for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
+  Words out =
+      job_words(ranks, {"distributed.strategy=" + strategy, "dist_env.timeout_minutes=1",
+                        "step_scheduler.max_steps=" + std::to_string(steps),
+                        "checkpoint.every_steps=" + std::to_string(every),
+                        std::string("checkpoint.async=") + (background ? "true" : "false")});
   out.insert(out.end(), more.begin(), more.end());
   return out;
 }
 
-std::vector<std::string> training_rows(const Program& program) {
-  std::ifstream in(program.run_folder() / "metrics.jsonl");
-  std::vector<std::string> out;
-  for (std::string line; std::getline(in, line);)
-    out.push_back(line.substr(0, line.find(", \"step_ms\"")));
-  return out;
-}
-
-const std::vector<std::string>& unbroken_rows(const Layout& layout) {
-  static std::map<std::string, std::vector<std::string>> made;
+const Words& unbroken_rows(const Layout& layout) {
+  static std::map<std::string, Words> made;
   auto& rows =
       made[layout.strategy + std::to_string(layout.ranks) + "/" + std::to_string(layout.steps)];
   if (rows.empty()) {
@@ -77,8 +68,7 @@ std::vector<int64_t> verified_steps(const Program& program) {
   return out;
 }
 
-void continue_and_compare(Program& program, const Layout& layout,
-                          const std::vector<std::string>& more) {
+void continue_and_compare(Program& program, const Layout& layout, const Words& more) {
   Ended ended = program.run(layout.arguments(more));
   CAPTURE(ended.out);
   CAPTURE(ended.err);
@@ -92,6 +82,18 @@ void continue_and_compare(Program& program, const Layout& layout,
     std::string name = entry.path().filename().string();
     CHECK_MESSAGE((name == "latest" || checkpoint::step_of(name)), name);
   }
+}
+
+Environment failing(const fs::path& under, const std::string& call, int64_t nth,
+                    const std::string& fault, std::optional<int64_t> rank, const fs::path& log) {
+  Environment out{{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
+                  {"FILE_SHIM_UNDER", under.string()},
+                  {"FILE_SHIM_CALL", call},
+                  {"FILE_SHIM_NTH", std::to_string(nth)},
+                  {"FILE_SHIM_FAULT", fault}};
+  if (rank) out.emplace_back("FILE_SHIM_RANK", std::to_string(*rank));
+  if (!log.empty()) out.emplace_back("FILE_SHIM_LOG", log.string());
+  return out;
 }
 
 Record::Record() : full_(std::getenv("MESHWRIGHT_FULL_RUN") != nullptr) {

@@ -17,12 +17,9 @@ namespace {
 // Nobody may wait for this: the ranks end together, or the case takes far too long.
 constexpr double kSoon = 45;
 
-using Arguments = std::vector<std::string>;
-
-Arguments sets(const Arguments& values) {
-  Arguments out{"--set", "dist_env.timeout_minutes=2"};
-  for (const std::string& value : values) out.insert(out.end(), {"--set", value});
-  return out;
+// Of so many ranks of our launcher, or of one of another's.
+Words sets(const Words& values, int64_t ranks = 0) {
+  return job_words(ranks, {"dist_env.timeout_minutes=2"}, values);
 }
 
 // Two ranks as a launcher would start them, in folders of their own, with one file of the job.
@@ -36,12 +33,12 @@ struct Two {
   }
   fs::path a() const { return zero.folder() / "a"; }
   fs::path b() const { return zero.folder() / "b"; }
-  void start(const Arguments& arguments) {
+  void start(const Words& arguments) {
     int port = free_port();
     zero.start(arguments, rank_environment(0, 2, port));
     one.start(arguments, rank_environment(1, 2, port));
   }
-  std::vector<Ended> run(const Arguments& arguments) {
+  std::vector<Ended> run(const Words& arguments) {
     start(arguments);
     return {zero.wait(120), one.wait(120)};
   }
@@ -57,8 +54,7 @@ size_t count(const std::string& text, const std::string& part) {
 // ended.
 void check_local(const Ended& ended, int code, const std::string& error) {
   CAPTURE(ended.err);
-  CHECK(ended.code == code);
-  CHECK(ended.says(error));
+  check_ended(ended, code, {error});
   CHECK(ended.seconds < kSoon);
 }
 
@@ -103,7 +99,7 @@ TEST_CASE(
     "a job that no rank can run is refused by all ranks at once, with the exit status of the "
     "refusal") {
   struct Row {
-    Arguments set;
+    Words set;
     int code;
     std::string error;
   };
@@ -114,9 +110,7 @@ TEST_CASE(
     Two two;
     check_all(two.run(sets(row.set)), row.code, row.error);
     Program local;
-    Arguments arguments = sets(row.set);
-    arguments.insert(arguments.end(), {"--nproc", "2"});
-    check_all({local.run(arguments)}, row.code, row.error);
+    check_all({local.run(sets(row.set, 2))}, row.code, row.error);
   }
 }
 
@@ -136,10 +130,12 @@ TEST_CASE(
 TEST_CASE(
     "a rank that refuses the job while no other is started ends by itself, with its own words" *
     doctest::test_suite("whole")) {
-  for (int64_t rank : {0, 1}) {
-    Program program;
-    program.start(sets({"distributed.tp_size=3"}), rank_environment(rank, 2, free_port()));
-    Ended ended = program.wait(120);
+  // Each of a job of its own; both wait for others beside each other.
+  Program ranks[2];
+  for (int64_t rank : {0, 1})
+    ranks[rank].start(sets({"distributed.tp_size=3"}), rank_environment(rank, 2, free_port()));
+  for (Program& program : ranks) {
+    const Ended ended = program.wait(120);
     check_all({ended}, 3, "error[E0301]: ");
     CHECK(!ended.says("on rank "));
   }
@@ -152,7 +148,7 @@ TEST_CASE(
   struct Row {
     const char* what;
     void (*prepare)(const fs::path& run);
-    Arguments set;
+    Words set;
     const char* words;
   };
   size_t number = 0;  // ddp: every second one
@@ -184,7 +180,7 @@ TEST_CASE(
     size_t turn = number++;
     for (const char* strategy : {"fsdp2", "ddp"}) {
       if (strategy == std::string("ddp") && !meshwright::sampled(turn, 2)) continue;
-      Arguments set = row.set;
+      Words set = row.set;
       set.insert(set.end(),
                  {"step_scheduler.max_steps=3", std::string("distributed.strategy=") + strategy});
       Two two;
@@ -193,9 +189,7 @@ TEST_CASE(
       if (strategy == std::string("ddp")) continue;
       Program local;
       row.prepare(local.run_folder());
-      Arguments arguments = sets(set);
-      arguments.insert(arguments.end(), {"--nproc", "2"});
-      check_local(local.run(arguments), 7, row.words);
+      check_local(local.run(sets(set, 2)), 7, row.words);
     }
   }
 }
@@ -231,10 +225,10 @@ TEST_CASE(
   struct Row {
     const char* what;
     void (*prepare)(const fs::path& folder, bool odd);
-    Arguments set;
+    Words set;
     std::string words;
   };
-  const Arguments kTokens{"dataset.path=train.bin"};
+  const Words kTokens{"dataset.path=train.bin"};
   const std::vector<Row> rows = {
       {"one token",
        [](const fs::path& f, bool odd) {
@@ -291,7 +285,7 @@ TEST_CASE(
   fs::path model = two.zero.copy_model();
   fs::copy(model, two.a() / "model");
   fs::copy(model, two.b() / "model");
-  Arguments set{"model.pretrained=model", "step_scheduler.max_steps=1"};
+  Words set{"model.pretrained=model", "step_scheduler.max_steps=1"};
   for (const Ended& ended : two.run(sets(set))) CHECK_MESSAGE(ended.code == 0, ended.err);
   fs::path weights = two.b() / "model/model.safetensors";
   auto last = static_cast<std::streamoff>(fs::file_size(weights)) - 1;
@@ -323,10 +317,10 @@ TEST_CASE(
     file.seekp(at);
     file.put(2);
   };
-  Arguments set{"dataset.path=large.bin", "step_scheduler.max_steps=1", "checkpoint.resume=none"};
+  Words set{"dataset.path=large.bin", "step_scheduler.max_steps=1", "checkpoint.resume=none"};
   change(kUnseen);
   for (const Ended& ended : two.run(sets(set))) CHECK_MESSAGE(ended.code == 0, ended.err);
-  Arguments whole = set;
+  Words whole = set;
   whole.push_back("dataset.verify=whole");
   check_all(two.run(sets(whole)), 7,
             "error[E0709]: the files of the training data differ: large.bin, of 83886080 bytes, "

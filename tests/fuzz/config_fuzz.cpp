@@ -25,66 +25,19 @@ using namespace meshwright;
 
 using fuzz::Random;
 
-const std::vector<std::string>& words() {
-  static const std::vector<std::string> list = {
-      "[",
-      "]",
-      "[[",
-      "]]",
-      "{",
-      "}",
-      "=",
-      ",",
-      ".",
-      "\"",
-      "'''",
-      "\"\"\"",
-      "#",
-      "\n",
-      "\r\n",
-      "true",
-      "false",
-      "none",
-      "\"none\"",
-      "\"auto\"",
-      "nan",
-      "-inf",
-      "0",
-      "-1",
-      "9223372036854775807",
-      "-9223372036854775808",
-      "99999999999999999999",
-      "1e308",
-      "1e-320",
-      "0x7f",
-      "1979-05-27T07:32:00Z",
-      "${HOME}",
-      "${",
-      "$${",
-      "${A:-b}",
-      "\\u0000",
-      "\\uD800",
-      "\xff",
-      std::string(1, '\0'),
-      "\xEF\xBB\xBF",
-      "[distributed]",
-      "[distributed.fsdp2]",
-      "[distributed.pipeline]",
-      "[distributed.moe.mp_policy]",
-      "[plugins]",
-      "tp_size = ",
-      "dp_size = ",
-      "strategy = ",
-      "tp_plan = {\"a.*\" = \"colwise\"}",
-      "pp_schedule = \"ZBVZeroBubble\"",
-      "module_fqns_per_model_part = [[\"a\"], []]",
-      "activation_checkpointing_scope = [\"vision\", \"audio\"]",
-      "betas = [0.9, 0.95]",
-      "lr = ",
-      "load = [\"x\"]",
-      "path = [\"/\"]"};
-  return list;
-}
+// clang-format off
+const std::vector<std::string> kWords = {
+    "[", "]", "[[", "]]", "{", "}", "=", ",", ".", "\"", "'''", "\"\"\"", "#", "\n", "\r\n",
+    "true", "false", "none", "\"none\"", "\"auto\"", "nan", "-inf", "0", "-1",
+    "9223372036854775807", "-9223372036854775808", "99999999999999999999", "1e308", "1e-320",
+    "0x7f", "1979-05-27T07:32:00Z", "${HOME}", "${", "$${", "${A:-b}", "\\u0000", "\\uD800",
+    "\xff", std::string(1, '\0'), "\xEF\xBB\xBF", "[distributed]", "[distributed.fsdp2]",
+    "[distributed.pipeline]", "[distributed.moe.mp_policy]", "[plugins]", "tp_size = ",
+    "dp_size = ", "strategy = ", "tp_plan = {\"a.*\" = \"colwise\"}",
+    "pp_schedule = \"ZBVZeroBubble\"", "module_fqns_per_model_part = [[\"a\"], []]",
+    "activation_checkpointing_scope = [\"vision\", \"audio\"]", "betas = [0.9, 0.95]", "lr = ",
+    "load = [\"x\"]", "path = [\"/\"]"};
+// clang-format on
 
 std::string mutated(std::string text, Random& random) {
   size_t rounds = 1 + random.below(6);
@@ -95,7 +48,7 @@ std::string mutated(std::string text, Random& random) {
         if (!text.empty()) text[random.below(text.size())] = static_cast<char>(random.next());
         break;
       case 1:
-        text.insert(at, words()[random.below(words().size())]);
+        text.insert(at, kWords[random.below(kWords.size())]);
         break;
       case 2:
         text.erase(at, random.below(20));
@@ -114,7 +67,7 @@ std::string mutated(std::string text, Random& random) {
         size_t equals = text.find('=', at);
         if (equals == std::string::npos) break;
         size_t end = std::min(text.find('\n', equals), text.size());
-        text.replace(equals + 1, end - equals - 1, " " + words()[15 + random.below(20)]);
+        text.replace(equals + 1, end - equals - 1, " " + kWords[15 + random.below(20)]);
         break;
       }
       case 6:

@@ -22,24 +22,12 @@ namespace json = boost::json;
 
 namespace {
 
-constexpr const char* kPieces[] = {"Hello",
-                                   " ",
-                                   "\n",
-                                   "\"quoted\"",
-                                   "\\",
-                                   "\xc3\xa9",
-                                   "e\xcc\x81",
-                                   "\xf0\x9f\x99\x82",
-                                   "<|im_end|>",
-                                   "<|im_start|>",
-                                   "<|im_start|",
-                                   "<|endoftext|>",
-                                   "\t",
-                                   "{{ x }}",
-                                   "",
-                                   "\xe6\x97\xa5\xe6\x9c\xac",
-                                   "assistant\n",
-                                   "a longer text of several words"};
+// clang-format off
+constexpr const char* kPieces[] = {
+    "Hello", " ", "\n", "\"quoted\"", "\\", "\xc3\xa9", "e\xcc\x81", "\xf0\x9f\x99\x82",
+    "<|im_end|>", "<|im_start|>", "<|im_start|", "<|endoftext|>", "\t", "{{ x }}", "",
+    "\xe6\x97\xa5\xe6\x9c\xac", "assistant\n", "a longer text of several words"};
+// clang-format on
 
 std::string some_text(Random& random) {
   std::string out;

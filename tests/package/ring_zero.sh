@@ -3,7 +3,7 @@
 . "$(dirname "$0")/common.sh"
 plugin=$work/ring_zero
 cp -r "$source/examples/third_party_plugin" "$plugin"
-make "$plugin" Release
+make "$plugin" Debug
 own_tests "$plugin"
 
 job="$plugin/job.toml --set model.config=$plugin/model.json"
