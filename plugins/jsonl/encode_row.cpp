@@ -11,7 +11,6 @@
 #include "prepare.h"
 #include "row_pieces.h"
 #include "sdk/text/chat/chat_template.h"
-#include "sdk/text/chat/render.h"
 #include "sdk/text/tokenizer/young.h"
 #include "token_store.h"
 

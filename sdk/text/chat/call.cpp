@@ -16,8 +16,7 @@ Renderer::Called::Called(Renderer& renderer) : renderer_(renderer) {
 }
 
 Datum Renderer::callable(const Callable& of) {
-  Datum out;
-  out.kind = Kind::callable;
+  Datum out = Datum::of(Kind::callable);
   out.callable = make(of);
   return out;
 }
@@ -51,7 +50,7 @@ Datum Renderer::call(const Datum& callee, const Arguments& given) {
   if (callee.is_undefined()) fail_undefined(callee);
   if (callee.kind == Kind::loop) return call_loop(*callee.loop, given);
   if (callee.kind != Kind::callable)
-    fail("'" + std::string(type_name(callee.kind)) + "' object is not callable");
+    fail("'" + type_name(callee.kind) + "' object is not callable");
   const Callable& of = *callee.callable;
   switch (of.type) {
     case Callable::Type::function:
@@ -230,8 +229,7 @@ Datum Renderer::call_function(Function function, const Arguments& given) {
       if (function == Function::dict) return out;
       for (uint32_t i = 0; i < out.size; ++i)
         if (!entries[2 * i].is_string()) entries[2 * i] = as_text(entries[2 * i]);
-      Datum space;
-      space.kind = Kind::space;
+      Datum space = Datum::of(Kind::space);
       space.space = make(Space{entries, out.size, out.size});
       return space;
     }
