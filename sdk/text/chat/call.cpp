@@ -23,27 +23,22 @@ Datum Renderer::callable(const Callable& of) {
 
 Datum Renderer::call(const Expr& expr, Frame& frame) {
   // A method is called on its value without making one to call.
+  Datum self, callee;
+  Method found = Method::unknown;
   if (expr.a->op == Op::attribute) {
-    Datum self = evaluate(*expr.a->a, frame);
+    self = evaluate(*expr.a->a, frame);
     line_ = expr.a->line;
-    std::optional<Owner> owner = self.is_string()          ? std::optional(Owner::string)
-                                 : self.kind == Kind::dict ? std::optional(Owner::dict)
-                                                           : std::nullopt;
-    Method found = owner ? method_named(*owner, expr.a->text) : Method::unknown;
-    if (found != Method::unknown && found != Method::mutating) {
-      Arguments given = arguments(expr, frame);
-      line_ = expr.line;
-      return call_method(self, found, expr.a->text, given);
-    }
-    Datum callee = attribute(self, expr.a->text);
-    Arguments given = arguments(expr, frame);
-    line_ = expr.line;
-    return call(callee, given);
+    if (const std::optional<Owner> owner = owner_of(self))
+      found = method_named(*owner, expr.a->text);
+    if (found == Method::mutating) found = Method::unknown;
+    if (found == Method::unknown) callee = attribute(self, expr.a->text);
+  } else {
+    callee = evaluate(*expr.a, frame);
   }
-  Datum callee = evaluate(*expr.a, frame);
   Arguments given = arguments(expr, frame);
   line_ = expr.line;
-  return call(callee, given);
+  return found != Method::unknown ? call_method(self, found, expr.a->text, given)
+                                  : call(callee, given);
 }
 
 Datum Renderer::call(const Datum& callee, const Arguments& given) {

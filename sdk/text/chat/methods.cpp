@@ -296,26 +296,25 @@ const Datum* Renderer::find(const Datum& dict, const Datum& key) {
   return nullptr;
 }
 
-Datum Renderer::method(const Datum& self, std::string_view name) {
-  Owner owner;
+std::optional<Owner> Renderer::owner_of(const Datum& self) {
   switch (self.kind) {
     case Kind::string:
-      owner = Owner::string;
-      break;
+      return Owner::string;
     case Kind::dict:
-      owner = Owner::dict;
-      break;
+      return Owner::dict;
     case Kind::list:
-      owner = Owner::list;
-      break;
+      return Owner::list;
     case Kind::tuple:
     case Kind::range:
-      owner = Owner::tuple;
-      break;
+      return Owner::tuple;
     default:
-      return {};
+      return std::nullopt;
   }
-  Method found = method_named(owner, name);
+}
+
+Datum Renderer::method(const Datum& self, std::string_view name) {
+  const std::optional<Owner> owner = owner_of(self);
+  const Method found = owner ? method_named(*owner, name) : Method::unknown;
   if (found == Method::unknown || (found == Method::other_markup && !self.marked)) return {};
   if (found == Method::mutating) {
     Datum out = Datum::undefined(name, Datum::kUnsafe);

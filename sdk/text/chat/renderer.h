@@ -243,6 +243,7 @@ class Renderer {
   const Datum* find(const Datum& dict, std::string_view key);
   const Datum* find(const Datum& dict, const Datum& key);
   Datum method(const Datum& self, std::string_view name);
+  static std::optional<Owner> owner_of(const Datum& self);  // of methods; none: it has none
   Datum sliced(const Datum& value, const Datum& begin, const Datum& end, const Datum& step);
 
   // operators.cpp

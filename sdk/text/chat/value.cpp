@@ -109,9 +109,9 @@ Value Value::dict(Dict members) {
   return of(std::move(kept));
 }
 
-std::string_view Value::kind_name() const {
-  constexpr std::string_view kNames[] = {"null",     "a boolean", "a number", "a number",
-                                         "a number", "a string",  "a list",   "an object"};
+std::string Value::kind_name() const {
+  constexpr const char* kNames[] = {"null",     "a boolean", "a number", "a number",
+                                    "a number", "a string",  "a list",   "an object"};
   return kNames[held_.index()];
 }
 

@@ -255,7 +255,7 @@ class Value {
   bool is_list() const { return std::holds_alternative<List>(held_); }
   bool is_dict() const { return std::holds_alternative<Dict>(held_); }
   // "null", "a boolean", "a number", "a string", "a list", "an object": for messages.
-  std::string_view kind_name() const;
+  std::string kind_name() const;
 
   // Each asks that the value is of that kind.
   bool as_boolean() const { return std::get<bool>(held_); }
