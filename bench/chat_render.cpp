@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "sdk/text/chat/chat_template.h"
-#include "sdk/text/chat/render.h"
 #include "sdk/text/chat/value.h"
 
 namespace {

@@ -26,7 +26,7 @@
 #include "sdk/base/terminal/progress.h"
 #include "sdk/text/corpus/corpus.h"
 #include "sdk/text/tokenizer/tokenizer.h"
-#include "sdk/text/tokenizer/young.h"
+#include "sdk/text/tokenizer/normalize.h"
 
 namespace meshwright::cli {
 

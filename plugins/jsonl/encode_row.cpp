@@ -11,8 +11,7 @@
 #include "prepare.h"
 #include "row_pieces.h"
 #include "sdk/text/chat/chat_template.h"
-#include "sdk/text/chat/render.h"
-#include "sdk/text/tokenizer/young.h"
+#include "sdk/text/tokenizer/normalize.h"
 #include "token_store.h"
 
 namespace meshwright::jsonl {

@@ -12,7 +12,7 @@
 #include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
-#include "sdk/text/tokenizer/young.h"
+#include "sdk/text/tokenizer/normalize.h"
 
 namespace meshwright::jsonl {
 

@@ -20,7 +20,6 @@
 #include "fuzz.h"
 #include "meshwright/error.h"
 #include "sdk/text/chat/chat_template.h"
-#include "sdk/text/chat/render.h"
 #include "sdk/text/chat/value.h"
 
 namespace {

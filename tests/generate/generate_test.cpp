@@ -188,14 +188,10 @@ TEST_CASE(
   meshwright::tokenizer::Utf8Stream stream;
   std::string expected = stream.add(sample);
   expected += stream.finish() + "\n";
-  for (const fs::path& from :
-       {run_folder, run_folder / "checkpoints", run_folder / "checkpoints" / "step_00000012",
-        run_folder / "checkpoints" / "latest"})
+  for (const fs::path& from : {run_folder, run_folder / "checkpoints" / "latest"})
     CHECK(run("generate " + quoted(from) + " --prompt 'The ' --max-new 120").out == expected);
   std::string base = "generate " + quoted(run_folder) + " --prompt 'The ' --max-new 120 ";
-  for (std::string layout : {"--nproc 2 --set distributed.strategy=fsdp2",
-                             "--nproc 3 --set distributed.strategy=fsdp2", "--nproc 2"})
-    CHECK(run(base + layout).out == expected);
+  CHECK(run(base + "--nproc 3 --set distributed.strategy=fsdp2").out == expected);
   Ran live = run(base);
   CHECK(live.pieces > 20);  // not all at once
   CHECK(run("generate " + quoted(run_folder) + " --prompt ''", true).status == 2);
@@ -243,38 +239,31 @@ TEST_CASE("what cannot be is refused before a rank starts, with words that help"
   fs::create_directories(llama_cpp);
   fs::copy_file(fs::path(MESHWRIGHT_SOURCE_DIR) / net / "config.json", shape / "config.json");
   put(llama_cpp / "q4.gguf", "GGUF");
-  for (auto [arguments, status, part] : std::vector<std::tuple<std::string, int, std::string>>{
-           {"/nowhere --prompt x", 2, "there is no folder /nowhere"},
-           {"README.md --prompt x", 2, "README.md is not a folder"},
-           {"tests --prompt x", 7, "E0712"},
-           {quoted(bare) + " --tokens 1", 2, "no config.json"},
-           {quoted(shape) + " --tokens 1", 7, "is a model without weights"},
-           {quoted(llama_cpp) + " --tokens 1", 7, "gguf_file=\"q4.gguf\""},
-           {quoted(llama_cpp / "q4.gguf") + " --tokens 1", 2, "GGUF is llama.cpp's format"},
-           {net, 2, "something to continue"},
-           {net + " --prompt hello", 2,
-            "no tokenizer.json, and the model's vocabulary has 61 entries"},
-           {net + " --prompt x --tokens 1", 2, "one of them"},
-           {net + " --tokens 1,61", 7, "the token 61, but the model's vocabulary has 61 entries"},
-           {net + " --tokens=-1", 7, "tokens are 0 to 60"},
-           {net + " --tokens ''", 2, "found \"\""},
-           {net + " --tokens 1,,2", 2, "wants token ids with commas"},
-           {net + " --tokens 1,x", 2, "found \"x\""},
-           {net + " --tokens 99999999999999999999", 2, "wants token ids"},
-           {net + " --tokens 1 --stop 61", 7, "--stop has the token 61"},
-           {net + " --tokens 1 --max-new 0", 2, "at least 1"},
-           {net + " --tokens 1 --temperature -1", 2, "--temperature wants"},
-           {net + " --tokens 1 --temperature nan", 2, "--temperature wants"},
-           {net + " --tokens 1 --top-p 0", 2, "--top-p wants"},
-           {net + " --tokens 1 --top-p 1.1", 2, "--top-p wants"},
-           {net + " --tokens 1 --top-k -1", 2, "--top-k wants"},
-           {net + " --tokens 1 --set optimizer.lr=1", 2, "optimizer.lr has no part in generating"},
-           {net + " --tokens 1 --set distributed.strategy=nope", 2, "E0401"},
-           {net + " --tokens 1 --set distributed.dp_size=3 --nproc 2", 3, "E03"},
-       }) {
-    Ran ran = run("generate " + arguments, true);
-    INFO(arguments, "\n", ran.out);
-    CHECK(ran.status == status);
-    CHECK(ran.out.find(part) != std::string::npos);
-  }
+  check_refused(
+      {{"/nowhere --prompt x", 2, "there is no folder /nowhere"},
+       {"README.md --prompt x", 2, "README.md is not a folder"},
+       {"tests --prompt x", 7, "E0712"},
+       {quoted(bare) + " --tokens 1", 2, "no config.json"},
+       {quoted(shape) + " --tokens 1", 7, "is a model without weights"},
+       {quoted(llama_cpp) + " --tokens 1", 7, "gguf_file=\"q4.gguf\""},
+       {quoted(llama_cpp / "q4.gguf") + " --tokens 1", 2, "GGUF is llama.cpp's format"},
+       {net, 2, "something to continue"},
+       {net + " --prompt hello", 2, "no tokenizer.json, and the model's vocabulary has 61 entries"},
+       {net + " --prompt x --tokens 1", 2, "one of them"},
+       {net + " --tokens 1,61", 7, "the token 61, but the model's vocabulary has 61 entries"},
+       {net + " --tokens=-1", 7, "tokens are 0 to 60"},
+       {net + " --tokens ''", 2, "found \"\""},
+       {net + " --tokens 1,,2", 2, "wants token ids with commas"},
+       {net + " --tokens 1,x", 2, "found \"x\""},
+       {net + " --tokens 99999999999999999999", 2, "wants token ids"},
+       {net + " --tokens 1 --stop 61", 7, "--stop has the token 61"},
+       {net + " --tokens 1 --max-new 0", 2, "at least 1"},
+       {net + " --tokens 1 --temperature -1", 2, "--temperature wants"},
+       {net + " --tokens 1 --temperature nan", 2, "--temperature wants"},
+       {net + " --tokens 1 --top-p 0", 2, "--top-p wants"},
+       {net + " --tokens 1 --top-p 1.1", 2, "--top-p wants"},
+       {net + " --tokens 1 --top-k -1", 2, "--top-k wants"},
+       {net + " --tokens 1 --set optimizer.lr=1", 2, "optimizer.lr has no part in generating"},
+       {net + " --tokens 1 --set distributed.strategy=nope", 2, "E0401"},
+       {net + " --tokens 1 --set distributed.dp_size=3 --nproc 2", 3, "E03"}});
 }

@@ -9,8 +9,11 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/contents.h"
 
 namespace json = boost::json;
 namespace fs = std::filesystem;
@@ -55,13 +58,18 @@ struct Folder {
   }
 };
 
-inline std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream out;
-  out << in.rdbuf();
-  return out.str();
-}
-
 inline void put(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
+}
+
+// Arguments of `generate`, the status that it ends with, and what it says.
+using Refused = std::vector<std::tuple<std::string, int, std::string>>;
+
+inline void check_refused(const Refused& rows, const std::string& more = "") {
+  for (const auto& [arguments, status, part] : rows) {
+    const Ran ran = run("generate " + arguments + more, true);
+    INFO(arguments, "\n", ran.out);
+    CHECK(ran.status == status);
+    CHECK(ran.out.find(part) != std::string::npos);
+  }
 }

@@ -38,6 +38,17 @@ inline std::vector<int64_t> sample(const Dataset& data, int64_t index) {
   return out;
 }
 
+// What `body` throws; an error that says "nothing" where it throws none.
+template <class Body>
+Error thrown(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  return {ErrorCode::internal, "nothing"};
+}
+
 inline std::string failure(const DatasetConfig& config, int64_t read = -1) {
   try {
     auto data = open_dataset(config);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "meshwright/error.h"
-#include "sdk/text/tokenizer/young.h"
+#include "sdk/text/tokenizer/normalize.h"
 
 namespace packed_source_test {
 

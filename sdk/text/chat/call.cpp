@@ -16,42 +16,36 @@ Renderer::Called::Called(Renderer& renderer) : renderer_(renderer) {
 }
 
 Datum Renderer::callable(const Callable& of) {
-  Datum out;
-  out.kind = Kind::callable;
+  Datum out = Datum::of(Kind::callable);
   out.callable = make(of);
   return out;
 }
 
 Datum Renderer::call(const Expr& expr, Frame& frame) {
   // A method is called on its value without making one to call.
+  Datum self, callee;
+  Method found = Method::unknown;
   if (expr.a->op == Op::attribute) {
-    Datum self = evaluate(*expr.a->a, frame);
+    self = evaluate(*expr.a->a, frame);
     line_ = expr.a->line;
-    std::optional<Owner> owner = self.is_string()          ? std::optional(Owner::string)
-                                 : self.kind == Kind::dict ? std::optional(Owner::dict)
-                                                           : std::nullopt;
-    Method found = owner ? method_named(*owner, expr.a->text) : Method::unknown;
-    if (found != Method::unknown && found != Method::mutating) {
-      Arguments given = arguments(expr, frame);
-      line_ = expr.line;
-      return call_method(self, found, expr.a->text, given);
-    }
-    Datum callee = attribute(self, expr.a->text);
-    Arguments given = arguments(expr, frame);
-    line_ = expr.line;
-    return call(callee, given);
+    if (const std::optional<Owner> owner = owner_of(self))
+      found = method_named(*owner, expr.a->text);
+    if (found == Method::mutating) found = Method::unknown;
+    if (found == Method::unknown) callee = attribute(self, expr.a->text);
+  } else {
+    callee = evaluate(*expr.a, frame);
   }
-  Datum callee = evaluate(*expr.a, frame);
   Arguments given = arguments(expr, frame);
   line_ = expr.line;
-  return call(callee, given);
+  return found != Method::unknown ? call_method(self, found, expr.a->text, given)
+                                  : call(callee, given);
 }
 
 Datum Renderer::call(const Datum& callee, const Arguments& given) {
   if (callee.is_undefined()) fail_undefined(callee);
   if (callee.kind == Kind::loop) return call_loop(*callee.loop, given);
   if (callee.kind != Kind::callable)
-    fail("'" + std::string(type_name(callee.kind)) + "' object is not callable");
+    fail("'" + type_name(callee.kind) + "' object is not callable");
   const Callable& of = *callee.callable;
   switch (of.type) {
     case Callable::Type::function:
@@ -230,8 +224,7 @@ Datum Renderer::call_function(Function function, const Arguments& given) {
       if (function == Function::dict) return out;
       for (uint32_t i = 0; i < out.size; ++i)
         if (!entries[2 * i].is_string()) entries[2 * i] = as_text(entries[2 * i]);
-      Datum space;
-      space.kind = Kind::space;
+      Datum space = Datum::of(Kind::space);
       space.space = make(Space{entries, out.size, out.size});
       return space;
     }

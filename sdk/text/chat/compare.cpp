@@ -8,42 +8,13 @@
 
 namespace meshwright::chat {
 
-std::string_view Renderer::type_name(Kind kind) {
-  switch (kind) {
-    case Kind::missing:
-    case Kind::undefined:
-      return "Undefined";
-    case Kind::none:
-      return "NoneType";
-    case Kind::boolean:
-      return "bool";
-    case Kind::integer:
-    case Kind::big:
-      return "int";
-    case Kind::real:
-      return "float";
-    case Kind::string:
-      return "str";
-    case Kind::list:
-      return "list";
-    case Kind::tuple:
-      return "tuple";
-    case Kind::range:
-      return "range";
-    case Kind::iterator:
-      return "generator";
-    case Kind::view:
-      return "dict_view";
-    case Kind::dict:
-      return "dict";
-    case Kind::space:
-      return "Namespace";
-    case Kind::loop:
-      return "LoopContext";
-    case Kind::callable:
-      return "function";
-  }
-  return "";
+std::string Renderer::type_name(Kind kind) {
+  constexpr const char* kNames[] = {"Undefined",   "Undefined", "NoneType",  "bool", "int",
+                                    "int",         "float",     "str",       "list", "tuple",
+                                    "range",       "generator", "dict_view", "dict", "Namespace",
+                                    "LoopContext", "function"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Kind::callable) + 1);
+  return kNames[static_cast<size_t>(kind)];
 }
 
 bool Renderer::truth(const Datum& value) const {
@@ -184,23 +155,47 @@ int Renderer::order(const Datum& left, const Datum& right, std::string_view op, 
   }
   if (left.is_undefined()) fail_undefined(left);
   if (right.is_undefined()) fail_undefined(right);
-  fail("'" + std::string(op) + "' not supported between instances of '" +
-       std::string(type_name(left.kind)) + "' and '" + std::string(type_name(right.kind)) + "'");
+  fail("'" + std::string(op) + "' not supported between instances of '" + type_name(left.kind) +
+       "' and '" + type_name(right.kind) + "'");
+}
+
+bool Renderer::related(ast::Relation relation, const Datum& left, const Datum& right) {
+  using ast::Relation;
+  switch (relation) {
+    case Relation::eq:
+      return equal(left, right);
+    case Relation::ne:
+      return !equal(left, right);
+    case Relation::lt:
+      return order(left, right, "<") == -1;
+    case Relation::le:
+      return order(left, right, "<=") <= 0;
+    case Relation::gt:
+      return order(left, right, ">") == 1;
+    case Relation::ge: {
+      const int found = order(left, right, ">=");
+      return found == 0 || found == 1;
+    }
+    case Relation::in:
+      return contains(right, left);
+    case Relation::not_in:
+      return !contains(right, left);
+  }
+  return false;
 }
 
 bool Renderer::contains(const Datum& container, const Datum& value) {
   if (container.is_string()) {
     if (value.is_undefined()) fail_undefined(value);
     if (!value.is_string())
-      fail("'in <string>' requires string as left operand, not " +
-           std::string(type_name(value.kind)));
+      fail("'in <string>' requires string as left operand, not " + type_name(value.kind));
     spend(container.size);
     return container.view().find(value.view()) != std::string_view::npos;
   }
   if (container.kind == Kind::dict) return find(container, value) != nullptr;
   if (container.is_undefined()) return false;
   if (!container.is_sequence())
-    fail("argument of type '" + std::string(type_name(container.kind)) + "' is not iterable");
+    fail("argument of type '" + type_name(container.kind) + "' is not iterable");
   if (container.kind == Kind::iterator) {
     // Goes through it up to the value.
     Stream& rest = *container.stream;
@@ -245,7 +240,7 @@ Items Renderer::items_of(const Datum& value) {
 Items Renderer::need_items(const Datum& value) {
   if (!value.is_sequence() && value.kind != Kind::dict && !value.is_string() &&
       !value.is_undefined())
-    fail("'" + std::string(type_name(value.kind)) + "' object is not iterable");
+    fail("'" + type_name(value.kind) + "' object is not iterable");
   if (value.holder == Datum::kUnsafe) fail_undefined(value);
   return items_of(value);
 }
@@ -264,10 +259,10 @@ size_t Renderer::hash(const Datum& value, int depth) {
   switch (value.kind) {
     case Kind::list:
     case Kind::dict:
-      fail("unhashable type: '" + std::string(type_name(value.kind)) + "'");
+      fail("unhashable type: '" + type_name(value.kind) + "'");
     case Kind::view:
       if (value.holder != static_cast<uint8_t>(View::values))
-        fail("unhashable type: '" + std::string(view_name(value)) + "'");
+        fail("unhashable type: '" + view_name(value) + "'");
       break;
     case Kind::boolean:
     case Kind::integer:
@@ -295,7 +290,7 @@ size_t Renderer::hash(const Datum& value, int depth) {
   return static_cast<size_t>(value.kind);
 }
 
-std::string_view Renderer::view_name(const Datum& view) {
+std::string Renderer::view_name(const Datum& view) {
   switch (static_cast<View>(view.holder)) {
     case View::keys:
       return "dict_keys";
@@ -323,7 +318,7 @@ uint32_t Renderer::length(const Datum& value) {
     case Kind::loop:
       return length_of(*value.loop);
     default:
-      fail("object of type '" + std::string(type_name(value.kind)) + "' has no len()");
+      fail("object of type '" + type_name(value.kind) + "' has no len()");
   }
 }
 

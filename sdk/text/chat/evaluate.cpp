@@ -7,18 +7,20 @@ namespace meshwright::chat {
 
 using ast::Expr;
 using ast::Op;
-using ast::Relation;
 
 Datum Renderer::evaluate(const Expr& expr, Frame& frame) {
   if (expr.op == Op::constant) return expr.constant;
   if (expr.op == Op::name) return lookup(expr, frame);
   Deeper deeper(*this);
+  // With the line of what is done with it.
+  auto operand = [&] {
+    const Datum value = evaluate(*expr.a, frame);
+    line_ = expr.line;
+    return value;
+  };
   switch (expr.op) {
-    case Op::attribute: {
-      Datum value = evaluate(*expr.a, frame);
-      line_ = expr.line;
-      return attribute(value, expr.text);
-    }
+    case Op::attribute:
+      return attribute(operand(), expr.text);
     case Op::item: {
       Datum value = evaluate(*expr.a, frame), key = evaluate(*expr.b, frame);
       line_ = expr.line;
@@ -37,17 +39,12 @@ Datum Renderer::evaluate(const Expr& expr, Frame& frame) {
       return filtered(expr, frame);
     case Op::test:
       return Datum::boolean(tested(expr, frame));
-    case Op::negative: {
-      Datum value = evaluate(*expr.a, frame);
-      line_ = expr.line;
-      return negative(value);
-    }
+    case Op::negative:
+      return negative(operand());
     case Op::positive: {
-      Datum value = evaluate(*expr.a, frame);
-      line_ = expr.line;
+      const Datum value = operand();
       if (value.is_undefined()) fail_undefined(value);
-      if (!is_number(value))
-        fail("bad operand type for unary +: '" + std::string(type_name(value.kind)) + "'");
+      if (!is_number(value)) fail("bad operand type for unary +: '" + type_name(value.kind) + "'");
       return value.kind == Kind::boolean ? Datum::whole(value.truth) : value;
     }
     case Op::invert:
@@ -135,36 +132,7 @@ Datum Renderer::compared(const Expr& expr, Frame& frame) {
   for (size_t i = 0; i < expr.relations.size(); ++i) {
     Datum right = evaluate(*expr.list[i], frame);
     line_ = expr.line;
-    bool holds = false;
-    switch (expr.relations[i]) {
-      case Relation::eq:
-        holds = equal(left, right);
-        break;
-      case Relation::ne:
-        holds = !equal(left, right);
-        break;
-      case Relation::lt:
-        holds = order(left, right, "<") == -1;
-        break;
-      case Relation::le:
-        holds = order(left, right, "<=") <= 0;
-        break;
-      case Relation::gt:
-        holds = order(left, right, ">") == 1;
-        break;
-      case Relation::ge: {
-        int found = order(left, right, ">=");
-        holds = found == 0 || found == 1;
-        break;
-      }
-      case Relation::in:
-        holds = contains(right, left);
-        break;
-      case Relation::not_in:
-        holds = !contains(right, left);
-        break;
-    }
-    if (!holds) return Datum::boolean(false);
+    if (!related(expr.relations[i], left, right)) return Datum::boolean(false);
     left = right;
   }
   return Datum::boolean(true);
@@ -247,9 +215,7 @@ Frame* Renderer::open(const Scope& scope, Frame* parent) {
 }
 
 void Renderer::clear(Frame& frame, const Scope& scope) {
-  Datum missing;
-  missing.kind = Kind::missing;
-  std::fill_n(frame.slots, scope.slots.size(), missing);
+  std::fill_n(frame.slots, scope.slots.size(), Datum::of(Kind::missing));
 }
 
 Renderer::Flow Renderer::execute(const ast::Body& body, Frame& frame) {
@@ -425,8 +391,7 @@ Renderer::Flow Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& fr
   // As in Jinja: else follows unless some turn came to the end of the body.
   bool completed = false;
   Frame* inner = open(*stmt.scope, &frame);
-  Datum handle;
-  handle.kind = Kind::loop;
+  Datum handle = Datum::of(Kind::loop);
   handle.loop = state;
   for (size_t i = 0; has(*state, i); ++i) {
     turn();

@@ -18,9 +18,6 @@ Datum Renderer::apply(Filter filter, std::string_view name, const Datum& value,
     }
     case Filter::tojson:
       return tojson(value, given);
-    case Filter::length:
-      bind(name, given, {});
-      return Datum::whole(length(value));
     case Filter::attr: {
       Bound bound = bind(name, given, {"name"}, 1);
       if (!bound[0]->is_string()) fail("attr() wants a string");
@@ -34,51 +31,30 @@ Datum Renderer::apply(Filter filter, std::string_view name, const Datum& value,
       }
       return attribute(value, bound[0]->view());
     }
-    case Filter::abs:
     case Filter::int_:
+      return to_int(value, given);
     case Filter::float_:
+      return to_float(value, given);
     case Filter::round:
-    case Filter::sum:
+      return rounded(value, given);
     case Filter::min:
+      return extreme(value, given, false);
     case Filter::max:
-      return apply_number(filter, name, value, given);
-    case Filter::capitalize:
-    case Filter::escape:
-    case Filter::format:
-    case Filter::indent:
-    case Filter::lower:
-    case Filter::replace:
-    case Filter::safe:
-    case Filter::string:
-    case Filter::title:
-    case Filter::trim:
-    case Filter::truncate:
-    case Filter::upper:
-    case Filter::wordcount:
-      return apply_text(filter, name, value, given);
-    default:
-      return apply_list(filter, name, value, given);
-  }
-}
-
-Datum Renderer::apply_text(Filter filter, std::string_view name, const Datum& value,
-                           const Arguments& given) {
-  switch (filter) {
+      return extreme(value, given, true);
+    case Filter::sum:
+      return summed(value, given);
     case Filter::trim: {
       Bound bound = bind(name, given, {"chars"});
       return strip(need_text(value), bound[0], true, true);
     }
     case Filter::replace: {
       Bound bound = bind(name, given, {"old", "new", "count"}, 2);
-      int64_t count = bound[2] == nullptr || bound[2]->kind == Kind::none
-                          ? -1
-                          : whole_of(*bound[2], "the count of replace");
+      int64_t count = !is_given(bound[2]) ? -1 : whole_of(*bound[2], "the count of replace");
       return replace(as_text(value), as_text(*bound[0]), as_text(*bound[1]), count);
     }
     case Filter::indent:
       if (value.is_undefined()) fail_undefined(value);
-      if (!value.is_string())
-        fail("indent wants a string, not '" + std::string(type_name(value.kind)) + "'");
+      if (!value.is_string()) fail("indent wants a string, not '" + type_name(value.kind) + "'");
       return indent(value, given);
     case Filter::format:
       if (given.count > 0 && given.named > 0)
@@ -86,20 +62,67 @@ Datum Renderer::apply_text(Filter filter, std::string_view name, const Datum& va
       return percent(need_text(value), given);
     case Filter::truncate:
       return truncated(value, given);
+    case Filter::select:
+      return selected(value, given, false, true);
+    case Filter::reject:
+      return selected(value, given, false, false);
+    case Filter::selectattr:
+      return selected(value, given, true, true);
+    case Filter::rejectattr:
+      return selected(value, given, true, false);
+    case Filter::map:
+      return mapped(value, given);
+    case Filter::dictsort:
+      return dictsorted(value, given);
+    case Filter::unique:
+      return unique(value, given);
+    case Filter::batch:
+      return batched(value, given);
+    case Filter::slice:
+      return sliced_columns(value, given);
+    case Filter::groupby:
+      return grouped(value, given);
+    case Filter::sort: {
+      Bound bound = bind(name, given, {"reverse", "case_sensitive", "attribute"});
+      const Items items = need_items(value);
+      return sorted(items, flag(bound[0], false),
+                    sort_keys(items, bound[2], flag(bound[1], false), true));
+    }
+    case Filter::join: {
+      Bound bound = bind(name, given, {"d", "attribute"});
+      Items items = need_items(value);
+      Datum separator = bound[0] == nullptr ? Datum::string("") : as_text(*bound[0]);
+      if (is_given(bound[1])) {
+        Datum* parts = take<Datum>(items.size);
+        for (uint32_t i = 0; i < items.size; ++i) parts[i] = path(items.at[i], *bound[1]);
+        items.at = parts;
+      }
+      return joined(separator, items, false);
+    }
     default:
       break;
   }
   bind(name, given, {});
-  Datum text = need_text(value);
+  return apply_plain(filter, value);
+}
+
+// Those that take no argument.
+Datum Renderer::apply_plain(Filter filter, const Datum& value) {
   switch (filter) {
+    case Filter::abs:
+      return absolute(value);
+    case Filter::length:
+      return Datum::whole(length(value));
+    case Filter::string:
+      return need_text(value);
     case Filter::upper:
-      return cased(text, Case::upper);
+      return cased(need_text(value), Case::upper);
     case Filter::lower:
-      return cased(text, Case::lower);
+      return cased(need_text(value), Case::lower);
     case Filter::title:
-      return marked(cased(text, Case::title_filter), false);
+      return marked(cased(need_text(value), Case::title_filter), false);
     case Filter::capitalize:
-      return cased(text, Case::capitalize);
+      return cased(need_text(value), Case::capitalize);
     case Filter::escape:
       return escape(value);
     case Filter::safe:
@@ -107,6 +130,7 @@ Datum Renderer::apply_text(Filter filter, std::string_view name, const Datum& va
     case Filter::wordcount: {
       int64_t count = 0;
       bool within = false;
+      const Datum text = need_text(value);
       spend(text.size);
       std::string_view bytes = text.view();
       for (size_t at = 0; at < bytes.size();) {
@@ -118,9 +142,42 @@ Datum Renderer::apply_text(Filter filter, std::string_view name, const Datum& va
       }
       return Datum::whole(count);
     }
+    case Filter::list: {
+      Items items = need_items(value);
+      Datum out = Datum::sequence(Kind::list, items.at, items.size);
+      out.message = value.message;
+      return out;
+    }
+    case Filter::items: {
+      if (value.is_undefined()) return list_of({}, Kind::iterator);
+      if (value.kind != Kind::dict) fail("Can only get item pairs from a mapping.");
+      const Datum items = dict_method(value, Method::items, {});
+      return stream_of(items.items, items.size);
+    }
+    case Filter::first:
+    case Filter::last: {
+      // Python goes through a Markup forwards as a string and backwards as what it is.
+      if (value.is_string() && value.size > 0)
+        return filter == Filter::first ? item(marked(value, false), Datum::whole(0))
+                                       : item(value, Datum::whole(-1));
+      if (filter == Filter::last && value.kind == Kind::iterator)
+        fail("'generator' object is not reversible");
+      if (value.kind == Kind::iterator) {
+        Stream& rest = *value.stream;
+        if (rest.at < rest.size) return rest.items[rest.at++];
+      }
+      Items items = need_items(value);
+      if (items.size == 0) return Datum::undefined("the sequence was empty: no such item");
+      return items.at[filter == Filter::first ? 0 : items.size - 1];
+    }
     default:
-      return text;  // string
+      break;  // reverse
   }
+  if (value.is_string()) return sliced(value, Datum::none(), Datum::none(), Datum::whole(-1));
+  Items items = need_items(value);
+  Datum* out = take<Datum>(items.size);
+  std::reverse_copy(items.begin(), items.end(), out);
+  return stream_of(out, items.size);
 }
 
 Datum Renderer::truncated(const Datum& value, const Arguments& given) {
@@ -129,9 +186,8 @@ Datum Renderer::truncated(const Datum& value, const Arguments& given) {
   constexpr int64_t kUsual = 255, kUsualLeeway = 5;
   int64_t limit = bound[0] == nullptr ? kUsual : whole_of(*bound[0], "the length of truncate");
   Datum end = bound[2] == nullptr ? Datum::string("...") : need_text(*bound[2]);
-  int64_t leeway = bound[3] == nullptr || bound[3]->kind == Kind::none
-                       ? kUsualLeeway
-                       : whole_of(*bound[3], "the leeway of truncate");
+  int64_t leeway =
+      !is_given(bound[3]) ? kUsualLeeway : whole_of(*bound[3], "the leeway of truncate");
   auto end_size = static_cast<int64_t>(unicode::length(end.view()));
   if (limit < end_size) fail("the length of truncate is less than that of its end");
   if (leeway < 0) fail("the leeway of truncate is less than 0");
@@ -203,7 +259,7 @@ Datum Renderer::sort_key(const Datum& value, const Datum* attribute, bool case_s
   auto fold = [&](const Datum& key) {
     return key.is_string() && !case_sensitive ? cased(key, Case::lower) : key;
   };
-  if (attribute == nullptr || attribute->kind == Kind::none)
+  if (!is_given(attribute))
     return fold(value.is_undefined() && otherwise != nullptr ? *otherwise : value);
   if (!several || !attribute->is_string() || attribute->view().find(',') == std::string_view::npos)
     return fold(path(value, *attribute, otherwise));
@@ -266,12 +322,16 @@ Datum Renderer::unique(const Datum& value, const Arguments& given) {
   return list_of(out, Kind::iterator);
 }
 
+size_t Renderer::size_of(const Datum& value, const std::string& what) const {
+  constexpr int64_t kMost = 100000;
+  const int64_t size = whole_of(value, what);
+  if (size < 1 || size > kMost) fail(what + " must be from 1 to 100000");
+  return static_cast<size_t>(size);
+}
+
 Datum Renderer::batched(const Datum& value, const Arguments& given) {
   Bound bound = bind("batch", given, {"linecount", "fill_with"}, 1);
-  int64_t wanted = whole_of(*bound[0], "the size of a batch");
-  constexpr int64_t kMost = 100000;
-  if (wanted < 1 || wanted > kMost) fail("the size of a batch must be from 1 to 100000");
-  auto count = static_cast<size_t>(wanted);
+  const size_t count = size_of(*bound[0], "the size of a batch");
   std::vector<Datum> batches, batch;
   auto close = [&] {
     batches.push_back(list_of(batch));
@@ -282,7 +342,7 @@ Datum Renderer::batched(const Datum& value, const Arguments& given) {
     batch.push_back(item);
   }
   if (!batch.empty()) {
-    if (bound[1] != nullptr && bound[1]->kind != Kind::none) batch.resize(count, *bound[1]);
+    if (is_given(bound[1])) batch.resize(count, *bound[1]);
     close();
   }
   return list_of(batches, Kind::iterator);
@@ -290,13 +350,10 @@ Datum Renderer::batched(const Datum& value, const Arguments& given) {
 
 Datum Renderer::sliced_columns(const Datum& value, const Arguments& given) {
   Bound bound = bind("slice", given, {"slices", "fill_with"}, 1);
-  int64_t wanted = whole_of(*bound[0], "the number of slices");
-  constexpr int64_t kMost = 100000;
-  if (wanted < 1 || wanted > kMost) fail("the number of slices must be from 1 to 100000");
+  const size_t slices = size_of(*bound[0], "the number of slices");
   Items items = need_items(value);
-  auto slices = static_cast<size_t>(wanted);
   size_t each = items.size / slices, longer = items.size % slices, at = 0;
-  bool fills = bound[1] != nullptr && bound[1]->kind != Kind::none;
+  bool fills = is_given(bound[1]);
   std::vector<Datum> out;
   for (size_t i = 0; i < slices; ++i) {
     size_t size = each + (i < longer ? 1 : 0);
@@ -337,128 +394,25 @@ Datum Renderer::grouped(const Datum& value, const Arguments& given) {
   return list_of(groups);
 }
 
-Datum Renderer::apply_list(Filter filter, std::string_view name, const Datum& value,
-                           const Arguments& given) {
-  switch (filter) {
-    case Filter::select:
-      return selected(value, given, false, true);
-    case Filter::reject:
-      return selected(value, given, false, false);
-    case Filter::selectattr:
-      return selected(value, given, true, true);
-    case Filter::rejectattr:
-      return selected(value, given, true, false);
-    case Filter::map:
-      return mapped(value, given);
-    case Filter::dictsort:
-      return dictsorted(value, given);
-    case Filter::unique:
-      return unique(value, given);
-    case Filter::batch:
-      return batched(value, given);
-    case Filter::slice:
-      return sliced_columns(value, given);
-    case Filter::groupby:
-      return grouped(value, given);
-    case Filter::sort: {
-      Bound bound = bind(name, given, {"reverse", "case_sensitive", "attribute"});
-      const Items items = need_items(value);
-      return sorted(items, flag(bound[0], false),
-                    sort_keys(items, bound[2], flag(bound[1], false), true));
-    }
-    case Filter::join: {
-      Bound bound = bind(name, given, {"d", "attribute"});
-      Items items = need_items(value);
-      Datum separator = bound[0] == nullptr ? Datum::string("") : as_text(*bound[0]);
-      if (bound[1] != nullptr && bound[1]->kind != Kind::none) {
-        Datum* parts = take<Datum>(items.size);
-        for (uint32_t i = 0; i < items.size; ++i) parts[i] = path(items.at[i], *bound[1]);
-        items.at = parts;
-      }
-      return joined(separator, items, false);
-    }
-    default:
-      break;
-  }
-  bind(name, given, {});
-  switch (filter) {
-    case Filter::list: {
-      Items items = need_items(value);
-      Datum out = Datum::sequence(Kind::list, items.at, items.size);
-      out.message = value.message;
-      return out;
-    }
-    case Filter::items:
-      if (value.is_undefined()) return list_of({}, Kind::iterator);
-      if (value.kind != Kind::dict) fail("Can only get item pairs from a mapping.");
-      {
-        const Datum items = dict_method(value, Method::items, {});
-        return stream_of(items.items, items.size);
-      }
-    case Filter::first:
-    case Filter::last: {
-      // Python goes through a Markup forwards as a string and backwards as what it is.
-      if (value.is_string() && value.size > 0)
-        return filter == Filter::first ? item(marked(value, false), Datum::whole(0))
-                                       : item(value, Datum::whole(-1));
-      if (filter == Filter::last && value.kind == Kind::iterator)
-        fail("'generator' object is not reversible");
-      if (value.kind == Kind::iterator) {
-        Stream& rest = *value.stream;
-        if (rest.at < rest.size) return rest.items[rest.at++];
-      }
-      Items items = need_items(value);
-      if (items.size == 0) return Datum::undefined("the sequence was empty: no such item");
-      return items.at[filter == Filter::first ? 0 : items.size - 1];
-    }
-    default:
-      break;  // reverse
-  }
-  if (value.is_string()) return reversed(value);
-  Items items = need_items(value);
-  Datum* out = take<Datum>(items.size);
-  std::reverse_copy(items.begin(), items.end(), out);
-  return stream_of(out, items.size);
-}
-
 bool Renderer::test(Test test, std::string_view name, const Datum& value, const Arguments& given) {
   auto argument = [&]() -> const Datum& {
     if (given.count != 1 || given.named != 0)
       fail("the test '" + std::string(name) + "' takes one argument");
     return given.list[0];
   };
-  auto none = [&] {
-    if (given.count + given.named != 0)
-      fail("the test '" + std::string(name) + "' takes no argument");
-  };
+  if (test <= Test::in) return related(static_cast<ast::Relation>(test), value, argument());
   switch (test) {
     case Test::unknown:
       fail("No test named '" + std::string(name) + "'.");
-    case Test::eq:
-      return equal(value, argument());
-    case Test::ne:
-      return !equal(value, argument());
-    case Test::lt:
-      return order(value, argument(), "<") == -1;
-    case Test::le:
-      return order(value, argument(), "<=") <= 0;
-    case Test::gt:
-      return order(value, argument(), ">") == 1;
-    case Test::ge: {
-      int found = order(value, argument(), ">=");
-      return found == 0 || found == 1;
-    }
-    case Test::in:
-      return contains(argument(), value);
     case Test::sameas:
       return identical(value, argument());
     case Test::divisibleby:
-      return truth(
-          Datum::boolean(equal(arithmetic(ast::Op::modulo, value, argument()), Datum::whole(0))));
+      return equal(arithmetic(ast::Op::modulo, value, argument()), Datum::whole(0));
     default:
       break;
   }
-  none();
+  if (given.count + given.named != 0)
+    fail("the test '" + std::string(name) + "' takes no argument");
   auto remainder = [&] {
     if (value.is_string()) fail("not all arguments converted during string formatting");
     return arithmetic(ast::Op::modulo, value, Datum::whole(2));

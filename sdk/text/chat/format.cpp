@@ -94,8 +94,7 @@ void Renderer::formatted(const Datum& value, std::string_view spec, Writer& out)
     body = copied(text, value.message);
     if (align == 0 || align == '=') align = '>';
   } else {
-    fail("unsupported format string passed to " + std::string(type_name(value.kind)) +
-         ".__format__");
+    fail("unsupported format string passed to " + type_name(value.kind) + ".__format__");
   }
   size_t length = unicode::length(body.view());
   size_t lacking = length < static_cast<size_t>(width) ? static_cast<size_t>(width) - length : 0;
@@ -252,7 +251,7 @@ Datum Renderer::percent(const Datum& format, const Arguments& given) {
     } else if (type == 'd' || type == 'i' || type == 'f') {
       if (!is_number(value))
         fail(std::string("%") + type + " format: a real number is required, not " +
-             std::string(type_name(value.kind)));
+             type_name(value.kind));
       if (type != 'f' && value.kind == Kind::real) value = to_int(value, {});
       if (value.kind == Kind::boolean) value.kind = Kind::integer, value.integer = value.truth;
       spec += type == 'f' ? 'f' : 'd';
@@ -323,32 +322,19 @@ void quote(const Datum& value, Writer& out) {
   for (size_t at = 0; at < text.size();) {
     auto [code, size] = unicode::decode(text, at);
     Run from = origins.at(at);
-    piece.clear();
-    auto hex = [&](char kind, int digits) {
-      constexpr std::string_view kHex = "0123456789abcdef";
-      piece += '\\';
-      piece += kind;
-      for (int shift = 4 * (digits - 1); shift >= 0; shift -= 4)
-        piece += kHex[(code >> shift) & 15];
-    };
-    if (code == static_cast<unsigned char>(mark) || code == '\\') {
-      piece += '\\';
-      piece += static_cast<char>(code);
-    } else if (code == '\n') {
-      piece = "\\n";
-    } else if (code == '\r') {
-      piece = "\\r";
-    } else if (code == '\t') {
-      piece = "\\t";
-    } else if (code == ' ' || unicode::is_printable(code)) {
+    const size_t blank = code < 0x80 ? std::string_view("\n\r\t").find(static_cast<char>(code))
+                                     : std::string_view::npos;
+    if (code == static_cast<unsigned char>(mark) || code == '\\')
+      piece = {'\\', static_cast<char>(code)};
+    else if (blank != std::string_view::npos)
+      piece = {'\\', "nrt"[blank]};
+    else if (code == ' ' || unicode::is_printable(code))
       piece = text.substr(at, size);
-    } else if (code < 0x100) {
-      hex('x', 2);
-    } else if (code < 0x10000) {
-      hex('u', 4);
-    } else {
-      hex('U', 8);
-    }
+    else
+      piece = text::format(code < 0x100     ? "\\x%02x"
+                           : code < 0x10000 ? "\\u%04x"
+                                            : "\\U%08x",
+                           static_cast<unsigned>(code));
     out.write(piece, from.message, from.generation);
     at += size;
   }
@@ -363,6 +349,23 @@ void Renderer::represent(const Datum& value, Writer& out, int depth) {
   check_size(out.text.size());
   spend(1);
   auto put = [&](std::string_view text) { out.write(text, value.message, 0); };
+  auto sequence = [&](std::string_view open, std::string_view close) {
+    put(open);
+    for (uint32_t i = 0; i < value.size; ++i) {
+      if (i > 0) put(", ");
+      represent(value.items[i], out, depth + 1);
+    }
+    put(close);
+  };
+  auto mapping = [&](std::string_view open, const Datum* entries, size_t size,
+                     std::string_view close) {
+    put(open);
+    for (size_t i = 0; i < 2 * size; ++i) {
+      if (i > 0) put(i % 2 == 0 ? ", " : ": ");
+      represent(entries[i], out, depth + 1);
+    }
+    put(close);
+  };
   switch (value.kind) {
     case Kind::undefined:
     case Kind::missing:
@@ -384,38 +387,15 @@ void Renderer::represent(const Datum& value, Writer& out, int depth) {
       if (value.items[-1].integer != 1) put(", " + number_text(value.items[-1]));
       return put(")");
     case Kind::list:
+      return sequence("[", "]");
     case Kind::tuple:
-    case Kind::view: {
-      put(value.kind == Kind::list    ? "["
-          : value.kind == Kind::tuple ? "("
-                                      : std::string(view_name(value)) + "([");
-      for (uint32_t i = 0; i < value.size; ++i) {
-        if (i > 0) put(", ");
-        represent(value.items[i], out, depth + 1);
-      }
-      if (value.kind == Kind::tuple) return put(value.size == 1 ? ",)" : ")");
-      return put(value.kind == Kind::list ? "]" : "])");
-    }
+      return sequence("(", value.size == 1 ? ",)" : ")");
+    case Kind::view:
+      return sequence(view_name(value) + "([", "])");
     case Kind::dict:
-      put("{");
-      for (size_t i = 0; i < value.size; ++i) {
-        if (i > 0) put(", ");
-        represent(value.items[2 * i], out, depth + 1);
-        put(": ");
-        represent(value.items[2 * i + 1], out, depth + 1);
-      }
-      return put("}");
-    case Kind::space: {
-      put("<Namespace {");
-      const Space& space = *value.space;
-      for (size_t i = 0; i < space.count; ++i) {
-        if (i > 0) put(", ");
-        represent(space.entries[2 * i], out, depth + 1);
-        put(": ");
-        represent(space.entries[2 * i + 1], out, depth + 1);
-      }
-      return put("}>");
-    }
+      return mapping("{", value.items, value.size, "}");
+    case Kind::space:
+      return mapping("<Namespace {", value.space->entries, value.space->count, "}>");
     case Kind::iterator:
       return put("<generator object>");
     case Kind::loop:

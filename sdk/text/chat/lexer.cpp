@@ -51,23 +51,16 @@ class Lexer {
     line_starting_ = to > at_ ? source_[to - 1] == '\n' : line_starting_;
     at_ = to;
   }
-  size_t past_blanks(size_t at) const {
+  template <class Is>
+  size_t past(size_t at, const Is& is) const {
     while (at < source_.size()) {
       auto [code, size] = unicode::decode(source_, at);
-      if (!unicode::is_blank(code)) break;
+      if (!is(code)) break;
       at += size;
     }
     return at;
   }
-
-  size_t past_name(size_t at) const {
-    while (at < source_.size()) {
-      auto [code, size] = unicode::decode(source_, at);
-      if (!in_name(code)) break;
-      at += size;
-    }
-    return at;
-  }
+  size_t past_blanks(size_t at) const { return past(at, unicode::is_blank); }
 
   // The text before a tag, without the blanks that the tag takes away.
   std::string_view before_tag(size_t end, char sign, bool strips_line) const {
@@ -181,7 +174,7 @@ class Lexer {
   void token(std::string& open) {
     char c = source_[at_];
     if (lexer_digit(c)) return number();
-    if (size_t end = past_name(at_); end != at_) {
+    if (size_t end = past(at_, in_name); end != at_) {
       const std::string_view name = std::string_view(source_).substr(at_, end - at_);
       if (!unicode::is_identifier(name))
         fail("Invalid character in identifier '" + std::string(name) + "'");
@@ -236,17 +229,17 @@ class Lexer {
       }
     }
     if (!real && source_[at_] == '0' && end == at_ + 1 && end < source_.size()) {
-      char base = static_cast<char>(source_[end] | 0x20);
-      std::string_view allowed = base == 'x'   ? "0123456789abcdefABCDEF"
-                                 : base == 'o' ? "01234567"
-                                 : base == 'b' ? "01"
-                                               : "";
+      const char base = static_cast<char>(source_[end] | 0x20);
+      const int radix = base == 'x' ? 16 : base == 'o' ? 8 : base == 'b' ? 2 : 0;
+      const std::string_view allowed = radix == 16  ? "0123456789abcdefABCDEF"
+                                       : radix == 8 ? "01234567"
+                                       : radix == 2 ? "01"
+                                                    : "";
       size_t from = end + 1 + (source_.compare(end + 1, 1, "_") == 0 ? 1 : 0);
       if (size_t last = digits(from, allowed); !allowed.empty() && last != from) {
         std::string text = source_.substr(from, last - from);
         std::erase(text, '_');
         uint64_t value = 0;
-        int radix = base == 'x' ? 16 : base == 'o' ? 8 : 2;
         auto [stop, failed] = std::from_chars(text.data(), text.data() + text.size(), value, radix);
         if (failed != std::errc()) fail("the number is too large");
         add(Lex::integer, std::to_string(value));

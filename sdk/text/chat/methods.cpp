@@ -19,7 +19,7 @@ Datum Renderer::starts(const Datum& self, const Arguments& given, bool at_end) {
     if (affix.is_undefined()) fail_undefined(affix);
     if (!affix.is_string())
       fail(std::string(at_end ? "endswith" : "startswith") +
-           " first arg must be str or a tuple of str, not " + std::string(type_name(affix.kind)));
+           " first arg must be str or a tuple of str, not " + type_name(affix.kind));
     spend(affix.size / 8);
     return at_end ? self.view().ends_with(affix.view()) : self.view().starts_with(affix.view());
   };
@@ -29,7 +29,7 @@ Datum Renderer::starts(const Datum& self, const Arguments& given, bool at_end) {
 
 Datum Renderer::find_text(const Datum& self, Method method, const Arguments& given) {
   Bound bound = bind("find", given, {"sub"}, 1);
-  if (!bound[0]->is_string()) fail("must be str, not " + std::string(type_name(bound[0]->kind)));
+  if (!bound[0]->is_string()) fail("must be str, not " + type_name(bound[0]->kind));
   std::string_view text = self.view(), wanted = bound[0]->view();
   spend(text.size());
   if (method == Method::count) {
@@ -130,7 +130,7 @@ Datum Renderer::string_method(const Datum& self, Method method, std::string_view
         if (bound[i]->is_undefined()) fail_undefined(*bound[i]);
         if (!bound[i]->is_string())
           fail("replace() argument " + std::to_string(i + 1) + " must be str, not " +
-               std::string(type_name(bound[i]->kind)));
+               type_name(bound[i]->kind));
       }
       return replace(self, *bound[0], *bound[1],
                      bound[2] == nullptr ? -1 : whole_of(*bound[2], "the count of replace()"));
@@ -289,33 +289,32 @@ const Datum* Renderer::find(const Datum& dict, std::string_view key) {
 const Datum* Renderer::find(const Datum& dict, const Datum& key) {
   if (key.is_string()) return find(dict, key.view());
   if (key.kind == Kind::list || key.kind == Kind::dict)
-    fail("unhashable type: '" + std::string(type_name(key.kind)) + "'");
+    fail("unhashable type: '" + type_name(key.kind) + "'");
   spend(dict.size);
   for (uint32_t i = 0; i < dict.size; ++i)
     if (equal(dict.items[2 * size_t{i}], key)) return &dict.items[2 * size_t{i} + 1];
   return nullptr;
 }
 
-Datum Renderer::method(const Datum& self, std::string_view name) {
-  Owner owner;
+std::optional<Owner> Renderer::owner_of(const Datum& self) {
   switch (self.kind) {
     case Kind::string:
-      owner = Owner::string;
-      break;
+      return Owner::string;
     case Kind::dict:
-      owner = Owner::dict;
-      break;
+      return Owner::dict;
     case Kind::list:
-      owner = Owner::list;
-      break;
+      return Owner::list;
     case Kind::tuple:
     case Kind::range:
-      owner = Owner::tuple;
-      break;
+      return Owner::tuple;
     default:
-      return {};
+      return std::nullopt;
   }
-  Method found = method_named(owner, name);
+}
+
+Datum Renderer::method(const Datum& self, std::string_view name) {
+  const std::optional<Owner> owner = owner_of(self);
+  const Method found = owner ? method_named(*owner, name) : Method::unknown;
   if (found == Method::unknown || (found == Method::other_markup && !self.marked)) return {};
   if (found == Method::mutating) {
     Datum out = Datum::undefined(name, Datum::kUnsafe);
@@ -406,8 +405,7 @@ Datum Renderer::item(const Datum& value, const Datum& key) {
 Datum Renderer::path(const Datum& value, const Datum& path, const Datum* otherwise) {
   auto taken = [&](const Datum& from, const Datum& key) {
     const Datum out = item(from, key);
-    return out.is_undefined() && otherwise != nullptr && otherwise->kind != Kind::none ? *otherwise
-                                                                                       : out;
+    return out.is_undefined() && is_given(otherwise) ? *otherwise : out;
   };
   if (!path.is_string()) return taken(value, path);
   Datum at = value;
@@ -460,9 +458,8 @@ Datum Renderer::sliced(const Datum& value, const Datum& begin, const Datum& end,
                        const Datum& step) {
   if (value.kind == Kind::undefined) fail_undefined(value);
   if (!value.is_indexed() && !value.is_string())
-    fail(value.kind == Kind::dict
-             ? "unhashable type: 'slice'"
-             : "'" + std::string(type_name(value.kind)) + "' object is not subscriptable");
+    fail(value.kind == Kind::dict ? "unhashable type: 'slice'"
+                                  : "'" + type_name(value.kind) + "' object is not subscriptable");
   auto bound = [&](const Datum& part, int64_t otherwise) {
     if (part.kind == Kind::none) return otherwise;
     return whole_of(part, "a bound of a slice");

@@ -69,22 +69,26 @@ Expr* Parser::expression(bool conditional) {
   return value;
 }
 
-Expr* Parser::either() {
-  Expr* left = both();
-  while (word("or")) {
-    int line = take().line;
-    left = binary(Op::either, line, left, both());
+// Operators that are as strong as each other, from left to right.
+Expr* Parser::chain(Expr* (Parser::*operand)(), std::span<const Operator> operators) {
+  Expr* left = (this->*operand)();
+  for (;;) {
+    const auto found = std::ranges::find_if(
+        operators, [&](const Operator& one) { return is(one.first) || word(one.first); });
+    if (found == operators.end()) return left;
+    const int line = take().line;
+    left = binary(found->second, line, left, (this->*operand)());
   }
-  return left;
+}
+
+Expr* Parser::either() {
+  static constexpr Operator kSigns[] = {{"or", Op::either}};
+  return chain(&Parser::both, kSigns);
 }
 
 Expr* Parser::both() {
-  Expr* left = invert();
-  while (word("and")) {
-    int line = take().line;
-    left = binary(Op::both, line, left, invert());
-  }
-  return left;
+  static constexpr Operator kSigns[] = {{"and", Op::both}};
+  return chain(&Parser::invert, kSigns);
 }
 
 Expr* Parser::invert() {
@@ -129,13 +133,8 @@ Expr* Parser::compare() {
 }
 
 Expr* Parser::sum() {
-  Expr* left = concat();
-  while (is("+") || is("-")) {
-    const Token& sign = take();
-    Op op = sign.text == "+" ? Op::add : Op::subtract;
-    left = binary(op, sign.line, left, concat());
-  }
-  return left;
+  static constexpr Operator kSigns[] = {{"+", Op::add}, {"-", Op::subtract}};
+  return chain(&Parser::concat, kSigns);
 }
 
 Expr* Parser::concat() {
@@ -148,25 +147,14 @@ Expr* Parser::concat() {
 }
 
 Expr* Parser::product() {
-  static constexpr std::pair<std::string_view, Op> kSigns[] = {
+  static constexpr Operator kSigns[] = {
       {"*", Op::multiply}, {"/", Op::divide}, {"//", Op::floor_divide}, {"%", Op::modulo}};
-  Expr* left = power();
-  for (;;) {
-    const auto* sign = std::find_if(std::begin(kSigns), std::end(kSigns),
-                                    [&](const auto& one) { return is(one.first); });
-    if (sign == std::end(kSigns)) return left;
-    int line = take().line;
-    left = binary(sign->second, line, left, power());
-  }
+  return chain(&Parser::power, kSigns);
 }
 
 Expr* Parser::power() {
-  Expr* left = unary(true);
-  while (is("**")) {
-    int line = take().line;
-    left = binary(Op::power, line, left, unary(true));
-  }
-  return left;
+  static constexpr Operator kSigns[] = {{"**", Op::power}};
+  return chain(&Parser::operand, kSigns);
 }
 
 Expr* Parser::unary(bool with_filter) {
@@ -281,38 +269,6 @@ Expr* Parser::subscribed(Expr* value) {
   return out;
 }
 
-void Parser::arguments(Expr& of) {
-  int line = now().line;
-  expect("(");
-  auto ensure = [&](bool fine) {
-    if (!fine) fail_at(line, "invalid syntax for function call expression");
-  };
-  bool comma = false;
-  while (!is(")")) {
-    if (comma) {
-      expect(",");
-      if (is(")")) break;
-    }
-    comma = true;
-    if (skip("*")) {
-      ensure(of.star == nullptr && of.stars == nullptr);
-      of.star = under(&of, expression());
-    } else if (skip("**")) {
-      ensure(of.stars == nullptr);
-      of.stars = under(&of, expression());
-    } else if (now().kind == Lex::name && ahead().kind == Lex::sign && ahead().text == "=") {
-      ensure(of.stars == nullptr);
-      std::string key = take().text;
-      take();
-      of.keywords.emplace_back(std::move(key), under(&of, expression()));
-    } else {
-      ensure(of.star == nullptr && of.stars == nullptr && of.keywords.empty());
-      of.list.push_back(under(&of, expression()));
-    }
-  }
-  expect(")");
-}
-
 Expr* Parser::call(Expr* value) {
   Expr* out = node(Op::call, now().line);
   out->a = under(out, value);
@@ -356,34 +312,60 @@ Expr* Parser::test(Expr* value) {
   return inverted;
 }
 
+// What stands between brackets, of which the first is passed: `one` each, with commas between.
+template <class One>
+void Parser::listed(std::string_view close, const One& one) {
+  for (bool first = true; !is(close); first = false) {
+    if (!first) {
+      expect(",");
+      if (is(close)) break;
+    }
+    one();
+  }
+  expect(close);
+}
+
 Expr* Parser::list() {
   Nested nested(*this);
   Expr* out = node(Op::list, take().line);
-  while (!is("]")) {
-    if (!out->list.empty()) {
-      expect(",");
-      if (is("]")) break;
-    }
-    out->list.push_back(under(out, expression()));
-  }
-  expect("]");
+  listed("]", [&] { out->list.push_back(under(out, expression())); });
   return out;
 }
 
 Expr* Parser::dict() {
   Nested nested(*this);
   Expr* out = node(Op::dict, take().line);
-  while (!is("}")) {
-    if (!out->list.empty()) {
-      expect(",");
-      if (is("}")) break;
-    }
+  listed("}", [&] {
     out->list.push_back(under(out, expression()));
     expect(":");
     out->list.push_back(under(out, expression()));
-  }
-  expect("}");
+  });
   return out;
+}
+
+void Parser::arguments(Expr& of) {
+  int line = now().line;
+  expect("(");
+  auto ensure = [&](bool fine) {
+    if (!fine) fail_at(line, "invalid syntax for function call expression");
+  };
+  listed(")", [&] {
+    if (skip("*")) {
+      ensure(of.star == nullptr && of.stars == nullptr);
+      of.star = under(&of, expression());
+    } else if (skip("**")) {
+      ensure(of.stars == nullptr);
+      of.stars = under(&of, expression());
+    } else if (now().kind == Lex::name && ahead().kind == Lex::sign && ahead().text == "=") {
+      ensure(of.stars == nullptr);
+      std::string key = take().text;
+      take();
+      of.keywords.emplace_back(std::move(key), under(&of, expression()));
+    } else {
+      ensure(of.star == nullptr && of.stars == nullptr && of.keywords.empty());
+      of.list.push_back(under(&of, expression()));
+    }
+  });
 }
 
 bool Parser::tuple_ends(std::string_view end_word) const {

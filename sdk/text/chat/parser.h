@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,11 +14,8 @@
 
 namespace meshwright::chat {
 
-// The source of a chat template, cut into tokens and parsed into a program.
-
 // Cuts a template into text and the tokens of its tags, as Jinja does with trim_blocks and
 // lstrip_blocks.
-
 enum class Lex : uint8_t {
   text,
   output_begin,
@@ -47,8 +45,7 @@ struct SyntaxProblem {
 // The last token is `end`. Throws SyntaxProblem.
 std::vector<Token> tokens_of(std::string_view source);
 
-// What the two parts of the parser share: parser.cpp (tags) and parse_expression.cpp.
-
+// In two parts: parser.cpp (tags) and parse_expression.cpp.
 class Parser {
  public:
   Parser(ast::Program& program, std::vector<Token> tokens)
@@ -85,6 +82,8 @@ class Parser {
   ast::Expr* text_constant(std::string text, int line);
   ast::Expr* name(std::string text, int line);
   ast::Expr* expression(bool conditional = true);
+  using Operator = std::pair<std::string_view, ast::Op>;
+  ast::Expr* chain(ast::Expr* (Parser::*operand)(), std::span<const Operator> operators);
   ast::Expr* either();
   ast::Expr* both();
   ast::Expr* invert();
@@ -94,6 +93,7 @@ class Parser {
   ast::Expr* product();
   ast::Expr* power();
   ast::Expr* unary(bool with_filter);
+  ast::Expr* operand() { return unary(true); }
   ast::Expr* primary();
   ast::Expr* postfix(ast::Expr* value);
   ast::Expr* filtered(ast::Expr* value);
@@ -103,6 +103,8 @@ class Parser {
   ast::Expr* filter(ast::Expr* value);
   ast::Expr* filters(ast::Expr* value);
   ast::Expr* test(ast::Expr* value);
+  template <class One>
+  void listed(std::string_view close, const One& one);
   ast::Expr* list();
   ast::Expr* dict();
   bool tuple_ends(std::string_view end_word) const;
@@ -147,9 +149,7 @@ class Parser {
   std::vector<std::pair<std::string, int>> open_tags_;
 };
 
-// Reads the tokens of a template into a Program.
-
-// Throws SyntaxProblem.
+// Reads a template into a Program. Throws SyntaxProblem.
 std::shared_ptr<const ast::Program> parse_program(std::string source, std::string name);
 
 // Nesting beyond these is refused, so that neither parsing nor rendering recurses without bound.

@@ -1,4 +1,4 @@
-#include "sdk/text/chat/render.h"
+#include "sdk/text/chat/chat_template.h"
 
 #include <algorithm>
 #include <string_view>
@@ -132,9 +132,7 @@ Datum Renderer::global(const std::string& name) {
     Callable of{.type = Callable::Type::function, .function = function, .name = known};
     return callable(of);
   }
-  Datum missing;
-  missing.kind = Kind::missing;
-  return missing;
+  return Datum::of(Kind::missing);
 }
 
 ChatTemplate::Rendered Renderer::run() {

@@ -1,6 +1,6 @@
 // One rendering of a template. Split over evaluate.cpp (tags, expressions), call.cpp
 // (macros, functions), methods.cpp, operators.cpp, compare.cpp, format.cpp, value.cpp,
-// filters.cpp, filter_numbers.cpp and render.cpp.
+// filters.cpp and render.cpp.
 #pragma once
 
 #include <array>
@@ -243,6 +243,7 @@ class Renderer {
   const Datum* find(const Datum& dict, std::string_view key);
   const Datum* find(const Datum& dict, const Datum& key);
   Datum method(const Datum& self, std::string_view name);
+  static std::optional<Owner> owner_of(const Datum& self);  // of methods; none: it has none
   Datum sliced(const Datum& value, const Datum& begin, const Datum& end, const Datum& step);
 
   // operators.cpp
@@ -271,13 +272,14 @@ class Renderer {
   // <0, 0, >0; an error for what has no order. `op` for its message.
   int order(const Datum& left, const Datum& right, std::string_view op, int depth = 0);
   int number_order(const Datum& left, const Datum& right);  // 2: not comparable (nan)
+  bool related(ast::Relation relation, const Datum& left, const Datum& right);
   bool contains(const Datum& container, const Datum& value);
   Items items_of(const Datum& value);
   Items need_items(const Datum& value);
   uint32_t length(const Datum& value);
   uint32_t length_of(Loop& loop);
-  static std::string_view type_name(Kind kind);
-  static std::string_view view_name(const Datum& view);
+  static std::string type_name(Kind kind);
+  static std::string view_name(const Datum& view);
 
   // format.cpp
   void print(const Datum& value, Writer& out, uint32_t generation);
@@ -307,7 +309,6 @@ class Renderer {
   Datum joined(const Datum& separator, Items items, bool strict);
   enum class Case : uint8_t { upper, lower, title, capitalize, title_filter, swap, fold };
   Datum cased(const Datum& string, Case to);
-  Datum reversed(const Datum& string);
   Datum indent(const Datum& string, const Arguments& given);
   Datum escape(const Datum& value);  // what is no Markup becomes one
   Datum padded(const Datum& string, Method method, const Arguments& given);
@@ -329,14 +330,9 @@ class Renderer {
   Datum percent(const Datum& format, const Arguments& given);
   void formatted(const Datum& value, std::string_view spec, Writer& out);
 
-  // filters.cpp, filter_numbers.cpp, filters.cpp, filters.cpp
+  // filters.cpp, operators.cpp
   Datum apply(Filter filter, std::string_view name, const Datum& value, const Arguments& given);
-  Datum apply_text(Filter filter, std::string_view name, const Datum& value,
-                   const Arguments& given);
-  Datum apply_number(Filter filter, std::string_view name, const Datum& value,
-                     const Arguments& given);
-  Datum apply_list(Filter filter, std::string_view name, const Datum& value,
-                   const Arguments& given);
+  Datum apply_plain(Filter filter, const Datum& value);
   bool test(Test test, std::string_view name, const Datum& value, const Arguments& given);
   Datum selected(const Datum& value, const Arguments& given, bool by_attribute, bool keep);
   Datum mapped(const Datum& value, const Arguments& given);
@@ -345,6 +341,8 @@ class Renderer {
                                bool several = false, const Datum* otherwise = nullptr);
   Datum dictsorted(const Datum& value, const Arguments& given);
   Datum unique(const Datum& value, const Arguments& given);
+  size_t size_of(const Datum& value, const std::string& what) const;
+  Datum absolute(const Datum& value);
   Datum extreme(const Datum& value, const Arguments& given, bool largest);
   Datum summed(const Datum& value, const Arguments& given);
   Datum batched(const Datum& value, const Arguments& given);
@@ -357,6 +355,7 @@ class Renderer {
   // `several`: of attributes with commas between.
   Datum sort_key(const Datum& value, const Datum* attribute, bool case_sensitive,
                  bool several = false, const Datum* otherwise = nullptr);
+  static bool is_given(const Datum* value) { return value != nullptr && value->kind != Kind::none; }
   bool flag(const Datum* value, bool otherwise) const {
     return value == nullptr ? otherwise : truth(*value);
   }

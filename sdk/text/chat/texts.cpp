@@ -44,7 +44,7 @@ Datum Renderer::need_text(const Datum& value) { return value.is_string() ? value
 Datum Renderer::strip(const Datum& string, const Datum* chars, bool left, bool right) {
   std::string_view text = string.view();
   spend(1);
-  if (chars == nullptr || chars->kind == Kind::none) {
+  if (!is_given(chars)) {
     auto [begin, end] = unicode::stripped(text, left, right);
     return cut(string, begin, end);
   }
@@ -79,8 +79,7 @@ Datum Renderer::list_of(const std::vector<Datum>& items, Kind kind) {
 }
 
 Datum Renderer::stream_of(const Datum* items, size_t size) {
-  Datum out;
-  out.kind = Kind::iterator;
+  Datum out = Datum::of(Kind::iterator);
   out.stream = make(Stream{items, static_cast<uint32_t>(size), 0});
   return out;
 }
@@ -92,7 +91,7 @@ Datum Renderer::split(const Datum& string, const Arguments& given, bool from_rig
   int64_t limit = bound[1] == nullptr ? -1 : whole_of(*bound[1], "maxsplit");
   size_t left = limit < 0 ? SIZE_MAX : static_cast<size_t>(limit);
   std::vector<std::pair<size_t, size_t>> parts;
-  if (bound[0] == nullptr || bound[0]->kind == Kind::none) {
+  if (!is_given(bound[0])) {
     // At blanks, of which none is left around a part but after the last split.
     if (!from_right) {
       size_t begin = unicode::stripped(text, true, false).first, end = text.size();
@@ -130,8 +129,7 @@ Datum Renderer::split(const Datum& string, const Arguments& given, bool from_rig
       std::reverse(parts.begin(), parts.end());
     }
   } else {
-    if (!bound[0]->is_string())
-      fail("must be str or None, not " + std::string(type_name(bound[0]->kind)));
+    if (!bound[0]->is_string()) fail("must be str or None, not " + type_name(bound[0]->kind));
     std::string_view separator = bound[0]->view();
     if (separator.empty()) fail("empty separator");
     if (!from_right) {
@@ -222,7 +220,7 @@ Datum Renderer::joined(const Datum& separator, Items items, bool strict) {
     const Datum& item = items.at[i];
     if (strict && !item.is_string() && !separator.marked)
       fail("sequence item " + std::to_string(i) + ": expected str instance, " +
-           std::string(type_name(item.kind)) + " found");
+           type_name(item.kind) + " found");
     if (i > 0) out.write(separator, 0);
     print(strict && separator.marked ? escape(item) : item, out, 0);
     check_size(out.text.size());
@@ -287,10 +285,6 @@ Datum Renderer::cased(const Datum& string, Case to) {
     at += size;
   }
   return marked(text_of(out), string.marked);
-}
-
-Datum Renderer::reversed(const Datum& string) {
-  return sliced(string, Datum::none(), Datum::none(), Datum::whole(-1));
 }
 
 Datum Renderer::indent(const Datum& string, const Arguments& given) {
@@ -361,7 +355,7 @@ Datum Renderer::padded(const Datum& string, Method method, const Arguments& give
 
 Datum Renderer::partition(const Datum& string, const Arguments& given, bool from_right) {
   Bound bound = bind("partition", given, {"sep"}, 1);
-  if (!bound[0]->is_string()) fail("must be str, not " + std::string(type_name(bound[0]->kind)));
+  if (!bound[0]->is_string()) fail("must be str, not " + type_name(bound[0]->kind));
   const std::string_view text = string.view(), separator = bound[0]->view();
   if (separator.empty()) fail("empty separator");
   spend(text.size());

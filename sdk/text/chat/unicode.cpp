@@ -199,6 +199,27 @@ utf8proc_category_t category(char32_t code) {
   return utf8proc_category(static_cast<utf8proc_int32_t>(code));
 }
 
+// Categories as bits.
+template <class... T>
+constexpr uint32_t bits(T... categories) {
+  return ((uint32_t{1} << categories) | ...);
+}
+bool is_of(char32_t code, uint32_t categories) { return (categories >> category(code) & 1) != 0; }
+
+constexpr uint32_t kLetters = bits(UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_LL, UTF8PROC_CATEGORY_LT,
+                                   UTF8PROC_CATEGORY_LM, UTF8PROC_CATEGORY_LO);
+constexpr uint32_t kNumbers =
+    bits(UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NL, UTF8PROC_CATEGORY_NO);
+constexpr uint32_t kUnprinted =
+    bits(UTF8PROC_CATEGORY_CN, UTF8PROC_CATEGORY_CC, UTF8PROC_CATEGORY_CF, UTF8PROC_CATEGORY_CS,
+         UTF8PROC_CATEGORY_CO, UTF8PROC_CATEGORY_ZS, UTF8PROC_CATEGORY_ZL, UTF8PROC_CATEGORY_ZP);
+constexpr uint32_t kIgnorable =
+    bits(UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_ME, UTF8PROC_CATEGORY_CF, UTF8PROC_CATEGORY_LM,
+         UTF8PROC_CATEGORY_SK);
+constexpr uint32_t kContinues =
+    kLetters | bits(UTF8PROC_CATEGORY_NL, UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_MC,
+                    UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_PC);
+
 const SpecialCase* special(char32_t code) {
   const SpecialCase* found =
       std::lower_bound(std::begin(kSpecialCases), std::end(kSpecialCases), code,
@@ -255,19 +276,7 @@ bool is_printable(std::string_view text) {
 }
 bool is_printable(char32_t code) {
   if (code < 0x7f) return code >= ' ';
-  switch (category(code)) {
-    case UTF8PROC_CATEGORY_CN:
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_ZS:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-      return false;
-    default:
-      return true;
-  }
+  return !is_of(code, kUnprinted);
 }
 
 bool is_upper(char32_t code) {
@@ -279,29 +288,9 @@ bool is_lower(char32_t code) {
 bool is_title(char32_t code) { return category(code) == UTF8PROC_CATEGORY_LT; }
 bool is_cased(char32_t code) { return is_upper(code) || is_lower(code) || is_title(code); }
 bool is_case_ignorable(char32_t code) {
-  switch (category(code)) {
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_SK:
-      return true;
-    default:
-      return in(kOtherIgnorable, code);
-  }
+  return is_of(code, kIgnorable) || in(kOtherIgnorable, code);
 }
-bool is_alpha(char32_t code) {
-  switch (category(code)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-      return true;
-    default:
-      return false;
-  }
-}
+bool is_alpha(char32_t code) { return is_of(code, kLetters); }
 bool is_decimal(char32_t code) { return category(code) == UTF8PROC_CATEGORY_ND; }
 int decimal_of(char32_t code) {
   if (!is_decimal(code)) return -1;
@@ -311,16 +300,7 @@ int decimal_of(char32_t code) {
   return static_cast<int>((code - first) % 10);
 }
 bool is_digit(char32_t code) { return is_decimal(code) || in(kOtherDigits, code); }
-bool is_numeric(char32_t code) {
-  switch (category(code)) {
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_NO:
-      return true;
-    default:
-      return in(kNumerals, code);
-  }
-}
+bool is_numeric(char32_t code) { return is_of(code, kNumbers) || in(kNumerals, code); }
 bool is_word(char32_t code) { return code == '_' || is_alpha(code) || is_numeric(code); }
 
 bool is_name_start(char32_t code) {
@@ -329,16 +309,7 @@ bool is_name_start(char32_t code) {
          ((is_alpha(code) || category(code) == UTF8PROC_CATEGORY_NL) && !in(kNoStarts, code));
 }
 bool is_name_part(char32_t code) {
-  switch (category(code)) {
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_PC:
-      return !in(kNoContinues, code);
-    default:
-      return is_alpha(code) ? !in(kNoContinues, code) : in(kOtherContinues, code);
-  }
+  return is_of(code, kContinues) ? !in(kNoContinues, code) : in(kOtherContinues, code);
 }
 bool is_identifier(std::string_view text) {
   for (size_t at = 0; at < text.size();) {
@@ -350,29 +321,24 @@ bool is_identifier(std::string_view text) {
 }
 
 void upper(char32_t code, std::string& out) {
-  if (code >= 0x80)
-    if (const SpecialCase* found = special(code)) {
-      out += found->upper;
-      return;
-    }
-  encode(static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(code))), out);
+  if (const SpecialCase* found = code >= 0x80 ? special(code) : nullptr)
+    out += found->upper;
+  else
+    encode(static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(code))), out);
 }
 
 void lower(char32_t code, std::string& out) {
-  if (code == 0x130) {
+  if (code == 0x130)
     out += "i\xcc\x87";
-    return;
-  }
-  encode(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(code))), out);
+  else
+    encode(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(code))), out);
 }
 
 void title(char32_t code, std::string& out) {
-  if (code >= 0x80)
-    if (const SpecialCase* found = special(code)) {
-      out += found->title;
-      return;
-    }
-  encode(static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(code))), out);
+  if (const SpecialCase* found = code >= 0x80 ? special(code) : nullptr)
+    out += found->title;
+  else
+    encode(static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(code))), out);
 }
 
 void fold(char32_t code, std::string& out) {

@@ -87,44 +87,7 @@ Run Origins::at(size_t offset) {
   return {0, 0, kNoMessage, 0};
 }
 
-Value Value::boolean(bool value) {
-  Value out;
-  out.held_ = value;
-  return out;
-}
-
-Value Value::integer(int64_t value) {
-  Value out;
-  out.held_ = value;
-  return out;
-}
-
-Value Value::big_integer(std::string digits) {
-  Value out;
-  out.held_ = Digits{std::move(digits)};
-  return out;
-}
-
-Value Value::real(double value) {
-  Value out;
-  out.held_ = value;
-  return out;
-}
-
-Value Value::string(std::string text) {
-  Value out;
-  out.held_ = std::move(text);
-  return out;
-}
-
-Value Value::list(List items) {
-  Value out;
-  out.held_ = std::move(items);
-  return out;
-}
-
 Value Value::dict(Dict members) {
-  Value out;
   // A row may have many keys: comparing each with each takes too long for these.
   constexpr size_t kFew = 16;
   Dict kept;
@@ -143,25 +106,13 @@ Value Value::dict(Dict members) {
     else
       kept.push_back(std::move(member));
   }
-  out.held_ = std::move(kept);
-  return out;
+  return of(std::move(kept));
 }
 
-std::string_view Value::kind_name() const {
-  switch (held_.index()) {
-    case 0:
-      return "null";
-    case 1:
-      return "a boolean";
-    case 5:
-      return "a string";
-    case 6:
-      return "a list";
-    case 7:
-      return "an object";
-    default:
-      return "a number";
-  }
+std::string Value::kind_name() const {
+  constexpr const char* kNames[] = {"null",     "a boolean", "a number", "a number",
+                                    "a number", "a string",  "a list",   "an object"};
+  return kNames[held_.index()];
 }
 
 const Value* Value::get(std::string_view key) const {
@@ -390,7 +341,7 @@ Datum Renderer::tojson(const Datum& value, const Arguments& given) {
   Bound bound = bind("tojson", given, {"ensure_ascii", "indent", "separators", "sort_keys"});
   JsonStyle style;
   style.ascii = flag(bound[0], false);
-  if (bound[1] != nullptr && bound[1]->kind != Kind::none) {
+  if (is_given(bound[1])) {
     style.indented = true;
     if (bound[1]->is_string()) {
       style.indent = bound[1]->view();
@@ -401,7 +352,7 @@ Datum Renderer::tojson(const Datum& value, const Arguments& given) {
     }
     style.between = ",";
   }
-  if (bound[2] != nullptr && bound[2]->kind != Kind::none) {
+  if (is_given(bound[2])) {
     Items parts = need_items(*bound[2]);
     if (parts.size != 2 || !parts.at[0].is_string() || !parts.at[1].is_string())
       fail("the separators of tojson are two strings");
@@ -425,13 +376,9 @@ void Renderer::json_string(const Datum& value, bool ascii, Writer& out) {
   std::string_view text = value.view();
   spend(text.size());
   Origins origins(value);
-  constexpr std::string_view kHex = "0123456789abcdef";
+  static constexpr std::string_view kShort = "\"\\\n\r\t\b\f", kLetters = "\"\\nrtbf";
   std::string piece = "\"";
   int32_t around = value.mixed ? kNoMessage : value.message;
-  auto escape = [&](uint32_t unit) {
-    piece += "\\u";
-    for (int shift = 12; shift >= 0; shift -= 4) piece += kHex[(unit >> shift) & 15];
-  };
   out.write(piece, around, 0);
   for (size_t at = 0; at < text.size();) {
     // What needs no escape goes in one piece.
@@ -447,37 +394,16 @@ void Renderer::json_string(const Datum& value, bool ascii, Writer& out) {
     }
     auto [code, size] = unicode::decode(text, at);
     Run from = origins.at(at);
-    piece.clear();
-    switch (code) {
-      case '"':
-        piece = "\\\"";
-        break;
-      case '\\':
-        piece = "\\\\";
-        break;
-      case '\n':
-        piece = "\\n";
-        break;
-      case '\r':
-        piece = "\\r";
-        break;
-      case '\t':
-        piece = "\\t";
-        break;
-      case '\b':
-        piece = "\\b";
-        break;
-      case '\f':
-        piece = "\\f";
-        break;
-      default:
-        if (code >= 0x10000) {
-          escape(0xd800 + ((code - 0x10000) >> 10));
-          escape(0xdc00 + ((code - 0x10000) & 0x3ff));
-        } else {
-          escape(code);
-        }
-    }
+    const size_t known =
+        code < 0x80 ? kShort.find(static_cast<char>(code)) : std::string_view::npos;
+    const auto unit = static_cast<unsigned>(code);
+    if (known != std::string_view::npos)
+      piece = {'\\', kLetters[known]};
+    else if (code < 0x10000)
+      piece = text::format("\\u%04x", unit);
+    else
+      piece = text::format("\\u%04x\\u%04x", 0xd800 + ((unit - 0x10000) >> 10),
+                           0xdc00 + (unit & 0x3ff));
     out.write(piece, from.message, from.generation);
     at += size;
   }
@@ -525,7 +451,7 @@ void Renderer::json(const Datum& value, const JsonStyle& style, Writer& out, int
       break;
     default:
       fail("Object of type " +
-           std::string(value.kind == Kind::view ? view_name(value) : type_name(value.kind)) +
+           (value.kind == Kind::view ? view_name(value) : type_name(value.kind)) +
            " is not JSON serializable");
   }
   if (value.size == 0) return put("{}");
@@ -547,7 +473,7 @@ void Renderer::json(const Datum& value, const JsonStyle& style, Writer& out, int
     } else if (is_number(*key)) {
       out.write("\"" + number(*key) + "\"", key->message, 0);
     } else {
-      fail("keys must be str, int, float, bool or None, not " + std::string(type_name(key->kind)));
+      fail("keys must be str, int, float, bool or None, not " + type_name(key->kind));
     }
     put(style.after_key);
     json(key[1], style, out, depth + 1);

@@ -92,41 +92,37 @@ struct Datum {
   };
   static constexpr uint8_t kUnsafe = 255;
 
-  static Datum none() {
+  static Datum of(Kind kind) {
     Datum out;
-    out.kind = Kind::none;
+    out.kind = kind;
     return out;
   }
+  static Datum none() { return of(Kind::none); }
   static Datum boolean(bool value) {
-    Datum out;
-    out.kind = Kind::boolean;
+    Datum out = of(Kind::boolean);
     out.truth = value;
     return out;
   }
   static Datum whole(int64_t value) {
-    Datum out;
-    out.kind = Kind::integer;
+    Datum out = of(Kind::integer);
     out.integer = value;
     return out;
   }
   static Datum number(double value) {
-    Datum out;
-    out.kind = Kind::real;
+    Datum out = of(Kind::real);
     out.real = value;
     return out;
   }
   // Borrows the bytes.
   static Datum string(std::string_view bytes, int32_t message = kNoMessage) {
-    Datum out;
-    out.kind = Kind::string;
+    Datum out = of(Kind::string);
     out.message = message;
     out.size = static_cast<uint32_t>(bytes.size());
     out.text = bytes.data();
     return out;
   }
   static Datum sequence(Kind kind, const Datum* items, size_t size) {
-    Datum out;
-    out.kind = kind;
+    Datum out = of(kind);
     out.size = static_cast<uint32_t>(size);
     out.items = items;
     return out;
@@ -241,12 +237,13 @@ class Value {
   using Dict = std::vector<Member>;
 
   Value() = default;  // none
-  static Value boolean(bool value);
-  static Value integer(int64_t value);
-  static Value big_integer(std::string digits);  // optional '-', then digits; kept verbatim
-  static Value real(double value);
-  static Value string(std::string text);  // UTF-8
-  static Value list(List items = {});
+  static Value boolean(bool value) { return of(value); }
+  static Value integer(int64_t value) { return of(value); }
+  // Optional '-', then digits; kept verbatim.
+  static Value big_integer(std::string digits) { return of(Digits{std::move(digits)}); }
+  static Value real(double value) { return of(value); }
+  static Value string(std::string text) { return of(std::move(text)); }  // UTF-8
+  static Value list(List items = {}) { return of(std::move(items)); }
   static Value dict(Dict members = {});  // later duplicates overwrite earlier ones in place
 
   bool is_none() const { return std::holds_alternative<std::monostate>(held_); }
@@ -258,7 +255,7 @@ class Value {
   bool is_list() const { return std::holds_alternative<List>(held_); }
   bool is_dict() const { return std::holds_alternative<Dict>(held_); }
   // "null", "a boolean", "a number", "a string", "a list", "an object": for messages.
-  std::string_view kind_name() const;
+  std::string kind_name() const;
 
   // Each asks that the value is of that kind.
   bool as_boolean() const { return std::get<bool>(held_); }
@@ -280,7 +277,13 @@ class Value {
   struct Digits {
     std::string text;
   };
-  std::variant<std::monostate, bool, int64_t, Digits, double, std::string, List, Dict> held_;
+  using Held = std::variant<std::monostate, bool, int64_t, Digits, double, std::string, List, Dict>;
+  static Value of(Held held) {
+    Value out;
+    out.held_ = std::move(held);
+    return out;
+  }
+  Held held_;
 };
 
 // One JSON value and nothing after it. Throws Error(bad_dataset) "LINE:COLUMN: what is wrong", both

@@ -14,7 +14,6 @@
 #include "sdk/base/files/json_codec.h"
 #include "sdk/text/tokenizer/divide.h"
 #include "sdk/text/tokenizer/normalize.h"
-#include "sdk/text/tokenizer/young.h"
 
 namespace meshwright::tokenizer {
 

@@ -12,10 +12,6 @@
 
 namespace meshwright::tokenizer {
 
-// Characters as the tokenizer knows them: UTF-8, and the canonical composition of Unicode.
-
-// UTF-8 as base has it, and what the tokenizer knows of Unicode beside its patterns.
-
 using base::append_utf8;
 using base::Character;
 using base::character_at;
@@ -50,5 +46,12 @@ struct Recomposed {
 std::vector<Recomposed> recomposed(std::string_view text, std::string_view composed);
 // Whether composition never reaches back over the place before this character.
 bool starts_anew(int32_t code);
+
+// How many characters of `text`, which is valid UTF-8, Unicode has got after the tables here were
+// made: the tokenizers library, whose tables are younger, may cut a text at them otherwise. Private
+// ones are not among them.
+int64_t young_characters(std::string_view text);
+// "3 characters are younger than Unicode 14.0.0, ...".
+std::string tell_young(int64_t characters);
 
 }  // namespace meshwright::tokenizer

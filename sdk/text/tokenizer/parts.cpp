@@ -103,9 +103,7 @@ void read_vocabulary(const Field& field, Vocabulary& vocabulary) {
 // A merge's halves; "a b" or ["a", "b"].
 std::pair<std::string_view, std::string_view> halves(const Field& field, const json::value& merge,
                                                      size_t index) {
-  auto bad = [&](const char* what) {
-    refuse(field.file(), field.place() + "[" + std::to_string(index) + "]", what);
-  };
+  auto bad = [&](const char* what) { field.at(index).refuse(what); };
   if (const json::array* pair = merge.if_array()) {
     if (pair->size() != 2 || !(*pair)[0].is_string() || !(*pair)[1].is_string())
       bad("is not a pair of strings");
@@ -126,8 +124,7 @@ void read_merges(const Field& field, Bpe& bpe) {
   std::string joined;
   for (size_t i = 0; i < merges.size(); ++i) {
     if (merges[i].kind() != merges[0].kind())
-      refuse(field.file(), field.place() + "[" + std::to_string(i) + "]",
-             "is written in another way than the first");
+      field.at(i).refuse("is written in another way than the first");
     if (merges[i].is_string() && view(merges[i].get_string()).starts_with("#version"))
       continue;  // a line of merges.txt
     auto [left, right] = halves(field, merges[i], i);
@@ -135,9 +132,7 @@ void read_merges(const Field& field, Bpe& bpe) {
     joined += right;
     auto id_of = [&](std::string_view token) {
       auto id = bpe.vocabulary.find(token);
-      if (!id)
-        refuse(field.file(), field.place() + "[" + std::to_string(i) + "]",
-               "needs the token " + shown(token) + ", which model.vocab lacks");
+      if (!id) field.at(i).refuse("needs the token " + shown(token) + ", which model.vocab lacks");
       return *id;
     };
     uint32_t a = id_of(left), b = id_of(right);

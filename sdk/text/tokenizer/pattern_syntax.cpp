@@ -1,8 +1,7 @@
 // Where Oniguruma and PCRE2 differ, the pattern is written anew; what cannot be written is refused
 // rather than matched otherwise.
-#include <algorithm>
-#include <array>
 #include <cctype>
+#include <utility>
 
 #include "sdk/base/plain_text.h"
 #include "sdk/text/tokenizer/pattern.h"
@@ -65,67 +64,43 @@ class Writer {
     auto as_set = [&](std::string_view members) {
       put(in_set ? std::string(members) : "[" + std::string(members) + "]", 2);
     };
+    static constexpr std::pair<char, std::string_view> kSame[] = {{'s', kSpace},
+                                                                  {'S', R"(\P{White_Space})"},
+                                                                  {'d', R"(\p{Nd})"},
+                                                                  {'D', R"(\P{Nd})"},
+                                                                  {'v', R"(\x0b)"}};
+    for (const auto& [letter, written] : kSame)
+      if (c == letter) return put(written, 2);
+    auto one_of = [&](std::string_view letters) {
+      return letters.find(c) != std::string_view::npos;
+    };
+    if (in_set ? c == 'b' : one_of("AzZRXKkg")) return take(in_.substr(at_, 2));  // \b: backspace
+    if (one_of("tnrfae")) return take(in_.substr(at_, 2));
+    if (one_of("pP")) return property(c);
+    if (one_of("xu")) return by_number(c);
+    if (one_of("WHBAzZRXKkg")) not_in_set();
     switch (c) {
-      case 's':
-        return put(kSpace, 2);
-      case 'S':
-        return put(R"(\P{White_Space})", 2);
-      case 'd':
-        return put(R"(\p{Nd})", 2);
-      case 'D':
-        return put(R"(\P{Nd})", 2);
       case 'w':
         return as_set(in_set ? kWord : kBareWord);
       case 'h':
         return as_set(kHex);
-      case 'v':
-        return put(R"(\x0b)", 2);
       case 'W':
-        not_in_set();
         return put("[^" + std::string(kBareWord) + "]", 2);
       case 'H':
-        not_in_set();
         return put("[^" + std::string(kHex) + "]", 2);
       case 'b':
-        if (in_set) return take("\\b");  // backspace
         return put(edge(), 2);
       case 'B':
-        not_in_set();
         return put("(?!" + edge() + ")", 2);
-      case 'p':
-      case 'P':
-        return property(c);
-      case 'x':
-      case 'u':
-        return by_number(c);
-      case 'A':
-      case 'z':
-      case 'Z':
-      case 'R':
-      case 'X':
-      case 'K':
-      case 'k':
-      case 'g':
-        not_in_set();
-        return take(in_.substr(at_, 2));
-      case 't':
-      case 'n':
-      case 'r':
-      case 'f':
-      case 'a':
-      case 'e':
-        return take(in_.substr(at_, 2));
       default:
         break;
     }
     if (text::is_letter(c) || c == '0' || (in_set && std::isdigit(static_cast<unsigned char>(c))))
       refuse(std::string("uses \\") + c + ", which is not read here");
-    if (static_cast<unsigned char>(c) >=
-        0x80) {  // of a character of several bytes, which needs none
-      ++at_;
-      return;
-    }
-    take(in_.substr(at_, 2));
+    if (static_cast<unsigned char>(c) >= 0x80)
+      ++at_;  // of a character of several bytes, which needs no backslash
+    else
+      take(in_.substr(at_, 2));
   }
 
   static std::string edge() {
@@ -149,32 +124,13 @@ class Writer {
         refuse("has \\p{" + std::string(name) + "}, which names no property");
       plain.push_back(text::lower(letter));
     }
-    constexpr std::array kProperties = {"any",
-                                        "alphabetic",
-                                        "whitespace",
-                                        "lowercase",
-                                        "uppercase",
-                                        "ideographic",
-                                        "emoji",
-                                        "emojimodifier",
-                                        "emojimodifierbase",
-                                        "emojicomponent",
-                                        "hexdigit",
-                                        "asciihexdigit",
-                                        "math",
-                                        "joincontrol",
-                                        "extendedpictographic",
-                                        "emojipresentation",
-                                        "xidstart",
-                                        "xidcontinue",
-                                        "idstart",
-                                        "idcontinue",
-                                        "diacritic",
-                                        "extender",
-                                        "quotationmark",
-                                        "dash"};
-    bool known = plain.size() <= 2 ||
-                 std::find(kProperties.begin(), kProperties.end(), plain) != kProperties.end();
+    static constexpr std::string_view kProperties =
+        " any alphabetic whitespace lowercase uppercase ideographic emoji emojimodifier "
+        "emojimodifierbase emojicomponent hexdigit asciihexdigit math joincontrol "
+        "extendedpictographic emojipresentation xidstart xidcontinue idstart idcontinue diacritic "
+        "extender quotationmark dash ";
+    const bool known =
+        plain.size() <= 2 || kProperties.find(" " + plain + " ") != std::string::npos;
     out_ += '\\';
     out_ += c;
     out_ += negated ? "{^" : "{";

@@ -152,19 +152,18 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {
   std::vector<std::string_view> tokens = parts->bpe.vocabulary.tokens();
   for (const AddedToken& token : parts->added) tokens.push_back(token.content);
   parts->stripped = read_decoder(root.at("decoder"), tokens);
-  size_t index = 0;
+  std::vector<uint32_t> special;
   for (AddedToken& token : parts->added) {
     token.matched = token.normalized && parts->composes ? compose(token.content) : token.content;
+    const size_t index = parts->added_by_id.size();  // no id is there twice
     parts->added_by_id[token.id] = &token;
     parts->added_by_content[token.content] = &token;
     if (!(token.normalized ? parts->normalized : parts->verbatim).add(token))
-      refuse(name, "added_tokens[" + std::to_string(index) + "]",
-             "is the same as an earlier one once it is normalized");
-    ++index;
-  }
-  std::vector<uint32_t> special;
-  for (const AddedToken& token : parts->added)
+      root.at("added_tokens")
+          .at(index)
+          .refuse("is the same as an earlier one once it is normalized");
     if (token.special) special.push_back(token.id);
+  }
   parts->bpe.keep_out(special);
   Tokenizer out(std::move(parts));
   for (const TemplatePiece& piece : out.parts_->around.value_or(Template{}))

@@ -4,7 +4,7 @@
 
 #include "cases.h"
 #include "meshwright/error.h"
-#include "sdk/text/chat/render.h"
+#include "sdk/text/chat/chat_template.h"
 
 namespace behaviour_test {
 
@@ -16,6 +16,17 @@ using chat::testing::rendered;
 using Origin = ChatTemplate::Origin;
 
 Value messages(const std::string& json) { return parse_json(json); }
+
+// A request for messages that it owns.
+struct Chat {
+  Value messages;
+  ChatTemplate::Request request;
+  explicit Chat(const std::string& json) : messages(parse_json(json)) {
+    request.messages = &messages;
+  }
+  Chat(const Chat&) = delete;
+  Chat& operator=(const Chat&) = delete;
+};
 
 ChatTemplate::Rendered render(const std::string& source, const Value& chat) {
   ChatTemplate::Request request;
@@ -58,47 +69,38 @@ TEST_CASE("a template that is not one is refused when it is loaded") {
 }
 
 TEST_CASE("no template runs away") {
-  CHECK(refusal("{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}")
-            .value_or("")
-            .find("64 calls") != std::string::npos);
+  auto many = [](const std::string& text) {
+    std::string out;
+    for (int i = 0; i < 100000; ++i) out += text;
+    return out;
+  };
+  const std::string each = "{% for i in range(", space = "{% set ns = namespace(x=";
+  for (const auto& [source, part] : std::initializer_list<std::pair<std::string, const char*>>{
+           {"{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "64 calls"},
+           {each + "1001) %}{% for b in range(1000) %}{% endfor %}{% endfor %}", "1000000 turns"},
+           {"{{ 'a' * 16777217 }}", "16 MiB"},
+           {each + "40) %}{{ 'a' * 1000000 }}{% endfor %}", "16 MiB"},
+           {space + "[]) %}" + each + "1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
+            "nested too deeply"},
+           {space + "'aaaaaaaa') %}" + each + "99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}", ""},
+           {space + "[1]) %}" + each + "99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}", "memory"},
+           {"{% set a = 'a' * 9000000 %}" + each +
+                "90000) %}{% if 'b' in a %}{% endif %}{% endfor %}",
+            "too much work"},
+           {"{{ range(100001) }}", ""},
+           {"{{ " + many("("), "too deeply"},
+           {"{{ 1" + many("+1") + " }}", "too deeply"},
+           {many("{% if x %}"), "too deeply"},
+           {"{{ " + many("not "), "too deeply"}}) {
+    const std::string begins = source.substr(0, 80);
+    CAPTURE(begins);
+    const std::optional<std::string> refused = refusal(source);
+    REQUIRE(refused.has_value());
+    CHECK(refused->find(part) != std::string::npos);
+  }
   CHECK(rendered("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{% endif %}.{% endmacro %}{{ f(63) }}") ==
         std::string(64, '.'));
-  CHECK(refusal("{% for a in range(1001) %}{% for b in range(1000) %}{% endfor %}{% endfor %}")
-            .value_or("")
-            .find("1000000 turns") != std::string::npos);
-  CHECK(refusal("{{ 'a' * 16777217 }}").value_or("").find("16 MiB") != std::string::npos);
   CHECK(rendered("{{ 'a' * 16777216 }}").size() == size_t{16} << 20);
-  CHECK(refusal("{% for a in range(40) %}{{ 'a' * 1000000 }}{% endfor %}")
-            .value_or("")
-            .find("16 MiB") != std::string::npos);
-  CHECK(refusal("{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% "
-                "endfor %}{{ ns.x }}")
-            .value_or("")
-            .find("nested too deeply") != std::string::npos);
-  CHECK(refusal("{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(99) %}{% set ns.x = ns.x "
-                "+ ns.x %}{% endfor %}")
-            .has_value());
-  CHECK(refusal("{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x "
-                "%}{% endfor %}")
-            .value_or("")
-            .find("memory") != std::string::npos);
-  CHECK(refusal("{% set a = 'a' * 9000000 %}{% for i in range(90000) %}{% if 'b' in a %}{% endif "
-                "%}{% endfor %}")
-            .value_or("")
-            .find("too much work") != std::string::npos);
-  CHECK(refusal("{{ range(100001) }}").has_value());
-  std::string deep;
-  for (int i = 0; i < 100000; ++i) deep += "(";
-  CHECK(refusal("{{ " + deep).value_or("").find("too deeply") != std::string::npos);
-  std::string chain = "{{ 1";
-  for (int i = 0; i < 100000; ++i) chain += "+1";
-  CHECK(refusal(chain + " }}").value_or("").find("too deeply") != std::string::npos);
-  std::string blocks;
-  for (int i = 0; i < 100000; ++i) blocks += "{% if x %}";
-  CHECK(refusal(blocks).value_or("").find("too deeply") != std::string::npos);
-  std::string nots = "{{ ";
-  for (int i = 0; i < 100000; ++i) nots += "not ";
-  CHECK(refusal(nots).value_or("").find("too deeply") != std::string::npos);
   CHECK_THROWS_AS(parse_json(std::string(100000, '[')), Error);
 }
 
@@ -206,10 +208,9 @@ TEST_CASE("several messages keep apart") {
 }
 
 TEST_CASE("the bytes of tools are told apart from messages and template") {
-  Value chat = messages(R"([{"role": "u", "content": "one"}])");
+  Chat chat(R"([{"role": "u", "content": "one"}])");
   Value tools = messages(R"([{"name": "f"}])");
-  ChatTemplate::Request request;
-  request.messages = &chat;
+  ChatTemplate::Request& request = chat.request;
   request.tools = &tools;
   ChatTemplate::Rendered out =
       ChatTemplate::parse("<{{ tools|tojson }}>{{ messages[0].content }}|{{ tools[0].name }}", "t")
@@ -241,10 +242,8 @@ TEST_CASE("a generation block is marked wherever its text ends up") {
 }
 
 TEST_CASE("an answer that no special token closes says so") {
-  Value chat =
-      messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
-  ChatTemplate::Request request;
-  request.messages = &chat;
+  Chat chat(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
+  ChatTemplate::Request& request = chat.request;
   ChatTemplate open = ChatTemplate::parse(
       "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if "
       "add_generation_prompt %}assistant: {% endif %}",
@@ -254,32 +253,33 @@ TEST_CASE("an answer that no special token closes says so") {
   CHECK(out.text == "user: hi\nassistant: yo\n");
   CHECK(assistant_spans(open, request, out, tokens) == std::vector<Span>{{20, 22, 1, false}});
   // A token in the words of the next message does not close the answer.
-  chat = messages(
+  chat.messages = messages(
       R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}, {"role": "user", "content": "</s>"}])");
   out = open.render(request);
   CHECK(assistant_spans(open, request, out, tokens) == std::vector<Span>{{20, 22, 1, false}});
   CHECK(message_spans(out, tokens) ==
         std::vector<Span>{{6, 8, 0, false}, {20, 22, 1, false}, {29, 33, 2, false}});
   // The token that the template puts behind a message is of its turn; the line's end is not.
-  chat = messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}])");
+  chat.messages =
+      messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}])");
   out = ChatTemplate::parse(
             "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>\n{% endfor %}", "t")
             .render(request);
   CHECK(message_spans(out, tokens) == std::vector<Span>{{6, 12, 0, true}});
   // An answer that leaves nothing has no span.
-  chat = messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}])");
+  chat.messages =
+      messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}])");
   out = open.render(request);
   CHECK(assistant_spans(open, request, out, tokens).empty());
 }
 
 TEST_CASE("an answer holds no byte of another message") {
   // Results stand beside the names of their calls, which are the assistant's bytes.
-  Value chat = messages(R"([{"role": "user", "content": "hi"},
+  Chat chat(R"([{"role": "user", "content": "hi"},
       {"role": "assistant", "content": "ask", "calls": ["f", "g"]},
       {"role": "tool", "content": "one"}, {"role": "tool", "content": "two"},
       {"role": "assistant", "content": "so"}])");
-  ChatTemplate::Request request;
-  request.messages = &chat;
+  ChatTemplate::Request& request = chat.request;
   ChatTemplate quoting = ChatTemplate::parse(
       "{% for m in messages %}[{{ m.role[0] }}]{% if m.role == 'tool' %}{{ m.content }}:"
       "{{ messages[1].calls[loop.index0 - 2] }}{% else %}{{ m.content }}{% endif %}</s>\n"
@@ -308,7 +308,7 @@ TEST_CASE("an answer holds no byte of another message") {
   REQUIRE(out.text == "[u]hi</s>\n[a]ask</s>\n[t]f:one</s>\n[t]g:two</s>\n[a]so</s>\n");
   CHECK(texts(assistant_spans(naming, request, out, tokens)) == "1'ask</s>' 4'so</s>' ");
   // An answer of two turns is one.
-  chat = messages(R"([{"role": "assistant", "content": "so", "thought": "hm"}])");
+  chat.messages = messages(R"([{"role": "assistant", "content": "so", "thought": "hm"}])");
   ChatTemplate thinking = ChatTemplate::parse(
       "{% for m in messages %}[a]{{ m.thought }}</s>[b]{{ m.content }}</s>{% endfor %}"
       "{% if add_generation_prompt %}[a]{% endif %}",
@@ -318,9 +318,8 @@ TEST_CASE("an answer holds no byte of another message") {
 }
 
 TEST_CASE("a generation block without the token that ends a turn says so") {
-  Value chat = messages(R"([{"role": "assistant", "content": "a</s>", "more": "b"}])");
-  ChatTemplate::Request request;
-  request.messages = &chat;
+  Chat chat(R"([{"role": "assistant", "content": "a</s>", "more": "b"}])");
+  ChatTemplate::Request& request = chat.request;
   auto ends = [&](const std::string& source) {
     ChatTemplate blocks = ChatTemplate::parse(source, "t");
     std::vector<bool> out;
@@ -341,10 +340,8 @@ TEST_CASE("a generation block without the token that ends a turn says so") {
 }
 
 TEST_CASE("where an answer begins is said, or refused") {
-  Value chat =
-      messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
-  ChatTemplate::Request request;
-  request.messages = &chat;
+  Chat chat(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
+  ChatTemplate::Request& request = chat.request;
   ChatTemplate other = ChatTemplate::parse(
       "{% for m in messages %}<{{ m.content }}>{% endfor %}{% if add_generation_prompt %}!{% endif "
       "%}",
@@ -359,10 +356,8 @@ TEST_CASE("where an answer begins is said, or refused") {
 }
 
 TEST_CASE("the built-in template is ChatML") {
-  Value chat =
-      messages(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
-  ChatTemplate::Request request;
-  request.messages = &chat;
+  Chat chat(R"([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])");
+  ChatTemplate::Request& request = chat.request;
   request.add_generation_prompt = true;
   ChatTemplate chatml = ChatTemplate::parse(std::string(chat::chatml()), "chatml");
   CHECK(chatml.render(request).text ==
@@ -410,6 +405,50 @@ TEST_CASE("one template is rendered by several threads at once") {
     });
   for (std::thread& thread : threads) thread.join();
   CHECK(same == std::vector<int>(4, 200));
+}
+
+// What a template may take of a row that is long.
+
+// A chat of many messages of a thousand bytes.
+Value long_chat(int messages) {
+  Value::List out;
+  for (int i = 0; i < messages; ++i)
+    out.push_back(Value::dict({{"role", Value::string(i % 2 == 0 ? "user" : "assistant")},
+                               {"content", Value::string(std::string(1000, 'a'))}}));
+  return Value::list(std::move(out));
+}
+
+TEST_CASE("a long chat may look at each message again for each, and gather what they say") {
+  const Value chat = long_chat(1500);
+  CHECK(render("{% for m in messages %}{% for n in messages %}{% endfor %}.{% endfor %}", chat)
+            .text == std::string(1500, '.'));
+  // A gigabyte, were each of the texts kept.
+  for (const char* gathered : {"ns.t + m.content", "ns.t ~ m.content"}) {
+    const ChatTemplate::Rendered out =
+        render("{% set ns = namespace(t='') %}{% for m in messages %}{% set ns.t = " +
+                   std::string(gathered) + " %}{% endfor %}{{ ns.t }}",
+               chat);
+    CHECK(out.text == std::string(1500000, 'a'));
+    REQUIRE(out.origins.size() == 1500);
+    CHECK(out.origins[700] == ChatTemplate::Origin{700000, 701000, 700});
+  }
+  CHECK(render("{% set ns = namespace(l=[], n=0) %}{% for m in messages %}{% set users = "
+               "messages|map(attribute='role')|list %}{% set ns.n = ns.n + users|length %}"
+               "{% set ns.l = ns.l + [m.role ~ loop.index] %}{% endfor %}{{ ns.n }} "
+               "{{ ns.l|length }} {{ ns.l[1] }} {{ ns.l[-1] }}",
+               chat)
+            .text == "2250000 1500 assistant2 assistant1500");
+  // Two who add to the same text do not see each other's.
+  CHECK(render("{% set ns = namespace(t='', a='', b='') %}{% for m in messages[:9] %}{% set ns.t = "
+               "ns.t + m.content %}{% set ns.a = ns.t + '1' %}{% set ns.b = ns.t + '2' %}{% endfor "
+               "%}{{ ns.a[-2:] }}{{ ns.b[-2:] }}{{ ns.t|length }}",
+               chat)
+            .text == "a1a29000");
+  CHECK(rendered("{{ range(100000)|unique|list|length }}") == "100000");
+  const Limits small = Limits::of_row(2, 10, 1000), large = Limits::of_row(20000, 100000, 20000000);
+  CHECK(small.turns == 1'000'080);
+  CHECK(large.turns == 1'000'000'000);
+  CHECK(large.output == (size_t{16} << 20) + 160'000'000);
 }
 
 }  // namespace behaviour_test

@@ -9,7 +9,7 @@
 
 #include "cases.h"
 #include "meshwright/error.h"
-#include "sdk/text/chat/render.h"
+#include "sdk/text/chat/chat_template.h"
 
 namespace golden_test {
 
@@ -164,6 +164,29 @@ TEST_CASE("each rule of Jinja holds") {
   }
   CHECK(texts == 96);
   CHECK(errors == 16);
+}
+
+TEST_CASE("expressions and templates mean what they mean to Jinja") {
+  Value file = parse_json(chat::testing::file_text("semantics.json"));
+  const Value* context = file.get("context");
+  int texts = 0, errors = 0;
+  for (const Value& one : file.get("cases")->as_list()) {
+    std::string source = text(one, "template");
+    CAPTURE(source);
+    std::optional<std::string> refused = chat::testing::refusal(source, context);
+    if (one.get("error") != nullptr) {
+      std::string jinja = text(one, "error");
+      CAPTURE(jinja);
+      CHECK(refused.has_value());
+      ++errors;
+      continue;
+    }
+    CHECK(refused.value_or("") == "");
+    if (!refused) CHECK(chat::testing::rendered(source, context) == text(one, "text"));
+    ++texts;
+  }
+  CHECK(texts == 4432);
+  CHECK(errors == 2048);
 }
 
 }  // namespace golden_test

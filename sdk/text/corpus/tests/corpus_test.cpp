@@ -3,17 +3,14 @@
 #include <unistd.h>
 
 #include <boost/json/object.hpp>
-#include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
 #include <filesystem>
 #include <fstream>
-#include <random>
-#include <sstream>
 #include <stdexcept>
 
 #include "meshwright/error.h"
 #include "sdk/text/corpus/corpus.h"
 #include "sdk/text/tokenizer/divide.h"
+#include "sdk/text/tokenizer/tests/made.h"
 
 namespace json = boost::json;
 namespace fs = std::filesystem;
@@ -22,14 +19,7 @@ using namespace meshwright::tokenizer;
 
 namespace {
 
-const std::string kFolder = MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/";
-
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream out;
-  out << in.rdbuf();
-  return out.str();
-}
+using made::random_text;
 
 json::value bytes_step(bool regex, bool prefix = false) {
   return json::object{{"type", "ByteLevel"},
@@ -47,76 +37,12 @@ json::value split_step(std::string_view pattern, const char* behavior = "Isolate
 
 // Qwen2's vocabulary with other steps, and with one more added token.
 Tokenizer with(const json::array& steps, bool composes = true, const json::object& token = {}) {
-  static const std::string base = contents(kFolder + "qwen2.json");
-  json::object all = json::parse(base).as_object();
+  static const json::object base = made::json_of("qwen2");
+  json::object all = base;
   all["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
   if (!composes) all["normalizer"] = nullptr;
-  if (!token.empty()) {
-    json::object one = {{"id", 1300},      {"content", ""},   {"single_word", false},
-                        {"lstrip", false}, {"rstrip", false}, {"normalized", false},
-                        {"special", false}};
-    for (const auto& [key, value] : token) one[key] = value;
-    int64_t largest = 0;
-    for (const json::value& known : all["added_tokens"].as_array())
-      largest = std::max(largest, known.at("id").as_int64());
-    one["id"] = largest + 1;
-    all["added_tokens"].as_array().push_back(one);
-  }
-  return Tokenizer::parse(json::serialize(all), "made here");
-}
-
-std::string random_text(std::mt19937& random, size_t pieces) {
-  static const char* kPieces[] = {"the",
-                                  " a",
-                                  " in",
-                                  "ing",
-                                  "'s",
-                                  "'LL",
-                                  "\n",
-                                  "\n",
-                                  "\r\n",
-                                  "  ",
-                                  " ",
-                                  " ",
-                                  "\t",
-                                  "12",
-                                  "3.14",
-                                  "7",
-                                  "é",
-                                  "e\u0301",
-                                  "word",
-                                  "I'm",
-                                  "…",
-                                  "--",
-                                  "!",
-                                  ".",
-                                  "/",
-                                  "世界",
-                                  "。",
-                                  "\u0301",
-                                  "👩‍👩‍👧",
-                                  "ß",
-                                  "\u00a0",
-                                  "\u3000",
-                                  "한",
-                                  "\u1100\u1161",
-                                  "'",
-                                  "_",
-                                  "A",
-                                  "Bc",
-                                  "Ж",
-                                  "ж",
-                                  "<|im_end|>",
-                                  "x",
-                                  "Ǆ",
-                                  "ʰ",
-                                  "٣",
-                                  "\u200d",
-                                  "१",
-                                  "का"};
-  std::string out;
-  for (size_t i = 0; i < pieces; ++i) out += kPieces[random() % std::size(kPieces)];
-  return out;
+  if (!token.empty()) made::add(all, "", token);
+  return made::from(all);
 }
 
 // Cuts at every place that is allowed, and compares. Returns how many there were.
@@ -220,8 +146,8 @@ TEST_CASE(
   Folder folder;
   for (std::string style : {"gpt2", "llama3", "qwen2"}) {
     CAPTURE(style);
-    Tokenizer tokenizer = Tokenizer::load(kFolder + style + ".json");
-    json::value golden = json::parse(contents(kFolder + style + ".golden.json"));
+    Tokenizer tokenizer = Tokenizer::load(made::kFolder + style + ".json");
+    json::value golden = json::parse(made::file_of(style + ".golden.json"));
     std::vector<std::string> files;
     std::vector<int64_t> expected;
     for (const json::value& row : golden.at("texts").as_array()) {
@@ -244,7 +170,7 @@ TEST_CASE(
 
 TEST_CASE("lines and rows of JSON are documents of their own") {
   Folder folder;
-  Tokenizer tokenizer = Tokenizer::load(kFolder + "llama3.json");
+  Tokenizer tokenizer = Tokenizer::load(made::kFolder + "llama3.json");
   std::string lines, rows;
   std::vector<int64_t> expected, bare;
   std::mt19937 random(3);
@@ -281,7 +207,7 @@ TEST_CASE("lines and rows of JSON are documents of their own") {
 TEST_CASE(
     "what is no text is refused with its file and place, the first in the order of the files") {
   Folder folder;
-  Tokenizer tokenizer = Tokenizer::load(kFolder + "gpt2.json");
+  Tokenizer tokenizer = Tokenizer::load(made::kFolder + "gpt2.json");
   std::string good = folder.put("good.txt", std::string(5000, 'a') + " b"),
               bad = folder.put("bad.txt", std::string(3000, 'a') + " b\xff c"),
               worse = folder.put("worse.txt", "\xff"),

@@ -1,17 +1,11 @@
 // Files that are not what they should be: each is refused with its place named, and damage by the
 // thousand crashes nothing.
 #include <doctest/doctest.h>
-#include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
 #include <chrono>
-#include <fstream>
-#include <map>
-#include <random>
-#include <sstream>
+#include <filesystem>
 
+#include "made.h"
 #include "meshwright/error.h"
-#include "sdk/text/tokenizer/normalize.h"
-#include "sdk/text/tokenizer/tokenizer.h"
 
 namespace damage_test {
 
@@ -22,20 +16,7 @@ using namespace meshwright::tokenizer;
 
 namespace {
 
-std::string contents(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream out;
-  out << in.rdbuf();
-  return out.str();
-}
-
-const std::string& fixture(const std::string& style) {
-  static std::map<std::string, std::string> seen;
-  std::string& text = seen[style];
-  if (text.empty())
-    text = contents(MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/" + style + ".json");
-  return text;
-}
+using made::smallest;
 
 // Empty: it loaded.
 std::string failure(const std::string& text) {
@@ -48,20 +29,6 @@ std::string failure(const std::string& text) {
     return error.message();
   }
   return "";
-}
-
-// The 256 letters and "ab", nothing else.
-json::object smallest() {
-  json::object vocab;
-  for (int byte = 0; byte < 256; ++byte) vocab[letter_of(static_cast<uint8_t>(byte))] = byte;
-  vocab["ab"] = 256;
-  return {{"version", "1.0"},
-          {"added_tokens", json::array()},
-          {"normalizer", nullptr},
-          {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
-          {"post_processor", nullptr},
-          {"decoder", {{"type", "ByteLevel"}}},
-          {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"a b"}}}}};
 }
 
 // "/model/vocab/ab"
@@ -261,7 +228,7 @@ TEST_CASE("thousands of damaged files load or are refused") {
   std::mt19937 random(5);
   int loaded = 0, refused = 0;
   for (std::string style : {"gpt2", "llama3", "qwen2"}) {
-    const std::string& whole = fixture(style);
+    const std::string whole = made::file_of(style + ".json");
     // Most of the file is vocabulary; half of the hits go where the structure is.
     size_t model = whole.find("\"vocab\"");
     REQUIRE(model != std::string::npos);

@@ -2,29 +2,16 @@
 // them down.
 #include <doctest/doctest.h>
 
-#include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
 #include <boost/json/value_to.hpp>
 #include <chrono>
-#include <fstream>
-#include <sstream>
 #include <thread>
 
-#include "sdk/text/tokenizer/tokenizer.h"
+#include "made.h"
 
 namespace json = boost::json;
 using namespace meshwright::tokenizer;
 
 namespace {
-
-const std::string kFolder = MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/";
-
-std::string contents(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream out;
-  out << in.rdbuf();
-  return out.str();
-}
 
 std::vector<int64_t> ids_of(const json::value& list) {
   return json::value_to<std::vector<int64_t>>(list);
@@ -51,8 +38,8 @@ std::string long_text(const json::array& lines) {
 TEST_CASE("ids and texts are those of the reference") {
   for (std::string style : {"gpt2", "llama3", "qwen2"}) {
     CAPTURE(style);
-    Tokenizer tokenizer = Tokenizer::load(kFolder + style + ".json");
-    json::value golden = json::parse(contents(kFolder + style + ".golden.json"));
+    Tokenizer tokenizer = Tokenizer::load(made::kFolder + style + ".json");
+    json::value golden = json::parse(made::file_of(style + ".golden.json"));
     for (const json::value& row : golden.at("texts").as_array()) {
       std::string text = text_of(row.at("text"));
       CAPTURE(json::serialize(row.at("text")));
@@ -79,8 +66,8 @@ TEST_CASE(
     "a megabyte is encoded as the reference does it, in seconds, and by several threads at once") {
   for (std::string style : {"gpt2", "llama3", "qwen2"}) {
     CAPTURE(style);
-    Tokenizer tokenizer = Tokenizer::load(kFolder + style + ".json");
-    json::value golden = json::parse(contents(kFolder + style + ".golden.json"));
+    Tokenizer tokenizer = Tokenizer::load(made::kFolder + style + ".json");
+    json::value golden = json::parse(made::file_of(style + ".golden.json"));
     std::string text = long_text(golden.at("lines").as_array());
     auto started = std::chrono::steady_clock::now();
     std::vector<int64_t> ids, others;
@@ -101,7 +88,7 @@ TEST_CASE(
 }
 
 TEST_CASE("one long piece takes no quadratic time") {
-  Tokenizer tokenizer = Tokenizer::load(kFolder + "qwen2.json");
+  Tokenizer tokenizer = Tokenizer::load(made::kFolder + "qwen2.json");
   for (std::string unit : {"a", "ab", "the", "\u4e2d", "!", "e\u0301\u0323"}) {
     std::string text;
     while (text.size() < 1 << 20) text += unit;
@@ -116,7 +103,7 @@ TEST_CASE("one long piece takes no quadratic time") {
 TEST_CASE(
     "characters wait until their bytes are there, and broken ones are replaced as the reference "
     "does") {
-  Tokenizer tokenizer = Tokenizer::load(kFolder + "gpt2.json");
+  Tokenizer tokenizer = Tokenizer::load(made::kFolder + "gpt2.json");
   std::vector<int64_t> grin;
   for (const char* letter : {"\u00f0", "\u0141", "\u013a", "\u0122"}) {  // F0 9F 98 80
     REQUIRE(tokenizer.id_of(letter).has_value());

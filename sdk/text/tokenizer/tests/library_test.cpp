@@ -11,7 +11,6 @@
 #include "meshwright/error.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/pattern.h"
-#include "sdk/text/tokenizer/young.h"
 
 namespace library_test {
 

@@ -3,23 +3,20 @@
 
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
-#include <fstream>
 #include <random>
-#include <sstream>
 #include <string>
 #include <vector>
 
+#include "sdk/base/files/foreign_file.h"
+#include "sdk/base/words.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/tokenizer.h"
 
 namespace meshwright::tokenizer::made {
 
-inline std::string file_of(const std::string& name) {
-  std::ifstream in(MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/" + name, std::ios::binary);
-  std::ostringstream out;
-  out << in.rdbuf();
-  return out.str();
-}
+const std::string kFolder = MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/";
+
+inline std::string file_of(const std::string& name) { return base::read_file(kFolder + name); }
 
 inline boost::json::object json_of(const std::string& style) {
   return boost::json::parse(file_of(style + ".json")).as_object();
@@ -58,62 +55,16 @@ inline boost::json::object smallest(bool prefix = false) {
 }
 
 inline std::string random_text(std::mt19937& random, size_t pieces) {
-  static const char* kPieces[] = {"the",
-                                  " a",
-                                  "ing",
-                                  "'LL",
-                                  "\n",
-                                  "\r\n",
-                                  "  ",
-                                  " ",
-                                  " ",
-                                  "\t",
-                                  "12",
-                                  "3.14",
-                                  "\u00e9",
-                                  "e\u0301",
-                                  "word",
-                                  " word ",
-                                  "I'm",
-                                  "--",
-                                  "!",
-                                  "/",
-                                  "世界",
-                                  "。",
-                                  "\u0301",
-                                  "\u0323",
-                                  "👩‍👩‍👧",
-                                  "\u00a0",
-                                  "\u3000",
-                                  "한",
-                                  "\u1112",
-                                  "\u1161",
-                                  "\u11ab",
-                                  "각",
-                                  "A",
-                                  "Ж",
-                                  "\u0958",
-                                  "\U0001D15E",
-                                  "\u212b",
-                                  "\u0344",
-                                  "का",
-                                  "ि",
-                                  "cafe\u0301!",
-                                  "caf\u00e9!",
-                                  "<|im_end|>",
-                                  "<|im_start|>",
-                                  "<|endoftext|>",
-                                  "<|eot_id|>",
-                                  "<think>",
-                                  "<pad>",
-                                  "<|begin_of_text|>",
-                                  "<|im_",
-                                  "end|>",
-                                  "<",
-                                  "|>",
-                                  "pad>"};
+  static const std::vector<std::string> kPieces = text::split(
+      "the# a#ing#'LL#\n#\r\n#  # # #\t#12#3.14#\u00e9#e\u0301#word# word #I'm#--#!#/#"
+      "世界#。#\u0301#\u0323#👩‍👩‍👧#\u00a0#\u3000#한#\u1112#\u1161#\u11ab#"
+      "각#A#Ж#\u0958#\U0001D15E#\u212b#\u0344#का#ि#cafe\u0301!#caf\u00e9!#"
+      "<|im_end|>#<|im_start|>#<|endoftext|>#<|eot_id|>#<think>#<pad>#<|begin_of_text|>#"
+      "<|im_#end|>#<#|>#pad># in#'s#7#é#…#.#ß#\u1100\u1161#'#_#Bc#ж#x#Ǆ#ʰ#٣#\u200d#"
+      "१",
+      '#');
   std::string out;
-  for (size_t i = 0; i < pieces; ++i) out += kPieces[random() % std::size(kPieces)];
+  for (size_t i = 0; i < pieces; ++i) out += kPieces[random() % kPieces.size()];
   return out;
 }
 

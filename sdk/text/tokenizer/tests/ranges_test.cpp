@@ -402,7 +402,7 @@ TEST_CASE("texts made by chance with plain parts made by chance") {
       specials.emplace_back(token.at("content").as_string(), token.at("id").as_int64());
     int64_t found = 0, kept = 0;
     for (int i = 0; i < 600; ++i) {
-      std::string text = made::random_text(random, 30);
+      std::string text = made::random_text(random, 45);
       Ranges plain;
       for (size_t at = random() % 20; at < text.size();) {
         size_t end = std::min<size_t>(at + random() % 30, text.size());
