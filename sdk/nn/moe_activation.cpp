@@ -14,7 +14,6 @@
 #include <optional>
 
 #include "moe_dispatch.h"
-#include "sdk/base/exponential.h"
 #include "sdk/base/own_kernels.h"
 #include "sdk/base/vectorised.h"
 
