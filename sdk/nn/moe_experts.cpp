@@ -24,7 +24,7 @@
 #include "meshwright/nn/moe.h"
 #include "moe_activation.h"
 #include "moe_dispatch.h"
-#include "sdk/base/kernels/grouped_arguments.h"
+#include "sdk/base/kernels/arguments.h"
 #include "sdk/base/own_kernels.h"
 #include "sdk/nn/linear.h"
 #include "weight_gradients.h"
