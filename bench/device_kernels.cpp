@@ -28,7 +28,7 @@
 #include "meshwright/nn/loss.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/nn/rotary.h"
-#include "sdk/base/kernels/grouped_arguments.h"
+#include "sdk/base/kernels/arguments.h"
 #include "sdk/base/own_kernels.h"
 #include "sdk/base/residual.h"
 

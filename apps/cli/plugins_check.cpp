@@ -13,7 +13,7 @@
 #include "engine/launch/spawn.h"
 #include "engine/plugins/registry.h"
 #include "sdk/base/conformance.h"
-#include "sdk/base/files/error_text.h"
+#include "sdk/base/files/json_codec.h"
 #include "sdk/base/host_facts.h"
 #include "sdk/base/words.h"
 

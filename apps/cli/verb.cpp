@@ -16,7 +16,7 @@
 #include "engine/config/resolve.h"
 #include "engine/config/toml_value.h"
 #include "sdk/base/plain_text.h"
-#include "sdk/base/terminal/torchrun.h"
+#include "sdk/base/terminal/report.h"
 #include "sdk/base/used_up.h"
 #include "sdk/base/words.h"
 

@@ -15,8 +15,6 @@
 
 namespace meshwright::doctor {
 
-// What `doctor` looks at, and what it has to say of it.
-
 // One thing that `doctor` has to say.
 
 enum class Level : uint8_t {

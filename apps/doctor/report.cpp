@@ -16,17 +16,9 @@ namespace json = boost::json;
 namespace {
 
 report::Tone tone_of(Level level) {
-  switch (level) {
-    case Level::ok:
-      return report::Tone::green;
-    case Level::note:
-      return report::Tone::cyan;
-    case Level::warning:
-      return report::Tone::yellow;
-    case Level::fault:
-      return report::Tone::red;
-  }
-  return report::Tone::plain;
+  using enum report::Tone;
+  constexpr report::Tone kTones[] = {green, cyan, yellow, red};  // in the order of Level
+  return kTones[static_cast<size_t>(level)];
 }
 
 std::string numbers(const std::vector<int64_t>& ranks) {

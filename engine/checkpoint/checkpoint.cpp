@@ -12,6 +12,7 @@
 #include "engine/checkpoint/weights/read_region.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/terminal/report.h"
 
 namespace meshwright::checkpoint {
 
@@ -32,7 +33,8 @@ std::string contents_of(const weights::TensorEntry& tensor, bool whole) {
 }
 
 std::string text_of(const weights::TensorEntry& tensor) {
-  return tensor.name + '\0' + std::string(dtype_name(tensor.dtype)) + list_text(tensor.shape);
+  return tensor.name + '\0' + std::string(dtype_name(tensor.dtype)) +
+         report::shape_text(tensor.shape);
 }
 
 // The same folder by other words is no other folder.
@@ -153,8 +155,7 @@ std::string text_of(std::span<const std::byte> bytes) {
 }
 
 bool is_safetensors(const std::string& name) {
-  return name.size() > 12 && name.compare(name.size() - 12, 12, ".safetensors") == 0 &&
-         name.find('/') == std::string::npos;
+  return name.size() > 12 && name.ends_with(".safetensors") && name.find('/') == std::string::npos;
 }
 
 }  // namespace

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cinttypes>
 #include <cstdio>
 
 #include "engine/checkpoint/checkpoint.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::checkpoint {
 
@@ -47,22 +49,34 @@ void check_reads_back(const std::string& text, const fs::path& path) {
 }
 
 bool is_leftover(const std::string& name) {
-  auto ends = [&](std::string_view end) {
-    return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
-  };
-  return name[0] == '.' &&
-         (name.starts_with("." + std::string(kPrefix)) || name.starts_with(".latest.") ||
+  return (name.starts_with("." + std::string(kPrefix)) || name.starts_with(".latest.") ||
           name.starts_with(".best.")) &&
-         (ends(kTemporary) || ends(kReplaced));
+         (name.ends_with(kTemporary) || name.ends_with(kReplaced));
+}
+
+// What lies in a folder, in no order; up to where it cannot be listed.
+std::vector<fs::path> entries_of(const fs::path& folder, std::error_code& failed) {
+  std::vector<fs::path> out;
+  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed))
+    out.push_back(at->path());
+  return out;
 }
 
 void remove_leftovers(const fs::path& checkpoints) {
   std::error_code failed;
-  std::vector<fs::path> leftovers;
-  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end;
-       at.increment(failed))
-    if (is_leftover(at->path().filename().string())) leftovers.push_back(at->path());
-  for (const fs::path& leftover : leftovers) base::remove_tree(leftover);
+  for (const fs::path& path : entries_of(checkpoints, failed))
+    if (is_leftover(path.filename().string())) base::remove_tree(path);
+}
+
+// What bears a checkpoint's name, by step.
+std::vector<std::pair<int64_t, fs::path>> steps_in(const fs::path& checkpoints,
+                                                   std::error_code& failed) {
+  std::vector<std::pair<int64_t, fs::path>> out;
+  for (const fs::path& path : entries_of(checkpoints, failed))
+    if (const std::optional<int64_t> step = step_of(path.filename().string()))
+      out.emplace_back(*step, path);
+  std::sort(out.begin(), out.end());
+  return out;
 }
 
 // The checkpoint that a link names, when it is there.
@@ -87,9 +101,7 @@ fs::path parent_of(const fs::path& path) {
 }  // namespace
 
 std::string step_name(int64_t step) {
-  std::string digits = std::to_string(step);
-  return std::string(kPrefix) + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') +
-         digits;
+  return std::string(kPrefix) + text::format("%08" PRId64, step);
 }
 
 std::optional<int64_t> step_of(const std::string& name) {
@@ -119,11 +131,9 @@ std::vector<Found> find_all(const fs::path& checkpoints, For use) {
   std::vector<Found> out;
   std::error_code failed;
   if (!fs::exists(checkpoints, failed) && !failed) return out;
-  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end;
-       at.increment(failed))
-    if (std::optional<int64_t> step = step_of(at->path().filename().string()))
-      if (std::error_code ignored; fs::is_directory(at->symlink_status(ignored)))
-        out.push_back({at->path(), *step, ""});
+  for (const auto& [step, path] : steps_in(checkpoints, failed))
+    if (std::error_code ignored; fs::is_directory(fs::symlink_status(path, ignored)))
+      out.push_back({path, step, ""});
   if (failed)
     throw Error(ErrorCode::no_checkpoint,
                 "cannot list " + checkpoints.string() + ": " + failed.message())
@@ -131,7 +141,6 @@ std::vector<Found> find_all(const fs::path& checkpoints, For use) {
                   ? "name a checkpoint itself (runs/first/checkpoints/step_00000050), or a folder "
                     "that can be listed"
                   : "move what stands there out of the way, or choose another run.name or run.dir");
-  std::sort(out.begin(), out.end(), [](const Found& a, const Found& b) { return a.step < b.step; });
   for (Found& found : out) look_into(found);
   return out;
 }
@@ -212,13 +221,9 @@ fs::path temporary_folder(const fs::path& checkpoints, int64_t step) {
 void tidy(const fs::path& checkpoints) {
   remove_leftovers(checkpoints);
   std::error_code failed;
-  std::optional<int64_t> last;
-  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end;
-       at.increment(failed))
-    if (std::optional<int64_t> step = step_of(at->path().filename().string()))
-      last = std::max(step, last);
-  if (last && latest_of(checkpoints) != checkpoints / step_name(*last))
-    base::link_durably(step_name(*last), checkpoints / "latest");
+  const auto all = steps_in(checkpoints, failed);
+  if (!all.empty() && latest_of(checkpoints) != checkpoints / step_name(all.back().first))
+    base::link_durably(step_name(all.back().first), checkpoints / "latest");
 }
 
 Publication::Publication(fs::path checkpoints, int64_t step)
@@ -273,13 +278,8 @@ fs::path Publication::publish(const Meta& meta, Retention keep) {
       meta.best && fs::is_directory(best, failed) && best_of(checkpoints_) != best)
     base::link_durably(best.filename().string(), checkpoints_ / "best");
   if (replaces) base::remove_tree(replaced);
-  std::vector<std::pair<int64_t, fs::path>> all;
-  for (fs::directory_iterator at(checkpoints_, failed), end; !failed && at != end;
-       at.increment(failed))
-    if (std::optional<int64_t> step = step_of(at->path().filename().string());
-        step && *step <= step_)
-      all.emplace_back(*step, at->path());
-  std::sort(all.begin(), all.end());
+  std::vector<std::pair<int64_t, fs::path>> all = steps_in(checkpoints_, failed);
+  std::erase_if(all, [&](const auto& one) { return one.first > step_; });
   const std::optional<fs::path> best = best_of(checkpoints_);
   // Renamed first: half of a checkpoint never bears a checkpoint's name.
   for (size_t i = 0; i + static_cast<size_t>(keep.newest) < all.size(); ++i) {
@@ -295,11 +295,8 @@ fs::path Publication::publish(const Meta& meta, Retention keep) {
 std::string set_aside(const fs::path& checkpoints, int64_t step) {
   std::error_code failed;
   std::vector<fs::path> names;
-  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end;
-       at.increment(failed))
-    if (std::optional<int64_t> found = step_of(at->path().filename().string());
-        found && *found > step)
-      names.push_back(at->path());
+  for (const auto& [found, path] : steps_in(checkpoints, failed))
+    if (found > step) names.push_back(path);
   if (names.empty()) return "";
   int n = 1;
   while (fs::exists(checkpoints.string() + "." + std::to_string(n), failed)) ++n;

@@ -71,10 +71,11 @@ std::vector<Group> list_checkpoints(const fs::path& path) {
                           step_of(real.filename().string()).value_or(0), ""})}};
     if (group.checkpoints[0].meta)
       group.checkpoints[0].found.step = group.checkpoints[0].meta->step;
-    std::optional<fs::path> latest = latest_of(real.parent_path());
-    group.checkpoints[0].latest = latest && fs::canonical(*latest, failed) == real;
-    std::optional<fs::path> best = best_of(real.parent_path());
-    group.checkpoints[0].best = best && fs::canonical(*best, failed) == real;
+    auto is_real = [&](const std::optional<fs::path>& named) {
+      return named && fs::canonical(*named, failed) == real;
+    };
+    group.checkpoints[0].latest = is_real(latest_of(real.parent_path()));
+    group.checkpoints[0].best = is_real(best_of(real.parent_path()));
     return {group};
   }
   std::vector<Group> out;
@@ -270,42 +271,34 @@ Error damaged_file(const fs::path& file, const std::string& what) {
       .help("meshwright checkpoint ls shows the other checkpoints of the run");
 }
 
-class Reading {
- public:
-  explicit Reading(const fs::path& path) : file_(path, base::ForeignFile::Links::refused) {}
-  const base::ForeignFile& file() const { return file_; }
-  // Bytes read; fewer than asked for at the end of the file, or with `errno` set where the disk
-  // fails.
-  int64_t fill(std::span<std::byte> out) const {
-    int64_t done = 0;
-    errno = 0;
-    while (done < static_cast<int64_t>(out.size())) {
-      ssize_t n = ::read(file_.fd(), out.data() + done, out.size() - static_cast<size_t>(done));
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) break;
-      done += n;
-    }
-    return done;
+// Bytes read from `at` on; fewer than asked for at the end of the file, or with `errno` set where
+// the disk fails.
+int64_t fill(const base::ForeignFile& file, int64_t at, std::span<std::byte> out) {
+  int64_t done = 0;
+  errno = 0;
+  while (done < std::ssize(out)) {
+    const ssize_t n =
+        ::pread(file.fd(), out.data() + done, out.size() - static_cast<size_t>(done), at + done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    done += n;
   }
-  void go_to(int64_t at) const { ::lseek(file_.fd(), at, SEEK_SET); }
-
- private:
-  base::ForeignFile file_;
-};
+  return done;
+}
 
 void verify_file(const fs::path& path, const FileRecord& record, std::vector<Error>& damage,
                  const std::function<void(int64_t)>& progress) {
-  Reading file(path);
-  if (!file.file().is_open()) {
-    const std::string& problem = file.file().problem();
-    damage.push_back(damaged_file(path, file.file().reason() == ENOENT ? "the file is missing"
+  const base::ForeignFile file(path, base::ForeignFile::Links::refused);
+  if (!file.is_open()) {
+    const std::string& problem = file.problem();
+    damage.push_back(damaged_file(path, file.reason() == ENOENT ? "the file is missing"
                                         : problem == "is a link"
                                             ? "is a link, not a file of this folder"
-                                        : file.file().reason() == 0 ? "is not a regular file"
-                                                                    : problem));
+                                        : file.reason() == 0 ? "is not a regular file"
+                                                             : problem));
     return;
   }
-  const int64_t size = file.file().size();
+  const int64_t size = file.size();
   if (size != record.bytes)
     damage.push_back(damaged_file(
         path,
@@ -325,12 +318,11 @@ void verify_file(const fs::path& path, const FileRecord& record, std::vector<Err
   };
   for (int64_t at = 0; at < record.bytes; at += kBlock) {
     int64_t wanted = std::min(kBlock, record.bytes - at),
-            got = file.fill(std::span(block).first(static_cast<size_t>(wanted)));
+            got = fill(file, at, std::span(block).first(static_cast<size_t>(wanted)));
     if (got < wanted && errno != 0) {
       tell();
       damage.push_back(damaged_file(
           path, "byte " + std::to_string(at + got) + " cannot be read: " + std::strerror(errno)));
-      file.go_to(at + wanted);
     } else if (got < wanted) {
       break;  // the size is told already
     } else if (checksum(std::span(block).first(static_cast<size_t>(wanted))) !=

@@ -1,6 +1,7 @@
 #include "engine/checkpoint/meta.h"
 
 #include <algorithm>
+#include <array>
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 #include <charconv>
@@ -13,6 +14,7 @@
 #include "meshwright/error.h"
 #include "sdk/base/files/json_codec.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/terminal/report.h"
 
 namespace meshwright::checkpoint {
 
@@ -38,12 +40,12 @@ std::string to_json(const TensorRecord& tensor) {
   if (!tensor.state.empty()) out += "\"state\": " + json_quoted(tensor.state) + ", ";
   out += "\"name\": " + json_quoted(tensor.name) +
          ", \"dtype\": " + json_quoted(dtype_name(tensor.dtype)) +
-         ", \"shape\": " + list_text(tensor.shape);
+         ", \"shape\": " + report::shape_text(tensor.shape);
   if (tensor.export_dtype != tensor.dtype)
     out += ", \"export_dtype\": " + json_quoted(dtype_name(tensor.export_dtype));
   if (tensor.fused)
     out += ", \"fused\": {\"groups\": " + std::to_string(tensor.fused->groups) +
-           ", \"parts\": " + list_text(tensor.fused->parts) + "}";
+           ", \"parts\": " + report::shape_text(tensor.fused->parts) + "}";
   if (!tensor.file_name.empty()) out += ", \"file_name\": " + json_quoted(tensor.file_name);
   if (tensor.transposed) out += ", \"transposed\": true";
   if (tensor.steps) out += ", \"steps\": " + std::to_string(*tensor.steps);
@@ -53,11 +55,12 @@ std::string to_json(const TensorRecord& tensor) {
     if (&piece != tensor.pieces.data()) out += ", ";
     out += "[" + std::to_string(piece.file) + ", ";
     if (piece.region.flat())
-      out += list_text(std::vector<int64_t>{piece.region.begin, piece.region.end});
+      out += report::shape_text(std::array{piece.region.begin, piece.region.end});
     else
-      out += list_text(piece.region.offsets) + ", " + list_text(piece.region.sizes);
+      out +=
+          report::shape_text(piece.region.offsets) + ", " + report::shape_text(piece.region.sizes);
     if (piece.region.within_box())
-      out += ", " + list_text(std::vector<int64_t>{piece.region.begin, piece.region.end});
+      out += ", " + report::shape_text(std::array{piece.region.begin, piece.region.end});
     out += "]";
   }
   return out + "]}";
@@ -100,8 +103,8 @@ std::string to_json(const Meta& meta) {
   out += field("step", std::to_string(meta.step));
   out += field("strategy", "{\"name\": " + json_quoted(meta.strategy) +
                                ", \"plugin_version\": " + json_quoted(meta.plugin_version) + "}");
-  out += field("layout", "{\"world_size\": " + std::to_string(meta.world_size) +
-                             ", \"axes\": " + axes + "], \"mesh\": " + list_text(meta.mesh_shape) +
+  out += field("layout", "{\"world_size\": " + std::to_string(meta.world_size) + ", \"axes\": " +
+                             axes + "], \"mesh\": " + report::shape_text(meta.mesh_shape) +
                              ", \"data_parallel\": " + std::to_string(meta.data_parallel) + "}");
   out += field(
       "model",
@@ -319,7 +322,7 @@ Piece read_piece(const Reader& reader, const json::value& item, const TensorReco
   }
   if (!fits(piece.region, tensor.shape))
     reader.fail("(" + tensor.name + ") has a piece outside of its shape " +
-                list_text(tensor.shape));
+                report::shape_text(tensor.shape));
   // Else a short file could claim a tensor that takes days to walk over.
   if (piece.region.count() > files[piece.file].bytes / dtype_size(tensor.dtype))
     reader.fail("(" + tensor.name + ") has a piece of " + std::to_string(piece.region.count()) +
@@ -355,7 +358,7 @@ TensorRecord read_tensor(Reader reader, const std::vector<FileRecord>& files,
     if (tensor.fused->groups > weights::kMostFusedGroups ||
         tensor.fused->parts.size() > kMostFusedParts || !weights::fits(*tensor.fused, tensor.shape))
       reader.fail("(" + tensor.name + ") has fused parts that do not make up its shape " +
-                  list_text(tensor.shape));
+                  report::shape_text(tensor.shape));
   }
   if (reader.has("file_name")) {
     tensor.file_name = reader.text("file_name");
@@ -381,7 +384,7 @@ TensorRecord read_tensor(Reader reader, const std::vector<FileRecord>& files,
   reader.end();
   if (!tensor.base && !covers(tensor))
     reader.fail("(" + tensor.name + ") has pieces that do not cover its shape " +
-                list_text(tensor.shape) + " exactly once");
+                report::shape_text(tensor.shape) + " exactly once");
   return tensor;
 }
 

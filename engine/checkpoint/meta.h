@@ -18,7 +18,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -156,13 +155,6 @@ inline constexpr std::string_view kChecksumKey = ",\n  \"checksum\": \"", kMetaE
 // The tensor's name in the files that hold its pieces.
 inline std::string key_of(const TensorRecord& tensor) {
   return tensor.state.empty() ? tensor.name : tensor.state + "/" + tensor.name;
-}
-
-// "[2, 3]"
-inline std::string list_text(std::span<const int64_t> values) {
-  std::string out = "[";
-  for (size_t i = 0; i < values.size(); ++i) out += (i ? ", " : "") + std::to_string(values[i]);
-  return out + "]";
 }
 
 }  // namespace meshwright::checkpoint

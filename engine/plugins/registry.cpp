@@ -11,7 +11,6 @@
 #include <boost/dll/shared_library.hpp>
 
 #include "engine/plugins/verify_library.h"
-#include "sdk/base/build_facts.h"
 #include "sdk/base/checks.h"
 #include "sdk/base/host_facts.h"
 #include "sdk/base/plugin_guard.h"

@@ -11,7 +11,7 @@
 
 #include "engine/plugins/registry.h"
 #include "meshwright/error.h"
-#include "sdk/base/build_facts.h"
+#include "sdk/base/checks.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"

@@ -18,7 +18,6 @@
 #include "sdk/base/files/durable.h"
 #include "sdk/base/plugin_at_work.h"
 #include "sdk/base/terminal/report.h"
-#include "sdk/base/terminal/torchrun.h"
 
 namespace meshwright::train {
 

@@ -1,4 +1,4 @@
-#include "build_facts.h"
+#include "checks.h"
 
 namespace meshwright {
 namespace detail {  // defined by the source that the build makes

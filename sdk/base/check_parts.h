@@ -9,6 +9,23 @@
 
 #include "meshwright/parallel/parallel.h"
 
+namespace meshwright {
+
+// The request that a strategy's plan_sharding() answers for this rank: the outline with what the
+// live parameters say of their dtype and of requires_grad. Local.
+class MESHWRIGHT_API LiveShardingRequest {
+ public:
+  explicit LiveShardingRequest(const ParallelizeRequest& request);
+  operator ShardingRequest() const&;  // refers to this object, so a temporary gives none
+  operator ShardingRequest() const&& = delete;
+
+ private:
+  const ParallelizeRequest& request_;
+  ModelOutline outline_;
+};
+
+}  // namespace meshwright
+
 namespace meshwright::detail {
 
 // Throws Error(plugin_nonconforming) when a part has not the shape of its region, or is no view of

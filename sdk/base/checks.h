@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "meshwright/options.h"
@@ -37,5 +38,12 @@ MESHWRIGHT_API void register_plans(const meshwright_strategy& strategy);
 MESHWRIGHT_API std::vector<std::string> plan_names();
 
 }  // namespace tp
+
+// The facts this SDK library was built with: what a plugin's own facts are compared to.
+
+// Sorted key=value lines. Keys that start with "info." are only reported; all others must match.
+MESHWRIGHT_API std::string_view build_facts();
+// "meshwright_abi_<hash16>": the marker symbol a plugin with equal facts carries.
+MESHWRIGHT_API std::string_view build_facts_symbol();
 
 }  // namespace meshwright

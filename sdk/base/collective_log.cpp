@@ -16,21 +16,9 @@ int64_t unix_now() {
 }  // namespace
 
 const char* name_of(CollectiveState state) {
-  switch (state) {
-    case CollectiveState::starting:
-      return "starting";
-    case CollectiveState::under_way:
-      return "under_way";
-    case CollectiveState::waiting:
-      return "waiting";
-    case CollectiveState::queued:
-      return "queued";
-    case CollectiveState::completed:
-      return "completed";
-    case CollectiveState::failed:
-      return "failed";
-  }
-  return "";
+  static constexpr const char* kNames[] = {"starting", "under_way", "waiting",
+                                           "queued",   "completed", "failed"};
+  return kNames[static_cast<size_t>(state)];
 }
 
 CollectiveLog::CollectiveLog() : ring_(kKept) {}

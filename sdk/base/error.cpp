@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <iterator>
 
 namespace meshwright {
 namespace {
@@ -49,24 +50,10 @@ std::string code_string(ErrorCode code) {
 }
 
 int exit_status(ErrorCode code) {
-  switch (static_cast<int>(code) / 100) {
-    case 1:
-    case 2:
-    case 4:
-      return 2;
-    case 3:
-      return 3;
-    case 5:
-      return 4;
-    case 6:
-      return 6;
-    case 7:
-      return 7;
-    case 8:
-      return 5;
-    default:
-      return 1;
-  }
+  // By the hundreds of the code.
+  constexpr int kStatus[] = {1, 2, 2, 3, 2, 4, 6, 7, 5};
+  const auto hundreds = static_cast<size_t>(code) / 100;
+  return hundreds < std::size(kStatus) ? kStatus[hundreds] : 1;
 }
 
 Error::Error(ErrorCode code, std::string message)

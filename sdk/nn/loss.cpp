@@ -19,7 +19,6 @@
 
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
-#include "sdk/base/exponential.h"
 #include "sdk/base/own_kernels.h"
 #include "sdk/base/vectorised.h"
 

@@ -13,7 +13,6 @@
 
 #include <optional>
 
-#include "sdk/base/exponential.h"
 #include "sdk/base/own_kernels.h"
 #include "sdk/base/vectorised.h"
 

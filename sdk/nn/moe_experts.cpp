@@ -23,7 +23,7 @@
 #include "meshwright/error.h"
 #include "meshwright/nn/moe.h"
 #include "moe_parts.h"
-#include "sdk/base/kernels/grouped_arguments.h"
+#include "sdk/base/kernels/arguments.h"
 #include "sdk/base/own_kernels.h"
 #include "sdk/nn/linear.h"
 #include "weight_gradients.h"

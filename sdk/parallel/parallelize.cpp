@@ -1,5 +1,5 @@
 #include "meshwright/parallel/parallelize.h"
-#include "sdk/base/live_request.h"
+#include "sdk/base/check_parts.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/nn/module.h>

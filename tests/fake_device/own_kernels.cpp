@@ -11,7 +11,7 @@
 #include "runtime.h"
 #include "sdk/base/kernels/host_team.h"
 // After it, as the device's compiler reads them.
-#include "sdk/base/kernels/grouped_arguments.h"
+#include "sdk/base/kernels/arguments.h"
 #include "sdk/base/kernels/grouped_product.h"
 #include "sdk/base/kernels/kernels.h"
 

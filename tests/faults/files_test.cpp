@@ -87,7 +87,7 @@ TEST_CASE(
   CHECK(std::count(rows.begin(), rows.end(), '\n') == 1);
 }
 
-// Every kind of damage: engine/checkpoint/weights/tests/safetensors_test.cpp and damage_test.cpp.
+// Every kind of damage: engine/checkpoint/weights/tests/safetensors_test.cpp.
 TEST_CASE("damaged safetensors: the place is named, nothing is trained, exit status 7") {
   struct Row {
     const char *error, *words;

@@ -5,18 +5,16 @@
 
 #include "apps/doctor/report.h"
 #include "sdk/base/files/json_codec.h"
+#include "sdk/base/tests/scratch.h"
 
 namespace report_test {
 
 using namespace meshwright::doctor;
 using meshwright::Error;
 using meshwright::ErrorCode;
+using meshwright::scratch::has;
 
 namespace {
-
-bool says(const std::string& text, const char* words) {
-  return text.find(words) != std::string::npos;
-}
 
 Link link(int64_t from, int64_t to, double there, double back) {
   Link out{.from = from, .to = to};
@@ -59,13 +57,13 @@ TEST_CASE("the slowest link is named with its direction, and warned of when it i
                                    link(1, 2, 9e8, 1e9)};
   const Finding found = judge(links, kThree);
   CHECK(found.level == Level::warning);
-  CHECK(says(found.text, "slowest: rank 2 (c) -> rank 0 (a), 400 MB/s, 200 us one way"));
-  CHECK(says(found.fix, "dist_env.interface"));
+  CHECK(has(found.text, "slowest: rank 2 (c) -> rank 0 (a), 400 MB/s, 200 us one way"));
+  CHECK(has(found.fix, "dist_env.interface"));
   CHECK(judge(std::vector<Link>{link(0, 1, 1e9, 3e8)}, kThree).level == Level::ok);
   CHECK(judge(std::vector<Link>{link(0, 1, 1e9, 2e8)}, kThree).level == Level::warning);
   // On one host ranks share cores: that one pair has fewer is no fault of a link.
   CHECK(judge(links, Hosts{{"a", "a", "a"}, {0, 0, 0}}).level == Level::ok);
-  CHECK(says(judge(std::vector<Link>{}, kThree).text, "n/a"));
+  CHECK(has(judge(std::vector<Link>{}, kThree).text, "n/a"));
 }
 
 TEST_CASE("what ranks found alike is one line, what differs names host or ranks") {
@@ -75,10 +73,10 @@ TEST_CASE("what ranks found alike is one line, what differs names host or ranks"
   report.add({{good, {"memory", Level::ok, "much"}}, {good}, {bad}, {bad}});
   REQUIRE(report.lines.size() == 3);
   const std::string text = report.text({});
-  CHECK(says(text, "a: good"));
-  CHECK(says(text, "b: bad. FIX: repair"));
-  CHECK(says(text, "much"));
-  CHECK(says(text, "0 faults, 1 warning, 0 notes on 4 ranks of 2 hosts"));
+  CHECK(has(text, "a: good"));
+  CHECK(has(text, "b: bad. FIX: repair"));
+  CHECK(has(text, "much"));
+  CHECK(has(text, "0 faults, 1 warning, 0 notes on 4 ranks of 2 hosts"));
 }
 
 TEST_CASE("of many hosts where all is well a few are shown, and every one that is not") {
@@ -92,10 +90,10 @@ TEST_CASE("of many hosts where all is well a few are shown, and every one that i
   }
   report.add(all);
   const std::string text = report.text({});
-  CHECK(says(text, "h3: has 3"));
-  CHECK_FALSE(says(text, "h4: has 4"));
-  CHECK(says(text, "h7: has 7"));
-  CHECK(says(text, "memory: 4 more are ok; --json has them"));
+  CHECK(has(text, "h3: has 3"));
+  CHECK_FALSE(has(text, "h4: has 4"));
+  CHECK(has(text, "h7: has 7"));
+  CHECK(has(text, "memory: 4 more are ok; --json has them"));
   CHECK(report.json().at("findings").as_array().size() == 9);
 }
 
@@ -110,7 +108,7 @@ TEST_CASE("the exit status is that of the worst fault, whatever comes first, and
   CHECK(report.exit_status() == 4);
   report.add(finding_of("config", Error(ErrorCode::out_of_range, "odd")));
   CHECK(report.exit_status() == 4);
-  CHECK(says(report.text({}), "no [E0705]. FIX: yes"));
+  CHECK(has(report.text({}), "no [E0705]. FIX: yes"));
 }
 
 TEST_CASE("findings, links and collectives reach rank 0 as they were") {
@@ -138,9 +136,9 @@ TEST_CASE("tables of links and collectives, and the same as JSON") {
   report.links = {link(0, 1, 1e8, 1e8), link(0, 2, 1.2e7, 1.1e7)};
   report.collectives = {{"dp", "all_gather", "sockets", 3, 1e-4, 2000000, 0.1, {0, 1, 2}}};
   const std::string text = report.text({});
-  CHECK(says(text, "rank 0 (a) -> rank 2 (c)"));
-  CHECK(says(text, "11 MB/s  slowest"));
-  CHECK(says(text, "20 MB/s"));
+  CHECK(has(text, "rank 0 (a) -> rank 2 (c)"));
+  CHECK(has(text, "11 MB/s  slowest"));
+  CHECK(has(text, "20 MB/s"));
   const boost::json::object json = report.json();
   CHECK(json.at("slowest_link").at("to_host") == "c");
   CHECK(json.at("collectives").at(0).at("op") == "all_gather");

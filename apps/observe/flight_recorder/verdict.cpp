@@ -27,6 +27,10 @@ std::string seconds(int64_t microseconds) {
   return text::format("%.1f s", static_cast<double>(std::max<int64_t>(microseconds, 0)) / 1e6);
 }
 
+bool among(const Ranks& ranks, int64_t rank) {
+  return std::ranges::find(ranks, rank) != ranks.end();
+}
+
 // "rank 3", "ranks 0, 2 and 5"
 std::string named(const Ranks& ranks) {
   if (ranks.size() == 1) return "rank " + std::to_string(ranks[0]);
@@ -125,18 +129,13 @@ class Judge {
     if (!entered_otherwise(out)) waits(out);
     Ranks silent;
     for (int64_t rank = 0; rank < files_.begin()->second->world; ++rank)
-      if (files_.count(rank) == 0 &&
-          std::find(out.ranks.begin(), out.ranks.end(), rank) == out.ranks.end())
-        silent.push_back(rank);
+      if (files_.count(rank) == 0 && !among(out.ranks, rank)) silent.push_back(rank);
     if (!silent.empty()) out.sentences.push_back(named(silent) + " left no record");
     return out;
   }
 
  private:
-  bool stopped(int64_t rank) const {
-    return std::find(records_.stopped.begin(), records_.stopped.end(), rank) !=
-           records_.stopped.end();
-  }
+  bool stopped(int64_t rank) const { return among(records_.stopped, rank); }
 
   const LoggedGroup* group_of(int64_t rank, const LoggedGroup& like) const {
     for (const LoggedGroup& group : files_.at(rank)->record.groups)
@@ -295,9 +294,7 @@ class Judge {
   void drop_ended_ranks(std::map<int64_t, Wait>& wait_of) const {
     auto waits_for = [&](int64_t rank, int64_t other) {
       const auto wait = wait_of.find(rank);
-      return wait != wait_of.end() &&
-             std::find(wait->second.missing.begin(), wait->second.missing.end(), other) !=
-                 wait->second.missing.end();
+      return wait != wait_of.end() && among(wait->second.missing, other);
     };
     for (auto one = wait_of.begin(); one != wait_of.end();) {
       const int64_t rank = one->first;
@@ -409,9 +406,10 @@ std::string Verdict::told() const {
   return out;
 }
 
-Verdict judge(const Folder& records) { return Judge(records).verdict(); }
-
-Verdict judge_run(const fs::path& run) { return judge(read_folder(run / kFolder)); }
+Verdict judge_run(const fs::path& run) {
+  const Folder records = read_folder(run / kFolder);
+  return Judge(records).verdict();
+}
 
 void wait_for_all(const fs::path& run, std::chrono::milliseconds patience) noexcept {
   try {

@@ -27,14 +27,12 @@ struct Verdict {
   std::string told() const;
 };
 
-// Per group collectives are the same ones where their numbers are. The cause is a collective that
-// ranks entered differently; else a rank that has not entered what another waits in and that waits
-// for none itself; else ranks that wait for each other.
-Verdict judge(const Folder& records);
+// Of the folder of a run. Per group collectives are the same ones where their numbers are. The
+// cause is a collective that ranks entered differently; else a rank that has not entered what
+// another waits in and that waits for none itself; else ranks that wait for each other.
+Verdict judge_run(const std::filesystem::path& run);
 // Until all ranks have left a record, or for so long; not at all where none has.
 void wait_for_all(const std::filesystem::path& run, std::chrono::milliseconds patience) noexcept;
-// Of the folder of a run.
-Verdict judge_run(const std::filesystem::path& run);
 // The same, and writes it to comm_traces/verdict.txt where there is one, as far as that goes.
 // `stopped`: ranks that the launcher has seen to be.
 Verdict write_verdict(const std::filesystem::path& run,

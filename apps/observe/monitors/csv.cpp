@@ -6,7 +6,6 @@
 
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
-#include "sdk/base/host/append_file.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::monitor {
@@ -160,8 +159,7 @@ class CsvFile final : public Sink {
     file_.reset();
     lines_ = CsvLines(csv_columns(rows));
     std::string text = lines_.header();
-    for (size_t end; (end = rows.find('\n')) != std::string_view::npos; rows.remove_prefix(end + 1))
-      if (const std::optional<Row> row = parse_row(rows.substr(0, end))) text += lines_.add(*row);
+    each_row(rows, [&](const Row& row) { text += lines_.add(row); });
     base::write_durably(path_, text);
     file_.emplace(path_, base::AppendFile::Old::kept);
   }

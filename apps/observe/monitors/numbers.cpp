@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::monitor {
@@ -102,14 +103,9 @@ bool take_ending(std::string& text, std::string_view ending) {
 }
 
 // Letters, digits and underscores.
-std::string plain(std::string_view text) {
-  std::string out(text);
-  std::replace_if(
-      out.begin(), out.end(),
-      [](unsigned char c) {
-        return !((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'));
-      },
-      '_');
+std::string plain(std::string_view field) {
+  std::string out(field);
+  std::ranges::replace_if(out, [](char c) { return !text::is_alphanumeric(c); }, '_');
   return out;
 }
 
@@ -249,7 +245,7 @@ void Numbers::saved(int64_t completed, bool good) {
 void Numbers::end(bool finished) {
   set("training", 0);
   set("finished", finished ? 1 : 0);
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_);
   published_ = now_;
 }
 

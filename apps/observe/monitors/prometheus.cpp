@@ -18,7 +18,6 @@
 #include "meshwright/error.h"
 #include "sdk/base/beside.h"
 #include "sdk/base/files/durable.h"
-#include "sdk/base/host/append_file.h"
 
 namespace meshwright::monitor {
 

@@ -13,7 +13,7 @@
 
 #include "apps/observe/monitors/numbers.h"
 #include "apps/observe/prometheus/prometheus_part.h"
-#include "sdk/base/host/append_file.h"
+#include "sdk/base/files/durable.h"
 
 namespace meshwright::monitor {
 
@@ -73,11 +73,8 @@ class EventFile {
 
 std::string prometheus_text(const std::vector<prometheus::Reading>& readings);
 
-// Where the rows of metrics.jsonl go beside it.
-
 // One place that hears of a run while it trains. Everything here may throw: Monitors tells it, and
 // training goes on.
-
 class Sink {
  public:
   virtual ~Sink() = default;

@@ -83,20 +83,14 @@ constexpr int kStatus = 1, kStart = 1;
 }
 
 namespace summary {
-
 constexpr int kValue = 1;
-namespace value {
+}
+namespace summary::value {
 constexpr int kTag = 1, kSimpleValue = 2, kTensor = 8, kMetadata = 9;
 }
-namespace metadata {
-constexpr int kPluginData = 1, kDataClass = 4, kDataClassTensor = 2;
+namespace summary::metadata {
+constexpr int kPluginData = 1, kPluginName = 1, kDataClass = 4, kDataClassTensor = 2;
 }
-namespace plugin_data {
-constexpr int kName = 1;
-}
-
-}  // namespace summary
-
 namespace tensor {
 constexpr int kDType = 1, kString = 7, kShape = 2, kDimension = 2, kSize = 1, kStringValue = 8;
 }
@@ -168,7 +162,7 @@ void EventFile::text(int64_t step, std::string_view tag, std::string_view markdo
   namespace value = summary::value;
   namespace metadata = summary::metadata;
   Message told, content, all;
-  told.message(metadata::kPluginData, Message().bytes(summary::plugin_data::kName, "text"));
+  told.message(metadata::kPluginData, Message().bytes(metadata::kPluginName, "text"));
   told.number(metadata::kDataClass, metadata::kDataClassTensor);
   content.number(tensor::kDType, tensor::kString);
   content.message(tensor::kShape,

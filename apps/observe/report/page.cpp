@@ -220,20 +220,14 @@ void add_events(const std::vector<RunRecord>& runs, json::object& page) {
                    [](const Row& a, const Row& b) { return a.time < b.time; });
   std::vector<const Event*> events;
   for (const Row& row : all) events.push_back(row.event);
-  const std::vector<bool> shown = shown_events(events, kMost);
   json::array& rows = page["events"].emplace_array();
-  int64_t left_out = 0;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (!shown[i]) {
-      ++left_out;
-      if (i + 1 < all.size() && !shown[i + 1]) continue;
-      rows.push_back(
-          json::object{{"left_out", report::human_count(left_out) + " more are in run.log"}});
-      left_out = 0;
+  for (const EventRow& row : shown_events(events, kMost)) {
+    if (!row.left_out.empty()) {
+      rows.push_back(json::object{{"left_out", row.left_out}});
       continue;
     }
-    const Event& event = *all[i].event;
-    rows.push_back(json::object{{"run", all[i].run},
+    const Event& event = *events[row.event];
+    rows.push_back(json::object{{"run", all[row.event].run},
                                 {"time", event.time.empty() ? "-" : when(event.time)},
                                 {"step", report::human_count(event.step)},
                                 {"kind", kind_name(event.kind)},

@@ -15,8 +15,7 @@ namespace {
 
 std::string string_at(const std::optional<boost::json::object>& object, const char* key) {
   const boost::json::value* value = object ? object->if_contains(key) : nullptr;
-  if (value == nullptr) return {};
-  return value->is_string() ? std::string(value->as_string()) : std::string();
+  return value != nullptr && value->is_string() ? std::string(value->as_string()) : std::string();
 }
 std::string number_at(const std::optional<boost::json::object>& object, const char* key) {
   const boost::json::value* value = object ? object->if_contains(key) : nullptr;
@@ -61,8 +60,6 @@ Facts facts_of(const RunRecord& run) {
         event.kind == Event::Kind::restart || (event.kind == Event::Kind::resume && !restarted);
     if (event.kind == Event::Kind::restart) restarted = true;
     if (event.kind == Event::Kind::resume) restarted = false;
-    out.warnings += event.kind == Event::Kind::warning;
-    out.faults += event.kind == Event::Kind::fault;
   }
   return out;
 }
@@ -324,24 +321,16 @@ std::string events(const Style& style, const std::vector<RunRecord>& runs) {
     std::vector<const Event*> told;
     for (const Event& event : runs[i].events)
       if (event.kind != Event::Kind::saved) told.push_back(&event);
-    const std::vector<bool> shown = shown_events(told, kMost);
-    int64_t left_out = 0;
-    for (size_t e = 0; e < told.size(); ++e) {
-      if (!shown[e]) {
-        ++left_out;
-        if (e + 1 < told.size() && !shown[e + 1]) continue;
-        rows.push_back({"", "", "", report::human_count(left_out) + " more are in run.log"});
-        if (runs.size() > 1) rows.back().insert(rows.back().begin(), letter_of(i));
-        left_out = 0;
-        continue;
-      }
-      const Event& event = *told[e];
+    for (const EventRow& row : shown_events(told, kMost)) {
+      const Event& event = *told[row.event];
       const Tone tone = event.kind == Event::Kind::fault     ? Tone::red
                         : event.kind == Event::Kind::warning ? Tone::yellow
                                                              : Tone::plain;
-      rows.push_back({event.time.empty() ? "-" : event.time, report::human_count(event.step),
-                      report::paint(style, tone, kind_name(event.kind)),
-                      report::printable(event.text.substr(0, event.text.find('\n')))});
+      if (!row.left_out.empty())
+        rows.push_back({"", "", "", row.left_out});
+      else
+        rows.push_back({event.time.empty() ? "-" : event.time, report::human_count(event.step),
+                        report::paint(style, tone, kind_name(event.kind)), line_of(event.text)});
       if (runs.size() > 1) rows.back().insert(rows.back().begin(), letter_of(i));
     }
   }

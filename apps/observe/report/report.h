@@ -26,7 +26,7 @@ struct Facts {
   std::string steps;       // "300 of 500"
   std::string validation;  // "1.514 at step 450": the least; empty: none
   double tokens_per_second = 0, step_ms = 0, memory = 0;  // medians, and the peak; 0: unknown
-  size_t restarts = 0, warnings = 0, faults = 0;
+  size_t restarts = 0;
 };
 Facts facts_of(const RunRecord& run);
 // A step as it was predicted, beside what it took.

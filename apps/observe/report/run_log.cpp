@@ -13,29 +13,9 @@
 namespace meshwright::runs {
 
 const char* kind_name(Event::Kind kind) {
-  switch (kind) {
-    case Event::Kind::start:
-      return "start";
-    case Event::Kind::resume:
-      return "resume";
-    case Event::Kind::change:
-      return "change";
-    case Event::Kind::notice:
-      return "notice";
-    case Event::Kind::warning:
-      return "warning";
-    case Event::Kind::fault:
-      return "fault";
-    case Event::Kind::restart:
-      return "restart";
-    case Event::Kind::stop:
-      return "stop";
-    case Event::Kind::saved:
-      return "saved";
-    case Event::Kind::done:
-      return "done";
-  }
-  return "";
+  static constexpr const char* kNames[] = {"start", "resume",  "change", "notice", "warning",
+                                           "fault", "restart", "stop",   "saved",  "done"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 namespace {

@@ -132,21 +132,31 @@ int64_t RunRecord::steps() const {
   return out;
 }
 
-std::vector<bool> shown_events(const std::vector<const Event*>& events, size_t most) {
+std::vector<EventRow> shown_events(const std::vector<const Event*>& events, size_t most) {
   std::vector<size_t> told, rest;
   for (size_t i = 0; i < events.size(); ++i)
     (events[i]->kind == Event::Kind::warning || events[i]->kind == Event::Kind::notice ? rest
                                                                                        : told)
         .push_back(i);
-  std::vector<bool> out(events.size(), false);
+  std::vector<bool> shown(events.size(), false);
   auto show = [&](const std::vector<size_t>& sort, size_t room) {
     for (size_t i = 0; i < sort.size(); ++i)
       if (sort.size() <= room || i < room / 2 || i >= sort.size() - (room - room / 2))
-        out[sort[i]] = true;
+        shown[sort[i]] = true;
   };
   const size_t first = std::min(told.size(), most);
   show(told, first);
   show(rest, most - first);
+  std::vector<EventRow> out;
+  int64_t left_out = 0;
+  for (size_t i = 0; i < events.size(); ++i) {
+    if (shown[i]) {
+      out.push_back({i});
+    } else if (++left_out; i + 1 == events.size() || shown[i + 1]) {
+      out.push_back({i, report::human_count(left_out) + " more are in run.log"});
+      left_out = 0;
+    }
+  }
   return out;
 }
 

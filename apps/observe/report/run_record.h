@@ -72,9 +72,14 @@ struct Event {
   std::string text;  // may have several lines
 };
 const char* kind_name(Event::Kind kind);
-// Which of these events, in their order, a table of at most `most` rows shows: warnings and notices
-// make room for the rest, and of each sort the first and the last stay.
-std::vector<bool> shown_events(const std::vector<const Event*>& events, size_t most);
+// A row of a table of events: one of them, or "81 more are in run.log" in place of several.
+struct EventRow {
+  size_t event = 0;  // its place in the list
+  std::string left_out = {};
+};
+// The rows for these events, in their order, at most `most` of which are shown: warnings and
+// notices make room for the rest, and of each sort the first and the last stay.
+std::vector<EventRow> shown_events(const std::vector<const Event*>& events, size_t most);
 
 // How one rank spent the time that its trace covers, in microseconds. The four parts do not
 // overlap: what computes while messages travel is in `overlapped` alone.

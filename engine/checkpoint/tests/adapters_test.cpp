@@ -4,30 +4,22 @@
 
 #include <c10/util/BFloat16.h>
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
 
 #include "engine/checkpoint/export.h"
 #include "engine/checkpoint/tests/make_checkpoint.h"
 #include "engine/checkpoint/weights/safetensors.h"
+#include "sdk/base/tests/scratch.h"
 
 namespace checkpoint_adapters_test {
 
 using namespace meshwright;
 using namespace meshwright::checkpoint;
 namespace fs = std::filesystem;
+using scratch::Folder;
 
 namespace {
-
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("adapters_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-};
 
 std::vector<float> some(int64_t count, double scale, int64_t start) {
   std::vector<float> out;
@@ -38,12 +30,7 @@ std::vector<float> some(int64_t count, double scale, int64_t start) {
 
 MadeTensor made(const std::string& name, std::vector<int64_t> shape,
                 const std::vector<float>& values) {
-  MadeTensor out;
-  out.name = name;
-  out.shape = std::move(shape);
-  out.values.resize(values.size() * sizeof(float));
-  std::memcpy(out.values.data(), values.data(), out.values.size());
-  return out;
+  return checkpoint::made("", name, DType::float32, std::move(shape), values);
 }
 
 constexpr int64_t kRank = 2, kIn = 4, kOut = 6;
@@ -91,13 +78,23 @@ std::vector<T> values(const weights::WeightFolder& folder, const std::string& na
 
 constexpr const char* kConfig = R"({"r": 2, "lora_alpha": 3, "use_rslora": false})";
 
-// The weights that have an adapter.
-struct Merged {
-  std::vector<float> plain, fused, turned;
-};
-Merged merged_in(const weights::WeightFolder& folder) {
-  return {values<float>(folder, "plain.weight"), values<float>(folder, "fused.weight"),
-          values<float>(folder, "turned.weight")};
+// Holds the merged weights to W + scale B A, `turned` alone being the value of a row and a column
+// of the one whose file has columns first.
+template <class Turned>
+void check_merged(const weights::WeightFolder& folder, const Model& model, double plain,
+                  double fused, Turned&& turned) {
+  const auto at_plain = values<float>(folder, "plain.weight"),
+             at_fused = values<float>(folder, "fused.weight"),
+             at_turned = values<float>(folder, "turned.weight");
+  for (int64_t row = 0; row < kOut; ++row)
+    for (int64_t column = 0; column < kIn; ++column) {
+      const auto at = static_cast<size_t>(row * kIn + column),
+                 across = static_cast<size_t>(column * kOut + row);
+      auto near = [](double value) { return doctest::Approx(value).epsilon(1e-6); };
+      CHECK(at_plain[at] == near(model.merged(row, column, plain)));
+      CHECK(at_fused[at] == near(model.merged(kMemoryRow[row], column, fused)));
+      CHECK(at_turned[across] == near(turned(row, column)));
+    }
 }
 
 }  // namespace
@@ -126,16 +123,8 @@ TEST_CASE("merged weights are W + scale B A in the file's order of rows and colu
       const weights::WeightFolder found(out);
       CHECK(found.names() == std::vector<std::string>{"fused.weight", "norm.weight", "plain.weight",
                                                       "turned.weight"});
-      const auto [plain, fused, turned] = merged_in(found);
-      for (int64_t row = 0; row < kOut; ++row)
-        for (int64_t column = 0; column < kIn; ++column) {
-          const auto at = static_cast<size_t>(row * kIn + column),
-                     across = static_cast<size_t>(column * kOut + row);
-          CHECK(plain[at] == doctest::Approx(model.merged(row, column, scale)).epsilon(1e-6));
-          CHECK(fused[at] ==
-                doctest::Approx(model.merged(kMemoryRow[row], column, scale)).epsilon(1e-6));
-          CHECK(turned[across] == plain[at]);
-        }
+      check_merged(found, model, scale, scale,
+                   [&](int64_t row, int64_t column) { return model.merged(row, column, scale); });
     }
   }
 }
@@ -157,19 +146,11 @@ TEST_CASE("each weight is merged with the rank and the alpha of its own adapter"
   make_checkpoint(saved, 2, tensors, Layout::rows, files(config));
   Source source(saved);
   export_folder(source, out, {.form = ExportForm::merged});
-  const auto [plain, fused, turned] = merged_in(weights::WeightFolder(out));
-  for (int64_t row = 0; row < kOut; ++row)
-    for (int64_t column = 0; column < kIn; ++column) {
-      const auto at = static_cast<size_t>(row * kIn + column),
-                 across = static_cast<size_t>(column * kOut + row);
-      CHECK(plain[at] == doctest::Approx(model.merged(row, column, 1.5)).epsilon(1e-6));
-      CHECK(fused[at] == doctest::Approx(model.merged(kMemoryRow[row], column, 2.5)).epsilon(1e-6));
-      CHECK(turned[across] ==
-            doctest::Approx(static_cast<double>(model.w[at]) +
-                            3 * static_cast<double>(b[static_cast<size_t>(row)]) *
-                                static_cast<double>(a[static_cast<size_t>(column)]))
-                .epsilon(1e-6));
-    }
+  check_merged(weights::WeightFolder(out), model, 1.5, 2.5, [&](int64_t row, int64_t column) {
+    return static_cast<double>(model.w[static_cast<size_t>(row * kIn + column)]) +
+           3 * static_cast<double>(b[static_cast<size_t>(row)]) *
+               static_cast<double>(a[static_cast<size_t>(column)]);
+  });
   export_folder(source, peft, {});
   const weights::WeightFolder alone(peft / "adapter_model.safetensors");
   CHECK(alone.find("base_model.model.turned.lora_A.weight")->shape == std::vector<int64_t>{1, kIn});
@@ -248,19 +229,13 @@ TEST_CASE("files of a checkpoint that do not belong together are damage") {
     fs::remove_all(saved);
     make_checkpoint(saved, 1, tensors, Layout::rows, files(config));
     Source source(saved);
-    try {
-      adapters_of(source);
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::bad_checkpoint);
-      return error.message();
-    }
-    return std::string();
+    return scratch::message_of([&] { adapters_of(source); }, ErrorCode::bad_checkpoint);
   };
   CHECK(refused(whole, kConfig).empty());
   CHECK(refused(whole, "{}").ends_with("adapter_config.json has no r above 0"));
   CHECK(refused(whole, R"({"r": 2, "lora_alpha": "3"})").ends_with("has no lora_alpha above 0"));
-  CHECK(refused(whole, R"({"r": 2, "lora_alpha": 3, "alpha_pattern": {"plain": 0}})")
-            .find("alpha_pattern: \"plain\" = \"0\"") != std::string::npos);
+  CHECK(scratch::has(refused(whole, R"({"r": 2, "lora_alpha": 3, "alpha_pattern": {"plain": 0}})"),
+                     "alpha_pattern: \"plain\" = \"0\""));
   std::vector<MadeTensor> fewer = whole;
   fewer.erase(fewer.begin());
   CHECK(refused(fewer, kConfig).ends_with("plain.lora_A.weight lies beside no weight"));

@@ -1,32 +1,22 @@
 // Checkpoints of experts as the Hugging Face folders that they make: any piece of any expert,
 // whatever layout it was saved in.
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <numeric>
 
 #include "engine/checkpoint/export.h"
-#include "engine/checkpoint/source.h"
+#include "engine/checkpoint/inspect.h"
 #include "engine/checkpoint/tests/make_checkpoint.h"
-#include "meshwright/error.h"
+#include "sdk/base/tests/scratch.h"
 
 namespace experts_test {
 
 using namespace meshwright;
 using namespace meshwright::checkpoint;
 namespace fs = std::filesystem;
+using scratch::Folder, scratch::has;
 
 namespace {
-
-struct Folder {
-  fs::path path = fs::canonical(fs::temp_directory_path()) /
-                  ("checkpoint_experts_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-};
 
 constexpr int64_t kExperts = 3, kIn = 5, kOut = 4;
 const std::string kMlp = "model.layers.0.mlp.", kSparse = "model.layers.0.block_sparse_moe.";
@@ -96,38 +86,52 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("a transposed weight of another name is read as its file has it, from any layout") {
-  Folder folder;
+TEST_CASE(
+    "a weight that is fused, transposed or both is read, exported and compared as its file has it, "
+    "from any layout") {
   constexpr int64_t kRows = 6, kColumns = 4;
-  int count = 0;
-  for (const std::optional<FusedRows>& fused :
-       {std::optional<FusedRows>(), std::optional<FusedRows>(FusedRows{3, {1, 1}})})
-    for (Layout layout : {Layout::rows, Layout::columns, Layout::runs})
-      for (size_t ranks : {1, 3}) {
-        MadeTensor weight =
-            made("", "net.w", DType::float32, {kRows, kColumns}, counted(kRows * kColumns));
-        weight.fused = fused;
-        weight.file_name = "w";
-        weight.transposed = true;
-        Source source(write(folder.path / ("turned" + std::to_string(count++)), "GPT2LMHeadModel",
-                            ranks, layout, {weight}));
-        REQUIRE(source.tensors().size() == 1);
-        const SourceTensor& tensor = source.tensors()[0];
-        CHECK(tensor.name == "w");
-        CHECK(tensor.shape == std::vector<int64_t>{kColumns, kRows});
-        std::vector<float> whole;
-        for (int64_t column = 0; column < kColumns; ++column)
-          for (int64_t row = 0; row < kRows; ++row) {
-            const int64_t memory = fused ? row % 3 * 2 + row / 3 : row;  // part by part
-            whole.push_back(static_cast<float>(1 + memory * kColumns + column));
-          }
-        for (int64_t begin = 0; begin <= tensor.elements(); ++begin)
-          for (int64_t end = begin; end <= tensor.elements(); ++end) {
-            std::vector<float> found(static_cast<size_t>(end - begin));
-            source.read(0, begin, end, DType::float32, found.data());
-            CHECK(std::equal(found.begin(), found.end(), whole.begin() + begin));
-          }
-      }
+  for (const bool transposed : {false, true})
+    for (const auto& fused :
+         {std::optional<FusedRows>(), std::optional<FusedRows>(FusedRows{3, {1, 1}})})
+      for (Layout layout : {Layout::rows, Layout::columns, Layout::runs})
+        for (size_t ranks : {1, 3, 5}) {
+          CAPTURE(transposed);
+          CAPTURE(ranks);
+          const Folder folder;
+          MadeTensor weight =
+              made("", "net.w", DType::float32, {kRows, kColumns}, counted(kRows * kColumns));
+          weight.fused = fused;
+          weight.file_name = "w";
+          weight.transposed = transposed;
+          MadeTensor moment = weight;
+          moment.state = "exp_avg";
+          Source source(
+              write(folder.path / "saved", "GPT2LMHeadModel", ranks, layout, {weight, moment}));
+          REQUIRE(source.tensors().size() == 2);
+          const SourceTensor& tensor = source.tensors()[0];
+          CHECK(tensor.name == "w");
+          const int64_t outer = transposed ? kColumns : kRows, inner = kRows * kColumns / outer;
+          CHECK(tensor.shape == std::vector<int64_t>{outer, inner});
+          std::vector<float> whole;
+          for (int64_t i = 0; i < outer; ++i)
+            for (int64_t j = 0; j < inner; ++j) {
+              const int64_t row = transposed ? j : i, column = transposed ? i : j,
+                            memory = fused ? row % 3 * 2 + row / 3 : row;  // part by part
+              whole.push_back(static_cast<float>(1 + memory * kColumns + column));
+            }
+          for (int64_t begin = 0; begin <= tensor.elements(); ++begin)
+            for (int64_t end = begin; end <= tensor.elements(); ++end) {
+              std::vector<float> found(static_cast<size_t>(end - begin));
+              source.read(0, begin, end, DType::float32, found.data());
+              CHECK(std::equal(found.begin(), found.end(), whole.begin() + begin));
+            }
+          export_folder(source, folder.path / "hf", {});
+          const weights::WeightFolder file(folder.path / "hf");
+          const auto bytes = std::as_bytes(std::span(whole));
+          CHECK(std::equal(bytes.begin(), bytes.end(), file.find("w")->data));
+          Source exported(folder.path / "hf");
+          CHECK(compare(source, exported, [](int64_t) {}).equal());
+        }
 }
 
 TEST_CASE("tensors of other architectures and shapes stay as they are") {
@@ -145,25 +149,20 @@ TEST_CASE("tensors of other architectures and shapes stay as they are") {
 TEST_CASE("checkpoints whose experts become too many tensors, or two of one name, are refused") {
   Folder folder;
   auto refusal = [&](const std::string& name, const std::vector<MadeTensor>& tensors) {
-    try {
-      Source source(write(folder.path / name, "MixtralForCausalLM", 1, Layout::rows, tensors));
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::bad_checkpoint);
-      return error.message();
-    }
-    return std::string("read");
+    const fs::path saved =
+        write(folder.path / name, "MixtralForCausalLM", 1, Layout::rows, tensors);
+    return scratch::message_of([&] { Source source(saved); }, ErrorCode::bad_checkpoint);
   };
   std::vector<MadeTensor> twice = mixtral();
   twice.push_back(
       made("", kSparse + "experts.1.w2.weight", DType::float32, {kIn, kOut}, counted(kIn * kOut)));
-  CHECK(refusal("twice", twice).find("two tensors are " + kSparse + "experts.1.w2.weight") !=
-        std::string::npos);
+  CHECK(has(refusal("twice", twice), "two tensors are " + kSparse + "experts.1.w2.weight"));
   std::vector<MadeTensor> many;
   for (int layer = 0; layer < 9; ++layer)
     many.push_back(made("",
                         "model.layers." + std::to_string(layer) + ".mlp.experts.gate_and_up_projs",
                         DType::float32, {1 << 16, 1, 2}, counted(2 << 16)));
-  CHECK(refusal("many", many).find("more than 1048576 tensors") != std::string::npos);
+  CHECK(has(refusal("many", many), "more than 1048576 tensors"));
 }
 
 }  // namespace experts_test

@@ -2,7 +2,6 @@
 #include "engine/checkpoint/checkpoint.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,27 +10,22 @@
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/inspect.h"
 #include "engine/checkpoint/source.h"
-#include "meshwright/error.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/tests/scratch.h"
 
 namespace folder_test {
 
 using namespace meshwright;
 using namespace meshwright::checkpoint;
 namespace fs = std::filesystem;
+using scratch::caught, scratch::message_of, scratch::names_in;
 
 namespace {
 
-struct Folder {
-  fs::path path =
-      fs::canonical(fs::temp_directory_path()) / ("checkpoints_" + std::to_string(::getpid()));
+struct Folder : scratch::Folder {
   fs::path own = path / "run" / "checkpoints";
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path / "run");
-  }
-  ~Folder() { fs::remove_all(path); }
+  Folder() { fs::create_directories(path / "run"); }
   fs::path at(int64_t step) const { return own / step_name(step); }
   // A small one without tensors.
   fs::path save(int64_t step, int64_t keep = 2, const std::string& text = "{}",
@@ -44,24 +38,7 @@ struct Folder {
     meta.files = {{"config.json", static_cast<int64_t>(text.size()), {checksum(text)}}};
     return publication.publish(meta, {keep, keep_every});
   }
-  std::vector<std::string> names(const fs::path& folder) const {
-    std::vector<std::string> out;
-    for (const auto& entry : fs::directory_iterator(folder)) out.push_back(entry.path().filename());
-    std::sort(out.begin(), out.end());
-    return out;
-  }
 };
-
-template <class F>
-std::string message_of(F&& body, ErrorCode code) {
-  try {
-    body();
-  } catch (const Error& error) {
-    CHECK(error.code() == code);
-    return error.message();
-  }
-  return "";
-}
 
 using Names = std::vector<std::string>;
 
@@ -87,21 +64,21 @@ TEST_CASE(
   CHECK(folder.save(10) == folder.at(10));
   folder.save(20);
   fs::create_directories(folder.own / ".step_00000025.tmp" / "source");
-  std::ofstream(folder.own / ".step_00000025.tmp" / "model") << "half";
+  folder.put(folder.own / ".step_00000025.tmp" / "model", "half");
   fs::create_directories(folder.own / ".step_00000005.old");
-  std::ofstream(folder.own / "notes.txt") << "mine";
+  folder.put(folder.own / "notes.txt", "mine");
   folder.save(30);
-  CHECK(folder.names(folder.own) == Names{"latest", "notes.txt", "step_00000020", "step_00000030"});
+  CHECK(names_in(folder.own) == Names{"latest", "notes.txt", "step_00000020", "step_00000030"});
   CHECK(fs::read_symlink(folder.own / "latest") == "step_00000030");
   CHECK(newest(folder.own)->step == 30);
   {
     Publication cut_off(folder.own, 40);
     base::write_durably(cut_off.temporary() / "config.json", "x");
   }
-  CHECK(folder.names(folder.own) == Names{"latest", "notes.txt", "step_00000020", "step_00000030"});
+  CHECK(names_in(folder.own) == Names{"latest", "notes.txt", "step_00000020", "step_00000030"});
   // One of the same step is replaced.
   folder.save(30, 1, "{\"new\": 1}");
-  CHECK(folder.names(folder.own) == Names{"latest", "notes.txt", "step_00000030"});
+  CHECK(names_in(folder.own) == Names{"latest", "notes.txt", "step_00000030"});
   CHECK(fs::file_size(folder.at(30) / "config.json") == 10);
 }
 
@@ -111,7 +88,7 @@ TEST_CASE("a meta.json that does not read back gets no name, and nothing is remo
   const std::string told = message_of(
       [&] { folder.save(20, 1, "{}", 0, BestLoss{20, std::nan("")}); }, ErrorCode::internal);
   CHECK(told.starts_with("the new checkpoint could not be read: "));
-  CHECK(folder.names(folder.own) == Names{"latest", "step_00000010"});
+  CHECK(names_in(folder.own) == Names{"latest", "step_00000010"});
   CHECK(newest(folder.own)->step == 10);
 }
 
@@ -125,7 +102,7 @@ TEST_CASE("what a save that was cut off could not do is done by the run that con
   fs::create_symlink("step_00000020", folder.own / ".latest.tmp");
   std::ofstream(folder.own / ".latest.0123456789abcdef.tmp") << "step_";
   set_aside(choose_start("auto", folder.own, false), folder.own);
-  CHECK(folder.names(folder.own) == Names{"latest", "step_00000010", "step_00000020"});
+  CHECK(names_in(folder.own) == Names{"latest", "step_00000010", "step_00000020"});
   CHECK(fs::read_symlink(folder.own / "latest") == "step_00000020");
 }
 
@@ -136,22 +113,14 @@ TEST_CASE("a damaged newest one is not passed over in silence") {
   std::ofstream(folder.at(20) / "config.json") << "longer than it was";
   CHECK(find_all(folder.own)[1].problem ==
         (folder.at(20) / "config.json").string() + ": the file has 18 bytes, meta.json says 2");
-  try {
-    newest(folder.own);
-    FAIL_CHECK("accepted");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::bad_checkpoint);
-    CHECK(error.helps()[0] == "set checkpoint.resume = \"" + folder.at(10).string() +
-                                  "\" to continue the newest one that is whole");
-  }
+  Error error = caught([&] { newest(folder.own); });
+  CHECK(error.code() == ErrorCode::bad_checkpoint);
+  CHECK(error.helps().at(0) == "set checkpoint.resume = \"" + folder.at(10).string() +
+                                   "\" to continue the newest one that is whole");
   // Who only reads it sets no key.
-  try {
-    newest(folder.own, For::reading);
-    FAIL_CHECK("accepted");
-  } catch (const Error& error) {
-    CHECK(error.key().empty());
-    CHECK(error.helps()[0] == "name the newest one that is whole: " + folder.at(10).string());
-  }
+  error = caught([&] { newest(folder.own, For::reading); });
+  CHECK(error.key().empty());
+  CHECK(error.helps().at(0) == "name the newest one that is whole: " + folder.at(10).string());
   fs::remove(folder.at(20) / "config.json");
   fs::create_symlink(folder.at(10) / "config.json", folder.at(20) / "config.json");
   CHECK(find_all(folder.own)[1].problem ==
@@ -180,22 +149,18 @@ TEST_CASE("a checkpoint is of the step that it holds, not of the one that its na
   CHECK(message_of([&] { choose_start(folder.at(99), folder.own, false); },
                    ErrorCode::bad_checkpoint) == text(99, 30));
   set_aside(start, folder.own);
-  CHECK(folder.names(folder.own) == Names{"latest", "step_00000040"});
+  CHECK(names_in(folder.own) == Names{"latest", "step_00000040"});
   // Where it holds more than the others, whoever gave it that name gives it back.
   folder.save(50);
   for (const int64_t as : {int64_t{7}, int64_t{99}}) {
     misname(50, as);
-    try {
-      choose_start("auto", folder.own, false);
-      FAIL_CHECK("accepted");
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::bad_checkpoint);
-      CHECK(error.message() == text(as, 50));
-      CHECK(error.helps()[0] ==
-            "give it its own name: mv " + folder.at(as).string() + " " + folder.at(50).string());
-      CHECK(error.helps()[1] == "set checkpoint.resume = \"" + folder.at(40).string() +
-                                    "\" to continue the newest one that is whole");
-    }
+    const Error error = caught([&] { choose_start("auto", folder.own, false); });
+    CHECK(error.code() == ErrorCode::bad_checkpoint);
+    CHECK(error.message() == text(as, 50));
+    CHECK(error.helps().at(0) ==
+          "give it its own name: mv " + folder.at(as).string() + " " + folder.at(50).string());
+    CHECK(error.helps().at(1) == "set checkpoint.resume = \"" + folder.at(40).string() +
+                                     "\" to continue the newest one that is whole");
     fs::rename(folder.at(as), folder.at(50));
   }
   CHECK(choose_start("auto", folder.own, false).from == folder.at(50));
@@ -217,13 +182,11 @@ TEST_CASE("a checkpoint that was read is let go of") {
 TEST_CASE("what cannot be listed is told to a run by its settings, to who reads by what to name") {
   Folder folder;
   std::ofstream(folder.own) << "no folder";
-  for (const For use : {For::resuming, For::reading}) try {
-      find_all(folder.own, use);
-      FAIL_CHECK("accepted");
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::no_checkpoint);
-      CHECK((error.helps()[0].find("run.name") == std::string::npos) == (use == For::reading));
-    }
+  for (const For use : {For::resuming, For::reading}) {
+    const Error error = caught([&] { find_all(folder.own, use); });
+    CHECK(error.code() == ErrorCode::no_checkpoint);
+    CHECK(scratch::has(error.helps().at(0), "run.name") == (use == For::resuming));
+  }
 }
 
 TEST_CASE("a path means a checkpoint, a folder of some, or a run") {
@@ -262,9 +225,9 @@ TEST_CASE("what a run continues, and what makes way for it") {
   start = choose_start(folder.at(20), folder.own, false);
   CHECK(start.own);
   CHECK(set_aside(start, folder.own) == folder.own.string() + ".1");
-  CHECK(folder.names(folder.own) == Names{"latest", "step_00000010", "step_00000020"});
+  CHECK(names_in(folder.own) == Names{"latest", "step_00000010", "step_00000020"});
   CHECK(fs::read_symlink(folder.own / "latest") == "step_00000020");
-  CHECK(folder.names(folder.own.string() + ".1") == Names{"latest", "step_00000030"});
+  CHECK(names_in(folder.own.string() + ".1") == Names{"latest", "step_00000030"});
   // After a restart its own newest one wins over a path.
   CHECK(choose_start(folder.at(10), folder.own, true).from == folder.at(20));
   CHECK(choose_start("none", folder.own, true).from == folder.at(20));
@@ -276,7 +239,7 @@ TEST_CASE("what a run continues, and what makes way for it") {
   start = choose_start("none", folder.own, false);
   CHECK(start.from.empty());
   CHECK(set_aside(start, folder.own) == folder.own.string() + ".2");
-  CHECK(folder.names(folder.own).empty());
+  CHECK(names_in(folder.own).empty());
   CHECK(message_of([&] { choose_start("nowhere", folder.own, false); }, ErrorCode::no_checkpoint) ==
         "nowhere does not exist");
 }
@@ -284,11 +247,11 @@ TEST_CASE("what a run continues, and what makes way for it") {
 TEST_CASE("what keep_every names stays beside the newest") {
   const Folder folder;
   for (int64_t step = 10; step <= 80; step += 10) folder.save(step, 2, "{}", 30);
-  CHECK(folder.names(folder.own) ==
+  CHECK(names_in(folder.own) ==
         Names{"latest", "step_00000030", "step_00000060", "step_00000070", "step_00000080"});
   CHECK(latest_of(folder.own) == folder.at(80));
   folder.save(90, 1, "{}", 0);  // asked for no longer
-  CHECK(folder.names(folder.own) == Names{"latest", "step_00000090"});
+  CHECK(names_in(folder.own) == Names{"latest", "step_00000090"});
 }
 
 TEST_CASE("the best stays, however old, and comes back with the checkpoint that knows it") {
@@ -298,7 +261,7 @@ TEST_CASE("the best stays, however old, and comes back with the checkpoint that 
   folder.save(20, 1, "{}", 0, BestLoss{20, 1.5});
   folder.save(30, 1, "{}", 0, BestLoss{20, 1.5});
   folder.save(40, 1, "{}", 0, BestLoss{20, 1.5});
-  CHECK(folder.names(folder.own) == Names{"best", "latest", "step_00000020", "step_00000040"});
+  CHECK(names_in(folder.own) == Names{"best", "latest", "step_00000020", "step_00000040"});
   CHECK(best_of(folder.own) == folder.at(20));
   CHECK(resolve(folder.own / "best") == folder.at(20));
   const Meta read = Checkpoint(folder.at(40)).meta();
@@ -306,11 +269,11 @@ TEST_CASE("the best stays, however old, and comes back with the checkpoint that 
   CHECK(read.best->step == 20);
   CHECK(read.best->loss == 1.5);
   folder.save(50, 2, "{}", 0, BestLoss{50, 0.1});
-  CHECK(folder.names(folder.own) == Names{"best", "latest", "step_00000040", "step_00000050"});
+  CHECK(names_in(folder.own) == Names{"best", "latest", "step_00000040", "step_00000050"});
   // A run goes on from step 40, whose best has gone; and from there to a new one.
   const std::string aside = set_aside(folder.own, 40);
-  CHECK(folder.names(aside) == Names{"best", "latest", "step_00000050"});
-  CHECK(folder.names(folder.own) == Names{"step_00000040"});
+  CHECK(names_in(aside) == Names{"best", "latest", "step_00000050"});
+  CHECK(names_in(folder.own) == Names{"step_00000040"});
   folder.save(41, 2, "{}", 0, BestLoss{20, 1.5});
   CHECK(!best_of(folder.own));
   folder.save(42, 2, "{}", 0, BestLoss{42, 1.25});
@@ -318,7 +281,7 @@ TEST_CASE("the best stays, however old, and comes back with the checkpoint that 
   folder.save(43);  // best = false again: what is there is not taken away
   folder.save(44);
   folder.save(45);
-  CHECK(folder.names(folder.own) ==
+  CHECK(names_in(folder.own) ==
         Names{"best", "latest", "step_00000042", "step_00000044", "step_00000045"});
 }
 

@@ -13,6 +13,7 @@
 #include "engine/checkpoint/meta.h"
 #include "engine/checkpoint/weights/safetensors.h"
 #include "sdk/base/files/durable.h"
+#include "sdk/base/plain_text.h"
 
 namespace meshwright::checkpoint {
 
@@ -72,11 +73,7 @@ inline Meta make_files(const std::filesystem::path& folder, size_t ranks,
   };
   std::map<std::string, std::vector<Part>> parts;  // by file
   auto name_of = [&](const char* kind, size_t rank) {
-    auto padded = [](size_t n) {
-      return std::string(5 - std::min<size_t>(5, std::to_string(n).size()), '0') +
-             std::to_string(n);
-    };
-    return std::string(kind) + "-" + padded(rank + 1) + "-of-" + padded(ranks) + ".safetensors";
+    return text::format("%s-%05zu-of-%05zu.safetensors", kind, rank + 1, ranks);
   };
   std::map<std::string, size_t> index;
   for (const char* kind : {"model", "optimizer"})
@@ -124,12 +121,12 @@ inline Meta make_files(const std::filesystem::path& folder, size_t ranks,
     writer.finish();
     meta.files[index[name]] = {name, writer.size(), sums.finish()};
   }
-  for (const auto& [name, text] : files) {
+  for (const auto& [name, contents] : files) {
     base::make_folders((folder / name).parent_path());
-    base::write_durably(folder / name, text);
+    base::write_durably(folder / name, contents);
     BlockChecksums sums;
-    sums.add(std::as_bytes(std::span(text.data(), text.size())));
-    meta.files.push_back({name, static_cast<int64_t>(text.size()), sums.finish()});
+    sums.add(std::as_bytes(std::span(contents)));
+    meta.files.push_back({name, std::ssize(contents), sums.finish()});
   }
   return meta;
 }

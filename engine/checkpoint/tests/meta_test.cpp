@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "engine/checkpoint/checksum.h"
-#include "meshwright/error.h"
+#include "sdk/base/tests/scratch.h"
 
 using namespace meshwright;
 using namespace meshwright::checkpoint;
@@ -70,13 +70,7 @@ std::string resealed(const std::string& text) {
 }
 
 std::string problem(const std::string& text) {
-  try {
-    parse_meta(text, "meta.json");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::bad_checkpoint);
-    return error.message();
-  }
-  return "";
+  return scratch::message_of([&] { parse_meta(text, "meta.json"); }, ErrorCode::bad_checkpoint);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 // What the verbs do: verify, export and diff, over every layout.
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <fstream>
@@ -11,24 +10,16 @@
 #include "engine/checkpoint/inspect.h"
 #include "engine/checkpoint/tests/make_checkpoint.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/tests/scratch.h"
 
 namespace tools_test {
 
 using namespace meshwright;
 using namespace meshwright::checkpoint;
 namespace fs = std::filesystem;
+using scratch::Folder, scratch::has;
 
 namespace {
-
-struct Folder {
-  fs::path path =
-      fs::canonical(fs::temp_directory_path()) / ("checkpoint_tools_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-};
 
 const char* const kConfig = "{\n  \"model_type\": \"llama\",\n  \"torch_dtype\": \"float32\"\n}\n";
 
@@ -126,48 +117,12 @@ TEST_CASE(
     }
 }
 
-TEST_CASE(
-    "a fused weight is exported with its parts whole, and compared so, whatever layout it was "
-    "saved in") {
-  Folder folder;
-  // Two groups of one row of q, one of k: each element is 100 times its row in Hugging Face's
-  // order, and its column.
-  const std::vector<float> stored = {0, 1, 2, 200, 201, 202, 100, 101, 102, 300, 301, 302};
-  const std::vector<float> wanted = {0, 1, 2, 100, 101, 102, 200, 201, 202, 300, 301, 302};
-  for (Layout layout : {Layout::rows, Layout::columns, Layout::runs})
-    for (size_t ranks : {1, 3, 5}) {
-      CAPTURE(ranks);
-      fs::path saved = folder.path / "saved", out = folder.path / "hf";
-      fs::remove_all(saved);
-      MadeTensor weight = made("", "qk", DType::float32, {4, 3}, stored),
-                 moment = made("exp_avg", "qk", DType::float32, {4, 3}, stored);
-      weight.fused = moment.fused = FusedRows{2, {1, 1}};
-      make_checkpoint(saved, ranks, {weight, moment}, layout);
-      Source source(saved);
-      export_folder(source, out, {});
-      weights::WeightFolder found(out);
-      auto bytes = std::as_bytes(std::span(wanted));
-      CHECK(std::equal(bytes.begin(), bytes.end(), found.find("qk")->data));
-      Source exported(out);
-      CHECK(compare(source, exported, ignore).equal());
-      // Pieces that begin and end inside of rows.
-      for (int64_t begin = 0; begin < 12; ++begin)
-        for (int64_t end = begin + 1; end <= 12; ++end) {
-          std::vector<float> part(static_cast<size_t>(end - begin));
-          source.read(0, begin, end, DType::float32, part.data());
-          CHECK(std::equal(part.begin(), part.end(), wanted.begin() + begin));
-        }
-    }
-}
-
 TEST_CASE("another dtype, and shards") {
   Folder folder;
   make_checkpoint(folder.path / "saved", 3, some_tensors(), Layout::rows, kFiles);
   Source source(folder.path / "saved");
   export_folder(source, folder.path / "half", {.dtype = DType::float16, .shard_bytes = 100000});
-  CHECK(
-      base::read_file(folder.path / "half" / "config.json").find("\"torch_dtype\": \"float16\"") !=
-      std::string::npos);
+  CHECK(has(folder.read("half/config.json"), "\"torch_dtype\": \"float16\""));
   CHECK(fs::exists(folder.path / "half" / "model.safetensors.index.json"));
   Source half(folder.path / "half");
   for (const SourceTensor& tensor : half.tensors())
@@ -176,9 +131,8 @@ TEST_CASE("another dtype, and shards") {
   export_folder(half, folder.path / "again", {});
   Source again(folder.path / "again");
   CHECK(compare(half, again, ignore).equal());
-  CHECK(base::read_file(folder.path / "again" / "config.json") ==
-        base::read_file(folder.path / "half" / "config.json"));
-  CHECK(base::read_file(folder.path / "again" / "tokenizer.json") == "{}");
+  CHECK(folder.read("again/config.json") == folder.read("half/config.json"));
+  CHECK(folder.read("again/tokenizer.json") == "{}");
 }
 
 TEST_CASE("config.json names the dtype of the weights at its top") {
@@ -204,14 +158,10 @@ TEST_CASE("an export of damaged shards fails with file and bytes, and leaves not
   auto size = static_cast<int64_t>(fs::file_size(file));
   std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(size - 100).put('\x5a');
   Source source(saved);
-  try {
-    export_folder(source, folder.path / "hf", {});
-    FAIL_CHECK("exported");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::bad_checkpoint);
-    CHECK(error.message() == file.string() + ": bytes 0 to " + std::to_string(size - 1) +
-                                 " do not match their checksum");
-  }
+  CHECK(scratch::message_of([&] { export_folder(source, folder.path / "hf", {}); },
+                            ErrorCode::bad_checkpoint) == file.string() + ": bytes 0 to " +
+                                                              std::to_string(size - 1) +
+                                                              " do not match their checksum");
   CHECK(std::distance(fs::directory_iterator(folder.path), {}) == 1);
 }
 
@@ -264,11 +214,11 @@ TEST_CASE("verify tells all damage, by file and bytes") {
   fs::resize_file(one, 1000);
   fs::resize_file(other, fs::file_size(other) + 1);
   fs::remove(saved / "source/tokenizer.json");
-  CHECK(found().find(one.string() + ": has 1000 bytes, meta.json says " + std::to_string(size) +
-                     ": bytes from 1000 on are lost\n") != std::string::npos);
-  CHECK(found().find("bytes from " + std::to_string(fs::file_size(other) - 1) +
-                     " on do not belong to it\n") != std::string::npos);
-  CHECK(found().find("tokenizer.json: the file is missing\n") != std::string::npos);
+  CHECK(has(found(), one.string() + ": has 1000 bytes, meta.json says " + std::to_string(size) +
+                         ": bytes from 1000 on are lost\n"));
+  CHECK(has(found(), "bytes from " + std::to_string(fs::file_size(other) - 1) +
+                         " on do not belong to it\n"));
+  CHECK(has(found(), "tokenizer.json: the file is missing\n"));
   fresh();
   fs::rename(one, folder.path / "elsewhere");
   fs::create_symlink(folder.path / "elsewhere", one);
@@ -306,10 +256,10 @@ TEST_CASE("verify tells all damage, by file and bytes") {
     base::write_durably(saved / "meta.json", to_json(meta));
     std::string said = found();
     CAPTURE(said);
-    CHECK(said.find(what == std::string("shape")
+    CHECK(has(said, what == std::string("shape")
                         ? "tensor \"w\" has another dtype or shape than meta.json says"
                     : what == std::string("more") ? "holds tensors that meta.json does not name"
-                                                  : "has no tensor \"") != std::string::npos);
+                                                  : "has no tensor \""));
   }
 }
 
@@ -331,7 +281,7 @@ TEST_CASE("verify of a Hugging Face folder looks at headers and index") {
   fs::resize_file(shard, fs::file_size(shard) - 1);
   CHECK(text_of(verify_weights(hf).damage).find("E0703 " + shard.string()) == 0);
   fs::remove(shard);
-  CHECK(text_of(verify_weights(hf).damage).find("which is not there") != std::string::npos);
+  CHECK(has(text_of(verify_weights(hf).damage), "which is not there"));
 }
 
 TEST_CASE("differences are counted element by element, whatever the layouts") {
@@ -406,8 +356,7 @@ TEST_CASE("a path is listed as a checkpoint, a folder of some, a run, or runs") 
     CHECK(groups[0].folder == own);
     REQUIRE(groups[0].checkpoints.size() == 2);
     CHECK_FALSE(groups[0].checkpoints[0].meta);
-    CHECK(groups[0].checkpoints[0].found.problem.find("config.json: the file has 1 bytes") !=
-          std::string::npos);
+    CHECK(has(groups[0].checkpoints[0].found.problem, "config.json: the file has 1 bytes"));
     CHECK(groups[0].checkpoints[1].latest);
     REQUIRE(groups[0].checkpoints[1].meta);
     CHECK(parameters_of(*groups[0].checkpoints[1].meta) == 700 * 513 + 5 + 1 + 3);

@@ -45,10 +45,6 @@ constexpr int kMostLevels = 4;
 constexpr size_t kMostFiles = 1000, kMostEntries = 20000;
 constexpr int64_t kMostBytes = 1 << 30;
 
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
 // Why a file of that name stays behind; "": it does not. "-": nobody needs to hear of it, the
 // export has its own.
 std::string kind_left_behind(const std::string& name, bool top) {
@@ -56,18 +52,18 @@ std::string kind_left_behind(const std::string& name, bool top) {
   if (top && (lower == "config.json" || lower == "model.safetensors" ||
               lower == "model.safetensors.index.json" || lower == kExportMarker))
     return "-";
-  if (top && lower.rfind("model-", 0) == 0 && ends_with(lower, ".safetensors")) return "-";
+  if (top && lower.starts_with("model-") && lower.ends_with(".safetensors")) return "-";
   if (lower[0] == '.') return "hidden files";
-  if (ends_with(lower, ".safetensors") || ends_with(lower, ".index.json")) return "other weights";
+  if (lower.ends_with(".safetensors") || lower.ends_with(".index.json")) return "other weights";
   for (std::string_view end :
        {".bin",    ".pt",   ".pth", ".pkl", ".pickle", ".ckpt", ".npz",  ".npy",
         ".joblib", ".dill", ".p",   ".pyc", ".so",     ".t7",   ".nemo", ".mar",
         ".zip",    ".tar",  ".gz",  ".tgz", ".bz2",    ".xz",   ".7z"})
-    if (ends_with(lower, end)) return "weights in formats that may hold programs";
+    if (lower.ends_with(end)) return "weights in formats that may hold programs";
   for (std::string_view end : {".msgpack", ".h5", ".onnx", ".onnx_data", ".gguf", ".ggml",
                                ".tflite", ".mlmodel", ".ot", ".pb"})
-    if (ends_with(lower, end)) return "weights in other formats";
-  return lower.rfind("consolidated", 0) == 0 ? "weights in other formats" : "";
+    if (lower.ends_with(end)) return "weights in other formats";
+  return lower.starts_with("consolidated") ? "weights in other formats" : "";
 }
 
 }  // namespace

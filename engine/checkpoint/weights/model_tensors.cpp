@@ -22,7 +22,6 @@ namespace meshwright::weights {
 namespace {
 
 constexpr const char* kKey = "model.pretrained";
-constexpr const char* kBelong = "check that config.json and the safetensors files belong together";
 constexpr const char* kHead = "lm_head.weight";
 
 // "quantization_config.quant_method = fp8"; "": the folder's config.json says nothing of the kind.
@@ -47,9 +46,7 @@ void check_type(const TensorEntry& entry) {
   if (is_floating(entry.dtype)) return;
   throw no_fit(entry.file->path() + ": \"" + entry.name + "\" is " +
                std::string(dtype_name(entry.dtype)) + ", wanted is a floating-point dtype")
-      .help(
-          "quantized weights are not read: take the model's weights in bfloat16 or float32, or "
-          "dequantize them with the library that quantized them");
+      .help(kNotQuantized);
 }
 
 void check_parameter(const WeightFolder& files, const std::string& folder,
@@ -60,22 +57,9 @@ void check_parameter(const WeightFolder& files, const std::string& folder,
       check_type(*entry);
     return;
   }
-  const std::vector<std::string> names = names_in_files(outline.architecture, parameter);
-  const TensorEntry* entry = nullptr;
-  for (const std::string& name : names)
-    if (entry == nullptr) entry = files.find(name);
-  if (entry == nullptr)
-    throw no_fit(folder + " has no tensor \"" + names[0] +
-                 "\", which the model of its config.json needs")
-        .help(kBelong);
   std::vector<int64_t> shape = parameter.shape;
   if (parameter.stored.transposed) std::reverse(shape.begin(), shape.end());
-  if (entry->shape != shape)
-    throw no_fit(entry->file->path() + ": \"" + entry->name + "\" has the shape " +
-                 report::shape_text(entry->shape) + ", the model of config.json " +
-                 report::shape_text(shape))
-        .help(kBelong);
-  check_type(*entry);
+  check_type(find_tensor(files, folder, names_in_files(outline.architecture, parameter), shape));
 }
 
 // The weight of the embedding, as the folder has it; nullptr: none is known.
@@ -127,9 +111,7 @@ WeightFolder open_model_tensors(const std::string& folder, const ModelOutline& o
             " says that the weights are "
             "quantized: " +
             how)
-      .help(
-          "quantized weights are not read: take the model's weights in bfloat16 or float32, or "
-          "dequantize them with the library that quantized them");
+      .help(kNotQuantized);
 }
 
 void check_tied_head(const WeightFolder& files, const std::string& folder,

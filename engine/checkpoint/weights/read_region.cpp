@@ -6,10 +6,16 @@
 
 #include "engine/checkpoint/weights/safetensors.h"
 #include "engine/models/models.h"
+#include "sdk/base/terminal/report.h"
 
 namespace meshwright::weights {
 
 namespace {
+
+const TensorEntry& find(const WeightFolder& folder, const std::string& path,
+                        const std::string& name, std::span<const int64_t> shape) {
+  return find_tensor(folder, path, {&name, 1}, shape);
+}
 
 constexpr std::string_view kGateAndUp = ".mlp.experts.gate_and_up_projs",
                            kDown = ".mlp.experts.down_projs";
@@ -44,29 +50,6 @@ void transpose_elements(const std::byte* from, int64_t rows, int64_t columns, st
         }
 }
 
-std::string text_of(std::span<const int64_t> shape) {
-  std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
-}
-
-const TensorEntry& find(const WeightFolder& folder, const std::string& path,
-                        const std::string& name, std::span<const int64_t> shape) {
-  const TensorEntry* entry = folder.find(name);
-  auto mismatch = [&](const std::string& what) {
-    return Error(ErrorCode::weights_mismatch, what)
-        .key("model.pretrained")
-        .help("check that config.json and the safetensors files belong together");
-  };
-  if (entry == nullptr)
-    throw mismatch(path + " has no tensor \"" + name +
-                   "\", which the model of its config.json needs");
-  if (!std::equal(entry->shape.begin(), entry->shape.end(), shape.begin(), shape.end()))
-    throw mismatch(entry->file->path() + ": \"" + name + "\" has the shape " +
-                   text_of(entry->shape) + ", the model of config.json " + text_of(shape));
-  return *entry;
-}
-
 // Whether the folder has all experts in one tensor. Throws for more than the configuration has:
 // another model's, or two versions of one.
 bool is_grouped(const WeightFolder& folder, const std::string& path, const ExpertTensors& tensors,
@@ -87,6 +70,26 @@ bool is_grouped(const WeightFolder& folder, const std::string& path, const Exper
 }
 
 }  // namespace
+
+const TensorEntry& find_tensor(const WeightFolder& folder, const std::string& path,
+                               std::span<const std::string> names, std::span<const int64_t> shape) {
+  const TensorEntry* entry = nullptr;
+  for (const std::string& name : names)
+    if (entry == nullptr) entry = folder.find(name);
+  auto mismatch = [&](const std::string& what) {
+    return Error(ErrorCode::weights_mismatch, what)
+        .key("model.pretrained")
+        .help("check that config.json and the safetensors files belong together");
+  };
+  if (entry == nullptr)
+    throw mismatch(path + " has no tensor \"" + names[0] +
+                   "\", which the model of its config.json needs");
+  if (!std::ranges::equal(entry->shape, shape))
+    throw mismatch(entry->file->path() + ": \"" + entry->name + "\" has the shape " +
+                   report::shape_text(entry->shape) + ", the model of config.json " +
+                   report::shape_text(shape));
+  return *entry;
+}
 
 std::optional<ExpertTensors> expert_tensors(std::string_view architecture,
                                             std::string_view parameter) {

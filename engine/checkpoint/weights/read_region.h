@@ -62,8 +62,6 @@ void transpose(const std::byte* from, int64_t rows, int64_t columns, int64_t ele
 
 // Weights whose files have columns first: read as they lie in memory.
 
-struct TensorEntry;
-
 // The box [offsets, offsets + sizes) of a weight [rows, columns] in memory, of a file's tensor
 // [columns, rows]; with `fused` its columns are those parts, each whole.
 void read_transposed(const TensorEntry& tensor, const std::optional<FusedRows>& fused,
@@ -77,12 +75,12 @@ void read_transposed_run(const TensorEntry& tensor, const std::optional<FusedRow
 // Names under which files may have a parameter, the one that an export gives it first.
 std::vector<std::string> names_in_files(std::string_view architecture,
                                         const ParameterOutline& parameter);
+// The first of these names that is there. Throws Error(weights_mismatch) where none is, or it has
+// another shape.
+const TensorEntry& find_tensor(const WeightFolder& folder, const std::string& path,
+                               std::span<const std::string> names, std::span<const int64_t> shape);
 
 // Any part of a parameter out of the files of a model, as it lies in memory.
-
-struct TensorEntry;
-class WeightFolder;
-struct ExpertTensors;
 
 // Reads `region` of a parameter of that shape in memory, converted to `target`, touching only those
 // bytes of the file. `tensor` has the same shape, with `transposed` turned; `fused`: the

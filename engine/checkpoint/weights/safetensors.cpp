@@ -197,9 +197,7 @@ SafetensorsFile::SafetensorsFile(const fs::path& path)
       throw Error(ErrorCode::bad_safetensors, file_->path() + ": byte 8: tensor \"" + tensor +
                                                   "\" has the dtype " + type +
                                                   ", which is not supported")
-          .help(
-              "quantized weights are not read: take the model's weights in bfloat16 or float32, "
-              "or dequantize them with the library that quantized them");
+          .help(kNotQuantized);
     };
     TensorEntry entry = read_entry(name, about, file_->size() - begin, bad, unread);
     entry.offset += begin;

@@ -69,6 +69,11 @@ bool is_floating(DType dtype);
 void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type,
                       int64_t count);
 
+// Help for weights of other types.
+inline constexpr const char* kNotQuantized =
+    "quantized weights are not read: take the model's weights in bfloat16 or float32, or "
+    "dequantize them with the library that quantized them";
+
 // Safetensors files and Hugging Face folders of them, read through memory maps; written for
 // untrusted files.
 

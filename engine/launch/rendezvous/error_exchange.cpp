@@ -7,7 +7,7 @@
 #include "engine/launch/rendezvous/deadlines.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/rendezvous/rendezvous.h"
-#include "sdk/base/files/error_text.h"
+#include "sdk/base/files/json_codec.h"
 #include "sdk/base/host_facts.h"
 
 namespace meshwright::rendezvous {

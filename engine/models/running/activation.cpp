@@ -19,7 +19,6 @@
 #include <optional>
 #include <utility>
 
-#include "sdk/base/exponential.h"
 #include "sdk/base/own_kernels.h"
 #include "sdk/base/vectorised.h"
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "meshwright/trainer.h"
-#include "sdk/base/host/append_file.h"
+#include "sdk/base/files/durable.h"
 #include "sdk/base/terminal/report.h"
 
 namespace meshwright::train {

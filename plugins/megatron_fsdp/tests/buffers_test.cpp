@@ -10,7 +10,7 @@
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
 #include "plugins/plugin_test.h"
-#include "sdk/base/live_request.h"
+#include "sdk/base/check_parts.h"
 
 #include <algorithm>
 #include <mutex>

@@ -1,5 +1,5 @@
-// Files that survive a crash: written beside their place, synced, renamed. Every failure is an
-// Error(output_unwritable) that names the path, what was tried and the errno.
+// Files that survive a crash: written beside their place, synced, renamed; and those that grow.
+// Every failure is an Error(output_unwritable) that names the path, what was tried and the errno.
 #pragma once
 
 #include <chrono>
@@ -41,8 +41,30 @@ class NewFile {
   int64_t size_ = 0, sent_ = 0;
 };
 
-void make_folder(
-    const std::filesystem::path& path);  // its parent exists; Error when something stands there
+// A file that grows by whole pieces: one that does not fit leaves no beginning of itself.
+class AppendFile {
+ public:
+  enum class Old : uint8_t { kept, emptied, refused };
+  // `old`: what becomes of what stands there. Throws Error(output_unwritable).
+  AppendFile(std::filesystem::path path, Old old);
+  ~AppendFile();
+  AppendFile(const AppendFile&) = delete;
+  AppendFile& operator=(const AppendFile&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+  // 0, or the errno of why nothing of it is there. Nothing waits for the disk.
+  int append(std::string_view text) const noexcept;
+  // 0, or an errno: what was appended is on the disk. A pipe or a terminal has nothing to sync.
+  int sync() const noexcept;
+  // No name leads to it any more: what is appended is lost with the last reader.
+  bool removed() const noexcept;
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+};
+
+// Its parent exists; an error when something stands there.
+void make_folder(const std::filesystem::path& path);
 void make_folders(const std::filesystem::path& path);
 void sync_folder(const std::filesystem::path& path);
 // Replaces a file (or an empty folder) at `to`, and syncs the folder that holds it.

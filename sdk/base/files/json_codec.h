@@ -15,11 +15,14 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "meshwright/error.h"
 
 namespace meshwright::base {
 
@@ -214,5 +217,10 @@ template <class T>
 T read_json_text(std::string_view text) {
   return read_json<T>(parse_own(text), "the text");
 }
+
+// An error as a text that another process reads again, with all that it says.
+std::string error_text(const Error& error);
+// nullopt: it is none of error_text(), as another version of the program may have sent.
+std::optional<Error> error_in(const std::string& text);
 
 }  // namespace meshwright::base

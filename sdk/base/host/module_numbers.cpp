@@ -9,26 +9,20 @@
 
 #include "meshwright/error.h"
 
-namespace meshwright::text {
-
-// Regular expressions that std::locale::global() does not change. Not public, and all inline.
-
-inline std::regex expression(const std::string& pattern,
-                             std::regex::flag_type how = std::regex_constants::ECMAScript) {
-  std::regex out;
-  out.imbue(std::locale::classic());
-  out.assign(pattern, how);
-  return out;
-}
-
-}  // namespace meshwright::text
-
 namespace meshwright::base {
 namespace {
 
 // Of strangers' files: counts could make a small text a large automaton, and the search below takes
 // time in proportion to its size.
 constexpr size_t kLongest = 512;
+
+// One that std::locale::global() does not change.
+std::regex expression(const std::string& pattern, std::regex::flag_type how) {
+  std::regex out;
+  out.imbue(std::locale::classic());
+  out.assign(pattern, how);
+  return out;
+}
 
 double number_of(const std::string& name, const std::string& text, bool whole) {
   double out = 0;
@@ -57,7 +51,7 @@ std::regex module_expression(const std::string& name, const std::string& before)
   how = how | std::regex_constants::__polynomial;  // no expression takes exponential time
 #endif
   try {
-    return text::expression(before + "(?:" + name + ")", how);
+    return expression(before + "(?:" + name + ")", how);
   } catch (const std::regex_error& error) {
     throw refuse(error.what());
   }
@@ -70,7 +64,7 @@ bool is_broken_expression(const std::string& name) {
     if (at + 2 < name.size() && std::string_view(":=!").find(name[at + 2]) == std::string::npos)
       return false;
   try {
-    text::expression("(?:" + name + ")");
+    expression("(?:" + name + ")", std::regex_constants::ECMAScript);
   } catch (const std::regex_error& error) {
     using namespace std::regex_constants;
     return error.code() == error_paren || error.code() == error_brack ||

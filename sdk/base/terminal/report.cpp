@@ -7,11 +7,14 @@
 #include <boost/json/array.hpp>
 #include <boost/json/serialize.hpp>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 
+#include "sdk/base/files/utf8.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
@@ -154,28 +157,16 @@ bool is_scalar(const json::value& value) { return !value.is_object() && !value.i
 // JSON leaves some characters as they are that a terminal acts on: they stand as \u.... with the
 // same meaning.
 std::string text_of(const json::value& value) {
-  const std::string text = json::serialize(value);
-  if (!value.is_string()) return text;
+  const std::string plain = json::serialize(value);
+  if (!value.is_string()) return plain;
   std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const auto byte = [&](size_t i) {
-      return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u;
-    };
-    unsigned code = 0;
-    size_t length = 1;
-    if (byte(0) == 0x7f) code = 0x7f;
-    if (byte(0) >= 0xc2 && byte(0) < 0xe0)
-      length = 2, code = (byte(0) & 0x1f) << 6 | (byte(1) & 0x3f);
-    if (byte(0) >= 0xe0 && byte(0) < 0xf0)
-      length = 3, code = (byte(0) & 0xf) << 12 | (byte(1) & 0x3f) << 6 | (byte(2) & 0x3f);
-    const std::string_view piece = std::string_view(text).substr(at, length);
-    if (code >= 0x7f && printable(piece).starts_with('\\')) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", code);
-      out += escaped;
-    } else {
+  for (size_t at = 0; at < plain.size();) {
+    const auto [code, length] = base::character_at(plain, at);
+    const std::string_view piece = std::string_view(plain).substr(at, length);
+    if (code >= 0x7f && printable(piece).starts_with('\\'))
+      out += text::format("\\u%04x", static_cast<unsigned>(code));
+    else
       out += piece;
-    }
     at += length;
   }
   return out;
@@ -422,6 +413,47 @@ json::object errors_json(std::span<const Error> errors) {
   json::array all;
   for (const Error& error : errors) all.push_back(error_json(error));
   return {{"error", all.empty() ? json::value(nullptr) : all.front()}, {"errors", all}};
+}
+
+void tell_torchrun(const Error& error, const Variables& variables) {
+  std::optional<std::string> path = variables("TORCHELASTIC_ERROR_FILE");
+  std::error_code failed;
+  if (!path || path->empty() || std::filesystem::exists(*path, failed)) return;
+  boost::json::object out;
+  out["message"] = format_error(Style{.colour = false}, error);
+  out["timestamp"] = static_cast<int64_t>(std::time(nullptr));
+  // Written aside, since torchrun takes a file that it cannot parse for an error of its own.
+  std::string aside = *path + ".part";
+  {
+    std::ofstream file(aside);
+    file << boost::json::serialize(out);
+    if (!file.flush()) failed = std::make_error_code(std::errc::io_error);
+  }
+  if (!failed) std::filesystem::rename(aside, *path, failed);
+  if (failed) std::filesystem::remove(aside, failed);
+}
+
+std::string vain_retries(int exit_status, const Variables& variables) {
+  // As train --max-restarts: a lost host or a busy port (4, 6) and what is not understood (1) may
+  // be gone at the next attempt.
+  if (exit_status != 2 && exit_status != 3 && exit_status != 5 && exit_status != 7) return "";
+  auto number = [&](const char* name) { return std::atoll(variables(name).value_or("0").c_str()); };
+  long long left = number("TORCHELASTIC_MAX_RESTARTS") - number("TORCHELASTIC_RESTART_COUNT");
+  if (!variables("TORCHELASTIC_RUN_ID") || variables("LOCAL_RANK").value_or("0") != "0" ||
+      left <= 0)
+    return "";
+  return "torchrun starts the ranks again whatever the exit status, " + std::to_string(left) +
+         (left == 1 ? " more time" : " more times") +
+         ", and this will come again: end torchrun, or start it without --max-restarts";
+}
+
+std::string last_words_for_torchrun(const Error& error) {
+  Variables process = [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  };
+  tell_torchrun(error, process);
+  return vain_retries(exit_status(error.code()), process);
 }
 
 }  // namespace meshwright::report

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <optional>
 
+#include "sdk/base/files/utf8.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/report.h"
 
@@ -54,20 +55,9 @@ struct CodePoint {
 
 // nullopt: not valid UTF-8 here.
 std::optional<CodePoint> decode(std::string_view text) {
-  auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  unsigned char lead = byte(0);
-  if (lead < 0x80) return CodePoint{lead, 1};
-  size_t length = lead >= 0xf0 && lead < 0xf5 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || text.size() < length) return std::nullopt;
-  char32_t value = lead & (0x7fu >> length);
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return std::nullopt;
-    value = (value << 6) | (byte(i) & 0x3f);
-  }
-  constexpr char32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-  if (value < kSmallest[length] || value > 0x10ffff || (value >= 0xd800 && value < 0xe000))
-    return std::nullopt;
-  return CodePoint{value, length};
+  const auto [code, length] = base::character_at(text, 0);
+  if (base::first_invalid(text.substr(0, length)) < length) return std::nullopt;
+  return CodePoint{static_cast<char32_t>(code), length};
 }
 
 // The coarse classes of East Asian Width and combining marks; enough to keep names aligned.
@@ -163,10 +153,8 @@ void add_shown(std::string_view piece, std::optional<CodePoint> point, std::stri
   } else if (point->value == '\n' || !(is_control(point->value) || is_directional(point->value))) {
     out += piece;
   } else {
-    char escaped[16];
-    std::snprintf(escaped, sizeof escaped, point->value < 0x100 ? "\\x%02x" : "\\u%04x",
-                  static_cast<unsigned>(point->value));
-    out += escaped;
+    out += text::format(point->value < 0x100 ? "\\x%02x" : "\\u%04x",
+                        static_cast<unsigned>(point->value));
   }
 }
 

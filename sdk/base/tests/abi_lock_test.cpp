@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cinttypes>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -18,10 +16,12 @@
 #include <vector>
 
 #include "meshwright/abi.h"
+#include "sdk/base/files/hash.h"
 
 namespace {
 
 namespace fs = std::filesystem;
+namespace base = meshwright::base;
 
 // The text without comments and white space: what the compiler lays out. Quoted text stays as it
 // is.
@@ -52,16 +52,13 @@ std::string header_hash() {
     if (entry.path().extension() == ".h" && entry.path().filename() != "abi.h")
       files.push_back(entry.path());
   std::sort(files.begin(), files.end());
-  uint64_t h = 14695981039346656037u;
+  base::Hash hash;
   for (const fs::path& file : files) {
     std::ifstream in(file);
     std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    for (char c : file.filename().string() + essence(text))
-      h = (h ^ static_cast<unsigned char>(c)) * 1099511628211u;
+    hash.add(file.filename().string() + essence(text));
   }
-  char out[20];
-  std::snprintf(out, sizeof out, "%016" PRIx64, h);
-  return out;
+  return base::to_hex(hash.value());
 }
 
 }  // namespace

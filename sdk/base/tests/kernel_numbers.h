@@ -10,7 +10,7 @@
 
 #include "sdk/base/kernels/host_team.h"
 // After it, as the device's compiler reads them.
-#include "sdk/base/kernels/grouped_arguments.h"
+#include "sdk/base/kernels/arguments.h"
 #include "sdk/base/kernels/grouped_product.h"
 #include "sdk/base/kernels/kernels.h"
 

@@ -12,7 +12,6 @@
 #include <set>
 
 #include "meshwright/components.h"
-#include "sdk/base/build_facts.h"
 #include "sdk/base/checks.h"
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/probe.h"

@@ -5,7 +5,7 @@
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/testing.h"
-#include "sdk/base/live_request.h"
+#include "sdk/base/check_parts.h"
 #include "sdk/base/shared_schemas.h"
 #include "tiny_model.h"
 

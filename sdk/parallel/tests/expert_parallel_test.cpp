@@ -23,7 +23,7 @@
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/testing.h"
 #include "meshwright/unit_rules.h"
-#include "sdk/base/live_request.h"
+#include "sdk/base/check_parts.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/comm/tests/sampled.h"
 

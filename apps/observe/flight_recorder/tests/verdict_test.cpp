@@ -2,12 +2,9 @@
 #include "apps/observe/flight_recorder/verdict.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
-#include <fstream>
-
-#include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/tests/scratch.h"
 
 namespace fs = std::filesystem;
 using namespace meshwright;
@@ -22,17 +19,9 @@ constexpr int64_t kSecond = 1000000, kStart = 1800000000 * kSecond;
 // A run's folder, and the ranks of a job in it.
 class Run {
  public:
-  explicit Run(int64_t world) : world_(world) {
-    static int count = 0;
-    folder_ = fs::temp_directory_path() /
-              ("verdict_" + std::to_string(::getpid()) + "_" + std::to_string(count++));
-    fs::create_directories(folder_ / kFolder);
-  }
-  ~Run() { base::remove_tree(folder_); }
-  Run(const Run&) = delete;
-  Run& operator=(const Run&) = delete;
-  const fs::path& folder() const { return folder_; }
-  fs::path file(int64_t rank) const { return folder_ / kFolder / file_name(rank); }
+  explicit Run(int64_t world) : world_(world) { fs::create_directories(folder() / kFolder); }
+  const fs::path& folder() const { return folder_.path; }
+  fs::path file(int64_t rank) const { return folder() / kFolder / file_name(rank); }
 
   RankFile rank(int64_t number) const {
     RankFile out;
@@ -48,14 +37,20 @@ class Run {
     return out;
   }
   void write(const RankFile& rank) const { write_text(rank.rank, to_text(rank)); }
-  void write_text(int64_t rank, const std::string& text) const {
-    std::ofstream(file(rank)) << text;
+  void write_text(int64_t rank, const std::string& text) const { folder_.put(file(rank), text); }
+  // Of what these ranks have left: the only sentence of the verdict, and the ranks it names.
+  std::pair<std::string, std::vector<int64_t>> judged(const std::vector<RankFile>& ranks) const {
+    for (const RankFile& rank : ranks) write(rank);
+    const Verdict verdict = judge_run(folder());
+    REQUIRE(verdict.sentences.size() == 1);
+    return {verdict.sentences[0], verdict.ranks};
   }
 
  private:
   int64_t world_;
-  fs::path folder_;
+  scratch::Folder folder_;
 };
+using Ranks = std::vector<int64_t>;
 
 // The rank's next collective, begun and, if ever, ended so many seconds after the start.
 LoggedCollective& enter(RankFile& rank, size_t group, const char* op, CollectiveState state,
@@ -147,16 +142,13 @@ TEST_CASE("ranks that entered different collectives at one place are told, few b
             "rank 1 entered all_reduce #1 of 512 bytes, where ranks 0 and 2 entered all_reduce #1 "
             "of 394.0 kB in group dp [0, 1, 2]"}}) {
     const Run run(3);
-    for (int64_t number = 0; number < 3; ++number) {
-      RankFile rank = run.rank(number);
-      enter(rank, 0, number == 1 ? row.op : "all_reduce", CollectiveState::waiting, 1, 0,
-            number == 1 ? row.bytes : 394000);
-      run.write(rank);
-    }
-    const Verdict verdict = judge_run(run.folder());
-    REQUIRE(verdict.sentences.size() == 1);
-    CHECK(verdict.sentences[0] == row.says);
-    CHECK(verdict.ranks == std::vector<int64_t>{1});
+    std::vector<RankFile> ranks = {run.rank(0), run.rank(1), run.rank(2)};
+    for (RankFile& rank : ranks)
+      enter(rank, 0, rank.rank == 1 ? row.op : "all_reduce", CollectiveState::waiting, 1, 0,
+            rank.rank == 1 ? row.bytes : 394000);
+    const auto [sentence, named] = run.judged(ranks);
+    CHECK(sentence == row.says);
+    CHECK(named == Ranks{1});
   }
 }
 
@@ -172,16 +164,13 @@ TEST_CASE("a rank that came when the other had given up is the one that was late
   enter(late, 0, "reduce_scatter", CollectiveState::waiting, 19.9);
   late.record.taken += 10 * kSecond;
   late.why = "told to end";
-  run.write(gone);
-  run.write(late);
-  const Verdict verdict = judge_run(run.folder());
-  REQUIRE(verdict.sentences.size() == 1);
+  const auto [sentence, named] = run.judged({gone, late});
   CHECK(
-      verdict.sentences[0] ==
+      sentence ==
       "rank 1 has not entered all_gather #2 of 394.0 kB in group dp [0, 1], in which rank 0 "
       "waits since 9.0 s; the last it did was reduce_scatter #1, 9.0 s before; it came after that "
       "one had ended in an error");
-  CHECK(verdict.ranks == std::vector<int64_t>{1});
+  CHECK(named == Ranks{1});
 }
 
 TEST_CASE("a message that was sent when the other had given up came too late") {
@@ -193,13 +182,10 @@ TEST_CASE("a message that was sent when the other had given up came too late") {
   exchange(late, 0, true, CollectiveState::completed, 15);
   exchange(late, 0, false, CollectiveState::waiting, 16);
   late.record.taken += 10 * kSecond;
-  run.write(gone);
-  run.write(late);
-  const Verdict verdict = judge_run(run.folder());
-  CHECK(verdict.ranks == std::vector<int64_t>{1});
-  REQUIRE(verdict.sentences.size() == 1);
-  CHECK(verdict.sentences[0].starts_with("rank 1 has not sent message #1"));
-  CHECK(verdict.sentences[0].ends_with("; it came after that one had ended in an error"));
+  const auto [sentence, named] = run.judged({gone, late});
+  CHECK(named == Ranks{1});
+  CHECK(sentence.starts_with("rank 1 has not sent message #1"));
+  CHECK(sentence.ends_with("; it came after that one had ended in an error"));
 }
 
 TEST_CASE("sizes of an all-to-all are each rank's own") {
@@ -216,18 +202,14 @@ TEST_CASE("sizes of an all-to-all are each rank's own") {
 
 TEST_CASE("a rank without a record is named as one that was killed or is stopped") {
   const Run run(3);
-  for (int64_t number : {0, 1}) {
-    RankFile rank = run.rank(number);
-    enter(rank, 0, "all_reduce", CollectiveState::failed, 1, 4);
-    run.write(rank);
-  }
-  const Verdict verdict = judge_run(run.folder());
-  REQUIRE(verdict.sentences.size() == 1);
-  CHECK(verdict.sentences[0] ==
+  std::vector<RankFile> ranks = {run.rank(0), run.rank(1)};
+  for (RankFile& rank : ranks) enter(rank, 0, "all_reduce", CollectiveState::failed, 1, 4);
+  const auto [sentence, named] = run.judged(ranks);
+  CHECK(sentence ==
         "rank 2 left no record (it was killed, is stopped or ended without a word); ranks 0 and 1 "
         "wait for it since 3.0 s "
         "in all_reduce #1 of 394.0 kB in group dp [0, 1, 2]");
-  CHECK(verdict.ranks == std::vector<int64_t>{2});
+  CHECK(named == Ranks{2});
 }
 
 TEST_CASE(
@@ -256,11 +238,7 @@ TEST_CASE("a message that has not come names the rank that has not sent it") {
   late.record.collectives.back().ended = kStart + kSecond;
   exchange(waits, 0, /*sent=*/false, CollectiveState::completed, 1);
   exchange(waits, 0, /*sent=*/false, CollectiveState::waiting, 5);
-  run.write(waits);
-  run.write(late);
-  const Verdict verdict = judge_run(run.folder());
-  REQUIRE(verdict.sentences.size() == 1);
-  CHECK(verdict.sentences[0] ==
+  CHECK(run.judged({waits, late}).first ==
         "rank 0 has not sent message #2 of 2000 bytes to rank 1 in group dp [0, 1], for which that "
         "one waits since 5.0 s; the last it did was send_receive, 9.0 s before");
 }

@@ -17,6 +17,7 @@ namespace endpoint_test {
 using namespace meshwright;
 using namespace meshwright::monitor;
 using monitor_tests::Folder;
+using monitor_tests::has;
 using monitor_tests::step_row;
 
 namespace {
@@ -84,10 +85,6 @@ struct Run {
     return std::stoi(said[0].substr(said[0].rfind(':') + 1));
   }
 };
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // Built without prometheus-cpp, it says so.
 bool built() { return std::filesystem::exists(beside_sdk("libmeshwright_prometheus.so")); }

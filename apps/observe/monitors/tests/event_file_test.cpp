@@ -10,6 +10,7 @@
 #include <map>
 
 #include "apps/observe/monitors/tests/folder.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace event_file_test {
 

@@ -1,32 +1,14 @@
 // A folder of a test's own, and rows as a run writes them.
 #pragma once
 
-#include <doctest/doctest.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
 #include <string>
 
-#include "sdk/base/files/foreign_file.h"
+#include "sdk/base/tests/scratch.h"
 
 namespace monitor_tests {
 
-namespace fs = std::filesystem;
-
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "meshwright_monitor.XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path); }
-  std::string read(const std::string& name) const {
-    return meshwright::base::read_file(path / name);
-  }
-};
+using meshwright::scratch::Folder;
+using meshwright::scratch::has;
 
 inline std::string step_row(int64_t step, const std::string& more = "") {
   return "{\"step\": " + std::to_string(step) +

@@ -13,6 +13,7 @@ namespace prometheus_test {
 
 using namespace meshwright::monitor;
 using monitor_tests::Folder;
+using monitor_tests::has;
 using monitor_tests::step_row;
 
 namespace {
@@ -28,10 +29,6 @@ double value_of(const Numbers& numbers, const std::string& name) {
   for (const auto& reading : numbers.readings())
     if (reading.name == name) return reading.value;
   return std::nan("");
-}
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

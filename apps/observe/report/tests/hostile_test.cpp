@@ -43,7 +43,7 @@ json::value hostile(const json::value& value, bool numbers) {
 void check_text(const std::string& text) {
   for (const char* bad : {"\x1b", "\x07", "\xc2\x9b", "\xe2\x80\xae", "\xe2\x81\xa6", "\xd8\x9c"}) {
     CAPTURE(bad);
-    CHECK(text.find(bad) == std::string::npos);
+    CHECK(!has(text, bad));
   }
 }
 
@@ -90,8 +90,8 @@ TEST_CASE("no text of a run's folder is markup, steers the terminal, or is compu
     const std::vector<RunRecord> all = {read_run(run)}, twice = {read_run(run), read_run(run)};
     for (const std::vector<RunRecord>* shown : {&all, &twice}) {
       const std::string page = html_page(*shown, "x");
-      CHECK(page.find("<img") == std::string::npos);
-      CHECK(page.find("</title></script>") == std::string::npos);
+      CHECK(!has(page, "<img"));
+      CHECK(!has(page, "</title></script>"));
       check_text(page);
       check_text(report::screened(text_report({.colour = false, .width = 80}, *shown)));
       const std::string text = report::pretty_json(report_json(*shown));
@@ -100,8 +100,8 @@ TEST_CASE("no text of a run's folder is markup, steers the terminal, or is compu
     }
     const std::string csv = monitor::csv_of(rows);
     check_text(csv);
-    CHECK(csv.find("'-2+3") != std::string::npos);
-    CHECK(csv.find(",-2+3") == std::string::npos);
+    CHECK(has(csv, "'-2+3"));
+    CHECK(!has(csv, ",-2+3"));
   }
 }
 
@@ -130,7 +130,7 @@ TEST_CASE("pipes and devices in the place of a run's files are told, and never w
         return out;
       }();
       if (fs::path(name).filename() != "launcher.json" && fs::path(name).filename() != "latest")
-        CHECK(all.find("not a regular file") != std::string::npos);
+        CHECK(has(all, "not a regular file"));
     }
 }
 

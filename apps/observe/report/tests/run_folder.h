@@ -1,27 +1,16 @@
 // Folders as runs leave them.
 #pragma once
 
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <string>
+
+#include "sdk/base/tests/scratch.h"
 
 namespace meshwright::runs {
 
-struct TestFolder {
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("meshwright_runs_" + std::to_string(::getpid()));
-  TestFolder() {
-    std::filesystem::remove_all(path);
-    std::filesystem::create_directories(path);
-  }
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-  ~TestFolder() { std::filesystem::remove_all(path); }
-};
+using TestFolder = scratch::Folder;
+using scratch::has;
 
 inline void write(const std::filesystem::path& file, const std::string& text) {
   std::filesystem::create_directories(file.parent_path());

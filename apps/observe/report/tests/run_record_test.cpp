@@ -2,8 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
+
 #include "apps/observe/report/tests/run_folder.h"
-#include "meshwright/error.h"
 
 using namespace meshwright;
 using namespace meshwright::runs;
@@ -41,7 +42,7 @@ TEST_CASE("rows that are broken are left out and told, the others stay") {
     std::vector<std::string> problems;
     const Metrics metrics = read_metrics(folder.path / "metrics.jsonl", problems);
     REQUIRE(problems.size() == 1);
-    CHECK(problems[0].find(one.told) != std::string::npos);
+    CHECK(has(problems[0], one.told));
     CHECK(metrics.of(Quantity::loss).steps == std::vector<double>{1, 3});
   }
 }
@@ -53,7 +54,7 @@ TEST_CASE("a row that is only half written is told, a null is a value that was n
   std::vector<std::string> problems;
   const Metrics metrics = read_metrics(folder.path / "metrics.jsonl", problems);
   REQUIRE(problems.size() == 1);
-  CHECK(problems[0].find("ends in the middle of line 3") != std::string::npos);
+  CHECK(has(problems[0], "ends in the middle of line 3"));
   REQUIRE(metrics.of(Quantity::loss).size() == 2);
   CHECK(std::isnan(metrics.of(Quantity::loss).values[1]));
 }
@@ -69,7 +70,7 @@ TEST_CASE("a folder that is half there is read as far as it goes, and each lack 
   for (const char* part : {"metrics.jsonl is not there", "plan.json is damaged",
                            "env.json is not there", "config.resolved.toml is damaged"}) {
     CAPTURE(part);
-    CHECK(all.find(part) != std::string::npos);
+    CHECK(has(all, part));
   }
   CHECK(run.events.size() == 6);
 }
@@ -81,20 +82,16 @@ TEST_CASE("what is no run is refused with the runs that there are") {
   struct Row {
     const char *name, *told, *help;
   };
-  for (const Row& one : {Row{"frist", "does not exist", "did you mean"},
-                         Row{"file", "is not a folder", "did you mean"},
-                         Row{"", "neither metrics.jsonl nor run.log", "name runs: "}}) {
+  for (const Row& one :
+       {Row{"frist", "does not exist", "did you mean"}, Row{"file", "is not a folder", ""},
+        Row{"", "neither metrics.jsonl nor run.log", "name runs: "}}) {
     CAPTURE(one.name);
-    try {
-      read_run(*one.name == 0 ? folder.path : folder.path / one.name);
-      FAIL("read");
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::file_unreadable);
-      CHECK(error.message().find(one.told) != std::string::npos);
-      REQUIRE(!error.helps().empty());
-      if (std::string(one.name) != "file")
-        CHECK(error.helps()[0].find(one.help) != std::string::npos);
-    }
+    const Error error =
+        scratch::caught([&] { read_run(*one.name == 0 ? folder.path : folder.path / one.name); });
+    CHECK(error.code() == ErrorCode::file_unreadable);
+    CHECK(has(error.message(), one.told));
+    REQUIRE(!error.helps().empty());
+    CHECK(has(error.helps()[0], one.help));
   }
 }
 
@@ -259,5 +256,57 @@ TEST_CASE("a trace says where time went: waiting before all else, messages besid
   CHECK(times[0].rest == 20);  // 120 to 130 and 150 to 160
   CHECK(times[0].communicating == 30);
   REQUIRE(problems.size() == 1);
-  CHECK(problems[0].find("rank_4.json has no bars") != std::string::npos);
+  CHECK(has(problems[0], "rank_4.json has no bars"));
+}
+
+TEST_CASE("a long series becomes few points that keep its peaks and what was not finite") {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  Series series;
+  for (int step = 1; step <= 100'000; ++step)
+    series.add(step, step == 31'415 ? 99 : step == 27'182 ? -7 : step == 50'000 ? kNaN : 1);
+  const std::vector<Point> points = thinned(series, 320);
+  CHECK(points.size() <= 320);
+  CHECK(points.size() >= 300);
+  double most = 0, least = 0;
+  size_t other = 0;
+  for (const Point& point : points) {
+    most = std::max(most, point.most);
+    least = std::min(least, point.least);
+    other += point.other;
+    CHECK(point.least <= point.mean);
+    CHECK(point.mean <= point.most);
+    if (point.most == 99) CHECK(std::abs(point.step - 31'415) < 320);
+  }
+  CHECK(most == 99);
+  CHECK(least == -7);
+  CHECK(other == 1);
+}
+
+TEST_CASE("a series that is short enough keeps every step") {
+  Series series;
+  for (int step : {2, 4, 7}) series.add(step, step * 10);
+  const std::vector<Point> points = thinned(series, 3);
+  REQUIRE(points.size() == 3);
+  CHECK(points[1].step == 4);
+  CHECK(points[1].mean == 40);
+  CHECK(points[1].least == points[1].most);
+  CHECK(thinned(series, 1).size() == 1);
+  CHECK(thinned(Series(), 5).empty());
+}
+
+TEST_CASE("a summary tells of finite values only, and how many others there were") {
+  Series series;
+  CHECK(!summary_of(series));
+  series.add(1, std::numeric_limits<double>::infinity());
+  CHECK(!summary_of(series));
+  for (int step = 2; step <= 5; ++step) series.add(step, step == 4 ? 50 : step);
+  const Summary s = summary_of(series).value();
+  CHECK(s.finite == 4);
+  CHECK(s.other == 1);
+  CHECK(s.first == 2);
+  CHECK(s.last == 5);
+  CHECK(s.least_at == 2);
+  CHECK(s.most == 50);
+  CHECK(s.most_at == 4);
+  CHECK(s.median == 4);  // of 2, 3, 5 and 50
 }

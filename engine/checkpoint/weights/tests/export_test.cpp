@@ -12,34 +12,21 @@
 #include <boost/json/value.hpp>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <set>
 
 #include "engine/checkpoint/weights/auxiliary_files.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/tests/scratch.h"
 
 namespace export_test {
 
 namespace fs = std::filesystem;
 using namespace meshwright;
 using namespace meshwright::weights;
+using scratch::Folder, scratch::has;
 
 namespace {
-
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("meshwright_export_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-  fs::path put(const fs::path& name, const std::string& bytes) const {
-    fs::create_directories((path / name).parent_path());
-    std::ofstream(path / name, std::ios::binary) << bytes;
-    return path / name;
-  }
-};
 
 // Relative names of all files, sorted by the set.
 std::set<std::string> listing(const fs::path& folder) {
@@ -57,14 +44,16 @@ ExportTensor constant(const std::string& name, int64_t elements, float value) {
 
 std::string failure(const std::function<void()>& body,
                     ErrorCode code = ErrorCode::output_unwritable) {
-  try {
-    body();
-  } catch (const Error& error) {
-    CHECK(error.code() == code);
-    CHECK((!error.helps().empty() || code == ErrorCode::internal));
-    return error.message();
-  }
-  return "";
+  const Error error = scratch::caught(body);
+  if (error.message().empty()) return "";
+  CHECK(error.code() == code);
+  CHECK((!error.helps().empty() || code == ErrorCode::internal));
+  return error.message();
+}
+
+// An export of one weight, and of the files beside it.
+void write(const fs::path& out, float value, std::vector<ExportFile> extras = {}) {
+  write_folder(out, {constant("w", 10, value)}, std::move(extras));
 }
 
 }  // namespace
@@ -86,7 +75,7 @@ TEST_CASE("a folder of one file equals the one it was read from, to the byte") {
   CHECK(listing(out) == std::set<std::string>{".meshwright-export", "a/b/c.txt", "config.json",
                                               "model.safetensors"});
   CHECK((base::read_file(out / "config.json") == base::read_file(net / "config.json")));
-  CHECK(base::read_file(out / "a/b/c.txt") == "c");
+  CHECK(folder.read("out/a/b/c.txt") == "c");
   WeightFolder again(out);
   CHECK(again.names() == source.names());
   for (const std::string& name : source.names()) {
@@ -160,20 +149,16 @@ TEST_CASE("weights are converted on the way, in pieces") {
   const int64_t n = 1'300'000;  // more than one piece
   std::vector<float> values(static_cast<size_t>(n));
   for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i)) * 100;
-  ExportTensor whole{{"w", DType::float32, {2, n / 2}},
-                     [&](const ByteSink& sink) { sink(std::as_bytes(std::span(values))); }};
-  std::vector<ExportTensor> tensors;
-  tensors.push_back(whole);
-  tensors.push_back({{"ids", DType::int64, {1}}, [](const ByteSink& sink) {
-                       int64_t id = 7;
-                       sink(std::as_bytes(std::span(&id, 1)));
-                     }});
-  write_folder(folder.path / "wide", std::move(tensors), {});
+  const std::vector<int64_t> ids = {7};
+  write_folder(folder.path / "wide",
+               {{{"w", DType::float32, {2, n / 2}},
+                 [&](const ByteSink& sink) { sink(std::as_bytes(std::span(values))); }},
+                {{"ids", DType::int64, {1}},
+                 [&](const ByteSink& sink) { sink(std::as_bytes(std::span(ids))); }}},
+               {});
   WeightFolder wide(folder.path / "wide");
   for (DType dtype : {DType::float64, DType::float32, DType::float16, DType::bfloat16}) {
-    std::vector<ExportTensor> out;
-    out.push_back(tensor_of(*wide.find("w"), dtype));
-    write_folder(folder.path / "out", std::move(out), {});
+    write_folder(folder.path / "out", {tensor_of(*wide.find("w"), dtype)}, {});
     WeightFolder narrow(folder.path / "out");
     const TensorEntry& found = *narrow.find("w");
     CHECK(found.dtype == dtype);
@@ -183,30 +168,24 @@ TEST_CASE("weights are converted on the way, in pieces") {
     REQUIRE(found.bytes == static_cast<int64_t>(wanted.size()));
     CHECK(std::memcmp(found.data, wanted.data(), wanted.size()) == 0);
   }
-  std::vector<ExportTensor> ids;
-  ids.push_back(tensor_of(*wide.find("ids"), DType::bfloat16));
-  CHECK(failure([&] { write_folder(folder.path / "ids", std::move(ids), {}); },
-                ErrorCode::weights_mismatch)
-            .find("int64") != std::string::npos);
+  const ExportTensor narrow = tensor_of(*wide.find("ids"), DType::bfloat16);
+  CHECK(has(failure([&] { write_folder(folder.path / "ids", {narrow}, {}); },
+                    ErrorCode::weights_mismatch),
+            "int64"));
 }
 
 TEST_CASE("an earlier export is taken away as a whole, and nothing else") {
   Folder folder;
   const fs::path out = folder.path / "out";
   remove_folder(out);  // there is none
-  auto write = [&] {
-    std::vector<ExportTensor> tensors;
-    tensors.push_back(constant("a", 4, 1));
-    write_folder(out, std::move(tensors), {});
-  };
-  write();
+  write(out, 1);
   folder.put("out/notes.txt", "mine");
-  CHECK(failure([&] { remove_folder(out); }).find("holds notes.txt") != std::string::npos);
+  CHECK(has(failure([&] { remove_folder(out); }), "holds notes.txt"));
   CHECK(fs::exists(out / "model.safetensors"));
   fs::remove(out / "notes.txt");
   remove_folder(out);
   CHECK(listing(folder.path).empty());
-  write();
+  write(out, 1);
   CHECK(fs::exists(out / "model.safetensors"));
 }
 
@@ -214,16 +193,14 @@ TEST_CASE("an earlier export is replaced as a whole; what anybody else made is l
   Folder folder;
   fs::path out = folder.path / "hf";
   auto write = [&](float value, const std::string& extra) {
-    std::vector<ExportTensor> tensors;
-    tensors.push_back(constant("w", 10, value));
-    write_folder(out, std::move(tensors), {text_of(extra, extra)});
+    export_test::write(out, value, {text_of(extra, extra)});
   };
   auto kept = [&](const std::string& says) {
     auto before = listing(folder.path);
     std::string found = failure([&] { write(9, "new.txt"); });
     INFO(found);
-    CHECK(found.find(says) != std::string::npos);
-    CHECK(failure([&] { check_target(out); }).find(says) != std::string::npos);
+    CHECK(has(found, says));
+    CHECK(has(failure([&] { check_target(out); }), says));
     CHECK(listing(folder.path) == before);
   };
   write(1, "sub/one.txt");
@@ -256,7 +233,7 @@ TEST_CASE("an earlier export is replaced as a whole; what anybody else made is l
   fs::create_directory_symlink("disk", out);
   write(4, "four.txt");
   CHECK(fs::is_symlink(out));
-  CHECK(base::read_file(folder.path / "disk/four.txt") == "four.txt");
+  CHECK(folder.read("disk/four.txt") == "four.txt");
   CHECK(!fs::exists(folder.path / "disk/three.txt"));
   fs::remove_all(folder.path / "disk");
   kept("is not a folder");  // the link leads nowhere
@@ -269,31 +246,30 @@ TEST_CASE(
   Folder folder;
   fs::path out = folder.path / "hf", temporary = folder.path / ".hf.export";
   auto write = [&](int64_t given) {
-    std::vector<ExportTensor> tensors;
-    tensors.push_back({{"w", DType::int8, {4}}, [=](const ByteSink& sink) {
-                         std::vector<std::byte> bytes(static_cast<size_t>(given));
-                         sink(bytes);
-                       }});
-    write_folder(out, std::move(tensors), {text_of("x/y", "z")});
+    write_folder(
+        out,
+        {{{"w", DType::int8, {4}},
+          [=](const ByteSink& sink) { sink(std::vector<std::byte>(static_cast<size_t>(given))); }}},
+        {text_of("x/y", "z")});
   };
-  CHECK(failure([&] { write(3); }, ErrorCode::internal).find("1 of 4 bytes") != std::string::npos);
+  CHECK(has(failure([&] { write(3); }, ErrorCode::internal), "1 of 4 bytes"));
   CHECK(listing(folder.path).empty());
   write(4);
   auto before = listing(folder.path);
-  CHECK(failure([&] { write(5); }, ErrorCode::internal).find("gets 5 more") != std::string::npos);
+  CHECK(has(failure([&] { write(5); }, ErrorCode::internal), "gets 5 more"));
   CHECK(listing(folder.path) == before);
-  std::vector<ExportTensor> none;
   struct Stop {};
   CHECK_THROWS_AS(
-      write_folder(out, none, {text_of("a", "b")}, {.progress = [](int64_t) { throw Stop{}; }}),
+      write_folder(out, {}, {text_of("a", "b")}, {.progress = [](int64_t) { throw Stop{}; }}),
       Stop);
   CHECK(listing(folder.path) == before);
-  CHECK(failure([&] { write_folder(out, {}, {copy_of("a", folder.path / "nowhere")}); },
-                ErrorCode::file_unreadable) != "");
-  CHECK(failure([&] {
-          write_folder(out, {}, {text_of("model.safetensors", "b")});
-        }).find("written already") != std::string::npos);
-  CHECK(failure([&] { write_folder(out, {}, {text_of("../b", "b")}); }, ErrorCode::internal) != "");
+  auto beside = [&](const ExportFile& file, ErrorCode code) {
+    return failure([&] { write_folder(out, {}, {file}); }, code);
+  };
+  CHECK(beside(copy_of("a", folder.path / "nowhere"), ErrorCode::file_unreadable) != "");
+  CHECK(has(beside(text_of("model.safetensors", "b"), ErrorCode::output_unwritable),
+            "written already"));
+  CHECK(beside(text_of("../b", "b"), ErrorCode::internal) != "");
   CHECK(listing(folder.path) == before);
   // What a process that was killed leaves.
   folder.put(".hf.export/.meshwright-export", "{\"files\":[]}");
@@ -301,13 +277,13 @@ TEST_CASE(
   write(4);
   CHECK(listing(folder.path) == before);
   folder.put(".hf.export/thesis.txt", "mine");
-  CHECK(failure([&] { write(4); }).find("no export made it") != std::string::npos);
+  CHECK(has(failure([&] { write(4); }), "no export made it"));
   CHECK(fs::exists(temporary / "thesis.txt"));
   fs::remove_all(temporary);
   folder.put(".hf.export/.meshwright-export", "{\"files\":[]}");
   int lock = ::open(temporary.c_str(), O_RDONLY | O_DIRECTORY);
   REQUIRE(::flock(lock, LOCK_EX | LOCK_NB) == 0);
-  CHECK(failure([&] { write(4); }).find("in use by another export") != std::string::npos);
+  CHECK(has(failure([&] { write(4); }), "in use by another export"));
   CHECK(fs::exists(temporary));
   ::close(lock);
   write(4);
@@ -360,7 +336,7 @@ TEST_CASE("files beside the weights are carried along, and each kind that is not
         "links to folders are not carried along: loop\n",
         "folders deeper than 4 levels are not carried along: a/b/c/d/e\n",
         "pipes, sockets and devices are not carried along: pipe\n", "names that are not UTF-8"})
-    CHECK_MESSAGE(notices.find(part) != std::string::npos, part);
+    CHECK_MESSAGE(has(notices, part), part);
   CHECK(found.notices.size() == 10);
   // The layout of the download cache.
   fs::path model = folder.path / "models--a--b", revision = model / "snapshots" / "0123";
@@ -380,16 +356,15 @@ TEST_CASE("files beside the weights are carried along, and each kind that is not
   Carried bounded = carried_files(many);
   CHECK(bounded.files.size() == 1000);
   REQUIRE(bounded.notices.size() == 1);
-  CHECK(bounded.notices[0].find(
-            "files beyond the first 1,000 are not carried along: 11000.txt and 4 more") !=
-        std::string::npos);
+  CHECK(bounded.notices[0].ends_with(
+      ": files beyond the first 1,000 are not carried along: 11000.txt and 4 more"));
   fs::path large = folder.path / "large";
   fs::resize_file(folder.put(large / "a.txt", ""), (int64_t{1} << 30) - 5);
   folder.put(large / "b.txt", "123456");
   folder.put(large / "c.txt", "12345");
   CHECK(carried_files(large).files.size() == 2);
-  CHECK(failure([&] { carried_files(folder.path / "nowhere"); }, ErrorCode::file_unreadable)
-            .find("cannot list") != std::string::npos);
+  CHECK(has(failure([&] { carried_files(folder.path / "nowhere"); }, ErrorCode::file_unreadable),
+            "cannot list"));
 }
 
 TEST_CASE(
@@ -415,10 +390,42 @@ TEST_CASE(
   fs::create_symlink("/etc/hostname", source / "tokenizer.json");
   found = carried_beside(source);
   REQUIRE(found.notices.size() == 1);
-  CHECK(found.notices[0].find(
-            "links that lead out of the folder are not carried along: tokenizer.json") !=
-        std::string::npos);
+  CHECK(found.notices[0].ends_with(
+      ": links that lead out of the folder are not carried along: tokenizer.json"));
   CHECK(carried_beside(folder.path / "nowhere").files.empty());
+}
+
+TEST_CASE("an export would replace a folder by whatever name, and what lies or leads in it") {
+  Folder folder;
+  const fs::path base = folder.path / "models/base", out = folder.path / "out";
+  folder.put("models/base/model.safetensors", "x");
+  fs::create_directories(base / "adapter");
+  folder.put("linked/config.json", "{}");
+  fs::create_directory_symlink(base, folder.path / "link");
+  fs::create_symlink(base / "model.safetensors", folder.path / "linked/model.safetensors");
+  const std::vector<fs::path> same{base,
+                                   base / "",
+                                   base / "adapter" / "..",
+                                   folder.path / "link",
+                                   folder.path / "link" / "",
+                                   folder.path / "nowhere/../models/base",
+                                   fs::relative(base)};
+  for (const fs::path& target : same)
+    for (const fs::path& kept : same) {
+      CAPTURE(target.string());
+      CAPTURE(kept.string());
+      // A name through a folder that is not there names nothing yet.
+      CHECK(would_replace(target, kept) == fs::exists(kept));
+    }
+  CHECK(would_replace(folder.path / "models", base));
+  CHECK(would_replace(folder.path / "models", folder.path / "link"));
+  CHECK(would_replace(base, base / "model.safetensors"));
+  CHECK(would_replace(base, folder.path / "linked"));  // its weights are there
+  CHECK_FALSE(would_replace(base / "adapter", base));  // below it nothing of it goes
+  CHECK_FALSE(would_replace(folder.path / "models/bas", base));
+  CHECK_FALSE(would_replace(folder.path / "linked", base));
+  CHECK_FALSE(would_replace(out, base));
+  CHECK_FALSE(would_replace(out, out));  // nothing is there
 }
 
 }  // namespace export_test

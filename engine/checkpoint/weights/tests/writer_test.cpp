@@ -2,39 +2,24 @@
 #include "engine/checkpoint/weights/safetensors.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <random>
 
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/tests/scratch.h"
 
 namespace writer_test {
 
 namespace fs = std::filesystem;
 using namespace meshwright;
 using namespace meshwright::weights;
+using scratch::Folder, scratch::has, scratch::message_of;
 
 namespace {
 
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("meshwright_writer_" + std::to_string(::getpid()));
-  Folder() { fs::create_directories(path); }
-  ~Folder() { fs::remove_all(path); }
-};
-
 std::span<const std::byte> bytes(const TensorEntry& entry) {
   return {entry.data, static_cast<size_t>(entry.bytes)};
-}
-
-std::string failure(const std::function<void()>& body, ErrorCode code) {
-  try {
-    body();
-  } catch (const Error& error) {
-    CHECK(error.code() == code);
-    return error.message();
-  }
-  return "";
 }
 
 }  // namespace
@@ -137,7 +122,7 @@ TEST_CASE("amounts that do not match are errors, and nothing is left of the file
            {{{0, 7}, {2, 6}}, "tensor number 2 come after only 7 bytes"},
            {{{3, 1}}, "tensor number 3"},
            {{{3, 0}}, "tensor number 3"}}) {
-    std::string found = failure(
+    std::string found = message_of(
         [&] {
           SafetensorsWriter writer(path, two);
           for (auto [tensor, size] : row.appended) writer.append(tensor, all.first(size));
@@ -145,7 +130,7 @@ TEST_CASE("amounts that do not match are errors, and nothing is left of the file
         },
         ErrorCode::internal);
     INFO(row.says, " <- ", found);
-    CHECK((*row.says == '\0' ? found.empty() : found.find(row.says) != std::string::npos));
+    CHECK((*row.says == '\0' ? found.empty() : has(found, row.says)));
     CHECK(fs::exists(path) == found.empty());
     fs::remove(path);
   }
@@ -154,36 +139,34 @@ TEST_CASE("amounts that do not match are errors, and nothing is left of the file
 TEST_CASE("what no reader would take is not written") {
   Folder folder;
   fs::path path = folder.path / "t.safetensors";
-  const int64_t most = INT64_MAX;
-  auto refused = [&](std::vector<TensorSpec> tensors, const Metadata& metadata = {}) {
-    std::string found =
-        failure([&] { SafetensorsWriter writer(path, std::move(tensors), metadata); },
-                ErrorCode::bad_safetensors);
-    CHECK_FALSE(fs::exists(path));
-    return found;
+  constexpr int64_t kMost = INT64_MAX;
+  struct Row {
+    std::vector<TensorSpec> tensors;
+    const char* says;
+    Metadata metadata = {};
   };
-  CHECK(
-      refused({{"a", DType::float32, {1}}, {"a", DType::float32, {1}}}).find("lists \"a\" twice") !=
-      std::string::npos);
-  CHECK(refused({{"__metadata__", DType::float32, {1}}}).find("__metadata__") != std::string::npos);
-  CHECK(refused({{std::string(5000, 'n'), DType::float32, {1}}}).find("key too large") !=
-        std::string::npos);
-  CHECK(refused({{"bad \xff utf-8", DType::float32, {1}}}).find("its header is not valid JSON") !=
-        std::string::npos);
-  CHECK(refused({{"a", DType::float32, {-1}}}).find("negative") != std::string::npos);
-  CHECK(refused({{"a", DType::float64, {most}}}).find("larger than any file") != std::string::npos);
-  CHECK(refused({{"a", DType::float64, {0, most, most}}}).find("larger than any file") !=
-        std::string::npos);
-  CHECK(refused({{"a", DType::int8, {most}}, {"b", DType::int8, {most}}})
-            .find("larger than any file") != std::string::npos);
-  CHECK(refused({{"a", DType::int8, {most}}}).find("larger than any file") !=
-        std::string::npos);  // with the header
-  CHECK(refused({{"a", DType::int8, std::vector<int64_t>(17, 1)}}).find("17 values") !=
-        std::string::npos);
-  CHECK(refused({}, {{"x", "1"}, {"x", "2"}}).find("lists \"x\" twice") != std::string::npos);
-  CHECK(failure([&] { SafetensorsWriter writer(folder.path / "no" / "t.safetensors", {}); },
-                ErrorCode::output_unwritable)
-            .find("No such file or directory (ENOENT)") != std::string::npos);
+  for (const Row& row : std::vector<Row>{
+           {{{"a", DType::float32, {1}}, {"a", DType::float32, {1}}}, "lists \"a\" twice"},
+           {{{"__metadata__", DType::float32, {1}}}, "__metadata__"},
+           {{{std::string(5000, 'n'), DType::float32, {1}}}, "key too large"},
+           {{{"bad \xff utf-8", DType::float32, {1}}}, "its header is not valid JSON"},
+           {{{"a", DType::float32, {-1}}}, "negative"},
+           {{{"a", DType::float64, {kMost}}}, "larger than any file"},
+           {{{"a", DType::float64, {0, kMost, kMost}}}, "larger than any file"},
+           {{{"a", DType::int8, {kMost}}, {"b", DType::int8, {kMost}}}, "larger than any file"},
+           {{{"a", DType::int8, {kMost}}}, "larger than any file"},  // with the header
+           {{{"a", DType::int8, std::vector<int64_t>(17, 1)}}, "17 values"},
+           {{}, "lists \"x\" twice", {{"x", "1"}, {"x", "2"}}}}) {
+    const std::string found =
+        message_of([&] { SafetensorsWriter writer(path, row.tensors, row.metadata); },
+                   ErrorCode::bad_safetensors);
+    INFO(row.says, " <- ", found);
+    CHECK(has(found, row.says));
+    CHECK_FALSE(fs::exists(path));
+  }
+  CHECK(has(message_of([&] { SafetensorsWriter writer(folder.path / "no" / "t.safetensors", {}); },
+                       ErrorCode::output_unwritable),
+            "No such file or directory (ENOENT)"));
 }
 
 TEST_CASE("a file without tensors, and one of names that JSON escapes, are read again") {

@@ -1,33 +1,23 @@
 #include "sdk/base/files/durable.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <string>
 #include <thread>
 
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/tests/scratch.h"
+
+namespace durable_test {
 
 using namespace meshwright;
 namespace fs = std::filesystem;
+using scratch::Folder;
 
 namespace {
 
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("durable_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-};
-
-int entries(const fs::path& path) {
-  int count = 0;
-  for ([[maybe_unused]] const auto& entry : fs::directory_iterator(path)) ++count;
-  return count;
-}
+size_t entries(const fs::path& path) { return scratch::names_in(path).size(); }
 
 }  // namespace
 
@@ -68,13 +58,7 @@ TEST_CASE("a file that is not finished is gone again") {
 TEST_CASE("failures name the path, what was tried and the errno") {
   Folder folder;
   auto message_of = [](auto&& body) {
-    try {
-      body();
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::output_unwritable);
-      return error.message();
-    }
-    return std::string("nothing");
+    return scratch::message_of(body, ErrorCode::output_unwritable);
   };
   fs::path gone = folder.path / "gone" / "x";
   CHECK(message_of([&] { base::NewFile file(gone); }) ==
@@ -90,7 +74,7 @@ TEST_CASE("failures name the path, what was tried and the errno") {
   base::write_durably(folder.path / "file", "x");
   CHECK(message_of([&] {
           base::make_folders(folder.path / "file" / "below");
-        }).find("file: File exists (EEXIST)") != std::string::npos);
+        }).ends_with("file: File exists (EEXIST)"));
 }
 
 TEST_CASE("a link is moved in one step") {
@@ -104,3 +88,5 @@ TEST_CASE("a link is moved in one step") {
   CHECK(base::remove_tree(folder.path / "never there"));
   CHECK(entries(folder.path) == 1);
 }
+
+}  // namespace durable_test

@@ -11,7 +11,10 @@
 #include <atomic>
 #include <csignal>
 #include <ctime>
-#include <fstream>
+
+#include "sdk/base/tests/scratch.h"
+
+namespace run_lock_test {
 
 using namespace meshwright;
 using base::LockOwner;
@@ -22,14 +25,10 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("run_lock_" + std::to_string(::getpid()));
-  Folder() { fs::remove_all(path); }
-  ~Folder() { fs::remove_all(path); }
+struct Folder : scratch::Folder {
   fs::path lock() const { return path / "lock"; }
   void leave(const LockOwner& owner, int64_t seconds_ago = 0) const {
-    fs::create_directories(path);
-    std::ofstream(lock()) << base::lock_text(owner);
+    put("lock", base::lock_text(owner));
     timespec times[2] = {{std::time(nullptr) - seconds_ago, 0},
                          {std::time(nullptr) - seconds_ago, 0}};
     ::utimensat(AT_FDCWD, lock().c_str(), times, 0);
@@ -84,13 +83,9 @@ struct Holder {
 };
 
 Error refused(const fs::path& folder, RunLock::Settings settings = {}) {
-  try {
-    RunLock lock(folder, std::move(settings));
-  } catch (const Error& error) {
-    return error;
-  }
-  FAIL("it was given the lock");
-  return {ErrorCode::internal, ""};
+  const Error error = scratch::caught([&] { RunLock lock(folder, std::move(settings)); });
+  REQUIRE_MESSAGE(!error.message().empty(), "it was given the lock");
+  return error;
 }
 
 std::string all_of(const Error& error) {
@@ -125,11 +120,7 @@ TEST_CASE(
          {folder.path.string(), "process " + pid + " on " + base::this_process().host, "-p " + pid,
           std::string("set run.name"), "kill " + pid})
       CHECK_MESSAGE(text.find(part) != std::string::npos, text);
-    CHECK(base::parse_lock([&] {
-            std::ifstream in(folder.lock());
-            return std::string(std::istreambuf_iterator<char>(in), {});
-          }())
-              ->pid == holder.pid);
+    CHECK(base::parse_lock(folder.read("lock"))->pid == holder.pid);
   }
   Folder folder;
   {
@@ -336,9 +327,8 @@ TEST_CASE("a lock that is removed with its folder is made again once the folder 
 
 TEST_CASE("what killed processes left in the middle of a file is gone with the next run") {
   Folder folder;
-  fs::create_directories(folder.path);
   for (const char* name : {".lock.host.17", ".env.json.0123.tmp", ".plan.json.4567.tmp", "notes"})
-    std::ofstream(folder.path / name) << "x";
+    folder.put(name, "x");
   const timespec old[2] = {{std::time(nullptr) - 100, 0}, {std::time(nullptr) - 100, 0}};
   ::utimensat(AT_FDCWD, (folder.path / ".env.json.0123.tmp").c_str(), old, 0);
   ::utimensat(AT_FDCWD, (folder.path / "notes").c_str(), old, 0);
@@ -353,13 +343,14 @@ TEST_CASE("a folder that cannot be written to is told as that") {
   if (::geteuid() == 0) {
     // Root may write everywhere but where a file stands in the way.
     Folder folder;
-    std::ofstream(folder.path) << "a file";
-    CHECK_THROWS_AS(RunLock(folder.path / "run"), Error);
+    folder.put("file", "x");
+    CHECK_THROWS_AS(RunLock(folder.path / "file" / "run"), Error);
     return;
   }
   Folder folder;
-  fs::create_directories(folder.path);
   fs::permissions(folder.path, fs::perms::owner_read | fs::perms::owner_exec);
   CHECK(refused(folder.path).code() == ErrorCode::output_unwritable);
   fs::permissions(folder.path, fs::perms::owner_all);
 }
+
+}  // namespace run_lock_test

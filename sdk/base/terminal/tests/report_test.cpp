@@ -7,12 +7,16 @@
 #include <boost/json/parse.hpp>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
+#include <functional>
+#include <map>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "sdk/base/terminal/progress.h"
+#include "sdk/base/tests/scratch.h"
 
 namespace report = meshwright::report;
 using meshwright::Error;
@@ -25,11 +29,30 @@ namespace {
 const Style kPlain{false, true, 80};
 
 struct File {
-  std::filesystem::path path = std::filesystem::temp_directory_path() /
-                               ("meshwright_report_" + std::to_string(::getpid()) + ".toml");
-  explicit File(const std::string& text) { std::ofstream(path) << text; }
-  ~File() { std::filesystem::remove(path); }
+  meshwright::scratch::Folder folder;
+  std::filesystem::path path;
+  explicit File(const std::string& text) : path(folder.put("a.toml", text)) {}
 };
+
+// What is shown on a stream that keeps it.
+std::string shown_by(const std::function<void(report::Output&)>& body) {
+  std::FILE* file = std::tmpfile();
+  REQUIRE(file != nullptr);
+  report::Output out(file, "test");
+  body(out);
+  std::rewind(file);
+  char buffer[4096];
+  std::string shown(buffer, std::fread(buffer, 1, sizeof buffer, file));
+  std::fclose(file);
+  return shown;
+}
+
+report::Variables given(std::map<std::string, std::string> values) {
+  return [values](const std::string& name) -> std::optional<std::string> {
+    auto found = values.find(name);
+    return found == values.end() ? std::nullopt : std::optional(found->second);
+  };
+}
 
 }  // namespace
 
@@ -283,23 +306,13 @@ TEST_CASE(
     "work measured in bytes shows a bar, speed and the time left on a terminal, and takes it away; "
     "elsewhere nothing") {
   for (bool live : {true, false}) {
-    std::FILE* file = std::tmpfile();
-    REQUIRE(file != nullptr);
-    std::string shown;
-    {
-      report::Output out(file, "test");
-      {
-        report::ByteProgress progress(out, {false, true, 80}, live, "verifying", 4 << 20);
-        progress.add(1);  // too soon to know anything
-        std::this_thread::sleep_for(std::chrono::milliseconds(110));
-        progress.add(1 << 20);
-        progress.add(1);  // too soon for another line
-      }
-      std::rewind(file);
-      char buffer[4096];
-      shown.assign(buffer, std::fread(buffer, 1, sizeof buffer, file));
-    }
-    std::fclose(file);
+    const std::string shown = shown_by([&](report::Output& out) {
+      report::ByteProgress progress(out, {false, true, 80}, live, "verifying", 4 << 20);
+      progress.add(1);  // too soon to know anything
+      std::this_thread::sleep_for(std::chrono::milliseconds(110));
+      progress.add(1 << 20);
+      progress.add(1);  // too soon for another line
+    });
     if (!live) {
       CHECK(shown.empty());
       continue;
@@ -321,10 +334,7 @@ TEST_CASE(
 }
 
 TEST_CASE("counted work shows its part and the time left on a terminal, but not of its last step") {
-  std::FILE* file = std::tmpfile();
-  REQUIRE(file != nullptr);
-  {
-    report::Output out(file, "test");
+  const std::string shown = shown_by([](report::Output& out) {
     report::WorkProgress progress(out, {false, false, 60}, true, report::WorkProgress::Unit::steps,
                                   "", 4);
     progress.begin("evaluate");
@@ -332,11 +342,7 @@ TEST_CASE("counted work shows its part and the time left on a terminal, but not 
       if (i > 1) std::this_thread::sleep_for(std::chrono::milliseconds(110));
       progress.add(1);
     }
-  }
-  std::rewind(file);
-  char buffer[4096];
-  const std::string shown(buffer, std::fread(buffer, 1, sizeof buffer, file));
-  std::fclose(file);
+  });
   CHECK(shown == "\r\x1b[Kevaluate  75%  0 s left  " + std::string(22, '=') + std::string(8, '-') +
                      "\r\x1b[K");
 }
@@ -353,19 +359,12 @@ TEST_CASE(
   CHECK(report::fit_line({}, 80) == "");
   // The same for work that is measured in bytes: what was drawn last, before it was taken away.
   auto drawn = [](int width) {
-    std::FILE* file = std::tmpfile();
-    REQUIRE(file != nullptr);
-    {
-      report::Output out(file, "test");
+    std::string text = shown_by([&](report::Output& out) {
       report::ByteProgress progress(out, {false, false, width}, true, "verifying",
                                     int64_t{1} << 30);
       std::this_thread::sleep_for(std::chrono::milliseconds(110));
       progress.add(int64_t{1} << 29);
-    }
-    std::rewind(file);
-    char buffer[4096];
-    std::string text(buffer, std::fread(buffer, 1, sizeof buffer, file));
-    std::fclose(file);
+    });
     const std::string erase = "\r\x1b[K";
     REQUIRE(text.ends_with(erase));
     text.resize(text.size() - erase.size());
@@ -377,4 +376,48 @@ TEST_CASE(
   CHECK(drawn(34) == "verifying  512.0 MiB of 1.0 GiB");
   CHECK(drawn(30) == "512.0 MiB of 1.0 GiB");
   CHECK(drawn(10) == "");
+}
+
+TEST_CASE(
+    "torchrun's error file gets the error as torchrun reads it: a text and a time; a second error "
+    "does not replace the first") {
+  const meshwright::scratch::Folder own;
+  const std::filesystem::path &folder = own.path, file = folder / "error.json";
+  Error error(ErrorCode::option_refused, "ddp has no \"tensor\" parallelism");
+  report::tell_torchrun(error.help("leave it out"), given({}));
+  CHECK(std::filesystem::is_empty(folder));
+  report::tell_torchrun(error, given({{"TORCHELASTIC_ERROR_FILE", file.string()}}));
+  boost::json::value json = boost::json::parse(own.read("error.json"));
+  std::string text = json.at("message").as_string().c_str();
+  CHECK(text.starts_with("error[E0212]: ddp has no \"tensor\" parallelism\n"));
+  CHECK(text.find("help: leave it out") != std::string::npos);
+  CHECK(json.at("timestamp").as_int64() > 1600000000);
+  report::tell_torchrun(Error(ErrorCode::internal, "later"),
+                        given({{"TORCHELASTIC_ERROR_FILE", file.string()}}));
+  CHECK(own.read("error.json").find("later") == std::string::npos);
+  CHECK(std::distance(std::filesystem::directory_iterator(folder), {}) == 1);
+  // A folder that is not there is no reason to fail.
+  report::tell_torchrun(
+      error, given({{"TORCHELASTIC_ERROR_FILE", (folder / "none" / "error.json").string()}}));
+}
+
+TEST_CASE(
+    "that torchrun will try again in vain is said once on each host, where it will and it is in "
+    "vain") {
+  std::map<std::string, std::string> base = {{"TORCHELASTIC_RUN_ID", "none"},
+                                             {"TORCHELASTIC_MAX_RESTARTS", "3"},
+                                             {"TORCHELASTIC_RESTART_COUNT", "1"},
+                                             {"LOCAL_RANK", "0"}};
+  for (int status : {2, 3, 5, 7})
+    CHECK(report::vain_retries(status, given(base)).find("2 more times") != std::string::npos);
+  for (int status : {0, 1, 4, 6, 75, 130}) CHECK(report::vain_retries(status, given(base)).empty());
+  auto with = [&](const char* variable, const char* value) {
+    auto changed = base;
+    changed[variable] = value;
+    return report::vain_retries(2, given(changed));
+  };
+  CHECK(with("TORCHELASTIC_RESTART_COUNT", "2").find("1 more time,") != std::string::npos);
+  CHECK(with("TORCHELASTIC_RESTART_COUNT", "3").empty());
+  CHECK(with("LOCAL_RANK", "1").empty());
+  CHECK(report::vain_retries(2, given({})).empty());
 }

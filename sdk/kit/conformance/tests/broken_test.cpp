@@ -13,7 +13,7 @@
 #include "meshwright/parallel/parallel.h"
 #include "meshwright/plugin_main.h"
 #include "meshwright/sharded_strategy.h"
-#include "sdk/base/build_facts.h"
+#include "sdk/base/checks.h"
 #include "sdk/base/conformance.h"
 #include "sdk/base/shared_schemas.h"
 

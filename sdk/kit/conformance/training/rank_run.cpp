@@ -15,7 +15,6 @@
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/testing.h"
 #include "sdk/base/check_parts.h"
-#include "sdk/base/live_request.h"
 #include "sdk/base/plugin_guard.h"
 #include "sdk/base/shared_schemas.h"
 

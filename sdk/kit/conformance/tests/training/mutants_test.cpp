@@ -14,8 +14,8 @@
 #include "meshwright/sharded_strategy.h"
 #include "mutants.h"
 #include "mutants_beside.h"
+#include "sdk/base/check_parts.h"
 #include "sdk/base/conformance.h"
-#include "sdk/base/live_request.h"
 #include "sdk/base/shared_schemas.h"
 
 // After LibTorch, which has a CHECK of its own.
