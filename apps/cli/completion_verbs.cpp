@@ -57,12 +57,12 @@ std::vector<std::string> keys() {
   std::vector<std::string> out;
   for (const OptionSchema& schema : config::all_schemas({})) {
     // --set gives a list as a whole.
-    if (config::header_of(schema.table).starts_with("[[")) {
+    if (config::is_list(schema.table)) {
       out.push_back(schema.table);
       continue;
     }
     for (const meshwright_option* option : schema.options)
-      out.push_back((schema.table.empty() ? "" : schema.table + ".") + option->name);
+      out.push_back(config::key_of(schema, *option));
   }
   return out;
 }

@@ -13,7 +13,6 @@
 #include "apps/cli/common.h"
 #include "engine/config/describe.h"
 #include "engine/config/foreign.h"
-#include "engine/config/resolve.h"
 #include "engine/config/toml_value.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/report.h"
@@ -303,8 +302,7 @@ std::string key_named(const std::string& name, const config::PluginSchemas& plug
   std::vector<std::string> keys;
   for (const OptionSchema& schema : config::all_schemas(plugins))
     for (const meshwright_option* option : schema.options) {
-      const std::string key =
-          schema.table.empty() ? std::string(option->name) : schema.table + "." + option->name;
+      const std::string key = config::key_of(schema, *option);
       if (key == name) return key;
       if (option->name == name && !schema.table.starts_with("validation_") &&
           !config::is_list(schema.table))

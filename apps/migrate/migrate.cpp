@@ -14,6 +14,7 @@
 #include "apps/migrate/migrator.h"
 #include "engine/config/source.h"
 #include "engine/config/toml_value.h"
+#include "sdk/base/files/utf8.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
@@ -137,7 +138,7 @@ Value parse_yaml(std::string_view text, const std::string& file) {
   Reader reader(file);
   if (text.size() > kMaxFileBytes)
     throw reader.refuse("larger than " + std::to_string(kMaxFileBytes) + " bytes", {});
-  if (!is_valid_utf8(text)) throw reader.refuse("the file is not UTF-8", {});
+  if (base::first_invalid(text) < text.size()) throw reader.refuse("the file is not UTF-8", {});
   try {
     // yaml-cpp itself refuses what is nested so deep that it would exhaust the stack.
     YAML::Node root = YAML::Load(std::string(text));
@@ -174,7 +175,7 @@ void sequence_parallel(Migrator& m, bool titan) {
           m.count(titan ? "parallelism.tensor_parallel_degree" : "distributed.tp_size").value_or(1),
       ep =
           m.count(titan ? "parallelism.expert_parallel_degree" : "distributed.ep_size").value_or(1);
-  const bool overlaps = async != nullptr && is_true(async->value);
+  const bool overlaps = is_true(async);
   const char* alone = tp == 1 ? "it has no effect without tensor parallelism: tp_size is 1"
                       : m.is_set("model.float8_linear")
                           ? "not made beside model.float8_linear, which is kept: without float8 it "
@@ -190,7 +191,7 @@ void sequence_parallel(Migrator& m, bool titan) {
   if (tp <= 1 || !wanted) return;
   if (ep > 1) {
     for (Leaf* leaf : {said, async})
-      if (leaf != nullptr && is_true(leaf->value) && !leaf->used) {
+      if (is_true(leaf) && !leaf->used) {
         leaf->used = true;
         m.left(*leaf, "not beside ep_size above 1: routers need whole tokens");
       }
@@ -222,8 +223,7 @@ void both(Migrator& m, const char* local_batch_size) {
     m.set("distributed.pipeline.pp_batch_size", local->value, *local,
           "a local batch passes the pipeline at once");
   for (const char* compile : {"compile.enable", "compile.enabled"})
-    if (const Leaf* leaf = m.find(compile); leaf != nullptr && is_false(leaf->value))
-      m.drop_table("compile.");
+    if (const Leaf* leaf = m.find(compile); is_false(leaf)) m.drop_table("compile.");
   m.choose("gradient_checkpointing", "distributed.activation_checkpointing",
            [](const Value& v) { return Migrator::Choice(Value(is_true(v) ? "full" : "none")); });
   for (const char* name : {"tf32", "allow_tf32"})

@@ -1,4 +1,5 @@
-// What the files that read Automodel's YAML share.
+// Automodel's YAML: what its keys are here where the table of foreign.cpp cannot say it, and what
+// Automodel does where a recipe says nothing.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -7,16 +8,11 @@
 #include "sdk/base/words.h"
 
 namespace meshwright::config {
+namespace {
 
-inline bool is_text(const Leaf* leaf) {
-  return leaf != nullptr && leaf->value.kind == Value::Kind::string && !is_empty(leaf->value);
-}
+using Choice = Migrator::Choice;
 
-// [dataset], [validation_dataset] and packed_sequence. Whether the data never ends: it is mock.
-bool automodel_data(Migrator& m);
-
-// Automodel's YAML: what its keys are here where the table of foreign.cpp cannot say it, and what
-// Automodel does where a recipe says nothing.
+constexpr const char* kAutomodelsOwn = "Automodel's default";
 
 // "meta-llama/Llama-3.2-1B", a name on the hub, as the folder into which it is downloaded; a path
 // of this machine as it is, and what Automodel finds here counts as one.
@@ -39,19 +35,6 @@ std::string download(const std::string& name) {
 std::string class_of(const Leaf& target) {
   const std::string& path = target.value.text;
   return path.substr(path.find_last_of(".:") + 1);
-}
-
-namespace {
-
-using Choice = Migrator::Choice;
-
-constexpr const char* kAutomodelsOwn = "Automodel's default";
-
-Value numbers(double a, double b) {
-  Value out;
-  out.kind = Value::Kind::list;
-  out.items = {number_value(a), number_value(b)};
-  return out;
 }
 
 void recipe(Migrator& m) {
@@ -115,11 +98,8 @@ void optimizer(Migrator& m) {
   const OptimizerDefaults defaults = known == std::end(kOptimizers) ? kOptimizers[0] : *known;
   const Leaf *decay = m.find("optimizer.weight_decay"),
              *decoupled = m.find("optimizer.adam_w_mode");
-  const double weight_decay =
-      decay != nullptr && is_number(decay->value) ? as_number(decay->value) : defaults.weight_decay;
-  const bool joined = kind == "Adam" || kind == "AdamConfig" ||
-                      (decoupled != nullptr && decoupled->value.kind == Value::Kind::boolean &&
-                       !decoupled->value.boolean);
+  const double weight_decay = is_number(decay) ? as_number(decay->value) : defaults.weight_decay;
+  const bool joined = kind == "Adam" || kind == "AdamConfig" || is_false(decoupled);
   m.drop({"optimizer.adam_w_mode"});
   if (kind == "SGD")
     m.set("optimizer.name", Value("sgd"), *target);
@@ -134,16 +114,17 @@ void optimizer(Migrator& m) {
     m.set("optimizer.name", Value("adamw"), *target,
           "there is no " + kind + " here, but adamw and sgd: lr and weight_decay are another's");
   m.assume("optimizer.lr", number_value(defaults.lr), kAutomodelsOwn);
-  m.assume("optimizer.betas", numbers(0.9, defaults.beta2), kAutomodelsOwn);
+  m.assume("optimizer.betas", list_of({number_value(0.9), number_value(defaults.beta2)}),
+           kAutomodelsOwn);
   m.assume("optimizer.weight_decay", number_value(defaults.weight_decay), kAutomodelsOwn);
   Leaf *master = m.take("optimizer.master_weights"),
        *dtype = m.take("optimizer.master_weight_dtype"),
        *bits = m.take("optimizer.master_weight_bits");
   if (is_text(dtype))
     m.set("optimizer.main_dtype", dtype->value, *dtype);
-  else if (master != nullptr && is_true(master->value))
+  else if (is_true(master))
     m.set("optimizer.main_dtype", Value("float32"), *master);
-  else if (bits != nullptr && is_number(bits->value))
+  else if (is_number(bits))
     m.set("optimizer.main_dtype", Value("float32"), *bits, "weights of as many bits there");
   else if (kind == "FlashAdamW")
     m.assume("optimizer.main_dtype", Value("float32"), "FlashAdamW's default keeps 24 bits");
@@ -165,7 +146,7 @@ std::optional<int64_t> steps(Migrator& m, bool endless) {
     if (epochs) m.left(*rounds, "step_scheduler.epochs stands in place of max_steps, which is set");
     return most;
   }
-  if (steps != nullptr && !is_empty(steps->value))  // no whole number: in the loader's words
+  if (is_said(steps))  // no whole number: in the loader's words
     m.set("step_scheduler.max_steps", steps->value, *steps);
   else if (epochs)
     m.set("step_scheduler.epochs", rounds->value, *rounds);
@@ -190,14 +171,14 @@ void schedule(Migrator& m, std::optional<int64_t> steps) {
     return;
   }
   Leaf* peak = m.take("lr_scheduler.max_lr");
-  if (peak != nullptr && is_number(peak->value)) {
+  if (is_number(peak)) {
     m.set("optimizer.lr", peak->value, *peak);
     if (Leaf* lr = m.take("optimizer.lr");
-        lr != nullptr && is_number(lr->value) && as_number(lr->value) != as_number(peak->value))
+        is_number(lr) && as_number(lr->value) != as_number(peak->value))
       m.left(*lr, "lr_scheduler.max_lr is the rate after warm-up");
   }
-  const Leaf* lr = peak != nullptr && is_number(peak->value) ? peak : m.find("optimizer.lr");
-  const double top = lr != nullptr && is_number(lr->value) ? as_number(lr->value) : 1e-3;
+  const Leaf* lr = is_number(peak) ? peak : m.find("optimizer.lr");
+  const double top = is_number(lr) ? as_number(lr->value) : 1e-3;
   const std::optional<int64_t> ends = m.count("lr_scheduler.lr_decay_steps");
   Leaf *style = m.take("lr_scheduler.lr_decay_style"), *end = m.take("lr_scheduler.lr_decay_steps"),
        *plateau = m.take("lr_scheduler.wsd_decay_steps"),
@@ -221,12 +202,10 @@ void schedule(Migrator& m, std::optional<int64_t> steps) {
   else if (!why.empty())
     m.set("lr_scheduler.lr_decay_style", Value(name), *end, why);
   Leaf *warm = m.take("lr_scheduler.lr_warmup_steps"), *first = m.take("lr_scheduler.init_lr");
-  const bool from_zero =
-      first != nullptr && is_number(first->value) && as_number(first->value) == 0;
-  const std::string begins = first != nullptr && is_number(first->value)
-                                 ? "from lr_scheduler.init_lr there"
-                                 : "from a tenth of lr there";
-  if (warm != nullptr && !is_empty(warm->value)) {
+  const bool from_zero = is_number(first) && as_number(first->value) == 0;
+  const std::string begins =
+      is_number(first) ? "from lr_scheduler.init_lr there" : "from a tenth of lr there";
+  if (is_said(warm)) {
     const bool none = is_number(warm->value) && as_number(warm->value) == 0;
     m.set("lr_scheduler.lr_warmup_steps", warm->value, *warm,
           none || from_zero ? "" : begins + ", from lr / lr_warmup_steps here");
@@ -248,10 +227,8 @@ void schedule(Migrator& m, std::optional<int64_t> steps) {
 
 // "*q_proj" and "*.q_proj" are a last part of a name here; "*_proj" and "*" all Linears.
 Value module_names(const Value& theirs, std::string& why) {
-  std::vector<Value> items = theirs.kind == Value::Kind::list ? theirs.items : std::vector{theirs};
-  Value out;
-  out.kind = Value::Kind::list;
-  for (const Value& item : items) {
+  Value out = list_of({});
+  for (const Value& item : items_of(theirs)) {
     std::string name = item.text;
     if (name == "*" || name == "*_proj") {
       why = name == "*" ? "every Linear but heads"
@@ -280,12 +257,12 @@ void adapters(Migrator& m) {
        *without = m.take("peft.exclude_modules"), *drop = m.take("peft.dropout"),
        *place = m.find("peft.dropout_position"), *init = m.take("peft.lora_A_init");
   std::string why;
-  if (all != nullptr && is_true(all->value))
+  if (is_true(all))
     m.set("lora.target_modules", Value("all-linear"), *all, "heads get none here");
-  else if (targets != nullptr && !is_empty(targets->value) &&
+  else if (is_said(targets) &&
            !(targets->value.kind == Value::Kind::list && targets->value.items.empty()))
     m.set("lora.target_modules", module_names(targets->value, why), *targets, why);
-  if (without != nullptr && !is_empty(without->value)) {
+  if (is_said(without)) {
     Value names = module_names(without->value, why);
     if (why.empty())
       m.set("lora.exclude_modules", names, *without);
@@ -327,8 +304,7 @@ void checkpoints(Migrator& m) {
   Leaf *enabled = m.take("checkpoint.enabled"), *every = m.take("step_scheduler.ckpt_every_steps"),
        *whole = m.take("checkpoint.save_consolidated"),
        *keep = m.take("checkpoint.max_recent_checkpoints");
-  const bool off =
-      enabled != nullptr && enabled->value.kind == Value::Kind::boolean && !enabled->value.boolean;
+  const bool off = is_false(enabled);
   if (every != nullptr && is_empty(every->value) && !off) {
     m.left(*every, "once an epoch there; checkpoint.every_steps counts steps");
     every = nullptr;
@@ -344,7 +320,7 @@ void checkpoints(Migrator& m) {
   }
   const Value interval = every != nullptr ? every->value : integer_value(100);
   m.assume("checkpoint.every_steps", interval, kAutomodelsOwn);
-  if (keep != nullptr && keep->value.kind == Value::Kind::integer)
+  if (is_integer(keep))
     m.set("checkpoint.keep", keep->value, *keep);
   else
     m.assume("checkpoint.keep_every", interval, std::string(kAutomodelsOwn) + ": all are kept");
@@ -372,7 +348,7 @@ void other_keys(Migrator& m) {
                              "TEParallelCrossEntropy", "ChunkedCrossEntropy"})
       if (class_of(*loss) == mean) loss->used = true;  // the mean cross-entropy, as here
   m.drop({"loss_fn.fp32_upcast", "loss_fn.reduction", "loss_fn.ignore_index"});
-  if (Leaf* eight = m.take("fp8.enabled"); eight != nullptr && is_true(eight->value)) {
+  if (Leaf* eight = m.take("fp8.enabled"); is_true(eight)) {
     const Leaf* how = m.take("fp8.recipe_name");
     if (how == nullptr || is_empty(how->value) || how->value.text == "tensorwise")
       m.set("model.float8_linear", boolean_value(true), *eight,
@@ -406,23 +382,7 @@ void other_keys(Migrator& m) {
   m.assume("step_scheduler.global_batch_size", integer_value(32), kAutomodelsOwn);
 }
 
-}  // namespace
-
-void from_automodel(Migrator& migrator) {
-  recipe(migrator);
-  model(migrator);
-  optimizer(migrator);
-  distribution(migrator);
-  checkpoints(migrator);
-  const bool endless = automodel_data(migrator);
-  schedule(migrator, steps(migrator, endless));
-  adapters(migrator);
-  other_keys(migrator);
-}
-
 // The data of Automodel's recipes: what its classes of data sets are here.
-
-namespace {
 
 constexpr const char* kHub =
     "data of the hub is not read: save its rows as JSON Lines (messages, "
@@ -505,13 +465,13 @@ class DataTable {
       // Files of this machine are read whole.
       if (part != nullptr && part->value.text.find('[') == std::string::npos) part->used = true;
     }
-    if (last != nullptr && is_true(last->value))
+    if (is_true(last))
       m_.set(own + "train_on", Value("last"), *last);
     else if (masked != nullptr && masked->value.kind == Value::Kind::boolean)
       m_.set(own + "train_on", Value(masked->value.boolean ? "assistant" : "all"), *masked);
     if (is_text(look) && look->value.text.find('{') == std::string::npos)
       m_.set(own + "chat_template", look->value, *look);
-    else if (look != nullptr && !is_empty(look->value))
+    else if (is_said(look))
       m_.left(*look, own + "chat_template names a file: save it as one");
     if (is_text(words))
       m_.set(own + "tokenizer", Value(local_folder(words->value.text)), *words,
@@ -549,8 +509,7 @@ class DataTable {
   bool mock_ = false;
 };
 
-}  // namespace
-
+// [dataset], [validation_dataset] and packed_sequence. Whether the data never ends: it is mock.
 bool automodel_data(Migrator& m) {
   DataTable trained(m, "dataset"), validation(m, "validation_dataset");
   trained.read();
@@ -572,8 +531,7 @@ bool automodel_data(Migrator& m) {
                            {"validation_dataloader.shuffle", "validation_dataset.shuffle"}});
   if (validates) {
     m.assume("validation_dataset.every_steps",
-             saves != nullptr && saves->value.kind == Value::Kind::integer ? saves->value
-                                                                           : integer_value(100),
+             is_integer(saves) ? saves->value : integer_value(100),
              "Automodel validates where it saves");
     m.want(
         "validation_dataset.num_batches",
@@ -581,6 +539,20 @@ bool automodel_data(Migrator& m) {
         "until it is set");
   }
   return trained.mock();
+}
+
+}  // namespace
+
+void from_automodel(Migrator& migrator) {
+  recipe(migrator);
+  model(migrator);
+  optimizer(migrator);
+  distribution(migrator);
+  checkpoints(migrator);
+  const bool endless = automodel_data(migrator);
+  schedule(migrator, steps(migrator, endless));
+  adapters(migrator);
+  other_keys(migrator);
 }
 
 }  // namespace meshwright::config

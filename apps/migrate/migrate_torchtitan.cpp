@@ -28,9 +28,8 @@ constexpr const char* kTitansOwn = "torchtitan's default";
 
 void torchtitan_model(Migrator& m) {
   Leaf* hf = m.take("checkpoint.initial_load_in_hf");
-  if (Leaf* assets = m.take("model.hf_assets_path");
-      assets != nullptr && !is_empty(assets->value)) {
-    if (hf != nullptr && is_true(hf->value))
+  if (Leaf* assets = m.take("model.hf_assets_path"); is_said(assets)) {
+    if (is_true(hf))
       m.set("model.pretrained", Value(assets->value.text), *assets);
     else
       m.set("model.config", Value(assets->value.text + "/config.json"), *assets,
@@ -47,10 +46,7 @@ void torchtitan_model(Migrator& m) {
       m.left(leaf, "model.float8_linear scales each matrix as a whole");
   };
   if (converters != nullptr) {
-    std::vector<Value> items = converters->value.kind == Value::Kind::list
-                                   ? converters->value.items
-                                   : std::vector{converters->value};
-    for (const Value& item : items)
+    for (const Value& item : items_of(converters->value))
       if (item.text.find("float8") != std::string::npos)
         eight(*converters);
       else if (!is_empty(item))
@@ -64,11 +60,10 @@ void torchtitan_model(Migrator& m) {
 void torchtitan_optimizer(Migrator& m) {
   Leaf *b1 = m.take("optimizer.beta1"), *b2 = m.take("optimizer.beta2");
   if (b1 != nullptr || b2 != nullptr) {
-    Value betas;
-    betas.kind = Value::Kind::list;
-    betas.items = {b1 != nullptr ? b1->value : number_value(0.9),
-                   b2 != nullptr ? b2->value : number_value(0.95)};
-    m.set("optimizer.betas", betas, b1 != nullptr ? *b1 : *b2);
+    m.set("optimizer.betas",
+          list_of({b1 != nullptr ? b1->value : number_value(0.9),
+                   b2 != nullptr ? b2->value : number_value(0.95)}),
+          b1 != nullptr ? *b1 : *b2);
   }
   if (Leaf* name = m.find("optimizer.name"); name != nullptr && name->value.text == "Adam") {
     name->used = true;
@@ -85,7 +80,7 @@ void torchtitan_schedule(Migrator& m) {
   Leaf *ratio = m.take("lr_scheduler.decay_ratio"), *type = m.take("lr_scheduler.decay_type"),
        *share = m.take("training.warmup_pct"), *warm = m.find("lr_scheduler.warmup_steps");
   int64_t warmup = std::max<int64_t>(m.count("lr_scheduler.warmup_steps").value_or(0), 0);
-  if (share != nullptr && is_number(share->value)) {
+  if (is_number(share)) {
     warmup = std::llround(as_number(share->value) * static_cast<double>(steps));
     warm->used = true;
     m.set("lr_scheduler.lr_warmup_steps", integer_value(warmup), *share);
@@ -97,9 +92,9 @@ void torchtitan_schedule(Migrator& m) {
   warmup = std::min(warmup, steps);
   const std::string wanted = type->value.text;
   const int64_t after = steps - warmup;
-  const double part = ratio != nullptr && is_number(ratio->value) ? as_number(ratio->value) : 1;
+  const double part = is_number(ratio) ? as_number(ratio->value) : 1;
   const int64_t decay = std::min<int64_t>(std::llround(part * static_cast<double>(steps)), after);
-  const Leaf& from = ratio != nullptr && is_number(ratio->value) ? *ratio : *type;
+  const Leaf& from = is_number(ratio) ? *ratio : *type;
   std::string style = wanted == "sqrt" ? "linear" : wanted, why;
   if (&from == type) why = m.implied(*type);
   if (wanted == "sqrt") why = "there is no square root here, but linear and cosine";
@@ -131,8 +126,7 @@ void sizes(Migrator& m) {
        *shard = m.take("parallelism.data_parallel_shard_degree"),
        *global = m.take("training.global_batch_size");
   auto count = [](const Leaf* leaf, int64_t fallback) {
-    return leaf != nullptr && leaf->value.kind == Value::Kind::integer && leaf->value.integer > 0 &&
-                   leaf->value.integer < 1 << 20
+    return is_integer(leaf) && leaf->value.integer > 0 && leaf->value.integer < 1 << 20
                ? leaf->value.integer
                : fallback;
   };
@@ -212,7 +206,7 @@ void torchtitan_distribution(Migrator& m) {
   // One limit here: the longer of the two.
   Leaf *first = m.take("comm.init_timeout_seconds"), *later = m.take("comm.train_timeout_seconds");
   auto seconds = [](const Leaf* leaf, double otherwise) {
-    return leaf != nullptr && is_number(leaf->value) ? as_number(leaf->value) : otherwise;
+    return is_number(leaf) ? as_number(leaf->value) : otherwise;
   };
   const double begin = seconds(first, 300), train = seconds(later, 100);
   if (Leaf* longer = begin > train ? first : later; longer != nullptr)
@@ -242,8 +236,7 @@ void torchtitan_checkpoints(Migrator& m) {
     enable = nullptr;
     if (every == nullptr) m.assume("checkpoint.every_steps", integer_value(500), kTitansOwn);
   }
-  if (folder != nullptr && !is_empty(folder->value))
-    m.left(*folder, "checkpoints lie in <run.dir>/<run.name>/checkpoints");
+  if (is_said(folder)) m.left(*folder, "checkpoints lie in <run.dir>/<run.name>/checkpoints");
   m.saves(enable, every);
   if (enable != nullptr && !is_true(enable->value)) return;
   if (keep == nullptr)
@@ -257,13 +250,12 @@ void torchtitan_checkpoints(Migrator& m) {
 
 void torchtitan_data(Migrator& m) {
   Leaf* path = m.take("training.dataset_path");
-  if (path != nullptr && !is_empty(path->value))
+  if (is_said(path))
     m.set("dataset.path", path->value, *path,
           "a folder or file of text; dataset.kind says what is in it");
   Leaf* on = m.take("validation.enable");
   Leaf* valid = m.take("validation.dataset_path");
-  bool validates =
-      on != nullptr && is_true(on->value) && valid != nullptr && !is_empty(valid->value);
+  bool validates = is_true(on) && is_said(valid);
   if (validates)
     m.set("validation_dataset.path", valid->value, *valid,
           "a folder or file of text; validation_dataset.kind says what is in it");
@@ -276,9 +268,9 @@ void torchtitan_data(Migrator& m) {
     m.left(*leaf, "data of the hub is not read; dataset.path names files");
   m.assume("dataset.shuffle", boolean_value(false), "torchtitan reads its data in order");
   const Leaf* board = m.find("metrics.enable_tensorboard");
-  if (board == nullptr || !is_true(board->value)) m.drop({"metrics.save_tb_folder"});
+  if (!is_true(board)) m.drop({"metrics.save_tb_folder"});
   const Leaf* profile = m.find("profiling.enable_profiling");
-  if (profile == nullptr || !is_true(profile->value))
+  if (!is_true(profile))
     m.drop({"profiling.save_traces_folder", "profiling.profile_freq",
             "profiling.save_memory_snapshot_folder", "profiling.profile_every_x_iter"});
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "engine/config/describe.h"
-#include "engine/config/resolve.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
@@ -113,7 +112,7 @@ void Migrator::left(const Leaf& leaf, const std::string& why) {
 }
 
 void Migrator::assume(const std::string& key, Value value, const std::string& why) {
-  assumptions_.push_back({key, std::move(value), why});
+  assumptions_.push_back({{key, {}, std::move(value), true}, why});
 }
 
 void Migrator::want(const std::string& key, const std::string& text) {
@@ -129,11 +128,9 @@ bool Migrator::is_default(const std::string& key, const Value& value) const {
 }
 
 void Migrator::keep_assumptions() {
-  for (Assumption& one : assumptions_) {
-    if (is_set(one.key) || !knows(one.key) || is_default(one.key, one.value)) continue;
-    assumed_.push_back({one.key, {}, one.value, true});
-    set_.emplace(one.key, Set{std::move(one.value), &assumed_.back(), one.why});
-  }
+  for (const auto& [leaf, why] : assumptions_)
+    if (!is_set(leaf.key) && knows(leaf.key) && !is_default(leaf.key, leaf.value))
+      set_.emplace(leaf.key, Set{leaf.value, &leaf, why});
 }
 
 std::string Migrator::implied(const Leaf& leaf) const {
@@ -141,7 +138,7 @@ std::string Migrator::implied(const Leaf& leaf) const {
 }
 
 void Migrator::saves(const Leaf* enable, const Leaf* every) {
-  if (enable != nullptr && enable->value.kind == Value::Kind::boolean && !enable->value.boolean)
+  if (is_false(enable))
     set("checkpoint.every_steps", integer_value(0), *enable,
         enable->place.line == 0 ? implied(*enable) + "; the last step is always saved"
                                 : "the last step is always saved");
@@ -249,8 +246,7 @@ void Migrator::plain(Leaf& leaf) {
       return left(leaf, see(*elsewhere));
   std::vector<std::string> names;
   for (const OptionSchema& schema : schemas_)
-    for (const meshwright_option* option : schema.options)
-      names.push_back(schema.table + "." + option->name);
+    for (const meshwright_option* option : schema.options) names.push_back(key_of(schema, *option));
   std::string near = nearest_name(leaf.key, names);
   left(leaf, near.empty() ? "nothing here is known to correspond"
                           : "not known; the nearest key is " + near);
@@ -269,17 +265,12 @@ bool Migrator::in_its_place(const ForeignName& known, const std::string& key) {
 void Migrator::carry(const ForeignName& known, Leaf& leaf) {
   if (is_empty(leaf.value) && known.carry != Carry::as_is) return;  // nothing was asked for
   const std::string key = known.key;
-  if (key.empty() && leaf.value.kind == Value::Kind::boolean && !leaf.value.boolean)
-    return;  // switched off there
+  if (key.empty() && is_false(leaf.value)) return;  // switched off there
   if (known.carry == Carry::told && is_false(leaf.value) && knows(key) &&
       is_default(key, leaf.value))
     return;  // and here
   const bool same = in_its_place(known, leaf.key);
   if (known.carry == Carry::as_is && same) return set(key, leaf.value, leaf, implied(leaf));
-  if (known.carry == Carry::lower && same) {
-    leaf.value.text = text::normal(leaf.value.text);
-    return set(key, leaf.value, leaf);
-  }
   if (known.carry == Carry::degree && same && leaf.value.kind == Value::Kind::integer)
     return set(key, leaf.value.integer < 1 ? Value("auto") : leaf.value, leaf);
   if (known.carry == Carry::seconds && same && is_number(leaf.value))
@@ -333,32 +324,28 @@ void Migrator::check() {
           break;
         }
     if (removed) continue;
-    for (const Error& error : diagnostics.errors())
-      out_.missing.push_back({error.key(), 0, "", error.message()});
+    for (const Error& error : diagnostics.errors()) want(error.key(), error.message());
     return;
   }
 }
 
 void Migrator::say_missing() {
-  if (!set_.contains("model.config") && !set_.contains("model.pretrained"))
-    out_.missing.push_back(
-        {"model.config", 0, "",
-         "a Hugging Face config.json, or model.pretrained, a folder with weights"});
+  if (!is_set("model.config") && !is_set("model.pretrained"))
+    want("model.config", "a Hugging Face config.json, or model.pretrained, a folder with weights");
   auto kind = set_.find("dataset.kind");
   bool mock = kind != set_.end() && kind->second.value.text == "mock";
-  if (!set_.contains("dataset.path") && !mock)
-    out_.missing.push_back({"dataset.path", 0, "",
-                            "files of text or tokens on this machine, and dataset.kind; "
-                            "`meshwright tokenize` makes tokens"});
-  if (!set_.contains("step_scheduler.max_steps") && !set_.contains("step_scheduler.epochs"))
-    out_.missing.push_back(
-        {"step_scheduler.max_steps", 0, "",
-         "the length of the run in steps; 200 unless it is set, or step_scheduler.epochs"});
+  if (!is_set("dataset.path") && !mock)
+    want("dataset.path",
+         "files of text or tokens on this machine, and dataset.kind; `meshwright tokenize` makes "
+         "tokens");
+  if (!is_set("step_scheduler.max_steps") && !is_set("step_scheduler.epochs"))
+    want("step_scheduler.max_steps",
+         "the length of the run in steps; 200 unless it is set, or step_scheduler.epochs");
 }
 
 void Migrator::account() {
   each_set([&](const OptionSchema&, const char*, const std::string& key, const Set& set) {
-    bool theirs = set.from->place.line > 0;
+    const bool theirs = set.from->place.line > 0;
     Line line{set.from->key, set.from->place.line, theirs ? shown(set.from->value) : "not said",
               key + " = " + to_toml(set.value)};
     if (set.why.empty()) {

@@ -27,6 +27,16 @@ struct Leaf {
   bool used = false;
 };
 
+inline Value list_of(std::vector<Value> items) {
+  Value out;
+  out.kind = Value::Kind::list;
+  out.items = std::move(items);
+  return out;
+}
+// The items of a list, or what stands in place of a list of one.
+inline std::vector<Value> items_of(const Value& v) {
+  return v.kind == Value::Kind::list ? v.items : std::vector{v};
+}
 inline bool is_number(const Value& v) {
   return v.kind == Value::Kind::integer || v.kind == Value::Kind::number;
 }
@@ -34,6 +44,17 @@ inline bool is_true(const Value& v) { return v.kind == Value::Kind::boolean && v
 inline bool is_false(const Value& v) { return v.kind == Value::Kind::boolean && !v.boolean; }
 inline bool is_empty(const Value& v) {
   return v.kind == Value::Kind::string && (v.text.empty() || v.text == "none");
+}
+// The same of a leaf that may not be there.
+inline bool is_number(const Leaf* leaf) { return leaf != nullptr && is_number(leaf->value); }
+inline bool is_integer(const Leaf* leaf) {
+  return leaf != nullptr && leaf->value.kind == Value::Kind::integer;
+}
+inline bool is_true(const Leaf* leaf) { return leaf != nullptr && is_true(leaf->value); }
+inline bool is_false(const Leaf* leaf) { return leaf != nullptr && is_false(leaf->value); }
+inline bool is_said(const Leaf* leaf) { return leaf != nullptr && !is_empty(leaf->value); }
+inline bool is_text(const Leaf* leaf) {
+  return is_said(leaf) && leaf->value.kind == Value::Kind::string;
 }
 
 // 0.1 * 3e-4 as a person writes it, without the last digit of a binary product.
@@ -126,15 +147,9 @@ class Migrator {
   // Lists what is set as carried over or guessed.
   void account();
 
-  struct Assumption {
-    std::string key;
-    Value value;
-    std::string why;
-  };
-
   std::vector<Leaf> leaves_;
-  std::vector<Assumption> assumptions_;
-  std::deque<Leaf> assumed_;  // what stands for them in the account
+  // Our keys, with the reasons; set_ points to those that count.
+  std::deque<std::pair<Leaf, std::string>> assumptions_;
   PluginSchemas plugins_;
   std::vector<OptionSchema> schemas_;
   std::map<std::string, Set> set_;

@@ -143,6 +143,7 @@ std::vector<OptionSchema> engine_schemas();
 // Arrays of tables, [[optimizer.group]]: the schema of one of their tables.
 inline constexpr const char* kGroupTable = "optimizer.group";
 std::vector<OptionSchema> list_schemas();
+bool is_list(const std::string& table);
 
 // Configurations beside each other, key by key.
 

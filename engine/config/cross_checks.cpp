@@ -7,10 +7,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "engine/config/toml_value.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/shared_schemas.h"
 
 namespace meshwright::config {
@@ -140,36 +142,12 @@ bool float16_gradients(const Config& config) {
          config.table("model").find_dtype("torch_dtype") == DType::float16;
 }
 
-void tell_idle(const Config& config, Diagnostics& diagnostics) {
-  for (const Rule& rule : kRules) {
-    if (rule.works(config) || in_doubt(rule, diagnostics)) continue;
-    const Options& table = config.table(rule.table);
-    for (const meshwright_option* option : table.schema().options) {
-      if (std::string_view(rule.key) != "*" && std::string_view(rule.key) != option->name) continue;
-      // Said to those who ask for something, not to those who write the default down.
-      if (!table.is_given(option->name) || table.value(option->name) == default_of(*option))
-        continue;
-      diagnostics.notice(table.schema().table + "." + option->name + " has no effect " +
-                         rule.because);
-    }
-  }
-  if (with_ep(config) &&
-      config.shared.moe.lm_head_precision.value_or(DType::float32) != DType::float32)
-    diagnostics.notice(
-        "distributed.moe.lm_head_precision = \"" +
-        std::string(dtype_name(*config.shared.moe.lm_head_precision)) +
-        "\" has no effect: only \"float32\" has, otherwise the head computes as all else does");
-}
-
 namespace {
 
 constexpr const char* kQuantised = "a quantised base";
 
 struct Later {
-  const char* key;
-  std::string_view word;
-  const char* what;
-  std::string_view instead;
+  const char *key, *word, *what, *instead;
 };
 constexpr Later kLater[] = {
     {"optimizer.name", "muon", "Muon, which updates whole matrices,", "adamw"},
@@ -180,11 +158,7 @@ constexpr Later kLater[] = {
     {"lora.base_dtype", "int8", kQuantised, "bfloat16"},
 };
 
-struct LaterKey {
-  std::string_view key;
-  const char* what;
-};
-constexpr LaterKey kLaterKeys[] = {
+constexpr std::pair<const char*, const char*> kLaterKeys[] = {
     {"optimizer.layer_decay", "a learning rate that falls from layer to layer"},
     {"optimizer.state_dtype", "a dtype of the optimizer's state of its own"},
 };
@@ -198,14 +172,14 @@ std::optional<Error> later_than_this(const std::string& key, const Value& value)
       return Error(ErrorCode::not_in_release,
                    key + " = \"" + value.text + "\": " + one.what + " is not in this version")
           .key(key)
-          .help("set " + key + " = \"" + std::string(one.instead) + "\"");
+          .help("set " + key + " = \"" + one.instead + "\"");
   return std::nullopt;
 }
 
 std::optional<Error> later_key(const std::string& key, bool from_set) {
-  for (const LaterKey& one : kLaterKeys)
-    if (key == one.key)
-      return Error(ErrorCode::not_in_release, key + ": " + one.what + " is not in this version")
+  for (const auto& [later, what] : kLaterKeys)
+    if (key == later)
+      return Error(ErrorCode::not_in_release, key + ": " + what + " is not in this version")
           .key(key)
           .help(from_set ? "remove --set " + key : std::string("remove the line"));
   return std::nullopt;
@@ -213,10 +187,8 @@ std::optional<Error> later_key(const std::string& key, bool from_set) {
 
 namespace {
 
-bool is_digit(unsigned char c) { return c >= '0' && c <= '9'; }
-bool is_letter(unsigned char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool all_digits(std::string_view text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), is_digit);
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
 // Empty, or what is wrong with a name or an IPv4 address. What looks like an address must be one:
@@ -228,8 +200,8 @@ std::string wrong_host(const std::string& host) {
   const std::string last = host.substr(host.rfind('.') + 1);  // the whole, where there is no dot
   if (all_digits(last) || host.starts_with("0x") || host.starts_with("0X"))
     return "\"" + host + "\" is no IPv4 address of four numbers";
-  const bool named = std::all_of(host.begin(), host.end(), [](unsigned char c) {
-    return is_letter(c) || is_digit(c) || c == '-' || c == '.' || c == '_';
+  const bool named = std::all_of(host.begin(), host.end(), [](char c) {
+    return text::is_alphanumeric(c) || c == '-' || c == '.' || c == '_';
   });
   if (!named || host.size() > 253 || host.starts_with('.') || host.starts_with('-'))
     return "\"" + host + "\" is no name of a host";
@@ -278,62 +250,72 @@ ListenAddress parse_listen_address(std::string_view text, const std::string& key
 
 namespace {
 
+// Adds a notice for every key that somebody set to another value than its default although another
+// setting takes its effect away. Keys of [distributed] and of the engine's own tables; those of a
+// strategy's table are the strategy's to judge, and what depends on the model is said by the plan.
+void tell_idle(const Config& config, Diagnostics& diagnostics) {
+  for (const Rule& rule : kRules) {
+    if (rule.works(config) || in_doubt(rule, diagnostics)) continue;
+    const Options& table = config.table(rule.table);
+    for (const meshwright_option* option : table.schema().options) {
+      if (std::string_view(rule.key) != "*" && std::string_view(rule.key) != option->name) continue;
+      // Said to those who ask for something, not to those who write the default down.
+      if (!table.is_given(option->name) || table.value(option->name) == default_of(*option))
+        continue;
+      diagnostics.notice(table.schema().table + "." + option->name + " has no effect " +
+                         rule.because);
+    }
+  }
+  if (with_ep(config) &&
+      config.shared.moe.lm_head_precision.value_or(DType::float32) != DType::float32)
+    diagnostics.notice(
+        "distributed.moe.lm_head_precision = \"" +
+        std::string(dtype_name(*config.shared.moe.lm_head_precision)) +
+        "\" has no effect: only \"float32\" has, otherwise the head computes as all else does");
+}
+
 class CrossChecks {
  public:
   CrossChecks(Config& config, const Source::Impl& source, Diagnostics& diagnostics)
       : config_(config), source_(source), diagnostics_(diagnostics) {}
 
   void run() {
-    check_engine_tables();
-    read_shared();
-  }
-
- private:
-  void check_engine_tables() {
     const Options& model = config_.tables.at("model");
     if (model.is_set("config") && model.is_set("pretrained"))
-      diagnostics_.add(Error(ErrorCode::conflict, "model.config and model.pretrained are both set")
-                           .key("model.pretrained")
-                           .at(model.origin("pretrained"))
-                           .help("set model.pretrained = \"none\" for random weights")
+      diagnostics_.add(option_error(model, "pretrained", ErrorCode::conflict,
+                                    "model.config and model.pretrained are both set",
+                                    "\"none\" for random weights")
                            .help("set model.config = \"none\" to load the folder's weights"));
     const Options& optimizer = config_.tables.at("optimizer");
     if (const auto* betas = std::get_if<std::vector<double>>(&optimizer.value("betas"));
         betas != nullptr && betas->size() != 2)
-      diagnostics_.add(Error(ErrorCode::out_of_range, "optimizer.betas wants two numbers, found " +
-                                                          std::to_string(betas->size()))
-                           .key("optimizer.betas")
-                           .at(optimizer.origin("betas"))
-                           .help("set optimizer.betas = [0.9, 0.95]"));
+      diagnostics_.add(
+          option_error(optimizer, "betas", ErrorCode::out_of_range,
+                       "optimizer.betas wants two numbers, found " + std::to_string(betas->size()),
+                       "[0.9, 0.95]"));
     for (const char* name : {"dataset", "validation_dataset"}) check_packing(name);
-    check_adapters();
+    if (const Options& lora = config_.tables.at("lora"); lora.get_bool("dora"))
+      diagnostics_.add(
+          option_error(lora, "dora", ErrorCode::not_in_release,
+                       "lora.dora = true: adapters with magnitudes are not in this version",
+                       "false, and raise lora.r where adapters learn too little"));
     check_steps();
     check_best();
     check_report();
     const Options& schedule = config_.tables.at("lr_scheduler");
+    const std::string rate = meshwright::to_toml(optimizer.value("lr"));
     if (schedule.get_number("min_lr") > optimizer.get_number("lr"))
       diagnostics_.add(
-          Error(ErrorCode::conflict,
-                "lr_scheduler.min_lr = " + meshwright::to_toml(schedule.value("min_lr")) +
-                    " is above optimizer.lr = " + meshwright::to_toml(optimizer.value("lr")))
-              .key("lr_scheduler.min_lr")
-              .at(schedule.origin("min_lr"))
-              .help("set lr_scheduler.min_lr = 0")
-              .help("set lr_scheduler.min_lr = " + meshwright::to_toml(optimizer.value("lr")) +
+          option_error(schedule, "min_lr", ErrorCode::conflict,
+                       "lr_scheduler.min_lr = " + meshwright::to_toml(schedule.value("min_lr")) +
+                           " is above optimizer.lr = " + rate,
+                       "0")
+              .help("set lr_scheduler.min_lr = " + rate +
                     " and lr_scheduler.lr_decay_style = \"constant\""));
+    read_shared();
   }
 
-  void check_adapters() {
-    const Options& lora = config_.tables.at("lora");
-    if (!lora.get_bool("dora")) return;
-    diagnostics_.add(Error(ErrorCode::not_in_release,
-                           "lora.dora = true: adapters with magnitudes are not in this version")
-                         .key("lora.dora")
-                         .at(lora.origin("dora"))
-                         .help("set lora.dora = false, and raise lora.r where adapters learn too "
-                               "little"));
-  }
-
+ private:
   // Whether a value was given that cannot be: then nothing follows from the default in its place.
   bool refused(const std::string& key) const {
     return std::any_of(diagnostics_.errors().begin(), diagnostics_.errors().end(),
@@ -356,12 +338,10 @@ class CrossChecks {
       return;
     }
     if (given && steps.is_set("max_steps")) {
-      diagnostics_.add(Error(ErrorCode::conflict,
-                             "step_scheduler.max_steps and step_scheduler.epochs are both set: "
-                             "leave out one of them")
-                           .key("step_scheduler.epochs")
-                           .at(steps.origin("epochs"))
-                           .help("set step_scheduler.epochs = \"none\" to count steps")
+      diagnostics_.add(option_error(steps, "epochs", ErrorCode::conflict,
+                                    "step_scheduler.max_steps and step_scheduler.epochs are both "
+                                    "set: leave out one of them",
+                                    "\"none\" to count steps")
                            .help("set step_scheduler.max_steps = \"none\" to count epochs"));
       return;
     }
@@ -400,33 +380,28 @@ class CrossChecks {
     } catch (const Error& error) {
       diagnostics_.add(Error(error).at(report.origin("prometheus")));
     }
-    if (report.is_set("prometheus_file") && report.get_string("prometheus_file").empty())
-      diagnostics_.add(Error(ErrorCode::out_of_range, "report.prometheus_file is empty")
-                           .key("report.prometheus_file")
-                           .at(report.origin("prometheus_file"))
-                           .help("set report.prometheus_file = \"none\"")
-                           .help("set report.prometheus_file = "
-                                 "\"/var/lib/prometheus/node-exporter\", Debian's folder"));
-    if (report.is_set("machine") && report.get_string("machine").empty())
-      diagnostics_.add(Error(ErrorCode::out_of_range, "report.machine is empty")
-                           .key("report.machine")
-                           .at(report.origin("machine"))
-                           .help("set report.machine = \"none\"")
-                           .help("set report.machine = \"h100x8\""));
+    for (const auto& [name, instead] :
+         {std::pair("prometheus_file", "\"/var/lib/prometheus/node-exporter\", Debian's folder"),
+          {"machine", "\"h100x8\""}}) {
+      const std::string key = std::string("report.") + name;
+      if (report.is_set(name) && report.get_string(name).empty())
+        diagnostics_.add(
+            option_error(report, name, ErrorCode::out_of_range, key + " is empty", "\"none\"")
+                .help("set " + key + " = " + instead));
+    }
   }
 
   void check_packing(const std::string& name) {
     const Options& data = config_.tables.at(name);
     const std::string end = name + ".document_end";
     if (data.get_bool("packing") && data.is_set("plugin"))
-      diagnostics_.add(Error(ErrorCode::conflict,
-                             name + ".packing = true keeps documents of token streams apart, but " +
-                                 name + ".plugin = \"" + data.get_string("plugin") +
-                                 "\" says itself which documents a sample has")
-                           .key(name + ".packing")
-                           .at(data.origin("packing"))
-                           .help("set " + name + ".packing = false")
-                           .help("set " + name + ".plugin = \"none\""));
+      diagnostics_.add(
+          option_error(data, "packing", ErrorCode::conflict,
+                       name + ".packing = true keeps documents of token streams apart, but " +
+                           name + ".plugin = \"" + data.get_string("plugin") +
+                           "\" says itself which documents a sample has",
+                       "false")
+              .help("set " + name + ".plugin = \"none\""));
     else if (data.get_bool("packing") && !data.is_set("document_end"))
       diagnostics_.add(Error(ErrorCode::missing_key,
                              name + ".packing = true needs the token that ends a document")
@@ -497,6 +472,7 @@ class CrossChecks {
 
 void check_between_keys(Config& config, const Source::Impl& source, Diagnostics& diagnostics) {
   CrossChecks(config, source, diagnostics).run();
+  tell_idle(config, diagnostics);
 }
 
 }  // namespace meshwright::config

@@ -1,5 +1,4 @@
-// Settings that have no effect beside the others: told once each, so that nothing the file says is
-// dropped in silence.
+// What keys want of each other, words that they do not take yet, and settings that have no effect.
 #pragma once
 
 #include <optional>
@@ -13,10 +12,6 @@
 
 namespace meshwright::config {
 
-// Adds a notice for every key that somebody set to another value than its default although another
-// setting takes its effect away. Keys of [distributed] and of the engine's own tables; those of a
-// strategy's table are the strategy's to judge, and what depends on the model is said by the plan.
-void tell_idle(const Config& config, Diagnostics& diagnostics);
 // Whether the configuration has gradients computed, sent or kept in float16.
 bool float16_gradients(const Config& config);
 
@@ -40,11 +35,11 @@ struct ListenAddress {
 // "0.0.0.0:9400" and "[::]:9400" are all interfaces. Throws Error(out_of_range) with `key`.
 ListenAddress parse_listen_address(std::string_view text, const std::string& key);
 
-// Rules between keys that need no strategy.
-
-// Of a configuration whose tables have been read. All problems go to `diagnostics`, each at the
-// place where its key was written; fills `config.shared`, and sets step_scheduler.max_steps to
-// "none" where epochs say how long the run is.
+// Rules between keys that need no strategy, of a configuration whose tables have been read. All
+// problems go to `diagnostics`, each at the place where its key was written; fills `config.shared`,
+// and sets step_scheduler.max_steps to "none" where epochs say how long the run is. Settings that
+// have no effect beside the others are told once each, so that nothing the file says is dropped in
+// silence.
 void check_between_keys(Config& config, const Source::Impl& source, Diagnostics& diagnostics);
 
 }  // namespace meshwright::config

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <boost/json/array.hpp>
+#include <boost/json/value_from.hpp>
+#include <iterator>
+#include <type_traits>
 
 #include "engine/config/foreign.h"
 #include "engine/config/source.h"
@@ -12,23 +15,258 @@
 
 namespace meshwright::config {
 
-namespace {
-
 namespace json = boost::json;
 
-json::value literal_json(const OptionValue& value) {
-  if (const bool* b = std::get_if<bool>(&value)) return *b;
-  if (const int64_t* i = std::get_if<int64_t>(&value)) return *i;
-  if (const double* d = std::get_if<double>(&value)) return *d;
-  if (const auto* s = std::get_if<std::string>(&value)) return json::value(*s);
-  if (const auto* n = std::get_if<std::vector<double>>(&value))
-    return json::array(n->begin(), n->end());
-  if (std::holds_alternative<std::vector<std::string>>(value)) {
-    json::array out;
-    for (const std::string& s : std::get<std::vector<std::string>>(value)) out.emplace_back(s);
-    return out;
+std::vector<OptionSchema> all_schemas(const PluginSchemas& plugins) {
+  std::vector<OptionSchema> out;
+  for (OptionSchema& schema : engine_schemas()) {
+    out.push_back(std::move(schema));
+    for (OptionSchema& list : list_schemas())
+      if (list.table.starts_with(out.back().table + ".") && !out.back().table.empty())
+        out.push_back(std::move(list));
+  }
+  for (const StrategySchema& s : plugins.strategies) {
+    auto known = std::ranges::find(out, s.schema.table, &OptionSchema::table);
+    if (known == out.end())
+      out.push_back(s.schema);
+    else
+      known->owner += ", " + s.schema.owner;
+  }
+  for (const PluginSchemas::Component& one : plugins.components) out.push_back(one.schema);
+  return out;
+}
+
+std::string header_of(const std::string& table) {
+  return is_list(table) ? "[[" + table + "]]" : "[" + table + "]";
+}
+
+std::string default_text(const meshwright_option& option) {
+  return option.default_value == nullptr ? "not set" : option.default_value;
+}
+
+std::string key_of(const OptionSchema& schema, const meshwright_option& option) {
+  return schema.table.empty() ? option.name : schema.table + "." + option.name;
+}
+
+namespace {
+
+json::value text_or_null(const char* text) {
+  return text == nullptr ? json::value(nullptr) : json::value(text);
+}
+
+// An option's older names, without what their values mean.
+std::vector<std::string> other_names(const meshwright_option& option) {
+  std::vector<std::string> out = text::split_names(option.aliases, '|');
+  for (std::string& name : out) name = name.substr(0, name.find('{'));
+  return out;
+}
+
+const ErrorInfo* find_code(const std::string& what) {
+  for (const ErrorInfo& info : error_catalog()) {
+    std::string code = code_string(info.code), lower = code;
+    lower[0] = 'e';
+    if (what == code || what == lower || what == info.name) return &info;
   }
   return nullptr;
+}
+
+struct Found {
+  const ErrorInfo* code = nullptr;
+  const OptionSchema* table = nullptr;
+  const meshwright_option* option = nullptr;
+  bool any() const { return code != nullptr || table != nullptr; }
+};
+
+// What `what` names exactly, else an empty Found; `names`: every name that would have been right.
+Found find_exactly(const std::string& what, const std::vector<OptionSchema>& schemas,
+                   std::vector<std::string>& names) {
+  if (const ErrorInfo* code = find_code(what)) return {.code = code};
+  for (const OptionSchema& schema : schemas) {
+    if (schema.table == what && !what.empty()) return {.table = &schema};
+    if (!schema.table.empty()) names.push_back(schema.table);
+    for (const meshwright_option* option : schema.options) {
+      std::string key = key_of(schema, *option);
+      if (key == what) return {.table = &schema, .option = option};
+      names.push_back(key);
+      names.emplace_back(option->name);
+    }
+  }
+  for (const ErrorInfo& info : error_catalog()) names.push_back(code_string(info.code));
+  // A bare option name is enough where only one table has it.
+  Found found;
+  for (const OptionSchema& schema : schemas)
+    if (const meshwright_option* option = schema.find(what)) {
+      if (found.any()) return {};
+      found = {.table = &schema, .option = option};
+    }
+  return found;
+}
+
+Found find(const std::string& what, const std::vector<OptionSchema>& schemas) {
+  std::vector<std::string> names;
+  Found found = find_exactly(what, schemas, names);
+  if (found.any()) return found;
+  Error error(ErrorCode::usage,
+              "\"" + what + "\" is no key, table or error code, and no key has to do with it");
+  if (std::string near = nearest_name(what, names); !near.empty())
+    error.help("did you mean " + near + "?");
+  throw error.help("meshwright config explain lists the tables")
+      .help("meshwright config explain optimizer.lr explains a key");
+}
+
+std::string kind_name(ErrorKind kind) {
+  // In the order of ErrorKind.
+  static constexpr const char* kNames[] = {"value",           "type", "unknown key", "runtime",
+                                           "not implemented", "file", "internal"};
+  static_assert(std::size(kNames) == static_cast<size_t>(ErrorKind::internal) + 1);
+  return kNames[static_cast<size_t>(kind)];
+}
+
+std::string option_text(const OptionSchema& schema, const meshwright_option& option) {
+  std::string out = key_of(schema, option) + "\n  " + option.doc + "\n\n";
+  out += "  type:     " + describe_type(option) + "\n  default:  " + default_text(option) +
+         "\n  owner:    " + schema.owner + "\n";
+  if (option.aliases != nullptr)
+    out += "  also:     " + text::join(other_names(option), ", ") + "\n";
+  if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0)
+    out += "  effect:   none here; accepted so that older files load\n";
+  std::string example = option.default_value != nullptr             ? option.default_value
+                        : (option.flags & MESHWRIGHT_OPTIONAL) != 0 ? "\"none\""
+                                                                    : "\"...\"";
+  out += "\n  " + (schema.table.empty() ? std::string() : header_of(schema.table) + "\n  ") +
+         option.name + " = " + example + "\n";
+  return out;
+}
+
+json::object option_json(const OptionSchema& schema, const meshwright_option& option) {
+  return {{"key", key_of(schema, option)},
+          {"type", describe_type(option)},
+          {"default", text_or_null(option.default_value)},
+          {"owner", schema.owner},
+          {"doc", option.doc},
+          {"aliases", text_or_null(option.aliases)},
+          {"has_effect", (option.flags & MESHWRIGHT_NO_EFFECT) == 0}};
+}
+
+std::string markdown_cell(std::string text) {
+  for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2)
+    text.replace(at, 1, "\\|");
+  return text;
+}
+
+}  // namespace
+
+std::string explain(const std::string& what, const PluginSchemas& plugins) {
+  std::vector<OptionSchema> schemas = all_schemas(plugins);
+  if (what.empty()) {
+    std::string out = "Tables of a configuration file (meshwright config explain TABLE):\n";
+    for (const OptionSchema& schema : schemas)
+      if (!schema.table.empty())
+        out += "  " + header_of(schema.table) +
+               (schema.owner == "engine" ? "" : "  (" + schema.owner + ")") + "\n";
+    return out;
+  }
+  Found found = find(what, schemas);
+  if (found.code != nullptr)
+    return code_string(found.code->code) + ": " + found.code->title + "\n  " +
+           found.code->explanation + "\n\n  kind: " + kind_name(found.code->kind) +
+           "\n  exit: " + std::to_string(exit_status(found.code->code)) + "\n";
+  if (found.option != nullptr) return option_text(*found.table, *found.option);
+  std::string out = header_of(found.table->table) + "  (" + found.table->owner + ")\n";
+  for (const meshwright_option* option : found.table->options)
+    out += "  " + std::string(option->name) + " = " + default_text(*option) + "\n      " +
+           option->doc + "\n";
+  return out;
+}
+
+boost::json::object explain_json(const std::string& what, const PluginSchemas& plugins) {
+  std::vector<OptionSchema> schemas = all_schemas(plugins);
+  if (what.empty()) {
+    json::array tables;
+    for (const OptionSchema& schema : schemas) tables.emplace_back(schema.table);
+    return {{"tables", tables}};
+  }
+  Found found = find(what, schemas);
+  if (found.code != nullptr)
+    return {{"code", code_string(found.code->code)},
+            {"title", found.code->title},
+            {"explanation", found.code->explanation},
+            {"kind", kind_name(found.code->kind)},
+            {"exit", exit_status(found.code->code)}};
+  if (found.option != nullptr) return option_json(*found.table, *found.option);
+  json::array options;
+  for (const meshwright_option* option : found.table->options)
+    options.push_back(option_json(*found.table, *option));
+  return {{"table", found.table->table}, {"owner", found.table->owner}, {"options", options}};
+}
+
+bool is_explained(const std::string& what, const PluginSchemas& plugins) {
+  std::vector<std::string> names;
+  const std::vector<OptionSchema> schemas = all_schemas(plugins);
+  return what.empty() || find_exactly(what, schemas, names).any();
+}
+
+boost::json::object search_json(const std::string& what, const Matches& matches) {
+  json::array keys;
+  for (const Match& match : matches.keys)
+    keys.push_back({{"key", match.key},
+                    {"found_in", match.via},
+                    {"type", describe_type(*match.option)},
+                    {"default", text_or_null(match.option->default_value)},
+                    {"owner", match.owner},
+                    {"doc", match.option->doc}});
+  return {{"searched", what},
+          {"told", matches.told.empty() ? json::value(nullptr) : json::value(matches.told)},
+          {"keys", keys}};
+}
+
+std::string reference_markdown(const PluginSchemas& plugins) {
+  std::string out =
+      "# Reference\n\nMade from the option schemas: `meshwright config explain --reference > "
+      "docs/reference.md` refreshes it.\n"
+      "`\"none\"` and `\"auto\"` mean *not set* where a type says so; TOML has no null.\n\n";
+  for (const OptionSchema& schema : all_schemas(plugins)) {
+    out += schema.table.empty() ? "## Top level\n\n" : "## " + header_of(schema.table) + "\n\n";
+    if (schema.owner != "engine") out += "Checked by the plugin of: " + schema.owner + ".\n\n";
+    out += "| key | type | default | meaning |\n|---|---|---|---|\n";
+    for (const meshwright_option* o : schema.options) {
+      std::string doc = o->doc;
+      if ((o->flags & MESHWRIGHT_NO_EFFECT) != 0) doc += " *Accepted, no effect here.*";
+      if (o->aliases != nullptr) {
+        doc += " Also";
+        for (const std::string& name : other_names(*o)) doc += " `" + name + "`";
+        doc += ".";
+      }
+      out +=
+          "| `" + std::string(o->name) + "` | " + markdown_cell(describe_type(*o)) + " | " +
+          (o->default_value == nullptr ? "not set" : "`" + markdown_cell(o->default_value) + "`") +
+          " | " + markdown_cell(doc) + " |\n";
+    }
+    out += "\n";
+  }
+  out += "## Error codes\n\n| code | exit | what | explanation |\n|---|---|---|---|\n";
+  for (const ErrorInfo& info : error_catalog())
+    out += "| " + code_string(info.code) + " | " + std::to_string(exit_status(info.code)) + " | " +
+           markdown_cell(info.title) + " | " + markdown_cell(info.explanation) + " |\n";
+  return out;
+}
+
+namespace {
+
+json::value value_json(const OptionValue& value) {
+  return std::visit(
+      []<class T>(const T& v) -> json::value {
+        if constexpr (std::is_same_v<T, std::monostate>) {
+          return nullptr;
+        } else if constexpr (std::is_same_v<T, StringMap>) {
+          json::object out;
+          for (const auto& [key, text] : v) out[key] = text;
+          return out;
+        } else {
+          return json::value_from(v);
+        }
+      },
+      value);
 }
 
 void bounds(json::object& out, const meshwright_option& o) {
@@ -40,37 +278,32 @@ void bounds(json::object& out, const meshwright_option& o) {
 json::object string_form(const meshwright_option& o) {
   json::object out{{"type", "string"}};
   // A dtype has several names, of which the choices are one each.
-  if (o.choices != nullptr && (o.flags & (MESHWRIGHT_IGNORE_CASE | MESHWRIGHT_DTYPE)) == 0) {
-    json::array names;
-    for (const std::string& name : text::split(o.choices, '|')) names.emplace_back(name);
-    out["enum"] = std::move(names);
-  }
+  if (o.choices != nullptr && (o.flags & (MESHWRIGHT_IGNORE_CASE | MESHWRIGHT_DTYPE)) == 0)
+    out["enum"] = json::value_from(text::split(o.choices, '|'));
   return out;
 }
 
 // One option as JSON Schema; interpolated strings are allowed wherever a string is.
 json::object option_schema(const meshwright_option& o) {
-  json::array forms;
-  const json::object string{{"type", "string"}};
-  if ((o.type & MESHWRIGHT_BOOL) != 0) forms.push_back(json::object{{"type", "boolean"}});
-  if ((o.type & (MESHWRIGHT_INT | MESHWRIGHT_NUMBER)) != 0) {
-    json::object form{{"type", (o.type & MESHWRIGHT_NUMBER) != 0 ? "number" : "integer"}};
+  auto type = [](const char* name) { return json::object{{"type", name}}; };
+  auto array = [](json::object items) {
+    return json::object{{"type", "array"}, {"items", std::move(items)}};
+  };
+  auto bounded = [&](const char* name) {
+    json::object form = type(name);
     bounds(form, o);
-    forms.push_back(std::move(form));
-  }
+    return form;
+  };
+  json::array forms;
+  if ((o.type & MESHWRIGHT_BOOL) != 0) forms.push_back(type("boolean"));
+  if ((o.type & (MESHWRIGHT_INT | MESHWRIGHT_NUMBER)) != 0)
+    forms.push_back(bounded((o.type & MESHWRIGHT_NUMBER) != 0 ? "number" : "integer"));
   if ((o.type & MESHWRIGHT_STRING) != 0) forms.push_back(string_form(o));
-  if ((o.type & MESHWRIGHT_STRING_LIST) != 0)
-    forms.push_back(json::object{{"type", "array"}, {"items", string}});
-  if ((o.type & MESHWRIGHT_NUMBER_LIST) != 0) {
-    json::object item{{"type", "number"}};
-    bounds(item, o);
-    forms.push_back(json::object{{"type", "array"}, {"items", item}});
-  }
+  if ((o.type & MESHWRIGHT_STRING_LIST) != 0) forms.push_back(array(type("string")));
+  if ((o.type & MESHWRIGHT_NUMBER_LIST) != 0) forms.push_back(array(bounded("number")));
   if ((o.type & MESHWRIGHT_STRING_MAP) != 0)
     forms.push_back(json::object{{"type", "object"}, {"additionalProperties", json::value(true)}});
-  if ((o.type & MESHWRIGHT_STRING_TABLE) != 0)
-    forms.push_back(json::object{{"type", "array"},
-                                 {"items", json::object{{"type", "array"}, {"items", string}}}});
+  if ((o.type & MESHWRIGHT_STRING_TABLE) != 0) forms.push_back(array(array(type("string"))));
   if ((o.flags & MESHWRIGHT_OPTIONAL) != 0)
     forms.push_back(json::object{{"enum", json::array{"auto", "none"}}});
   json::object out;
@@ -81,7 +314,7 @@ json::object option_schema(const meshwright_option& o) {
   out["description"] = o.doc;
   if (o.default_value != nullptr) {
     OptionValue value = default_of(o);
-    out["default"] = value.index() == 0 ? json::value("auto") : literal_json(value);
+    out["default"] = value.index() == 0 ? json::value("auto") : value_json(value);
   }
   return out;
 }
@@ -168,8 +401,8 @@ Via how_found(const std::string& key, const meshwright_option& option, const std
   constexpr size_t kLong = 4;
   if (word == option.name) return Via::whole_name;
   if (holds(key, word, word.size() >= kLong)) return Via::name;
-  for (const std::string& alias : text::split_names(option.aliases, '|'))
-    if (holds(alias.substr(0, alias.find('{')), word, word.size() >= kLong)) return Via::other_name;
+  for (const std::string& name : other_names(option))
+    if (holds(name, word, word.size() >= kLong)) return Via::other_name;
   for (const ForeignName& name : foreign_names())
     if (key == name.key && holds(name.name, word)) return Via::other_name;
   if (takes(option, word)) return Via::choices;
@@ -187,7 +420,7 @@ Matches search_options(const std::string& what, const PluginSchemas& plugins) {
   std::vector<std::pair<Via, Match>> found;
   for (const OptionSchema& schema : all_schemas(plugins))
     for (const meshwright_option* option : schema.options) {
-      std::string key = schema.table.empty() ? option->name : schema.table + "." + option->name;
+      std::string key = key_of(schema, *option);
       // Every word has to be found; the weakest of them decides the place. What another program's
       // name stands for comes first.
       Via via = Via::whole_name;
@@ -244,35 +477,6 @@ std::string value_text(const OptionValue& value) {
   if (std::holds_alternative<double>(value) && text.find_first_of(".einf") == std::string::npos)
     text += ".0";
   return text;
-}
-
-json::value value_json(const OptionValue& value) {
-  struct Convert {
-    json::value operator()(std::monostate) const { return nullptr; }
-    json::value operator()(bool v) const { return v; }
-    json::value operator()(int64_t v) const { return v; }
-    json::value operator()(double v) const { return v; }
-    json::value operator()(const std::string& v) const { return json::value(v); }
-    json::value operator()(const std::vector<std::string>& v) const {
-      json::array out;
-      for (const std::string& s : v) out.emplace_back(s);
-      return out;
-    }
-    json::value operator()(const std::vector<double>& v) const {
-      return json::array(v.begin(), v.end());
-    }
-    json::value operator()(const StringMap& v) const {
-      json::object out;
-      for (const auto& [key, text] : v) out[key] = text;
-      return out;
-    }
-    json::value operator()(const StringTable& v) const {
-      json::array out;
-      for (const auto& row : v) out.push_back((*this)(row));
-      return out;
-    }
-  };
-  return std::visit(Convert{}, value);
 }
 
 // Tables in the engine's order, those of strategies after the shared ones.
@@ -352,7 +556,7 @@ std::string value_toml(const Config& config, const std::string& key) {
   for (const std::string& name : table_order(config)) {
     const Options& table = config.table(name);
     for (const meshwright_option* option : table.schema().options) {
-      known.push_back(name.empty() ? option->name : name + "." + option->name);
+      known.push_back(key_of(table.schema(), *option));
       if (known.back() != key) continue;
       return table.is_set(option->name) ? value_text(table.value(option->name)) : kNotSet;
     }

@@ -54,6 +54,8 @@ std::string header_of(const std::string& table);
 // The engine's tables and lists, and the tables of plugins; a table that several strategies share
 // stands there once, with all of them as owners.
 std::vector<OptionSchema> all_schemas(const PluginSchemas& plugins);
+// "optimizer.lr"; of an option that stands in no table its name alone.
+std::string key_of(const OptionSchema& schema, const meshwright_option& option);
 // The default as a file would say it; "not set".
 std::string default_text(const meshwright_option& option);
 

@@ -13,7 +13,6 @@ namespace meshwright::config {
 // What `config migrate` does with the value.
 enum class Carry : uint8_t {
   as_is,    // the same value under our key
-  lower,    // a string in lower case
   degree,   // a number of ranks; 0 and below mean "auto"
   seconds,  // seconds there, minutes here
   special,  // migrate.cpp knows what to do

@@ -1,21 +1,23 @@
 // The second pass: every value against its schema, older forms moved to where they belong, all
 // problems collected. What keys want of each other is in cross_checks.cpp.
-#include "engine/config/resolve.h"
-
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "engine/config/config.h"
 #include "engine/config/cross_checks.h"
 #include "engine/config/foreign.h"
 #include "engine/config/source.h"
+#include "engine/config/toml_value.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::config {
 
 namespace {
 
-constexpr const char* kDroppedKeys[] = {"_target_", "_recursive_", "_convert_"};
+constexpr std::string_view kDroppedKeys[] = {"_target_", "_recursive_", "_convert_"};
 
 // "old{x=1,y=2,z=}": another name, and what its values mean today; z sets nothing.
 struct Alias {
@@ -25,8 +27,7 @@ struct Alias {
 
 std::vector<Alias> aliases_of(const meshwright_option& option) {
   std::vector<Alias> out;
-  if (option.aliases == nullptr) return out;
-  for (const std::string& text : text::split(option.aliases, '|')) {
+  for (const std::string& text : text::split_names(option.aliases, '|')) {
     Alias alias;
     size_t brace = text.find('{');
     alias.name = text.substr(0, brace);
@@ -38,6 +39,105 @@ std::vector<Alias> aliases_of(const meshwright_option& option) {
     out.push_back(std::move(alias));
   }
   return out;
+}
+
+struct KnownKeys {
+  const std::map<std::string, Options>& tables;
+  const PluginSchemas& plugins;
+  const StrategySchema* active;  // the strategy that will run; nullptr: not found
+};
+
+// Says what the names of another program are here: of the key itself, or of the keys of a table.
+// Returns how many it knew.
+int tell_foreign(Error& error, const std::string& key, const Entry& entry) {
+  constexpr int kMostLines = 8;
+  int told = 0;
+  if (const ForeignName* known = find_foreign(key)) {
+    error.help(foreign_text(*known, key));
+    return 1;
+  }
+  for (const Entry& inner : entry.value.entries) {
+    std::string name = join_key(key, inner.key);
+    const ForeignName* known = find_foreign(name);
+    if (known != nullptr && ++told <= kMostLines) error.help(foreign_text(*known, name));
+  }
+  return told;
+}
+
+// The one other table that has a key of this name. Of the same options under several strategies
+// the active one counts, and validation data is set up like the data. A name that several tables
+// know, like "name", says nothing about where it was meant to stand.
+std::string home_of(const KnownKeys& known, const std::string& name, const std::string& not_this) {
+  std::vector<std::string> homes;
+  for (const auto& [table, options] : known.tables) {
+    const std::string& here = table;
+    bool inactive = ((known.active == nullptr || table != known.active->schema.table) &&
+                     std::any_of(known.plugins.strategies.begin(), known.plugins.strategies.end(),
+                                 [&](const auto& s) { return s.schema.table == here; })) ||
+                    std::any_of(known.plugins.components.begin(), known.plugins.components.end(),
+                                [&](const auto& c) { return c.schema.table == here && !c.active; });
+    if (table != not_this && !table.empty() && !inactive && options.schema().find(name) != nullptr)
+      homes.push_back(table);
+  }
+  auto has = [&](const char* table) {
+    return std::find(homes.begin(), homes.end(), table) != homes.end();
+  };
+  if (has("dataset")) std::erase(homes, "validation_dataset");
+  if (has("distributed.mp_policy")) std::erase(homes, "distributed.moe.mp_policy");
+  return homes.size() == 1 ? homes[0] : std::string();
+}
+
+// Of the keys and tables that may stand there.
+std::vector<std::string> names_in(const KnownKeys& known, const std::string& table) {
+  std::vector<std::string> names;
+  if (auto here = known.tables.find(table); here != known.tables.end())
+    for (const meshwright_option* option : here->second.schema().options)
+      names.emplace_back(option->name);
+  const std::string prefix = table.empty() ? "" : table + ".";
+  for (const auto& [name, options] : known.tables)
+    if (name.starts_with(prefix) && name.size() > prefix.size() &&
+        name.find('.', prefix.size()) == std::string::npos)
+      names.push_back(name.substr(prefix.size()));
+  for (const OptionSchema& list : list_schemas())
+    if (list.table.starts_with(prefix) && list.table.find('.', prefix.size()) == std::string::npos)
+      names.push_back(list.table.substr(prefix.size()));
+  return names;
+}
+
+// Whether another program's files have a key or table of this name, or keys in it.
+bool is_foreign(const std::string& key, const Entry& entry) {
+  Error unused(ErrorCode::unknown_key, "");
+  return tell_foreign(unused, key, entry) > 0;
+}
+
+// The error for `key` = `table`.entry.key: not there yet, or what a name of another program is
+// here, the table it belongs to, the nearest name.
+Error unknown_key(const KnownKeys& known, const std::string& table, const std::string& key,
+                  const Entry& entry, const Origin& origin) {
+  const bool from_set = entry.place.source == Origin::Source::command_line;
+  if (std::optional<Error> later = later_key(key, from_set)) return later->at(origin);
+  Error error(ErrorCode::unknown_key,
+              (entry.value.is_table() ? "unknown table [" + key + "]" : "unknown key " + key));
+  error.key(key).at(origin);
+  if (tell_foreign(error, key, entry) > 0) return error;  // the key here is the whole answer
+  const std::string near = nearest_name(entry.key, names_in(known, table)),
+                    home = home_of(known, entry.key, table);
+  if (!home.empty() && (near.empty() || near != entry.key))
+    error.help(entry.key + " belongs to [" + home + "]: move it there");
+  // What was meant is in doubt as much as what was written.
+  if (!near.empty()) {
+    const std::string meant = join_key(table, near);
+    error.about(meant).help("did you mean " + (is_list(meant) ? "[[" + meant + "]]" : meant) + "?");
+  }
+  if (!home.empty() || !near.empty()) return error;
+  if (const ForeignName* foreign = find_foreign_elsewhere(entry.key))
+    return error.help(foreign_text(*foreign, entry.key));
+  const bool of_component =
+      std::any_of(known.plugins.components.begin(), known.plugins.components.end(),
+                  [&](const auto& c) { return c.schema.table == table; });
+  return error.help((from_set ? "remove --set " + key : std::string("remove the line")) +
+                    "; `meshwright config explain" + (table.empty() ? "" : " " + table) +
+                    (of_component ? " --file JOB" : "") + "` lists the keys");
 }
 
 class Resolver {
@@ -60,7 +160,6 @@ class Resolver {
     for (const PluginSchemas::Component& one : plugins_.components) add(one.schema);
     read_table("", source_.root);
     check_between_keys(config_, source_, diagnostics_);
-    tell_idle(config_, diagnostics_);
     return std::move(config_);
   }
 
@@ -72,6 +171,14 @@ class Resolver {
   }
   static std::string full_key(const std::string& table, const std::string& name) {
     return table.empty() ? name : join_key(table, name);
+  }
+
+  void refuse(ErrorCode code, const std::string& message, const std::string& key,
+              const Place& place, const std::vector<std::string>& helps) {
+    Error error(code, message);
+    error.key(key).at(source_.origin(place));
+    for (const std::string& help : helps) error.help(help);
+    diagnostics_.add(std::move(error));
   }
 
   const StrategySchema* active_schema() const {
@@ -92,13 +199,10 @@ class Resolver {
       } else if (config_.lists.contains(key)) {
         read_list(key, entry.value);
       } else if (find_table(key) != nullptr) {
-        diagnostics_.add(
-            Error(ErrorCode::wrong_type, key + " is a table, found " + found_text(entry.value))
-                .key(key)
-                .at(source_.origin(entry.value.place))
-                .help("write [" + key + "] on a line of its own, with its keys below"));
-      } else if (std::find(std::begin(kDroppedKeys), std::end(kDroppedKeys), entry.key) !=
-                     std::end(kDroppedKeys) &&
+        refuse(ErrorCode::wrong_type, key + " is a table, found " + found_text(entry.value), key,
+               entry.value.place,
+               {"write [" + key + "] on a line of its own, with its keys below"});
+      } else if (std::ranges::find(kDroppedKeys, entry.key) != std::end(kDroppedKeys) &&
                  name.starts_with("distributed")) {
         diagnostics_.notice(key + " has no meaning here and is left out");
       } else if (!read_elsewhere(name, entry) && !nested_names(name, entry)) {
@@ -112,11 +216,8 @@ class Resolver {
     const std::string help =
         "write [[" + key + "]] on a line of its own, with its keys below, once for each";
     auto wrong = [&](const std::string& what, const Value& found) {
-      diagnostics_.add(
-          Error(ErrorCode::wrong_type, key + " " + what + ", found " + found_text(found))
-              .key(key)
-              .at(source_.origin(found.place))
-              .help(help));
+      refuse(ErrorCode::wrong_type, key + " " + what + ", found " + found_text(found), key,
+             found.place, {help});
     };
     if (list.kind != Value::Kind::list) return wrong("is a list of tables", list);
     for (const Value& item : list.items) {
@@ -140,13 +241,12 @@ class Resolver {
       std::vector<Options>& all = config_.lists[key];
       if (item.find("pattern") == nullptr ||
           (options.is_given("pattern") && options.get_string("pattern").empty()))
-        diagnostics_.add(
-            Error(ErrorCode::missing_key, "number " + std::to_string(all.size() + 1) + " of [[" +
-                                              key + "]] has no pattern: it is of no parameter")
-                .key(key + ".pattern")
-                .at(source_.origin(item.place))
-                .help("add pattern = \"model.embed_tokens.*\"")
-                .help("add pattern = \"*\", which is every parameter"));
+        refuse(ErrorCode::missing_key,
+               "number " + std::to_string(all.size() + 1) + " of [[" + key +
+                   "]] has no pattern: it is of no parameter",
+               key + ".pattern", item.place,
+               {"add pattern = \"model.embed_tokens.*\"",
+                "add pattern = \"*\", which is every parameter"});
       if (options.get_bool("frozen"))
         for (const char* idle : {"lr_factor", "weight_decay"})
           if (options.value(idle) != default_of(*schema.find(idle)))
@@ -208,44 +308,31 @@ class Resolver {
     std::string key = full_key(table.schema().table, option.name);
     Origin origin = source_.origin(entry.value.place);
     if (table.is_given(option.name)) {
-      diagnostics_.add(
-          Error(ErrorCode::conflict, key + " is set twice, the second time as " + written)
-              .key(key)
-              .at(origin)
-              .help("keep one of the two"));
-      return;
+      return refuse(ErrorCode::conflict, key + " is set twice, the second time as " + written, key,
+                    entry.value.place, {"keep one of the two"});
     }
     if (set_as_text(table, option, value, key, origin)) return;
     std::optional<OptionValue> converted = to_option_value(value);
     bool takes_tables = (option.type & MESHWRIGHT_STRING_MAP) != 0;
     if (!converted && value.is_table() && value.entries.empty() && takes_tables)
       converted = StringMap{};
-    if (!converted || (value.is_table() && !takes_tables)) {
-      Error error(ErrorCode::wrong_type,
-                  key + " wants " + describe_type(option) + ", found " + found_text(value));
-      error.key(key).at(origin);
-      for (const std::string& help : fitting_settings(option, key)) error.help(help);
-      diagnostics_.add(std::move(error));
-      return;
-    }
+    if (!converted || (value.is_table() && !takes_tables))
+      return refuse(ErrorCode::wrong_type,
+                    key + " wants " + describe_type(option) + ", found " + found_text(value), key,
+                    entry.value.place, fitting_settings(option, key));
     try {
       table.set(option.name, *converted, origin);
     } catch (const Error& error) {
       if (std::optional<Error> later = later_than_this(key, value))
         diagnostics_.add(later->at(origin));
       else if (names_plugin(table, option, value))
-        diagnostics_.add(Error(error.code(), error.message())
-                             .key(key)
-                             .at(origin)
-                             .help("set " + full_key(table.schema().table, "plugin") + " = \"" +
-                                   value.text + "\" in its place: that is a plugin's"));
+        refuse(error.code(), error.message(), key, entry.value.place,
+               {"set " + full_key(table.schema().table, "plugin") + " = \"" + value.text +
+                "\" in its place: that is a plugin's"});
       else if (std::string_view(option.name) == "path" &&
                std::holds_alternative<std::vector<std::string>>(*converted))
-        diagnostics_.add(Error(error.code(), error.message())
-                             .key(key)
-                             .at(origin)
-                             .help("several files are a folder or a pattern: set " + key +
-                                   " = \"data/*.jsonl\""));
+        refuse(error.code(), error.message(), key, entry.value.place,
+               {"several files are a folder or a pattern: set " + key + " = \"data/*.jsonl\""});
       else
         diagnostics_.add(error);
       return;
@@ -348,39 +435,34 @@ class Resolver {
 
   void unknown(const std::string& table, const std::string& key, const Entry& entry) {
     if (table == "distributed" && entry.value.is_table()) {
-      // A table of a strategy that was not found: it cannot be checked, and it does nothing. That
-      // the one asked for was not found is an error of its own.
-      if (active_.empty() && text::normal(entry.key) == text::normal(config_.requested_strategy))
-        return;
       std::vector<std::string> names = {"distributed.mp_policy", "distributed.moe",
                                         "distributed.pipeline", "distributed.context"};
       for (const StrategySchema& s : strategies_) names.push_back(s.schema.table);
-      std::string near = nearest_name(key, names);
-      diagnostics_.warning("[" + key + "] belongs to no strategy that was found, and is left out" +
-                           (near.empty() ? "" : "; did you mean [" + near + "]?"));
-      return;
+      return left_out("strategy", key, entry,
+                      active_.empty() ? &config_.requested_strategy : nullptr, names);
     }
-    if (entry.value.is_table() && holds_components(table) && !is_foreign(key, entry)) {
-      // The same of a model family or a data set.
-      if (const Entry* asked = source_.root.find(table)->value.find("plugin"))
-        if (const std::string* name = asked->value.as_text();
-            name != nullptr && text::normal(*name) == text::normal(entry.key))
-          return;
+    if (entry.value.is_table() && !is_foreign(key, entry) &&
+        std::ranges::find(kComponentTables, table) != std::end(kComponentTables)) {
       std::vector<std::string> names;
       for (const PluginSchemas::Component& one : plugins_.components)
         names.push_back(one.schema.table);
-      std::string near = nearest_name(key, names);
-      diagnostics_.warning("[" + key + "] belongs to no plugin that was found, and is left out" +
-                           (near.empty() ? "" : "; did you mean [" + near + "]?"));
-      return;
+      const Entry* asked = source_.root.find(table)->value.find("plugin");
+      return left_out("plugin", key, entry, asked == nullptr ? nullptr : asked->value.as_text(),
+                      names);
     }
     diagnostics_.add(unknown_key({config_.tables, plugins_, active_schema()}, table, key, entry,
                                  source_.origin(entry.place)));
   }
 
-  static bool holds_components(const std::string& table) {
-    return std::any_of(std::begin(kComponentTables), std::end(kComponentTables),
-                       [&](const char* one) { return table == one; });
+  // A table of a plugin that was not found cannot be checked, and does nothing. That the one asked
+  // for was not found is an error of its own.
+  void left_out(const std::string& owner, const std::string& key, const Entry& entry,
+                const std::string* asked, const std::vector<std::string>& names) {
+    if (asked != nullptr && text::normal(*asked) == text::normal(entry.key)) return;
+    const std::string near = nearest_name(key, names);
+    diagnostics_.warning("[" + key + "] belongs to no " + owner +
+                         " that was found, and is left out" +
+                         (near.empty() ? "" : "; did you mean [" + near + "]?"));
   }
 
   const Source::Impl& source_;
@@ -396,106 +478,6 @@ class Resolver {
 Config resolve(const Source& source, const PluginSchemas& plugins, const std::string& active,
                Diagnostics& diagnostics) {
   return Resolver(source.impl(), plugins, active, diagnostics).run(source.strategy());
-}
-
-namespace {
-
-// Says what the names of another program are here: of the key itself, or of the keys of a table.
-// Returns how many it knew.
-int tell_foreign(Error& error, const std::string& key, const Entry& entry) {
-  constexpr int kMostLines = 8;
-  int told = 0;
-  if (const ForeignName* known = find_foreign(key)) {
-    error.help(foreign_text(*known, key));
-    return 1;
-  }
-  for (const Entry& inner : entry.value.entries) {
-    std::string name = join_key(key, inner.key);
-    const ForeignName* known = find_foreign(name);
-    if (known != nullptr && ++told <= kMostLines) error.help(foreign_text(*known, name));
-  }
-  return told;
-}
-
-// The one other table that has a key of this name. Of the same options under several strategies
-// the active one counts, and validation data is set up like the data. A name that several tables
-// know, like "name", says nothing about where it was meant to stand.
-std::string home_of(const KnownKeys& known, const std::string& name, const std::string& not_this) {
-  std::vector<std::string> homes;
-  for (const auto& [table, options] : known.tables) {
-    const std::string& here = table;
-    bool inactive = ((known.active == nullptr || table != known.active->schema.table) &&
-                     std::any_of(known.plugins.strategies.begin(), known.plugins.strategies.end(),
-                                 [&](const auto& s) { return s.schema.table == here; })) ||
-                    std::any_of(known.plugins.components.begin(), known.plugins.components.end(),
-                                [&](const auto& c) { return c.schema.table == here && !c.active; });
-    if (table != not_this && !table.empty() && !inactive && options.schema().find(name) != nullptr)
-      homes.push_back(table);
-  }
-  auto has = [&](const char* table) {
-    return std::find(homes.begin(), homes.end(), table) != homes.end();
-  };
-  if (has("dataset")) std::erase(homes, "validation_dataset");
-  if (has("distributed.mp_policy")) std::erase(homes, "distributed.moe.mp_policy");
-  return homes.size() == 1 ? homes[0] : std::string();
-}
-
-// Of the keys and tables that may stand there.
-std::vector<std::string> names_in(const KnownKeys& known, const std::string& table) {
-  std::vector<std::string> names;
-  if (auto here = known.tables.find(table); here != known.tables.end())
-    for (const meshwright_option* option : here->second.schema().options)
-      names.emplace_back(option->name);
-  const std::string prefix = table.empty() ? "" : table + ".";
-  for (const auto& [name, options] : known.tables)
-    if (name.starts_with(prefix) && name.size() > prefix.size() &&
-        name.find('.', prefix.size()) == std::string::npos)
-      names.push_back(name.substr(prefix.size()));
-  for (const OptionSchema& list : list_schemas())
-    if (list.table.starts_with(prefix) && list.table.find('.', prefix.size()) == std::string::npos)
-      names.push_back(list.table.substr(prefix.size()));
-  return names;
-}
-
-}  // namespace
-
-bool is_list(const std::string& table) {
-  const std::vector<OptionSchema> lists = list_schemas();
-  return std::any_of(lists.begin(), lists.end(),
-                     [&](const OptionSchema& list) { return list.table == table; });
-}
-
-bool is_foreign(const std::string& key, const Entry& entry) {
-  Error unused(ErrorCode::unknown_key, "");
-  return tell_foreign(unused, key, entry) > 0;
-}
-
-Error unknown_key(const KnownKeys& known, const std::string& table, const std::string& key,
-                  const Entry& entry, const Origin& origin) {
-  const bool from_set = entry.place.source == Origin::Source::command_line;
-  if (std::optional<Error> later = later_key(key, from_set)) return later->at(origin);
-  Error error(ErrorCode::unknown_key,
-              (entry.value.is_table() ? "unknown table [" + key + "]" : "unknown key " + key));
-  error.key(key).at(origin);
-  if (tell_foreign(error, key, entry) > 0) return error;  // the key here is the whole answer
-  const std::string near = nearest_name(entry.key, names_in(known, table)),
-                    home = home_of(known, entry.key, table);
-  if (!home.empty() && (near.empty() || near != entry.key))
-    error.help(entry.key + " belongs to [" + home + "]: move it there");
-  // What was meant is in doubt as much as what was written.
-  if (!near.empty()) {
-    const std::string meant = join_key(table, near);
-    error.about(meant).help("did you mean " + (is_list(meant) ? "[[" + meant + "]]" : meant) + "?");
-  }
-  if (!home.empty() || !near.empty()) return error;
-  if (const ForeignName* foreign = find_foreign_elsewhere(entry.key))
-    return error.help(foreign_text(*foreign, entry.key));
-  const bool of_component =
-      std::any_of(known.plugins.components.begin(), known.plugins.components.end(),
-                  [&](const auto& c) { return c.schema.table == table; });
-  return error.help((from_set ? "remove --set " + key : std::string("remove the line")) +
-                    "; `meshwright config explain" + (table.empty() ? "" : " " + table) +
-                    (of_component ? " --file JOB" : "") + "` lists the keys");
 }
 
 }  // namespace meshwright::config

@@ -322,4 +322,6 @@ std::vector<OptionSchema> engine_schemas() {
 
 std::vector<OptionSchema> list_schemas() { return {make_schema(kGroupTable, "engine", kGroup)}; }
 
+bool is_list(const std::string& table) { return table == kGroupTable; }
+
 }  // namespace meshwright::config

@@ -1,12 +1,15 @@
 #include "engine/config/source.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <system_error>
 
 #include "engine/config/config.h"
 #include "engine/config/toml_value.h"
+#include "sdk/base/files/utf8.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/words.h"
@@ -15,15 +18,16 @@ namespace meshwright::config {
 
 namespace {
 
+using Environment = std::function<std::optional<std::string>(const std::string&)>;
+
 struct BadReference {
   std::string message, help;
 };
 
 bool is_name(std::string_view name) {
-  if (name.empty() || std::isdigit(static_cast<unsigned char>(name[0]))) return false;
-  for (char c : name)
-    if (!text::is_alphanumeric(c) && c != '_') return false;
-  return true;
+  return !name.empty() && !std::isdigit(static_cast<unsigned char>(name[0])) &&
+         std::all_of(name.begin(), name.end(),
+                     [](char c) { return text::is_alphanumeric(c) || c == '_'; });
 }
 
 // One reference without its braces: VAR or VAR:-default.
@@ -35,7 +39,7 @@ std::string look_up(std::string_view body, const Environment& environment) {
     throw BadReference{shown + " does not name an environment variable",
                        "write ${NAME} or ${NAME:-default}, or $${ for a literal ${"};
   std::optional<std::string> value = environment(name);
-  if (value && !is_valid_utf8(*value))
+  if (value && base::first_invalid(*value) < value->size())
     throw BadReference{"environment variable " + name + " is not valid UTF-8", "unset " + name};
   // As in a shell, ":-" also covers a variable that is set but empty.
   if (colon != std::string_view::npos)
@@ -71,8 +75,10 @@ std::string replaced(std::string_view text, const Environment& environment) {
   return out;
 }
 
-void walk(Value& value, const std::string& key, const Environment& environment,
-          const std::string& file, Diagnostics& diagnostics) {
+// Replaces the references in every string of the tree; values are not scanned again. Each problem
+// is an E0207 that names the key and its place in `file`.
+void interpolate(Value& value, const std::string& key, const Environment& environment,
+                 const std::string& file, Diagnostics& diagnostics) {
   if (value.kind == Value::Kind::string && value.text.find("${") != std::string::npos) {
     Place& place = value.place;
     try {
@@ -91,17 +97,12 @@ void walk(Value& value, const std::string& key, const Environment& environment,
                           .help(bad.help));
     }
   }
-  for (Value& item : value.items) walk(item, key, environment, file, diagnostics);
+  for (Value& item : value.items) interpolate(item, key, environment, file, diagnostics);
   for (Entry& entry : value.entries)
-    walk(entry.value, join_key(key, entry.key), environment, file, diagnostics);
+    interpolate(entry.value, join_key(key, entry.key), environment, file, diagnostics);
 }
 
 }  // namespace
-
-void interpolate(Value& root, const Environment& environment, const std::string& file,
-                 Diagnostics& diagnostics) {
-  walk(root, "", environment, file, diagnostics);
-}
 
 std::string escape_references(std::string_view text) {
   std::string out;
@@ -110,30 +111,6 @@ std::string escape_references(std::string_view text) {
     out += text[i];
   }
   return out;
-}
-
-bool is_valid_utf8(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    auto byte = [&](size_t at) {
-      return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u;
-    };
-    unsigned lead = byte(i);
-    size_t length = lead < 0x80         ? 1
-                    : (lead >> 5) == 6  ? 2
-                    : (lead >> 4) == 14 ? 3
-                    : (lead >> 3) == 30 ? 4
-                                        : 0;
-    if (length == 0) return false;
-    unsigned code = length == 1 ? lead : lead & (0x7Fu >> length);
-    for (size_t k = 1; k < length; ++k) {
-      if ((byte(i + k) >> 6) != 2) return false;
-      code = (code << 6) | (byte(i + k) & 0x3F);
-    }
-    constexpr unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};
-    if (code < least[length] || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return false;
-    i += length;
-  }
-  return true;
 }
 
 namespace {
@@ -188,7 +165,7 @@ size_t equals_sign(std::string_view text) {
 }  // namespace
 
 void apply_set(Value& root, const std::string& text, Diagnostics& diagnostics) {
-  if (!is_valid_utf8(text) || text.find('\0') != std::string::npos) {
+  if (base::first_invalid(text) < text.size() || text.find('\0') != std::string::npos) {
     diagnostics.add(Error(ErrorCode::bad_set, "a --set argument is not valid UTF-8 text")
                         .help("--set distributed.tp_size=2"));
     return;
@@ -393,7 +370,8 @@ Source Source::parse(std::string_view text, const LoadOptions& options, Diagnost
   source.impl_->file = options.file;
   source.impl_->root = std::move(*root);
   for (const std::string& set : options.sets) apply_set(source.impl_->root, set, diagnostics);
-  interpolate(source.impl_->root, options.environment ? options.environment : process_environment,
+  interpolate(source.impl_->root, "",
+              options.environment ? options.environment : process_environment,
               options.file.string(), diagnostics);
   return source;
 }

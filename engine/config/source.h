@@ -1,8 +1,7 @@
-// ${VAR} and ${VAR:-default} inside strings; $${ stands for a literal ${. Values are not scanned
-// again.
+// The first pass over a configuration: references to the environment, --set, and what a Source
+// holds.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,15 +11,9 @@
 
 namespace meshwright::config {
 
-using Environment = std::function<std::optional<std::string>(const std::string&)>;
-
-// Replaces the references in every string of the tree. Each problem is an E0207 that names the key
-// and its place in `file`.
-void interpolate(Value& root, const Environment& environment, const std::string& file,
-                 Diagnostics& diagnostics);
-// `text` so that interpolation gives it back unchanged.
+// ${VAR} and ${VAR:-default} stand inside strings, $${ for a literal ${. `text` so that
+// interpolation gives it back unchanged.
 std::string escape_references(std::string_view text);
-bool is_valid_utf8(std::string_view text);
 
 // --set a.b=c: one override of the command line.
 

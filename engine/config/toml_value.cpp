@@ -103,13 +103,8 @@ std::optional<OptionValue> list_value(const Value& list) {
 
 }  // namespace
 
-Value::Value() = default;
+// Not in the class: the size of an Entry, which holds a Value, is known only below it.
 Value::Value(std::string string_text) : kind(Kind::string), text(std::move(string_text)) {}
-Value::Value(const Value&) = default;
-Value::Value(Value&&) noexcept = default;
-Value& Value::operator=(const Value&) = default;
-Value& Value::operator=(Value&&) noexcept = default;
-Value::~Value() = default;
 
 Entry* Value::find(std::string_view key) {
   for (Entry& entry : entries)

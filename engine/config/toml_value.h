@@ -36,14 +36,8 @@ struct Value {
   std::vector<Value> items;
   std::vector<Entry> entries;  // in file order
 
-  // Out of line: an Entry holds a Value, so its own size is known only below.
-  Value();
+  Value() = default;
   explicit Value(std::string string_text);
-  Value(const Value&);
-  Value(Value&&) noexcept;
-  Value& operator=(const Value&);
-  Value& operator=(Value&&) noexcept;
-  ~Value();
 
   Entry* find(std::string_view key);
   const Entry* find(std::string_view key) const;

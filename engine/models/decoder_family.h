@@ -13,21 +13,6 @@
 
 namespace meshwright::outlines {
 
-// The outline of a decoder, in the order in which the real model registers its modules and
-// parameters.
-
-// Pairs of pattern and style.
-using PlanRows = std::vector<std::pair<const char*, const char*>>;
-
-// Hugging Face style entries of the inner model ("layers.*.mlp.up_proj"), prefixed with
-// inner_prefix.
-void own_plan(ModelOutline& outline, const PlanRows& inner);
-
-// The sizes every decoder family has, and the pieces they share.
-
-// Far above any real model, far below what could overflow or exhaust memory.
-constexpr int64_t kMaxWidth = int64_t{1} << 24;
-
 // Defaults of a family's configuration class, used for fields that config.json leaves out.
 struct DecoderDefaults {
   int64_t vocab = 32000, hidden = 4096, intermediate = 11008, layers = 32, heads = 32;
@@ -42,46 +27,37 @@ struct DecoderSizes {
   bool tied = false;
 };
 
-// Reads and checks the sizes: positive, bounded, heads a multiple of kv_heads, hidden a multiple of
-// heads where head_dim follows from it.
-DecoderSizes read_decoder_sizes(const ConfigJson& config, const DecoderDefaults& defaults);
-
-// A builder with the totals filled in and the modules up to the layer list: "", model,
-// model.embed_tokens, model.layers.
-OutlineBuilder begin_decoder(const std::string& architecture, const std::string& model_type,
-                             const std::string& class_prefix, const DecoderSizes& sizes,
-                             DType storage, const std::string& embedding_class = "Embedding");
-// q, k, v and o projections, then q and k norms when asked for, as one attention module.
+// The bits of attention that differ.
 struct AttentionShape {
   bool qkv_bias = false, output_bias = false, qk_norms = false;
   std::string output = "o_proj";
 };
-void attention(OutlineBuilder& b, const std::string& layer, const std::string& class_prefix,
-               const DecoderSizes& sizes, const AttentionShape& shape);
-// gate, up and down projections and the activation.
-void gated_mlp(OutlineBuilder& b, const std::string& mlp, const std::string& class_prefix,
-               int64_t hidden, int64_t intermediate, bool bias,
-               const std::string& activation = "SiLUActivation");
-// What their own plans say of these: a new list, and a list with the rows of gated_mlp() added.
-PlanRows attention_plan(bool qk_norms);
-PlanRows gated_mlp_plan(PlanRows rows);
-// Final norm, rotary embedding, head (its weight only when not tied).
-void end_decoder(OutlineBuilder& b, const std::string& class_prefix, const DecoderSizes& sizes);
-
-// Families of decoders that a Hugging Face config.json describes, and the outlines of their models.
 
 // One function per model family: config.json to outline. Names and shapes are those of
 // transformers' named_parameters().
 
 using Family = ModelOutline (*)(const ConfigJson& config, DType storage);
 
-ModelOutline llama_family(
-    const ConfigJson& config,
-    DType storage);  // Llama, Mistral, Qwen2, Qwen3: they differ in biases and norms
-ModelOutline gemma3(const ConfigJson& config, DType storage);
-ModelOutline phi(const ConfigJson& config, DType storage);
-ModelOutline phi3(const ConfigJson& config, DType storage);
-ModelOutline moe_family(const ConfigJson& config, DType storage);  // Mixtral, Qwen3-MoE
+// What the classes of one architecture have that others have not.
+struct Variant {
+  const char *architecture, *model_type;
+  Family family;
+  DecoderDefaults defaults;
+  bool qkv_bias_always = false, qk_norms = false;
+  bool has_attention_bias = false, has_mlp_bias = false;  // the field exists in its configuration
+  bool fused = false, four_norms = false, beside = false;
+  // What a net of it is run with where its configuration does not say.
+  int64_t max_positions = 0;
+  double norm_epsilon = 1e-6;
+  const char *activation_field = "hidden_act", *activation = "silu";
+  std::optional<int64_t> padding_row = std::nullopt;
+  const char* epsilon_field = "rms_norm_eps";
+};
+// By the architecture that the file names, else by its model_type. Throws
+// Error(unknown_architecture) with the nearest one.
+const Variant& variant_of(const ConfigJson& config);
+// The architectures there are, sorted.
+std::vector<std::string> known_architectures();
 
 // The decoder families that run differ in few things. The outline and the runnable net are both
 // built from this.
@@ -108,10 +84,6 @@ struct DecoderFamily {
 };
 
 DecoderFamily read_decoder_family(const ConfigJson& config);
-// The experts of the families that have them: how many, how wide, in which layers; nullopt where no
-// layer has any.
-std::optional<MoeFamily> read_moe_family(const ConfigJson& config, const std::string& model_type,
-                                         const DecoderSizes& sizes);
 
 // The rows of fused weights. Attention splits by key-value heads; the MLP into as many groups of
 // equal rows as that allows.

@@ -1,6 +1,7 @@
 #include "engine/models/models.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -13,6 +14,7 @@
 #include "engine/models/net_config.h"
 #include "engine/models/other_format.h"
 #include "meshwright/error.h"
+#include "meshwright/model/running_model.h"
 #include "sdk/base/host/run_lock.h"
 #include "sdk/base/plain_text.h"
 
@@ -21,31 +23,6 @@ namespace meshwright::outlines {
 namespace {
 
 constexpr std::uintmax_t kMaxConfigBytes = std::uintmax_t{4} << 20;
-
-struct Entry {
-  const char *architecture, *model_type;
-  Family family;
-};
-constexpr Entry kFamilies[] = {
-    {"Gemma3ForCausalLM", "gemma3_text", gemma3},
-    {"LlamaForCausalLM", "llama", llama_family},
-    {"MistralForCausalLM", "mistral", llama_family},
-    {"MixtralForCausalLM", "mixtral", moe_family},
-    {"Phi3ForCausalLM", "phi3", phi3},
-    {"PhiForCausalLM", "phi", phi},
-    {"Qwen2ForCausalLM", "qwen2", llama_family},
-    {"Qwen3ForCausalLM", "qwen3", llama_family},
-    {"Qwen3MoeForCausalLM", "qwen3_moe", moe_family},
-};
-
-// What an architecture is called without what all of them end with: those endings would make any
-// two look alike.
-std::string family_name(std::string_view architecture) {
-  for (std::string_view end : {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration"})
-    if (architecture.ends_with(end) && architecture.size() > end.size())
-      return std::string(architecture.substr(0, architecture.size() - end.size()));
-  return std::string(architecture);
-}
 
 std::string read_file(const std::filesystem::path& path) {
   if (const std::string* handed = base::handed_file(path)) return *handed;
@@ -86,41 +63,8 @@ std::string read_file(const std::filesystem::path& path) {
 
 }  // namespace
 
-std::vector<std::string> known_architectures() {
-  std::vector<std::string> out;
-  for (const Entry& entry : kFamilies) out.emplace_back(entry.architecture);
-  std::sort(out.begin(), out.end());
-  return out;
-}
-
 ModelOutline parse_outline(std::string_view json, const std::string& name, DType storage) {
   return make_outline(ConfigJson::parse(json, name), storage);
-}
-
-Family family_of(const ConfigJson& config) {
-  std::vector<std::string> architectures = config.strings("architectures");
-  std::string type = config.string("model_type", "");
-  for (const Entry& entry : kFamilies)
-    if (architectures.empty() ? type == entry.model_type : architectures[0] == entry.architecture)
-      return entry.family;
-  std::vector<std::string> known = known_architectures();
-  std::string found = architectures.empty()
-                          ? (type.empty() ? "no architecture" : "model_type \"" + type + "\"")
-                          : "\"" + architectures[0] + "\"";
-  std::string all;
-  for (const std::string& k : known) all += (all.empty() ? "" : ", ") + k;
-  Error error(ErrorCode::unknown_architecture,
-              config.name() + " names " + found + "; the families built in are " + all);
-  error.key("model.config");
-  if (!architectures.empty()) {
-    std::vector<std::string> names;
-    for (const std::string& k : known) names.push_back(family_name(k));
-    std::string near = nearest_name(family_name(architectures[0]), names);
-    for (const std::string& k : known)
-      if (!near.empty() && family_name(k) == near)
-        error.help("did you mean \"architectures\": [\"" + k + "\"]?");
-  }
-  throw error;
 }
 
 namespace {
@@ -146,7 +90,7 @@ void set_initial_values(ModelOutline& outline, const NetConfig& config) {
 
 // What is only planned and does not run has neither windows nor values to begin with.
 ModelOutline make_outline(const ConfigJson& config, DType storage) {
-  ModelOutline outline = family_of(config)(config, storage);
+  ModelOutline outline = variant_of(config).family(config, storage);
   try {
     outline.windows = attention_windows(config, outline.model_type, outline.layers);
   } catch (const Error&) {
@@ -194,6 +138,62 @@ ConfigJson load_config(const std::filesystem::path& config_or_folder) {
 
 ModelOutline load_outline(const std::filesystem::path& config_or_folder, DType storage) {
   return make_outline(load_config(config_or_folder), storage);
+}
+
+namespace {
+
+std::atomic<HubFamily::Maker> maker{nullptr};
+
+}  // namespace
+
+int64_t stated_positions(const ConfigJson& whole) {
+  const ConfigJson config = whole.has("text_config") ? whole.object("text_config") : whole;
+  if (!config.has("max_position_embeddings")) return 0;
+  int64_t positions = config.integer("max_position_embeddings", 1, INT64_MAX);
+  if (!config.has("rope_scaling")) return positions;
+  // Stretched positions reach further than the field says where it was left at the length of the
+  // first training.
+  const ConfigJson scaling = config.object("rope_scaling");
+  const double original = scaling.number("original_max_position_embeddings", 1, 1e12,
+                                         static_cast<double>(positions)),
+               stretched = original * scaling.number("factor", 0, 1e6, 1.0);
+  return std::max(positions, static_cast<int64_t>(stretched));
+}
+
+void HubFamily::made_by(Maker given) { maker = given; }
+
+// Its family, its rotary embedding, its activations and dropouts.
+void HubFamily::check_runs(const ModelRequest& request, Diagnostics& diagnostics) const {
+  const NetConfig net = read_net_config(load_config(request.config));
+  if (request.sizes.cp > 1 && net.attention_dropout > 0)
+    diagnostics.add(Error(ErrorCode::model_does_not_fit,
+                          "the model drops attention out in training (attention_dropout), which "
+                          "ranks that share a sample would do each in its own way")
+                        .key("distributed.cp_size")
+                        .help("set attention_dropout to 0 in the model's config.json")
+                        .help("set distributed.cp_size = 1"));
+  if (request.sizes.pp > 1 && net.moe.balance_coefficient > 0)
+    diagnostics.add(Error(ErrorCode::not_in_release,
+                          "the auxiliary loss of this model is one of all its routers together, "
+                          "which the stages of a pipeline do not yet add up")
+                        .key("distributed.pp_size")
+                        .help("set \"router_aux_loss_coef\": 0 or \"output_router_logits\": "
+                              "false in the model's config.json")
+                        .help("set distributed.pp_size = 1"));
+}
+
+ModelOutline HubFamily::outline(const ModelRequest& request) const {
+  const ConfigJson config = load_config(request.config);
+  ModelOutline out = make_outline(config, request.storage);
+  out.max_positions = stated_positions(config);
+  return out;
+}
+
+std::unique_ptr<RunningModel> HubFamily::make(const ModelRequest& request) const {
+  const Maker make = maker;
+  if (make == nullptr)
+    throw Error(ErrorCode::internal, "nothing here makes models of a config.json");
+  return make(request);
 }
 
 }  // namespace meshwright::outlines

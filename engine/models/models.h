@@ -27,10 +27,6 @@ ModelOutline parse_outline(std::string_view json, const std::string& name, DType
 // needs.
 ConfigJson load_config(const std::filesystem::path& config_or_folder);
 ModelOutline make_outline(const ConfigJson& config, DType storage);
-// What of it is names and shapes alone, by the architecture that the file names.
-Family family_of(const ConfigJson& config);
-// The architectures there are, sorted.
-std::vector<std::string> known_architectures();
 // What to do about a path that is not there and has the form of a name on the Hugging Face hub
 // ("meta-llama/Llama-3.2-1B"): how it is downloaded, and which key names the folder then. Empty for
 // anything else.

@@ -1,7 +1,6 @@
 #include "engine/models/net_config.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "engine/models/models.h"
@@ -12,55 +11,8 @@ namespace meshwright::outlines {
 
 namespace {
 
-struct Runnable {
-  const char* architecture;
-  int64_t max_positions;
-  double norm_epsilon = 1e-6;
-  const char *activation_field = "hidden_act", *activation = "silu";
-  std::optional<int64_t> padding_row = std::nullopt;
-  const char* epsilon_field = "rms_norm_eps";
-};
-constexpr std::array kRunnable = {
-    Runnable{"LlamaForCausalLM", 2048},
-    Runnable{"MistralForCausalLM", 4096 * 32},
-    Runnable{"Qwen2ForCausalLM", 32768},
-    Runnable{"Qwen3ForCausalLM", 32768},
-    Runnable{"Gemma3ForCausalLM", 131072, 1e-6, "hidden_activation", "gelu_pytorch_tanh", 0},
-    Runnable{"Phi3ForCausalLM", 4096, 1e-5, "hidden_act", "silu", 32000},
-    Runnable{"PhiForCausalLM", 2048, 1e-5, "hidden_act", "gelu_new", std::nullopt,
-             "layer_norm_eps"},
-    Runnable{"MixtralForCausalLM", 4096 * 32, 1e-5},
-    Runnable{"Qwen3MoeForCausalLM", 32768}};
-
-constexpr const char* kActivations[] = {"gelu",
-                                        "gelu_fast",
-                                        "gelu_new",
-                                        "gelu_python",
-                                        "gelu_pytorch_tanh",
-                                        "gelu_python_tanh",
-                                        "hardswish",
-                                        "leaky_relu",
-                                        "linear",
-                                        "mish",
-                                        "quick_gelu",
-                                        "relu",
-                                        "relu2",
-                                        "relu6",
-                                        "sigmoid",
-                                        "silu",
-                                        "swish",
-                                        "tanh"};
-
 [[noreturn]] void refuse(ErrorCode code, const ConfigJson& config, const std::string& what) {
   throw Error(code, config.name() + ": " + what).key("model.config");
-}
-
-const Runnable& runnable(const ConfigJson& config) {
-  const std::string architecture = family_of(config)(config, DType::float32).architecture;
-  for (const Runnable& r : kRunnable)
-    if (architecture == r.architecture) return r;
-  throw Error(ErrorCode::internal, config.name() + ": nothing says how " + architecture + " runs")
-      .key("model.config");
 }
 
 // "full_attention" or "sliding_attention" per layer; empty when the file does not say.
@@ -149,7 +101,13 @@ void refuse_unbuilt(const ConfigJson& config, const DecoderFamily& family) {
 
 }  // namespace
 
-std::span<const char* const> known_activations() { return kActivations; }
+const std::vector<std::string>& known_activations() {
+  static const std::vector<std::string> all = text::split(
+      "gelu|gelu_fast|gelu_new|gelu_python|gelu_pytorch_tanh|gelu_python_tanh|hardswish|leaky_relu|"
+      "linear|mish|quick_gelu|relu|relu2|relu6|sigmoid|silu|swish|tanh",
+      '|');
+  return all;
+}
 
 std::vector<int64_t> attention_windows(const ConfigJson& config, const std::string& model_type,
                                        int64_t layers) {
@@ -163,7 +121,7 @@ std::vector<int64_t> attention_windows(const ConfigJson& config, const std::stri
 }
 
 NetConfig read_net_config(const ConfigJson& config) {
-  const Runnable& defaults = runnable(config);
+  const Variant& defaults = variant_of(config);
   NetConfig net;
   net.family = read_decoder_family(config);
   const DecoderSizes& s = net.family.sizes;
@@ -172,11 +130,10 @@ NetConfig read_net_config(const ConfigJson& config) {
   net.layers = read_layers(config, net.family.model_type, s.layers);
   net.norm_epsilon = config.number(defaults.epsilon_field, 0, 1, defaults.norm_epsilon);
   net.activation = config.string(defaults.activation_field, defaults.activation);
-  if (std::find(std::begin(kActivations), std::end(kActivations), net.activation) ==
-      std::end(kActivations))
+  if (std::ranges::find(known_activations(), net.activation) == known_activations().end())
     refuse(ErrorCode::bad_model_config, config,
            defaults.activation_field + (" = \"" + net.activation) + "\" is not known; known are " +
-               text::join(kActivations, ", "));
+               text::join(known_activations(), ", "));
   if (net.family.moe) net.moe = read_moe(config, net);
   net.attention_scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
   net.attention_dropout = config.number("attention_dropout", 0, 1, 0.0);

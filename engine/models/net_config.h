@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -51,7 +50,7 @@ std::vector<int64_t> attention_windows(const ConfigJson& config, const std::stri
                                        int64_t layers);
 
 // The names of activations that run, under which modules::find_activation() has them.
-std::span<const char* const> known_activations();
+const std::vector<std::string>& known_activations();
 
 inline constexpr int64_t kMaxPositions = int64_t{1} << 32;
 

@@ -65,8 +65,8 @@ int64_t expert_rows(const ShardingRequest& request, int64_t tokens, const Memory
   return plus(rows, row_step(rows, kStepsOfMemory) / 2);
 }
 
-}  // namespace
-
+// `whole_layers`: the strategy recomputes layers as a whole under "full"; else their blocks and
+// norms, one by one.
 Recomputed recomputed_of(const ShardingRequest& request, const ModuleIndex& index,
                          std::string_view layer, bool whole_layers) {
   const SharedOptions& shared = request.config.shared();
@@ -84,6 +84,8 @@ Recomputed recomputed_of(const ShardingRequest& request, const ModuleIndex& inde
                 !has_one_of(index, layer, kSecondNorms);
   return again;
 }
+
+}  // namespace
 
 int64_t TokenActivations::Saved::all() const { return plus(norms + inputs + attention, mlp); }
 

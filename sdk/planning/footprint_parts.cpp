@@ -9,7 +9,7 @@
 #include "sdk/base/pipeline.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/text.h"
-#include "tp_errors.h"
+#include "tp_tables.h"
 
 namespace meshwright::footprint {
 namespace {
@@ -73,10 +73,6 @@ void check_experts(const ShardingRequest& request, const Layout& layout) {
                      layout, shapes);
   }
 }
-
-}  // namespace
-
-namespace {
 
 RankAxes rank_axes(const ShardingRequest& request) {
   RankAxes layout;
@@ -170,18 +166,7 @@ bool belongs_to(const ShardingPlan& plan, const ShardingRequest& request, const 
   return true;
 }
 
-}  // namespace
-
-std::shared_ptr<const Layout> make_layout(const ShardingRequest& request) {
-  return make_layout(request, rank_axes(request));
-}
-
-std::shared_ptr<const Layout> layout_of(const ShardingRequest& request, const ShardingPlan& plan) {
-  RankAxes axes = rank_axes(request);
-  if (plan.mesh_layout && belongs_to(plan, request, axes)) return plan.mesh_layout;
-  return make_layout(request, std::move(axes));
-}
-
+// What a unit of these parameters is laid out from.
 std::vector<UnitParameter> unit_parameters(const ShardingRequest& request, const Layout& layout,
                                            const std::vector<size_t>& parameters) {
   std::vector<UnitParameter> out;
@@ -197,6 +182,37 @@ std::vector<UnitParameter> unit_parameters(const ShardingRequest& request, const
       mark_cut(parameter, outline.shape, static_cast<size_t>(*share.tp_dim), layout.tp.size);
   }
   return out;
+}
+
+// The placement on all axes, with `data_text` on the data-parallel sharding axis; local_shape
+// without that axis.
+ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& share,
+                                const Layout& layout, std::string_view data_text) {
+  ParameterPlacement out;
+  out.name = parameter.name;
+  out.global_shape = parameter.shape;
+  out.local_shape = share.shape;
+  out.region = share.part;
+  auto add = [&](const Axis& axis, std::string text) {
+    if (axis.size > 1) out.placement.emplace_back(axis.name, std::move(text));
+  };
+  if (share.expert) {
+    add(layout.ep_shard, parameter.shape.size() > 1 ? "shard(1)" : "shard(0)");
+    add(layout.ep, "shard(0)");
+    return out;
+  }
+  add(layout.replicate, "replicate");
+  add(layout.shard, std::string(data_text));
+  add(layout.tp, share.tp_dim ? "shard(" + std::to_string(*share.tp_dim) + ")" : "replicate");
+  return out;
+}
+
+}  // namespace
+
+std::shared_ptr<const Layout> layout_of(const ShardingRequest& request, const ShardingPlan& plan) {
+  RankAxes axes = rank_axes(request);
+  if (plan.mesh_layout && belongs_to(plan, request, axes)) return plan.mesh_layout;
+  return make_layout(request, std::move(axes));
 }
 
 std::shared_ptr<const UnitLayout> lay_out_unit(const ShardingRequest& request, const Layout& layout,
@@ -233,25 +249,15 @@ std::shared_ptr<const UnitLayout> unit_layout_of(const ShardingRequest& request,
   return unit.layout;
 }
 
-ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& share,
-                                const Layout& layout, std::string_view data_text) {
-  ParameterPlacement out;
-  out.name = parameter.name;
-  out.global_shape = parameter.shape;
-  out.local_shape = share.shape;
-  out.region = share.part;
-  auto add = [&](const Axis& axis, std::string text) {
-    if (axis.size > 1) out.placement.emplace_back(axis.name, std::move(text));
-  };
-  if (share.expert) {
-    add(layout.ep_shard, parameter.shape.size() > 1 ? "shard(1)" : "shard(0)");
-    add(layout.ep, "shard(0)");
-    return out;
-  }
-  add(layout.replicate, "replicate");
-  add(layout.shard, std::string(data_text));
-  add(layout.tp, share.tp_dim ? "shard(" + std::to_string(*share.tp_dim) + ")" : "replicate");
-  return out;
+ShardingPlan begin_plan(const ShardingRequest& request, std::string_view data_text) {
+  ShardingPlan plan;
+  plan.mesh_layout = make_layout(request, rank_axes(request));
+  const Layout& layout = *plan.mesh_layout;
+  plan.parameters.reserve(layout.shares.size());
+  for (size_t i = 0; i < layout.shares.size(); ++i)
+    plan.parameters.push_back(
+        placement_of(request.outline.parameters[i], layout.shares[i], layout, data_text));
+  return plan;
 }
 
 ModuleIndex::ModuleIndex(const ModelOutline& outline) {

@@ -75,19 +75,10 @@ struct MeshLayout : footprint::RankAxes {
 namespace meshwright::footprint {
 
 using Layout = MeshLayout;
+// The plan's, where it was made from the same mesh, rank, styles and parameters; else made anew.
 // Throws Error(model_does_not_fit) when experts do not divide, Error(tp_plan_does_not_fit) when a
 // parameter lacks the dimension that its style cuts.
-std::shared_ptr<const Layout> make_layout(const ShardingRequest& request);
-// The plan's, where it was made from the same mesh, rank, styles and parameters; else made anew.
 std::shared_ptr<const Layout> layout_of(const ShardingRequest& request, const ShardingPlan& plan);
-// What a unit of these parameters is laid out from.
-std::vector<UnitParameter> unit_parameters(const ShardingRequest& request, const Layout& layout,
-                                           const std::vector<size_t>& parameters);
-// The placement on all axes, with `data_text` on the data-parallel sharding axis; local_shape
-// without that axis.
-ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& share,
-                                const Layout& layout, std::string_view data_text);
-
 // A plan with its mesh_layout, and the placement of every parameter before the data-parallel ranks
 // share it.
 ShardingPlan begin_plan(const ShardingRequest& request, std::string_view data_text);
@@ -248,14 +239,4 @@ int64_t message_bytes(const ShardingRequest& request);
 int64_t forward_runs(const ShardingRequest& request, const ModuleIndex& index,
                      std::string_view module);
 bool in_attention(std::string_view module);
-// What backward computes again of a layer.
-struct Recomputed {
-  bool layer = false;                   // all of it, from its input
-  bool attention = false, mlp = false;  // these blocks, each from its own input
-};
-// `whole_layers`: the strategy recomputes layers as a whole under "full"; else their blocks and
-// norms, one by one.
-Recomputed recomputed_of(const ShardingRequest& request, const ModuleIndex& index,
-                         std::string_view layer, bool whole_layers);
-
 }  // namespace meshwright::footprint

@@ -14,9 +14,7 @@ namespace meshwright {
 namespace {
 
 bool known_axis(std::string_view name) {
-  for (std::string_view known : kAxisNames)
-    if (known == name) return true;
-  return false;
+  return std::ranges::find(kAxisNames, name) != std::end(kAxisNames);
 }
 
 Error no_such_axis(const Mesh& mesh, const std::string& what) {

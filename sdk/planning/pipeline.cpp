@@ -169,10 +169,10 @@ void deal_evenly(PipelinePlan& plan, int64_t stages, int64_t layers,
   check_ends(options, fewest, layers / stages);
   int64_t next = 0;
   for (int64_t s = 0; s < stages; ++s) {
-    PipelineStage stage;
-    stage.index = s;
-    stage.first_layer = next;
-    stage.layer_count = fewest + (s < dealt % stages ? 1 : 0);
+    PipelineStage stage{.index = s,
+                        .first_layer = next,
+                        .layer_count = fewest + (s < dealt % stages ? 1 : 0),
+                        .modules = {}};
     if (s == 0) stage.layer_count -= options.first_stage_less_layers;
     if (s + 1 == stages) stage.layer_count -= options.last_stage_less_layers;
     next += stage.layer_count;
@@ -193,14 +193,11 @@ void deal_parts(PipelinePlan& plan, int64_t layers, int64_t pp, const StringTabl
       if (count % pp == 0 && local_count_fits(other, count / pp))
         error.help(set_line(kScheduleKey, text::quote(schedule_name(other))));
     error.help("give " + std::to_string(is_multi_stage(plan.schedule) ? 2 * pp : pp) + " parts");
-    throw error.help("leave out " + std::string(kPartsKey) +
-                     " and let the layers be dealt out evenly");
+    throw error.help(leave_out_parts());
   }
   int64_t next = 0;
   for (int64_t s = 0; s < count; ++s) {
-    PipelineStage stage;
-    stage.index = s;
-    stage.first_layer = next;
+    PipelineStage stage{.index = s, .first_layer = next, .modules = {}};
     for (const std::string& name : parts[static_cast<size_t>(s)]) {
       stage.modules.push_back(name);
       int64_t layer = layer_number(name);
@@ -211,8 +208,7 @@ void deal_parts(PipelinePlan& plan, int64_t layers, int64_t pp, const StringTabl
                       " comes next: every layer stands exactly once, in order",
                   kPartsKey)
             .help("give the layers 0 to " + std::to_string(layers - 1) + " in order")
-            .help("leave out " + std::string(kPartsKey) +
-                  " and let the layers be dealt out evenly");
+            .help(leave_out_parts());
       ++next;
       ++stage.layer_count;
     }
@@ -223,7 +219,7 @@ void deal_parts(PipelinePlan& plan, int64_t layers, int64_t pp, const StringTabl
                   std::to_string(layers),
               kPartsKey)
         .help("give the layers 0 to " + std::to_string(layers - 1) + " in order")
-        .help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
+        .help(leave_out_parts());
 }
 
 // The lists of pp_schedule_csv, held against the number of micro-batches where that is known.
@@ -248,8 +244,7 @@ void deal_csv(PipelinePlan& plan, int64_t layers, int64_t pp, const PipelineOpti
                   ", more than the " + counted(layers, "layer") + " of the model",
               kCsvKey)
         .help("use a file of actions with at most " + counted(layers, "stage"))
-        .help("leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) +
-              " = \"1F1B\"");
+        .help(leave_out_csv());
   if (options.layers_per_stage) {
     int64_t each = std::max<int64_t>(*options.layers_per_stage, 1);
     int64_t wanted = layers / each + (layers % each != 0);
@@ -338,8 +333,7 @@ PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions&
                       counted(static_cast<int64_t>(stages), "stage"),
                   kPartsKey)
             .help("give " + std::to_string(stages) + " parts")
-            .help("leave out " + std::string(kPartsKey) +
-                  " and let the layers be dealt out evenly");
+            .help(leave_out_parts());
     }
   }
   if (!parts.empty()) {

@@ -262,7 +262,7 @@ PipelineLists plan_actions(const PipelinePlan& plan, const PipelineOptions& opti
 
 namespace {
 
-using pipeline::bad, pipeline::counted, pipeline::kCsvKey, pipeline::kScheduleKey,
+using pipeline::bad, pipeline::counted, pipeline::kCsvKey, pipeline::leave_out_csv,
     pipeline::set_line;
 
 // No model has more stages, and no run more micro-batches; larger numbers in a file are slips.
@@ -429,8 +429,7 @@ void ActionFile::check_complete(int64_t size) {
                   ", but pp_size is " + std::to_string(size),
               kCsvKey)
         .help("give the file " + counted(size, "row"))
-        .help("leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) +
-              " = \"1F1B\"");
+        .help(leave_out_csv());
   check_stages();
   for (const auto& [s, first] : stages_)
     for (int64_t j = 0; j < micro_batches_.value_or(largest_ + 1); ++j) {
@@ -461,8 +460,7 @@ PipelineLists ActionFile::read(int64_t size) {
         .key(std::string(kCsvKey))
         .help(set_line(kCsvKey,
                        "the path of a file with one row of actions a rank, such as 0F0,0F1,0B0"))
-        .help("leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) +
-              " = \"1F1B\"");
+        .help(leave_out_csv());
   std::string line;
   for (size_t row = 1; std::getline(file, line); ++row) {
     if (line.find_first_not_of(" \t\r,") == std::string::npos) continue;
@@ -476,7 +474,7 @@ PipelineLists ActionFile::read(int64_t size) {
     }
   }
   check_complete(size);
-  pipeline::run_lists(lists_, {},
+  pipeline::run_lists(lists_,
                       {.lists = "the actions in " + path_, .place = [&](size_t rank, size_t i) {
                          return " (" + words(places_[rank][i]) + ")";
                        }});

@@ -23,6 +23,15 @@ std::string set_line(std::string_view key, std::string_view value) {
   return "set " + std::string(key) + " = " + std::string(value);
 }
 
+std::string leave_out_parts() {
+  return "leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly";
+}
+
+std::string leave_out_csv() {
+  return "leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) +
+         " = \"1F1B\"";
+}
+
 int64_t layer_number(std::string_view module) {
   size_t dot = module.rfind('.');
   std::string_view last = dot == std::string_view::npos ? module : module.substr(dot + 1);
@@ -118,8 +127,7 @@ void check_parts(const ModelOutline& outline, const Parts& parts, const StringTa
                       ", but " + where + " runs it",
                   kPartsKey)
             .help("move " + text::quote(name) + " to part " + std::to_string(wanted))
-            .help("leave out " + std::string(kPartsKey) +
-                  " and let the layers be dealt out evenly");
+            .help(leave_out_parts());
   };
   stands_in(parts.first, 0, "the first stage");
   stands_in(parts.last, given.size() - 1, "the last stage");
@@ -129,7 +137,7 @@ void check_parts(const ModelOutline& outline, const Parts& parts, const StringTa
         !part_of.contains(name))
       throw bad(text::quote(name) + " is in no part, so nothing would give the logits", kPartsKey)
           .help("add " + text::quote(name) + " to the last part")
-          .help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
+          .help(leave_out_parts());
   for (const ParameterOutline& parameter : outline.parameters)
     for (const std::string& name : known)
       if (text::lies_under(parameter.name, name) && !part_of.contains(name)) {
@@ -139,8 +147,7 @@ void check_parts(const ModelOutline& outline, const Parts& parts, const StringTa
                   (layer_number(name) >= 0 ? "a part, in order"
                    : last                  ? "the last part"
                                            : "part 0"))
-            .help("leave out " + std::string(kPartsKey) +
-                  " and let the layers be dealt out evenly");
+            .help(leave_out_parts());
       }
 }
 

@@ -34,6 +34,9 @@ Error bad(std::string message, std::string_view key);
 // "1 stage", "3 stages", "2 micro-batches".
 std::string counted(int64_t count, std::string_view word, std::string_view plural_ending = "s");
 std::string set_line(std::string_view key, std::string_view value);
+// Helps that stand for whatever is wrong with explicit parts, or with a file of actions.
+std::string leave_out_parts();
+std::string leave_out_csv();
 
 // The layer number of "model.layers.7"; -1 when the name does not end in a number.
 int64_t layer_number(std::string_view module);
@@ -77,8 +80,7 @@ struct ListNames {
   std::function<std::string(size_t rank, size_t index)> place = {};
 };
 // simulate_pipeline() with errors that say where the lists come from.
-PipelineRun run_lists(const PipelineLists& lists, std::span<const PipelineTimes> times,
-                      const ListNames& names);
+PipelineRun run_lists(const PipelineLists& lists, const ListNames& names);
 // A run of lists that a schedule makes, of actions of one length each. The last one is kept: the
 // plans of all ranks of a pipeline ask for the same, each several times.
 std::shared_ptr<const PipelineRun> run_of_schedule(PipelineSchedule schedule, int64_t size,

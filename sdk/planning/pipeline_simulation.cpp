@@ -209,8 +209,7 @@ class Simulation {
     }
     return pipeline::bad(names_.lists + " get stuck: " + text::join(lines, "; "), pipeline::kCsvKey)
         .help("let every action stand behind those that it waits for, on all ranks together")
-        .help("leave out " + std::string(pipeline::kCsvKey) + " and set " +
-              std::string(pipeline::kScheduleKey) + " = \"1F1B\"");
+        .help(pipeline::leave_out_csv());
   }
 
   void count() {
@@ -268,9 +267,8 @@ class Simulation {
 
 namespace pipeline {
 
-PipelineRun run_lists(const PipelineLists& lists, std::span<const PipelineTimes> times,
-                      const ListNames& names) {
-  return Simulation(lists, times, names, 0).run();
+PipelineRun run_lists(const PipelineLists& lists, const ListNames& names) {
+  return Simulation(lists, {}, names, 0).run();
 }
 
 std::shared_ptr<const PipelineRun> run_of_schedule(PipelineSchedule schedule, int64_t size,

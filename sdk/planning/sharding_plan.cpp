@@ -68,21 +68,6 @@ std::vector<PlannedUnit> plan_units(const ModelOutline& outline,
   return units;
 }
 
-namespace footprint {
-
-ShardingPlan begin_plan(const ShardingRequest& request, std::string_view data_text) {
-  ShardingPlan plan;
-  plan.mesh_layout = make_layout(request);
-  const Layout& layout = *plan.mesh_layout;
-  plan.parameters.reserve(layout.shares.size());
-  for (size_t i = 0; i < layout.shares.size(); ++i)
-    plan.parameters.push_back(
-        placement_of(request.outline.parameters[i], layout.shares[i], layout, data_text));
-  return plan;
-}
-
-}  // namespace footprint
-
 namespace {
 
 using namespace footprint;

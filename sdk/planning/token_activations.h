@@ -26,6 +26,12 @@ struct LayerActivations {
   int64_t trainable = 0;                   // elements of its parameters
 };
 
+// What backward computes again of a layer.
+struct Recomputed {
+  bool layer = false;                   // all of it, from its input
+  bool attention = false, mlp = false;  // these blocks, each from its own input
+};
+
 class TokenActivations {
  public:
   TokenActivations(const ShardingRequest& request, bool whole_layers, const MemoryFacts& facts);

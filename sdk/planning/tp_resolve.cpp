@@ -16,7 +16,6 @@
 #include "sdk/base/head_of.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/text.h"
-#include "tp_errors.h"
 #include "tp_tables.h"
 
 namespace meshwright {

@@ -11,7 +11,6 @@
 #include "sdk/base/checks.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/text.h"
-#include "tp_errors.h"
 #include "tp_tables.h"
 
 namespace meshwright {
@@ -94,8 +93,6 @@ TpPlanEntries named_plan(const ModelOutline& outline, const TpPlanRequest& reque
   }
 }
 
-std::string advice_text(const Error& error) { return error.message(); }
-
 bool runs(const ModelOutline& outline, const TpPlanEntries& entries);
 
 // Steps 3 to 5 of the selection (semantics 2.1).
@@ -113,7 +110,7 @@ TpPlanEntries automatic_plan(const ModelOutline& outline, const TpPlanRequest& r
     // A row that fails gives way to the model's own plan; if that fails too, its failure stands: no
     // base plan.
     plan.warnings.push_back("the plan of " + outline.architecture + " does not apply (" +
-                            advice_text(error) + "); its own plan is used");
+                            error.message() + "); its own plan is used");
     plan.source = "own plan";
     return own_tp_plan(outline, request.sequence_parallel);
   }
@@ -129,22 +126,19 @@ TpPlanEntries automatic_plan(const ModelOutline& outline, const TpPlanRequest& r
     plan.source = "own plan";
     return entries;
   } catch (const Error& error) {
-    why = advice_text(error);
+    why = error.message();
   }
   if (outline.remote_code)
-    throw Error(
-        ErrorCode::tp_plan_does_not_fit,
-        outline.architecture + " is not a known class, and its own plan cannot be used: " + why)
-        .key("distributed.tp_plan")
+    throw tp_plan_does_not_fit(outline.architecture +
+                               " is not a known class, and its own plan cannot be used: " + why)
         .help(
             "write a [distributed.tp_plan] table of pattern = style for its Linear and Embedding "
             "modules")
         .help("set distributed.tp_size = 1");
   if (outline.moe)
-    throw Error(ErrorCode::tp_plan_does_not_fit,
-                "mixture-of-experts models need a registered, explicit or own plan, and " +
-                    outline.architecture + " has none: " + why)
-        .key("distributed.tp_plan")
+    throw tp_plan_does_not_fit(
+        "mixture-of-experts models need a registered, explicit or own plan, and " +
+        outline.architecture + " has none: " + why)
         .help("write a [distributed.tp_plan] table of pattern = style")
         .help("set distributed.tp_size = 1");
   plan.source = "base plan";
@@ -180,13 +174,6 @@ bool optional_patterns(const TpPlan& plan, const TpPlanRequest& request,
   return own ? !outline.remote_code : request.choice.kind != TpPlanChoice::Kind::custom;
 }
 
-void refuse_factor(const std::string& pattern, const ModuleOutline& module) {
-  if (!is_added_factor(module)) return;
-  throw tp_plan_does_not_fit("the pattern " + text::quote(pattern) + " matches " + module.name +
-                             ", a part of an adapter, which is cut as its Linear is")
-      .help("remove the pattern");
-}
-
 void match(const ModelOutline& outline, const TpPlanEntries& entries, bool optional, TpPlan& plan) {
   std::unordered_map<std::string_view, std::string_view> styled;  // module -> pattern
   styled.reserve(outline.modules.size());
@@ -194,17 +181,19 @@ void match(const ModelOutline& outline, const TpPlanEntries& entries, bool optio
     TpEntry entry{pattern, style, {}};
     for (const ModuleOutline& module : outline.modules) {
       if (!pattern_matches(pattern, module.name)) continue;
-      refuse_factor(pattern, module);
+      if (is_added_factor(module))
+        throw tp_plan_does_not_fit("the pattern " + text::quote(pattern) + " matches " +
+                                   module.name +
+                                   ", a part of an adapter, which is cut as its Linear is")
+            .help("remove the pattern");
       if (!can_have(module.kind, style.kind))
-        throw Error(ErrorCode::tp_plan_does_not_fit,
-                    "the pattern " + text::quote(pattern) + " gives " +
-                        std::string(style_name(style.kind)) + " to " +
-                        (module.name.empty() ? "the model itself" : module.name) +
-                        ", which is of class " + module.class_name +
-                        (style.kind == column || style.kind == row
-                             ? "; it works on Linear and Embedding only"
-                             : ""))
-            .key("distributed.tp_plan")
+        throw tp_plan_does_not_fit("the pattern " + text::quote(pattern) + " gives " +
+                                   std::string(style_name(style.kind)) + " to " +
+                                   (module.name.empty() ? "the model itself" : module.name) +
+                                   ", which is of class " + module.class_name +
+                                   (style.kind == column || style.kind == row
+                                        ? "; it works on Linear and Embedding only"
+                                        : ""))
             .help(module.kind == ModuleKind::norm
                       ? "give it the style \"sequence_parallel\", or none"
                   : module.kind == ModuleKind::embedding
@@ -213,10 +202,8 @@ void match(const ModelOutline& outline, const TpPlanEntries& entries, bool optio
                         "\"model.layers.*.mlp.up_proj\"");
       auto [it, first] = styled.emplace(module.name, pattern);
       if (!first)
-        throw Error(ErrorCode::tp_plan_does_not_fit, "two patterns give a style to " + module.name +
-                                                         ": " + text::quote(it->second) + " and " +
-                                                         text::quote(pattern))
-            .key("distributed.tp_plan")
+        throw tp_plan_does_not_fit("two patterns give a style to " + module.name + ": " +
+                                   text::quote(it->second) + " and " + text::quote(pattern))
             .help("remove one of the two patterns");
       entry.modules.push_back(module.name);
     }
@@ -243,12 +230,6 @@ bool runs(const ModelOutline& outline, const TpPlanEntries& entries) {
   } catch (const Error&) {
     return false;
   }
-}
-
-bool has_sequence(const std::vector<TpEntry>& entries) {
-  return std::any_of(entries.begin(), entries.end(), [](const TpEntry& e) {
-    return e.style.kind == sequence || e.style.kind == sequence_all_gather;
-  });
 }
 
 }  // namespace
@@ -312,9 +293,7 @@ TpPlanEntries own_tp_plan(const ModelOutline& outline, bool sequence_parallel) {
       out.emplace_back(pattern, *style);
   }
   if (out.empty())
-    throw Error(ErrorCode::tp_plan_does_not_fit,
-                outline.architecture + " has no tensor-parallel plan of its own")
-        .key("distributed.tp_plan")
+    throw tp_plan_does_not_fit(outline.architecture + " has no tensor-parallel plan of its own")
         .help("leave distributed.tp_plan out")
         .help("write a [distributed.tp_plan] table of pattern = style");
   std::string embedding =
@@ -359,11 +338,11 @@ void check_heads(const ModelOutline& outline, int64_t tp) {
             "a rank needs whole groups of them");
 }
 
+namespace {
+
+// What the experts of a model allow of a plan.
 void check_moe_tp_plan(const ModelOutline& outline, const TpPlanRequest& request,
                        const TpPlanEntries& entries) {
-  auto refuse = [](const std::string& what, const std::string& key) {
-    return Error(ErrorCode::tp_plan_does_not_fit, what).key(key);
-  };
   if (request.sequence_parallel)
     throw Error(ErrorCode::option_refused,
                 outline.architecture +
@@ -371,8 +350,8 @@ void check_moe_tp_plan(const ModelOutline& outline, const TpPlanRequest& request
         .key("distributed.sequence_parallel")
         .help("set distributed.sequence_parallel = false");
   if (entries.empty())
-    throw refuse("the tensor-parallel plan of a mixture-of-experts model must not be empty",
-                 "distributed.tp_plan")
+    throw tp_plan_does_not_fit(
+        "the tensor-parallel plan of a mixture-of-experts model must not be empty")
         .help("set distributed.tp_size = 1");
   auto forbidden = [](std::string_view name) {
     for (std::string_view part : text::split(name, '.'))
@@ -389,22 +368,21 @@ void check_moe_tp_plan(const ModelOutline& outline, const TpPlanRequest& request
       if (!glob_matches(pattern, module.name)) continue;
       any = any || pattern_matches(pattern, module.name);
       if (pattern_matches(pattern, module.name) && forbidden(module.name))
-        throw refuse("the pattern " + text::quote(pattern) + " matches " + module.name +
-                         ", which belongs to the experts or their router",
-                     "distributed.tp_plan")
+        throw tp_plan_does_not_fit("the pattern " + text::quote(pattern) + " matches " +
+                                   module.name + ", which belongs to the experts or their router")
             .help("remove the pattern: experts are divided by ep_size");
     }
     if (forbidden(pattern))
-      throw refuse(
-          "the pattern " + text::quote(pattern) + " names a part of the experts or their router",
-          "distributed.tp_plan")
+      throw tp_plan_does_not_fit("the pattern " + text::quote(pattern) +
+                                 " names a part of the experts or their router")
           .help("remove the pattern: experts are divided by ep_size");
     if (!any && request.choice.kind == TpPlanChoice::Kind::custom)
-      throw refuse("the pattern " + text::quote(pattern) + " matches no module",
-                   "distributed.tp_plan")
+      throw tp_plan_does_not_fit("the pattern " + text::quote(pattern) + " matches no module")
           .help("remove the pattern, or correct its spelling");
   }
 }
+
+}  // namespace
 
 TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request) {
   TpPlan plan;
@@ -433,7 +411,10 @@ TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request)
     });
   if (outline.moe) check_moe_tp_plan(outline, request, entries);
   match(outline, entries, optional_patterns(plan, request, outline), plan);
-  if (request.sequence_parallel && plan.notices.empty() && !has_sequence(plan.entries))
+  if (request.sequence_parallel && plan.notices.empty() &&
+      std::ranges::none_of(plan.entries, [](const TpEntry& e) {
+        return e.style.kind == sequence || e.style.kind == sequence_all_gather;
+      }))
     plan.notices.push_back("the tensor-parallel plan (" + plan.source +
                            ") has no sequence-parallel styles: sequence_parallel and "
                            "enable_async_tensor_parallel have no effect");

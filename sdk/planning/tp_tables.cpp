@@ -6,7 +6,6 @@
 
 #include "meshwright/tp_plan.h"
 #include "sdk/base/text.h"
-#include "tp_errors.h"
 
 namespace meshwright::tp {
 
@@ -132,8 +131,6 @@ Chunk ceil_chunk(int64_t size, int64_t count, int64_t index) {
 
 namespace {
 
-using enum TpStyleKind;
-using enum TpLayout;
 using enum TpOutputKind;
 
 constexpr TpStyle kColumn{column, replicate, shard_last, plain};
@@ -253,10 +250,7 @@ TpPlanEntries sequence_classification(const ModelOutline& outline, bool sp) {
   Shape s = fused();
   s.head = "score";
   s.keep_logits = false;
-  TpPlanEntries out = plan_of(s, sp);
-  for (auto& [pattern, style] : out)
-    if (pattern == "score") style = sp ? kHeadScatteredReplicated : kColumnReplicated;
-  return out;
+  return plan_of(s, sp);
 }
 
 TpPlanEntries deci_lm(const ModelOutline& outline, bool sp) {
@@ -289,16 +283,11 @@ std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline, b
     if (sp)
       notices.push_back("sequence_parallel has no effect on the tensor-parallel plan of " + name);
   };
-  if (name == "LlamaForCausalLM" || name == "Qwen2ForCausalLM" || name == "Qwen3ForCausalLM")
+  // Phi3's fused weights are interleaved when they are loaded, so they split by columns like
+  // separate ones.
+  if (name == "LlamaForCausalLM" || name == "Qwen2ForCausalLM" || name == "Qwen3ForCausalLM" ||
+      name == "NemotronFlashForCausalLM" || name == "Phi3ForCausalLM")
     return plan_of(fused(), sp);
-  if (name == "NemotronFlashForCausalLM") {
-    // Its forward divides the logits by the rows' norms of the head: both must be sharded alike, so
-    // a gathered head is dropped.
-    TpPlanEntries out = plan_of(fused(), sp);
-    std::erase_if(
-        out, [](const auto& e) { return e.first == "lm_head" && e.second.output == replicate; });
-    return out;
-  }
   if (name == "Qwen3ForSequenceClassification") return sequence_classification(outline, sp);
   if (name == "Ministral3ForCausalLM") return plan_of({}, sp);
   if (name == "Mistral3ForConditionalGeneration") {
@@ -308,11 +297,6 @@ std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline, b
   if (name == "Gemma3ForCausalLM") return gemma3("model", sp);
   if (name == "Gemma3ForConditionalGeneration") return gemma3("model.language_model", sp);
   if (name == "PhiForCausalLM") return plan_of(phi(), sp);
-  if (name == "Phi3ForCausalLM") {
-    // Fused weights are interleaved when they are loaded, so they split by columns like separate
-    // ones.
-    return plan_of(fused(), sp);
-  }
   if (name == "DeciLMForCausalLM") return deci_lm(outline, sp);
   if (name == "BaichuanForCausalLM") {
     ignored();

@@ -1,11 +1,27 @@
-// What stands whole in a block whose projections a plan cuts. Not public.
+// What tensor-parallel plans are refused for, and what stands whole in a block whose projections a
+// plan cuts. Not public.
 #pragma once
 
+#include <cstdint>
 #include <set>
+#include <string>
 #include <string_view>
 
 #include "footprint_parts.h"
+#include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
+
+namespace meshwright {
+
+// A plan that the model's modules contradict.
+inline Error tp_plan_does_not_fit(const std::string& message) {
+  return Error(ErrorCode::tp_plan_does_not_fit, message).key("distributed.tp_plan");
+}
+
+// Head counts against tp, with the sizes that would work as help.
+MESHWRIGHT_API void check_heads(const ModelOutline& outline, int64_t tp_size);
+
+}  // namespace meshwright
 
 namespace meshwright::tp {
 

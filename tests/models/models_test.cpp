@@ -30,17 +30,13 @@ std::string job(const std::string& example) {
          " --set run.threads=1 --set run.dir=" + kFolder.string();
 }
 
-struct Trained {
-  int status = 0;
-  std::string out;
+struct Trained : Ran {
   std::vector<double> losses, validation;
 };
 
-Trained train(const std::string& example, const std::string& name, const std::string& more,
-              const std::string& environment = "") {
-  Ran ran =
-      run("train " + job(example) + " --set run.name=" + name + " " + more, "2>&1", environment);
-  Trained out{ran.status, ran.out, {}, {}};
+Trained train(const std::string& example, const std::string& name, const std::string& more) {
+  Trained out{
+      run("train " + job(example) + " --set run.name=" + name + " " + more, "2>&1"), {}, {}};
   std::ifstream rows(kFolder / name / "metrics.jsonl");
   for (std::string line; std::getline(rows, line);) {
     const json::object row = json::parse(line).as_object();
@@ -49,6 +45,13 @@ Trained train(const std::string& example, const std::string& name, const std::st
       out.validation.push_back(row.at("validation_loss").to_number<double>());
   }
   return out;
+}
+
+// A run that ends so, and what it says.
+void check_ran(const Ran& ran, int status, const std::vector<std::string>& said = {}) {
+  INFO(ran.out);
+  REQUIRE(ran.status == status);
+  for (const std::string& part : said) CHECK_MESSAGE(ran.out.find(part) != std::string::npos, part);
 }
 
 void check_alike(const std::vector<double>& a, const std::vector<double>& b) {
@@ -75,8 +78,7 @@ TEST_CASE("a plugin's models train alike under every strategy") {
   for (const std::string example : {"gpt2", "encoder"}) {
     fs::remove_all(kFolder);
     const Trained one = train(example, "one", "--set distributed.strategy=ddp" + steps);
-    INFO(one.out);
-    REQUIRE(one.status == 0);
+    check_ran(one, 0);
     REQUIRE(one.losses.size() == 6);
     CHECK(one.validation.size() == 2);
     CHECK(one.losses[5] < one.losses[0]);
@@ -92,8 +94,8 @@ TEST_CASE("a plugin's models train alike under every strategy") {
       const std::string name = "layout_" + std::to_string(number++);
       const Trained many = train(
           example, name, "--nproc " + std::to_string(layout.ranks) + " " + layout.sets + steps);
-      INFO(example << " " << layout.ranks << " " << layout.sets << "\n" << many.out);
-      REQUIRE(many.status == 0);
+      INFO(example << " " << layout.ranks << " " << layout.sets);
+      check_ran(many, 0);
       check_alike(many.losses, one.losses);
       check_alike(many.validation, one.validation);
     }
@@ -105,63 +107,49 @@ TEST_CASE("checkpoints of a plugin's model resume in another layout, export, and
   const Trained whole =
       train("gpt2", "whole",
             kConstant + "--set step_scheduler.max_steps=6 --set checkpoint.export=final");
-  INFO(whole.out);
-  REQUIRE(whole.status == 0);
+  check_ran(whole, 0);
   const std::string part = kConstant + "--set step_scheduler.max_steps=3";
   const std::string last =
       kConstant + "--set step_scheduler.max_steps=6 --set checkpoint.export=final";
-  REQUIRE(train("gpt2", "cut", "--nproc 2 --set distributed.tp_size=2 " + part).status == 0);
+  check_ran(train("gpt2", "cut", "--nproc 2 --set distributed.tp_size=2 " + part), 0);
   const Trained rest = train("gpt2", "cut", "--nproc 2 " + last);
-  INFO(rest.out);
-  REQUIRE(rest.status == 0);
+  check_ran(rest, 0);
   check_alike(rest.losses, whole.losses);
   // Nobody goes on with another model of the same names and shapes.
   const fs::path other = kFolder / "other.json";
   std::string config = contents(MESHWRIGHT_SOURCE_DIR "/examples/gpt2/model.json");
   config.replace(config.find("gelu_new"), 8, "relu");
   std::ofstream(other) << config;
-  const Trained refused =
+  check_ran(
       train("gpt2", "cut",
-            kConstant + "--set step_scheduler.max_steps=8 --set model.config=" + other.string());
-  INFO(refused.out);
-  CHECK(refused.status == 7);
-  CHECK(
-      refused.out.find(other.string() + " has activation_function = \"relu\" (was \"gelu_new\")") !=
-      std::string::npos);
+            kConstant + "--set step_scheduler.max_steps=8 --set model.config=" + other.string()),
+      7, {other.string() + " has activation_function = \"relu\" (was \"gelu_new\")"});
   // The export is read as it was written: nothing is trained on, and it comes out again.
   const fs::path hf = kFolder / "whole/hf";
-  Ran again =
-      run("train examples/gpt2/job.toml" + plugin("gpt2") + " --set run.dir=" + kFolder.string() +
-              " --set run.name=again --set model.config=none" +
-              " --set model.pretrained=" + hf.string() + " --nproc 2" +
-              " --set step_scheduler.max_steps=0 --set checkpoint.export=final",
-          "2>&1");
-  INFO(again.out);
-  REQUIRE(again.status == 0);
+  check_ran(run("train examples/gpt2/job.toml" + plugin("gpt2") + " --set run.dir=" +
+                    kFolder.string() + " --set run.name=again --set model.config=none" +
+                    " --set model.pretrained=" + hf.string() + " --nproc 2" +
+                    " --set step_scheduler.max_steps=0 --set checkpoint.export=final",
+                "2>&1"),
+            0);
   CHECK(contents(kFolder / "again/hf/model.safetensors") == contents(hf / "model.safetensors"));
   // The run says which plugin; a Hugging Face folder does not.
   const std::string words =
       " --tokens 7,11,200 --max-new 8 --temperature 0 --json" + plugin("gpt2");
-  const Ran lost = run("generate " + (kFolder / "whole").string() + " --tokens 7,11", "2>&1");
-  INFO(lost.out);
-  CHECK(lost.status == 2);
-  CHECK(lost.out.find("its checkpoint says so") != std::string::npos);
-  CHECK(lost.out.find("config.resolved.toml of") != std::string::npos);
-  const Ran of_run = run("generate " + (kFolder / "whole").string() + words, "2>&1");
-  INFO(of_run.out);
-  REQUIRE(of_run.status == 0);
+  check_ran(run("generate " + (kFolder / "whole").string() + " --tokens 7,11", "2>&1"), 2,
+            {"its checkpoint says so", "config.resolved.toml of"});
   const Ran of_folder =
       run("generate " + hf.string() + words + " --set 'model.plugin=\"gpt2\"' --nproc 2" +
               " --set distributed.strategy=fsdp2 --set distributed.tp_size=2",
           "2>/dev/null");
   REQUIRE(of_folder.status == 0);
-  const Ran quiet = run("generate " + (kFolder / "whole").string() + words);
-  CHECK(json::parse(of_folder.out).at("new_ids") == json::parse(quiet.out).at("new_ids"));
+  const Ran of_run = run("generate " + (kFolder / "whole").string() + words);
+  REQUIRE(of_run.status == 0);
+  CHECK(json::parse(of_folder.out).at("new_ids") == json::parse(of_run.out).at("new_ids"));
   // evaluate loads what the run loaded.
-  const Ran measured =
-      run("evaluate " + (kFolder / "whole").string() + " --kind mock --samples 4 --json", "2>&1");
-  INFO(measured.out);
-  CHECK(measured.status == 0);
+  check_ran(
+      run("evaluate " + (kFolder / "whole").string() + " --kind mock --samples 4 --json", "2>&1"),
+      0);
   CHECK(run("checkpoint verify " + (kFolder / "cut").string()).status == 0);
 }
 
@@ -169,47 +157,30 @@ TEST_CASE("a plugin's model goes on with the options that it was trained with") 
   const auto steps = [](int64_t n) {
     return kConstant + "--set step_scheduler.max_steps=" + std::to_string(n);
   };
-  REQUIRE(train("encoder", "options", steps(1)).status == 0);
-  const Trained refused = train("encoder", "options", steps(2) + " --set model.encoder.heads=2");
-  INFO(refused.out);
-  CHECK(refused.status == 7);
-  CHECK(refused.out.find("model.encoder.heads is 2 (was 4)") != std::string::npos);
-  CHECK(refused.out.find("set model.encoder.heads = 4") != std::string::npos);
+  check_ran(train("encoder", "options", steps(1)), 0);
+  check_ran(train("encoder", "options", steps(2) + " --set model.encoder.heads=2"), 7,
+            {"model.encoder.heads is 2 (was 4)", "set model.encoder.heads = 4"});
   // Written out, a default is the same.
-  CHECK(train("encoder", "options", steps(2) + " --set model.encoder.heads=4").status == 0);
+  check_ran(train("encoder", "options", steps(2) + " --set model.encoder.heads=4"), 0);
 }
 
 TEST_CASE("what a model cannot do is refused before it starts") {
   fs::remove_all(kFolder);
-  const Trained far = train("gpt2", "far", "--set dataset.seq_len=129");
-  CHECK(far.status == 3);
-  CHECK(far.out.find("set dataset.seq_len = 128") != std::string::npos);
-  const Trained cp = train("encoder", "cp", "--nproc 2 --set distributed.cp_size=2");
-  CHECK(cp.status == 3);
-  CHECK(cp.out.find("set distributed.cp_size = 1") != std::string::npos);
+  check_ran(train("gpt2", "far", "--set dataset.seq_len=129"), 3, {"set dataset.seq_len = 128"});
+  check_ran(train("encoder", "cp", "--nproc 2 --set distributed.cp_size=2"), 3,
+            {"set distributed.cp_size = 1"});
   // It attends by itself: nothing would keep documents of a sample apart.
   const std::string packed =
       "--set dataset.kind=text --set dataset.path=LICENSE --set dataset.document_end=10 "
       "--set step_scheduler.max_steps=1 --set dataset.packing=";
-  const Trained documents = train("encoder", "documents", packed + "true");
-  INFO(documents.out);
-  CHECK(documents.status == 3);
-  CHECK(documents.out.find("E0318") != std::string::npos);
-  CHECK(documents.out.find("has no attention core") != std::string::npos);
-  CHECK(documents.out.find("set dataset.packing = false") != std::string::npos);
-  for (const auto& [example, packing] :
-       {std::pair("encoder", "false"), std::pair("gpt2", "true")}) {
-    const Trained good = train(example, std::string("documents_of_") + example, packed + packing);
-    INFO(good.out);
-    CHECK(good.status == 0);
-  }
-  const Trained heads = train("encoder", "heads", "--set model.encoder.heads=5");
-  CHECK(heads.status == 2);
-  CHECK(heads.out.find("model.encoder.heads") != std::string::npos);
-  REQUIRE(train("encoder", "text", "--set step_scheduler.max_steps=1").status == 0);
-  const Ran text = run(
-      "generate " + (kFolder / "text").string() + " --tokens 1,2 --max-new 2" + plugin("encoder"),
-      "2>&1");
+  check_ran(train("encoder", "documents", packed + "true"), 3,
+            {"E0318", "has no attention core", "set dataset.packing = false"});
+  for (const auto& [example, packing] : {std::pair("encoder", "false"), {"gpt2", "true"}})
+    check_ran(train(example, std::string("documents_of_") + example, packed + packing), 0);
+  check_ran(train("encoder", "heads", "--set model.encoder.heads=5"), 2, {"model.encoder.heads"});
+  const Ran text = run("generate " + (kFolder / "documents_of_encoder").string() +
+                           " --tokens 1,2 --max-new 2" + plugin("encoder"),
+                       "2>&1");
   INFO(text.out);
   CHECK(text.status != 0);
   CHECK(text.out.find("does not predict the next token") != std::string::npos);
@@ -220,9 +191,7 @@ TEST_CASE("a model's faults are told as the plugin's, with method and rank") {
   const std::string more = "train examples/encoder/job.toml" + plugin("fixture_model", "model") +
                            " --set model.plugin=fixture_model --set run.threads=1" +
                            " --set step_scheduler.max_steps=2 --set run.dir=" + kFolder.string();
-  const Ran good = run(more + " --nproc 2", "2>&1");
-  INFO(good.out);
-  REQUIRE(good.status == 0);
+  check_ran(run(more + " --nproc 2", "2>&1"), 0);
   struct Row {
     std::string fault, said, place;
   };
@@ -267,15 +236,10 @@ TEST_CASE("a model's faults are told as the plugin's, with method and rank") {
 TEST_CASE("a model without a config.json is exported, trained on and saved again") {
   fs::remove_all(kFolder);
   const std::string steps = "--set step_scheduler.max_steps=2 --set checkpoint.export=final";
-  const Trained first = train("encoder", "first", steps);
-  INFO(first.out);
-  REQUIRE(first.status == 0);
+  check_ran(train("encoder", "first", steps), 0);
   const fs::path hf = kFolder / "first/hf";
   CHECK(!fs::exists(hf / "config.json"));
-  const Trained again =
-      train("encoder", "again", "--set model.pretrained=" + hf.string() + " " + steps);
-  INFO(again.out);
-  REQUIRE(again.status == 0);
+  check_ran(train("encoder", "again", "--set model.pretrained=" + hf.string() + " " + steps), 0);
   CHECK(fs::exists(kFolder / "again/hf/model.safetensors"));
   // What is not there is told before anything starts, whatever the family makes of it.
   for (const std::string key : {"config", "pretrained"}) {
@@ -289,17 +253,14 @@ TEST_CASE("a model without a config.json is exported, trained on and saved again
 }
 
 TEST_CASE("the kit passes the examples") {
-  const Ran gpt2 = run("plugins check " MESHWRIGHT_BUILD_DIR
-                       "/fixtures/gpt2/libmeshwright_gpt2.so --file examples/gpt2/job.toml"
-                       " --set model.config=examples/gpt2/model.json",
-                       "2>&1");
-  INFO(gpt2.out);
-  CHECK(gpt2.out.find("9 passed, 0 failed, 0 skipped") != std::string::npos);
-  const Ran encoder = run(
-      "plugins check " MESHWRIGHT_BUILD_DIR "/fixtures/encoder/libmeshwright_encoder.so", "2>&1");
-  INFO(encoder.out);
-  CHECK(encoder.out.find("9 passed, 0 failed, 0 skipped") != std::string::npos);
-  CHECK(encoder.out.find("refused: cp_size = 2 by all_gather (E0316)") != std::string::npos);
+  check_ran(run("plugins check " MESHWRIGHT_BUILD_DIR
+                "/fixtures/gpt2/libmeshwright_gpt2.so --file examples/gpt2/job.toml"
+                " --set model.config=examples/gpt2/model.json",
+                "2>&1"),
+            0, {"9 passed, 0 failed, 0 skipped"});
+  check_ran(run("plugins check " MESHWRIGHT_BUILD_DIR "/fixtures/encoder/libmeshwright_encoder.so",
+                "2>&1"),
+            0, {"9 passed, 0 failed, 0 skipped", "refused: cp_size = 2 by all_gather (E0316)"});
   const Ran none = run("plugins check " MESHWRIGHT_BUILD_DIR
                        "/fixtures/encoder/libmeshwright_encoder.so --case data_read",
                        "2>&1");

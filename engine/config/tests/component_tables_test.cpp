@@ -1,14 +1,11 @@
 // The tables of model families and data sets below [model], [dataset] and [validation_dataset].
-#include <doctest/doctest.h>
-
-#include <string>
-#include <vector>
-
-#include "engine/config/config.h"
 #include "engine/config/describe.h"
+#include "engine/config/tests/loaded.h"
 
 namespace meshwright::config {
 namespace component_tables_test {
+
+using testing::Loaded, testing::only_error;
 
 constexpr meshwright_option kWidth[] = {int_option("width", "8", 1, "Rows of its weight.")};
 
@@ -19,15 +16,8 @@ PluginSchemas plugins(bool active) {
   return out;
 }
 
-struct Loaded {
-  Config config;
-  Diagnostics diagnostics;
-};
 Loaded load(const std::vector<std::string>& sets, bool active = true) {
-  Loaded out;
-  Source source = Source::load({.file = {}, .sets = sets, .environment = {}}, out.diagnostics);
-  out.config = resolve(source, plugins(active), "", out.diagnostics);
-  return out;
+  return testing::load("", sets, {plugins(active), ""});
 }
 
 TEST_CASE("options of a model and of data stand in tables of their plugins' names") {
@@ -41,13 +31,10 @@ TEST_CASE("options of a model and of data stand in tables of their plugins' name
 
 TEST_CASE("values and keys in them are checked, also where the plugin is not asked for") {
   for (bool active : {true, false}) {
-    Loaded wrong = load({"model.net.width=0"}, active);
-    REQUIRE(wrong.diagnostics.errors().size() == 1);
-    CHECK(wrong.diagnostics.errors()[0].key() == "model.net.width");
-    Loaded unknown = load({"dataset.rows.widht=3"}, active);
-    REQUIRE(unknown.diagnostics.errors().size() == 1);
-    CHECK(unknown.diagnostics.errors()[0].code() == ErrorCode::unknown_key);
-    CHECK(unknown.diagnostics.errors()[0].helps().at(0) == "did you mean dataset.rows.width?");
+    CHECK(only_error(load({"model.net.width=0"}, active)).key() == "model.net.width");
+    const Error unknown = only_error(load({"dataset.rows.widht=3"}, active));
+    CHECK(unknown.code() == ErrorCode::unknown_key);
+    CHECK(unknown.helps().at(0) == "did you mean dataset.rows.width?");
   }
 }
 
@@ -57,12 +44,7 @@ constexpr meshwright_option kNames[] = {
 TEST_CASE("a table of strings takes what is written without quotes as its text") {
   PluginSchemas known;
   known.components.push_back({make_schema("dataset.rows", "x", kNames), true});
-  auto load = [&](const std::string& set) {
-    Loaded out;
-    Source source = Source::load({.file = {}, .sets = {set}, .environment = {}}, out.diagnostics);
-    out.config = resolve(source, known, "", out.diagnostics);
-    return out;
-  };
+  auto load = [&](const std::string& set) { return testing::load("", {set}, {known, ""}); };
   auto names = [&](const std::string& set) {
     Loaded l = load(set);
     REQUIRE(l.diagnostics.ok());
@@ -73,11 +55,9 @@ TEST_CASE("a table of strings takes what is written without quotes as its text")
   CHECK(names("dataset.rows.names={a = [1, [true, \"x\\\"y\"]], b.c = 2}") ==
         StringMap{{"a", "[1, [true, \"x\\\"y\"]]"}, {"b.c", "2"}});
   CHECK(names("dataset.rows.names.a=false") == StringMap{{"a", "false"}});
-  for (const char* bad : {"1979-05-27", "nan", "[{b = 1}]"}) {
-    Loaded l = load("dataset.rows.names={a = " + std::string(bad) + "}");
-    REQUIRE(l.diagnostics.errors().size() == 1);
-    CHECK(l.diagnostics.errors()[0].code() == ErrorCode::wrong_type);
-  }
+  for (const char* bad : {"1979-05-27", "nan", "[{b = 1}]"})
+    CHECK(only_error(load("dataset.rows.names={a = " + std::string(bad) + "}")).code() ==
+          ErrorCode::wrong_type);
 }
 
 TEST_CASE("a table of a plugin that was not found is left out with a warning") {
@@ -93,9 +73,7 @@ TEST_CASE("a table of a plugin that was not found is left out with a warning") {
 TEST_CASE("a plugin's name as kind of data is sent to plugin") {
   for (const char* table : {"dataset", "validation_dataset"}) {
     const std::string key = table;
-    Loaded l = load({key + ".kind=rows"});
-    REQUIRE(l.diagnostics.errors().size() == 1);
-    const Error& error = l.diagnostics.errors()[0];
+    const Error error = only_error(load({key + ".kind=rows"}));
     CHECK(error.code() == ErrorCode::bad_choice);
     CHECK(error.key() == key + ".kind");
     CHECK(error.helps() ==
@@ -115,9 +93,7 @@ TEST_CASE("a plugin's name as kind of data is sent to plugin") {
 }
 
 TEST_CASE("a key right in [model] that only a plugin's table has is sent there") {
-  Loaded l = load({"model.width=3"});
-  REQUIRE(l.diagnostics.errors().size() == 1);
-  CHECK(l.diagnostics.errors()[0].code() == ErrorCode::unknown_key);
+  CHECK(only_error(load({"model.width=3"})).code() == ErrorCode::unknown_key);
 }
 
 TEST_CASE("explain, search and the JSON Schema know their tables") {

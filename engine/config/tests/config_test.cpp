@@ -1,20 +1,17 @@
 // Reading configurations: what is accepted, what is refused, and that the help of a refusal works.
-// Long because the rows of mistakes share the text they are made in.
-#include <doctest/doctest.h>
-
-#include <algorithm>
-#include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
 #include <filesystem>
 #include <fstream>
-#include <map>
 
-#include "engine/config/config.h"
 #include "engine/config/describe.h"
+#include "engine/config/tests/loaded.h"
 #include "plugins/fully_sharded/options.h"
+#include "sdk/base/words.h"
+
+namespace config_test {
 
 using namespace meshwright;
 using namespace meshwright::config;
+using config::testing::Loaded, config::testing::only_error, config::testing::says;
 
 namespace {
 
@@ -34,112 +31,23 @@ std::vector<StrategySchema> strategies() {
           {"other", {"the-other"}, make_schema("distributed.other", "other", kOther)}};
 }
 
-struct Loaded {
-  Config config;
-  Diagnostics diagnostics;
-};
-
 Loaded load(const std::string& text, std::vector<std::string> sets = {},
             const std::map<std::string, std::string>& environment = {},
             const std::string& active = "fsdp2") {
-  Loaded out;
-  LoadOptions options;
-  options.file = "job.toml";
-  options.sets = std::move(sets);
-  options.environment = [environment](const std::string& name) {
-    auto it = environment.find(name);
-    return it == environment.end() ? std::nullopt : std::optional(it->second);
-  };
-  Source source = Source::parse(text, options, out.diagnostics);
-  bool syntax = std::any_of(out.diagnostics.errors().begin(), out.diagnostics.errors().end(),
-                            [](const Error& e) { return e.code() == ErrorCode::toml_syntax; });
-  if (!syntax) out.config = resolve(source, strategies(), active, out.diagnostics);
-  return out;
-}
-
-bool says(const std::vector<std::string>& lines, const std::string& part) {
-  return std::any_of(lines.begin(), lines.end(),
-                     [&](const std::string& line) { return line.find(part) != std::string::npos; });
-}
-
-Error only_error(const Loaded& loaded) {
-  REQUIRE(loaded.diagnostics.errors().size() == 1);
-  return loaded.diagnostics.errors().front();
+  return config::testing::load(text, std::move(sets), {strategies(), active, environment});
 }
 
 }  // namespace
 
-TEST_CASE("an empty file has every default of the documentation") {
-  Loaded l = load("");
+TEST_CASE("an empty file has every default of the schemas") {
+  const Loaded l = load("");
   REQUIRE(l.diagnostics.ok());
-  struct Row {
-    const char *table, *key, *value;
-  };
-  for (const Row& row : {Row{"run", "name", "\"first\""},
-                         {"run", "dir", "\"runs\""},
-                         {"run", "seed", "42"},
-                         {"run", "threads", "\"none\""},
-                         {"run", "deterministic", "false"},
-                         {"run", "float32_matmul_precision", "\"highest\""},
-                         {"run", "stop_on_nonfinite", "true"},
-                         {"model", "torch_dtype", "\"float32\""},
-                         {"dist_env", "device", "\"auto\""},
-                         {"dist_env", "backend", "\"auto\""},
-                         {"dist_env", "timeout_minutes", "10"},
-                         {"dist_env", "expandable_segments", "false"},
-                         {"dist_env", "connections_per_peer", "1"},
-                         {"distributed", "strategy", "\"fsdp2\""},
-                         {"distributed", "dp_size", "\"none\""},
-                         {"distributed", "dp_replicate_size", "1"},
-                         {"distributed", "tp_size", "1"},
-                         {"distributed", "cp_size", "1"},
-                         {"distributed", "pp_size", "1"},
-                         {"distributed", "ep_size", "1"},
-                         {"distributed", "sequence_parallel", "false"},
-                         {"distributed", "activation_checkpointing", "\"none\""},
-                         {"distributed.mp_policy", "param_dtype", "\"bfloat16\""},
-                         {"distributed.mp_policy", "reduce_dtype", "\"float32\""},
-                         {"distributed.mp_policy", "output_dtype", "\"none\""},
-                         {"distributed.mp_policy", "cast_forward_inputs", "true"},
-                         {"distributed.fsdp2", "reshard_after_forward", "\"none\""},
-                         {"distributed.fsdp2", "offload_policy", "\"none\""},
-                         {"distributed.fsdp2", "enable_fsdp2_prefetch", "false"},
-                         {"distributed.fsdp2", "fsdp2_backward_prefetch_depth", "2"},
-                         {"distributed.fsdp2", "fsdp2_forward_prefetch_depth", "1"},
-                         {"distributed.fsdp2", "defer_fsdp_grad_sync", "true"},
-                         {"distributed.moe", "ignore_router_for_ac", "true"},
-                         {"distributed.moe", "reshard_after_forward", "false"},
-                         {"distributed.moe", "wrap_outer_model", "true"},
-                         {"distributed.pipeline", "pp_schedule", "\"1f1b\""},
-                         {"distributed.pipeline", "pp_microbatch_size", "1"},
-                         {"distributed.pipeline", "pp_batch_size", "\"none\""},
-                         {"step_scheduler", "global_batch_size", "64"},
-                         {"step_scheduler", "local_batch_size", "4"},
-                         {"step_scheduler", "max_steps", "200"},
-                         {"optimizer", "name", "\"adamw\""},
-                         {"optimizer", "lr", "3e-04"},
-                         {"optimizer", "betas", "[0.9, 0.95]"},
-                         {"optimizer", "eps", "1e-08"},
-                         {"optimizer", "weight_decay", "0.1"},
-                         {"optimizer", "max_grad_norm", "1"},
-                         {"lr_scheduler", "lr_decay_style", "\"cosine\""},
-                         {"lr_scheduler", "lr_warmup_steps", "20"},
-                         {"lr_scheduler", "min_lr", "0"},
-                         {"dataset", "kind", "\"text\""},
-                         {"dataset", "dtype", "\"auto\""},
-                         {"dataset", "seq_len", "512"},
-                         {"dataset", "shuffle", "true"},
-                         {"checkpoint", "every_steps", "50"},
-                         {"checkpoint", "keep", "2"},
-                         {"checkpoint", "async", "false"},
-                         {"checkpoint", "on_failure", "\"stop\""},
-                         {"checkpoint", "export", "\"none\""},
-                         {"checkpoint", "resume", "\"auto\""}}) {
-    CAPTURE(row.table);
-    CAPTURE(row.key);
-    CHECK(to_toml(l.config.table(row.table).value(row.key)) == row.value);
-    CHECK(!l.config.table(row.table).is_given(row.key));
-  }
+  for (const auto& [name, table] : l.config.tables)
+    for (const meshwright_option* option : table.schema().options) {
+      INFO(name, ".", option->name);
+      CHECK(to_toml(table.value(option->name)) == to_toml(default_of(*option)));
+      CHECK(!table.is_given(option->name));
+    }
 }
 
 TEST_CASE("each mistake has its code, its place and a fix") {
@@ -149,57 +57,56 @@ TEST_CASE("each mistake has its code, its place and a fix") {
     int line, column;
     const char *key, *message, *help;
   };
-  for (const Row& row : {
-           Row{"[distributed]\ntp_sise = 2\n", ErrorCode::unknown_key, 2, 1, "distributed.tp_sise",
-               "unknown key", "distributed.tp_size"},
-           Row{"[distributed]\ntp_size = \"2\"\n", ErrorCode::wrong_type, 2, 11,
-               "distributed.tp_size", "an integer", "set distributed.tp_size = 1"},
-           Row{"[optimizer]\nlr = -1\n", ErrorCode::out_of_range, 2, 6, "optimizer.lr",
-               "at least 0", "set optimizer.lr = 3e-4"},
-           Row{"[optimizer]\nname = \"adam\"\n", ErrorCode::bad_choice, 2, 8, "optimizer.name",
-               "adamw", "adamw"},
-           Row{"[optimiser]\nlr = 1.0\n", ErrorCode::unknown_key, 1, 2, "optimiser",
-               "unknown table", "optimizer"},
-           Row{"[run]\nlr = 1.0\n", ErrorCode::unknown_key, 2, 1, "run.lr", "unknown key",
-               "belongs to [optimizer]"},
-           Row{"[distributed.mp_policy]\nparam_dtype = \"float23\"\n", ErrorCode::bad_dtype, 2, 15,
-               "distributed.mp_policy.param_dtype", "not a dtype", "float32"},
-           Row{"[distributed.fsdp2]\nfsdp2_backward_prefetch_depth = -1\n", ErrorCode::out_of_range,
-               2, 33, "distributed.fsdp2.fsdp2_backward_prefetch_depth", "at least 0", "= 2"},
-           Row{"schema = 2\n", ErrorCode::out_of_range, 1, 10, "schema", "1", "set schema = 1"},
-           Row{"[optimizer]\nbetas = [0.9]\n", ErrorCode::out_of_range, 2, 9, "optimizer.betas",
-               "two numbers", "[0.9, 0.95]"},
-           Row{"[optimizer]\nlr = 1979-05-27\n", ErrorCode::wrong_type, 2, 6, "optimizer.lr",
-               "a date", "3e-4"},
-           Row{"[distributed.tp_size]\na = 1\n", ErrorCode::wrong_type, 1, 1, "distributed.tp_size",
-               "an integer, or \"none\", found a table", "set distributed.tp_size = 1"},
-           Row{"[distributed]\ntp_size = {a = \"b\"}\n", ErrorCode::wrong_type, 2, 11,
-               "distributed.tp_size", "found a table", "= 2"},
-           Row{"[distributed]\nsequence_parallel = {}\n", ErrorCode::wrong_type, 2, 21,
-               "distributed.sequence_parallel", "found a table", "= true"},
-           Row{"[distributed.fsdp2.offload_policy]\npin_memory = true\n", ErrorCode::wrong_type, 1,
-               1, "distributed.fsdp2.offload_policy", "found a table", "= \"cpu\""},
-           Row{"[distributed.fsdp2.multimodal.vision]\nframe_sharding = 1\n",
-               ErrorCode::unknown_key, 1, 31, "distributed.fsdp2.multimodal.vision",
-               "unknown table", "lists the keys"},
-           Row{"[distributed.tp_plan]\n\"a.*\" = \"colwise\"\nb.c = \"colwize\"\n",
-               ErrorCode::bad_tp_plan, 3, 7, "distributed.tp_plan.\"b.c\"", "\"colwize\" is not",
-               "did you mean \"colwise\"?"},
-           Row{"[optimizer]\nbetas = [0.9, 1.5]\n", ErrorCode::out_of_range, 2, 9,
-               "optimizer.betas", "item 2 of optimizer.betas = 1.5", "[0.9, 0.95]"},
-           Row{"[run]\nseed = 1.5\n", ErrorCode::wrong_type, 2, 8, "run.seed", "an integer", "42"},
-           Row{"run = 3\n", ErrorCode::wrong_type, 1, 7, "run", "a table", "[run]"},
-           Row{"[model]\nconfig = \"a\"\npretrained = \"b\"\n", ErrorCode::conflict, 3, 14,
-               "model.pretrained", "both set", "none"},
-           Row{"[lr_scheduler]\nmin_lr = 1.0\n", ErrorCode::conflict, 2, 10, "lr_scheduler.min_lr",
-               "above optimizer.lr", "3e-04"},
-           Row{"[run]\nname = \"${MISSING}\"\n", ErrorCode::bad_interpolation, 2, 8, "run.name",
-               "MISSING", "MISSING"},
-           Row{"[distributed]\nactivation_checkpointing_scope = \"all+vision\"\n",
-               ErrorCode::bad_choice, 2, 34, "distributed.activation_checkpointing_scope", "all",
-               "all"},
-           Row{"[run\nname = 1\n", ErrorCode::toml_syntax, 1, 0, "", "", ""},
-           Row{"[run]\nname = first\n", ErrorCode::toml_syntax, 2, 0, "", "", "\"first\""},
+  for (const Row& row : std::vector<Row>{
+           {"[distributed]\ntp_sise = 2\n", ErrorCode::unknown_key, 2, 1, "distributed.tp_sise",
+            "unknown key", "distributed.tp_size"},
+           {"[distributed]\ntp_size = \"2\"\n", ErrorCode::wrong_type, 2, 11, "distributed.tp_size",
+            "an integer", "set distributed.tp_size = 1"},
+           {"[optimizer]\nlr = -1\n", ErrorCode::out_of_range, 2, 6, "optimizer.lr", "at least 0",
+            "set optimizer.lr = 3e-4"},
+           {"[optimizer]\nname = \"adam\"\n", ErrorCode::bad_choice, 2, 8, "optimizer.name",
+            "adamw", "adamw"},
+           {"[optimiser]\nlr = 1.0\n", ErrorCode::unknown_key, 1, 2, "optimiser", "unknown table",
+            "optimizer"},
+           {"[run]\nlr = 1.0\n", ErrorCode::unknown_key, 2, 1, "run.lr", "unknown key",
+            "belongs to [optimizer]"},
+           {"[distributed.mp_policy]\nparam_dtype = \"float23\"\n", ErrorCode::bad_dtype, 2, 15,
+            "distributed.mp_policy.param_dtype", "not a dtype", "float32"},
+           {"[distributed.fsdp2]\nfsdp2_backward_prefetch_depth = -1\n", ErrorCode::out_of_range, 2,
+            33, "distributed.fsdp2.fsdp2_backward_prefetch_depth", "at least 0", "= 2"},
+           {"schema = 2\n", ErrorCode::out_of_range, 1, 10, "schema", "1", "set schema = 1"},
+           {"[optimizer]\nbetas = [0.9]\n", ErrorCode::out_of_range, 2, 9, "optimizer.betas",
+            "two numbers", "[0.9, 0.95]"},
+           {"[optimizer]\nlr = 1979-05-27\n", ErrorCode::wrong_type, 2, 6, "optimizer.lr", "a date",
+            "3e-4"},
+           {"[distributed.tp_size]\na = 1\n", ErrorCode::wrong_type, 1, 1, "distributed.tp_size",
+            "an integer, or \"none\", found a table", "set distributed.tp_size = 1"},
+           {"[distributed]\ntp_size = {a = \"b\"}\n", ErrorCode::wrong_type, 2, 11,
+            "distributed.tp_size", "found a table", "= 2"},
+           {"[distributed]\nsequence_parallel = {}\n", ErrorCode::wrong_type, 2, 21,
+            "distributed.sequence_parallel", "found a table", "= true"},
+           {"[distributed.fsdp2.offload_policy]\npin_memory = true\n", ErrorCode::wrong_type, 1, 1,
+            "distributed.fsdp2.offload_policy", "found a table", "= \"cpu\""},
+           {"[distributed.fsdp2.multimodal.vision]\nframe_sharding = 1\n", ErrorCode::unknown_key,
+            1, 31, "distributed.fsdp2.multimodal.vision", "unknown table", "lists the keys"},
+           {"[distributed.tp_plan]\n\"a.*\" = \"colwise\"\nb.c = \"colwize\"\n",
+            ErrorCode::bad_tp_plan, 3, 7, "distributed.tp_plan.\"b.c\"", "\"colwize\" is not",
+            "did you mean \"colwise\"?"},
+           {"[optimizer]\nbetas = [0.9, 1.5]\n", ErrorCode::out_of_range, 2, 9, "optimizer.betas",
+            "item 2 of optimizer.betas = 1.5", "[0.9, 0.95]"},
+           {"[run]\nseed = 1.5\n", ErrorCode::wrong_type, 2, 8, "run.seed", "an integer", "42"},
+           {"run = 3\n", ErrorCode::wrong_type, 1, 7, "run", "a table", "[run]"},
+           {"[model]\nconfig = \"a\"\npretrained = \"b\"\n", ErrorCode::conflict, 3, 14,
+            "model.pretrained", "both set", "none"},
+           {"[lr_scheduler]\nmin_lr = 1.0\n", ErrorCode::conflict, 2, 10, "lr_scheduler.min_lr",
+            "above optimizer.lr", "3e-04"},
+           {"[run]\nname = \"${MISSING}\"\n", ErrorCode::bad_interpolation, 2, 8, "run.name",
+            "MISSING", "MISSING"},
+           {"[distributed]\nactivation_checkpointing_scope = \"all+vision\"\n",
+            ErrorCode::bad_choice, 2, 34, "distributed.activation_checkpointing_scope", "all",
+            "all"},
+           {"[run\nname = 1\n", ErrorCode::toml_syntax, 1, 0, "", "", ""},
+           {"[run]\nname = first\n", ErrorCode::toml_syntax, 2, 0, "", "", "\"first\""},
        }) {
     INFO(std::string(row.text));
     Loaded l = load(row.text);
@@ -354,9 +261,7 @@ TEST_CASE("adapters with magnitudes are refused, with a setting that works") {
 
 TEST_CASE("what a later version may know is told apart from what is wrong") {
   struct Later {
-    const char* set;
-    const char* key;
-    const char* help;
+    const char *set, *key, *help;
   };
   for (const auto& [set, key, help] :
        {Later{"optimizer.name=muon", "optimizer.name", "set optimizer.name = \"adamw\""},
@@ -496,24 +401,19 @@ TEST_CASE("a shown configuration reads back without a word about the defaults it
 }
 
 TEST_CASE("the JSON Schema knows every key, its type and its default") {
-  boost::json::object schema = json_schema(strategies());
-  auto& properties = schema.at("properties").as_object();
+  const boost::json::value schema = json_schema(strategies());
   for (const OptionSchema& table : engine_schemas()) {
-    const boost::json::object* at = &properties;
-    std::string rest = table.table;
-    while (!rest.empty()) {
-      size_t dot = rest.find('.');
-      at = &at->at(rest.substr(0, dot)).as_object().at("properties").as_object();
-      rest = dot == std::string::npos ? "" : rest.substr(dot + 1);
-    }
+    std::string at = "/properties";
+    for (const std::string& part : text::split_names(table.table.c_str(), '.'))
+      at += "/" + part + "/properties";
     for (const meshwright_option* option : table.options)
-      CHECK_MESSAGE(at->contains(option->name), table.table << "." << option->name);
+      CHECK_MESSAGE(schema.at_pointer(at).as_object().contains(option->name),
+                    table.table << "." << option->name);
   }
-  auto& lr =
-      properties.at("optimizer").as_object().at("properties").as_object().at("lr").as_object();
-  CHECK(lr.at("type") == "number");
-  CHECK(lr.at("minimum").to_number<double>() == 0);
-  CHECK(properties.at("optimizer").as_object().at("additionalProperties") == false);
+  const boost::json::value& optimizer = schema.at_pointer("/properties/optimizer");
+  CHECK(optimizer.at_pointer("/properties/lr/type") == "number");
+  CHECK(optimizer.at_pointer("/properties/lr/minimum").to_number<double>() == 0);
+  CHECK(optimizer.at("additionalProperties") == false);
 }
 
 TEST_CASE("keys, tables and codes are explained, and a misspelt one is met half-way") {
@@ -529,3 +429,5 @@ TEST_CASE("keys, tables and codes are explained, and a misspelt one is met half-
     CHECK(error.helps().front().find("optimizer.lr") != std::string::npos);
   }
 }
+
+}  // namespace config_test

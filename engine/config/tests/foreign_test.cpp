@@ -1,12 +1,10 @@
 // Names of other programs, and words that are no name at all: both lead to the key that is meant.
-#include <doctest/doctest.h>
+#include "engine/config/foreign.h"
 
-#include <algorithm>
 #include <set>
 
-#include "engine/config/config.h"
 #include "engine/config/describe.h"
-#include "engine/config/foreign.h"
+#include "engine/config/tests/loaded.h"
 #include "plugins/fully_sharded/options.h"
 #include "plugins/jsonl/options.h"
 
@@ -28,14 +26,8 @@ PluginSchemas strategies() {
   return out;
 }
 
-std::vector<Error> errors_of(const std::string& text) {
-  Diagnostics diagnostics;
-  LoadOptions options;
-  options.file = "job.toml";
-  Source source = Source::parse(text, options, diagnostics);
-  REQUIRE(diagnostics.ok());
-  resolve(source, strategies(), "fsdp2", diagnostics);
-  return diagnostics.errors();
+Error error_of(const std::string& text) {
+  return config::testing::only_error(config::testing::load(text, {}, {strategies()}));
 }
 
 std::string helps(const Error& error) {
@@ -140,25 +132,23 @@ TEST_CASE("an unknown key that another program uses is answered with the key her
         {"[optimizer]\ntf32 = true\n", "optimizer.tf32",
          "is run.float32_matmul_precision here: \"high\" for true"}}) {
     INFO(row.text);
-    std::vector<Error> errors = errors_of(row.text);
-    REQUIRE(errors.size() == 1);
-    CHECK(errors[0].code() == ErrorCode::unknown_key);
-    CHECK(errors[0].key() == row.key);
-    INFO(helps(errors[0]));
-    CHECK(helps(errors[0]).find(row.help) != std::string::npos);
-    CHECK(helps(errors[0]).find("remove the line") == std::string::npos);
+    const Error error = error_of(row.text);
+    CHECK(error.code() == ErrorCode::unknown_key);
+    CHECK(error.key() == row.key);
+    INFO(helps(error));
+    CHECK(helps(error).find(row.help) != std::string::npos);
+    CHECK(helps(error).find("remove the line") == std::string::npos);
   }
 }
 
 TEST_CASE(
     "another program's key in a table of ours is told its key here, unless it means several "
     "things") {
-  std::vector<Error> errors = errors_of("[distributed]\ntensor_parallel_degree = 2\n");
-  REQUIRE(errors.size() == 1);
-  CHECK(helps(errors[0]) ==
+  const Error error = error_of("[distributed]\ntensor_parallel_degree = 2\n");
+  CHECK(helps(error) ==
         foreign_text(*find_foreign_elsewhere("tensor_parallel_degree"), "tensor_parallel_degree") +
             "\n");
-  CHECK(helps(errors[0]).find("distributed.tp_size") != std::string::npos);
+  CHECK(helps(error).find("distributed.tp_size") != std::string::npos);
   CHECK(find_foreign_elsewhere("enable") == nullptr);
   CHECK(find_foreign_elsewhere("rank") == nullptr);  // of a process, where it is not [lora]'s
   CHECK(find_foreign_elsewhere("nobody_has_this") == nullptr);
@@ -168,11 +158,10 @@ TEST_CASE("a list of tables is told with its brackets") {
   for (const char* text :
        {"[[optimizer.groups]]\npattern = \"*\"\n", "[optimizer]\ngroups = 1\n"}) {
     INFO(text);
-    const std::vector<Error> errors = errors_of(text);
-    REQUIRE(errors.size() == 1);
-    CHECK(errors[0].code() == ErrorCode::unknown_key);
-    CHECK(errors[0].key() == "optimizer.groups");
-    CHECK(helps(errors[0]) == "did you mean [[optimizer.group]]?\n");
+    const Error error = error_of(text);
+    CHECK(error.code() == ErrorCode::unknown_key);
+    CHECK(error.key() == "optimizer.groups");
+    CHECK(helps(error) == "did you mean [[optimizer.group]]?\n");
   }
 }
 
@@ -180,17 +169,15 @@ TEST_CASE("a name that several tables know says nothing about where it belongs")
   for (const char* text :
        {"[model]\nname_ = 1\n", "[dist_env]\nname = \"a\"\n", "[optimizer]\nevery_steps = 1\n"}) {
     INFO(text);
-    std::vector<Error> errors = errors_of(text);
-    REQUIRE(errors.size() == 1);
-    CHECK(helps(errors[0]).find("belongs to") == std::string::npos);
-    CHECK(helps(errors[0]).find("did you mean") == std::string::npos);
+    const std::string said = helps(error_of(text));
+    CHECK(said.find("belongs to") == std::string::npos);
+    CHECK(said.find("did you mean") == std::string::npos);
   }
-  CHECK(helps(errors_of("[run]\nmomentum = 1.0\n")[0]).find("belongs to [optimizer]") !=
-        std::string::npos);
-  CHECK(helps(errors_of("[run]\nseq_len = 1\n")[0]).find("belongs to [dataset]") !=
-        std::string::npos);
-  CHECK(helps(errors_of("[run]\nparam_dtype = \"a\"\n")[0])
-            .find("belongs to [distributed.mp_policy]") != std::string::npos);
+  for (const auto& [key, home] : {std::pair("momentum = 1.0", "[optimizer]"),
+                                  {"seq_len = 1", "[dataset]"},
+                                  {"param_dtype = \"a\"", "[distributed.mp_policy]"}})
+    CHECK(helps(error_of(std::string("[run]\n") + key + "\n"))
+              .find(std::string("belongs to ") + home) != std::string::npos);
 }
 
 TEST_CASE(

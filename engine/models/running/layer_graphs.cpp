@@ -32,6 +32,10 @@ using torch::autograd::variable_list;
 
 constexpr const char* kGraphsKey = "dist_env.cuda_graphs";
 
+Error without_graphs(ErrorCode code, const std::string& what) {
+  return Error(code, what).key(kGraphsKey).help("set dist_env.cuda_graphs = false");
+}
+
 }  // namespace
 
 // What the graphs read and write lies at the same places for as long as they are launched.
@@ -56,19 +60,17 @@ struct LayerGraphs::Captured {
   void check_places() const {
     for (size_t i = 0; i < parameters.size(); ++i)
       if (parameters[i].const_data_ptr() != places[i])
-        throw Error(ErrorCode::bad_module,
-                    "a layer's parameters moved, which its CUDA graph reads where they were")
-            .key(kGraphsKey)
-            .help("set dist_env.cuda_graphs = false");
+        throw without_graphs(
+            ErrorCode::bad_module,
+            "a layer's parameters moved, which its CUDA graph reads where they were");
   }
   // While the layer is there.
   void check_handles() const {
     for (const Handle& handle : handles)
       if (handle.of_module->unsafeGetTensorImpl() != handle.was)
-        throw Error(ErrorCode::bad_module,
-                    "a layer's parameters are others than those that its CUDA graph reads")
-            .key(kGraphsKey)
-            .help("set dist_env.cuda_graphs = false");
+        throw without_graphs(
+            ErrorCode::bad_module,
+            "a layer's parameters are others than those that its CUDA graph reads");
   }
 };
 
@@ -93,9 +95,8 @@ struct LayerBackward : torch::autograd::Node {
           .key(kGraphsKey)
           .help("run the forward again before the second backward");
     if (c10::GradMode::is_enabled())
-      throw Error(ErrorCode::bad_module, "a layer of CUDA graphs has no second derivatives")
-          .key(kGraphsKey)
-          .help("set dist_env.cuda_graphs = false");
+      throw without_graphs(ErrorCode::bad_module,
+                           "a layer of CUDA graphs has no second derivatives");
     variable_list out = captured ? launch(grads[0]) : run(grads[0]);
     let_go();
     return out;
@@ -287,11 +288,9 @@ Tensor LayerGraphs::forward(const Tensor& x, const RotaryTable& rotary,
     } catch (const c10::OutOfMemoryError&) {
       throw;
     } catch (const c10::Error& error) {
-      throw Error(ErrorCode::bad_module,
-                  std::string("a layer cannot be captured as CUDA graphs: ") +
-                      error.what_without_backtrace())
-          .key(kGraphsKey)
-          .help("set dist_env.cuda_graphs = false");
+      throw without_graphs(ErrorCode::bad_module,
+                           std::string("a layer cannot be captured as CUDA graphs: ") +
+                               error.what_without_backtrace());
     }
   } else if (shape != seen_ || captured_->waits) {
     return run(x, rotary, parameters, layer);
@@ -301,16 +300,13 @@ Tensor LayerGraphs::forward(const Tensor& x, const RotaryTable& rotary,
 
 void graph_layers(torch::nn::Module& model, c10::Device device) {
   if (!device.is_cuda() || device_graphs() == nullptr)
-    throw Error(ErrorCode::device_unavailable,
-                std::string(kGraphsKey) +
-                    " = true needs a CUDA device, and this rank computes on " + device.str())
-        .key(kGraphsKey)
-        .help("set dist_env.cuda_graphs = false")
+    throw without_graphs(ErrorCode::device_unavailable,
+                         std::string(kGraphsKey) +
+                             " = true needs a CUDA device, and this rank computes on " +
+                             device.str())
         .help("set dist_env.device = \"cuda\" on a machine with a device");
   auto refuse = [](const std::string& what) {
-    return Error(ErrorCode::not_in_release, std::string(kGraphsKey) + ": " + what)
-        .key(kGraphsKey)
-        .help("set dist_env.cuda_graphs = false");
+    return without_graphs(ErrorCode::not_in_release, std::string(kGraphsKey) + ": " + what);
   };
   int64_t layers = 0;
   for (const auto& module : model.modules()) {

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "engine/models/models.h"
@@ -39,14 +40,33 @@ ModuleKind kind_of(const std::string& class_name) {
   return ModuleKind::other;
 }
 
-std::string code_of(const std::string& text) {
+std::optional<Error> refusal(const std::string& text) {
   try {
     outlines::parse_outline(text, "config.json", DType::float32);
   } catch (const Error& error) {
     CHECK(error.key() == "model.config");
-    return code_string(error.code());
+    return error;
   }
-  return "ok";
+  return std::nullopt;
+}
+std::string code_of(const std::string& text) {
+  const std::optional<Error> error = refusal(text);
+  return error ? code_string(error->code()) : "ok";
+}
+std::string helps_of(const std::optional<Error>& error) {
+  REQUIRE(error.has_value());
+  std::string out;
+  for (const std::string& help : error->helps()) out += help + "\n";
+  return out;
+}
+// Of a path that is not there.
+std::optional<Error> refused_path(const std::string& path) {
+  try {
+    outlines::load_outline(path, DType::float32);
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
 }
 
 std::string llama(const std::string& more) {
@@ -149,34 +169,20 @@ TEST_CASE("a configuration that makes no sense is refused by its field") {
   CHECK(code_of(R"({"architectures":["GPT2LMHeadModel"]})") == "E0211");
   CHECK(code_of("{}") == "E0211");
   CHECK(code_of(R"({"architectures":[3]})") == "E0210");
-  try {
-    outlines::parse_outline(R"({"architectures":["LamaForCausalLM"]})", "config.json",
-                            DType::float32);
-    FAIL("accepted");
-  } catch (const Error& error) {
-    CHECK(error.helps().front().find("LlamaForCausalLM") != std::string::npos);
-  }
   // Python's words for numbers that JSON does not have, and weights in another format.
   for (const char* word : {"Infinity", "-Infinity", "NaN"}) {
     CAPTURE(word);
-    try {
-      outlines::parse_outline("{\"a\": 1,\n \"limit\": [0.0, " + std::string(word) + "]}",
-                              "config.json", DType::float32);
-      FAIL("accepted");
-    } catch (const Error& error) {
-      CHECK(error.message().find("line 2") != std::string::npos);
-      REQUIRE(error.helps().size() == 1);
-      CHECK(error.helps()[0].starts_with(std::string(word) + " is no number of JSON"));
-    }
+    const std::optional<Error> error =
+        refusal("{\"a\": 1,\n \"limit\": [0.0, " + std::string(word) + "]}");
+    REQUIRE(error.has_value());
+    CHECK(error->message().find("line 2") != std::string::npos);
+    REQUIRE(error->helps().size() == 1);
+    CHECK(error->helps()[0].starts_with(std::string(word) + " is no number of JSON"));
   }
-  try {
-    outlines::load_outline("/nowhere/q4.gguf", DType::float32);
-    FAIL("accepted");
-  } catch (const Error& error) {
-    CHECK(error.helps().at(0).find("gguf_file=\"q4.gguf\"") != std::string::npos);
-  }
-  CHECK_THROWS_AS(outlines::load_outline("/nowhere/config.json", DType::float32), Error);
-  CHECK_THROWS_AS(outlines::load_outline("/dev/zero", DType::float32), Error);
+  CHECK(helps_of(refused_path("/nowhere/q4.gguf")).find("gguf_file=\"q4.gguf\"") !=
+        std::string::npos);
+  for (const char* path : {"/nowhere/config.json", "/dev/zero"})
+    CHECK(refused_path(path).has_value());
 }
 
 TEST_CASE("norms of queries and keys in Phi need the head size that they are made for") {
@@ -199,27 +205,16 @@ TEST_CASE("norms of queries and keys in Phi need the head size that they are mad
     CAPTURE(fields);
     CHECK(code_of(phi(fields)) == row.code);
   }
-  try {
-    outlines::parse_outline(phi(R"("hidden_size":64,"head_dim":16,"qk_layernorm":true)"),
-                            "config.json", DType::float32);
-    FAIL("accepted");
-  } catch (const Error& error) {
-    CHECK(error.message().find("64 / 8 = 8, found head_dim = 16") != std::string::npos);
-    CHECK(error.helps().front() == "set \"head_dim\": 8");  // the second row: it works
-  }
+  const std::optional<Error> error =
+      refusal(phi(R"("hidden_size":64,"head_dim":16,"qk_layernorm":true)"));
+  REQUIRE(error.has_value());
+  CHECK(error->message().find("64 / 8 = 8, found head_dim = 16") != std::string::npos);
+  CHECK(error->helps().front() == "set \"head_dim\": 8");  // the second row: it works
 }
 
 TEST_CASE("an unknown architecture is likened to a known one only when it is nearly the same") {
   auto helps = [](const std::string& architecture) {
-    std::string out;
-    try {
-      outlines::parse_outline(R"({"architectures":[")" + architecture + R"("]})", "config.json",
-                              DType::float32);
-      FAIL("it was read");
-    } catch (const Error& error) {
-      for (const std::string& help : error.helps()) out += help + "\n";
-    }
-    return out;
+    return helps_of(refusal(R"({"architectures":[")" + architecture + R"("]})"));
   };
   for (const char* name : {"SmolLM3ForCausalLM", "FooForCausalLM", "OlmoForCausalLM", "ForCausalLM",
                            "", "GPT2LMHeadModel", "BloomForCausalLM"}) {
@@ -233,18 +228,13 @@ TEST_CASE("an unknown architecture is likened to a known one only when it is nea
 TEST_CASE(
     "the name of a model on the hub where a path belongs says how to download it, and which key "
     "names it then") {
-  try {
-    outlines::load_outline("meta-llama/Llama-3.2-1B", DType::float32);
-    FAIL("it was read");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::file_unreadable);
-    std::string helps;
-    for (const std::string& help : error.helps()) helps += help + "\n";
-    CHECK(helps.find("hf download meta-llama/Llama-3.2-1B --local-dir models/Llama-3.2-1B\n") !=
-          std::string::npos);
-    CHECK(helps.find("set model.pretrained = \"models/Llama-3.2-1B\"") != std::string::npos);
-    CHECK(helps.find("model.config = \"models/Llama-3.2-1B/config.json\"") != std::string::npos);
-  }
+  const std::optional<Error> error = refused_path("meta-llama/Llama-3.2-1B");
+  const std::string helps = helps_of(error);
+  CHECK(error->code() == ErrorCode::file_unreadable);
+  for (const char* help : {"hf download meta-llama/Llama-3.2-1B --local-dir models/Llama-3.2-1B\n",
+                           "set model.pretrained = \"models/Llama-3.2-1B\"",
+                           "model.config = \"models/Llama-3.2-1B/config.json\""})
+    CHECK_MESSAGE(helps.find(help) != std::string::npos, help);
   CHECK(outlines::hub_helps("Qwen/Qwen3-0.6B").size() == 2);
   for (const char* path : {"", "a", "/", "./a", "../a", "/a/b", "a/b/c", "a/", "/b",
                            "models/config.json", "a b/c", "-a/b", "a/b\n", "a/$(b)", "~/a"}) {
@@ -269,7 +259,7 @@ TEST_CASE("no bytes make the reader crash") {
     return state = state * 6364136223846793005u + 1442695040888963407u, state >> 33;
   };
   int refused = 0;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 1500; ++i) {
     std::string text = whole;
     for (uint64_t k = 0; k < 1 + next() % 5; ++k)
       text[next() % text.size()] = "0123456789{}[]\",:-e"[next() % 19];
@@ -279,5 +269,5 @@ TEST_CASE("no bytes make the reader crash") {
       ++refused;
     }
   }
-  CHECK(refused > 1000);
+  CHECK(refused > 500);
 }

@@ -1,18 +1,13 @@
 // What exists for backward: how many passes a pipeline holds at its fullest, and what each strategy
 // recomputes of a layer.
 #include <algorithm>
-#include <cctype>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
 #include <string>
 #include <utility>
 
-#include <unistd.h>
-
 #include "footprint_job.h"
-#include "sdk/base/pipeline.h"
+#include "pipeline_cases.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/planning/footprint_parts.h"
 
@@ -23,43 +18,17 @@ namespace {
 
 using Kind = PipelineAction::Kind;
 
-// One row of actions (semantics 11.2): "0F0 2F1 (0F3+3B1) 3I0 3W0"; "0F0-3" and "2B3-0"
-// are runs of micro-batches.
-PipelineList parse(const std::string& row) {
-  PipelineList out;
-  for (size_t i = 0; i < row.size(); ++i) {
-    if (row[i] != 'F' && row[i] != 'B' && row[i] != 'I' && row[i] != 'W') continue;
-    size_t digits = i;
-    while (digits > 0 && std::isdigit(row[digits - 1]) != 0) --digits;
-    const int64_t stage = std::stoll(row.substr(digits, i - digits));
-    int first = row[i + 1] - '0', until = first;
-    if (i + 3 < row.size() && row[i + 2] == '-') until = row[i + 3] - '0';
-    for (int j = std::min(first, until); j <= std::max(first, until); ++j)
-      out.push_back(
-          {Kind{row[i]}, stage, row[i + 2] == '-' && until < first ? first + until - j : j});
-  }
-  return out;
-}
-
-std::string named(PipelineList list) {
-  for (PipelineAction& action : list) action.paired = false;
-  return actions_row(list);
-}
-
-struct Peak {
-  int64_t passes = 0, waiting = 0;
-  int64_t bytes = 0;  // of 16 tokens; with the gradients that have begun to add up
-};
+// Bytes that 16 tokens a micro-batch hold at the fullest moment, with the gradients that have begun
+// to add up.
 // By hand, in floats a token of a stage's two layers: 2 * 116 are kept, and as many while weights
 // wait; one mlp's gradients are 68. The stage `head` has a norm and a head of 8 each, and 32
 // logits, whose gradient comes before that of the layers, and waits with the head's weights.
 // `gradients`: bytes, by stage. A message is 8; as many as ever lie here at once are there all the
 // time, the inputs of first layers among them, and of those that were sent as many stay as the
 // stage before the boundary has passes in flight.
-Peak peak_of(const PipelineRun& run, size_t rank, int64_t head = -1,
-             std::map<int64_t, int64_t> gradients = {}) {
+int64_t peak_of(const PipelineRun& run, size_t rank, int64_t head,
+                std::map<int64_t, int64_t> gradients) {
   constexpr int64_t kTokens = 16 * 4, kMessage = 8 * kTokens;
-  Peak now, most;
   std::map<int64_t, int64_t> came, went;  // by pass, by boundary and way
   std::set<int64_t> fed;
   int64_t here = 0, room = 0;
@@ -72,38 +41,32 @@ Peak peak_of(const PipelineRun& run, size_t rank, int64_t head = -1,
         (step.action.kind == Kind::backward || step.action.kind == Kind::weight))
       here -= std::exchange(messages, 0);
   }
-  now.bytes = most.bytes = room * kMessage;
+  int64_t now = room * kMessage, most = now;
   for (const PipelineStep& step : run.steps[rank]) {
     const int64_t stage = step.action.stage;
     const Kind kind = step.action.kind;
     if (step.kind == PipelineStep::Kind::send) {
       const int64_t boundary = kind == Kind::forward ? stage : stage - 1;
       int64_t& stay = went[kind == Kind::forward ? boundary : -1 - boundary];
-      if (stay < run.slots[static_cast<size_t>(boundary)]) ++stay, now.bytes += kMessage;
+      if (stay < run.slots[static_cast<size_t>(boundary)]) ++stay, now += kMessage;
     }
-    most.bytes = std::max(most.bytes, now.bytes);
+    most = std::max(most, now);
     if (step.kind != PipelineStep::Kind::compute) continue;
     const int64_t ends = (stage == head ? 16 : 0) * kTokens,
                   logits = (stage == head ? 32 : 0) * kTokens, layers = 232 * kTokens,
                   kept = layers - (fed.contains(stage) ? kMessage : 0);
-    now.passes += kind == Kind::forward ? 1 : kind == Kind::input ? 0 : -1;
-    now.waiting += kind == Kind::input ? 1 : kind == Kind::weight ? -1 : 0;
-    int64_t turn = now.bytes;
-    if (kind == Kind::forward) now.bytes += kept + ends + logits;
-    if (kind == Kind::backward) turn = now.bytes + std::max(logits, 68 * kTokens - logits - ends);
+    int64_t turn = now;
+    if (kind == Kind::forward) now += kept + ends + logits;
+    if (kind == Kind::backward) turn = now + std::max(logits, 68 * kTokens - logits - ends);
     if (kind == Kind::input) {
-      turn = now.bytes + std::max(logits, 68 * kTokens);
-      now.bytes += layers - kept;  // what waits are inputs and gradients of Linears
+      turn = now + std::max(logits, 68 * kTokens);
+      now += layers - kept;  // what waits are inputs and gradients of Linears
     }
-    if (kind == Kind::backward) now.bytes -= kept + ends + logits;
-    if (kind == Kind::weight) now.bytes -= layers + ends + logits;
-    if (kind == Kind::backward || kind == Kind::weight)
-      now.bytes += std::exchange(gradients[stage], 0);
-    most = {std::max(most.passes, now.passes), std::max(most.waiting, now.waiting),
-            std::max({most.bytes, now.bytes, turn})};
+    if (kind == Kind::backward) now -= kept + ends + logits;
+    if (kind == Kind::weight) now -= layers + ends + logits;
+    if (kind == Kind::backward || kind == Kind::weight) now += std::exchange(gradients[stage], 0);
+    most = std::max({most, now, turn});
   }
-  CHECK(now.passes == 0);
-  CHECK(now.waiting == 0);
   return most;
 }
 
@@ -114,32 +77,20 @@ struct Pipeline {
   const char* schedule;
   int64_t size, local, micro_batches;
 
-  int64_t bytes(int64_t rank) const {
+  // In the order of a file of actions, where one is named.
+  int64_t bytes(int64_t rank, const std::string& file = "") const {
     ModelOutline whole = llama_outline({.layers = 2 * size * local});
     Job job{.outline = whole, .sizes = {.dp = {}, .pp = size}, .world = size};
     job.work = {.local_batch = micro_batches, .seq_len = 16};
-    job.plan();
-    job.config.shared().pipeline.schedule = schedule;
-    job.config.shared().pipeline.batch_size = micro_batches;
-    job.config.shared().pipeline.layers_per_stage = 2;
-    PipelinePlan plan = plan_pipeline(whole, size, job.config.shared().pipeline);
-    job.outline = stage_outline(whole, plan, rank);
-    return fully_sharded_footprint(job.request(rank), {}).bytes.activations;
-  }
-  // The same stages in the order of a file that has the schedule's lists.
-  int64_t bytes_of_file(int64_t rank, const std::string& file) const {
-    std::ofstream out(file);
-    for (const PipelineList& list : lists()) out << actions_row(list) << "\n";
-    out.close();
-    ModelOutline whole = llama_outline({.layers = 2 * size * local});
-    Job job{.outline = whole, .sizes = {.dp = {}, .pp = size}, .world = size};
-    job.work = {.local_batch = micro_batches, .seq_len = 16};
-    job.plan();
-    job.config.shared().pipeline.schedule_csv = file;
-    job.config.shared().pipeline.batch_size = micro_batches;
-    PipelinePlan plan = plan_pipeline(whole, size, job.config.shared().pipeline);
-    job.outline = stage_outline(whole, plan, rank);
-    return fully_sharded_footprint(job.request(rank), {}).bytes.activations;
+    PipelineOptions& options = job.plan().config.shared().pipeline;
+    if (file.empty()) {
+      options.schedule = schedule;
+      options.layers_per_stage = 2;
+    }
+    options.schedule_csv = file;
+    options.batch_size = micro_batches;
+    job.outline = stage_outline(whole, plan_pipeline(whole, size, options), rank);
+    return job.rows({}, rank).bytes.activations;
   }
   PipelineLists lists() const {
     return make_actions(parse_schedule(schedule), size, local, micro_batches);
@@ -158,102 +109,40 @@ struct Pipeline {
       all += 4 * element_count(p.shape);
     }
     const PipelineRun run = simulate_pipeline(lists());
-    return peak_of(run, static_cast<size_t>(rank), size * local - 1, gradients).bytes - all;
+    return peak_of(run, static_cast<size_t>(rank), size * local - 1, gradients) - all;
   }
 };
 
 }  // namespace
 
-TEST_CASE(
-    "a pipeline rank holds what its list of actions says, at two ranks and four micro-batches") {
-  struct Row {
-    const char *schedule, *first, *second;
-    int64_t local;
-  };
-  for (const Row& row : {
-           Row{"GPipe", "0F0-3 0B0-3", "1F0-3 1B0-3", 1},
-           Row{"1F1B", "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3", 1},
-           Row{"LoopedBFS", "0F0-3 2F0-3 2B3-0 0B3-0", "1F0-3 3F0-3 3B3-0 1B3-0", 2},
-           Row{"Interleaved1F1B", "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
-               "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3", 2},
-           Row{"InterleavedZeroBubble",
-               "0F0 0F1 2F0 2F1 2I0 2W0 0F2 2I1 2W1 0F3 0I0 0W0 2F2 0I1 0W1 2F3 2I2 2W2 2I3 2W3 "
-               "0I2 0W2 0I3 0W3",
-               "1F0 1F1 3F0 3I0 3F1 3I1 3W0 1F2 1I0 3W1 1F3 1I1 1W0 3F2 3I2 1W1 3F3 3I3 3W2 1I2 "
-               "3W3 1I3 1W2 1W3",
-               2},
-           Row{"ZBVZeroBubble",
-               "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 "
-               "0I2 0W2 0I3 0W3",
-               "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 "
-               "1I3 1W2 2W3 1W3",
-               2},
-           Row{"DualPipeV",
-               "0F0 0F1 0F2 3F0 3I0 3W0 3F1 (0F3+3B1) (3F2+0B0) 3B2 (3F3+0B1) 3B3 0I2 0W2 0I3 0W3",
-               "1F0 2F0 1F1 2F1 1F2 2B0 (2F2+1B0) (1F3+2B1) (2F3+1B1) 2B2 1B2 2I3 1I3 2W3 1W3", 2},
-       }) {
-    CAPTURE(row.schedule);
-    Pipeline pipeline{row.schedule, 2, row.local, 4};
-    for (int64_t rank : {0, 1}) {
+// pipeline_actions_test.cpp holds the lists, pipeline_simulation_test.cpp the passes in flight.
+TEST_CASE("a pipeline rank holds what its list of actions says, also where a file has the list") {
+  for (const Pipeline& of : {Pipeline{"GPipe", 2, 1, 4},
+                             {"1F1B", 2, 1, 4},
+                             {"LoopedBFS", 2, 2, 4},
+                             {"Interleaved1F1B", 2, 2, 4},
+                             {"InterleavedZeroBubble", 2, 2, 4},
+                             {"ZBVZeroBubble", 2, 2, 4},
+                             {"DualPipeV", 2, 2, 4},
+                             {"1F1B", 4, 1, 8},
+                             {"1F1B", 4, 1, 3},
+                             {"LoopedBFS", 4, 2, 8},
+                             {"Interleaved1F1B", 4, 3, 8},
+                             {"Interleaved1F1B", 4, 2, 10},  // two rounds of five
+                             {"InterleavedZeroBubble", 4, 3, 8},
+                             {"ZBVZeroBubble", 4, 2, 8},
+                             {"ZBVZeroBubble", 4, 2, 3},  // too few to fill the V
+                             {"DualPipeV", 4, 2, 8}}) {
+    CAPTURE(of.schedule);
+    CAPTURE(of.size);
+    CAPTURE(of.micro_batches);
+    const ActionFile file(of.lists());
+    for (int64_t rank = 0; rank < of.size; ++rank) {
       CAPTURE(rank);
-      CHECK(named(pipeline.lists()[static_cast<size_t>(rank)]) ==
-            named(parse(rank == 0 ? row.first : row.second)));
-      CHECK(pipeline.bytes(rank) == pipeline.expected(rank));
+      CHECK(of.bytes(rank) == of.expected(rank));
+      CHECK(of.bytes(rank, file.path) == of.bytes(rank));
     }
   }
-}
-
-TEST_CASE(
-    "the peaks of longer pipelines are those of the table, and no more than there is in a run") {
-  struct Row {
-    Pipeline pipeline;
-    int64_t rank;
-    Peak peak;
-  };
-  for (const Row& row : {
-           Row{{"GPipe", 4, 1, 8}, 1, {8, 0}},
-           Row{{"1F1B", 4, 1, 8}, 0, {4, 0}},
-           Row{{"1F1B", 4, 1, 8}, 2, {2, 0}},
-           Row{{"1F1B", 4, 1, 3}, 0, {3, 0}},  // min(m, p - r)
-           Row{{"LoopedBFS", 4, 2, 8}, 1, {16, 0}},
-           Row{{"Interleaved1F1B", 4, 2, 8}, 0, {4 + 6 + 1, 0}},  // (v - 1) g + 2 (p - 1 - r) + 1
-           Row{{"Interleaved1F1B", 4, 2, 8}, 1, {4 + 4 + 1, 0}},
-           Row{{"Interleaved1F1B", 4, 3, 8}, 1, {8 + 4 + 1, 0}},
-           Row{{"Interleaved1F1B", 4, 2, 12}, 0, {4 + 6 + 1, 0}},
-           Row{{"Interleaved1F1B", 4, 2, 10}, 0, {5 + 6 + 1, 0}},   // two rounds of five
-           Row{{"Interleaved1F1B", 4, 2, 4}, 0, {8, 0}},            // v m
-           Row{{"InterleavedZeroBubble", 4, 2, 8}, 0, {4 + 4, 1}},  // (v - 1) g + p
-           Row{{"InterleavedZeroBubble", 4, 3, 8}, 2, {8 + 4, 3}},
-           Row{{"ZBVZeroBubble", 4, 2, 8}, 1, {8, 3}},
-           Row{{"ZBVZeroBubble", 4, 2, 3}, 2, {6, 1}},  // too few to fill the V
-           Row{{"ZBVZeroBubble", 4, 2, 3}, 1, {5, 1}},
-           Row{{"DualPipeV", 4, 2, 8}, 1, {9, 2}},
-           Row{{"DualPipeV", 4, 2, 8}, 2, {9, 3}},
-       }) {
-    CAPTURE(row.pipeline.schedule);
-    CAPTURE(row.pipeline.local);
-    CAPTURE(row.pipeline.micro_batches);
-    CAPTURE(row.rank);
-    const Pipeline& of = row.pipeline;
-    const Peak peak = peak_of(simulate_pipeline(of.lists()), static_cast<size_t>(row.rank));
-    CHECK(peak.passes == row.peak.passes);
-    CHECK(peak.waiting == row.peak.waiting);
-    CHECK(of.bytes(row.rank) == of.expected(row.rank));
-  }
-}
-
-TEST_CASE("a file of actions is counted by its own lists") {
-  const std::string file = (std::filesystem::temp_directory_path() /
-                            ("meshwright_activations_" + std::to_string(getpid()) + ".csv"))
-                               .string();
-  for (const Pipeline& p : {Pipeline{"1F1B", 4, 1, 8}, Pipeline{"Interleaved1F1B", 2, 2, 4},
-                            Pipeline{"ZBVZeroBubble", 4, 2, 8}, Pipeline{"DualPipeV", 2, 2, 4}})
-    for (int64_t rank = 0; rank < p.size; ++rank) {
-      CAPTURE(p.schedule);
-      CAPTURE(rank);
-      CHECK(p.bytes_of_file(rank, file) == p.bytes(rank));
-    }
-  std::filesystem::remove(file);
 }
 
 TEST_CASE(
@@ -274,7 +163,7 @@ TEST_CASE(
     int64_t most = 0;
     for (int64_t stage = 0; stage < 8; ++stage) {
       job.outline = stage_outline(whole, plan, stage);
-      Bytes b = fully_sharded_footprint(job.request(stage * 64), {}).bytes;
+      Bytes b = job.rows({}, stage * 64).bytes;
       most = std::max(most, b.weights + b.gradients + b.optimizer + b.transient + b.activations);
     }
     return static_cast<double>(most) / static_cast<double>(int64_t{1} << 30);
@@ -318,7 +207,7 @@ TEST_CASE(
     shared.activation_checkpointing = row.mode;
     shared.activation_checkpointing_scope = row.scope;
     CHECK(bytes(true) == row.with_layers);
-    CHECK(replicated_footprint(job.request()).bytes.activations == row.with_layers);
+    CHECK(job.copies().bytes.activations == row.with_layers);
     CHECK(bytes(false) == row.with_blocks);
   }
 }
@@ -329,16 +218,7 @@ TEST_CASE("between the factors of an adapter lie r elements a token") {
   job.plan_ddp();
   const auto bytes = [&] { return activation_bytes(job.request(), /*whole_layers=*/true); };
   const int64_t before = bytes(), tokens = 32;
-  ModelOutline& outline = job.outline;
-  const std::string linear = "model.layers.2.mlp.down_proj";
-  const std::vector<int64_t> shape = outline.find_parameter(linear + ".weight")->shape;
-  const auto at =
-      std::find_if(outline.parameters.begin(), outline.parameters.end(),
-                   [&](const ParameterOutline& p) { return p.name == linear + ".weight"; });
-  outline.parameters.insert(at + 1, {ParameterOutline{linear + ".lora_A.weight", {3, shape[1]}},
-                                     ParameterOutline{linear + ".lora_B.weight", {shape[0], 3}}});
-  for (const char* part : {".lora_A", ".lora_B"})
-    outline.modules.push_back({linear + part, ModuleKind::other, "Linear"});
+  add_adapter(job.outline, "model.layers.2.mlp.down_proj");
   CHECK(bytes() == before + tokens * 3 * 4);
 }
 
@@ -399,7 +279,7 @@ TEST_CASE("layers out of the checkpointing scope send nothing a second time") {
   auto sent = [&](ActivationCheckpointing mode, const char* scope) {
     job.config.shared().activation_checkpointing = mode;
     job.config.shared().activation_checkpointing_scope = {scope};
-    return find_row(fully_sharded_footprint(job.request(), {}).wire, "tp", "all_reduce")->count;
+    return find_row(job.rows().wire, "tp", "all_reduce")->count;
   };
   int64_t once = sent(ActivationCheckpointing::none, "all");
   CHECK(sent(ActivationCheckpointing::full, "all") > once);

@@ -61,9 +61,7 @@ TEST_CASE("attention over cp holds buffers, gradients of others' keys, and room 
 
 TEST_CASE(
     "activations grow by the room that stays, and by attention's backward where that is fullest") {
-  auto bytes = [](const Job& job) {
-    return fully_sharded_footprint(job.request(), {}).bytes.activations;
-  };
+  auto bytes = [](const Job& job) { return job.rows().bytes.activations; };
   Job alone = context_job(1, 16, ContextMethod::ring);
   alone.work.accumulation = 2;  // whose gradients are there, as theirs
   Job gather = context_job(2, 32, ContextMethod::all_gather),
@@ -123,8 +121,7 @@ TEST_CASE(
     job.tp =
         select_tp_plan(job.outline, {2, false, {TpPlanChoice::Kind::custom, "", row.patterns}});
     // Of two layers: keys and values twice, and their gradients.
-    check_row(fully_sharded_footprint(job.request(), {}), "cp", "send", 2 * 3,
-              2 * 3 * 16 * row.heads * 4 * 4);
+    check_row(job.rows(), "cp", "send", 2 * 3, 2 * 3 * 16 * row.heads * 4 * 4);
   }
 }
 
@@ -135,7 +132,7 @@ TEST_CASE("attention over cp sends and holds what autocast makes of queries, key
     cast.config.shared().autocast_dtype = half.config.shared().mp.param = DType::bfloat16;
     auto wire = [](const Job& job) {
       std::string out;
-      for (const WireRow& row : fully_sharded_footprint(job.request(), {}).wire)
+      for (const WireRow& row : job.rows().wire)
         if (row.axis == "cp") out += row.op + " " + std::to_string(row.bytes) + "; ";
       return out;
     };
@@ -148,8 +145,7 @@ TEST_CASE("attention over cp sends and holds what autocast makes of queries, key
 TEST_CASE("heads for tokens: the gradient of the output brings a float for each row and head") {
   Job job = context_job(2, 12, ContextMethod::ulysses);  // 6 tokens a rank
   const int64_t queries = 6 * 8 * 4, keys = 6 * 4 * 4, sums = 6 * 4 * 4;
-  check_row(fully_sharded_footprint(job.request(), {}), "cp", "all_to_all", 2 * 8,
-            2 * (4 * queries + 4 * keys + sums) / 2);
+  check_row(job.rows(), "cp", "all_to_all", 2 * 8, 2 * (4 * queries + 4 * keys + sums) / 2);
 }
 
 TEST_CASE("auto compares what the methods send for the layers, windows and recomputing counted") {

@@ -3,14 +3,12 @@
 
 #include <doctest/doctest.h>
 
-#include <functional>
-#include <optional>
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "llama_outline.h"
-#include "meshwright/error.h"
 #include "meshwright/footprint.h"
 #include "sdk/base/shared_schemas.h"
 
@@ -36,6 +34,21 @@ struct Job {
     mesh = plan_sharded_mesh({world, {}, config});
     plan_tp();
     return *this;
+  }
+  Job& plan(bool flat) { return flat ? plan_flat() : plan(); }
+  // What a rank of each kind of plan costs.
+  Footprint rows(const ShardingPolicy& policy = {}, int64_t rank = 0) const {
+    return footprint_of(request(rank), fully_sharded_plan(request(rank), policy));
+  }
+  Footprint flat(const ShardingPolicy& policy = {}, int64_t rank = 0) const {
+    return footprint_of(request(rank), flat_plan(request(rank), policy));
+  }
+  Footprint copies(const ReplicatedPolicy& policy = {}, int64_t rank = 0) const {
+    return footprint_of(request(rank), replicated_plan(request(rank), policy));
+  }
+  // The plan of flat buffers, or of rows.
+  ShardingPlan sharded(bool flat, int64_t rank = 0) const {
+    return flat ? flat_plan(request(rank)) : fully_sharded_plan(request(rank));
   }
   // Axes (dp, tp), as megatron_fsdp lays them out.
   Job& plan_flat() {
@@ -92,31 +105,21 @@ inline const ParameterPlacement& placement(const Footprint& footprint, const std
 
 using Placement = std::vector<std::pair<std::string, std::string>>;
 
-inline std::optional<Error> refusal(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return std::nullopt;
+// Factors of rank 3 beside a Linear.
+inline void add_adapter(ModelOutline& outline, const std::string& linear) {
+  const std::vector<int64_t> shape = outline.find_parameter(linear + ".weight")->shape;
+  const auto at =
+      std::ranges::find(outline.parameters, linear + ".weight", &ParameterOutline::name);
+  outline.parameters.insert(at + 1, {ParameterOutline{linear + ".lora_A.weight", {3, shape[1]}},
+                                     ParameterOutline{linear + ".lora_B.weight", {shape[0], 3}}});
+  for (const char* part : {".lora_A", ".lora_B"})
+    outline.modules.push_back({linear + part, ModuleKind::other, "Linear"});
 }
 
 inline int64_t total_elements(const ModelOutline& outline) {
   int64_t sum = 0;
   for (const ParameterOutline& p : outline.parameters) sum += element_count(p.shape);
   return sum;
-}
-
-inline Footprint fully_sharded_footprint(const ShardingRequest& request,
-                                         const ShardingPolicy& policy) {
-  return footprint_of(request, fully_sharded_plan(request, policy));
-}
-inline Footprint flat_footprint(const ShardingRequest& request, const ShardingPolicy& policy) {
-  return footprint_of(request, flat_plan(request, policy));
-}
-inline Footprint replicated_footprint(const ShardingRequest& request,
-                                      const ReplicatedPolicy& policy = {}) {
-  return footprint_of(request, replicated_plan(request, policy));
 }
 
 }  // namespace meshwright::testing

@@ -40,7 +40,7 @@ TEST_CASE("rows are cut by ceil chunks, the last ranks get fewer or none") {
   job.plan();
   const int64_t rows[4][3] = {{3, 2, 1}, {3, 2, 0}, {3, 1, 0}, {1, 0, 0}};
   for (int64_t rank = 0; rank < 4; ++rank) {
-    Footprint f = fully_sharded_footprint(job.request(rank), {});
+    Footprint f = job.rows({}, rank);
     for (size_t p = 0; p < 3; ++p) CHECK(f.parameters[p].local_shape[0] == rows[rank][p]);
     CHECK(f.parameters[2].local_shape == std::vector<int64_t>{rows[rank][2], 7});
     CHECK(f.parameters[0].global_shape == std::vector<int64_t>{10, 3});
@@ -55,14 +55,13 @@ TEST_CASE("rows are cut by ceil chunks, the last ranks get fewer or none") {
   outline.parameters = {{"scalar", {}, DType::float32}};
   Job bad{.outline = outline, .world = 4};
   bad.plan();
-  const std::optional<Error> error = refusal([&] { fully_sharded_footprint(bad.request(), {}); });
-  REQUIRE(error.has_value());
-  CHECK(error->code() == ErrorCode::model_does_not_fit);
-  CHECK(error->message() == "scalar has no dimension to cut over the 4 ranks of dp_shard");
-  CHECK(error->helps() == std::vector<std::string>{"give the parameter the shape [1]"});
+  const Error error =
+      refused(ErrorCode::model_does_not_fit,
+              "scalar has no dimension to cut over the 4 ranks of dp_shard", [&] { bad.rows(); });
+  CHECK(error.helps() == std::vector<std::string>{"give the parameter the shape [1]"});
   // One rank cuts nothing.
   Job alone{.outline = outline};
-  Footprint whole = fully_sharded_footprint(alone.plan().request(), {});
+  Footprint whole = alone.plan().rows();
   CHECK(whole.parameters[0].local_shape.empty());
   CHECK(whole.parameters[0].region == Region::whole({}));
   CHECK(whole.bytes.weights == 4);
@@ -74,7 +73,7 @@ TEST_CASE("a small Llama over four ranks costs what the hand computes") {
   Job job{.outline = llama_outline({}), .world = 4};
   job.plan();
   REQUIRE(total_elements(job.outline) == 2 * 688 + 520);
-  Footprint f = fully_sharded_footprint(job.request(), {});
+  Footprint f = job.rows();
   constexpr int64_t layer = 688 * 4, root = 520 * 4;
   REQUIRE(f.units.size() == 3);
   CHECK(f.units[0].name == "model.layers.0");
@@ -97,43 +96,41 @@ TEST_CASE("a small Llama over four ranks costs what the hand computes") {
         std::vector<int64_t>{2, 20});
 
   SUBCASE("the override wins over the position in the list") {
-    check_row(fully_sharded_footprint(job.request(), {.reshard_after_forward = true}), "dp_shard",
-              "all_gather", 5, (4 * layer + root) / 4 * 3);
-    Footprint kept = fully_sharded_footprint(job.request(), {.reshard_after_forward = false});
+    check_row(job.rows({.reshard_after_forward = true}), "dp_shard", "all_gather", 5,
+              (4 * layer + root) / 4 * 3);
+    Footprint kept = job.rows({.reshard_after_forward = false});
     check_row(kept, "dp_shard", "all_gather", 3, (2 * layer + root) / 4 * 3);
     CHECK(kept.bytes.transient == (root + 2 * layer) * 2);
   }
   SUBCASE("accumulation gathers every time and reduces once, or every time") {
     job.work.accumulation = 3;
-    Footprint deferred = fully_sharded_footprint(job.request(), {});
+    Footprint deferred = job.rows();
     check_row(deferred, "dp_shard", "all_gather", 12, 3 * ((3 * layer + root) / 4 * 3));
     check_row(deferred, "dp_shard", "reduce_scatter", 3, (2 * layer + root) / 4 * 3);
     CHECK(deferred.bytes.transient ==
           (root + 2 * layer) *
               2);  // here a full gradient equals the peak of two layers and the root
-    Footprint eager =
-        fully_sharded_footprint(job.request(), {.reduction = {.every_micro_batch = true}});
+    Footprint eager = job.rows({.reduction = {.every_micro_batch = true}});
     check_row(eager, "dp_shard", "reduce_scatter", 9, 3 * ((2 * layer + root) / 4 * 3));
   }
   SUBCASE("gathers use the parameter dtype, reductions their own, storage the third") {
     job.mp = {DType::bfloat16, DType::float32, DType::bfloat16, true};
     job.plan();
-    Footprint mixed = fully_sharded_footprint(job.request(), {});
+    Footprint mixed = job.rows();
     check_row(mixed, "dp_shard", "all_gather", 4, (3 * layer + root) / 4 * 3 / 2);
     check_row(mixed, "dp_shard", "reduce_scatter", 3, (2 * layer + root) / 4 * 3);
     CHECK(mixed.bytes.weights == 1896);
     CHECK(mixed.bytes.transient == (root + 2 * layer) / 2 + (root + 2 * layer));
     // Sums of micro-batches that are each reduced stay in the reduce dtype.
     job.work.storage = DType::bfloat16;
-    const int64_t once = fully_sharded_footprint(job.request(), {}).bytes.gradients;
-    CHECK(fully_sharded_footprint(job.request(), {.reduction = {.every_micro_batch = true}})
-              .bytes.gradients == 2 * once);
+    const int64_t once = job.rows().bytes.gradients;
+    CHECK(job.rows({.reduction = {.every_micro_batch = true}}).bytes.gradients == 2 * once);
   }
   SUBCASE("hybrid sharding adds an all-reduce of the shards") {
     job.world = 8;
     job.sizes.dp_replicate = 2;
     job.plan();
-    Footprint hybrid = fully_sharded_footprint(job.request(5), {});
+    Footprint hybrid = job.rows({}, 5);
     check_row(hybrid, "dp_shard", "reduce_scatter", 3, (2 * layer + root) / 4 * 3);
     check_row(hybrid, "dp_replicate", "all_reduce", 3, 2 * ((2 * layer + root) / 4) / 2);
     CHECK(placement(hybrid, "lm_head.weight").placement ==
@@ -143,25 +140,23 @@ TEST_CASE("a small Llama over four ranks costs what the hand computes") {
   SUBCASE("context parallelism shards over dp_shard_cp") {
     job.sizes.cp = 2;
     job.plan();
-    Footprint context = fully_sharded_footprint(job.request(), {});
+    Footprint context = job.rows();
     check_row(context, "dp_shard_cp", "all_gather", 4, (3 * layer + root) / 4 * 3);
     CHECK(placement(context, "lm_head.weight").placement == Placement{{"dp_shard_cp", "shard(0)"}});
   }
   SUBCASE("a rank alone sends nothing and holds nothing twice") {
     Job alone{.outline = llama_outline({})};
-    Footprint one = fully_sharded_footprint(alone.plan().request(), {});
+    Footprint one = alone.plan().rows();
     CHECK(one.wire.empty());
     CHECK(one.bytes.transient == 0);
     CHECK(one.bytes.weights == 1896 * 4);
     CHECK(placement(one, "lm_head.weight").placement.empty());
     alone.mp.param = DType::bfloat16;  // the computation needs cast copies
-    CHECK(fully_sharded_footprint(alone.plan().request(), {}).bytes.transient == 1896 * 2);
+    CHECK(alone.plan().rows().bytes.transient == 1896 * 2);
   }
   SUBCASE("a rank outside the mesh is refused") {
-    CHECK(refusal([&] { fully_sharded_footprint(job.request(4), {}); })->code() ==
-          ErrorCode::rank_out_of_range);
-    CHECK(refusal([&] { fully_sharded_footprint(job.request(-1), {}); })->code() ==
-          ErrorCode::rank_out_of_range);
+    CHECK(refusal([&] { job.rows({}, 4); })->code() == ErrorCode::rank_out_of_range);
+    CHECK(refusal([&] { job.rows({}, -1); })->code() == ErrorCode::rank_out_of_range);
   }
 }
 
@@ -171,19 +166,18 @@ TEST_CASE("deferred synchronisation keeps a full gradient") {
   constexpr int64_t layer = 688 * 4, root = 520 * 4;
   // The root, and a layer in use beside one that is fetched: which of them is the last one stays.
   int64_t gathered = root + 2 * layer;
-  CHECK(fully_sharded_footprint(job.request(), {}).bytes.transient == gathered + root + 2 * layer);
-  CHECK(fully_sharded_footprint(job.request(),
-                                {.prefetch = {.chains = true, .forward = 3, .backward = 3}})
-            .bytes.transient == gathered + 2 * layer + root + 2 * layer);
+  CHECK(job.rows().bytes.transient == gathered + root + 2 * layer);
+  CHECK(job.rows({.prefetch = {.chains = true, .forward = 3, .backward = 3}}).bytes.transient ==
+        gathered + 2 * layer + root + 2 * layer);
   job.work.accumulation = 4;
-  CHECK(fully_sharded_footprint(job.request(), {}).bytes.transient == gathered + root + 6 * layer);
-  CHECK(fully_sharded_footprint(job.request(), {.reduction = {.every_micro_batch = true}})
-            .bytes.transient == gathered + root + 2 * layer);
+  CHECK(job.rows().bytes.transient == gathered + root + 6 * layer);
+  CHECK(job.rows({.reduction = {.every_micro_batch = true}}).bytes.transient ==
+        gathered + root + 2 * layer);
 }
 
 TEST_CASE("a tied head is counted once") {
   Job job{.outline = llama_outline({.tied = true}), .world = 4};
-  Footprint f = fully_sharded_footprint(job.plan().request(), {});
+  Footprint f = job.plan().rows();
   CHECK(f.units.back().parameters == 520 - 256);
   CHECK(f.bytes.weights == 1896 - 256);
 }
@@ -225,7 +219,7 @@ TEST_CASE("shards of all ranks together are the model, on any mesh") {
     int64_t all_reduces = 0, weights = 0;
     std::map<std::string, int64_t> sent, expected;
     for (int64_t rank = 0; rank < row.world; ++rank) {
-      Footprint f = fully_sharded_footprint(job.request(rank), {});
+      Footprint f = job.rows({}, rank);
       int64_t mine = 0;
       for (size_t i = 0; i < f.parameters.size(); ++i) {
         const ParameterPlacement& p = f.parameters[i];
@@ -287,11 +281,11 @@ TEST_CASE("shards of all ranks together are the model, on any mesh") {
 TEST_CASE("tensor parallelism cuts rows by ceil chunks, empty pieces included") {
   Job job{.outline = llama_outline({.vocab = 5}), .sizes = {.dp = {}, .tp = 2}, .world = 2};
   job.plan();
-  CHECK(placement(fully_sharded_footprint(job.request(0), {}), "model.embed_tokens.weight")
-            .local_shape == std::vector<int64_t>{3, 8});
-  CHECK(placement(fully_sharded_footprint(job.request(1), {}), "model.embed_tokens.weight")
-            .local_shape == std::vector<int64_t>{2, 8});
-  Footprint f = fully_sharded_footprint(job.request(1), {});
+  CHECK(placement(job.rows({}, 0), "model.embed_tokens.weight").local_shape ==
+        std::vector<int64_t>{3, 8});
+  CHECK(placement(job.rows({}, 1), "model.embed_tokens.weight").local_shape ==
+        std::vector<int64_t>{2, 8});
+  Footprint f = job.rows({}, 1);
   CHECK(placement(f, "model.layers.0.self_attn.o_proj.weight").local_shape ==
         std::vector<int64_t>{8, 4});
   CHECK(placement(f, "model.layers.0.self_attn.o_proj.weight").placement ==
@@ -305,7 +299,7 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
   Job job{.outline = llama_outline({}), .sizes = {.dp = {}, .tp = 2}, .world = 2};
   job.work = {.local_batch = 2, .seq_len = 16};
   SUBCASE("without sequence parallel") {
-    Footprint f = fully_sharded_footprint(job.plan().request(), {});
+    Footprint f = job.plan().rows();
     // A layer: input gradients of q, k and v together and of gate and up together; outputs of o and
     // down. Besides: the embedding, the head's input gradient, the loss.
     check_row(f, "tp", "all_reduce", 10 + 2, 10 * 1024 + 384);
@@ -313,7 +307,7 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
   }
   SUBCASE("with sequence parallel") {
     job.sequence_parallel = true;
-    Footprint f = fully_sharded_footprint(job.plan().request(), {});
+    Footprint f = job.plan().rows();
     // Forward: two norms a layer and the head gather; o, down and the embedding reduce-scatter.
     // Backward mirrors it.
     check_row(f, "tp", "all_gather", 10, 10 * 512);
@@ -324,7 +318,7 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
   SUBCASE("every pass costs the same, gradients of norms are summed once a step") {
     job.sequence_parallel = true;
     job.work.accumulation = 4;
-    Footprint f = fully_sharded_footprint(job.plan().request(), {});
+    Footprint f = job.plan().rows();
     check_row(f, "tp", "reduce_scatter", 40, 40 * 512);
     check_row(f, "tp", "all_reduce", 1 + 4 * 2, 5 * 8 * 4 + 4 * 384);
   }
@@ -337,16 +331,14 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
     job.work.storage = DType::bfloat16;
     for (DType reduce : {DType::float32, DType::bfloat16, DType::float64}) {
       job.mp.reduce = reduce;
-      check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_reduce", 1,
-                5 * 2 * dtype_size(reduce));
-      check_row(replicated_footprint(job.request()), "tp", "all_reduce", 1,
-                5 * 8 * dtype_size(reduce));
+      check_row(job.plan().rows(), "tp", "all_reduce", 1, 5 * 2 * dtype_size(reduce));
+      check_row(job.copies(), "tp", "all_reduce", 1, 5 * 8 * dtype_size(reduce));
     }
   }
   SUBCASE("checkpointing runs forward collectives again") {
     auto again = [&](ActivationCheckpointing mode) {
       job.config.shared().activation_checkpointing = mode;
-      return fully_sharded_footprint(job.request(), {});
+      return job.rows();
     };
     job.plan();
     check_row(again(ActivationCheckpointing::full), "tp", "all_reduce", 10 + 4 + 2,
@@ -370,25 +362,24 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
   SUBCASE("norms of attention heads see cut heads: their gradients are summed too") {
     job.outline = llama_outline({.head_norms = true});
     job.outline.architecture = "Qwen3ForCausalLM";
-    check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_reduce", 10 + 2 + 1,
-              10 * 1024 + 384 + 4 * 2 * 4);
+    check_row(job.plan().rows(), "tp", "all_reduce", 10 + 2 + 1, 10 * 1024 + 384 + 4 * 2 * 4);
   }
   SUBCASE("without a sequence length only gradients are counted") {
     job.work.seq_len = 0;
-    CHECK(fully_sharded_footprint(job.plan().request(), {}).wire.empty());
+    CHECK(job.plan().rows().wire.empty());
     job.sequence_parallel = true;
-    Footprint f = fully_sharded_footprint(job.plan().request(), {});
+    Footprint f = job.plan().rows();
     CHECK(f.wire.size() == 1);
     check_row(f, "tp", "all_reduce", 1, 5 * 8 * 4);
   }
   SUBCASE("under the base plan columns gather, once for a block, and the logits are put together") {
     job.outline.architecture = "MistralForCausalLM";
-    Footprint f = fully_sharded_footprint(job.plan().request(), {});
+    Footprint f = job.plan().rows();
     REQUIRE(job.tp.source == "base plan");
     check_row(f, "tp", "all_reduce", 10, 10 * 1024);
     check_row(f, "tp", "all_gather", 1, 2048);
     job.sequence_parallel = true;
-    f = fully_sharded_footprint(job.plan().request(), {});
+    f = job.plan().rows();
     // A layer: two blocks forward, o and down backward; the embedding backward, the head forward,
     // its logits.
     check_row(f, "tp", "all_gather", 2 * 4 + 3, (2 * 4 + 2) * 512 + 2048);
@@ -398,8 +389,7 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
   SUBCASE("what does not divide is sent with its padding") {
     job.outline = llama_outline({.vocab = 33});
     job.outline.architecture = "MistralForCausalLM";
-    check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_gather", 1,
-              32 * 17 * 4);
+    check_row(job.plan().rows(), "tp", "all_gather", 1, 32 * 17 * 4);
   }
 }
 
@@ -420,14 +410,14 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
   ShardingPolicy kept{.reshard_after_forward = false};
   std::map<std::string, int64_t> elements;
   for (int64_t rank = 0; rank < 8; ++rank) {
-    Footprint f = fully_sharded_footprint(job.request(rank), kept);
+    Footprint f = job.rows(kept, rank);
     for (const ParameterPlacement& p : f.parameters)
       elements[p.name] += element_count(p.local_shape);
   }
   for (const ParameterOutline& p : job.outline.parameters)
     CHECK(elements[p.name] == element_count(p.shape));
 
-  Footprint f = fully_sharded_footprint(job.request(), kept);
+  Footprint f = job.rows(kept);
   const ParameterPlacement& up = placement(f, "model.layers.1.mlp.experts.gate_up_proj");
   CHECK(up.local_shape == std::vector<int64_t>{2, 20, 24});
   CHECK(up.placement == Placement{{"ep_shard", "shard(1)"}, {"ep", "shard(0)"}});
@@ -447,13 +437,13 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
   check_row(f, "ep", "all_gather", 2, counted);
   // Layers that are computed again ask for them only where they choose again.
   job.config.shared().activation_checkpointing = ActivationCheckpointing::full;
-  check_row(fully_sharded_footprint(job.request(), kept), "ep", "all_gather", 2, counted);
+  check_row(job.rows(kept), "ep", "all_gather", 2, counted);
   job.config.shared().moe.ignore_router_for_ac = false;
-  check_row(fully_sharded_footprint(job.request(), kept), "ep", "all_gather", 4, 2 * counted);
+  check_row(job.rows(kept), "ep", "all_gather", 4, 2 * counted);
   job.config.shared().moe.ignore_router_for_ac = true;
   job.config.shared().activation_checkpointing = ActivationCheckpointing::none;
   job.config.shared().moe.dispatcher = TokenDispatcher::all_gather;
-  Footprint all = fully_sharded_footprint(job.request(), kept);
+  Footprint all = job.rows(kept);
   CHECK(find_row(all.wire, "ep", "all_to_all") == nullptr);
   // Forward: the number of tokens, rows, weights and choices; backward: the rows' gradients. Sums:
   // rows; rows and weights.
@@ -464,24 +454,23 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
   CHECK(f.bytes.weights * 8 == total_elements(job.outline) * 4);
   // Nothing is freed after forward and nothing is cut twice: one gather of each unit.
   CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == 5);
-  CHECK(find_row(fully_sharded_footprint(job.request(), {.reshard_after_forward = true}).wire,
-                 "dp_shard", "all_gather")
-            ->count == 5 + 4);
+  CHECK(find_row(job.rows({.reshard_after_forward = true}).wire, "dp_shard", "all_gather")->count ==
+        5 + 4);
 
   SUBCASE("an fp32 head gathers and reduces in float32") {
     job.mp = {DType::bfloat16, DType::bfloat16, DType::bfloat16, true};
     job.plan();
     job.config.shared().moe.lm_head_precision = DType::float32;
-    Footprint head = fully_sharded_footprint(job.request(), kept);
+    Footprint head = job.rows(kept);
     CHECK(head.units[5].padded_bytes == 64 * 24 * 4);
     CHECK(head.units[4].padded_bytes == 64 * 24 * 2);
     job.config.shared().moe.mp_policy =
         MixedPrecision{DType::float32, DType::float32, DType::float32, true};
-    CHECK(fully_sharded_footprint(job.request(), kept).units[4].padded_bytes == 64 * 24 * 4);
+    CHECK(job.rows(kept).units[4].padded_bytes == 64 * 24 * 4);
   }
   SUBCASE("with ep_shard 1 experts are no unit: nothing gathers or reduces them") {
     job.sizes.ep = 8;
-    Footprint alone = fully_sharded_footprint(job.plan().request(), kept);
+    Footprint alone = job.plan().rows(kept);
     CHECK(alone.units.size() == 5);
     CHECK(find_row(alone.wire, "ep_shard", "all_gather") == nullptr);
     CHECK(placement(alone, "model.layers.0.mlp.experts.down_proj").placement ==
@@ -495,21 +484,18 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
                                       std::tuple(int64_t{14}, int64_t{2}, int64_t{40})}) {
       Job bad{.outline = llama_outline(sizes), .sizes = {.dp = {}, .ep = ep}, .world = world};
       bad.plan();
-      std::optional<Error> error = refusal([&] { fully_sharded_footprint(bad.request(), kept); });
-      REQUIRE(error.has_value());
-      CHECK(error->code() == ErrorCode::model_does_not_fit);
-      CHECK(error->key() == "distributed.ep_size");
-      CHECK(error->message().find(std::to_string(size_of)) != std::string::npos);
-      REQUIRE(!error->helps().empty());
-      for (const std::string& help : error->helps()) {
+      const Error error = refused(ErrorCode::model_does_not_fit, "", [&] { bad.rows(kept); });
+      CHECK(error.key() == "distributed.ep_size");
+      CHECK(error.message().find(std::to_string(size_of)) != std::string::npos);
+      REQUIRE(!error.helps().empty());
+      for (const std::string& help : error.helps()) {
         CAPTURE(help);
         bad.sizes.ep = std::stoll(help.substr(help.find("= ") + 2));
-        CHECK_NOTHROW(fully_sharded_footprint(bad.plan().request(), kept));
+        CHECK_NOTHROW(bad.plan().rows(kept));
       }
     }
     Job dense{.outline = llama_outline({}), .sizes = {.dp = {}, .ep = 2}, .world = 2};
-    CHECK(refusal([&] { fully_sharded_footprint(dense.plan().request(), kept); })->code() ==
-          ErrorCode::model_does_not_fit);
+    CHECK(refusal([&] { dense.plan().rows(kept); })->code() == ErrorCode::model_does_not_fit);
   }
 }
 
@@ -525,9 +511,8 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
   int64_t hidden = 16 * 8 * 4, weights = 0;
   for (int64_t stage = 0; stage < 4; ++stage) {
     job.outline = stage_outline(whole, plan, stage);
-    Footprint f = fully_sharded_footprint(job.request(stage * 2), {});
-    weights +=
-        f.bytes.weights + fully_sharded_footprint(job.request(stage * 2 + 1), {}).bytes.weights;
+    Footprint f = job.rows({}, stage * 2);
+    weights += f.bytes.weights + job.rows({}, stage * 2 + 1).bytes.weights;
     // Four micro-batches: to the next stage, and gradients to the one before.
     int64_t neighbours = stage == 0 || stage == 3 ? 1 : 2;
     check_row(wire_of(pipeline_schedule(job.request(stage * 2), plan)), "pp", "send",
@@ -536,9 +521,8 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     int64_t units = stage == 0 || stage == 3 ? 2 : 1;
     CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == units);
     CHECK(find_row(f.wire, "dp_shard", "reduce_scatter")->count == units);
-    Footprint freed = fully_sharded_footprint(
-        job.request(stage * 2),
-        {.reshard_after_forward = true, .reduction = {.every_micro_batch = true}});
+    Footprint freed = job.rows(
+        {.reshard_after_forward = true, .reduction = {.every_micro_batch = true}}, stage * 2);
     CHECK(find_row(freed.wire, "dp_shard", "all_gather")->count == 2 * 4 + (units - 1));
     CHECK(find_row(freed.wire, "dp_shard", "reduce_scatter")->count == 4 * units);
     CHECK(placement(f, "model.layers." + std::to_string(stage) + ".mlp.up_proj.weight").placement ==
@@ -549,7 +533,7 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     job.outline = stage_outline(whole, plan, 1);
     job.work.local_batch = 6;  // three runs of four micro-batches
     job.work.accumulation = 2;
-    Footprint f = fully_sharded_footprint(job.request(2), {});
+    Footprint f = job.rows({}, 2);
     check_row(wire_of(pipeline_schedule(job.request(2), plan)), "pp", "send", 3 * 4 * 2,
               3 * 4 * 2 * hidden);
     CHECK(find_row(f.wire, "dp_shard", "all_gather")->count ==
@@ -571,13 +555,12 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
   }
   SUBCASE("activations of the micro-batches in flight are held") {
     job.outline = stage_outline(whole, plan, 1);
-    int64_t three = fully_sharded_footprint(job.request(2), {})
-                        .bytes.activations;  // 1F1B: stages behind this one, and itself
+    int64_t three = job.rows({}, 2).bytes.activations;  // 1F1B: stages behind this one, and itself
     job.config.shared().pipeline.schedule = "GPipe";
-    int64_t four = fully_sharded_footprint(job.request(2), {}).bytes.activations;
+    int64_t four = job.rows({}, 2).bytes.activations;
     job.outline = stage_outline(whole, plan, 2);
     job.config.shared().pipeline.schedule = "1F1B";
-    int64_t two = fully_sharded_footprint(job.request(4), {}).bytes.activations;
+    int64_t two = job.rows({}, 4).bytes.activations;
     CHECK(three > two);
     CHECK(four > three);
     CHECK(four - three < three - two);  // GPipe's is before there are gradients
@@ -628,7 +611,7 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
 TEST_CASE("attention over a cut sequence gathers keys and values") {
   Job job{.outline = llama_outline({}), .sizes = {.dp = {}, .cp = 2}, .world = 2};
   job.work = {.local_batch = 1, .seq_len = 10};  // padded to 12: 6 tokens a rank
-  Footprint f = fully_sharded_footprint(job.plan().request(), {});
+  Footprint f = job.plan().rows();
   int64_t kv = 12 * 2 * 2 * 2 * 4;  // 12 tokens, keys and values, 2 heads of 2, floats
   check_row(f, "cp", "all_gather", 4, 4 * kv / 2);
   check_row(f, "cp", "reduce_scatter", 2, 2 * kv / 2);
@@ -647,27 +630,26 @@ TEST_CASE("absurd workloads end at the largest number") {
                   .storage = DType::float64,
                   .optimizer_states = huge};
       job.sequence_parallel = true;
-      Footprint f = fully_sharded_footprint(
-          job.plan().request(), {.prefetch = {.chains = true, .forward = huge, .backward = huge},
-                                 .reduction = {.every_micro_batch = true}});
+      Footprint f =
+          job.plan().rows({.prefetch = {.chains = true, .forward = huge, .backward = huge},
+                           .reduction = {.every_micro_batch = true}});
       CHECK(f.bytes.optimizer == INT64_MAX);
       CHECK(f.bytes.activations == INT64_MAX);
       for (const WireRow& row : f.wire) CHECK(row.bytes > 0);
-      for (const WireRow& row : replicated_footprint(job.request()).wire) CHECK(row.bytes > 0);
+      for (const WireRow& row : job.copies().wire) CHECK(row.bytes > 0);
       if (cp == 1)
         for (int level = 0; level <= 3; ++level)
-          CHECK(flat_footprint(job.request(),
-                               {.level = level,
-                                .prefetch = {.chains = true, .forward = huge, .backward = huge}})
+          CHECK(job.flat({.level = level,
+                          .prefetch = {.chains = true, .forward = huge, .backward = huge}})
                     .bytes.optimizer > huge);
     }
 }
 
 TEST_CASE("activations shrink with checkpointing and with sequence parallel") {
   Job job{.outline = llama_outline({.layers = 4}), .world = 2};
-  CHECK(fully_sharded_footprint(job.plan().request(), {}).bytes.activations == 0);
+  CHECK(job.plan().rows().bytes.activations == 0);
   job.work = {.local_batch = 2, .seq_len = 16};
-  auto bytes = [&] { return fully_sharded_footprint(job.request(), {}).bytes.activations; };
+  auto bytes = [&] { return job.rows().bytes.activations; };
   // A token and layer: inputs of two norms and two blocks (4 x 8), q, k, v and o's input (8 + 4 + 4
   // + 8), gate, up and down's input (3 x 20). Outside: the final norm's and the head's input (2 x
   // 8), logits (32) and their gradient (32).

@@ -1,11 +1,38 @@
-// A Llama-shaped outline of any size, for tests of what is computed from outlines.
+// What tests of plans share: a Llama-shaped outline of any size, and how refusals are looked at.
 #pragma once
 
-#include <string>
+#include <doctest/doctest.h>
 
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "meshwright/error.h"
 #include "meshwright/outline.h"
 
 namespace meshwright::testing {
+
+template <class Body>
+std::optional<Error> refusal(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+// A refusal with that code, whose message has the words.
+template <class Body>
+Error refused(ErrorCode code, const std::string& words, const Body& body) {
+  const std::optional<Error> error = refusal(body);
+  REQUIRE(error.has_value());
+  CHECK(code_string(error->code()) == code_string(code));
+  CHECK_MESSAGE(error->message().find(words) != std::string::npos, error->message());
+  return *error;
+}
+
+using Names = std::vector<std::string>;
 
 struct LlamaSizes {
   int64_t layers = 2, hidden = 8, ffn = 20, heads = 4, kv_heads = 2, vocab = 32;

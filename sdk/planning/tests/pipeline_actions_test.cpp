@@ -1,8 +1,6 @@
 // The order of actions (semantics 11.2): lists written out, and what PyTorch's own schedules list.
 #include "sdk/base/pipeline.h"
 
-#include <doctest/doctest.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -10,16 +8,17 @@
 #include <set>
 #include <sstream>
 
-#include "meshwright/error.h"
+#include "llama_outline.h"
 #include "pipeline_cases.h"
 
-using namespace meshwright;
-
 namespace pipeline_actions_test {
+
+using namespace meshwright;
+using namespace meshwright::testing;
+
 namespace {
 
 using Kind = PipelineAction::Kind;
-using testing::PipelineCase;
 
 // Rows of actions: "0F0-3" and "2B3-0" are runs of micro-batches, "7FIW4-5" is 7F4 7I4 7W4
 // 7F5 7I5 7W5, "(0F3+3B1)" a pair.
@@ -156,10 +155,8 @@ TEST_CASE("every list is the one that PyTorch's schedule of that name makes") {
 }
 
 TEST_CASE("every list holds each forward once, behind it one whole backward or both halves") {
-  for (const PipelineCase& one : testing::pipeline_cases()) {
-    CAPTURE(schedule_name(one.schedule));
-    CAPTURE(one.size);
-    CAPTURE(one.micro_batches);
+  for (const PipelineCase& one : pipeline_cases()) {
+    INFO(one.text());
     std::set<int64_t> stages;
     for (const PipelineList& list : one.lists()) {
       std::set<std::string> done;
@@ -217,26 +214,22 @@ TEST_CASE(
   for (const Row& row : rows) {
     CAPTURE(schedule_name(row.schedule));
     CAPTURE(row.micro_batches);
-    try {
+    const Error error = refused(ErrorCode::bad_pipeline, std::to_string(row.micro_batches), [&] {
       make_actions(row.schedule, row.size, 2, row.micro_batches);
-      FAIL("not refused");
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::bad_pipeline);
-      CHECK(error.key() == "distributed.pipeline.pp_batch_size");
-      CHECK(error.message().find(std::to_string(row.micro_batches)) != std::string::npos);
-      for (size_t i = 0; i < row.nearest.size(); ++i) {
-        CHECK(error.helps().at(i) ==
-              "set distributed.pipeline.pp_batch_size = " + std::to_string(row.nearest[i]));
-        CHECK_NOTHROW(make_actions(row.schedule, row.size, 2, row.nearest[i]));
-      }
-      for (size_t i = row.nearest.size(); i < error.helps().size(); ++i)
-        CHECK(error.helps()[i] == "set distributed.pipeline.pp_schedule = \"ZBVZeroBubble\"");
-      // Nothing nearer would do.
-      const int64_t distance = std::abs(row.nearest.front() - row.micro_batches);
-      for (int64_t d = 1; d < distance; ++d)
-        for (int64_t m : {row.micro_batches - d, row.micro_batches + d})
-          CHECK(!runs_micro_batches(row.schedule, row.size, m));
+    });
+    CHECK(error.key() == "distributed.pipeline.pp_batch_size");
+    for (size_t i = 0; i < row.nearest.size(); ++i) {
+      CHECK(error.helps().at(i) ==
+            "set distributed.pipeline.pp_batch_size = " + std::to_string(row.nearest[i]));
+      CHECK_NOTHROW(make_actions(row.schedule, row.size, 2, row.nearest[i]));
     }
+    for (size_t i = row.nearest.size(); i < error.helps().size(); ++i)
+      CHECK(error.helps()[i] == "set distributed.pipeline.pp_schedule = \"ZBVZeroBubble\"");
+    // Nothing nearer would do.
+    const int64_t distance = std::abs(row.nearest.front() - row.micro_batches);
+    for (int64_t d = 1; d < distance; ++d)
+      for (int64_t m : {row.micro_batches - d, row.micro_batches + d})
+        CHECK(!runs_micro_batches(row.schedule, row.size, m));
   }
 }
 
@@ -248,19 +241,16 @@ TEST_CASE("lists that nobody would run are refused before they are made") {
                                      {INT64_MAX, INT64_MAX}}) {
     CAPTURE(size);
     CAPTURE(micro_batches);
-    try {
-      make_actions(PipelineSchedule::interleaved_1f1b, size, 2, micro_batches);
-      FAIL("not refused");
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::bad_pipeline);
-      REQUIRE(error.helps().size() == 1);
-      const std::string& help = error.helps().front();
-      const int64_t value = std::stoll(help.substr(help.find(" = ") + 3));
-      if (help.find("pp_size") == std::string::npos)
-        CHECK_NOTHROW(make_actions(PipelineSchedule::interleaved_1f1b, size, 2, value));
-      else
-        CHECK(value == 1);
-    }
+    const Error error = refused(ErrorCode::bad_pipeline, "", [&, s = size, m = micro_batches] {
+      make_actions(PipelineSchedule::interleaved_1f1b, s, 2, m);
+    });
+    REQUIRE(error.helps().size() == 1);
+    const std::string& help = error.helps().front();
+    const int64_t value = std::stoll(help.substr(help.find(" = ") + 3));
+    if (help.find("pp_size") == std::string::npos)
+      CHECK_NOTHROW(make_actions(PipelineSchedule::interleaved_1f1b, size, 2, value));
+    else
+      CHECK(value == 1);
   }
 }
 

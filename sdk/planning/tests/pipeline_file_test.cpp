@@ -1,48 +1,30 @@
 // Files of actions: what is read, and every way in which one can be wrong.
-#include <doctest/doctest.h>
-#include <unistd.h>
+#include <optional>
 
-#include <filesystem>
-#include <fstream>
-
-#include "meshwright/error.h"
+#include "llama_outline.h"
 #include "pipeline_cases.h"
 
-using namespace meshwright;
-
 namespace pipeline_file_test {
-namespace {
 
-struct File {
-  explicit File(const std::string& text)
-      : path(std::filesystem::temp_directory_path() /
-             ("meshwright_actions_" + std::to_string(getpid()) + ".csv")) {
-    std::ofstream(path, std::ios::binary) << text;
-  }
-  ~File() {
-    std::error_code ignored;
-    std::filesystem::remove(path, ignored);
-  }
-  std::filesystem::path path;
-};
+using namespace meshwright;
+using namespace meshwright::testing;
+
+namespace {
 
 PipelineLists read(const std::string& text, int64_t size,
                    std::optional<int64_t> micro_batches = std::nullopt) {
-  File file(text);
-  return read_actions(file.path.string(), size, micro_batches);
+  const ActionFile file(text);
+  return read_actions(file.path, size, micro_batches);
 }
 
 }  // namespace
 
 TEST_CASE("a file of any schedule's rows is read as they were written") {
-  for (const testing::PipelineCase& one : testing::pipeline_cases()) {
+  for (const PipelineCase& one : pipeline_cases()) {
     if (one.micro_batches % 7 != 3) continue;
-    CAPTURE(schedule_name(one.schedule));
-    CAPTURE(one.size);
-    CAPTURE(one.micro_batches);
+    INFO(one.text());
     const PipelineLists lists = one.lists();
-    std::string text;
-    for (const PipelineList& list : lists) text += actions_row(list) + "\n";
+    const std::string text = ActionFile::rows(lists);
     REQUIRE(read(text, one.size, one.micro_batches) == lists);
     REQUIRE(read(text, one.size) == lists);
   }
@@ -124,20 +106,14 @@ TEST_CASE("every broken file is refused at its row and column") {
   };
   for (const Row& row : rows) {
     CAPTURE(row.name);
-    File file(row.text);
+    const ActionFile file(row.text);
     std::string expected = row.message;
     if (size_t at = expected.find("FILE"); at != std::string::npos)
-      expected.replace(at, 4, file.path.string());
-    try {
-      read_actions(file.path.string(), 2, 2);
-      FAIL("not refused");
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::bad_pipeline);
-      CHECK(error.key() == "distributed.pipeline.pp_schedule_csv");
-      CHECK(error.message().find(expected) != std::string::npos);
-      CHECK(!error.helps().empty());
-      INFO(error.message());
-    }
+      expected.replace(at, 4, file.path);
+    const Error error =
+        refused(ErrorCode::bad_pipeline, expected, [&] { read_actions(file.path, 2, 2); });
+    CHECK(error.key() == "distributed.pipeline.pp_schedule_csv");
+    CHECK(!error.helps().empty());
   }
   CHECK_NOTHROW(read("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n", 2, 2));
 }
@@ -145,12 +121,7 @@ TEST_CASE("every broken file is refused at its row and column") {
 TEST_CASE("a file that is not there is an unreadable file") {
   for (const std::string& path :
        {std::string("/nowhere/actions.csv"), std::filesystem::temp_directory_path().string()})
-    try {
-      read_actions(path, 2);
-      FAIL("not refused");
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::file_unreadable);
-    }
+    refused(ErrorCode::file_unreadable, path, [&] { read_actions(path, 2); });
 }
 
 }  // namespace pipeline_file_test

@@ -1,7 +1,5 @@
 // Messages, times and memory of pipeline runs: closed forms, and what a run may rely on. Long
 // because all cases share the forms.
-#include <doctest/doctest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <deque>
@@ -10,18 +8,18 @@
 #include <set>
 
 #include "llama_outline.h"
-#include "meshwright/error.h"
 #include "pipeline_cases.h"
 #include "sdk/base/shared_schemas.h"
 
-using namespace meshwright;
-
 namespace pipeline_simulation_test {
+
+using namespace meshwright;
+using namespace meshwright::testing;
+
 namespace {
 
 using Kind = PipelineAction::Kind;
 using StepKind = PipelineStep::Kind;
-using testing::PipelineCase;
 
 PipelineRun run_of(const PipelineCase& one, PipelineTimes times = {}) {
   const std::vector<PipelineTimes> all(static_cast<size_t>(one.size * one.local), times);
@@ -92,9 +90,7 @@ PipelinePeak peak_of(const PipelineCase& one, int64_t r) {
   }
   out.passes = std::min(out.passes, v * m);
   out.waiting = std::min(out.waiting, out.passes);
-  const bool v_placed = one.schedule == PipelineSchedule::zbv_zero_bubble ||
-                        one.schedule == PipelineSchedule::dual_pipe_v;
-  if (r != (v_placed ? 0 : p - 1)) out.logits = 0;
+  if (r != (one.v_placed() ? 0 : p - 1)) out.logits = 0;
   return out;
 }
 
@@ -102,15 +98,12 @@ PipelinePeak peak_of(const PipelineCase& one, int64_t r) {
 
 TEST_CASE("bubbles are what the closed forms say") {
   int64_t held = 0;
-  for (const PipelineCase& one : testing::pipeline_cases())
+  for (const PipelineCase& one : pipeline_cases())
     for (const PipelineTimes& times : {PipelineTimes{1, 1, 1}, PipelineTimes{1, 2, 1},
                                        PipelineTimes{2, 1, 3}, PipelineTimes{3, 4, 3}}) {
       const std::optional<double> expected = bubble_of(one, times);
       if (!expected) continue;
-      CAPTURE(schedule_name(one.schedule));
-      CAPTURE(one.size);
-      CAPTURE(one.local);
-      CAPTURE(one.micro_batches);
+      INFO(one.text());
       const PipelineRun run = run_of(one, times);
       const double work = static_cast<double>(one.local * one.micro_batches) *
                           (times.forward + times.input + times.weight),
@@ -139,11 +132,8 @@ TEST_CASE("bubbles are what the closed forms say") {
 }
 
 TEST_CASE("stages in flight and weights that wait are those of the table in cost_model.md") {
-  for (const PipelineCase& one : testing::pipeline_cases()) {
-    CAPTURE(schedule_name(one.schedule));
-    CAPTURE(one.size);
-    CAPTURE(one.local);
-    CAPTURE(one.micro_batches);
+  for (const PipelineCase& one : pipeline_cases()) {
+    INFO(one.text());
     const PipelineRun run = run_of(one);
     REQUIRE(run.peaks.size() == static_cast<size_t>(one.size));
     for (int64_t rank = 0; rank < one.size; ++rank) {
@@ -165,11 +155,8 @@ TEST_CASE("stages in flight and weights that wait are those of the table in cost
 }
 
 TEST_CASE("receives stand in the order of the sends, before the actions that use them") {
-  for (const PipelineCase& one : testing::pipeline_cases()) {
-    CAPTURE(schedule_name(one.schedule));
-    CAPTURE(one.size);
-    CAPTURE(one.local);
-    CAPTURE(one.micro_batches);
+  for (const PipelineCase& one : pipeline_cases()) {
+    INFO(one.text());
     const PipelineLists lists = one.lists();
     const PipelineRun run = simulate_pipeline(lists);
     std::map<std::pair<size_t, size_t>, std::vector<std::string>> sent, received;
@@ -200,9 +187,8 @@ TEST_CASE("receives stand in the order of the sends, before the actions that use
     REQUIRE(sent == received);
     // Each boundary between ranks is crossed both ways by every micro-batch; the stages in the
     // middle of a V lie on one rank.
-    const bool v = one.schedule == PipelineSchedule::zbv_zero_bubble ||
-                   one.schedule == PipelineSchedule::dual_pipe_v;
-    const int64_t boundaries = one.size == 1 ? 0 : one.size * one.local - 1 - (v ? 1 : 0);
+    const int64_t boundaries =
+        one.size == 1 ? 0 : one.size * one.local - 1 - (one.v_placed() ? 1 : 0);
     REQUIRE(static_cast<int64_t>(messages) == 2 * boundaries * one.micro_batches);
   }
 }
@@ -210,11 +196,9 @@ TEST_CASE("receives stand in the order of the sends, before the actions that use
 TEST_CASE("a run ends in whatever order its ranks get on, with no more buffers than slots") {
   // A rank sends when it has computed, and waits while the buffers behind its stage are taken: from
   // a forward until its gradient has been used there.
-  for (const PipelineCase& one : testing::pipeline_cases()) {
+  for (const PipelineCase& one : pipeline_cases()) {
     if (one.micro_batches > 12 || one.size > 5) continue;
-    CAPTURE(schedule_name(one.schedule));
-    CAPTURE(one.size);
-    CAPTURE(one.micro_batches);
+    INFO(one.text());
     const PipelineRun run = run_of(one);
     std::map<std::pair<size_t, size_t>, std::deque<std::string>> way;  // in FIFO order
     std::vector<size_t> next(run.steps.size()), arrived_until(run.steps.size());
@@ -269,11 +253,9 @@ TEST_CASE("a run ends in whatever order its ranks get on, with no more buffers t
 TEST_CASE("messages may lie in memory that is used again in turn, of the length that a run says") {
   // Who sends message n waits until the pass of message n - length to the same rank is over.
   int64_t stuck = 0;
-  for (const PipelineCase& one : testing::pipeline_cases()) {
+  for (const PipelineCase& one : pipeline_cases()) {
     if (one.micro_batches > 12 || one.size > 5) continue;
-    CAPTURE(schedule_name(one.schedule));
-    CAPTURE(one.size);
-    CAPTURE(one.micro_batches);
+    INFO(one.text());
     const PipelineRun run = run_of(one);
     const size_t ranks = run.steps.size();
     auto ends = [&](bool forwards, int64_t less) {
@@ -353,10 +335,8 @@ TEST_CASE("slots and spans of a small run") {
 }
 
 TEST_CASE("a stage has as many slots as it ever has micro-batches in flight") {
-  for (const PipelineCase& one : testing::pipeline_cases()) {
-    CAPTURE(schedule_name(one.schedule));
-    CAPTURE(one.size);
-    CAPTURE(one.micro_batches);
+  for (const PipelineCase& one : pipeline_cases()) {
+    INFO(one.text());
     const PipelineLists lists = one.lists();
     const PipelineRun run = simulate_pipeline(lists);
     REQUIRE(static_cast<int64_t>(run.slots.size()) == one.size * one.local);
@@ -381,27 +361,18 @@ TEST_CASE("lists that wait for each other are refused with what every rank waits
   // Rank 0 wants the gradient of the second micro-batch before it has sent that.
   PipelineLists lists = make_actions(PipelineSchedule::one_f_one_b, 3, 1, 2);
   std::swap(lists[0][1], lists[0][2]);  // 0F0 0B0 0F1 0B1
-  try {
-    simulate_pipeline(lists);
-    FAIL("not refused");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::bad_pipeline);
-    CHECK(error.message() ==
+  refused(ErrorCode::bad_pipeline,
           "the lists of actions get stuck: rank 0 waits at 0B0 for 1B0; rank 1 waits at 1F1 for "
-          "0F1; rank 2 waits at 2F1 for 1F1");
-  }
+          "0F1; rank 2 waits at 2F1 for 1F1",
+          [&] { simulate_pipeline(lists); });
   // A rank that has nothing left to do is no reason to go on.
   lists[0] = {{Kind::forward, 0, 0}};
   lists[1] = {{Kind::forward, 1, 0}, {Kind::weight, 1, 0}};
   lists[2] = {{Kind::backward, 2, 0}};
-  try {
-    simulate_pipeline(lists);
-    FAIL("not refused");
-  } catch (const Error& error) {
-    CHECK(error.message() ==
+  refused(ErrorCode::bad_pipeline,
           "the lists of actions get stuck: rank 0 is done; rank 1 waits at 1W0 for 1I0; rank 2 "
-          "waits at 2B0 for 2F0");
-  }
+          "waits at 2B0 for 2F0",
+          [&] { simulate_pipeline(lists); });
 }
 
 TEST_CASE("a plan warns of a bubble above a quarter and says what halves it") {
@@ -436,7 +407,7 @@ TEST_CASE("a plan warns of a bubble above a quarter and says what halves it") {
     options.batch_size = row.batch;
     options.microbatch_size = row.samples;
     std::vector<std::string> warnings =
-        plan_pipeline(testing::llama_outline({.layers = row.layers}), row.pp, options).warnings;
+        plan_pipeline(llama_outline({.layers = row.layers}), row.pp, options).warnings;
     if (*row.warning == '\0') {
       CHECK(warnings.empty());
       continue;
@@ -449,32 +420,26 @@ TEST_CASE("a plan warns of a bubble above a quarter and says what halves it") {
   whole.schedule = "1F1B";
   whole.batch_size = 8;
   whole.microbatch_size = 2;
-  const ModelOutline eight = testing::llama_outline({.layers = 8});
+  const ModelOutline eight = llama_outline({.layers = 8});
   const std::vector<std::string> warnings = plan_pipeline(eight, 4, whole, 3).warnings;
   REQUIRE(warnings.size() == 1);
   CHECK(warnings[0].find("(step_scheduler.global_batch_size = 66) make it 21%") !=
         std::string::npos);
   whole.schedule = "DualPipeV";
-  try {
-    plan_pipeline(eight, 4, whole, 3);
-    FAIL("not refused");
-  } catch (const Error& error) {
-    REQUIRE(!error.helps().empty());
-    CHECK(error.key() == "step_scheduler.global_batch_size");
-    CHECK(error.helps()[0] == "set step_scheduler.global_batch_size = 42");
-  }
+  const Error error =
+      refused(ErrorCode::bad_pipeline, "", [&] { plan_pipeline(eight, 4, whole, 3); });
+  CHECK(error.key() == "step_scheduler.global_batch_size");
+  CHECK(error.helps().at(0) == "set step_scheduler.global_batch_size = 42");
   // What it names is the least that halves the bubble.
-  for (const PipelineCase& one : testing::pipeline_cases()) {
+  for (const PipelineCase& one : pipeline_cases()) {
     if (one.size < 2 || one.size > 6 || one.micro_batches > 8) continue;
-    CAPTURE(schedule_name(one.schedule));
-    CAPTURE(one.size);
-    CAPTURE(one.micro_batches);
+    INFO(one.text());
     const double bubble = run_of(one).bubble;
     PipelineOptions options;
     options.schedule = schedule_name(one.schedule);
     options.batch_size = one.micro_batches;
     if (one.local > 2) options.layers_per_stage = 1;
-    const ModelOutline model = testing::llama_outline({.layers = one.size * one.local});
+    const ModelOutline model = llama_outline({.layers = one.size * one.local});
     std::string said;
     for (const std::string& warning : plan_pipeline(model, one.size, options).warnings)
       if (warning.find("idle") != std::string::npos) said = warning;

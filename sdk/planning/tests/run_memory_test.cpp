@@ -137,18 +137,8 @@ TEST_CASE("experts keep their rows and their first product; on the host in steps
 TEST_CASE("what adapters drop takes a byte for each element that they read") {
   Job job = small_job({.layers = 4}, 2);
   job.plan_ddp();
-  for (const char* name : {"model.layers.1.mlp.down_proj", "model.layers.2.self_attn.q_proj"}) {
-    const std::string linear = name;
-    const std::vector<int64_t> shape = job.outline.find_parameter(linear + ".weight")->shape;
-    const auto at =
-        std::find_if(job.outline.parameters.begin(), job.outline.parameters.end(),
-                     [&](const ParameterOutline& p) { return p.name == linear + ".weight"; });
-    job.outline.parameters.insert(at + 1,
-                                  {ParameterOutline{linear + ".lora_A.weight", {3, shape[1]}},
-                                   ParameterOutline{linear + ".lora_B.weight", {shape[0], 3}}});
-    for (const char* part : {".lora_A", ".lora_B"})
-      job.outline.modules.push_back({linear + part, ModuleKind::other, "Linear"});
-  }
+  for (const char* linear : {"model.layers.1.mlp.down_proj", "model.layers.2.self_attn.q_proj"})
+    add_adapter(job.outline, linear);
   const int64_t kept = kToken * (4 * 116 + 2 * 3 + 16 + 2 * 32);
   CHECK(of_copies(job, {}).activations == kept);
   CHECK(of_copies(job, {.drops = true}).activations == kept + 32 * (20 + 8));

@@ -18,8 +18,8 @@ using namespace meshwright::testing;
 
 namespace {
 
-std::vector<std::string> names_of(const ShardingPlan& plan) {
-  std::vector<std::string> out;
+Names names_of(const ShardingPlan& plan) {
+  Names out;
   for (const PlannedUnit& unit : plan.units) out.push_back(unit.name);
   return out;
 }
@@ -59,14 +59,10 @@ TEST_CASE("the regions of all ranks make up every parameter once, under every la
     Job job{.outline = llama_outline({.layers = 3, .experts = row.experts, .active = 2}),
             .sizes = row.sizes,
             .world = 8};
-    if (row.flat)
-      job.plan_flat();
-    else
-      job.plan();
+    job.plan(row.flat);
     std::vector<std::set<std::pair<std::string, int64_t>>> seen(job.outline.parameters.size());
     for (int64_t rank = 0; rank < 8; ++rank) {
-      const ShardingPlan plan =
-          row.flat ? flat_plan(job.request(rank)) : fully_sharded_plan(job.request(rank));
+      const ShardingPlan plan = job.sharded(row.flat, rank);
       REQUIRE(plan.parameters.size() == seen.size());
       for (size_t p = 0; p < seen.size(); ++p) {
         const Region& region = plan.parameters[p].region;
@@ -117,51 +113,39 @@ TEST_CASE("a style that cuts a dimension which its parameter lacks is refused by
   job.tp = {};
   job.tp.source = "custom";
   job.tp.entries = {{"model.norm", {.kind = TpStyleKind::row}, {"model.norm"}}};
-  const std::optional<Error> error = refusal([&] { fully_sharded_plan(job.request()); });
-  REQUIRE(error.has_value());
-  CHECK(error->code() == ErrorCode::tp_plan_does_not_fit);
-  CHECK(error->message() ==
-        "the plan (custom) cuts dimension 1 of model.norm.weight, which has only 1");
-  CHECK(error->helps() == std::vector<std::string>{"give model.norm no style"});
+  CHECK(refused(ErrorCode::tp_plan_does_not_fit,
+                "the plan (custom) cuts dimension 1 of model.norm.weight, which has only 1",
+                [&] { fully_sharded_plan(job.request()); })
+            .helps() == Names{"give model.norm no style"});
 }
 
 TEST_CASE("a unit whose parameters changed after the plan was made is told, or laid out again") {
   for (bool flat : {false, true}) {
     CAPTURE(flat);
     Job job{.outline = llama_outline({.layers = 2}), .world = 2};
-    if (flat)
-      job.plan_flat();
-    else
-      job.plan();
-    const ShardingPlan good = flat ? flat_plan(job.request()) : fully_sharded_plan(job.request());
-    auto refused = [&](const ShardingPlan& plan, const char* why) {
-      CAPTURE(why);
-      const std::optional<Error> error = refusal([&] { footprint_of(job.request(), plan); });
-      REQUIRE(error.has_value());
-      CHECK(error->code() == ErrorCode::bad_module);
-      CHECK(error->message().find("unit \"model.layers.0\"") != std::string::npos);
-      CHECK(error->message().find(why) != std::string::npos);
-      CHECK(error->helps().size() == 2);
+    job.plan(flat);
+    const ShardingPlan good = job.sharded(flat);
+    auto refuses = [&](const ShardingPlan& plan, const char* why) {
+      const Error error =
+          refused(ErrorCode::bad_module, why, [&] { footprint_of(job.request(), plan); });
+      CHECK(error.message().find("unit \"model.layers.0\"") != std::string::npos);
+      CHECK(error.helps().size() == 2);
     };
     ShardingPlan moved = good;
     moved.units[1].parameters.push_back(moved.units[0].parameters.back());
     moved.units[0].parameters.pop_back();
-    refused(moved, "was made for 9 parameters, and the unit has 8");
+    refuses(moved, "was made for 9 parameters, and the unit has 8");
     ShardingPlan swapped = good;
     std::swap(swapped.units[0].parameters[0], swapped.units[1].parameters[0]);
-    refused(swapped, "was made for model.layers.0.");
+    refuses(swapped, "was made for model.layers.0.");
     ShardingPlan other = good;
     other.units[0].layout = nullptr;
     Job alone{.outline = job.outline};
-    if (flat)
-      alone.plan_flat();
-    else
-      alone.plan();
-    other.units[0].layout =
-        (flat ? flat_plan(alone.request()) : fully_sharded_plan(alone.request())).units[0].layout;
-    refused(other, "was made for 1 ranks, and 2 share the unit");
+    alone.plan(flat);
+    other.units[0].layout = alone.sharded(flat).units[0].layout;
+    refuses(other, "was made for 1 ranks, and 2 share the unit");
     job.outline.parameters[good.units[0].parameters[0]].trainable = false;
-    refused(good, "was trainable then and is frozen");
+    refuses(good, "was trainable then and is frozen");
     job.outline.parameters[good.units[0].parameters[0]].trainable = true;
     // As the error says.
     for (size_t u : {0, 1}) moved.units[u].layout = nullptr;
@@ -176,12 +160,12 @@ TEST_CASE("main weights and gradients are counted beside rows") {
   job.work.storage = DType::bfloat16;
   job.mp = {DType::bfloat16, DType::float32, DType::bfloat16, true};
   job.plan();
-  const Bytes plain = fully_sharded_footprint(job.request(), {}).bytes;
+  const Bytes plain = job.rows().bytes;
   CHECK(plain.weights == 1896 / 4 * 2);
   CHECK(plain.gradients == 1896 / 4 * 2);
   CHECK(plain.optimizer == 2 * (1896 / 4 * 2));
   const PrecisionPolicy wide{.main_weights = DType::float32, .main_gradients = DType::float32};
-  const Bytes main = fully_sharded_footprint(job.request(), {.precision = wide}).bytes;
+  const Bytes main = job.rows({.precision = wide}).bytes;
   CHECK(main.weights == plain.weights);
   CHECK(main.gradients == 1896 / 4 * 4);
   CHECK(main.optimizer == 3 * (1896 / 4 * 4));
@@ -190,10 +174,9 @@ TEST_CASE("main weights and gradients are counted beside rows") {
     p.dtype = DType::bfloat16;
     p.trainable = false;
   }
-  CHECK(fully_sharded_footprint(job.request(), {.precision = wide}).bytes.optimizer ==
-        1896 / 4 * 4);
+  CHECK(job.rows({.precision = wide}).bytes.optimizer == 1896 / 4 * 4);
   job.work.storage = DType::float32;  // float32 weights are their own main weights
-  CHECK(fully_sharded_footprint(job.request(), {.precision = wide}).bytes.optimizer == 0);
+  CHECK(job.rows({.precision = wide}).bytes.optimizer == 0);
 }
 
 TEST_CASE("what is frozen costs the bytes of its own dtype, under every layout") {
@@ -217,20 +200,18 @@ TEST_CASE("what is frozen costs the bytes of its own dtype, under every layout")
     return std::pair(before, after);
   };
   job.plan();
-  const auto [rows, narrow_rows] =
-      narrow([&] { return fully_sharded_footprint(job.request(), {}); });
+  const auto [rows, narrow_rows] = narrow([&] { return job.rows(); });
   CHECK(rows.weights == all / 2 * 4);
   CHECK(rows.weights - narrow_rows.weights == frozen / 2 * 2);
   CHECK(rows.transient == narrow_rows.transient);
   job.plan_flat();
-  const auto [flat, narrow_flat] = narrow([&] { return flat_footprint(job.request(), {}); });
+  const auto [flat, narrow_flat] = narrow([&] { return job.flat(); });
   CHECK(flat.weights - narrow_flat.weights == frozen / 2 * 2);
-  const auto [level, narrow_level] =
-      narrow([&] { return flat_footprint(job.request(), {.level = 1}); });
+  const auto [level, narrow_level] = narrow([&] { return job.flat({.level = 1}); });
   CHECK(level.weights - narrow_level.weights == frozen * 2);
   CHECK(level.transient - narrow_level.transient == frozen * 2);  // no cast copy
   job.plan_ddp();
-  const auto [copies, narrow_copies] = narrow([&] { return replicated_footprint(job.request()); });
+  const auto [copies, narrow_copies] = narrow([&] { return job.copies(); });
   CHECK(copies.weights - narrow_copies.weights == frozen * 2);
   CHECK(copies.transient - narrow_copies.transient == frozen * 2);
 }
@@ -244,13 +225,9 @@ TEST_CASE("what is frozen may be whole on every rank: then nothing gathers it") 
       p.trainable = p.name.find("layernorm") != std::string::npos;
       (p.trainable ? trained : frozen) += element_count(p.shape);
     }
-    if (flat)
-      job.plan_flat();
-    else
-      job.plan();
+    job.plan(flat);
     job.config.job().frozen_whole = true;
-    const ShardingPlan plan =
-        flat ? flat_plan(job.request(), {}) : fully_sharded_plan(job.request(), {});
+    const ShardingPlan plan = job.sharded(flat);
     const Footprint cost = footprint_of(job.request(), plan);
     CHECK(cost.bytes.weights == (frozen + trained / 2) * 4);
     CHECK(cost.bytes.gradients == trained / 2 * 4);
@@ -279,18 +256,12 @@ TEST_CASE("adapters beside a frozen base are a unit that is gathered once a step
       parameters.push_back({linear + ".lora_B.weight", {8, 2}, DType::float32});
     }
     job.outline.parameters = std::move(parameters);
-    if (flat)
-      job.plan_flat();
-    else
-      job.plan();
-    auto made = [&] {
-      return flat ? flat_plan(job.request(), {}) : fully_sharded_plan(job.request(), {});
-    };
+    job.plan(flat);
     const std::string axis = flat ? "dp" : "dp_shard";
-    const ShardingPlan plan = made();
-    CHECK(names_of(plan) == std::vector<std::string>{"model.layers.0.adapters", "model.layers.0",
-                                                     "model.layers.1.adapters", "model.layers.1",
-                                                     "model.layers.2", "root"});
+    const ShardingPlan plan = job.sharded(flat);
+    CHECK(names_of(plan) == Names{"model.layers.0.adapters", "model.layers.0",
+                                  "model.layers.1.adapters", "model.layers.1", "model.layers.2",
+                                  "root"});
     for (const PlannedUnit& unit : plan.units) {
       CAPTURE(unit.name);
       const bool adapters = unit.name.ends_with(".adapters");
@@ -310,22 +281,19 @@ TEST_CASE("adapters beside a frozen base are a unit that is gathered once a step
     CHECK(cost.units[1].updated == 0);
     // Where the base is whole, adapters are all that is gathered.
     job.config.job().frozen_whole = true;
-    const Footprint whole = footprint_of(job.request(), made());
+    const Footprint whole = footprint_of(job.request(), job.sharded(flat));
     CHECK(find_row(whole.wire, axis, "all_gather")->count == 2);
     job.config.job().frozen_whole = false;
     // Adapters of more than the base would fill the memory that sharding saves.
     for (ParameterOutline& p : job.outline.parameters)
       if (p.name.ends_with("lora_A.weight")) p.shape = {1000, 8};
-    CHECK(names_of(made()).size() == 4);
+    CHECK(names_of(job.sharded(flat)).size() == 4);
     // Alone nothing is gathered.
     for (ParameterOutline& p : job.outline.parameters)
       if (p.name.ends_with("lora_A.weight")) p.shape = {2, 8};
     job.world = 1;
-    if (flat)
-      job.plan_flat();
-    else
-      job.plan();
-    CHECK(names_of(made()).size() == 4);
+    job.plan(flat);
+    CHECK(names_of(job.sharded(flat)).size() == 4);
   }
 }
 
@@ -334,16 +302,13 @@ TEST_CASE("rows have no levels below 3") {
   job.plan();
   for (int level : {-1, 0, 2, 4}) {
     CAPTURE(level);
-    auto refused = [&](const ShardingPolicy& policy) {
-      const std::optional<Error> error =
-          refusal([&] { fully_sharded_plan(job.request(), policy); });
-      REQUIRE(error.has_value());
-      CHECK(error->code() == ErrorCode::out_of_range);
-      CHECK(error->message().find("level " + std::to_string(level)) != std::string::npos);
-      return *error;
+    auto refusing = [&](const ShardingPolicy& policy) {
+      return refused(ErrorCode::out_of_range, "level " + std::to_string(level),
+                     [&] { fully_sharded_plan(job.request(), policy); });
     };
-    CHECK(refused({.level = level}).key().empty());
-    const Error keyed = refused({.level = level, .options = {{"level", "distributed.mine.level"}}});
+    CHECK(refusing({.level = level}).key().empty());
+    const Error keyed =
+        refusing({.level = level, .options = {{"level", "distributed.mine.level"}}});
     CHECK(keyed.key() == "distributed.mine.level");
     CHECK(keyed.helps()[0] == "set distributed.mine.level = 3");
   }
@@ -353,14 +318,8 @@ TEST_CASE("frozen parameters cost no gradients, no optimizer state and no reduct
   for (bool flat : {false, true}) {
     CAPTURE(flat);
     Job job{.outline = llama_outline({.layers = 4}), .world = 2};
-    if (flat)
-      job.plan_flat();
-    else
-      job.plan();
-    auto cost = [&] {
-      return flat ? flat_footprint(job.request(), {})
-                  : fully_sharded_footprint(job.request(), {.reshard_after_forward = true});
-    };
+    job.plan(flat);
+    auto cost = [&] { return flat ? job.flat() : job.rows({.reshard_after_forward = true}); };
     const Footprint before = cost();
     freeze(job.outline, "model.layers.1.");
     const Footprint after = cost();
@@ -379,9 +338,9 @@ TEST_CASE("frozen parameters cost no gradients, no optimizer state and no reduct
   }
   Job copies{.outline = llama_outline({.layers = 4}), .world = 2};
   copies.plan_ddp();
-  const int64_t before = replicated_footprint(copies.request()).wire[0].bytes;
+  const int64_t before = copies.copies().wire[0].bytes;
   freeze(copies.outline, "model.layers.1.");
-  CHECK(replicated_footprint(copies.request()).wire[0].bytes < before);
+  CHECK(copies.copies().wire[0].bytes < before);
 }
 
 TEST_CASE("lists that are frozen as a whole go where the policy says, and the plan shows it") {
@@ -393,8 +352,7 @@ TEST_CASE("lists that are frozen as a whole go where the policy says, and the pl
         job.request(),
         {.frozen = {place}, .options = {{"frozen.place", "distributed.mine.frozen"}}});
   };
-  const std::vector<std::string> all{"model.layers.0", "model.layers.1", "vision_tower.0",
-                                     "vision_tower.1", "root"},
+  const Names all{"model.layers.0", "model.layers.1", "vision_tower.0", "vision_tower.1", "root"},
       rest{"model.layers.0", "model.layers.1", "root"};
   CHECK(names_of(plan_of(Place::per_layer)) == all);
   REQUIRE(plan_of(Place::per_layer).notices.size() == 1);
@@ -436,14 +394,14 @@ TEST_CASE(
                                .options = {{"frozen.place", "distributed.mine.frozen"}}});
   };
   freeze(job.outline, "model.layers.");
-  CHECK(names_of(plan()) == std::vector<std::string>{"vision_tower.0", "vision_tower.1", "root"});
+  CHECK(names_of(plan()) == Names{"vision_tower.0", "vision_tower.1", "root"});
   REQUIRE(plan().notices.size() == 1);
   CHECK(plan().notices[0] ==
         "the frozen units model.layers.0 to model.layers.1 lie in the root unit, which is whole on "
         "every rank all through a step; distributed.mine.frozen = \"per_layer\" keeps them in "
         "units of their own");
   freeze(job.outline, "vision_tower.");
-  CHECK(names_of(plan()) == std::vector<std::string>{"model.layers.0", "model.layers.1", "root"});
+  CHECK(names_of(plan()) == Names{"model.layers.0", "model.layers.1", "root"});
   CHECK(plan().notices.empty());
   Job alone{.outline = llama_outline({.layers = 2}), .world = 2};
   alone.plan();
@@ -461,13 +419,12 @@ TEST_CASE("a unit rule of the model's class is what the plan shows") {
   const std::vector<std::string> general = names_of(fully_sharded_plan(job.request()));
   job.outline.architecture = "OfThePlanTest";
   register_unit_rule("OfThePlanTest", dtype_aware_rule({"*.q_proj.weight"}));
-  CHECK(general == std::vector<std::string>{"model.layers.0", "model.layers.1", "root"});
+  CHECK(general == Names{"model.layers.0", "model.layers.1", "root"});
   job.mp.param = DType::bfloat16;
   job.plan();
   const ShardingPlan cut = fully_sharded_plan(job.request());
-  CHECK(names_of(cut) ==
-        std::vector<std::string>{"model.layers.0.self_attn.q_proj", "model.layers.0",
-                                 "model.layers.1.self_attn.q_proj", "model.layers.1", "root"});
+  CHECK(names_of(cut) == Names{"model.layers.0.self_attn.q_proj", "model.layers.0",
+                               "model.layers.1.self_attn.q_proj", "model.layers.1", "root"});
   REQUIRE(cut.units[0].mp.has_value());
   CHECK(cut.units[0].mp->param == DType::float32);
   CHECK(cut.units[0].reshard_after_forward);
@@ -495,7 +452,7 @@ TEST_CASE("which dtype is the rarer one does not overflow") {
   std::vector<std::string> names;
   for (const PlannedUnit& unit : dtype_aware_units({outline, {}, {}}, {"*.a.*"}))
     names.push_back(unit.name);
-  CHECK(names == std::vector<std::string>{"layers.0.a", "layers.0", "root"});
+  CHECK(names == Names{"layers.0.a", "layers.0", "root"});
 }
 
 TEST_CASE("reshard_after_forward is decided once: by position, never the root, not in a pipeline") {
