@@ -14,27 +14,8 @@
 namespace {
 
 using namespace meshwright::steptime;
-
-struct Point {
-  published::Row row;
-  double predicted = 0, memory = 0;  // seconds; bytes
-  double use = 0, of_card = 0;       // shares of what ranks may take, and of all the device has
-
-  double error() const { return std::abs(predicted / row.seconds - 1); }
-};
-
-std::vector<Point> points_of(const std::vector<published::Row>& rows,
-                             const published::Machines& machines) {
-  std::vector<Point> out;
-  for (const published::Row& row : rows) {
-    const Machine machine = published::machine_of(row, machines);
-    const Prediction p = predict(machine, row.shape, row.job);
-    const double peak = memory_of(row.shape, row.job).peak();
-    out.push_back(
-        {row, p.seconds, peak, peak / (machine.memory - machine.outside), peak / machine.memory});
-  }
-  return out;
-}
+using published::quantile;
+using Point = published::Compared;
 
 struct Class {
   const char *name, *colour;
@@ -48,7 +29,7 @@ std::vector<Class> classes_of(const std::string& data, const published::Machines
                          {"held out, 85% of memory or more", "#b23a48", {}},
                          {"mixtures of experts", "#7d4bb0", {}},
                          {"layouts of four models", "#888888", {}}};
-  for (Point& point : points_of(published::runs(data), machines)) {
+  for (Point& point : compare(published::runs(data), machines)) {
     const published::Row& row = point.row;
     const bool held = row.set == "held";
     size_t at = 0;
@@ -58,14 +39,8 @@ std::vector<Class> classes_of(const std::string& data, const published::Machines
     }
     out[at].points.push_back(std::move(point));
   }
-  out[5].points = points_of(published::sweep(data), machines);
+  out[5].points = compare(published::sweep(data), machines);
   return out;
-}
-
-double quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  const auto at = static_cast<size_t>(share * static_cast<double>(values.size()));
-  return values[std::min(at, values.size() - 1)];
 }
 
 void print_row(const char* name, const std::vector<double>& errors) {
@@ -78,7 +53,7 @@ template <class Keep>
 std::vector<double> errors_of(const std::vector<Point>& points, Keep keep) {
   std::vector<double> out;
   for (const Point& point : points)
-    if (keep(point)) out.push_back(point.error());
+    if (keep(point)) out.push_back(point.error);
   return out;
 }
 
@@ -86,12 +61,8 @@ std::vector<double> errors_of(const std::vector<Point>& points, Keep keep) {
 std::vector<double> memory_errors(const std::vector<Class>& classes) {
   std::vector<double> out;
   for (const Class& c : classes)
-    for (const Point& point : c.points) {
-      if (point.row.memory <= 0) continue;
-      // torchtitan publishes what the allocator reserved, 2 to 8% over what it gave out.
-      const double reserved = point.row.id.starts_with("TT") ? 1.05 : 1;
-      out.push_back(std::abs(reserved * point.memory / std::exp2(30) / point.row.memory - 1));
-    }
+    for (const Point& point : c.points)
+      if (point.row.memory > 0) out.push_back(point.memory_error());
   return out;
 }
 
@@ -105,7 +76,7 @@ std::vector<double> below_card(const std::vector<Class>& classes) {
 }
 
 void print_within(const char* name, const std::vector<double>& errors) {
-  const auto close = std::count_if(errors.begin(), errors.end(), [](double e) { return e <= 0.1; });
+  const auto close = std::ranges::count_if(errors, [](double e) { return e <= 0.1; });
   std::printf("%s within 10%%: %td of %zu\n", name, close, errors.size());
 }
 
@@ -129,16 +100,15 @@ void print_table(const std::vector<Class>& classes, const std::vector<Point>& sm
 }
 
 // What the prediction of a layout takes; pipelines, which are simulated, most.
-void print_time_of_one(const std::vector<Class>& classes, const published::Machines& machines) {
+void print_time_of_one(const std::vector<Class>& classes) {
   constexpr int kTimes = 21;
   std::vector<double> all;
   for (const Class& c : classes)
     for (const Point& point : c.points) {
-      const Machine machine = published::machine_of(point.row, machines);
       std::vector<double> times;
       for (int i = 0; i < kTimes; ++i) {
         const auto start = std::chrono::steady_clock::now();
-        const Prediction p = predict(machine, point.row.shape, point.row.job);
+        const Prediction p = predict(point.machine, point.row.shape, point.row.job);
         const std::chrono::duration<double, std::micro> took =
             std::chrono::steady_clock::now() - start;
         if (p.seconds > 0) times.push_back(took.count());
@@ -168,7 +138,7 @@ class Picture {
     for (auto c = classes.rbegin(); c != classes.rend(); ++c)  // the many below the few
       for (const Point& point : c->points)
         add("<circle cx=\"%d\" cy=\"%d\" r=\"3\" fill=\"%s\" fill-opacity=\"0.7\"/>\n",
-            x_of(point.row.seconds), y_of(point.predicted), c->colour);
+            x_of(point.row.seconds), y_of(point.predicted.seconds), c->colour);
     int y = kTop + 20;
     for (const Class& c : classes) {
       if (c.points.empty()) continue;
@@ -232,8 +202,8 @@ int main(int count, char** arguments) {
   const std::string data = "tests/data/published";
   const published::Machines machines = published::machines("configs/machines");
   const std::vector<Class> classes = classes_of(data, machines);
-  print_table(classes, points_of(published::single(data), machines));
-  print_time_of_one(classes, machines);
+  print_table(classes, compare(published::single(data), machines));
+  print_time_of_one(classes);
   if (count == 1) return 0;
   if (count != 3 || std::string(arguments[1]) != "--picture") {
     std::fprintf(stderr, "bench_step_time_published [--picture FILE.svg]\n");
@@ -242,8 +212,8 @@ int main(int count, char** arguments) {
   double least = 1e9, most = 0;
   for (const Class& c : classes)
     for (const Point& point : c.points) {
-      least = std::min({least, point.row.seconds, point.predicted});
-      most = std::max({most, point.row.seconds, point.predicted});
+      least = std::min({least, point.row.seconds, point.predicted.seconds});
+      most = std::max({most, point.row.seconds, point.predicted.seconds});
     }
   std::ofstream out(arguments[2]);
   out << Picture(least / 1.2, most * 1.2).draw(classes);

@@ -130,7 +130,7 @@ int calibrate_from(Call& call, const std::string& out) {
   const std::function<steptime::Prediction(const steptime::Machine&)> predict =
       [&](const steptime::Machine& machine) { return forecast::forecast(job, plan, machine).time; };
   report.run.waits_for_work = plan.pipeline.has_value();
-  report.run.halves = forecast::compute_width(job, plan) <= 2;
+  report.run.halves = forecast::compute_width(plan) <= 2;
   report.before = predict(report.machine);
 
   const std::string now = base::utc_now();

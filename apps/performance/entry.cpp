@@ -39,7 +39,7 @@ train::ComputeFacts compute(const plan::Job& job, const plan::JobPlan& plan, int
   const steptime::Shape shape = shape_of(*plan.outline);
   if (shape.hidden <= 0 || shape.layers <= 0 || shape.heads <= 0 || shape.head_dim <= 0) return out;
   out.flop_a_token = shape.flop_a_token(static_cast<double>(seq_len));
-  out.width = compute_width(job, plan);
+  out.width = compute_width(plan);
   if (device.empty()) return out;
   if (const auto machine = steptime::machine_reported(device, machines_folder()))
     out.peak = peak_of(*machine, out.width, asks_for_tf32(job));

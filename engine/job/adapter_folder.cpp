@@ -42,8 +42,8 @@ bool is_unset(const json::value& value) {
 // peft's own value for weights that lie [in, out], and what an export of them says. A and B are the
 // same tensors either way.
 bool has_transposed(const ModelOutline& model) {
-  return std::any_of(model.parameters.begin(), model.parameters.end(),
-                     [](const ParameterOutline& p) { return p.stored.transposed; });
+  return std::ranges::any_of(model.parameters,
+                             [](const ParameterOutline& p) { return p.stored.transposed; });
 }
 
 bool is_rank(double number) { return number == std::floor(number) && number < 1e9; }
@@ -235,7 +235,7 @@ class AdapterConfig {
     Origin place{.source = Origin::Source::file, .file = file_.string()};
     if (at != std::string_view::npos) {
       const std::string_view before = text.substr(0, at);
-      place.line = static_cast<int>(std::count(before.begin(), before.end(), '\n')) + 1;
+      place.line = static_cast<int>(std::ranges::count(before, '\n')) + 1;
       place.column = static_cast<int>(at - (before.rfind('\n') + 1)) + 1;
     }
     return damaged(std::string(name) + " = " + shown(name) + " is no regular expression")
@@ -290,10 +290,9 @@ class AdapterConfig {
   bool names_all_targets(const json::object& pattern) const {
     const json::value* targets = find("target_modules");
     return targets != nullptr && targets->is_array() && !targets->as_array().empty() &&
-           std::all_of(targets->as_array().begin(), targets->as_array().end(),
-                       [&](const json::value& one) {
-                         return one.is_string() && pattern.contains(one.as_string());
-                       });
+           std::ranges::all_of(targets->as_array(), [&](const json::value& one) {
+             return one.is_string() && pattern.contains(one.as_string());
+           });
   }
 
   // Modules as [lora] takes them. peft's expressions, and its choice of layers, are none.

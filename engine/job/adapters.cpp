@@ -65,10 +65,9 @@ class Choice {
     for (const std::string& name : excluded) check_takes_away(name, wanted);
     std::vector<const ParameterOutline*> out;
     for (const ModuleOutline& module : outline_.modules) {
-      const bool left_out = std::any_of(excluded.begin(), excluded.end(), [&](const auto& name) {
-        return selects(name, module.name);
-      });
-      if (!left_out && std::find(wanted.begin(), wanted.end(), &module) != wanted.end())
+      const bool left_out = std::ranges::any_of(
+          excluded, [&](const auto& name) { return selects(name, module.name); });
+      if (!left_out && std::ranges::find(wanted, &module) != wanted.end())
         out.push_back(weight_of(module));
     }
     if (out.empty())
@@ -88,9 +87,9 @@ class Choice {
   // take something away.
   void check_takes_away(const std::string& name,
                         const std::vector<const ModuleOutline*>& wanted) const {
-    if (!is_pattern(name) ||
-        std::any_of(wanted.begin(), wanted.end(),
-                    [&](const ModuleOutline* module) { return selects(name, module->name); }))
+    if (!is_pattern(name) || std::ranges::any_of(wanted, [&](const ModuleOutline* module) {
+          return selects(name, module->name);
+        }))
       return;
     throw refuse(table_, "exclude_modules", ErrorCode::conflict,
                  "lora.exclude_modules: \"" + name +
@@ -363,8 +362,8 @@ bool expression_fits(const std::optional<std::regex>& expression, std::string_vi
 }
 
 bool names_one(const std::vector<std::string>& names, std::string_view module) {
-  return std::any_of(names.begin(), names.end(),
-                     [&](const std::string& name) { return names_module(name, module); });
+  return std::ranges::any_of(names,
+                             [&](const std::string& name) { return names_module(name, module); });
 }
 
 std::optional<int64_t> layer_number(std::string_view part) {
@@ -411,9 +410,10 @@ bool AdapterTargets::is_in_layers(std::string_view module) const {
     const std::optional<int64_t> number = layer_number(module.substr(begin + 1, end - begin - 1));
     if (number && before.find('.') != std::string_view::npos &&
         (layers_pattern_.empty() ||
-         std::any_of(layers_pattern_.begin(), layers_pattern_.end(),
-                     [&](const std::string& name) { return before.ends_with("." + name); })))
-      return std::find(layers_.begin(), layers_.end(), *number) != layers_.end();
+         std::ranges::any_of(layers_pattern_, [&](const std::string& name) {
+           return before.ends_with("." + name);
+         })))
+      return std::ranges::find(layers_, *number) != layers_.end();
     end = begin;
   }
   return false;
@@ -445,8 +445,7 @@ std::vector<std::string> peft_targets(const Adapters& adapters, const ModelOutli
     full.insert(file_module(adapted_weight(outline, module)));
   for (const std::string& name : full) last.emplace(last_part(name));
   const bool others =
-      outline.moe ||
-      std::any_of(outline.modules.begin(), outline.modules.end(), [&](const ModuleOutline& module) {
+      outline.moe || std::ranges::any_of(outline.modules, [&](const ModuleOutline& module) {
         return last.contains(last_part(module.name)) && !modules.contains(module.name);
       });
   const std::set<std::string, std::less<>>& out = others ? full : last;
@@ -485,9 +484,9 @@ std::string peft_config(const Adapters& adapters, const ModelOutline& outline,
                         const std::string& base) {
   namespace json = boost::json;
   const std::vector<std::string> targets = peft_targets(adapters, outline);
-  const bool transposed = std::any_of(
-      adapters.modules.begin(), adapters.modules.end(),
-      [&](const std::string& module) { return adapted_weight(outline, module).stored.transposed; });
+  const bool transposed = std::ranges::any_of(adapters.modules, [&](const std::string& module) {
+    return adapted_weight(outline, module).stored.transposed;
+  });
   json::object out;
   out["alpha_pattern"] = pattern_of(adapters, outline, adapters.alpha,
                                     [](const AdapterSize& size) { return size.alpha; });

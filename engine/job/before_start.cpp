@@ -117,9 +117,8 @@ void check_rank_limits(const Job& job, std::optional<int64_t> world) {
         .help(setting("ep", 1))
         .help("leave distributed.ep_size out");
   if (bounded_product(sizes)) return;
-  auto largest =
-      std::max_element(sizes.begin(), sizes.end(),
-                       [](const NamedSize& a, const NamedSize& b) { return a.second < b.second; });
+  auto largest = std::ranges::max_element(
+      sizes, [](const NamedSize& a, const NamedSize& b) { return a.second < b.second; });
   std::string product;
   for (auto [name, size] : sizes)
     if (size > 1)

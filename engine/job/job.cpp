@@ -53,7 +53,7 @@ bool brings_one(const fs::path& place, const fs::path& folder) {
 
 bool is_standard(const fs::path& path) {
   static const std::vector<std::pair<std::string, fs::path>> places = loader::Registry({}).places();
-  return std::any_of(places.begin(), places.end(), [&](const auto& place) {
+  return std::ranges::any_of(places, [&](const auto& place) {
     return path == place.second || path.parent_path() == place.second;
   });
 }
@@ -154,8 +154,8 @@ bool find_components(const config::Source& source, Job& job,
   bool found = true;
   auto add = [&](OptionSchema schema, const char* table, bool active) {
     schema.table = std::string(table) + schema.table.substr(schema.table.find('.'));
-    if (std::none_of(schemas.begin(), schemas.end(),
-                     [&](const auto& one) { return one.schema.table == schema.table; }))
+    if (std::ranges::none_of(schemas,
+                             [&](const auto& one) { return one.schema.table == schema.table; }))
       schemas.push_back({std::move(schema), active});
   };
   auto find = [&](const char* table, auto& into, auto finder) {
@@ -174,9 +174,9 @@ bool find_components(const config::Source& source, Job& job,
   find("dataset", job.dataset, &loader::Registry::find_dataset);
   find("validation_dataset", job.validation_dataset, &loader::Registry::find_dataset);
   const std::vector<std::string> tables = source.component_tables();
-  if (std::all_of(tables.begin(), tables.end(), [&](const std::string& table) {
-        return std::any_of(schemas.begin(), schemas.end(),
-                           [&](const auto& one) { return one.schema.table == table; });
+  if (std::ranges::all_of(tables, [&](const std::string& table) {
+        return std::ranges::any_of(schemas,
+                                   [&](const auto& one) { return one.schema.table == table; });
       }))
     return found;
   for (const loader::Listing& listing : job.registry->list()) {
@@ -230,16 +230,15 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
     return found && job.strategy.info->schema.table == "distributed." + table;
   };
   std::vector<std::string> tables = source.strategy_tables(), keys = source.foreign_keys();
-  if (std::any_of(tables.begin(), tables.end(),
-                  [&](const std::string& table) { return !own_table(table); }) ||
-      std::any_of(keys.begin(), keys.end(), [&](const std::string& key) {
+  if (std::ranges::any_of(tables, [&](const std::string& table) { return !own_table(table); }) ||
+      std::ranges::any_of(keys, [&](const std::string& key) {
         return !found || job.strategy.info->schema.find(key) == nullptr;
       })) {
     for (const loader::Listing& listing : job.registry->list()) {
       if (listing.plugin == nullptr) continue;
       for (const loader::StrategyInfo& info : listing.plugin->strategies)
-        if (std::none_of(job.schemas.begin(), job.schemas.end(),
-                         [&](const auto& s) { return s.strategy == info.name; }))
+        if (std::ranges::none_of(job.schemas,
+                                 [&](const auto& s) { return s.strategy == info.name; }))
           job.schemas.push_back(schema_of(info));
     }
   }

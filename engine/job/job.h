@@ -16,8 +16,6 @@
 
 namespace meshwright::plan {
 
-// A job: its configuration, the plugins that come with it, and what its data come to.
-
 // Plugins that the configuration of a run's folder names, for verbs that read such a folder:
 // somebody else may have made it, and what it brings along is data.
 

@@ -6,7 +6,6 @@
 #include "engine/job/adapters.h"
 #include "engine/job/before_start.h"
 #include "engine/job/job.h"
-#include "engine/job/main_weights.h"
 #include "engine/job/parameter_groups.h"
 #include "engine/job/plan.h"
 #include "sdk/base/pipeline.h"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "engine/job/adapters.h"
-#include "engine/job/main_weights.h"
+#include "engine/job/plan.h"
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
 #include "meshwright/unit_rules.h"
@@ -124,8 +124,8 @@ std::string place_of(const Options& group) {
 }
 
 bool matches_any(const std::string& pattern, const ModelOutline& outline) {
-  return std::any_of(outline.parameters.begin(), outline.parameters.end(),
-                     [&](const ParameterOutline& p) { return glob_matches(pattern, p.name); });
+  return std::ranges::any_of(
+      outline.parameters, [&](const ParameterOutline& p) { return glob_matches(pattern, p.name); });
 }
 
 // The pattern with `like`, so many of a name's parts, in place of its own; parts with a wildcard
@@ -244,7 +244,7 @@ ParameterGroups group_parameters(const config::Config& config, ModelOutline& out
     if (!p.trainable) continue;
     if (adapters.any()) p.dtype = trained_dtype(outline, p.dtype);
     trains = true;
-    const auto at = std::find(out.rules.begin(), out.rules.end(), rule);
+    const auto at = std::ranges::find(out.rules, rule);
     out.rule_of[p.name] = static_cast<size_t>(at - out.rules.begin());
     if (at == out.rules.end()) out.rules.push_back(rule);
   }

@@ -247,8 +247,7 @@ Lines with_experts(const Style& style, const plan::JobPlan& plan, Lines device, 
   if (width_of(device) > rest && rest >= kNarrowest) {
     // A row of ranks breaks where it must; anything else keeps its shape and does not fit.
     const Mesh& mesh = *plan.mesh.device_mesh;
-    if (std::count_if(mesh.axes().begin(), mesh.axes().end(),
-                      [](const MeshAxis& axis) { return axis.size > 1; }) == 1)
+    if (std::ranges::count_if(mesh.axes(), [](const MeshAxis& axis) { return axis.size > 1; }) == 1)
       device = paint_mesh(style, plan, mesh, rest);
   }
   device = titled("device mesh", std::move(device));
@@ -276,9 +275,8 @@ std::string draw_mesh(const Style& style, const plan::JobPlan& plan) {
   if (moe && moe->place_of(plan.rank) && plan.mesh.device_mesh)
     lines = with_experts(style, plan, std::move(lines), *moe, width);
   for (const std::string& line : lines) {
-    std::string text = "  " + line;
-    while (!text.empty() && text.back() == ' ') text.pop_back();
-    out += text + "\n";
+    const std::string text = "  " + line;
+    out += text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
   }
   return out;
 }
@@ -362,12 +360,6 @@ class Timeline {
     return out;
   }
 
-  std::string repeat(const char* text, size_t count) const {
-    std::string out;
-    for (size_t i = 0; i < count; ++i) out += text;
-    return out;
-  }
-
   // Columns `begin` to `end` of a rank: names, lines as far as an action lasts, points between.
   std::string cells(size_t rank, int64_t begin, int64_t end) const {
     const std::vector<PipelineSpan>& spans = run_.spans[rank];
@@ -378,9 +370,8 @@ class Timeline {
         points += std::string(style_.unicode ? "·" : ".") + std::string(cell_ - 1, ' ');
       if (!points.empty()) out += report::paint(style_, Tone::dim, points);
     };
-    auto next = std::partition_point(spans.begin(), spans.end(), [&](const PipelineSpan& span) {
-      return std::lround(span.end) <= begin;
-    });
+    auto next = std::ranges::partition_point(
+        spans, [&](const PipelineSpan& span) { return std::lround(span.end) <= begin; });
     for (; next != spans.end() && std::lround(next->start) < end; ++next) {
       const int64_t start = std::lround(next->start),
                     stop = std::min<int64_t>(std::lround(next->end), end);
@@ -394,8 +385,7 @@ class Timeline {
       begin = stop;
     }
     idle(end);
-    while (!out.empty() && out.back() == ' ') out.pop_back();
-    return out;
+    return out.substr(0, out.find_last_not_of(' ') + 1);
   }
 
   const Style& style_;

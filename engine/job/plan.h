@@ -191,6 +191,18 @@ boost::json::object to_json(const JobPlan& plan);
 // The number of ranks of the environment (WORLD_SIZE), else 1. Throws Error(bad_environment).
 int64_t world_size_from_environment();
 
+// Main weights that the engine's optimizer keeps beside what a strategy stores
+// (optimizer.main_dtype), in a plan whose footprint, made from `cost`, does not know of them: their
+// bytes, and those of state in their dtype; notices where main_dtype has no effect, and a warning
+// where the optimizer would update weights of 16 bits. Throws Error(conflict) for a dtype that is
+// narrower than the stored one, and as check_state() does.
+void count_main_weights(JobPlan& plan, const config::Config& config, const ShardingRequest& cost);
+// Throws Error(conflict) where the optimizer would keep squares of gradients in float16, in which
+// most of them are zero: it would divide by next to nothing.
+void check_state(const std::string& optimizer, DType weights);
+// What to tell the user where an optimizer updates weights of such a dtype of 16 bits.
+std::string narrow_update_warning(const std::string& optimizer, DType weights);
+
 // What a plan may show and training may not do: throws Error(tp_plan_does_not_fit) for a plan that
 // would compute something else than the model.
 void check_runs(const JobPlan& plan, const Job& job);

@@ -12,13 +12,10 @@ namespace {
 
 namespace json = boost::json;
 
-json::array numbers(const std::vector<int64_t>& values) {
+// Of numbers, or of texts.
+template <class Value>
+json::array list_of(const std::vector<Value>& values) {
   return json::array(values.begin(), values.end());
-}
-json::array strings(const std::vector<std::string>& values) {
-  json::array out;
-  for (const std::string& value : values) out.emplace_back(value);
-  return out;
 }
 
 json::value mesh_json(const std::optional<Mesh>& mesh) {
@@ -35,7 +32,7 @@ json::object rank_json(const JobPlan& plan) {
   json::object coordinates, groups;
   for (const AxisView& axis : axes_of(plan)) {
     if (!axis.flattened) coordinates[axis.name] = axis.coordinate;
-    groups[axis.name] = numbers(axis.group);
+    groups[axis.name] = list_of(axis.group);
   }
   return {{"rank", plan.rank}, {"coordinates", coordinates}, {"groups", groups}};
 }
@@ -62,10 +59,10 @@ json::value pipeline_json(const JobPlan& plan) {
                                   {"rank", stage.rank},
                                   {"first_layer", stage.first_layer},
                                   {"layers", stage.layer_count},
-                                  {"modules", strings(stage.modules)}});
+                                  {"modules", list_of(stage.modules)}});
   json::array ranks;
   for (const std::vector<int64_t>& of_rank : pipeline->stages_of_rank)
-    ranks.push_back(numbers(of_rank));
+    ranks.push_back(list_of(of_rank));
   const PipelineOptions& options = plan.shared.pipeline;
   const int64_t micro_batches = pipeline_micro_batches(options),
                 runs = pipeline_runs(options, plan.workload);
@@ -113,8 +110,8 @@ json::array parameters_json(const JobPlan& plan) {
     json::object placement;
     for (const auto& [axis, where] : p.placement) placement[axis] = where;
     json::object row{{"name", p.name},
-                     {"global_shape", numbers(p.global_shape)},
-                     {"local_shape", numbers(p.local_shape)},
+                     {"global_shape", list_of(p.global_shape)},
+                     {"local_shape", list_of(p.local_shape)},
                      {"placement", placement}};
     const ParameterOutline* outlined = outlines.find(p.name);
     row["trainable"] = outlined == nullptr || outlined->trainable;
@@ -155,7 +152,7 @@ json::object to_json(const JobPlan& plan) {
   json::object flattened;
   if (plan.mesh.device_mesh)
     for (const FlattenedAxis& axis : plan.mesh.device_mesh->flattened())
-      flattened[axis.name] = strings(axis.axes);
+      flattened[axis.name] = list_of(axis.axes);
   json::array units, details, wire;
   if (plan.footprint) {
     for (const UnitCost& unit : plan.footprint->units) {
@@ -181,7 +178,7 @@ json::object to_json(const JobPlan& plan) {
       {"moe_mesh", mesh_json(plan.mesh.moe_mesh)},
       {"flattened", flattened},
       {"fsdp_mesh", plan.mesh.fsdp_axes.empty() ? json::value(nullptr)
-                                                : json::value(strings(plan.mesh.fsdp_axes))},
+                                                : json::value(list_of(plan.mesh.fsdp_axes))},
       {"dp", plan.mesh.dp},
       {"rank", rank_json(plan)},
       {"tp_plan", tp_json(plan.tp)},
@@ -191,6 +188,7 @@ json::object to_json(const JobPlan& plan) {
       {"unit_details", details},
       {"pipeline", pipeline_json(plan)},
       {"context", context_json(plan)}};
+  out["bytes"] = nullptr;
   if (plan.footprint) {
     const Bytes& b = plan.footprint->bytes;
     out["bytes"] = json::object{{"weights", b.weights},
@@ -198,8 +196,6 @@ json::object to_json(const JobPlan& plan) {
                                 {"optimizer", b.optimizer},
                                 {"transient", b.transient},
                                 {"activations", b.activations}};
-  } else {
-    out["bytes"] = nullptr;
   }
   // Activations with sequence parallelism and without; null where there is nothing to choose.
   json::value with = nullptr, without = nullptr;
@@ -219,8 +215,8 @@ json::object to_json(const JobPlan& plan) {
   out["plugin"] = json::object{{"name", plan.strategy.plugin->name},
                                {"version", plan.strategy.plugin->version},
                                {"path", plan.strategy.plugin->path.string()}};
-  out["notices"] = strings(plan.notices);
-  out["warnings"] = strings(plan.warnings);
+  out["notices"] = list_of(plan.notices);
+  out["warnings"] = list_of(plan.warnings);
   return out;
 }
 

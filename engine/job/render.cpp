@@ -12,6 +12,7 @@
 #include "engine/job/plan.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::render {
 
@@ -28,7 +29,7 @@ std::string strip(const report::Style& style, const ContextSplit& split,
   const int64_t cells = std::min(kStrip, split.padded());
   for (int64_t cell = 0; cell < cells; ++cell) {
     const int64_t position = cell * split.padded() / cells;
-    const bool mine = std::any_of(runs.begin(), runs.end(), [&](const PositionRun& run) {
+    const bool mine = std::ranges::any_of(runs, [&](const PositionRun& run) {
       return run.position <= position && position < run.position + run.count;
     });
     out += mine ? (style.unicode ? "█" : "#") : (style.unicode ? "·" : ".");
@@ -37,11 +38,11 @@ std::string strip(const report::Style& style, const ContextSplit& split,
 }
 
 std::string words(const std::vector<PositionRun>& runs) {
-  std::string out;
+  std::vector<std::string> out;
   for (const PositionRun& run : runs)
-    out += (out.empty() ? "" : ", ") + std::to_string(run.position) + " to " +
-           std::to_string(run.position + run.count - 1);
-  return out;
+    out.push_back(std::to_string(run.position) + " to " +
+                  std::to_string(run.position + run.count - 1));
+  return text::join(out, ", ");
 }
 
 }  // namespace
@@ -50,12 +51,12 @@ std::string words(const std::vector<PositionRun>& runs) {
 std::string context_text(const report::Style& style, const plan::JobPlan& plan) {
   const Mesh& mesh = *plan.mesh.device_mesh;
   const int64_t mine = mesh.coordinate(plan.rank, "cp");
-  std::string out;
-  for (const std::string& line :
-       report::wrap("method " + context_method_name(*plan.context) +
-                        (plan.context->why.empty() ? "" : ": " + plan.context->why),
-                    static_cast<size_t>(style.width)))
-    out += line + "\n";
+  std::string out =
+      text::join(report::wrap("method " + context_method_name(*plan.context) +
+                                  (plan.context->why.empty() ? "" : ": " + plan.context->why),
+                              static_cast<size_t>(style.width)),
+                 "\n") +
+      "\n";
   if (plan.workload.seq_len == 0)
     return out + "set dataset.seq_len to see which tokens each rank has\n";
   const ContextSplit split(plan.workload.seq_len, mesh.size("cp"), plan.context->balance);
@@ -90,14 +91,11 @@ std::string heading(const Style& style, const std::string& title) {
   return "\n" + report::paint(style, Tone::bold, title) + "\n";
 }
 
-std::string indented(const std::string& text, size_t by = 2) {
+std::string indented(const std::string& text) {
+  std::vector<std::string> lines = text::split(text, '\n');
+  if (lines.back().empty()) lines.pop_back();
   std::string out;
-  for (size_t at = 0; at < text.size();) {
-    size_t end = std::min(text.find('\n', at), text.size());
-    if (end > at) out += std::string(by, ' ') + text.substr(at, end - at);
-    out += "\n";
-    at = end + 1;
-  }
+  for (const std::string& line : lines) out += (line.empty() ? "" : "  " + line) + "\n";
   return out;
 }
 
@@ -135,20 +133,13 @@ std::string axes_table(const Style& style, const plan::JobPlan& plan) {
     std::string words = meaning(axis.name);
     if (axis.flattened)
       for (const FlattenedAxis& f : plan.mesh.device_mesh->flattened())
-        if (f.name == axis.name) {
-          words = "= ";
-          for (size_t i = 0; i < f.axes.size(); ++i) words += (i > 0 ? " x " : "") + f.axes[i];
-        }
+        if (f.name == axis.name) words = "= " + text::join(f.axes, " x ");
     rows.push_back({axis.name, report::human_count(axis.size), words, ranks_text(axis.group, 24)});
   }
   constexpr std::array<size_t, 1> right = {1};
   std::string out =
       rows.size() > 1 ? report::table(narrower(style, 2), rows, right) : std::string();
-  if (!single.empty()) {
-    out += "of size 1: ";
-    for (size_t i = 0; i < single.size(); ++i) out += (i > 0 ? ", " : "") + single[i];
-    out += "\n";
-  }
+  if (!single.empty()) out += "of size 1: " + text::join(single, ", ") + "\n";
   return indented(out);
 }
 
@@ -158,11 +149,9 @@ std::string pipeline_text(const Style& style, const plan::JobPlan& plan) {
   int64_t ranks = plan.mesh.device_mesh->size("pp"),
           mine = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
   auto on_every_stage = [&](const std::string& module) {
-    return std::all_of(pipeline.stages.begin(), pipeline.stages.end(),
-                       [&](const PipelineStage& stage) {
-                         return std::find(stage.modules.begin(), stage.modules.end(), module) !=
-                                stage.modules.end();
-                       });
+    return std::ranges::all_of(pipeline.stages, [&](const PipelineStage& stage) {
+      return std::ranges::find(stage.modules, module) != stage.modules.end();
+    });
   };
   std::vector<std::string> everywhere;
   for (const std::string& module : pipeline.stages.front().modules)
@@ -170,8 +159,7 @@ std::string pipeline_text(const Style& style, const plan::JobPlan& plan) {
   auto stage_lines = [&](const PipelineStage& stage, size_t digits) {
     std::vector<std::string> modules;
     for (const std::string& module : stage.modules)
-      if (std::find(everywhere.begin(), everywhere.end(), module) == everywhere.end())
-        modules.push_back(module);
+      if (std::ranges::find(everywhere, module) == everywhere.end()) modules.push_back(module);
     std::string title = "stage " + report::pad(std::to_string(stage.index), digits) + "  ";
     Lines lines;
     for (const Collapsed& c : collapse(modules))
@@ -225,12 +213,9 @@ void group_by_prefix(std::vector<std::vector<std::string>>& rows, const std::str
   std::vector<std::vector<std::string>> out;
   std::string open;
   for (std::vector<std::string>& row : rows) {
-    size_t at = row[0].find(marker);
-    std::string prefix;
-    if (at != std::string::npos) {
-      size_t end = row[0].find('.', at + marker.size());
-      if (end != std::string::npos) prefix = row[0].substr(0, end + 1);
-    }
+    const size_t at = row[0].find(marker),
+                 end = at == std::string::npos ? at : row[0].find('.', at + marker.size());
+    const std::string prefix = end == std::string::npos ? "" : row[0].substr(0, end + 1);
     if (!prefix.empty()) {
       if (prefix != open) {
         out.push_back(std::vector<std::string>(row.size()));
@@ -286,17 +271,14 @@ std::string parameters_text(const Style& style, const plan::JobPlan& plan) {
   };
   // Lines for parameters that agree in everything but a layer number.
   std::map<std::string, size_t> line_of;
-  std::vector<std::string> keys;
   std::vector<std::vector<std::string>> names;
   std::vector<size_t> first;
   for (size_t i = 0; i < all.size(); ++i) {
     std::string place = updated(all[i].name) + " ";
     for (const auto& [axis, where] : all[i].placement) place += axis + ":" + where + " ";
-    std::string generic;
-    for (char c : all[i].name)
-      if (!std::isdigit(static_cast<unsigned char>(c))) generic += c;
-    std::string key = generic + report::shape_text(all[i].global_shape) +
-                      report::shape_text(all[i].local_shape) + place;
+    std::string key = all[i].name;
+    std::erase_if(key, [](unsigned char c) { return std::isdigit(c) != 0; });
+    key += report::shape_text(all[i].global_shape) + report::shape_text(all[i].local_shape) + place;
     auto [it, fresh] = line_of.emplace(key, names.size());
     if (fresh) {
       names.emplace_back();
@@ -316,8 +298,7 @@ std::string parameters_text(const Style& style, const plan::JobPlan& plan) {
             (where.starts_with("shard(") ? " " + where.substr(6, where.size() - 7) : " " + where);
     if (place.empty()) place = "replicated";
     place += updated(p.name);
-    std::vector<Collapsed> collapsed = collapse(names[line]);
-    for (const Collapsed& c : collapsed)
+    for (const Collapsed& c : collapse(names[line]))
       rows.push_back(
           {c.name, report::shape_text(p.global_shape), report::shape_text(p.local_shape), place});
   }
@@ -408,10 +389,10 @@ std::string title(const Style& style, const plan::JobPlan& plan) {
 
 std::string ranks_text(const std::vector<int64_t>& ranks, size_t width) {
   if (ranks.empty()) return "-";
-  bool consecutive = ranks.size() > 2;
-  for (size_t i = 1; i < ranks.size(); ++i)
-    consecutive = consecutive && ranks[i] == ranks[i - 1] + 1;
-  if (consecutive) return std::to_string(ranks.front()) + "-" + std::to_string(ranks.back());
+  if (ranks.size() > 2 && std::ranges::adjacent_find(ranks, [](int64_t one, int64_t next) {
+                            return next != one + 1;
+                          }) == ranks.end())
+    return std::to_string(ranks.front()) + "-" + std::to_string(ranks.back());
   std::string all;
   for (int64_t r : ranks) all += (all.empty() ? "" : " ") + std::to_string(r);
   if (all.size() <= width || ranks.size() <= 4) return all;

@@ -94,7 +94,7 @@ LayerGraphsRefusal why_no_layer_graphs(const JobPlan& plan, const Job& job) {
           "set attention_dropout to 0 in the model's config.json"},
       Row{plan.outline->moe.has_value(), "experts take another number of tokens in each forward",
           "choose a model without experts"},
-      Row{std::any_of(windows.begin(), windows.end(), [](int64_t size) { return size > 0; }),
+      Row{std::ranges::any_of(windows, [](int64_t size) { return size > 0; }),
           "windows of attention may need masks, which are not kept for graphs",
           "choose a model without sliding windows"},
       Row{shared.activation_checkpointing != ActivationCheckpointing::none,
@@ -197,8 +197,7 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
 bool written_for_training(const Job& job) {
   auto given = [&](const char* name, std::initializer_list<const char*> keys) {
     const Options& table = job.config.table(name);
-    return std::any_of(keys.begin(), keys.end(),
-                       [&](const char* key) { return table.is_given(key); });
+    return std::ranges::any_of(keys, [&](const char* key) { return table.is_given(key); });
   };
   for (const char* name : {"run", "lora", "lr_scheduler", "checkpoint", "validation_dataset"})
     for (const meshwright_option* option : job.config.table(name).schema().options)
@@ -230,7 +229,7 @@ std::vector<Error> errors_of_training(const Job& job, const JobPlan* plan) {
       auto same = [&](const Error& other) {
         return other.code() == error.code() && other.message() == error.message();
       };
-      if (std::none_of(out.begin(), out.end(), same)) out.push_back(error);
+      if (std::ranges::none_of(out, same)) out.push_back(error);
     }
   return out;
 }

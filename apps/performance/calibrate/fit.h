@@ -37,9 +37,12 @@ struct Fitted {
   std::map<std::string, std::string> sources;  // of each figure that the file has, by its key
   std::vector<Point> points;
 
-  bool measured(const std::string& key) const;
+  bool measured(const std::string& key) const { return is_from(key, "measured"); }
   // Measured, too, but what was found lies beyond what the figure may be.
-  bool at_bound(const std::string& key) const;
+  bool at_bound(const std::string& key) const { return is_from(key, steptime::kAtBound); }
+
+ private:
+  bool is_from(const std::string& key, std::string_view begin) const;
 };
 
 // A value within the bounds of its figure. `beyond`: what was found lies outside of them, so that

@@ -129,7 +129,7 @@ std::vector<Ranks> groups_of(const std::vector<int64_t>& host, int64_t rank) {
     out.push_back({GroupTime::Kind::all, "all", all, {static_cast<double>(world), 1, a_host}});
     return out;
   }
-  const auto place = std::find(here.begin(), here.end(), rank) - here.begin();
+  const auto place = std::ranges::find(here, rank) - here.begin();
   if (each > 1) out.push_back({GroupTime::Kind::host, "host", here, {a_host, 1, a_host}});
   if (each > 2 && each % 2 == 0) {
     const auto even_place = static_cast<size_t>(place - place % 2);

@@ -8,6 +8,10 @@
 #include "apps/doctor/links.h"
 #include "apps/performance/steptime/kernels.h"
 
+namespace meshwright::rendezvous {
+class Ending;
+}
+
 namespace meshwright::calibrate {
 
 // What products are measured in.
@@ -24,6 +28,11 @@ struct Request {
   int width = 80;
   bool colour = false, unicode = true;
 };
+
+// Collective over the ranks of the launcher. Meets the others, measures kernels on all ranks at
+// once and collectives between them; rank 0 writes the file and prints. 0; throws what keeps the
+// ranks from meeting, what breaks in the middle, and Error(output_unwritable), on every rank.
+int calibrate_rank(const Request& request, rendezvous::Ending& ending);
 
 // What `calibrate` measured: sizes of kernels, messages and layers, and the seconds that they took.
 // The same list on every rank, so that the times of all can be joined.

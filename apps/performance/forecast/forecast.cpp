@@ -46,11 +46,8 @@ DataMoved data_moved(const CommunicationSchedule& schedule, double data_ranks) {
   double gathered = 0, reduced = 0;  // each byte once
   for (const Communication& row : schedule) {
     if (!is_data_axis(row.axis) || row.ranks <= 1) continue;
+    if (row.every > 1) continue;  // set_exchange_seconds()
     const auto once = static_cast<double>(row.payload), all = static_cast<double>(row.count) * once;
-    if (row.every > 1) {
-      out.seldom += all / static_cast<double>(row.every);
-      continue;
-    }
     if (gathers(row)) {
       const bool again = row.phase == Communication::Phase::backward;
       out.fetched_ahead = out.fetched_ahead || row.overlaps;
@@ -99,8 +96,9 @@ double expert_seconds(const steptime::Machine& machine, const CommunicationSched
 }
 
 double context_seconds(const steptime::Machine& machine, const CommunicationSchedule& schedule,
-                       const steptime::Shape& shape, const steptime::Job& job, bool ring) {
+                       const steptime::Shape& shape, const steptime::Job& job) {
   const steptime::Group group{job.cp, job.tp, job.ranks_per_host, job.ranks};
+  const bool ring = job.context == steptime::ContextWay::ring;
   // Keys and values go round in each forward and once more in backward, where their gradients come
   // along.
   double bare = 0, forward = 0, backward = 0;
@@ -118,23 +116,21 @@ double context_seconds(const steptime::Machine& machine, const CommunicationSche
          times * steptime::exposed_ring(machine, backward / times, core.backward);
 }
 
-Exchanged exchanged_of(const plan::JobPlan& plan) {
-  return {plan.footprint->schedule, data_moved(plan).seldom,
-          plan.context && plan.context->method == ContextMethod::ring};
-}
-
 void set_exchange_seconds(const steptime::Machine& machine, const steptime::Shape& shape,
-                          const Exchanged& said, steptime::Job& job) {
+                          const CommunicationSchedule& schedule, steptime::Job& job) {
   const double passes = job.micro_batches * job.runs * shape.layers / job.pp;
   const steptime::Group tp{job.tp, 1, job.ranks_per_host, job.ranks},
       replicas{job.replicas(), job.tp * job.shard, job.ranks_per_host, job.ranks};
   const double left = job.async_tp == steptime::AsyncTp::torch ? machine.overlap.async_tp : 1;
-  if (job.tp > 1)
-    job.tp_seconds = left * seconds_of_rows(machine, said.schedule, "tp", tp) / passes;
-  if (job.cp > 1)
-    job.cp_seconds = context_seconds(machine, said.schedule, shape, job, said.ring) / passes;
-  if (job.ep > 1) job.ep_seconds = expert_seconds(machine, said.schedule, shape, job) / passes;
-  job.beside_seconds = steptime::all_reduce(machine, replicas, said.seldom);
+  if (job.tp > 1) job.tp_seconds = left * seconds_of_rows(machine, schedule, "tp", tp) / passes;
+  if (job.cp > 1) job.cp_seconds = context_seconds(machine, schedule, shape, job) / passes;
+  if (job.ep > 1) job.ep_seconds = expert_seconds(machine, schedule, shape, job) / passes;
+  double seldom = 0;  // bytes a step of what not every step has
+  for (const Communication& row : schedule)
+    if (row.every > 1 && row.ranks > 1 && is_data_axis(row.axis))
+      seldom += static_cast<double>(row.count) * static_cast<double>(row.payload) /
+                static_cast<double>(row.every);
+  job.beside_seconds = steptime::all_reduce(machine, replicas, seldom);
 }
 
 namespace {
@@ -144,28 +140,13 @@ using steptime::Machine;
 using steptime::Shape;
 using steptime::When;
 
-// What the strategy's plan says beyond its bytes and exchanges.
-struct Ways {
-  bool rows = true;
-  double width = 2, reduced = 4;
-  bool tf32 = false, float8 = false;
-};
-
-Ways ways_of(const plan::Job& job, const plan::JobPlan& plan, bool float8 = false) {
-  const ShardingPlan& said = *plan.sharding;
-  const MixedPrecision& mp = said.replicated ? said.replication.mp : said.sharding.precision.mp;
-  Ways out;
-  out.rows = !said.replicated && said.sharding.layout == ShardLayout::rows;
-  out.width = static_cast<double>(dtype_size(plan.shared.autocast_dtype.value_or(mp.param)));
-  out.reduced = static_cast<double>(dtype_size(mp.reduce));
-  out.tf32 = asks_for_tf32(job);
-  out.float8 = float8;
-  return out;
+const MixedPrecision& precision_of(const ShardingPlan& plan) {
+  return plan.replicated ? plan.replication.mp : plan.sharding.precision.mp;
 }
 
 // What a step's schedule moves, shared out between layers and what lies around them as their
 // parameters are.
-void set_data_traffic(const plan::JobPlan& plan, const Shape& shape, const Ways& ways, Job& job) {
+void set_data_traffic(const plan::JobPlan& plan, const Shape& shape, Job& job) {
   const DataMoved moved = data_moved(plan);
   const double stages = job.pp, layers = shape.layers / stages;
   const double layer = shape.layer_parameters(),
@@ -195,11 +176,11 @@ void set_data_traffic(const plan::JobPlan& plan, const Shape& shape, const Ways&
     data.layer_summed = moved.summed / times * layer_share;
     data.root_summed = moved.summed / times * root_share;
   }
-  if (ways.rows) {
-    const double elements = layer / job.tp;
-    data.copied_out = 2 * ways.width * elements;
-    data.copied_in = (ways.width + ways.reduced) * elements;
-  }
+  const ShardingPlan& sharding = *plan.sharding;
+  if (sharding.replicated || sharding.sharding.layout != ShardLayout::rows) return;
+  const auto reduced = static_cast<double>(dtype_size(precision_of(sharding).reduce));
+  data.copied_out = 2 * job.width * (layer / job.tp);
+  data.copied_in = (job.width + reduced) * (layer / job.tp);
 }
 
 void set_sizes(const plan::JobPlan& plan, Job& job) {
@@ -252,15 +233,17 @@ void finish(Forecast& out) {
 }
 
 // What a rank's stages, rows and bytes come to.
-Job job_of_rank(const plan::JobPlan& plan, const Ways& ways, const Exchanged& said,
-                const Machine& machine, const Shape& shape) {
+Job job_of_rank(const plan::Job& job, const plan::JobPlan& plan, const Machine& machine,
+                const Shape& shape) {
   Job out;
   set_sizes(plan, out);
   out.ranks_per_host = std::min(machine.network.ranks_per_host, out.ranks);
-  out.width = ways.width;
-  out.tf32 = ways.tf32;
-  out.fp8 = ways.float8;
+  out.width = compute_width(plan);
+  out.tf32 = asks_for_tf32(job);
+  out.fp8 = multiplies_in_float8(job, machine);
   out.engine_casts = true;
+  if (plan.context && plan.context->method == ContextMethod::ring)
+    out.context = steptime::ContextWay::ring;
   out.sequence_parallel = cuts_sequence(plan.tp);
   switch (plan.shared.activation_checkpointing) {
     case ActivationCheckpointing::none:
@@ -280,8 +263,8 @@ Job job_of_rank(const plan::JobPlan& plan, const Ways& ways, const Exchanged& sa
   // It cuts the exchanges of sequence parallelism into pieces, and no others.
   if (plan.shared.enable_async_tensor_parallel && out.sequence_parallel)
     out.async_tp = steptime::AsyncTp::torch;
-  set_data_traffic(plan, shape, ways, out);
-  set_exchange_seconds(machine, shape, said, out);
+  set_data_traffic(plan, shape, out);
+  set_exchange_seconds(machine, shape, plan.footprint->schedule, out);
   // Where the ranks compute on the host, all there is lies there anyhow.
   const ShardingPlan& shards = *plan.sharding;
   if (!shards.replicated && shards.sharding.offload.cpu && !machine.overlap.adds &&
@@ -297,7 +280,7 @@ std::vector<int64_t> ranks_to_judge(const plan::JobPlan& plan) {
   const int64_t first = mesh ? mesh->rank_at(0) : 0;
   std::vector<int64_t> out = {first};
   if (plan.pipeline) out = mesh->group(first, "pp");
-  if (std::find(out.begin(), out.end(), plan.rank) == out.end()) out.push_back(plan.rank);
+  if (std::ranges::find(out, plan.rank) == out.end()) out.push_back(plan.rank);
   return out;
 }
 
@@ -326,42 +309,31 @@ double work_of(const plan::JobPlan& plan, const Forecast& f, const Job& job) {
   return out;
 }
 
-// Goes through ranks, and keeps the longest step that the rows of one of them make, whose stages
-// take longest, and who needs most memory.
-class Judge {
- public:
-  Judge(const Ways& ways, Forecast& out) : ways_(ways), out_(out) {}
-
-  void take(const plan::JobPlan& plan) {
-    Exchanged said = exchanged_of(plan);
-    const Job sizes = job_of_rank(plan, ways_, said, out_.machine, out_.shape);
-    const steptime::Prediction time = steptime::predict(out_.machine, out_.shape, sizes);
-    if (!out_.slowest || time.seconds > out_.time.seconds) {
-      out_.job = sizes;
-      out_.time = time;
-      out_.exchanged = std::move(said);
-    }
-    if (const double work = work_of(plan, out_, sizes); !out_.slowest || work > longest_) {
-      out_.slowest = place_of(plan);
-      longest_ = work;
-    }
-    const Bytes& b = plan.footprint->bytes;
-    const auto states = static_cast<double>(b.weights + b.gradients + b.optimizer),
-               rest = static_cast<double>(b.transient + b.activations);
-    const double memory = rest + (sizes.offload.on ? 0 : states);
-    if (out_.fullest && memory <= out_.memory) return;
-    out_.fullest = place_of(plan);
-    out_.memory = memory;
-    out_.bytes = b;
-    if (sizes.offload.on) out_.bytes->weights = out_.bytes->gradients = out_.bytes->optimizer = 0;
-    out_.host_memory = sizes.offload.on ? states : 0;
+// Of the ranks that are gone through, keeps the longest step that the rows of one of them make,
+// whose stages take longest, for `longest` seconds, and who needs most memory.
+void judge(const plan::Job& job, const plan::JobPlan& plan, double& longest, Forecast& out) {
+  const Job sizes = job_of_rank(job, plan, out.machine, out.shape);
+  const steptime::Prediction time = steptime::predict(out.machine, out.shape, sizes);
+  if (!out.slowest || time.seconds > out.time.seconds) {
+    out.job = sizes;
+    out.time = time;
+    out.schedule = plan.footprint->schedule;
   }
-
- private:
-  const Ways& ways_;
-  Forecast& out_;
-  double longest_ = 0;
-};
+  if (const double work = work_of(plan, out, sizes); !out.slowest || work > longest) {
+    out.slowest = place_of(plan);
+    longest = work;
+  }
+  const Bytes& b = plan.footprint->bytes;
+  const auto states = static_cast<double>(b.weights + b.gradients + b.optimizer),
+             rest = static_cast<double>(b.transient + b.activations);
+  const double memory = rest + (sizes.offload.on ? 0 : states);
+  if (out.fullest && memory <= out.memory) return;
+  out.fullest = place_of(plan);
+  out.memory = memory;
+  out.bytes = b;
+  if (sizes.offload.on) out.bytes->weights = out.bytes->gradients = out.bytes->optimizer = 0;
+  out.host_memory = sizes.offload.on ? states : 0;
+}
 
 }  // namespace
 
@@ -374,8 +346,9 @@ std::string machines_folder() {
                                              : std::string(MESHWRIGHT_MACHINES_SOURCE);
 }
 
-double compute_width(const plan::Job& job, const plan::JobPlan& plan) {
-  return ways_of(job, plan).width;
+double compute_width(const plan::JobPlan& plan) {
+  const DType dtype = plan.shared.autocast_dtype.value_or(precision_of(*plan.sharding).param);
+  return static_cast<double>(dtype_size(dtype));
 }
 
 bool asks_for_tf32(const plan::Job& job) {
@@ -418,15 +391,14 @@ Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine
   Forecast out;
   out.machine = machine;
   out.shape = shape_of(*plan.outline);
-  const Ways ways = ways_of(job, plan, multiplies_in_float8(job, machine));
-  Judge judge(ways, out);
+  double longest = 0;
   for (const int64_t rank : ranks_to_judge(plan))
     if (rank == plan.rank)
-      judge.take(plan);
+      judge(job, plan, longest, out);
     else
-      judge.take(plan::plan_of_rank(job, plan, rank));
+      judge(job, plan::plan_of_rank(job, plan, rank), longest, out);
   finish(out);
-  if (asks_for_float8(job) && !ways.float8)
+  if (asks_for_float8(job) && !out.job.fp8)
     out.rough.emplace_back("8-bit floats on a processor: products of float32, without their casts");
   return out;
 }
@@ -434,7 +406,7 @@ Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine
 steptime::Prediction predicted_on(const Machine& machine, const Forecast& forecast,
                                   steptime::Bubble bubble) {
   Job job = forecast.job;
-  if (forecast.exchanged) set_exchange_seconds(machine, forecast.shape, *forecast.exchanged, job);
+  if (forecast.schedule) set_exchange_seconds(machine, forecast.shape, *forecast.schedule, job);
   return steptime::predict(machine, forecast.shape, job, bubble);
 }
 
@@ -457,9 +429,8 @@ std::string in_use(const Forecast& f, const std::vector<std::string>& keys) {
   };
   const double before = seconds();
   for (const std::string& key : keys) {
-    const auto figure =
-        std::find_if(figures.begin(), figures.end(),
-                     [&](const steptime::Figure& candidate) { return candidate.key() == key; });
+    const auto figure = std::ranges::find_if(
+        figures, [&](const steptime::Figure& candidate) { return candidate.key() == key; });
     if (figure == figures.end()) continue;
     const double was = *figure->to;
     auto changes = [&](double value) {

@@ -20,14 +20,13 @@
 
 namespace meshwright::forecast {
 
-// Payloads of a step that the data-parallel ranks exchange, whole, in bytes, each as often as it
+// Payloads that the data-parallel ranks exchange in each step, whole, in bytes, each as often as it
 // goes.
 struct DataMoved {
   // Over the ranks that share a shard: gathered for the forward or after the update, gathered again
   // for the backward, reduced.
   double gathered = 0, gathered_again = 0, reduced = 0;
   double summed = 0;  // reduced over the copies of a shard
-  double seldom = 0;  // of all-reduces that not every step has, a step
   // How often a byte is gathered a step, and reduced, on average.
   double gathers = 0, reductions = 0;
   // Whether computation goes on beside reductions, and beside gathers.
@@ -49,20 +48,14 @@ double seconds_of_rows(const steptime::Machine& machine, const CommunicationSche
 // counts that go ahead of them; what is gathered instead, as collectives.
 double expert_seconds(const steptime::Machine& machine, const CommunicationSchedule& schedule,
                       const steptime::Shape& shape, const steptime::Job& job);
-// The same of cp. `ring`: messages travel beside the attention of one layer (exposed_ring()).
+// The same of cp, whose messages travel beside the attention of one layer where it is a ring
+// (exposed_ring()).
 double context_seconds(const steptime::Machine& machine, const CommunicationSchedule& schedule,
-                       const steptime::Shape& shape, const steptime::Job& job, bool ring);
+                       const steptime::Shape& shape, const steptime::Job& job);
 
-// What a rank's plan says of the exchanges whose seconds the model is told.
-struct Exchanged {
-  CommunicationSchedule schedule;
-  double seldom = 0;  // see DataMoved
-  bool ring = false;  // of cp: messages travel beside attention
-};
-Exchanged exchanged_of(const plan::JobPlan& plan);
-// Seconds of these on a machine, into `job`, which has its sizes.
+// Seconds of a schedule's exchanges on a machine, into `job`, which has its sizes.
 void set_exchange_seconds(const steptime::Machine& machine, const steptime::Shape& shape,
-                          const Exchanged& said, steptime::Job& job);
+                          const CommunicationSchedule& schedule, steptime::Job& job);
 
 // How long a step of a planned job takes on a machine, and whether it fits: the step-time model
 // (apps/performance/steptime) asked with the bytes that the plan of the job says. Starts nothing.
@@ -93,7 +86,7 @@ struct Forecast {
   double bound_share = 0;
   std::vector<std::string> rough;  // why the figure is rougher than docs/step_time.md promises
   // What the seconds of exchanges in `job` were had from.
-  std::optional<Exchanged> exchanged;
+  std::optional<CommunicationSchedule> schedule;
 
   double room() const { return 1 - memory / usable; }  // below 0: it does not fit
   // "comfortable", "tight", "very tight" or "too large".
@@ -109,7 +102,7 @@ steptime::Shape shape_of(const ModelOutline& outline);
 // the list is called; -1: none is.
 int64_t layer_of(const std::string& name);
 // Bytes of an element in the job's products, which say whose peak counts.
-double compute_width(const plan::Job& job, const plan::JobPlan& plan);
+double compute_width(const plan::JobPlan& plan);
 // Whether its products of float32 may be in TF32, which has a peak of its own.
 bool asks_for_tf32(const plan::Job& job);
 double peak_of(const steptime::Machine& machine, double width, bool tf32);

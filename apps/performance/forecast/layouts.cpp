@@ -141,7 +141,7 @@ std::optional<Error> obstacle_of(const plan::Job& job, const plan::Job& planned,
   const std::vector<Error> known = plan::errors_of_training(job, nullptr);
   for (const Error& error : plan::errors_of_training(planned, &plan))
     if (error.code() != ErrorCode::missing_key &&
-        std::none_of(known.begin(), known.end(), [&](const Error& other) {
+        std::ranges::none_of(known, [&](const Error& other) {
           return other.code() == error.code() && other.message() == error.message();
         }))
       return error;
@@ -156,11 +156,11 @@ bool same_sizes(const steptime::Job& a, const steptime::Job& b) {
 
 class Planned {
  public:
-  Planned(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
-          steptime::SearchRequest request)
-      : job_(job), machine_(machine), wanted_(wanted), request_(std::move(request)) {
-    request_.ranks = static_cast<double>(wanted.world_size);
-    request_.base.ranks_per_host = std::min(machine.network.ranks_per_host, request_.ranks);
+  Planned(const plan::Job& job, const Reload& reload, steptime::SearchRequest request, size_t most,
+          bool any)
+      : job_(job), reload_(reload), request_(std::move(request)), most_(most), any_(any) {
+    request_.base.ranks_per_host =
+        std::min(request_.machine.network.ranks_per_host, request_.ranks);
     request_.unknown = kUnknownKind;
     out_.memory = request_.memory;
   }
@@ -168,16 +168,16 @@ class Planned {
   Found run() {
     bool more = true;
     for (size_t round = 0; round < kRounds && more && !spent(); ++round) {
-      const size_t most = std::max(kKept, 2 * wanted_.most);
+      const size_t most = std::max(kKept, 2 * most_);
       steptime::SearchResult found = steptime::search(request_, most);
       const std::vector<Layout> layouts = std::exchange(found.best, {});
       if (round == 0) out_.result = std::move(found);
       const bool all = take_first(layouts);
       // Behind the last of a full list others may be that could be first.
       const bool full = layouts.size() >= most && may_be_first(layouts.back());
-      more = learn() && (!all || !enough() || full) && !(wanted_.any && enough());
+      more = learn() && (!all || !enough() || full) && !(any_ && enough());
     }
-    if (spent() && !(wanted_.any && enough())) take_safe();
+    if (spent() && !(any_ && enough())) take_safe();
     take_own();
     // By the model nothing may fit, or what does is too large by its plan.
     if (layouts_.empty() && out_.result.smallest) take_smallest();
@@ -186,12 +186,11 @@ class Planned {
 
  private:
   bool enough() const {
-    if (wanted_.any) return !layouts_.empty();
-    return layouts_.size() >= wanted_.most && fitting_ >= kLeastPlans;
+    if (any_) return !layouts_.empty();
+    return layouts_.size() >= most_ && fitting_ >= kLeastPlans;
   }
   bool spent() const {
-    return request_.left_out.size() >= kMostTooLarge ||
-           tried_ >= std::max(kMostTries, 4 * wanted_.most);
+    return request_.left_out.size() >= kMostTooLarge || tried_ >= std::max(kMostTries, 4 * most_);
   }
   // The score by the model, as far as plans of its kind tell how much longer they take and how much
   // less they hold.
@@ -206,7 +205,7 @@ class Planned {
   }
   bool may_be_first(const Layout& layout) const {
     constexpr double kClearly = 0.995;
-    return !wanted_.any && std::none_of(layouts_.begin(), layouts_.end(), [&](const Layout& other) {
+    return !any_ && std::ranges::none_of(layouts_, [&](const Layout& other) {
       return told_score(layout) >= kClearly * other.score();
     });
   }
@@ -227,7 +226,7 @@ class Planned {
     request.unknown = 1;
     for (const double part : kSafe) {
       request.memory = part * out_.memory;
-      request.counts = most_;
+      request.counts = most_counts_;
       request.takes = takes_;
       request.left_out = request_.left_out;
       size_t left = kLeastPlans;
@@ -244,8 +243,8 @@ class Planned {
   void take_smallest() {
     std::vector<Layout> smallest = out_.result.families;
     auto bytes = [](const Layout& layout) { return layout.memory.peak(); };
-    std::stable_sort(smallest.begin(), smallest.end(),
-                     [&](const Layout& a, const Layout& b) { return bytes(a) < bytes(b); });
+    std::ranges::stable_sort(smallest,
+                             [&](const Layout& a, const Layout& b) { return bytes(a) < bytes(b); });
     if (smallest.size() > kSmallest) smallest.resize(kSmallest);
     take(*out_.result.smallest);
     for (const Layout& layout : smallest) take(layout);
@@ -286,7 +285,7 @@ class Planned {
     for (const bool options : {true, false}) {
       if (!options) kind.options.clear();
       keep_least(counts_[kind], counts);
-      most_[kind] = std::max(most_[kind], counts);
+      most_counts_[kind] = std::max(most_counts_[kind], counts);
     }
   }
   void count(const std::string& reason) { ++out_.result.rejected[reason]; }
@@ -298,8 +297,7 @@ class Planned {
     if (!lines_.insert(line).second) return;
     ++tried_;
     auto& [made, refused] = made_by_[layout.strategy];
-    PlannedLayout planned =
-        plan_layout(job_, machine_, wanted_.reload, wanted_.world_size, settings);
+    PlannedLayout planned = plan_layout(job_, reload_, request_, settings);
     if (planned.refused) {
       count("refused by its plan, " + code_string(planned.refused->code()) + ": " +
             error_info(planned.refused->code()).title);
@@ -345,9 +343,8 @@ class Planned {
   Found ranked() {
     std::vector<size_t> order(layouts_.size());
     std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return layouts_[a].score() < layouts_[b].score(); });
-    if (order.size() > wanted_.most) order.resize(wanted_.most);
+    std::ranges::stable_sort(order, {}, [&](size_t at) { return layouts_[at].score(); });
+    if (order.size() > most_) order.resize(most_);
     Found out = out_;
     out.forecasts.clear();
     out.sets.clear();
@@ -361,24 +358,25 @@ class Planned {
   }
 
   const plan::Job& job_;
-  const steptime::Machine& machine_;
-  const Wanted& wanted_;
+  const Reload& reload_;
   steptime::SearchRequest request_;
+  size_t most_;
+  bool any_;
   Found out_;
   std::vector<Layout> layouts_;  // those that are taken
   std::optional<Layout> least_;
   std::set<std::string> lines_;
   std::map<std::string, std::pair<size_t, size_t>> made_by_;  // of a strategy: plans, refusals
   // The least of plans over the model, bytes and seconds; and the most, of bytes.
-  steptime::Said counts_, takes_, most_;
+  steptime::Said counts_, takes_, most_counts_;
   size_t fitting_ = 0, tried_ = 0;      // plans that fit, and all that were asked for
   size_t too_large_ = 0, refused_ = 0;  // of this round
 };
 
 }  // namespace
 
-PlannedLayout plan_layout(const plan::Job& job, const steptime::Machine& machine,
-                          const Reload& reload, int64_t world_size,
+PlannedLayout plan_layout(const plan::Job& job, const Reload& reload,
+                          const steptime::SearchRequest& search,
                           const std::vector<std::string>& settings) {
   PlannedLayout out;
   try {
@@ -387,22 +385,21 @@ PlannedLayout plan_layout(const plan::Job& job, const steptime::Machine& machine
     problems.throw_if_any();
     if (!other) throw Error(ErrorCode::internal, "the job cannot be loaded once more");
     other->samples = job.samples;
-    plan::PlanRequest request;
-    request.world_size = world_size;
-    request.ranks_per_host = std::llround(machine.network.ranks_per_host);
-    request.compares_sequence = false;  // nobody sees the plan
-    const plan::JobPlan plan = plan::make_plan(*other, request);
+    const plan::JobPlan plan = plan::make_plan(
+        *other, {.world_size = std::llround(search.ranks),
+                 .ranks_per_host = std::llround(search.machine.network.ranks_per_host),
+                 .compares_sequence = false});  // nobody sees the plan
     out.refused = obstacle_of(job, *other, plan);
-    if (!out.refused) out.forecast = forecast(*other, plan, machine);
+    if (!out.refused) out.forecast = forecast(*other, plan, search.machine);
   } catch (const Error& error) {
     out.refused = error;
   }
   return out;
 }
 
-Found planned_layouts(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
-                      const steptime::SearchRequest& request) {
-  return Planned(job, machine, wanted, request).run();
+Found planned_layouts(const plan::Job& job, const Reload& reload,
+                      const steptime::SearchRequest& request, size_t most, bool any) {
+  return Planned(job, reload, request, most, any).run();
 }
 
 }  // namespace meshwright::forecast

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/performance/forecast/search.h"
@@ -54,8 +55,8 @@ struct PlannedLayout {
   std::optional<Forecast> forecast;
   std::optional<Error> refused;
 };
-PlannedLayout plan_layout(const plan::Job& job, const steptime::Machine& machine,
-                          const Reload& reload, int64_t world_size,
+PlannedLayout plan_layout(const plan::Job& job, const Reload& reload,
+                          const steptime::SearchRequest& request,
                           const std::vector<std::string>& settings);
 
 // The model may count more than plans: of a pipeline it takes every pass in flight for a whole one,
@@ -63,20 +64,19 @@ PlannedLayout plan_layout(const plan::Job& job, const steptime::Machine& machine
 // less, so that its plan is made and tells.
 inline constexpr double kUnknownKind = 1 / 1.15;
 
-// What is searched, and the layouts of `request` that are planned: the best of them, fastest first.
-// The answer may be empty.
-Found planned_layouts(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
-                      const steptime::SearchRequest& request);
+// What is searched, and the layouts of `request` that are planned: the `most` best of them, fastest
+// first. The answer may be empty. `any`: one that fits is enough, whichever it is.
+Found planned_layouts(const plan::Job& job, const Reload& reload,
+                      const steptime::SearchRequest& request, size_t most, bool any = false);
 
 // What `plan` says of the sizes that are fixed, with 1 for the others, and of `more` settings, the
 // job's own strategy first. nullopt: nothing, as some strategy plans them.
-std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine& machine,
-                                  const Wanted& wanted, const steptime::SearchRequest& request,
+std::optional<Error> said_by_plan(const plan::Job& job, const Reload& reload,
+                                  const steptime::SearchRequest& request,
                                   const std::vector<std::string>& more = {});
 
 // What a refusal proposes: the search with it, and how a user says so.
 struct Proposal {
-  Wanted wanted;
   steptime::SearchRequest request;
   std::string text;
 };
@@ -85,7 +85,8 @@ struct Proposal {
 std::optional<Proposal> proposal_of(const std::string& help, const Wanted& wanted,
                                     const steptime::SearchRequest& request);
 // Whether the search finds something with it.
-bool finds_layout(const plan::Job& job, const steptime::Machine& machine, Proposal proposal);
+bool finds_layout(const plan::Job& job, const Reload& reload,
+                  const steptime::SearchRequest& request);
 
 // Whether something of it fits by the model: less to do than to plan it.
 bool may_fit(steptime::SearchRequest request);
@@ -101,10 +102,19 @@ struct LayoutWords {
   std::optional<PipelineSchedule> schedule;
   std::vector<std::string> options;  // "level=1"
 };
+// Sizes by their keys of SearchRequest::fixed, and as these words have them.
+inline constexpr std::pair<const char*, const char*> kSizeWords[] = {
+    {"tp_size", "tp"},
+    {"cp_size", "cp"},
+    {"pp_size", "pp"},
+    {"ep_size", "ep"},
+    {"stages_per_rank", "v"},
+    {"dp_replicate_size", "replicas"},
+    {"local_batch_size", "micro"}};
 // Throws Error(usage) with the words that are known.
 LayoutWords words_of(const std::string& asked, const steptime::SearchRequest& request);
-Why why_of(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
-           const steptime::SearchRequest& request, const LayoutWords& words, const Found& found);
+Why why_of(const plan::Job& job, const Wanted& wanted, const steptime::SearchRequest& request,
+           const LayoutWords& words, const Found& found);
 // Of the sizes that are refused for memory, those that would be fastest.
 std::vector<RefusedFamily> refused_families(const steptime::SearchRequest& request,
                                             const std::vector<steptime::Layout>& families);
@@ -116,8 +126,7 @@ inline constexpr size_t kMostAlternatives = 10;
 std::vector<Crossover> crossovers_of(const Found& found);
 
 // Why nothing was found, with what would have to change.
-[[noreturn]] void refuse_search(const plan::Job& job, const steptime::Machine& machine,
-                                const Wanted& wanted, const steptime::SearchRequest& request,
-                                const Found& found);
+[[noreturn]] void refuse_search(const plan::Job& job, const Wanted& wanted,
+                                const steptime::SearchRequest& request, const Found& found);
 
 }  // namespace meshwright::forecast

@@ -91,14 +91,7 @@ steptime::SearchRequest request_of(plan::Job& job, const steptime::Machine& mach
 
 // What --fix says of a size holds for --why as well.
 void check_words(const LayoutWords& words, const Wanted& wanted) {
-  constexpr std::pair<const char*, const char*> kNames[] = {{"tp_size", "tp"},
-                                                            {"cp_size", "cp"},
-                                                            {"pp_size", "pp"},
-                                                            {"ep_size", "ep"},
-                                                            {"stages_per_rank", "v"},
-                                                            {"dp_replicate_size", "replicas"},
-                                                            {"local_batch_size", "micro"}};
-  for (const auto& [key, name] : kNames) {
+  for (const auto& [key, name] : kSizeWords) {
     const auto fixed = wanted.fixed.find(key);
     const auto asked = words.sizes.find(name);
     if (fixed == wanted.fixed.end() || asked == words.sizes.end()) continue;
@@ -126,15 +119,12 @@ Found search(plan::Job& job, const steptime::Machine& machine, const Wanted& wan
     words = words_of(*wanted.why, request);
     check_words(*words, wanted);
   }
-  Found out = planned_layouts(job, machine, wanted, request);
+  Found out = planned_layouts(job, wanted.reload, request, wanted.most);
   out.beside_sets = wanted.beside_sets;
-  if (out.result.best.empty()) {
-    if (words) out.why = why_of(job, machine, wanted, request, *words, out);
-    refuse_search(job, machine, wanted, request, out);
-  }
+  if (words) out.why = why_of(job, wanted, request, *words, out);
+  if (out.result.best.empty()) refuse_search(job, wanted, request, out);
   out.families = refused_families(request, out.result.families);
   out.crossovers = crossovers_of(out);
-  if (words) out.why = why_of(job, machine, wanted, request, *words, out);
   return out;
 }
 
@@ -151,37 +141,32 @@ constexpr std::array<double, 4> kRings = {1.1, 1.25, 1.5, 2};
 constexpr double kNear = 0.002;  // of a factor, which is shown in whole percent
 constexpr std::uintmax_t kCalls = 20;
 
+// What is said of a factor above 1, and of one below.
+struct Off {
+  const char *more, *less;
+};
+constexpr Off kSpeed{"faster", "slower"}, kLength{"longer", "shorter"}, kAmount{"more", "less"};
+
 // Figures of a machine that are off together.
 struct Constant {
-  const char *name, *more, *less;
+  const char* name;
+  Off off;
   std::vector<std::string> keys;
 };
 const std::vector<Constant>& constants() {
   static const std::vector<Constant> kAll = {
-      {"products and attention",
-       "faster",
-       "slower",
-       {"peak.bf16", "peak.fp8", "peak.fp32", "peak.tf32"}},
-      {"attention", "faster", "slower", {"rate.attention"}},
-      {"memory", "faster", "slower", {"device.bandwidth"}},
-      {"element-wise kernels", "faster", "slower", {"rate.elementwise"}},
-      {"the optimizer", "faster", "slower", {"rate.optimizer"}},
-      {"the network inside a host", "faster", "slower", {"network.bus"}},
-      {"the network between hosts", "faster", "slower", {"network.nic"}},
-      {"the messages of a pipeline",
-       "faster",
-       "slower",
-       {"network.send_inside", "network.send_outside"}},
-      {"the steps of collectives",
-       "longer",
-       "shorter",
-       {"network.step_inside", "network.step_outside"}},
-      {"the launches of a layer",
-       "longer",
-       "shorter",
-       {"host.layer_forward", "host.layer_backward"}},
-      {"what kernels lose beside collectives", "more", "less", {"overlap.kappa"}},
-      {"what ranks gain while others wait", "more", "less", {"overlap.alone"}}};
+      {"products and attention", kSpeed, {"peak.bf16", "peak.fp8", "peak.fp32", "peak.tf32"}},
+      {"attention", kSpeed, {"rate.attention"}},
+      {"memory", kSpeed, {"device.bandwidth"}},
+      {"element-wise kernels", kSpeed, {"rate.elementwise"}},
+      {"the optimizer", kSpeed, {"rate.optimizer"}},
+      {"the network inside a host", kSpeed, {"network.bus"}},
+      {"the network between hosts", kSpeed, {"network.nic"}},
+      {"the messages of a pipeline", kSpeed, {"network.send_inside", "network.send_outside"}},
+      {"the steps of collectives", kLength, {"network.step_inside", "network.step_outside"}},
+      {"the launches of a layer", kLength, {"host.layer_forward", "host.layer_backward"}},
+      {"what kernels lose beside collectives", kAmount, {"overlap.kappa"}},
+      {"what ranks gain while others wait", kAmount, {"overlap.alone"}}};
   return kAll;
 }
 
@@ -208,8 +193,8 @@ class Alternatives {
     double least = 1 / kRings.back(), most = kRings.back();
     for (const Figure& figure : figures_) {
       const double value = *figure.to;
-      if (value <= figure.least || std::find(constant.keys.begin(), constant.keys.end(),
-                                             figure.key()) == constant.keys.end())
+      if (value <= figure.least ||
+          std::ranges::find(constant.keys, figure.key()) == constant.keys.end())
         continue;
       scaled_.emplace_back(figure.to, value);
       out.figures.push_back(figure.key());
@@ -233,7 +218,7 @@ class Alternatives {
           const double factor = solve(i, side, end, there[i] - there[0]);
           if (!out.name.empty() && distance(out.factor) <= distance(factor)) continue;
           out.factor = factor;
-          out.off = off_text(factor, faster ? constant.more : constant.less);
+          out.off = off_text(factor, faster ? constant.off.more : constant.off.less);
           out.name = constant.name;
           out.first = i + 1;
         }
@@ -306,7 +291,7 @@ std::vector<Crossover> crossovers_of(const Found& found) {
   for (const Constant& constant : constants())
     if (std::optional<Crossover> crossover = alternatives.crossover_of(constant))
       out.push_back(std::move(*crossover));
-  std::stable_sort(out.begin(), out.end(), [](const Crossover& a, const Crossover& b) {
+  std::ranges::stable_sort(out, [](const Crossover& a, const Crossover& b) {
     return distance(a.factor) < distance(b.factor);
   });
   return out;

@@ -24,11 +24,11 @@ struct Wanted {
   std::optional<double> max_memory;      // bytes of a rank; else what the machine has
   std::map<std::string, int64_t> fixed;  // see steptime::SearchRequest
   size_t most = 5;                       // layouts in the answer
-  bool any = false;                      // one that fits is enough, whichever it is
-  std::set<std::string> free = {};       // options that are tried though the file sets them
-  std::optional<std::string> why = {};   // a layout to tell of, in words of the table
-  Reload reload = {};                    // must be given: layouts are planned before they are shown
-  bool beside_sets = false;              // the job has settings that its file has not
+
+  std::set<std::string> free = {};      // options that are tried though the file sets them
+  std::optional<std::string> why = {};  // a layout to tell of, in words of the table
+  Reload reload = {};                   // must be given: layouts are planned before they are shown
+  bool beside_sets = false;             // the job has settings that its file has not
 };
 
 // Of a layout that is asked about.

@@ -21,9 +21,8 @@ bool is_of_the_plan(const Error& error) { return exit_status(error.code()) == 3;
 
 std::optional<Proposal> proposal_of(const std::string& help, const Wanted& wanted,
                                     const steptime::SearchRequest& request) {
-  Proposal out{wanted, request, help};
+  Proposal out{request, help};
   if (const std::optional<int64_t> world = plan::world_in(help)) {
-    out.wanted.world_size = *world;
     out.request.ranks = static_cast<double>(*world);
     out.text = "--world-size " + std::to_string(*world);
     return out;
@@ -38,25 +37,21 @@ std::optional<Proposal> proposal_of(const std::string& help, const Wanted& wante
   const int64_t number = std::stoll(value);
   if (key == kBatchKey) {
     out.request.global_batch = static_cast<double>(number);
-    if (wanted.global_batch) {
-      out.wanted.global_batch = number;
-      out.text = "--global-batch " + value;
-    }
+    if (wanted.global_batch) out.text = "--global-batch " + value;
     return out;
   }
-  for (const auto& [name, size] : wanted.fixed) {
+  for (const auto& [name, size] : request.fixed) {
     if (key != "distributed." + name && key != "step_scheduler." + name) continue;
-    out.wanted.fixed[name] = out.request.fixed[name] = number;
+    out.request.fixed[name] = number;
     out.text = "--fix " + name + "=" + value;
     return out;
   }
   return std::nullopt;
 }
 
-bool finds_layout(const plan::Job& job, const steptime::Machine& machine, Proposal proposal) {
-  proposal.wanted.most = 1;
-  proposal.wanted.any = true;
-  return !planned_layouts(job, machine, proposal.wanted, proposal.request).result.best.empty();
+bool finds_layout(const plan::Job& job, const Reload& reload,
+                  const steptime::SearchRequest& request) {
+  return !planned_layouts(job, reload, request, 1, /*any=*/true).result.best.empty();
 }
 
 bool may_fit(steptime::SearchRequest request) {
@@ -67,14 +62,13 @@ bool may_fit(steptime::SearchRequest request) {
 namespace {
 
 // The help of a plan that makes the search find something.
-std::vector<std::string> helps_that_find(const plan::Job& job, const steptime::Machine& machine,
-                                         const Wanted& wanted,
+std::vector<std::string> helps_that_find(const plan::Job& job, const Wanted& wanted,
                                          const steptime::SearchRequest& request,
                                          const Error& said) {
   std::vector<std::string> out;
   for (const std::string& help : said.helps())
     if (const std::optional<Proposal> proposal = proposal_of(help, wanted, request);
-        proposal && finds_layout(job, machine, *proposal))
+        proposal && finds_layout(job, wanted.reload, proposal->request))
       out.push_back(proposal->text);
   return out;
 }
@@ -95,20 +89,21 @@ int64_t whole_of(const std::string& key, const steptime::SearchRequest& request)
 }
 
 // Near values of the sizes that are fixed, one at a time, with which something is found.
-std::vector<std::string> other_sizes(const plan::Job& job, const steptime::Machine& machine,
-                                     const Wanted& wanted, const steptime::SearchRequest& request) {
+std::vector<std::string> other_sizes(const plan::Job& job, const Wanted& wanted,
+                                     const steptime::SearchRequest& request) {
   constexpr size_t kNamed = 3, kTried = 3;  // of all sizes; of each
   std::vector<std::string> out;
-  for (const auto& [key, asked] : wanted.fixed) {
+  for (const auto& [key, asked] : request.fixed) {
     size_t tried = 0;
     for (const int64_t size : text::divisors_near(whole_of(key, request), asked)) {
       if (out.size() == kNamed || tried == kTried) break;
       if (size == asked) continue;
-      Proposal other{wanted, request, "--fix " + key + "=" + std::to_string(size)};
-      other.wanted.fixed[key] = other.request.fixed[key] = size;
-      if (!may_fit(other.request)) continue;
+      steptime::SearchRequest other = request;
+      other.fixed[key] = size;
+      if (!may_fit(other)) continue;
       ++tried;
-      if (finds_layout(job, machine, other)) out.push_back(other.text);
+      if (finds_layout(job, wanted.reload, other))
+        out.push_back("--fix " + key + "=" + std::to_string(size));
     }
   }
   return out;
@@ -120,12 +115,11 @@ std::string fixed_text(const Wanted& wanted) {
   return out;
 }
 
-// The search without the sizes that are fixed.
-Proposal without_fixed(const Wanted& wanted, const steptime::SearchRequest& request) {
-  Proposal out{wanted, request, "leave out" + fixed_text(wanted)};
-  out.wanted.fixed.clear();
-  out.request.fixed.clear();
-  return out;
+// Whether the search finds something without the sizes that are fixed.
+bool finds_without_fixed(const plan::Job& job, const Wanted& wanted,
+                         steptime::SearchRequest request) {
+  request.fixed.clear();
+  return finds_layout(job, wanted.reload, request);
 }
 
 // The flag that gave the value of a key, else the key.
@@ -138,12 +132,12 @@ std::string flag_of(const std::string& key, const Wanted& wanted) {
 
 }  // namespace
 
-std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine& machine,
-                                  const Wanted& wanted, const steptime::SearchRequest& request,
+std::optional<Error> said_by_plan(const plan::Job& job, const Reload& reload,
+                                  const steptime::SearchRequest& request,
                                   const std::vector<std::string>& more) {
   auto asked = [&](const char* key) {
-    const auto found = wanted.fixed.find(key);
-    return found == wanted.fixed.end() ? 1.0 : static_cast<double>(found->second);
+    const auto found = request.fixed.find(key);
+    return found == request.fixed.end() ? 1.0 : static_cast<double>(found->second);
   };
   Layout layout;
   layout.job = request.base;
@@ -167,7 +161,7 @@ std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine&
     std::vector<std::string> settings =
         settings_of(job, layout, request.shape.layers, request.global_batch);
     settings.insert(settings.end(), more.begin(), more.end());
-    PlannedLayout planned = plan_layout(job, machine, wanted.reload, wanted.world_size, settings);
+    PlannedLayout planned = plan_layout(job, reload, request, settings);
     // What the others lack is then no reason.
     if (!planned.refused) return std::nullopt;
     if (!is_of_the_plan(*planned.refused)) continue;
@@ -183,33 +177,30 @@ std::optional<Error> said_by_plan(const plan::Job& job, const steptime::Machine&
 namespace {
 
 // Sizes, model, batch and world have no layout in common.
-[[noreturn]] void refuse_sizes_asked(const plan::Job& job, const steptime::Machine& machine,
-                                     const Wanted& wanted, const steptime::SearchRequest& request,
-                                     const Found& found) {
+[[noreturn]] void refuse_sizes_asked(const plan::Job& job, const Wanted& wanted,
+                                     const steptime::SearchRequest& request, const Found& found) {
   const std::string asked = fixed_text(wanted);
   std::optional<Error> said;
   std::vector<std::string> helps;
   if (!asked.empty()) {
-    said = said_by_plan(job, machine, wanted, request);
-    if (said) helps = helps_that_find(job, machine, wanted, request, *said);
-    if (std::none_of(helps.begin(), helps.end(), names_size)) {
-      for (const std::string& near : other_sizes(job, machine, wanted, request))
-        if (std::find(helps.begin(), helps.end(), near) == helps.end()) helps.push_back(near);
-      std::stable_partition(helps.begin(), helps.end(), names_size);
+    said = said_by_plan(job, wanted.reload, request);
+    if (said) helps = helps_that_find(job, wanted, request, *said);
+    if (std::ranges::none_of(helps, names_size)) {
+      for (const std::string& near : other_sizes(job, wanted, request))
+        if (std::ranges::find(helps, near) == helps.end()) helps.push_back(near);
+      std::ranges::stable_partition(helps, names_size);
     }
   }
   if (helps.empty()) {
-    Proposal batch{wanted, request, ""};
-    const double steps = std::max(1.0, std::round(request.global_batch / request.ranks));
-    batch.request.global_batch = steps * request.ranks;
-    batch.text = "--global-batch " + text::whole_number(batch.request.global_batch);
+    steptime::SearchRequest batch = request;
+    batch.global_batch =
+        request.ranks * std::max(1.0, std::round(request.global_batch / request.ranks));
     // Without sizes it is what there is to change.
-    if (asked.empty() || finds_layout(job, machine, batch)) helps.push_back(batch.text);
+    if (asked.empty() || finds_layout(job, wanted.reload, batch))
+      helps.push_back("--global-batch " + text::whole_number(batch.global_batch));
   }
-  if (!asked.empty()) {
-    const Proposal none = without_fixed(wanted, request);
-    if (helps.empty() || finds_layout(job, machine, none)) helps.push_back(none.text);
-  }
+  if (!asked.empty() && (helps.empty() || finds_without_fixed(job, wanted, request)))
+    helps.push_back("leave out" + asked);
   std::string why;
   for (const auto& [reason, count] : found.result.rejected)
     why += (why.empty() ? ": " : "; ") + reason;
@@ -225,15 +216,11 @@ namespace {
 }
 
 // The smallest world, by doublings, that has a layout that fits; nullopt: none that is looked at.
-std::optional<int64_t> larger_world(const plan::Job& job, const steptime::Machine& machine,
-                                    const Wanted& wanted, const steptime::SearchRequest& request) {
-  Wanted larger = wanted;
-  larger.most = 1;
-  larger.any = true;
-  while (larger.world_size <= kMostWorld / 2) {
-    larger.world_size *= 2;
-    if (!planned_layouts(job, machine, larger, request).result.best.empty())
-      return larger.world_size;
+std::optional<int64_t> larger_world(const plan::Job& job, const Wanted& wanted,
+                                    steptime::SearchRequest request) {
+  for (int64_t world = 2 * wanted.world_size; world <= kMostWorld; world *= 2) {
+    request.ranks = static_cast<double>(world);
+    if (finds_layout(job, wanted.reload, request)) return world;
   }
   return std::nullopt;
 }
@@ -247,16 +234,14 @@ double tenth_of_unit(double bytes) {
 
 // Memory of a rank that is enough for the smallest layout of `found`: its bytes, rounded up to
 // whole steps, and more where the search does not come to it otherwise.
-double enough_memory(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
-                     const steptime::SearchRequest& request, const Found& found, double bytes,
-                     double step) {
+double enough_memory(const plan::Job& job, const Wanted& wanted, steptime::SearchRequest request,
+                     const Found& found, double bytes, double step) {
   constexpr int kTries = 8;
-  Proposal more{wanted, request, ""};
   const double least = std::ceil(bytes / step) * step;
   if (!found.least) return least;  // no layout can be planned
   for (int i = 0; i < kTries; ++i) {
-    more.request.memory = least + i * step;
-    if (finds_layout(job, machine, more)) return more.request.memory;
+    request.memory = least + i * step;
+    if (finds_layout(job, wanted.reload, request)) return request.memory;
   }
   return least;
 }
@@ -264,9 +249,8 @@ double enough_memory(const plan::Job& job, const steptime::Machine& machine, con
 std::string smallest_text(const plan::Job& job, const Layout& layout,
                           const steptime::SearchRequest& request) {
   const steptime::Job& sizes = layout.job;
-  const char* recompute = sizes.recompute == steptime::Recompute::full        ? "full"
-                          : sizes.recompute == steptime::Recompute::selective ? "selective"
-                                                                              : "no";
+  const char* recompute =
+      sizes.recompute == steptime::Recompute::none ? "no" : recompute_word(sizes.recompute);
   return layout.strategy + " with tp " + text::whole_number(sizes.tp) + ", cp " +
          text::whole_number(sizes.cp) + ", pp " + text::whole_number(sizes.pp) + ", " + recompute +
          " recomputation and micro-batches of " + text::whole_number(sizes.micro_batch) + ": " +
@@ -275,17 +259,15 @@ std::string smallest_text(const plan::Job& job, const Layout& layout,
 
 }  // namespace
 
-void refuse_search(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
-                   const steptime::SearchRequest& asked, const Found& found) {
-  steptime::SearchRequest request = asked;
-  request.ranks = static_cast<double>(wanted.world_size);
-  if (found.result.enumerated == 0) refuse_sizes_asked(job, machine, wanted, request, found);
+void refuse_search(const plan::Job& job, const Wanted& wanted,
+                   const steptime::SearchRequest& request, const Found& found) {
+  if (found.result.enumerated == 0) refuse_sizes_asked(job, wanted, request, found);
   const std::string all = report::human_count(found.result.enumerated) + " layouts";
   if (!found.least && found.refused && found.result.fitting > 0) {
     Error error(found.refused->code(),
                 "none of " + all + " can be planned: " + found.refused->message());
     error.key(flag_of(found.refused->key(), wanted));
-    std::vector<std::string> helps = helps_that_find(job, machine, wanted, request, *found.refused);
+    std::vector<std::string> helps = helps_that_find(job, wanted, request, *found.refused);
     if (helps.empty())  // each is a step of several
       for (const std::string& help : found.refused->helps()) {
         const std::optional<Proposal> flag = proposal_of(help, wanted, request);
@@ -296,16 +278,16 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
   }
   const Layout& smallest = *found.result.smallest;
   const double least = found.least.value_or(smallest.memory.peak());
-  const double usable = machine.memory - machine.outside;
+  const double usable = request.machine.memory - request.machine.outside;
   const bool limited = wanted.max_memory && *wanted.max_memory < usable;
   Error error(ErrorCode::memory_exceeded, "none of " + all + " fits: the smallest needs " +
                                               bytes_text(least) + " of " +
                                               bytes_text(found.memory) + " a rank");
   std::vector<std::string> others;  // that fit, where it is the sizes asked for that do not
   if (!wanted.fixed.empty()) {
-    others = other_sizes(job, machine, wanted, request);
-    if (const Proposal none = without_fixed(wanted, request); finds_layout(job, machine, none))
-      others.push_back(none.text);
+    others = other_sizes(job, wanted, request);
+    if (finds_without_fixed(job, wanted, request))
+      others.push_back("leave out" + fixed_text(wanted));
   }
   error.key(!others.empty() ? "--fix" : limited ? "--max-memory" : "--machine");
   if (found.why && found.why->refused)
@@ -313,7 +295,7 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
                found.why->refused->message());
   for (const std::string& other : others) error.help(other);
   auto enough = [&](double step) {
-    return enough_memory(job, machine, wanted, request, found, least, step);
+    return enough_memory(job, wanted, request, found, least, step);
   };
   if (limited && least <= usable)
     error.help("--max-memory " + text::whole_number(enough(kGib) / kGib));
@@ -322,7 +304,7 @@ void refuse_search(const plan::Job& job, const steptime::Machine& machine, const
            ? std::string("the smallest is ")
            : "a device with " + bytes_text(enough(tenth_of_unit(least))) + " for a rank takes ") +
       smallest_text(job, smallest, request));
-  if (const std::optional<int64_t> world = larger_world(job, machine, wanted, request))
+  if (const std::optional<int64_t> world = larger_world(job, wanted, request))
     error.help("take more ranks: --world-size " + std::to_string(*world));
   else
     error.help("no world of up to " + report::human_count(kMostWorld) +

@@ -102,7 +102,7 @@ int64_t layer_of(const std::string& name) {
   for (size_t begin = 0; begin < name.size();) {
     const size_t end = std::min(name.find('.', begin), name.size());
     const std::string part = name.substr(begin, end - begin);
-    if (!part.empty() && part.size() <= 9 && std::all_of(part.begin(), part.end(), [](char c) {
+    if (!part.empty() && part.size() <= 9 && std::ranges::all_of(part, [](char c) {
           return std::isdigit(static_cast<unsigned char>(c)) != 0;
         }))
       return std::stoll(part);
@@ -134,7 +134,7 @@ steptime::Shape shape_of(const ModelOutline& outline) {
         p.name.find("expert") == std::string::npos && p.name.find(".gate.") == std::string::npos)
       dense += static_cast<double>(element_count(p.shape));
   }
-  const double dense_layers = static_cast<double>(std::count(sparse.begin(), sparse.end(), false));
+  const double dense_layers = static_cast<double>(std::ranges::count(sparse, false));
   if (outline.moe) {
     out.gated = true;
     out.experts = static_cast<double>(outline.moe->experts);

@@ -27,6 +27,23 @@ std::string memory_text(const Forecast& f) {
   return used + " of " + usable + ", " + percent(f.room()) + " to spare (" + f.fit() + ")";
 }
 
+json::array strings(const std::vector<std::string>& all) {
+  return json::array(all.begin(), all.end());
+}
+
+template <class Value>
+json::object object_of(const std::vector<std::pair<std::string, Value>>& parts) {
+  json::object out;
+  for (const auto& [name, value] : parts) out[name] = value;
+  return out;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> out = text::split(text, '\n');
+  if (out.back().empty()) out.pop_back();
+  return out;
+}
+
 json::value json_of(const std::optional<Place>& place) {
   if (!place) return nullptr;
   return json::object{
@@ -105,35 +122,24 @@ std::string draw(const report::Style& style, const Forecast& f) {
   for (const auto& [name, seconds] : parts_of(f.time.parts))
     if (seconds / f.time.seconds >= 0.005)
       parts += (parts.empty() ? "" : ", ") + name + " " + percent(seconds / f.time.seconds);
-  const std::string table = report::table(narrow, rows);
-  for (size_t at = 0; at < table.size();) {
-    const size_t end = std::min(table.find('\n', at), table.size());
-    out += "  " + table.substr(at, end - at) + "\n";
-    at = end + 1;
-  }
+  for (const std::string& line : lines_of(report::table(narrow, rows))) out += "  " + line + "\n";
   add(parts);
   for (const std::string& why : f.rough) add("rough: " + why);
   return out;
 }
 
 json::object to_json(const Forecast& f) {
-  json::object parts, bytes;
-  for (const auto& [name, seconds] : parts_of(f.time.parts)) parts[name] = seconds;
-  if (f.bytes)
-    for (const auto& [name, count] : parts_of(*f.bytes)) bytes[name] = count;
-  json::array rough, guessed;
-  for (const std::string& why : f.rough) rough.emplace_back(why);
-  for (const std::string& key : f.machine.guessed) guessed.emplace_back(key);
   return {{"machine", json::object{{"name", f.machine.name},
                                    {"ranks_per_host", std::llround(f.job.ranks_per_host)},
-                                   {"guessed", guessed}}},
+                                   {"guessed", strings(f.machine.guessed)}}},
           {"seconds", f.time.seconds},
-          {"parts", parts},
+          {"parts", object_of(parts_of(f.time.parts))},
           {"tokens_per_second_per_device", f.tokens_a_second},
           {"mfu", f.mfu},
           {"slowest", json_of(f.slowest)},
           {"memory", json::object{{"bytes", std::llround(f.memory)},
-                                  {"parts", f.bytes ? json::value(bytes) : json::value(nullptr)},
+                                  {"parts", f.bytes ? json::value(object_of(parts_of(*f.bytes)))
+                                                    : json::value(nullptr)},
                                   {"host", std::llround(f.host_memory)},
                                   {"fullest", json_of(f.fullest)},
                                   {"usable", std::llround(f.usable)},
@@ -141,7 +147,7 @@ json::object to_json(const Forecast& f) {
                                   {"fits", f.room() >= 0},
                                   {"fit", f.fit()}}},
           {"bound", json::object{{"part", f.bound}, {"share", f.bound_share}}},
-          {"rough", rough}};
+          {"rough", strings(f.rough)}};
 }
 
 namespace {
@@ -291,16 +297,6 @@ std::string table_of(const report::Style& style, const std::vector<Column>& colu
   return report::table(wide, rows, right);
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> out;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    out.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return out;
-}
-
 // Broken at spaces; further lines stand `indent` in, and so does the first with `from_start`.
 std::string wrapped(const report::Style& style, const std::string& text, size_t indent,
                     bool from_start = false) {
@@ -322,10 +318,10 @@ std::string table_of(const report::Style& style, const Found& found) {
   std::vector<std::string> lines;
   for (;; --given) {
     lines = lines_of(table_of(style, columns, given));
-    const bool fits = std::all_of(lines.begin(), lines.end(), [&](const std::string& line) {
-      return report::display_width(line) <= static_cast<size_t>(std::max(style.width, 1));
-    });
-    if (fits || given == 0) break;
+    if (given == 0 || std::ranges::all_of(lines, [&](const std::string& line) {
+          return report::display_width(line) <= static_cast<size_t>(std::max(style.width, 1));
+        }))
+      break;
   }
   std::string out = lines.front() + "\n";
   for (size_t i = 0; i + 1 < lines.size(); ++i) {
@@ -346,12 +342,8 @@ std::string rough_text(const report::Style& style, const Found& found) {
   std::vector<std::pair<std::string, std::vector<size_t>>> reasons;
   for (size_t i = 0; i < found.forecasts.size(); ++i)
     for (const std::string& why : found.forecasts[i].rough) {
-      auto at = std::find_if(reasons.begin(), reasons.end(),
-                             [&](const auto& reason) { return reason.first == why; });
-      if (at == reasons.end()) {
-        reasons.push_back({why, {}});
-        at = std::prev(reasons.end());
-      }
+      auto at = std::ranges::find(reasons, why, &decltype(reasons)::value_type::first);
+      if (at == reasons.end()) at = reasons.insert(at, {why, {}});
       at->second.push_back(i + 1);
     }
   std::string out;
@@ -500,8 +492,6 @@ namespace {
 
 json::object json_of(const Layout& layout, const std::string& use, const Forecast& forecast) {
   const steptime::Job& job = layout.job;
-  json::array options;
-  for (const std::string& option : layout.options) options.emplace_back(option);
   return {{"layout", layout_text(layout)},
           {"strategy", layout.strategy},
           {"tp", std::llround(job.tp)},
@@ -510,7 +500,7 @@ json::object json_of(const Layout& layout, const std::string& use, const Forecas
           {"stages_per_rank", std::llround(job.stages)},
           {"schedule", job.pp > 1 ? json::value(std::string(schedule_name(job.schedule)))
                                   : json::value(nullptr)},
-          {"options", options},
+          {"options", strings(layout.options)},
           {"ep", std::llround(job.ep)},
           {"dp", std::llround(job.dp())},
           {"dp_replicate", std::llround(job.replicas())},
@@ -531,11 +521,9 @@ json::object json_of(const Found& found, const Why& why) {
   if (why.layout)
     out["layout"] = json_of(*why.layout, why.set, limited(found, why.forecast.value()));
   if (why.refused) {
-    json::array help;
-    for (const std::string& text : why.refused->helps()) help.emplace_back(text);
     out["refused"] = json::object{{"code", code_string(why.refused->code())},
                                   {"message", why.refused->message()},
-                                  {"help", help}};
+                                  {"help", strings(why.refused->helps())}};
   } else {
     out["rank"] = why.before + 1;
     out["behind"] = behind(found, *why.layout);
@@ -551,22 +539,17 @@ json::object to_json(const Found& found) {
     layouts.push_back(
         json_of(found.result.best[i], found.sets[i], limited(found, found.forecasts[i])));
   json::array families;
-  for (const auto& [layout, fits_with] : found.families) {
-    json::object parts;
-    for (const auto& [name, bytes] : parts_of(layout.memory)) parts[name] = bytes;
+  for (const auto& [layout, fits_with] : found.families)
     families.push_back(json::object{
         {"layout", layout_text(layout)},
         {"bytes", std::llround(layout.memory.peak())},
-        {"parts", parts},
+        {"parts", object_of(parts_of(layout.memory))},
         {"fits_with", fits_with.empty() ? json::value(nullptr) : json::value(fits_with)}});
-  }
   json::array turns;
-  for (const Crossover& crossover : found.crossovers) {
-    json::array figures;
-    for (const std::string& key : crossover.figures) figures.emplace_back(key);
-    turns.push_back(json::object{
-        {"figures", figures}, {"factor", crossover.factor}, {"first", crossover.first}});
-  }
+  for (const Crossover& crossover : found.crossovers)
+    turns.push_back(json::object{{"figures", strings(crossover.figures)},
+                                 {"factor", crossover.factor},
+                                 {"first", crossover.first}});
   json::object rejected;
   for (const auto& [reason, count] : found.result.rejected) rejected[reason] = count;
   json::object out = {{"layouts", layouts},

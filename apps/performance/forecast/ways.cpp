@@ -22,9 +22,9 @@ using steptime::Way;
 // these are the last, which train.
 ModelOutline shortened(ModelOutline outline) {
   auto trains = [&](int64_t layer) {
-    return std::any_of(
-        outline.parameters.begin(), outline.parameters.end(),
-        [&](const ParameterOutline& p) { return p.trainable && layer_of(p.name) == layer; });
+    return std::ranges::any_of(outline.parameters, [&](const ParameterOutline& p) {
+      return p.trainable && layer_of(p.name) == layer;
+    });
   };
   const int64_t first = trains(0) || trains(1) ? 0 : std::max<int64_t>(outline.layers - 2, 0);
   auto beyond = [&](const std::string& name) {
@@ -280,7 +280,7 @@ std::vector<Way> ways_of_strategy(const plan::Job& job, const loader::LoadedStra
   found.front().config.shared().enable_async_tensor_parallel = false;
   const Options given = found.front().config.own();
   auto known = [&](Way way) {
-    return std::any_of(found.begin(), found.end(), [&](const Variant& other) {
+    return std::ranges::any_of(found, [&](const Variant& other) {
       way.options = other.way.options;
       return way == other.way;
     });
@@ -388,7 +388,7 @@ std::vector<Way> strategy_ways(plan::Job& job, Trained model, const std::set<std
   // One that moves and keeps the same as another would only fill the table.
   auto add = [&](const loader::LoadedStrategy& strategy) {
     for (Way& way : ways_of_strategy(job, strategy, model, whole, delegates, freed))
-      if (std::none_of(out.begin(), out.end(), [&](Way other) {
+      if (std::ranges::none_of(out, [&](Way other) {
             if (other.strategy == way.strategy) return false;
             other.strategy = way.strategy;
             other.options = way.options;
@@ -403,8 +403,8 @@ std::vector<Way> strategy_ways(plan::Job& job, Trained model, const std::set<std
   for (const loader::Listing& listing : job.registry->list()) {
     if (listing.plugin == nullptr) continue;
     for (const loader::StrategyInfo& info : listing.plugin->strategies) {
-      const bool known = std::any_of(out.begin(), out.end(),
-                                     [&](const Way& way) { return way.strategy == info.name; });
+      const bool known =
+          std::ranges::any_of(out, [&](const Way& way) { return way.strategy == info.name; });
       if (known) continue;
       try {
         add(job.registry->create(*listing.plugin, info));

@@ -59,9 +59,9 @@ std::optional<steptime::Recompute> recompute_in(const std::string& word) {
 }
 
 bool has_options(const LayoutWords& words, const std::vector<std::string>& options) {
-  return std::all_of(words.options.begin(), words.options.end(), [&](const std::string& wanted) {
-    return std::any_of(options.begin(), options.end(),
-                       [&](const std::string& option) { return option_text(option) == wanted; });
+  return std::ranges::all_of(words.options, [&](const std::string& wanted) {
+    return std::ranges::any_of(
+        options, [&](const std::string& option) { return option_text(option) == wanted; });
   });
 }
 
@@ -88,9 +88,8 @@ bool matches(const LayoutWords& words, const Layout& layout) {
 bool has_words_of(const std::string& asked, const Layout& layout) {
   const std::vector<std::string> given = text::split_names(asked.c_str(), ' '),
                                  own = text::split_names(layout_text(layout).c_str(), ' ');
-  return std::all_of(own.begin(), own.end(), [&](const std::string& word) {
-    return std::find(given.begin(), given.end(), word) != given.end();
-  });
+  return std::ranges::all_of(
+      own, [&](const std::string& word) { return std::ranges::find(given, word) != given.end(); });
 }
 
 // Families that fit and have more of one size than `job`, and of the others as much; the nearest
@@ -106,7 +105,7 @@ std::vector<std::pair<Cut, Layout>> larger(const std::vector<Layout>& families,
     if (others.size() == 1 && family.job.*others[0].size > job.*others[0].size)
       out.emplace_back(others[0], family);
   }
-  std::stable_sort(out.begin(), out.end(), [&](const auto& a, const auto& b) {
+  std::ranges::stable_sort(out, [&](const auto& a, const auto& b) {
     return a.second.job.*a.first.size / job.*a.first.size <
            b.second.job.*b.first.size / job.*b.first.size;
   });
@@ -119,24 +118,16 @@ std::string size_text(const Cut& cut, const Layout& layout) {
 
 class Asked {
  public:
-  Asked(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
-        const SearchRequest& request, const LayoutWords& words)
-      : job_(job),
-        machine_(machine),
-        words_(words),
-        given_(wanted),
-        all_(request),
-        wanted_(wanted),
-        request_(request) {
-    wanted_.most = 1;
+  Asked(const plan::Job& job, const Wanted& wanted, const SearchRequest& request,
+        const LayoutWords& words)
+      : job_(job), words_(words), wanted_(wanted), all_(request), request_(request) {
     std::erase_if(request_.ways, [&](const steptime::Way& way) {
       return (!words.strategy.empty() && way.strategy != words.strategy) ||
              !has_options(words, way.options);
     });
-    for (const Cut& cut : kCuts) fix(cut.key, cut.name);
-    fix("stages_per_rank", "v");
-    fix("dp_replicate_size", "replicas");
-    fix("local_batch_size", "micro");
+    for (const auto& [key, name] : kSizeWords)
+      if (const auto at = words.sizes.find(name); at != words.sizes.end())
+        request_.fixed[key] = std::llround(at->second);
     if (words.recompute) request_.recompute = words.recompute;
     if (!words.schedule) return;
     request_.schedules = {*words.schedule};
@@ -153,20 +144,20 @@ class Asked {
     if (const auto asked = words_.sizes.find("dp");
         asked != words_.sizes.end() && asked->second != dp) {
       const std::string key = "distributed.dp_size=";
-      out.refused = said_by_plan(job_, machine_, wanted_, request_,
-                                 {key + text::whole_number(asked->second)});
+      out.refused =
+          said_by_plan(job_, wanted_.reload, request_, {key + text::whole_number(asked->second)});
       if (!out.refused) out.refused = not_searched({});
       return;
     }
     if (dp == std::floor(dp)) out.refused = other_micro_batches(request_.global_batch / dp);
     if (out.refused) return;
-    const Found found = planned_layouts(job_, machine_, wanted_, request_);
+    const Found found = planned_layouts(job_, wanted_.reload, request_, 1);
     if (!found.result.best.empty() && matches(words_, found.result.best.front())) {
       out.layout = found.result.best.front();
       out.forecast = found.forecasts.front();
       out.set = found.sets.front();
     } else if (found.result.enumerated == 0) {
-      out.refused = said_by_plan(job_, machine_, wanted_, request_);
+      out.refused = said_by_plan(job_, wanted_.reload, request_);
       if (!out.refused) out.refused = not_searched(found.result.rejected);
     } else if (found.result.best.empty() && found.least) {
       too_large(*found.result.smallest, out);
@@ -179,20 +170,20 @@ class Asked {
   Error told(const Error& said) const {
     std::vector<std::string> helps, ones, steps;
     auto add = [](std::vector<std::string>& to, const std::string& help) {
-      if (std::find(to.begin(), to.end(), help) == to.end()) to.push_back(help);
+      if (std::ranges::find(to, help) == to.end()) to.push_back(help);
     };
     for (const std::string& help : said.helps()) {
       if (help.starts_with("--why ")) {  // of other_micro_batches()
         add(helps, help);
         continue;
       }
-      const std::optional<Proposal> flag = proposal_of(help, given_, all_);
+      const std::optional<Proposal> flag = proposal_of(help, wanted_, all_);
       steps.push_back(flag ? flag->text : help);
       std::string found;
-      if (flag && finds(flag->wanted, flag->request, words_))
+      if (flag && finds(flag->request, words_))
         found = flag->text;
       else if (const std::optional<LayoutWords> other = flag ? std::nullopt : other_words(help);
-               other && finds(given_, all_, *other))
+               other && finds(all_, *other))
         found = why_text(*other);
       if (found.empty()) continue;
       const std::vector<std::string> sets = plan::settings_in(help);
@@ -200,9 +191,8 @@ class Asked {
     }
     // Another batch of the file is no word: a micro-batch that divides this one comes before it.
     // That a size of 1 would do is said behind what is nearer to what was asked.
-    const bool in_words = std::any_of(helps.begin(), helps.end(), [](const std::string& help) {
-      return help.starts_with("--why ");
-    });
+    const bool in_words = std::ranges::any_of(
+        helps, [](const std::string& help) { return help.starts_with("--why "); });
     if (helps.empty() || (asked_for("micro") && !in_words)) {
       std::vector<std::string> near = near_words();
       near.insert(near.end(), helps.begin(), helps.end());
@@ -223,9 +213,9 @@ class Asked {
     return at != words_.sizes.end() && at->second > 1;
   }
 
-  bool finds(const Wanted& wanted, const SearchRequest& request, const LayoutWords& words) const {
-    const Asked other(job_, machine_, wanted, request, words);
-    const Found found = planned_layouts(job_, machine_, other.wanted_, other.request_);
+  bool finds(const SearchRequest& request, const LayoutWords& words) const {
+    const Asked other(job_, wanted_, request, words);
+    const Found found = planned_layouts(job_, wanted_.reload, other.request_, 1);
     return !found.result.best.empty() && matches(words, found.result.best.front());
   }
 
@@ -272,13 +262,12 @@ class Asked {
       out.strategy = value;
       return out;
     }
-    constexpr std::pair<const char*, const char*> kNames[] = {
-        {"distributed.tp_size", "tp"}, {"distributed.cp_size", "cp"},
-        {"distributed.pp_size", "pp"}, {"distributed.ep_size", "ep"},
-        {"distributed.dp_size", "dp"}, {"distributed.dp_replicate_size", "replicas"}};
-    for (const auto& [option, name] : kNames)
-      if (const auto other = key == option ? size_in(name + value) : std::nullopt)
+    for (const auto& [size_key, name] : kSizeWords)
+      if (const auto other =
+              key == "distributed." + std::string(size_key) ? size_in(name + value) : std::nullopt)
         return with_size(other->first, other->second);
+    if (const auto dp = key == "distributed.dp_size" ? size_in("dp" + value) : std::nullopt)
+      return with_size(dp->first, dp->second);
     return std::nullopt;
   }
 
@@ -298,10 +287,9 @@ class Asked {
         if (out.size() == kNamed || tried == kNear) break;
         if (static_cast<double>(near) == asked) continue;
         const LayoutWords other = with_size(name, static_cast<double>(near));
-        const Asked one(job_, machine_, given_, all_, other);
-        if (!may_fit(one.request_)) continue;
+        if (!may_fit(Asked(job_, wanted_, all_, other).request_)) continue;
         ++tried;
-        if (finds(given_, all_, other)) out.push_back(why_text(other));
+        if (finds(all_, other)) out.push_back(why_text(other));
       }
     }
     return out;
@@ -326,12 +314,6 @@ class Asked {
     return "--why '" + (out.empty() ? "tp1" : text::join(out, " ")) + "'";
   }
 
-  void fix(const char* key, const char* name) {
-    if (const auto at = words_.sizes.find(name); at != words_.sizes.end())
-      request_.fixed[key] = std::llround(at->second);
-    wanted_.fixed = request_.fixed;
-  }
-
   static Error not_searched(const std::map<std::string, int64_t>& reasons) {
     std::string why;
     for (const auto& [reason, count] : reasons) why += (why.empty() ? ": " : "; ") + reason;
@@ -341,8 +323,7 @@ class Asked {
   void too_large(const Layout& smallest, Why& out) const {
     const std::vector<std::string> settings =
         settings_of(job_, smallest, request_.shape.layers, request_.global_batch);
-    PlannedLayout planned =
-        plan_layout(job_, machine_, wanted_.reload, wanted_.world_size, settings);
+    PlannedLayout planned = plan_layout(job_, wanted_.reload, request_, settings);
     if (!planned.forecast) {
       out.refused = std::move(planned.refused);
       return;
@@ -373,18 +354,15 @@ class Asked {
     std::vector<std::pair<Cut, Layout>> found = larger(steptime::search(all, 1).families, job);
     if (found.size() > kTried) found.resize(kTried);
     for (const auto& [cut, layout] : found)
-      if (finds(given_, all_, with_size(cut.name, layout.job.*cut.size)))
-        return size_text(cut, layout);
+      if (finds(all_, with_size(cut.name, layout.job.*cut.size))) return size_text(cut, layout);
     return "";
   }
 
   const plan::Job& job_;
-  const steptime::Machine& machine_;
   const LayoutWords& words_;
-  const Wanted& given_;
+  const Wanted& wanted_;
   const SearchRequest& all_;
-  Wanted wanted_;          // that, for these words alone
-  SearchRequest request_;  // and that
+  SearchRequest request_;  // that, for these words alone
 };
 
 }  // namespace
@@ -447,7 +425,7 @@ LayoutWords words_of(const std::string& asked, const SearchRequest& request) {
   if (out.schedule == PipelineSchedule::interleaved_1f1b && one)
     throw refuse("Interleaved1F1B has several stages a rank");
   if (out.schedule == PipelineSchedule::one_f_one_b) out.sizes["v"] = 1;
-  if (std::none_of(request.ways.begin(), request.ways.end(), [&](const steptime::Way& way) {
+  if (std::ranges::none_of(request.ways, [&](const steptime::Way& way) {
         return (out.strategy.empty() || way.strategy == out.strategy) &&
                has_options(out, way.options);
       }))
@@ -455,8 +433,8 @@ LayoutWords words_of(const std::string& asked, const SearchRequest& request) {
   return out;
 }
 
-Why why_of(const plan::Job& job, const steptime::Machine& machine, const Wanted& wanted,
-           const SearchRequest& request, const LayoutWords& words, const Found& found) {
+Why why_of(const plan::Job& job, const Wanted& wanted, const SearchRequest& request,
+           const LayoutWords& words, const Found& found) {
   Why out;
   out.asked = *wanted.why;
   const std::vector<Layout>& best = found.result.best;
@@ -473,15 +451,13 @@ Why why_of(const plan::Job& job, const steptime::Machine& machine, const Wanted&
     out.before = *listed;
     return out;
   }
-  const Asked asked(job, machine, wanted, request, words);
+  const Asked asked(job, wanted, request, words);
   asked.look(out);
   // Where nothing is found, no words are either.
   if (out.refused && !out.layout && !best.empty()) out.refused = asked.told(*out.refused);
   if (!out.refused)
-    out.before =
-        static_cast<size_t>(std::count_if(best.begin(), best.end(), [&](const Layout& layout) {
-          return layout.score() <= out.layout->score();
-        }));
+    out.before = static_cast<size_t>(std::ranges::count_if(
+        best, [&](const Layout& layout) { return layout.score() <= out.layout->score(); }));
   return out;
 }
 
@@ -497,7 +473,7 @@ std::vector<RefusedFamily> refused_families(const SearchRequest& request,
                                          steptime::Bubble::closed_form);
     out.push_back({std::move(layout), ""});
   }
-  std::stable_sort(out.begin(), out.end(), [](const RefusedFamily& a, const RefusedFamily& b) {
+  std::ranges::stable_sort(out, [](const RefusedFamily& a, const RefusedFamily& b) {
     return a.smallest.predicted.seconds < b.smallest.predicted.seconds;
   });
   if (out.size() > kMostFamilies) out.resize(kMostFamilies);

@@ -77,6 +77,8 @@ inline bool folds(PipelineSchedule schedule) {
 struct Offload {
   bool on = false, pinned = true;
   double copied = 0;  // bytes of a step over the host's link, both ways
+
+  bool operator==(const Offload&) const = default;
 };
 
 // Bytes that clipping and a fused AdamW read and write, a float32 parameter.
@@ -131,6 +133,7 @@ struct Job {
   // As this engine keeps memory (docs/cost_model.md), not as the published runs' programs do.
   bool engine_memory = false;
 
+  bool operator==(const Job&) const = default;
   double dp() const { return ranks / (tp * cp * pp); }
   double replicas() const { return ranks / (tp * pp * shard); }
   double tokens() const { return micro_batch * length / cp; }  // of a micro-batch on a rank

@@ -76,9 +76,8 @@ double elementwise(const Machine& machine, double bytes) {
 }
 
 double update(const Machine& machine, double bytes) {
-  const double rate =
-      machine.rate.optimizer > 0 ? machine.rate.optimizer : machine.rate.elementwise;
-  return bytes / (rate * machine.bandwidth);
+  if (machine.rate.optimizer <= 0) return elementwise(machine, bytes);
+  return bytes / (machine.rate.optimizer * machine.bandwidth);
 }
 
 Core attention_core(const Machine& machine, const Job& job, double heads, double head_dim) {
@@ -102,13 +101,6 @@ namespace {
 constexpr double kDispatchLatency = 40e-6, kDispatchAttained = 0.85;
 constexpr double kRingBeside = 0.15;  // of a ring of messages, lost beside the kernels
 constexpr double kTreeFrom = 6;       // ranks from which a switch that reduces pays
-
-double ring(const Machine& machine, const Group& group, double bytes) {
-  if (group.size <= 1 || bytes <= 0) return 0;
-  const Ring way = ring_of(machine, group);
-  const double g = group.size;
-  return (g - 1) * way.step + bytes * (g - 1) / g / way.rate;
-}
 
 // Of the groups of a job the fewest members that one has on a host of its, and the most hosts.
 struct Spread {
@@ -165,10 +157,13 @@ Ring ring_of(const Machine& machine, const Group& group) {
 }
 
 double all_gather(const Machine& machine, const Group& group, double bytes) {
-  return ring(machine, group, bytes);
+  if (group.size <= 1 || bytes <= 0) return 0;
+  const Ring way = ring_of(machine, group);
+  const double g = group.size;
+  return (g - 1) * way.step + bytes * (g - 1) / g / way.rate;
 }
 double reduce_scatter(const Machine& machine, const Group& group, double bytes) {
-  return ring(machine, group, bytes);
+  return all_gather(machine, group, bytes);
 }
 
 double all_reduce(const Machine& machine, const Group& group, double bytes) {

@@ -126,9 +126,8 @@ Exchanges context_exchanges(const Machine& machine, const Job& job, double kv, c
   const double gathered = all_gather(machine, group, keys);
   if (job.context == ContextWay::gather)
     return {gathered, 2 * gathered + reduce_scatter(machine, group, keys), gathered, 0};
-  auto exposed = [&](double moved, double hides) { return exposed_ring(machine, moved, hides); };
-  Exchanges out{exposed(gathered, core.forward), exposed(2 * gathered, core.backward),
-                exposed(gathered, core.forward), 0};
+  const double forward = exposed_ring(machine, gathered, core.forward);
+  Exchanges out{forward, exposed_ring(machine, 2 * gathered, core.backward), forward, 0};
   if (job.context == ContextWay::torch_ring) {
     const double split = 0.05 * (job.cp - 1);
     out.forward += split * core.forward;
@@ -197,6 +196,21 @@ double expert_exchange(const Machine& machine, const Shape& shape, const Job& jo
                            shape.experts_a_token, job.width * shape.hidden);
 }
 
+// Of an entry of the logits, both ways.
+double loss_bytes(Loss loss) {
+  switch (loss) {
+    case Loss::plain:
+      return 30;
+    case Loss::compiled:
+      return 14;
+    case Loss::fused:
+      return 24;
+    case Loss::unfused_parallel:
+      return 52;
+  }
+  return 0;
+}
+
 double device_time(const Parts& p) {
   return p.products + p.attention + p.elementwise + p.recompute + p.tp + p.cp + p.ep;
 }
@@ -240,15 +254,8 @@ LayerTime layer_time(const Machine& machine, const Shape& shape, const Job& job)
   b.cp = cp.backward;
   f.ep = b.ep = 2 * ep;
 
-  const bool given_tp = job.tp_seconds >= 0, given_cp = job.cp_seconds >= 0,
-             given_ep = job.ep_seconds >= 0;
-  if (given_tp) f.tp = b.tp = job.tp_seconds / 2;
-  if (given_cp) f.cp = b.cp = job.cp_seconds / 2;
-  if (given_ep) f.ep = b.ep = job.ep_seconds / 2;
-
   const double share = job.recomputed_layers;
   double again_host = 0;
-  const double before_tp = b.tp, before_cp = b.cp, before_ep = b.ep;
   switch (job.recompute) {
     case Recompute::none:
       break;
@@ -276,10 +283,10 @@ LayerTime layer_time(const Machine& machine, const Shape& shape, const Job& job)
       break;
   }
 
-  // What is given counts the exchanges that are done again already.
-  if (given_tp) b.tp = before_tp;
-  if (given_cp) b.cp = before_cp;
-  if (given_ep) b.ep = before_ep;
+  // What a plan gives counts the exchanges that are done again already.
+  if (job.tp_seconds >= 0) f.tp = b.tp = job.tp_seconds / 2;
+  if (job.cp_seconds >= 0) f.cp = b.cp = job.cp_seconds / 2;
+  if (job.ep_seconds >= 0) f.ep = b.ep = job.ep_seconds / 2;
 
   const double host_forward = job.host_forward > 0 ? job.host_forward : machine.host.layer_forward;
   const double host_backward =
@@ -303,21 +310,7 @@ EndTime end_time(const Machine& machine, const Shape& shape, const Job& job) {
   // Its two products are about as long.
   out.head_backward.products =
       head.backward * ((shape.frozen.head ? 0 : 0.5) + (shape.frozen.head_input ? 0 : 0.5));
-  double bytes = 30;
-  switch (job.loss) {
-    case Loss::plain:
-      break;
-    case Loss::compiled:
-      bytes = 14;
-      break;
-    case Loss::fused:
-      bytes = 24;
-      break;
-    case Loss::unfused_parallel:
-      bytes = 52;
-      break;
-  }
-  out.head_forward.elementwise = elementwise(machine, bytes * T * words / 2);
+  out.head_forward.elementwise = elementwise(machine, loss_bytes(job.loss) * T * words / 2);
   out.head_backward.elementwise = out.head_forward.elementwise;
   if (job.tp > 1 && job.tp_seconds < 0) {
     const Group group{job.tp, 1, job.ranks_per_host, job.ranks};

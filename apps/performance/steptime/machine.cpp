@@ -18,8 +18,10 @@ namespace meshwright::steptime {
 // Slips of the unit in a machine file whose figures are each within what some machine has: peaks
 // beside the bandwidth of the memory, and what a processor may have and no device.
 
+namespace {
+
 // Operations that a device has for a byte of its memory: shipped files have 10 to 850.
-inline constexpr double kMostForAByte = 5000;
+constexpr double kMostForAByte = 5000;
 
 struct Peak {
   const char* name;
@@ -45,15 +47,12 @@ struct DeviceRange {
   double units;      // so many times as much as what it may have been given in; 0: nobody knows
   double least = 0;
 };
-inline constexpr double kBits = 8;
+constexpr double kBits = 8;
 
-namespace {
+// 4.8e+12 as in the file, short.
+std::string shown(double value) { return config::to_toml(config::number_value(value)); }
 
-std::string setting(const std::string& key, double value) {
-  return key + " = " + config::to_toml(config::number_value(value));
-}
-
-}  // namespace
+std::string setting(const std::string& key, double value) { return key + " = " + shown(value); }
 
 // Those that have to fit to the bandwidth. Of a processor it is the fastest alone: a type that it
 // has no instructions for takes a hundred times as long; and caches count into its bandwidth.
@@ -66,10 +65,7 @@ std::vector<Peak> peaks_that_fit(const Machine& m) {
                         {"tf32", m.peak_tf32, of_float32}};
   std::erase_if(out, [](const Peak& peak) { return peak.value == 0; });
   if (!processor || out.empty()) return out;
-  const Peak fastest =
-      *std::max_element(out.begin(), out.end(),
-                        [](const Peak& one, const Peak& other) { return one.value < other.value; });
-  return {fastest};
+  return {*std::ranges::max_element(out, {}, &Peak::value)};
 }
 
 // What makes the peaks that are `off` fit: another of the usual units of theirs, or of a bandwidth
@@ -81,7 +77,7 @@ Slip slip_of(const Machine& machine, const std::vector<Peak>& off, bool low, boo
     const bool is_memory =
         machine.overlap.adds ? other >= 1e8 && other <= 2e12 : other >= 2e10 && other <= 1e14;
     if (all && is_memory &&
-        std::all_of(off.begin(), off.end(), [&](const Peak& peak) { return peak.fits(other); }))
+        std::ranges::all_of(off, [&](const Peak& peak) { return peak.fits(other); }))
       return {true, setting("device.bandwidth", other)};
     bool fit = true;
     std::string mended;
@@ -112,8 +108,7 @@ const DeviceRange* range_of_devices(std::string_view key) {
       {"host.layer_backward", 0.05, "in seconds, not milliseconds", 1e3},
       {"host.fixed", 1, "in seconds, not milliseconds", 1e3},
   };
-  const auto* const found = std::find_if(std::begin(kRanges), std::end(kRanges),
-                                         [&](const DeviceRange& one) { return key == one.key; });
+  const auto* const found = std::ranges::find(kRanges, key, &DeviceRange::key);
   return found == std::end(kRanges) ? nullptr : found;
 }
 
@@ -123,6 +118,8 @@ double in_other_unit(const DeviceRange& of, double value) {
   const double other = value / of.units;
   return other <= of.most ? other : 0;
 }
+
+}  // namespace
 
 std::vector<Figure> figures_of(Machine& m) {
   const char* const share = "a share of the peak";
@@ -182,9 +179,6 @@ namespace fs = std::filesystem;
 using config::Entry;
 using config::Value;
 
-// 4.8e+12 as in the file, short.
-std::string shown(double value) { return config::to_toml(config::number_value(value)); }
-
 class File {
  public:
   explicit File(std::string path) : path_(std::move(path)) {}
@@ -205,9 +199,7 @@ class File {
     if (name == nullptr || name->kind != Value::Kind::string)
       throw missing(*root, "device", "device.name", "the device's name in quotes");
     if (name->text.find_first_not_of(' ') == std::string::npos)
-      throw Error(ErrorCode::out_of_range, "device.name is empty")
-          .key("device.name")
-          .at(origin(name->place))
+      throw refused("device.name", *name, "is empty")
           .help("set device.name = \"NVIDIA H100 SXM 700 W\", or what the device is called");
     machine.name = name->text;
     if (const Value* reported = figure_at(*root, "device", "reported"))
@@ -241,6 +233,10 @@ class File {
   }
   Origin origin(const config::Place& place) const {
     return {Origin::Source::file, path_, place.line, place.column};
+  }
+  // A value that can be read and makes no sense. `what`: behind the key.
+  Error refused(const std::string& key, const Value& value, const std::string& what) const {
+    return Error(ErrorCode::out_of_range, key + " " + what).key(key).at(origin(value.place));
   }
   Error wrong(const Value& value, const std::string& key, const std::string& wants) const {
     return Error(ErrorCode::wrong_type, key + " is " + config::found_text(value) + ", not " + wants)
@@ -279,10 +275,9 @@ class File {
 
   std::vector<std::string> names(const Value& value) const {
     std::vector<std::string> out;
-    const bool list = value.kind == Value::Kind::list;
-    for (const Value& item : value.items) out.push_back(item.text);
-    if (!list || std::any_of(value.items.begin(), value.items.end(),
-                             [](const Value& item) { return item.kind != Value::Kind::string; }))
+    for (const Value& item : value.items)
+      if (item.kind == Value::Kind::string) out.push_back(item.text);
+    if (value.kind != Value::Kind::list || out.size() != value.items.size())
       throw wrong(value, "device.reported", "a list of names");
     return out;
   }
@@ -299,11 +294,10 @@ class File {
     for (const std::string_view found : {std::string_view("measured by meshwright calibrate"),
                                          kAtBound, std::string_view("from a run: ")})
       if (source.starts_with(found)) return;
-    Error error(ErrorCode::out_of_range,
-                key + " = " + shown(*figure.to) + " makes no sense as " + figure.means +
-                    ": no device has " +
-                    (low ? "less than " + shown(of->least) : "more than " + shown(of->most)));
-    error.key(key).at(origin(value->place));
+    Error error = refused(
+        key, *value,
+        "= " + shown(*figure.to) + " makes no sense as " + figure.means + ": no device has " +
+            (low ? "less than " + shown(of->least) : "more than " + shown(of->most)));
     if (low)
       error.help("give " + key + " " +
                  (of->units == kBits ? "in bytes, 1e9 a gigabyte" : of->unit));
@@ -320,13 +314,13 @@ class File {
   void check_balance(const Value& root, const Machine& machine) const {
     const double bandwidth = machine.bandwidth;
     const std::vector<Peak> peaks = peaks_that_fit(machine);
-    const auto first = std::find_if(peaks.begin(), peaks.end(),
-                                    [&](const Peak& peak) { return !peak.fits(bandwidth); });
+    const auto first =
+        std::ranges::find_if(peaks, [&](const Peak& peak) { return !peak.fits(bandwidth); });
     if (first == peaks.end()) return;
     // All that are off the same way. Where these are all there are, the bandwidth may have slipped.
     const bool low = first->low(bandwidth);
     std::vector<Peak> off;
-    std::copy_if(peaks.begin(), peaks.end(), std::back_inserter(off), [&](const Peak& peak) {
+    std::ranges::copy_if(peaks, std::back_inserter(off), [&](const Peak& peak) {
       return !peak.fits(bandwidth) && peak.low(bandwidth) == low;
     });
     const Slip slip = slip_of(machine, off, low, off.size() == peaks.size());
@@ -356,11 +350,9 @@ class File {
     const Value* value = figure_at(root, "peak", narrow);
     if (value == nullptr || peak >= other) return;
     const std::string key = "peak." + narrow;
-    throw Error(ErrorCode::out_of_range, key + " = " + shown(peak) +
-                                             " makes no sense: it is below peak." + wide + ", " +
-                                             shown(other))
-        .key(key)
-        .at(origin(value->place))
+    throw refused(
+        key, *value,
+        "= " + shown(peak) + " makes no sense: it is below peak." + wide + ", " + shown(other))
         .help("take " + key + " out, or say what the device's maker does");
   }
 
@@ -374,29 +366,26 @@ class File {
       if (key != "schema") sources.push_back(config::join_key("source", key));
     for (const Figure& figure : figures)
       if (const std::string table = config::join_key("source", figure.table);
-          std::find(sources.begin(), sources.end(), table) == sources.end())
+          std::ranges::find(sources, table) == sources.end())
         sources.push_back(table);
     for (const Entry& table : root.entries) {
-      if (table.key == "source" && table.value.is_table())
-        for (const Entry& entry : table.value.entries)
-          if (const std::string key = config::join_key("source", entry.key);
-              std::find(sources.begin(), sources.end(), key) == sources.end())
-            throw unknown(entry, key, sources);
-      if (table.key == "source" || table.key == "schema") continue;
-      if (!table.value.is_table()) throw unknown(table, table.key, known);
+      const bool is_table = table.value.is_table(), source = table.key == "source";
+      if (!is_table && !source && table.key != "schema") check_name(table, table.key, known);
+      if (!is_table || table.key == "schema") continue;
       for (const Entry& entry : table.value.entries)
-        if (const std::string key = table.key + "." + entry.key;
-            std::find(known.begin(), known.end(), key) == known.end())
-          throw unknown(entry, key, known);
+        check_name(entry,
+                   source ? config::join_key("source", entry.key) : table.key + "." + entry.key,
+                   source ? sources : known);
     }
   }
-  Error unknown(const Entry& entry, const std::string& key,
-                const std::vector<std::string>& known) const {
+  void check_name(const Entry& entry, const std::string& key,
+                  const std::vector<std::string>& known) const {
+    if (std::ranges::find(known, key) != known.end()) return;
     Error error(ErrorCode::unknown_key, "a machine file has no " + key);
     error.key(key).at(origin(entry.place));
     if (const std::string near = nearest_name(key, known); !near.empty())
       error.help("did you mean " + near + "?");
-    return error.help("take " + key + " out");
+    throw error.help("take " + key + " out");
   }
 
   void take(const Value& root, const Figure& figure) const {
@@ -410,17 +399,12 @@ class File {
       throw wrong(*value, key, "a number");
     const double number = config::as_number(*value);
     if (!std::isfinite(number) || number < figure.least || number > figure.most)
-      throw Error(ErrorCode::out_of_range, key + " = " + shown(number) + " makes no sense as " +
-                                               figure.means + ": it lies between " +
-                                               shown(figure.least) + " and " + shown(figure.most))
-          .key(key)
-          .at(origin(value->place))
+      throw refused(key, *value,
+                    "= " + shown(number) + " makes no sense as " + figure.means +
+                        ": it lies between " + shown(figure.least) + " and " + shown(figure.most))
           .help("give " + key + " in plain units: bytes, seconds, operations, shares of 1");
     if (figure.whole && number != std::floor(number))
-      throw Error(ErrorCode::out_of_range,
-                  key + " = " + shown(number) + " is no number of " + figure.means)
-          .key(key)
-          .at(origin(value->place))
+      throw refused(key, *value, "= " + shown(number) + " is no number of " + figure.means)
           .help("set " + key + " = " + text::whole_number(std::floor(number)));
     *figure.to = number;
   }
@@ -441,9 +425,7 @@ class File {
                       "where the figure comes from");
       if (source->text.find_first_not_of(' ') == std::string::npos) {
         named = config::join_key("source", named);
-        throw Error(ErrorCode::out_of_range, named + " is empty")
-            .key(named)
-            .at(origin(source->place))
+        throw refused(named, *source, "is empty")
             .help("set " + named + " = \"published: data sheet\", or where the figure comes from")
             .help("set " + named + " = \"guessed\" where nobody knows");
       }
@@ -463,7 +445,7 @@ std::vector<std::string> names_in(const std::string& folder) {
   std::error_code failed;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, failed))
     if (entry.path().extension() == ".toml") out.push_back(entry.path().stem().string());
-  std::sort(out.begin(), out.end());
+  std::ranges::sort(out);
   return out;
 }
 
@@ -485,8 +467,8 @@ std::optional<Machine> machine_reported(const std::string& device, const std::st
   for (const std::string& name : names_in(folder)) {
     try {
       Machine machine = read_machine(folder + "/" + name + ".toml");
-      if (machine.name == device || std::find(machine.reported.begin(), machine.reported.end(),
-                                              device) != machine.reported.end())
+      if (machine.name == device ||
+          std::ranges::find(machine.reported, device) != machine.reported.end())
         return machine;
     } catch (const Error&) {
       // Somebody's broken file: who asks for that machine by name is told.
@@ -499,18 +481,18 @@ Machine find_machine(const std::string& name, const std::string& folder) {
   if (name.find('/') != std::string::npos || name.ends_with(".toml")) return read_machine(name);
   const std::vector<std::string> names = names_in(folder);
   auto shipped = [&](const std::string& wanted) {
-    return std::find(names.begin(), names.end(), wanted) != names.end();
+    return std::ranges::find(names, wanted) != names.end();
   };
   if (shipped(name)) return read_machine(folder + "/" + name + ".toml");
   std::string device = name, ranks;  // ranks: "x8"
   if (const size_t x = name.rfind('x'); x != std::string::npos && x + 1 < name.size()) {
     const std::string count = name.substr(x + 1);
     device = name.substr(0, x);
-    const bool digits =
-        std::all_of(count.begin(), count.end(), [](char c) { return c >= '0' && c <= '9'; });
+    const bool digits = count.find_first_not_of("0123456789") == std::string::npos,
+               allowed = digits && count.size() <= 9 && std::stoi(count) >= 1 &&
+                         std::stoi(count) <= kMostRanksOfAHost;  // what a file may say
     if (digits && shipped(device)) {
-      // What a file may say.
-      if (count.size() > 9 || std::stoi(count) < 1 || std::stoi(count) > kMostRanksOfAHost)
+      if (!allowed)
         throw Error(ErrorCode::out_of_range, name + ": a host has 1 to " +
                                                  std::to_string(kMostRanksOfAHost) +
                                                  " ranks, not " + count)
@@ -520,14 +502,11 @@ Machine find_machine(const std::string& name, const std::string& folder) {
       machine.network.ranks_per_host = std::stoi(count);
       return machine;
     }
-    if (digits && count.size() <= 9 && std::stoi(count) >= 1 &&
-        std::stoi(count) <= kMostRanksOfAHost)
-      ranks = name.substr(x);
+    if (allowed) ranks = name.substr(x);
   }
-  std::string list;
-  for (const std::string& one : names) list += (list.empty() ? "" : ", ") + one;
-  Error error(ErrorCode::bad_choice, "no machine is called " + name + "; there are " +
-                                         (list.empty() ? "none in " + folder : list));
+  Error error(ErrorCode::bad_choice,
+              "no machine is called " + name + "; there are " +
+                  (names.empty() ? "none in " + folder : text::join(names, ", ")));
   error.key("--machine");
   // What was typed may be the beginning of a name, as a100 is; else a slip.
   const std::string typed = text::normal(device);
@@ -575,10 +554,9 @@ std::string machine_text(const Machine& machine, const std::map<std::string, std
       out += "\n" + std::string(heading(last)) + "\n";
       if (last == "device") {
         out += "name = " + quoted(machine.name) + "\n";
-        std::string names;
-        for (const std::string& name : machine.reported)
-          names += (names.empty() ? "" : ", ") + quoted(name);
-        if (!names.empty()) out += "reported = [" + names + "]\n";
+        std::vector<std::string> names;
+        for (const std::string& name : machine.reported) names.push_back(quoted(name));
+        if (!names.empty()) out += "reported = [" + text::join(names, ", ") + "]\n";
       }
       if (last == "overlap" && machine.overlap.adds) out += "shares_cores = true\n";
     }

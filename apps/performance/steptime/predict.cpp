@@ -164,22 +164,17 @@ namespace {
 // attain them), and its part of the memory of a host of eight. Guessed: machine files do not say.
 constexpr double kHostLink = 25e9, kHostLinkUnpinned = 8e9, kHostMemory = 20e9;
 
+// What micro-batches take, of which a step has several.
+constexpr double Parts::* kOfMicroBatches[] = {
+    &Parts::products, &Parts::attention, &Parts::elementwise, &Parts::recompute, &Parts::tp,
+    &Parts::cp,       &Parts::ep,        &Parts::shard,       &Parts::host};
+
 void scale(Parts& parts, double by) {
-  for (double* part : {&parts.products, &parts.attention, &parts.elementwise, &parts.recompute,
-                       &parts.tp, &parts.cp, &parts.ep, &parts.shard, &parts.host})
-    *part *= by;
+  for (double Parts::* part : kOfMicroBatches) parts.*part *= by;
 }
 
 void add(Parts& to, const Parts& p, double times) {
-  to.products += times * p.products;
-  to.attention += times * p.attention;
-  to.elementwise += times * p.elementwise;
-  to.recompute += times * p.recompute;
-  to.tp += times * p.tp;
-  to.cp += times * p.cp;
-  to.ep += times * p.ep;
-  to.shard += times * p.shard;
-  to.host += times * p.host;
+  for (double Parts::* part : kOfMicroBatches) to.*part += times * p.*part;
 }
 
 // Ranks that share a processor: what one gains on average where the share `busy` of the time of
@@ -233,6 +228,7 @@ void add_micro_batches(const Machine& machine, const Job& job, const LayerTime& 
     return data.ahead > 0 ? beside(machine, kernels + s.copy_out, s.gather) : s.gather;
   };
   auto one = [&](bool first, bool last, double times) {
+    if (times <= 0) return;
     const bool gf = now(data.gather_forward, first), gb = data.layer_gathered_again > 0,
                rd = now(data.reduce, last);
     double shard = 0;
@@ -255,7 +251,7 @@ void add_micro_batches(const Machine& machine, const Job& job, const LayerTime& 
     one(true, true, 1);
   } else {
     one(true, false, 1);
-    if (job.micro_batches > 2) one(false, false, job.micro_batches - 2);
+    one(false, false, job.micro_batches - 2);
     one(false, true, 1);
   }
 }

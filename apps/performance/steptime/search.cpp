@@ -29,8 +29,7 @@ std::vector<double> divisors(double of, double most) {
 
 // And what is asked for, where it is none of them: what is wrong with it is told.
 std::vector<double> with_asked(std::vector<double> sizes, std::optional<double> asked) {
-  if (asked && std::find(sizes.begin(), sizes.end(), *asked) == sizes.end())
-    sizes.push_back(*asked);
+  if (asked && std::ranges::find(sizes, *asked) == sizes.end()) sizes.push_back(*asked);
   return sizes;
 }
 
@@ -62,15 +61,10 @@ class Search {
     if (found == request_.fixed.end()) return std::nullopt;
     return static_cast<double>(found->second);
   }
-  bool stays(const char* key, double value) const {
-    const std::optional<double> wanted = asked(key);
-    return !wanted || *wanted == value;
-  }
+  bool stays(const char* key, double value) const { return asked(key).value_or(value) == value; }
   // Whether some way has that kind of parallelism, where it takes some.
   bool some_way(const char* else_reason, double size, bool Way::* has) {
-    if (size == 1 || std::any_of(request_.ways.begin(), request_.ways.end(),
-                                 [&](const Way& way) { return way.*has; }))
-      return true;
+    if (size == 1 || std::ranges::any_of(request_.ways, has)) return true;
     count(else_reason);
     return false;
   }
@@ -95,9 +89,9 @@ class Search {
       for (const bool pipeline : {false, true})
         for (const bool once : {false, true}) {
           const Way mine = plain(ways[at], pipeline, once);
-          bool known = false;
-          for (size_t i = 0; i < at; ++i) known = known || plain(ways[i], pipeline, once) == mine;
-          repeated_.push_back(known);
+          repeated_.push_back(
+              std::any_of(ways.begin(), ways.begin() + static_cast<std::ptrdiff_t>(at),
+                          [&](const Way& way) { return plain(way, pipeline, once) == mine; }));
         }
   }
   bool repeated(size_t way, const Job& job) const {
@@ -221,10 +215,7 @@ class Search {
         continue;
       }
       job.sequence_parallel = job.tp > 1 && way.sequence && divides(job.tp * job.cp, job.length);
-      if (job.sequence_parallel && way.async)
-        job.async_tp = AsyncTp::torch;
-      else
-        job.async_tp = request_.base.async_tp;
+      job.async_tp = job.sequence_parallel && way.async ? AsyncTp::torch : request_.base.async_tp;
       shards(way, job);
     }
   }
@@ -256,12 +247,14 @@ class Search {
   void add(const Way& way, Job job) {
     lay_out(request_.shape, way, job);
     set_exchange(job);
-    if (is_seen(job)) return;
-    Layout layout;
-    layout.strategy = way.strategy;
-    layout.options = way.options;
-    layout.less = divides(job.pp * job.stages, request_.shape.layers) ? 0 : 1;
-    layout.job = job;
+    // Another way may move and keep the same at these sizes, as all do where there is nobody to
+    // share with.
+    if (std::ranges::find(seen_, job) != seen_.end()) return;
+    seen_.push_back(job);
+    Layout layout{.strategy = way.strategy,
+                  .options = way.options,
+                  .job = job,
+                  .less = divides(job.pp * job.stages, request_.shape.layers) ? 0.0 : 1.0};
     if (!fits(layout)) return;
     const bool others = layout.job.pp > 1 && layout.job.stages > 1 && !request_.schedules.empty();
     const double limit = others ? std::max(limit_, other_limit_) : limit_;
@@ -277,21 +270,6 @@ class Search {
     if (out_.best.size() < 4 * kSimulated) return;
     keep(kSimulated);
     limit_ = out_.best.back().score();
-  }
-
-  // Whether another way moves and keeps the same at these sizes, as all do where there is nobody to
-  // share with.
-  bool is_seen(const Job& job) {
-    const bool known = std::any_of(seen_.begin(), seen_.end(), [&](const Job& other) {
-      return other.shard == job.shard && other.data == job.data && other.width == job.width &&
-             other.sequence_parallel == job.sequence_parallel && other.async_tp == job.async_tp &&
-             other.state_whole == job.state_whole && other.state_cut == job.state_cut &&
-             other.whole_gradients == job.whole_gradients && other.stored == job.stored &&
-             other.frozen_whole == job.frozen_whole && other.counted == job.counted &&
-             other.optimizer_bytes == job.optimizer_bytes;
-    });
-    if (!known) seen_.push_back(job);
-    return known;
   }
 
   // Where the ranks of cp change heads for tokens (semantics 14.4): q, k and v in, the result out,
@@ -336,8 +314,8 @@ class Search {
     layout.predicted.seconds *= std::max(1.0, said_of_time(request_.takes, layout));
   }
   bool is_left_out(const Layout& layout) const {
-    return std::any_of(request_.left_out.begin(), request_.left_out.end(),
-                       [&](const Layout& other) { return other.is_cut_as(layout); });
+    return std::ranges::any_of(request_.left_out,
+                               [&](const Layout& other) { return other.is_cut_as(layout); });
   }
 
   // Seconds that no way of moving parameters and no schedule undercuts: kernels and the exchanges
@@ -361,14 +339,11 @@ class Search {
     return layout.predicted.seconds - 2.0 / 3 * layout.predicted.parts.bubble;
   }
   void keep(size_t most) {
-    std::stable_sort(out_.best.begin(), out_.best.end(),
-                     [](const Layout& a, const Layout& b) { return a.score() < b.score(); });
+    std::ranges::stable_sort(out_.best, {}, &Layout::score);
     if (out_.best.size() > most) out_.best.resize(most);
   }
   void keep_others() {
-    std::stable_sort(others_.begin(), others_.end(), [](const Layout& a, const Layout& b) {
-      return other_score(a) < other_score(b);
-    });
+    std::ranges::stable_sort(others_, {}, other_score);
     if (others_.size() <= kOthers) return;
     others_.resize(kOthers);
     other_limit_ = other_score(others_.back());

@@ -59,8 +59,8 @@ struct Layout {
   std::vector<std::string> options;  // of the way
   Job job;
   double less = 0;  // layers that the first and the last stage have less
-  Prediction predicted;
-  Memory memory;   // by sizes alone
+  Prediction predicted = {};
+  Memory memory = {};  // by sizes alone
   double use = 0;  // memory over what a rank may take
 
   double replicas() const { return job.replicas(); }

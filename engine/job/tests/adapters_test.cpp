@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "engine/job/parameter_groups.h"
+#include "engine/job/tests/configured.h"
 #include "meshwright/footprint.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/shared_schemas.h"
@@ -18,14 +19,7 @@ using plan::Adapters;
 
 namespace {
 
-config::Config config_of(const std::string& text) {
-  Diagnostics diagnostics;
-  const config::Source source =
-      config::Source::parse(text, {.file = "job.toml", .sets = {}, .environment = {}}, diagnostics);
-  config::Config out = config::resolve(source, {}, "", diagnostics);
-  for (const Error& error : diagnostics.errors()) FAIL(error.what());
-  return out;
-}
+config::Config config_of(const std::string& text) { return plan::job_of(text).config; }
 
 ModelOutline small() {
   ModelOutline out;
@@ -49,6 +43,21 @@ ModelOutline small() {
     add((name + ".norm").c_str(), ModuleKind::norm, {8});
   }
   add("lm_head", ModuleKind::linear, {});  // tied
+  return out;
+}
+
+struct Made {
+  ModelOutline outline;
+  Adapters adapters = {};
+  std::vector<std::string> warnings = {};
+  DType dtype_of(const std::string& name) const { return outline.find_parameter(name)->dtype; }
+};
+// With adapters, and with what does not train marked.
+Made made(const std::string& text, ModelOutline outline = small()) {
+  const config::Config config = config_of(text);
+  Made out{std::move(outline)};
+  out.adapters = plan::add_adapters(config, out.outline);
+  plan::group_parameters(config, out.outline, out.warnings);
   return out;
 }
 
@@ -162,16 +171,14 @@ TEST_CASE("what selects nothing, or what has no adapter, is refused by name") {
 }
 
 TEST_CASE("adapters train alone, beside what a group thaws") {
-  ModelOutline outline = small();
-  const config::Config config =
-      config_of(table("target_modules = \"q_proj\"") +
-                "[[optimizer.group]]\npattern = \"*norm.weight\"\nfrozen = false\nlr_factor = 2\n"
-                "[[optimizer.group]]\npattern = \"model.embed.*\"\nlr_factor = 3\n"
-                "[[optimizer.group]]\npattern = \"model.layers.1.*\"\nfrozen = true\n");
-  const Adapters adapters = plan::add_adapters(config, outline);
-  std::vector<std::string> warnings, trains;
-  plan::group_parameters(config, outline, warnings);
-  for (const ParameterOutline& p : outline.parameters)
+  const Made made_here =
+      made(table("target_modules = \"q_proj\"") +
+           "[[optimizer.group]]\npattern = \"*norm.weight\"\nfrozen = false\nlr_factor = 2\n"
+           "[[optimizer.group]]\npattern = \"model.embed.*\"\nlr_factor = 3\n"
+           "[[optimizer.group]]\npattern = \"model.layers.1.*\"\nfrozen = true\n");
+  const std::vector<std::string>& warnings = made_here.warnings;
+  std::vector<std::string> trains;
+  for (const ParameterOutline& p : made_here.outline.parameters)
     if (p.trainable) trains.push_back(p.name);
   CHECK(trains == std::vector<std::string>{"model.layers.0.attn.q_proj.lora_A.weight",
                                            "model.layers.0.attn.q_proj.lora_B.weight",
@@ -185,11 +192,7 @@ TEST_CASE("adapters train alone, beside what a group thaws") {
 }
 
 TEST_CASE("tensor parallelism cuts a factor as its Linear, and sums up the other's gradient") {
-  ModelOutline outline = small();
-  const config::Config config = config_of(table(""));
-  plan::add_adapters(config, outline);
-  std::vector<std::string> warnings;
-  plan::group_parameters(config, outline, warnings);
+  const ModelOutline outline = made(table("")).outline;
   TpPlanRequest wanted;
   wanted.tp_size = 2;
   wanted.choice.kind = TpPlanChoice::Kind::custom;
@@ -253,13 +256,11 @@ TEST_CASE("what trains beside a base is float32 at least, but where units hold o
     ModelOutline outline = small();
     outline.architecture = architecture;
     for (ParameterOutline& p : outline.parameters) p.dtype = stored;
-    const config::Config config =
-        config_of(table("target_modules = \"q_proj\"") +
-                  "[[optimizer.group]]\npattern = \"*norm.weight\"\nfrozen = false\n");
-    plan::add_adapters(config, outline);
-    std::vector<std::string> warnings;
-    plan::group_parameters(config, outline, warnings);
-    for (const ParameterOutline& p : outline.parameters) {
+    const Made made_here =
+        made(table("target_modules = \"q_proj\"") +
+                 "[[optimizer.group]]\npattern = \"*norm.weight\"\nfrozen = false\n",
+             outline);
+    for (const ParameterOutline& p : made_here.outline.parameters) {
       CAPTURE(p.name);
       if (p.trainable) CHECK(p.dtype == wanted);
       if (!p.trainable && stored == DType::bfloat16) CHECK(p.dtype == stored);
@@ -270,16 +271,10 @@ TEST_CASE("what trains beside a base is float32 at least, but where units hold o
 TEST_CASE("a base is stored in what it computes in where that is narrower, or as asked") {
   auto stored = [](const std::string& lora, const std::string& param,
                    const std::string& more = "") {
-    ModelOutline outline = small();
-    const config::Config config =
-        config_of(table("target_modules = \"q_proj\"\n" + lora) +
-                  "[distributed.mp_policy]\nparam_dtype = \"" + param + "\"\n" + more);
-    plan::add_adapters(config, outline);
-    std::vector<std::string> warnings;
-    plan::group_parameters(config, outline, warnings);
-    CHECK(outline.find_parameter("model.layers.0.attn.q_proj.lora_A.weight")->dtype ==
-          DType::float32);
-    return outline.find_parameter("model.layers.1.norm.weight")->dtype;
+    const Made out = made(table("target_modules = \"q_proj\"\n" + lora) +
+                          "[distributed.mp_policy]\nparam_dtype = \"" + param + "\"\n" + more);
+    CHECK(out.dtype_of("model.layers.0.attn.q_proj.lora_A.weight") == DType::float32);
+    return out.dtype_of("model.layers.1.norm.weight");
   };
   CHECK(stored("", "bfloat16") == DType::bfloat16);
   CHECK(stored("", "float32") == DType::float32);
@@ -289,39 +284,32 @@ TEST_CASE("a base is stored in what it computes in where that is narrower, or as
                "[[optimizer.group]]\npattern = \"*norm.weight\"\nfrozen = false\n") ==
         DType::float32);
   CHECK(stored("base_sharding = \"replicate\"", "bfloat16") == DType::bfloat16);
-  try {
-    stored("base_sharding = \"replicate\"\nbase_dtype = \"float32\"", "bfloat16");
-    FAIL("no error");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::conflict);
-    CHECK(error.key() == "lora.base_sharding");
-    CHECK(error.helps().at(0) == "set lora.base_dtype = \"bfloat16\"");
-  }
   ModelOutline ruled = small();
   ruled.architecture = "Qwen3_5ForCausalLM";
-  const config::Config config =
-      config_of(table("target_modules = \"q_proj\"\nbase_dtype = \"bfloat16\""));
-  plan::add_adapters(config, ruled);
-  std::vector<std::string> warnings;
-  try {
-    plan::group_parameters(config, ruled, warnings);
-    FAIL("no error");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::not_in_release);
-    CHECK(error.key() == "lora.base_dtype");
-  }
-  ModelOutline whole = small();
-  whole.architecture = "Qwen3_5ForCausalLM";
-  const config::Config other =
-      config_of(table("target_modules = \"q_proj\"\nbase_sharding = \"replicate\"") +
-                "[distributed.mp_policy]\nparam_dtype = \"bfloat16\"\n");
-  plan::add_adapters(other, whole);
-  try {
-    plan::group_parameters(other, whole, warnings);
-    FAIL("no error");
-  } catch (const Error& error) {
-    CHECK(error.key() == "lora.base_sharding");
-    CHECK(error.helps().at(0) == "set model.torch_dtype = \"bfloat16\"");
+  const std::string whole = "base_sharding = \"replicate\"\n",
+                    computes = "[distributed.mp_policy]\nparam_dtype = \"bfloat16\"\n";
+  struct Refused {
+    ModelOutline outline;
+    std::string lora, more;
+    ErrorCode code;
+    const char *key, *help;
+  };
+  for (const Refused& row :
+       {Refused{small(), whole + "base_dtype = \"float32\"\n", computes, ErrorCode::conflict,
+                "lora.base_sharding", "set lora.base_dtype = \"bfloat16\""},
+        Refused{ruled, "base_dtype = \"bfloat16\"\n", "", ErrorCode::not_in_release,
+                "lora.base_dtype", "set lora.base_dtype = \"auto\": "},
+        Refused{ruled, whole, computes, ErrorCode::conflict, "lora.base_sharding",
+                "set model.torch_dtype = \"bfloat16\""}}) {
+    CAPTURE(row.lora);
+    try {
+      made(table("target_modules = \"q_proj\"\n" + row.lora) + row.more, row.outline);
+      FAIL("no error");
+    } catch (const Error& error) {
+      CHECK(error.code() == row.code);
+      CHECK(error.key() == row.key);
+      CHECK(error.helps().at(0).starts_with(row.help));
+    }
   }
 }
 

@@ -1,33 +1,24 @@
 // What is said before a rank starts: schedules that do not do what they say, samples behind the
-// last position, memory that is not there.
+// last position, memory that is not there, worlds beyond all limits; and help that was tried.
 #include "engine/job/before_start.h"
 
-#include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 
+#include "engine/job/tests/configured.h"
 #include "engine/models/decoder_family.h"
 #include "engine/models/models.h"
 
 namespace plan = meshwright::plan;
-namespace config = meshwright::config;
 namespace fs = std::filesystem;
 using meshwright::Bytes;
 using meshwright::Diagnostics;
+using meshwright::Error;
 using meshwright::ErrorCode;
 
 namespace {
-
-plan::Job job(const std::vector<std::string>& sets) {
-  Diagnostics diagnostics;
-  config::Source source =
-      config::Source::load({.file = {}, .sets = sets, .environment = {}}, diagnostics);
-  plan::Job out;
-  out.config = config::resolve(source, {}, "", diagnostics);
-  for (const meshwright::Error& error : diagnostics.errors()) FAIL(error.what());
-  return out;
-}
 
 struct Folder {
   fs::path path =
@@ -42,6 +33,17 @@ struct Folder {
 };
 
 constexpr int64_t kGiB = int64_t{1} << 30;
+
+using Texts = std::vector<std::string>;
+
+std::optional<Error> refused(const Texts& sets, std::optional<int64_t> world) {
+  try {
+    plan::check_rank_limits(plan::job_with(sets), world);
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error;
+  }
+}
 
 }  // namespace
 
@@ -66,7 +68,7 @@ TEST_CASE("a schedule that cannot do what it says is told before the start") {
             "lr_warmup_steps = 40 is longer than the run",
             ""}}) {
     plan::JobPlan out;
-    plan::warn_of_schedule(job(row.sets), out);
+    plan::warn_of_schedule(plan::job_with(row.sets), out);
     INFO((row.sets.empty() ? "defaults" : row.sets[0]));
     REQUIRE(out.warnings.size() == (row.warning.empty() ? 0 : 1));
     REQUIRE(out.notices.size() == (row.notice.empty() ? 0 : 1));
@@ -89,7 +91,7 @@ TEST_CASE("samples longer than the model's positions are told, stretched positio
     meshwright::ModelOutline outline;
     outline.max_positions =
         meshwright::outlines::stated_positions(meshwright::outlines::load_config(model));
-    plan::check_positions(job(sets), outline, model, out);
+    plan::check_positions(plan::job_with(sets), outline, model, out);
     return out.warnings;
   };
   CHECK(warnings(plain, {"dataset.seq_len=4096"}).empty());
@@ -112,12 +114,14 @@ TEST_CASE(
   outline.max_positions = 64;
   outline.positions_end = true;
   plan::JobPlan out;
-  plan::check_positions(job({"dataset.kind=mock", "dataset.seq_len=64"}), outline, "it", out);
+  plan::check_positions(plan::job_with({"dataset.kind=mock", "dataset.seq_len=64"}), outline, "it",
+                        out);
   try {
-    plan::check_positions(job({"dataset.kind=mock", "dataset.seq_len=65"}), outline, "it", out);
+    plan::check_positions(plan::job_with({"dataset.kind=mock", "dataset.seq_len=65"}), outline,
+                          "it", out);
     FAIL("a sample of 65 positions was taken");
-  } catch (const meshwright::Error& error) {
-    CHECK(error.code() == meshwright::ErrorCode::model_does_not_fit);
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::model_does_not_fit);
     REQUIRE(error.helps().size() == 1);
     CHECK(error.helps()[0] == "set dataset.seq_len = 64");
   }
@@ -162,7 +166,7 @@ TEST_CASE("ranks that do not fit into a host by themselves are refused with how 
   try {
     plan::check_room_of_ranks(6, memory, "--nproc");
     FAIL("6 ranks were taken");
-  } catch (const meshwright::Error& error) {
+  } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::memory_exceeded);
     CHECK(error.key() == "--nproc");
     CHECK(error.helps() == std::vector<std::string>{"--nproc 5"});
@@ -220,4 +224,117 @@ TEST_CASE(
   CHECK(helps[2] == "start it on 4 times as many hosts like this one (16 ranks): 1.2 GiB a rank");
   CHECK(judge(4, 10 * kGiB, known).errors()[0].helps()[1] ==
         "set model.torch_dtype = \"bfloat16\": 2.2 GiB a rank");
+}
+
+TEST_CASE("sizes up to the largest plannable world pass") {
+  const std::string most = std::to_string(plan::kMostRanks);
+  for (const Texts& sets : {Texts{},
+                            {"distributed.tp_size=8", "distributed.pp_size=16",
+                             "distributed.cp_size=2", "distributed.dp_replicate_size=8"},
+                            {"distributed.tp_size=" + most},
+                            {"distributed.dp_size=" + most, "distributed.dp_replicate_size=2"},
+                            {"distributed.ep_size=" + most},
+                            {"distributed.tp_size=0", "distributed.pp_size=-1"}}) {
+    CHECK(!refused(sets, plan::kMostRanks));
+    CHECK(!refused(sets, std::nullopt));
+  }
+}
+
+TEST_CASE(
+    "sizes whose product leaves the plannable worlds are refused before anything multiplies them") {
+  const std::string huge = "9000000000000000000";
+  struct Case {
+    ErrorCode code;
+    std::string key;
+    std::optional<int64_t> world;
+    std::string size = {}, more = {};  // what the key is set to
+  };
+  using enum ErrorCode;
+  for (const Case& c :
+       {Case{out_of_range, "", plan::kMostRanks + 1},
+        {out_of_range, "", INT64_MAX},
+        {world_not_divisible, "distributed.tp_size", 8, huge},
+        {world_not_divisible, "distributed.tp_size", 8, huge, "distributed.pp_size=" + huge},
+        {world_not_divisible, "distributed.cp_size", std::nullopt, "3000000",
+         "distributed.pp_size=2"},
+        {world_mismatch, "distributed.dp_size", 8, huge},
+        {world_not_divisible, "distributed.dp_replicate_size", std::nullopt, huge},
+        {ep_not_divisor, "distributed.ep_size", std::nullopt, huge}}) {
+    CAPTURE(c.key);
+    Texts sets;
+    if (!c.size.empty()) sets.push_back(c.key + "=" + c.size);
+    if (!c.more.empty()) sets.push_back(c.more);
+    const std::optional<Error> refusal = refused(sets, c.world);
+    REQUIRE(refusal);
+    CHECK(refusal->code() == c.code);
+    CHECK(refusal->key() == c.key);
+    CHECK(!refusal->helps().empty());
+  }
+}
+
+TEST_CASE("settings that help names are read as --set takes them") {
+  struct Row {
+    const char* help;
+    Texts sets;
+  };
+  for (const Row& row :
+       {Row{"set distributed.tp_size = 2", {"distributed.tp_size=2"}},
+        Row{"set distributed.strategy = \"ddp\": 3.0 GiB a rank", {"distributed.strategy=\"ddp\""}},
+        Row{"set distributed.tp_size = 1, distributed.cp_size = 1 and distributed.pp_size = 1",
+            {"distributed.tp_size=1", "distributed.cp_size=1", "distributed.pp_size=1"}},
+        Row{"set distributed.pipeline.layers_per_stage = 2: 4 stages",
+            {"distributed.pipeline.layers_per_stage=2"}},
+        Row{"leave out distributed.context.ring_size", {}}, Row{"use a world size of 8", {}}}) {
+    CAPTURE(row.help);
+    CHECK(plan::settings_in(row.help) == row.sets);
+  }
+  CHECK(plan::world_in("use a world size of 24") == 24);
+  CHECK(!plan::world_in("use a world size of your own"));
+  CHECK(!plan::world_in("set distributed.tp_size = 2"));
+}
+
+TEST_CASE("help that leads to no plan is left out, and other sizes stand in for it") {
+  const Error said = Error(ErrorCode::world_not_divisible, "64 ranks are not divisible by tp 3")
+                         .key("distributed.tp_size")
+                         .about("distributed.pp_size")
+                         .help("set distributed.tp_size = 4")
+                         .help("set distributed.tp_size = 2")
+                         .help("leave the others out")
+                         .help("use a world size of 66")
+                         .note("of 3 heads");
+  meshwright::ParallelSizes sizes;
+  sizes.tp = 3;
+  // What is planned: these, and nothing else.
+  auto helps = [&](const Texts& planned, size_t* tries = nullptr) {
+    const Error out = plan::with_tried_help(said, sizes, 64, [&](const Texts& sets, int64_t world) {
+      if (tries != nullptr) ++*tries;
+      const std::string one = sets.empty() ? "world " + std::to_string(world) : sets.front();
+      return std::ranges::find(planned, one) != planned.end();
+    });
+    CHECK(out.code() == said.code());
+    CHECK(out.message() == said.message());
+    CHECK(out.keys() == said.keys());
+    CHECK(out.notes() == said.notes());
+    return out.helps();
+  };
+  CHECK(helps({"distributed.tp_size=4", "distributed.tp_size=2", "world 66"}) == said.helps());
+  CHECK(helps({"distributed.tp_size=2"}) ==
+        Texts{"set distributed.tp_size = 2", "leave the others out"});
+  CHECK(helps({"world 66"}) == Texts{"leave the others out", "use a world size of 66"});
+  // Of the other divisors of 64 the near ones are tried.
+  CHECK(
+      helps({"distributed.tp_size=1", "distributed.tp_size=8"}) ==
+      Texts{"set distributed.tp_size = 8", "set distributed.tp_size = 1", "leave the others out"});
+  // Nothing helps by itself: then each is a step.
+  size_t tries = 0;
+  CHECK(helps({}, &tries) == said.helps());
+  CHECK(tries <= 3 + 8);
+}
+
+TEST_CASE("an error about no size gets no size for help") {
+  const Error said = Error(ErrorCode::batch_not_divisible, "64 is no multiple of 3")
+                         .key("step_scheduler.global_batch_size")
+                         .help("set step_scheduler.global_batch_size = 63");
+  CHECK(plan::with_tried_help(said, {}, 8, [](const Texts&, int64_t) { return false; }).helps() ==
+        said.helps());
 }

@@ -1,24 +1,17 @@
-// Runs that are counted in epochs: how many steps these are.
+// How many steps a run of epochs has, and what a step reads of all data.
 #include "engine/job/job.h"
 
-#include <doctest/doctest.h>
-
-#include "engine/config/config.h"
+#include "engine/job/tests/configured.h"
 
 namespace plan = meshwright::plan;
-namespace config = meshwright::config;
+namespace data = meshwright::data;
 
 namespace {
 
 plan::JobPlan counted(const std::vector<std::string>& sets, std::optional<int64_t> samples,
                       const meshwright::Workload& workload, int64_t dp, bool assumed_world,
                       std::optional<plan::Trained> trained = std::nullopt) {
-  meshwright::Diagnostics diagnostics;
-  config::Source source =
-      config::Source::load({.file = {}, .sets = sets, .environment = {}}, diagnostics);
-  plan::Job job;
-  job.config = config::resolve(source, {}, "", diagnostics);
-  for (const meshwright::Error& error : diagnostics.errors()) FAIL(error.what());
+  plan::Job job = plan::job_with(sets);
   job.samples = samples;
   job.trained = trained;
   plan::JobPlan out;
@@ -75,4 +68,15 @@ TEST_CASE("a plan counts epochs by the batch that it has, and says what they com
   plan::JobPlan steps = counted({"step_scheduler.max_steps=7"}, std::nullopt, workload, 3, false);
   CHECK(steps.max_steps == 7);
   CHECK(steps.notices.empty());
+}
+
+TEST_CASE("steps of an epoch, and documents of a step where they are counted") {
+  CHECK(data::tell_steps(32, 8, 83) == "an epoch is 4 steps of 8 samples, 20.8 documents a step");
+  CHECK(data::tell_steps(25, 8, 25) == "an epoch is 3.1 steps of 8 samples, 8.0 documents a step");
+  CHECK(data::tell_steps(2, 1, 5) == "an epoch is 2 steps of 1 sample, 2.5 documents a step");
+  CHECK(data::tell_steps(4, 8, std::nullopt) == "an epoch is 0.5 steps of 8 samples");
+  CHECK(data::documents_a_step(83, 32, 8) == 20.75);
+  CHECK(data::documents_in({{"rows", 9}, {"used", 7}}) == 7);
+  CHECK_FALSE(data::documents_in({{"rows", 9}}).has_value());
+  CHECK(data::inspector_of({}) == nullptr);  // the engine's own kinds have no rows
 }

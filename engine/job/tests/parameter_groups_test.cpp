@@ -1,7 +1,7 @@
 // Which rule each parameter is updated by: the first group that matches, then no_decay.
 #include "engine/job/parameter_groups.h"
 
-#include <doctest/doctest.h>
+#include "engine/job/tests/configured.h"
 
 namespace plan_groups_test {
 
@@ -11,14 +11,7 @@ using plan::UpdateRule;
 
 namespace {
 
-config::Config config_of(const std::string& text) {
-  Diagnostics diagnostics;
-  const config::Source source =
-      config::Source::parse(text, {.file = "job.toml", .sets = {}, .environment = {}}, diagnostics);
-  config::Config out = config::resolve(source, {}, "", diagnostics);
-  for (const Error& error : diagnostics.errors()) FAIL(error.what());
-  return out;
-}
+config::Config config_of(const std::string& text) { return plan::job_of(text).config; }
 
 ModelOutline small() {
   ModelOutline out;

@@ -1,4 +1,4 @@
-// The picture of a pipeline's run, character by character.
+// The picture of a pipeline's run where there is little room; tests/plans has it whole.
 #include "engine/job/render.h"
 
 #include <doctest/doctest.h>
@@ -26,26 +26,6 @@ size_t widest(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("a run is drawn cell by cell, its pauses as points") {
-  const PipelineRun run = run_of(PipelineSchedule::one_f_one_b, 2, 1, 3);
-  CHECK(render::draw_timeline({.colour = false, .unicode = true, .width = 80}, run, 1, "5") ==
-        "time     0 to 12\n"
-        "pp 0     F0 F1 ·  ·  B0─── F2 B1─── ·  B2───\n"
-        "pp 1 [5] ·  F0 B0─── F1 B1─── F2 B2─── ·  ·\n");
-  CHECK(render::draw_timeline({.colour = false, .unicode = false, .width = 80}, run, 0, "0") ==
-        "time     0 to 12\n"
-        "pp 0 [0] F0 F1 .  .  B0--- F2 B1--- .  B2---\n"
-        "pp 1     .  F0 B0--- F1 B1--- F2 B2--- .  .\n");
-}
-
-TEST_CASE("several stages are told apart, and split backwards are two cells") {
-  const PipelineRun run = run_of(PipelineSchedule::zbv_zero_bubble, 2, 2, 2);
-  CHECK(render::draw_timeline({.colour = false, .unicode = false, .width = 80}, run, 0, "0") ==
-        "time     0 to 14\n"
-        "pp 0 [0] 0F0 0F1 .   3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 .   0I1 0W1\n"
-        "pp 1     .   1F0 2F0 1F1 2F1 2I0 2W0 1I0 1W0 2I1 2W1 1I1 1W1 .\n");
-}
-
 TEST_CASE("what does not fit goes below, an action at the edge goes on there") {
   const PipelineRun run = run_of(PipelineSchedule::one_f_one_b, 2, 1, 3);
   CHECK(render::draw_timeline({.colour = false, .unicode = false, .width = 24}, run, 0, "0") ==
@@ -70,7 +50,7 @@ TEST_CASE("of a long run and of many ranks only some are drawn, never wider than
         const std::string drawn =
             render::draw_timeline({.colour = false, .unicode = true, .width = width}, run, 3, "77");
         CHECK(widest(drawn) <= static_cast<size_t>(width));
-        CHECK(std::count(drawn.begin(), drawn.end(), '\n') <= 4 * (1 + 8) + 1);
+        CHECK(std::ranges::count(drawn, '\n') <= 4 * (1 + 8) + 1);
         CHECK(drawn.find("pp 3 [77] ") != std::string::npos);
         CHECK(drawn.find("…") != std::string::npos);
         // The end of the run is there.

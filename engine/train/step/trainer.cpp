@@ -14,7 +14,6 @@
 
 #include "engine/config/cross_checks.h"
 #include "engine/job/adapters.h"
-#include "engine/job/main_weights.h"
 #include "engine/job/parameter_groups.h"
 #include "engine/job/plan.h"
 #include "engine/models/running/layer_graphs.h"

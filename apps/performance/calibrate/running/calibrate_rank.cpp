@@ -1,5 +1,3 @@
-#include "apps/performance/calibrate/running/calibrate_rank.h"
-
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -30,6 +28,7 @@
 #include "apps/performance/steptime/machine.h"
 #include "engine/job/before_start.h"
 #include "engine/launch/device/device.h"
+#include "engine/launch/rendezvous/error_exchange.h"
 #include "engine/models/models.h"
 #include "engine/models/net_config.h"
 #include "engine/models/running/activation.h"
@@ -50,27 +49,6 @@
 #include "sdk/base/terminal/progress.h"
 
 namespace meshwright::calibrate {
-
-// Kernels and layers as training runs them, timed on all ranks at once.
-
-// Times work of this rank's device. `seconds`: for each, about; at least two calls. `mean`: the
-// mean of calls instead of their median. Where ranks share cores a call has one or waits for it,
-// and what is between lies in the mean alone.
-class Stopwatch {
- public:
-  Stopwatch(World& world, double seconds, bool mean = false)
-      : world_(world), seconds_(seconds), mean_(mean) {}
-  at::Device device() const { return world_.device(); }
-  // Collective: all ranks begin together, since those of a host share its memory. Seconds of one
-  // call.
-  double of(const std::function<void()>& work);
-
- private:
-  void wait_for_device() const;
-  World& world_;
-  double seconds_;
-  bool mean_;
-};
 
 namespace {
 
@@ -106,6 +84,44 @@ double median_of_times(std::vector<double> times) {
   return *middle;
 }
 
+// Kernels and layers as training runs them, timed on all ranks at once.
+
+// Times work of this rank's device. `seconds`: for each, about; at least two calls. `mean`: the
+// mean of calls instead of their median. Where ranks share cores a call has one or waits for it,
+// and what is between lies in the mean alone.
+class Stopwatch {
+ public:
+  Stopwatch(World& world, double seconds, bool mean = false)
+      : world_(world), seconds_(seconds), mean_(mean) {}
+  at::Device device() const { return world_.device(); }
+  // Collective: all ranks begin together, since those of a host share its memory. Seconds of one
+  // call.
+  double of(const std::function<void()>& work) {
+    auto several = [&](int calls) {
+      const Steady::time_point begin = Steady::now();
+      for (int i = 0; i < calls; ++i) work();
+      if (device().is_cuda()) device::cuda_part()->synchronize();
+      return seconds_since(begin) / calls;
+    };
+    several(1);  // makes room, chooses kernels
+    world_.everyone()->barrier();
+    const Steady::time_point begin = Steady::now();
+    std::vector<double> times = {several(1)};
+    const int calls =
+        std::clamp(static_cast<int>(kBatch / std::max(times[0], 1e-6)), 1, kMostCalls);
+    while (seconds_since(begin) < seconds_) times.push_back(several(calls));
+    if (times.size() > 1) times.erase(times.begin());
+    if (mean_)
+      return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
+    return median_of_times(std::move(times));
+  }
+
+ private:
+  World& world_;
+  double seconds_;
+  bool mean_;
+};
+
 // As a step has it: the norm of all gradients, and AdamW.
 void measure_optimizer(Stopwatch& watch, MovedTime& point) {
   const at::TensorOptions options = full_of(watch.device());
@@ -125,31 +141,6 @@ void measure_optimizer(Stopwatch& watch, MovedTime& point) {
                       /*beta2=*/0.95, /*weight_decay=*/0.1, /*eps=*/1e-8, /*amsgrad=*/false,
                       /*maximize=*/false);
   });
-}
-
-}  // namespace
-
-void Stopwatch::wait_for_device() const {
-  if (device().is_cuda()) device::cuda_part()->synchronize();
-}
-
-double Stopwatch::of(const std::function<void()>& work) {
-  auto several = [&](int calls) {
-    const Steady::time_point begin = Steady::now();
-    for (int i = 0; i < calls; ++i) work();
-    wait_for_device();
-    return seconds_since(begin) / calls;
-  };
-  several(1);  // makes room, chooses kernels
-  world_.everyone()->barrier();
-  const Steady::time_point begin = Steady::now();
-  std::vector<double> times = {several(1)};
-  const int calls = std::clamp(static_cast<int>(kBatch / std::max(times[0], 1e-6)), 1, kMostCalls);
-  while (seconds_since(begin) < seconds_) times.push_back(several(calls));
-  if (times.size() > 1) times.erase(times.begin());
-  if (mean_)
-    return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
-  return median_of_times(std::move(times));
 }
 
 // Collective. Fill in the seconds (and the bytes) of one point.
@@ -297,11 +288,6 @@ void measure(World& world, BesideTime& point) {
   point = {median_of_times(std::move(alone)), median_of_times(std::move(beside)), gathers * gather};
 }
 
-namespace {
-
-namespace json = boost::json;
-using Steady = std::chrono::steady_clock;
-
 // Of the time for measuring, what kernels have; collectives have the rest.
 constexpr double kKernels = 0.7;
 // Times as long as of other kernels: what is left of a layer when its products are taken off is
@@ -433,11 +419,10 @@ int calibrate_rank(const Request& request, rendezvous::Ending& ending) {
   measured.ranks = static_cast<double>(world.size());
   for (size_t rank = 0; rank < host.size(); ++rank) {
     if (host[rank] == static_cast<int64_t>(rank) && rank > 0) ++measured.hosts;
-    measured.ranks_per_host =
-        std::max(measured.ranks_per_host,
-                 static_cast<double>(std::count(host.begin(), host.end(), host[rank])));
+    measured.ranks_per_host = std::max(measured.ranks_per_host,
+                                       static_cast<double>(std::ranges::count(host, host[rank])));
   }
-  const auto here = std::count(host.begin(), host.end(), host[static_cast<size_t>(world.rank())]);
+  const auto here = std::ranges::count(host, host[static_cast<size_t>(world.rank())]);
   look_at_device(world, static_cast<double>(here), measured);
   add_sizes(measured, request.widths);
 

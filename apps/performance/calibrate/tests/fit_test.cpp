@@ -287,8 +287,8 @@ TEST_CASE("the file has each figure with its source, and its reader takes it") {
         Approx(1e6 * found.machine.network.send_latency_outside).epsilon(1e-3));
   CHECK(read.rate.short_inner == Approx(found.machine.rate.short_inner).epsilon(1e-3));
   CHECK(read.host.layer_forward == Approx(found.machine.host.layer_forward).epsilon(1e-3));
-  CHECK(std::find(read.guessed.begin(), read.guessed.end(), "overlap.kappa") != read.guessed.end());
-  CHECK(std::find(read.guessed.begin(), read.guessed.end(), "network.bus") == read.guessed.end());
+  CHECK(std::ranges::find(read.guessed, "overlap.kappa") != read.guessed.end());
+  CHECK(std::ranges::find(read.guessed, "network.bus") == read.guessed.end());
   // It predicts as the figures do.
   const steptime::Shape shape = small_shape();
   steptime::Job job;

@@ -87,19 +87,17 @@ TEST_CASE(
   const steptime::Machine machine = h100();
   // Half a second of gathers a step over the host's ring, beside as much and a fourth that is
   // given.
-  const Exchanged rows{{{.axis = "tp",
-                         .op = "all_gather",
-                         .ranks = 8,
-                         .count = 1,
-                         .payload = 181'000'000'000 / 7 * 8}},
-                       0,
-                       false};
+  const CommunicationSchedule rows{{.axis = "tp",
+                                    .op = "all_gather",
+                                    .ranks = 8,
+                                    .count = 1,
+                                    .payload = 181'000'000'000 / 7 * 8}};
   steptime::Job sends = cut_over_a_host(), given = sends;
   set_exchange_seconds(machine, shape, rows, sends);
   CHECK(sends.tp_seconds == Approx((0.5 + 7 * 3.3e-6) / shape.layers));
   given.tp_seconds = 1.25 * sends.tp_seconds;
   Forecast first = by_sizes(shape, sends);
-  first.exchanged = rows;
+  first.schedule = rows;
   Found found = found_of(first, by_sizes(shape, given));
   std::vector<Crossover> crossovers = crossovers_of(found);
   REQUIRE(crossovers.size() == 1);

@@ -2,6 +2,7 @@
 
 #include <boost/json.hpp>
 
+#include "apps/performance/steptime/kernels.h"
 #include "planned.h"
 
 namespace meshwright::forecast {
@@ -25,6 +26,12 @@ std::string text_of(const Forecast& f) {
   return draw({.colour = false, .unicode = false, .width = 120}, f);
 }
 
+Communication row(const char* axis, const char* op, int64_t ranks, int64_t count, int64_t payload,
+                  Communication::Phase phase = Communication::Phase::forward) {
+  return {
+      .phase = phase, .axis = axis, .op = op, .ranks = ranks, .count = count, .payload = payload};
+}
+
 TEST_CASE("a pipeline's fullest and slowest rank count, whichever rank the plan is of") {
   const std::vector<std::string> sets = {"distributed.pp_size=2",
                                          "distributed.pipeline.pp_schedule=1F1B",
@@ -45,11 +52,10 @@ TEST_CASE("a pipeline's fullest and slowest rank count, whichever rank the plan 
     CHECK(f->fullest->rank == (second_bytes > first_bytes ? 4 : 0));
     CHECK(f->fullest->stage_rank == (second_bytes > first_bytes ? 1 : 0));
     CHECK(f->host_memory == 0);
+    // The last stage has the head and the loss beside as many layers.
+    CHECK(f->slowest->rank == 4);
   }
   CHECK(a.time.seconds == b.time.seconds);
-  // The last stage has the head and the loss beside as many layers.
-  CHECK(a.slowest->rank == 4);
-  CHECK(b.slowest->rank == 4);
   CHECK(a.tokens_a_second == b.tokens_a_second);
   // Of another rank the plan is what make_plan() says.
   const plan::JobPlan other = plan::plan_of_rank(first.job, first.plan, 4);
@@ -87,8 +93,8 @@ TEST_CASE("Linears in 8-bit floats are predicted by the peak of these, where a m
         .on(steptime::find_machine(machine, MESHWRIGHT_SOURCE_DIR "/configs/machines"));
   };
   auto tells = [](const Forecast& f) {
-    return std::any_of(f.rough.begin(), f.rough.end(),
-                       [](const std::string& why) { return why.starts_with("8-bit floats"); });
+    return std::ranges::any_of(
+        f.rough, [](const std::string& why) { return why.starts_with("8-bit floats"); });
   };
   const Forecast plain = on("h100", "false"), narrow = on("h100", "true");
   CHECK(!plain.job.fp8);
@@ -231,9 +237,8 @@ TEST_CASE("tokens go to experts as the model that is held to published runs says
 }
 
 TEST_CASE("states that are offloaded lie on the host, and take its link and memory") {
-  const Planned off = planned_8b(8, {"distributed.fsdp2.offload_policy=cpu"}),
-                on = planned_8b(8, {});
-  const Forecast f = off.on(h100()), stays = on.on(h100());
+  const Planned off = planned_8b(8, {"distributed.fsdp2.offload_policy=cpu"});
+  const Forecast f = off.on(h100()), stays = planned_8b(8, {}).on(h100());
   const Bytes& b = off.plan.footprint->bytes;
   CHECK(f.memory == static_cast<double>(b.transient + b.activations));
   CHECK(f.host_memory == static_cast<double>(b.weights + b.gradients + b.optimizer));
@@ -255,6 +260,85 @@ TEST_CASE("states that are offloaded lie on the host, and take its link and memo
       steptime::find_machine("cpu", MESHWRIGHT_SOURCE_DIR "/configs/machines");
   CHECK(!off.on(cpu).job.offload.on);
   CHECK(off.on(cpu).memory == planned_bytes(off.plan));
+}
+
+TEST_CASE("an all-reduce of tp may be in the switch, and a small one over hosts is a tree") {
+  const steptime::Machine machine = h100();
+  // 10 of 1 GB over 8 ranks of a host: 2 (7 steps + 7/8 GB over 1.29 times the bus).
+  const CommunicationSchedule large = {row("tp", "all_reduce", 8, 10, 1'000'000'000),
+                                       row("cp", "all_reduce", 8, 99, 1'000'000'000)};
+  CHECK(seconds_of_rows(machine, large, "tp", {8, 1, 8}) ==
+        Approx(10 * 2 * (7 * 3.3e-6 + 0.875e9 / (1.29 * 362e9))));
+  // 1 MB over 8 hosts of 8: 4 (3 + 3 + 1) steps of 3.3 * 7/8 + 6.151 / 8 us, 2.1 MB over the bus.
+  const CommunicationSchedule small = {row("tp", "all_reduce", 64, 1, 1'000'000)};
+  CHECK(seconds_of_rows(machine, small, "tp", {64, 1, 8}) ==
+        Approx(28 * 3.656375e-6 + 2.1e6 / 362e9));
+  // What is gathered is a ring: 3 steps each.
+  const CommunicationSchedule gathered = {row("tp", "all_gather", 4, 2, 2'000'000)};
+  CHECK(seconds_of_rows(machine, gathered, "tp", {4, 1, 8}) == Approx(6 * 3.3e-6 + 3e6 / 362e9));
+}
+
+TEST_CASE("of a ring of keys what exceeds attention counts, and 15% of all") {
+  steptime::Machine machine = h100();
+  steptime::Shape shape;
+  shape.layers = 2;
+  shape.heads = 32;
+  shape.head_dim = 128;
+  shape.hidden = 4096;
+  steptime::Job job;
+  job.cp = 4;
+  job.length = 8192;
+  const steptime::Core core = steptime::attention_core(machine, job, 32, 128);
+  // Of each layer 3 messages in forward, 3 of keys and 3 of their gradients, twice as wide, in
+  // backward.
+  using Phase = Communication::Phase;
+  auto rows = [](int64_t unit, int64_t forwards) {
+    return CommunicationSchedule{row("cp", "send", 4, forwards * 2 * 3, unit),
+                                 row("cp", "send", 4, 2 * 3, unit, Phase::backward),
+                                 row("cp", "send", 4, 2 * 3, 2 * unit, Phase::backward)};
+  };
+  auto all = [&](int64_t unit) { return 18 * 3.3e-6 + 24 * static_cast<double>(unit) / 362e9; };
+  auto took = [&](int64_t unit, bool ring) {
+    job.context = ring ? steptime::ContextWay::ring : steptime::ContextWay::gather;
+    return context_seconds(machine, rows(unit, 1), shape, job);
+  };
+  CHECK(took(1'000'000, true) == Approx(0.15 * all(1'000'000)));
+  CHECK(took(1'000'000'000, true) ==
+        Approx(1.15 * all(1'000'000'000) - 2 * (core.forward + core.backward)));
+  CHECK(took(1'000'000, false) == Approx(all(1'000'000)));
+  // Full recomputation sends and computes the forward once more.
+  job.recompute = steptime::Recompute::full;
+  job.context = steptime::ContextWay::ring;
+  CHECK(context_seconds(machine, rows(1'000'000'000, 2), shape, job) ==
+        Approx(1.15 * (24 * 3.3e-6 + 30e9 / 362e9) - 2 * (2 * core.forward + core.backward)));
+  machine.overlap.adds = true;  // nothing lies beside anything where cores are shared
+  job.recompute = steptime::Recompute::none;
+  CHECK(took(1'000'000, true) == Approx(all(1'000'000)));
+}
+
+TEST_CASE("an all-reduce among the ranks that share a shard costs both its ways") {
+  Planned one = planned_8b(8, {});
+  const DataMoved before = data_moved(one.plan);
+  CHECK(shard_ranks(one.plan.footprint->schedule) == 8);
+  CHECK(before.summed == 0);
+  REQUIRE(before.reduced > 0);
+  // As somebody's strategy may do it that gathers parameters and reduces whole gradients.
+  for (Communication& each : one.plan.footprint->schedule)
+    if (each.op == "reduce_scatter") each.op = "all_reduce";
+  const DataMoved after = data_moved(one.plan);
+  CHECK(after.reduced == Approx(2 * before.reduced));
+  CHECK(after.summed == 0);
+  CHECK(after.gathered == before.gathered);
+  for (Communication& each : one.plan.footprint->schedule)
+    if (each.op == "all_gather") each.op = "broadcast";  // of what each has updated
+  CHECK(shard_ranks(one.plan.footprint->schedule) == 8);
+  CHECK(data_moved(one.plan).gathered == before.gathered);
+  // Without gathers they are copies, whatever the mesh calls its axes.
+  std::erase_if(one.plan.footprint->schedule,
+                [](const Communication& each) { return each.op == "broadcast"; });
+  CHECK(shard_ranks(one.plan.footprint->schedule) == 1);
+  CHECK(data_moved(one.plan).summed == Approx(before.reduced));
+  CHECK(data_moved(one.plan).reduced == 0);
 }
 
 TEST_CASE("adapters count by the Linears that they lie beside") {
@@ -321,7 +405,7 @@ TEST_CASE("a figure that calibrate left at a bound makes forecasts rough that go
   machine.at_bound = {"rate.product", "overlap.async_tp"};
   const Forecast f = planned_8b(8, {}).on(machine);
   const std::string told = "figures of the machine that were left at a bound: rate.product";
-  CHECK(std::find(f.rough.begin(), f.rough.end(), told) != f.rough.end());
+  CHECK(std::ranges::find(f.rough, told) != f.rough.end());
 }
 
 TEST_CASE("a job that just fits is not called over") {

@@ -38,8 +38,8 @@ inline Planned planned(const std::string& config, int64_t world,
 inline Planned planned_8b(int64_t world, std::vector<std::string> sets, int64_t rank = 0) {
   std::vector<std::string> all = {"distributed.dp_replicate_size=1"};
   auto unset = [&](const std::string& key) {
-    return std::none_of(sets.begin(), sets.end(),
-                        [&](const std::string& set) { return set.starts_with(key + "="); });
+    return std::ranges::none_of(sets,
+                                [&](const std::string& set) { return set.starts_with(key + "="); });
   };
   // Two micro-batches of two samples on 64 ranks.
   if (unset("step_scheduler.global_batch_size"))

@@ -76,6 +76,14 @@ Found found_here() {
   return found;
 }
 
+// With so many layouts, the last one again and again where there are fewer.
+void resize(Found& found, size_t count) {
+  while (found.result.best.size() < count) add(found, found.result.best.back(), 1.3, {});
+  found.result.best.resize(count);
+  found.forecasts.resize(count);
+  found.sets.resize(count);
+}
+
 std::string drawn(int width) { return forecast::draw({false, true, width}, found_here()); }
 
 std::vector<std::string> lines_in(const std::string& text) {
@@ -146,7 +154,7 @@ TEST_CASE("no line is too long, but for a setting that is, and no word is broken
     const std::vector<std::string> there = words_in(text);
     for (const std::string& word : words) {
       CAPTURE(word);
-      CHECK(std::find(there.begin(), there.end(), word) != there.end());
+      CHECK(std::ranges::find(there, word) != there.end());
     }
     CHECK(has(text, "outer_dp_sharding_strategy=1"));
   }
@@ -202,9 +210,7 @@ TEST_CASE("why a slower layout is first is told, and where the first leaves next
   CHECK(!has(shown(), "very tight"));
   found.forecasts[0].memory = 0.98 * found.memory;
   CHECK(has(shown(), "1 is very tight: it takes 98% of what a rank may take"));
-  found.result.best.resize(1);
-  found.forecasts.resize(1);
-  found.sets.resize(1);
+  resize(found, 1);
   CHECK(has(shown(), "\n1 is very tight: "));
 }
 
@@ -256,7 +262,7 @@ TEST_CASE("a layout that is asked about has its place, and seconds and bytes by 
   for (const char* row :
        {"products 750.0 ms", "shards 260.0 ms", "weights 30.0 GiB", "activations 10.0 GiB"}) {
     CAPTURE(row);
-    CHECK(std::count(rows.begin(), rows.end(), words_in(row)) == 1);
+    CHECK(std::ranges::count(rows, words_in(row)) == 1);
   }
   CHECK(!has(text, "\ngradients"));  // none
   const boost::json::value json = forecast::to_json(found);
@@ -312,10 +318,7 @@ TEST_CASE("what puts another layout first is told, the nearest three in words") 
   for (const auto& [shown, said] : rows) {
     CAPTURE(shown);
     Found some = found;
-    while (some.result.best.size() < shown) add(some, found.result.best.back(), 1.3, {});
-    some.result.best.resize(shown);
-    some.forecasts.resize(shown);
-    some.sets.resize(shown);
+    resize(some, shown);
     CHECK(has(forecast::draw({false, true, 300}, some),
               "\nThe first two are equal: within 3% of each other. None of the figures that are "
               "tried, halved or doubled, would put " +
@@ -337,9 +340,7 @@ TEST_CASE("what puts another layout first is told, the nearest three in words") 
   CHECK(turns[1].at("first").to_number<int64_t>() == 4);
   CHECK(turns[3].at("figures").at(0).as_string() == "device.bandwidth");
   // One layout has nothing to change places with.
-  found.result.best.resize(1);
-  found.forecasts.resize(1);
-  found.sets.resize(1);
+  resize(found, 1);
   CHECK(!has(forecast::draw({false, true, 300}, found), "would be first"));
 }
 

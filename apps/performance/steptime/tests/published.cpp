@@ -2,20 +2,12 @@
 
 #include <algorithm>
 #include <fstream>
-#include <sstream>
 #include <stdexcept>
+
+#include "sdk/base/words.h"
 
 namespace meshwright::steptime::published {
 namespace {
-
-std::vector<std::string> split(const std::string& line, char by) {
-  std::vector<std::string> out;
-  std::string cell;
-  std::istringstream in(line);
-  while (std::getline(in, cell, by)) out.push_back(cell);
-  if (!line.empty() && line.back() == by) out.emplace_back();
-  return out;
-}
 
 using Cells = std::map<std::string, std::string>;
 std::vector<Cells> table(const std::string& path) {
@@ -23,10 +15,10 @@ std::vector<Cells> table(const std::string& path) {
   if (!in) throw std::runtime_error("no " + path);
   std::string line;
   std::getline(in, line);
-  const std::vector<std::string> names = split(line, ',');
+  const std::vector<std::string> names = text::split(line, ',');
   std::vector<Cells> out;
   while (std::getline(in, line)) {
-    const std::vector<std::string> cells = split(line, ',');
+    const std::vector<std::string> cells = text::split(line, ',');
     Cells row;
     for (size_t i = 0; i < names.size() && i < cells.size(); ++i) row[names[i]] = cells[i];
     out.push_back(std::move(row));
@@ -82,8 +74,7 @@ void shard(const Shape& shape, Sharding sharding, bool copies, bool deferred, bo
 }
 
 bool has(const std::string& options, const std::string& word) {
-  const std::vector<std::string> words = split(options, ' ');
-  return std::find(words.begin(), words.end(), word) != words.end();
+  return std::ranges::count(text::split(options, ' '), word) > 0;
 }
 
 double optimizer_bytes(Fusion fusion) {
@@ -360,6 +351,24 @@ Machine machine_of(const Row& row, const Machines& machines) {
   machine.network.nic = row.nic;
   if (row.mesh_board) machine.network.pair = 1.0 / 3;
   return machine;
+}
+
+std::vector<Compared> compare(const std::vector<Row>& rows, const Machines& machines) {
+  std::vector<Compared> out;
+  for (const Row& row : rows) {
+    const Machine machine = machine_of(row, machines);
+    const Prediction p = predict(machine, row.shape, row.job);
+    const double held = memory_of(row.shape, row.job).peak();
+    out.push_back({row, machine, p, std::abs(p.seconds / row.seconds - 1), held,
+                   held / (machine.memory - machine.outside), held / machine.memory});
+  }
+  return out;
+}
+
+double quantile(std::vector<double> values, double share) {
+  std::ranges::sort(values);
+  const auto at = static_cast<size_t>(share * static_cast<double>(values.size()));
+  return values.at(std::min(at, values.size() - 1));
 }
 
 }  // namespace meshwright::steptime::published
