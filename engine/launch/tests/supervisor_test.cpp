@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <sstream>
 #include <thread>
 
+#include "engine/launch/spawn.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/words.h"
@@ -617,4 +619,20 @@ TEST_CASE("a reader that went away does not end the ranks") {
   CHECK(run_local_ranks(job) == 0);
   ::close(ends[1]);
   CHECK(fs::exists(folder.path / "pid_1"));
+}
+
+TEST_CASE(
+    "the soft limit of open files becomes the hard one, at most a million, and never less than it "
+    "was") {
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  REQUIRE(before.rlim_max >= 128);
+  rlimit low = before, after{};
+  low.rlim_cur = 64;
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &low) == 0);
+  raise_descriptor_limit();
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &after) == 0);
+  CHECK(after.rlim_cur == std::min<rlim_t>(before.rlim_max, 1 << 20));
+  CHECK(after.rlim_max == before.rlim_max);
+  ::setrlimit(RLIMIT_NOFILE, &before);
 }
