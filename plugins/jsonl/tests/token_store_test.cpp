@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "given.h"
 #include "meshwright/error.h"
-#include "temporary_folder.h"
 
 namespace token_store_test {
 
