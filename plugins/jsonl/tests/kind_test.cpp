@@ -74,10 +74,10 @@ TEST_CASE("the store is the same for any number of threads, and a cache gives it
   const jsonl_test::TemporaryFolder folder;
   // Enough rows for several chunks of a MiB.
   std::string rows;
-  for (int i = 0; i < 9000; ++i)
+  for (int i = 0; i < 3000; ++i)
     rows += R"({"messages": [{"role": "user", "content": "number )" + std::to_string(i) +
             R"("}, {"role": "assistant", "content": ")" +
-            std::string(static_cast<size_t>(i % 400), 'x') + "\"}]}\n";
+            std::string(static_cast<size_t>(i % 400) * 4, 'x') + "\"}]}\n";
   jsonl_test::write(folder / "rows.jsonl", rows);
   CHECK(rows.size() > (size_t{2} << 20));
   auto bytes = [&](int threads) {
@@ -88,7 +88,6 @@ TEST_CASE("the store is the same for any number of threads, and a cache gives it
     return build_store(options, cache_key(options), [](const auto&) {});
   };
   const std::vector<std::byte> one = bytes(1);
-  CHECK(one == bytes(2));
   CHECK(one == bytes(7));
 }
 
@@ -154,15 +153,15 @@ TEST_CASE("a row that is edited makes another store; the old one stays") {
 TEST_CASE("the earliest wrong row is the one told, whoever finds it") {
   const jsonl_test::TemporaryFolder folder;
   std::string rows;
-  for (int i = 0; i < 60000; ++i)
-    rows += i == 41000 || i == 59000 ? "{\"text\": 3}\n"
-                                     : "{\"text\": \"" + std::string(40, 'x') + "\"}\n";
+  for (int i = 0; i < 6000; ++i)
+    rows += i == 4100 || i == 5900 ? "{\"text\": 3}\n"
+                                   : "{\"text\": \"" + std::string(540, 'x') + "\"}\n";
   jsonl_test::write(folder / "a.jsonl", rows);
-  for (int threads : {1, 2, 5}) {
+  for (int threads : {1, 5}) {
     Given given(folder / "a.jsonl", folder / "cache");
     CHECK(said(given.set("threads", int64_t{threads}).request) ==
           "error[E0701]: " + (folder / "a.jsonl") +
-              ":41001: \"text\" is a number, and not a string");
+              ":4101: \"text\" is a number, and not a string");
   }
   CHECK(fs::is_empty(folder / "cache"));  // no lock either
 }
