@@ -1,4 +1,4 @@
-#include "cache_key.h"
+#include "prepare.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

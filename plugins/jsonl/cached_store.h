@@ -14,10 +14,6 @@
 
 namespace meshwright::jsonl {
 
-// The rows of files, encoded once and kept beside them.
-
-// Files of rows, mapped one behind the other.
-
 // A file that is read from its beginning to its end; not mapped: it is empty.
 struct DataFile {
   std::string path;
@@ -29,8 +25,6 @@ struct DataFile {
 
 // Throws Error(bad_dataset) for one that cannot be read.
 std::vector<DataFile> open_files(const std::vector<std::string>& paths);
-
-// One store of tokens for all processes of a host.
 
 // Where stores are kept.
 struct CachePlace {

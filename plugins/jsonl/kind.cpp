@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <initializer_list>
@@ -42,13 +43,14 @@ std::optional<chat::Date> date_of(const DatasetRequest& request) {
     return std::from_chars(text.data() + at, text.data() + at + size, to).ptr ==
            text.data() + at + size;
   };
-  constexpr int kDays[] = {31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
-  const bool fine = text.size() == 10 && text[4] == '-' && text[7] == '-' && read(0, 4, out.year) &&
-                    read(5, 2, out.month) && read(8, 2, out.day) && out.year >= 1 &&
-                    out.month >= 1 && out.month <= 12 && out.day >= 1 &&
-                    out.day <= kDays[out.month - 1] &&
-                    (out.month != 2 || out.day < 29 ||
-                     (out.year % 4 == 0 && (out.year % 100 != 0 || out.year % 400 == 0)));
+  const bool fine =
+      text.size() == 10 && text[4] == '-' && text[7] == '-' && read(0, 4, out.year) &&
+      read(5, 2, out.month) && read(8, 2, out.day) && out.year >= 1 && out.month >= 1 &&
+      out.day >= 1 &&
+      std::chrono::year_month_day(std::chrono::year(out.year),
+                                  std::chrono::month(static_cast<unsigned>(out.month)),
+                                  std::chrono::day(static_cast<unsigned>(out.day)))
+          .ok();
   if (!fine)
     throw about(request, "date", ErrorCode::bad_choice, "\"" + text + "\" is no date")
         .help("set " + request.table + ".jsonl.date = \"2024-07-26\", or \"none\"");
@@ -287,11 +289,11 @@ std::vector<std::pair<std::string, int64_t>> JsonlKind::numbers(
   const std::shared_ptr<const TokenStore> store = store_of(options);
   const std::pair<uint64_t, int64_t> key{fingerprint_of(*store, settings_of(request, options)),
                                          request.vocab_size};
-  const auto known = [&]() -> std::optional<SampleCounts> {
+  std::optional<SampleCounts> known;
+  {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = counts_.find(key);
-    return found == counts_.end() ? std::nullopt : std::optional(found->second);
-  }();
+    if (const auto found = counts_.find(key); found != counts_.end()) known = found->second;
+  }
   const SampleCounts counts = known ? *known : packed(request)->counts();
   const StoreCounts& met = store->origin().counts;
   return {{"rows", met.rows},

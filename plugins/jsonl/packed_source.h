@@ -13,10 +13,6 @@
 
 namespace meshwright::jsonl {
 
-// Samples of one length, and the documents that are put together into them.
-
-// Documents put together into samples of one length.
-
 enum class Packing : uint8_t {
   none,        // a document a sample
   sequential,  // in order; a new pack when the next document does not fit
@@ -43,8 +39,6 @@ Packs pack(std::span<const uint32_t> lengths, uint32_t room, Packing packing,
 
 // 0 .. documents - 1, in an order that follows from the seed alone, on every machine.
 std::vector<uint32_t> seeded_order(uint32_t documents, uint64_t seed);
-
-// Samples from documents: cut to length, packed, with inputs and targets.
 
 enum class Truncate : uint8_t {
   right,  // the end of a document that is too long goes

@@ -13,7 +13,6 @@
 #include <thread>
 #include <utility>
 
-#include "cache_key.h"
 #include "cached_store.h"
 #include "kind.h"
 #include "meshwright/error.h"

@@ -16,17 +16,11 @@
 
 namespace meshwright::jsonl {
 
-// What a data set does before training, and says where a row cannot be had.
-
-// What may be done about a row that a chat template refuses.
-
 // Helps for an error of `chat` (nullptr: it could not be read) over `row`, whose messages `request`
 // has. `message` is that of the error, `table` that of the options.
 std::vector<std::string> template_help(const std::string& message, const chat::ChatTemplate* chat,
                                        const chat::ChatTemplate::Request& request, const Row& row,
                                        const std::string& table);
-
-// Data files to a store of tokens.
 
 // The options of a data set, read.
 struct JsonlOptions {
@@ -49,6 +43,18 @@ struct JsonlOptions {
   // How a chat is written and tokenized; a template that is named last.
   std::vector<std::string> language_files() const;
 };
+
+// 32 hexadecimal digits of all that documents follow from: XXH3-128.
+std::string cache_key(const JsonlOptions& options);
+// The parts of that key as a JSON object: `key_version`; `files` with name, bytes and `xxh128`
+// (what `xxh128sum FILE` prints) of each file of rows; `language`, the same of the tokenizer's and
+// the templates' files; `templates`, name and `xxh128` of the text of each; `special_tokens`, key
+// and text of each; `options`, a line a setting. The names in `files` are those of whoever made the
+// store, and not of its key. Long texts are cut, and of each list at most 64 are named, with
+// `more_files` and so on as the number of the others: less than 1 MiB.
+std::string key_parts(const JsonlOptions& options);
+// 12 digits of the templates' names and texts.
+std::string template_hash(const chat::Store& templates);
 
 struct Preparation {
   int64_t bytes = 0, total = 0;

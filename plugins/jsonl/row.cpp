@@ -36,18 +36,17 @@ std::string role_of_speaker(const std::string& speaker) {
 void check_content(const Value& content, const std::string& where, const std::string& place) {
   if (content.is_none() || content.is_string()) return;
   if (!content.is_list())
-    throw refusal(where, place + ".content is " + std::string(content.kind_name()) +
+    throw refusal(where, place + ".content is " + content.kind_name() +
                              ", where a string, null or a list of texts belongs");
   for (const Value& part : content.as_list()) {
     const Value* type = part.get("type");
     const Value* text = part.get("text");
     if (type != nullptr && type->is_string() && type->as_string() == "text") {
       if (text != nullptr && text->is_string()) continue;
-      throw refusal(where,
-                    place + ".content has a part of type \"text\" " +
-                        (text == nullptr ? std::string("without \"text\"")
-                                         : "whose \"text\" is " + std::string(text->kind_name())) +
-                        "; only {\"type\": \"text\", \"text\": \"...\"} is read")
+      throw refusal(where, place + ".content has a part of type \"text\" " +
+                               (text == nullptr ? std::string("without \"text\"")
+                                                : "whose \"text\" is " + text->kind_name()) +
+                               "; only {\"type\": \"text\", \"text\": \"...\"} is read")
           .help("give the part its text as a string, or leave it out");
     }
     const std::string kind =
@@ -87,12 +86,11 @@ bool weight_of(const Value& message, const std::string& where, const std::string
 
 void add_message(Row& row, const Value& given, const std::string& where, const std::string& place) {
   if (!given.is_dict())
-    throw refusal(where, place + " is " + std::string(given.kind_name()) + ", and not a message");
+    throw refusal(where, place + " is " + given.kind_name() + ", and not a message");
   Value message = given;
   const Value* role = message.get("role");
   if (const Value* from = message.get("from"); role == nullptr && from != nullptr) {
-    if (!from->is_string())
-      throw refusal(where, place + ".from is " + std::string(from->kind_name()));
+    if (!from->is_string()) throw refusal(where, place + ".from is " + from->kind_name());
     const Value* value = message.get("value");
     if (value == nullptr) throw refusal(where, place + " has \"from\" and no \"value\"");
     message = Value::dict(
@@ -103,10 +101,10 @@ void add_message(Row& row, const Value& given, const std::string& where, const s
   }
   if (role == nullptr) throw refusal(where, place + " has no \"role\"");
   if (!role->is_string() || !chat::is_role(role->as_string()))
-    throw refusal(where, place + ".role is " +
-                             (role->is_string() ? "\"" + role->as_string() + "\""
-                                                : std::string(role->kind_name())) +
-                             "; a role consists of letters, digits, _ and -");
+    throw refusal(where,
+                  place + ".role is " +
+                      (role->is_string() ? "\"" + role->as_string() + "\"" : role->kind_name()) +
+                      "; a role consists of letters, digits, _ and -");
   if (const Value* content = message.get("content")) check_content(*content, where, place);
   row.trained.push_back(weight_of(message, where, place));
   row.messages.push_back(std::move(message));
@@ -114,27 +112,32 @@ void add_message(Row& row, const Value& given, const std::string& where, const s
 
 void add_messages(Row& row, const Value& given, const std::string& where, const std::string& key) {
   if (!given.is_list())
-    throw refusal(where, "\"" + key + "\" is " + std::string(given.kind_name()) +
-                             ", where a list of messages belongs");
+    throw refusal(where,
+                  "\"" + key + "\" is " + given.kind_name() + ", where a list of messages belongs");
   size_t number = 0;
   for (const Value& message : given.as_list())
     add_message(row, message, where, key + "[" + std::to_string(number++) + "]");
 }
 
-void read_tools(Row& row, const Value& given, const std::string& where) {
-  const Value* tools = given.get("tools");
-  if (tools == nullptr || tools->is_none()) return;
-  Value parsed;
-  if (tools->is_string()) {
-    try {
-      parsed = chat::parse_json(tools->as_string());
-    } catch (const Error& error) {
-      throw refusal(where, "\"tools\" is a string, but not one of JSON: " + error.message());
-    }
-    tools = &parsed;
+// A member that is there, and not null; of a string what it says as JSON, kept in `parsed`.
+const Value* json_member(const Value& row, const std::string& key, const std::string& where,
+                         Value& parsed) {
+  const Value* value = member(row, key);
+  if (value == nullptr || !value->is_string()) return value;
+  try {
+    parsed = chat::parse_json(value->as_string());
+  } catch (const Error& error) {
+    throw refusal(where, "\"" + key + "\" is a string, but not one of JSON: " + error.message());
   }
+  return &parsed;
+}
+
+void read_tools(Row& row, const Value& given, const std::string& where) {
+  Value parsed;
+  const Value* tools = json_member(given, "tools", where, parsed);
+  if (tools == nullptr) return;
   if (!tools->is_list())
-    throw refusal(where, "\"tools\" is " + std::string(tools->kind_name()) +
+    throw refusal(where, "\"tools\" is " + tools->kind_name() +
                              ", where a list, or a list as a JSON string, belongs");
   row.tools = *tools;
 }
@@ -144,8 +147,7 @@ void read_system(Row& row, const Value& given, const std::string& where) {
   const Value* system = member(given, "system");
   if (system == nullptr) return;
   if (!system->is_string())
-    throw refusal(where,
-                  "\"system\" is " + std::string(system->kind_name()) + ", where a string belongs");
+    throw refusal(where, "\"system\" is " + system->kind_name() + ", where a string belongs");
   if (system->as_string().empty()) return;
   Value::List& messages = row.messages.as_list();
   if (const Value& first = messages.front(); first.get("role")->as_string() == "system") {
@@ -164,20 +166,11 @@ void read_system(Row& row, const Value& given, const std::string& where) {
 
 // What the row's chat is rendered with, as transformers' apply_chat_template takes it.
 void read_variables(Row& row, const Value& given, const std::string& where) {
-  const Value* variables = member(given, "chat_template_kwargs");
-  if (variables == nullptr) return;
   Value parsed;
-  if (variables->is_string()) {
-    try {
-      parsed = chat::parse_json(variables->as_string());
-    } catch (const Error& error) {
-      throw refusal(
-          where, "\"chat_template_kwargs\" is a string, but not one of JSON: " + error.message());
-    }
-    variables = &parsed;
-  }
+  const Value* variables = json_member(given, "chat_template_kwargs", where, parsed);
+  if (variables == nullptr) return;
   if (!variables->is_dict())
-    throw refusal(where, "\"chat_template_kwargs\" is " + std::string(variables->kind_name()) +
+    throw refusal(where, "\"chat_template_kwargs\" is " + variables->kind_name() +
                              ", where an object belongs: {\"enable_thinking\": false}");
   for (const char* taken : {"messages", "conversation", "tools", "add_generation_prompt",
                             "continue_final_message", "chat_template", "tokenize"})
@@ -236,8 +229,7 @@ std::optional<RowKind> kind_of(const Value& row) {
 }
 
 Row read_row(const Value& row, RowKind wanted, const std::string& where, const std::string& table) {
-  if (!row.is_dict())
-    throw refusal(where, "the row is " + std::string(row.kind_name()) + ", and not an object");
+  if (!row.is_dict()) throw refusal(where, "the row is " + row.kind_name() + ", and not an object");
   const std::optional<RowKind> kind = kind_of(row);
   if (!kind) {
     std::string keys;
@@ -296,7 +288,7 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where, const s
   if (*kind == RowKind::text) {
     const Value& text = *row.get("text");
     if (!text.is_string())
-      throw refusal(where, "\"text\" is " + std::string(text.kind_name()) + ", and not a string");
+      throw refusal(where, "\"text\" is " + text.kind_name() + ", and not a string");
     out.completion = text.as_string();
     find_unread(out, row, {"text"});
     return out;
@@ -319,8 +311,8 @@ Row read_row(const Value& row, RowKind wanted, const std::string& where, const s
     return out;
   }
   if (!prompt.is_list() || !completion.is_list())
-    throw refusal(where, "\"prompt\" is " + std::string(prompt.kind_name()) +
-                             " and \"completion\" is " + std::string(completion.kind_name()) +
+    throw refusal(where, "\"prompt\" is " + prompt.kind_name() + " and \"completion\" is " +
+                             completion.kind_name() +
                              "; they are two strings or two lists of messages");
   out.key = "prompt";
   add_messages(out, prompt, where, "prompt");

@@ -1,4 +1,4 @@
-// The messages of a row: whose they are, and which pieces of its text are trained on.
+// Roles of messages, and the rows of a file.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,6 @@
 #include "token_store.h"
 
 namespace meshwright::jsonl {
-
-// The messages of a row: whose they are, and which pieces of its text are trained on.
 
 // Roles of messages: an answer is what has the role "assistant", so that one that is mistyped is
 // not learnt.

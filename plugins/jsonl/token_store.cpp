@@ -276,29 +276,28 @@ void TokenStore::read(std::span<const std::byte> bytes) {
                       : int64_t{*std::max_element(wide_ids_, wide_ids_ + all)};
 }
 
+void TokenStore::read_or_throw(std::span<const std::byte> bytes, ErrorCode code,
+                               const std::string& name) {
+  try {
+    read(bytes);
+  } catch (const std::string& what) {
+    throw Error(code, name + ": " + what);
+  } catch (const base::JsonProblem& problem) {
+    throw Error(code, name + ": " + problem.what);
+  }
+}
+
 std::shared_ptr<const TokenStore> TokenStore::open(const std::string& path) {
   std::shared_ptr<TokenStore> store(new TokenStore);
   store->file_.emplace(path, ErrorCode::bad_dataset);
-  try {
-    store->read(store->file_->bytes());
-  } catch (const std::string& what) {
-    throw Error(ErrorCode::bad_dataset, path + ": " + what);
-  } catch (const base::JsonProblem& problem) {
-    throw Error(ErrorCode::bad_dataset, path + ": " + problem.what);
-  }
+  store->read_or_throw(store->file_->bytes(), ErrorCode::bad_dataset, path);
   return store;
 }
 
 std::shared_ptr<const TokenStore> TokenStore::in_memory(std::vector<std::byte> bytes) {
   std::shared_ptr<TokenStore> store(new TokenStore);
   store->memory_ = std::move(bytes);
-  try {
-    store->read(store->memory_);
-  } catch (const std::string& what) {
-    throw Error(ErrorCode::internal, "a token store in memory: " + what);
-  } catch (const base::JsonProblem& problem) {
-    throw Error(ErrorCode::internal, "a token store in memory: " + problem.what);
-  }
+  store->read_or_throw(store->memory_, ErrorCode::internal, "a token store in memory");
   return store;
 }
 

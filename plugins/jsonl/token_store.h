@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
 
 namespace meshwright::jsonl {
@@ -122,6 +123,7 @@ class TokenStore {
  private:
   TokenStore() = default;
   void read(std::span<const std::byte> bytes);  // throws std::string: what is wrong
+  void read_or_throw(std::span<const std::byte> bytes, ErrorCode code, const std::string& name);
 
   std::optional<base::MappedFile> file_;
   std::vector<std::byte> memory_;

@@ -28,7 +28,6 @@
 
 #include "fuzz.h"
 #include "meshwright/error.h"
-#include "plugins/jsonl/cache_key.h"
 #include "plugins/jsonl/kind.h"
 #include "plugins/jsonl/options.h"
 #include "plugins/jsonl/packed_source.h"

@@ -4,28 +4,31 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <vector>
 
+#include "given.h"
 #include "meshwright/error.h"
+#include "plugins/jsonl/row_pieces.h"
 
 namespace row_test {
 
+using jsonl_test::thrown;
 using meshwright::Error;
 using meshwright::ErrorCode;
 using meshwright::chat::parse_json;
+using meshwright::jsonl::Chunk;
+using meshwright::jsonl::parse_row;
 using meshwright::jsonl::Row;
+using meshwright::jsonl::RowFile;
 using meshwright::jsonl::RowKind;
+using meshwright::jsonl::RowPiece;
 
 Row read(const std::string& json, RowKind kind = RowKind::messages) {
   return read_row(parse_json(json), kind, "f:7");
 }
 
 std::string said(const std::string& json, RowKind kind = RowKind::messages) {
-  try {
-    read(json, kind);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing";
+  return thrown([&] { read(json, kind); }).what();
 }
 
 std::string text_of(const Row& row, size_t message, const char* key) {
@@ -150,6 +153,15 @@ TEST_CASE("a row's own system text is a message before the others") {
   CHECK(pair.completion_at == 2);
   CHECK(name_of_message(pair, 1) == "prompt[0]");
   CHECK(name_of_message(pair, 2) == "completion[0]");
+  // Without one they have the row's own numbers.
+  CHECK(name_of_message(read(R"({"messages": [{"role": "u"}, {"role": "u"}]})"), 1) ==
+        "messages[1]");
+  CHECK(name_of_message(read(R"({"conversations": [{"role": "u"}]})"), 0) == "conversations[0]");
+  const Row own =
+      read(R"({"prompt": [{"role": "u"}], "completion": [{"role": "a"}, {"role": "b"}]})",
+           RowKind::prompt_completion);
+  CHECK(name_of_message(own, 0) == "prompt[0]");
+  CHECK(name_of_message(own, 2) == "completion[1]");
   // None, or the one that is there.
   for (const char* none : {"null", "\"\""})
     CHECK_FALSE(read(R"({"messages": [{"role": "user"}], "system": )" + std::string(none) + "}")
@@ -243,14 +255,12 @@ TEST_CASE("rows that are refused") {
 }
 
 TEST_CASE("a row of another kind names the setting") {
-  try {
+  const Error error = thrown([] {
     read_row(parse_json(R"({"text": "t"})"), RowKind::messages, "f:7", "validation_dataset.jsonl");
-    FAIL("no error");
-  } catch (const Error& error) {
-    CHECK(error.key() == "validation_dataset.jsonl.format");
-    CHECK(error.helps().at(1) ==
-          "set validation_dataset.jsonl.format = \"text\", if the rows are of that kind");
-  }
+  });
+  CHECK(error.key() == "validation_dataset.jsonl.format");
+  CHECK(error.helps().at(1) ==
+        "set validation_dataset.jsonl.format = \"text\", if the rows are of that kind");
 }
 
 TEST_CASE("rows of other programs are told how they become rows here") {
@@ -259,77 +269,56 @@ TEST_CASE("rows of other programs are told how they become rows here") {
            {R"({"instruction": "a", "output": "b", "system": "s"})",
             "Alpaca's rows with a system text"},
            {R"({"question": "a", "answer": "b"})", "{prompt: .question, completion: .answer}' f"}})
-    try {
-      read_row(parse_json(row), RowKind::messages, "f:7", "dataset.jsonl");
-      FAIL("no error");
-    } catch (const Error& error) {
-      CHECK(error.helps().at(0).find(help) != std::string::npos);
-    }
+    CHECK(thrown([&, text = row] { read(text); }).helps().at(0).find(help) != std::string::npos);
 }
 
-TEST_CASE("what is no JSON has its line and column") {
-  auto parse = [](const std::string& text, int64_t column = 1) -> std::string {
-    try {
-      meshwright::jsonl::parse_row(text, "f", 7, column);
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::bad_dataset);
-      return error.message();
-    }
-    return "";
+TEST_CASE("what is no JSON, or not UTF-8, has its line and column, and what helps") {
+  const std::string comma = ": not valid JSON: a comma stands before }, with nothing behind it",
+                    byte = ": the text is not UTF-8 (byte 0x",
+                    utf8 = "save the file as UTF-8: iconv -f CP1252 -t UTF-8",
+                    one_a_line =
+                        "a row is an object on one line, and this one does not end there: jq -c . "
+                        "'f' > rows.jsonl writes each on a line";
+  struct Case {
+    std::string text, message, help;  // "": none
+    int64_t column = 1;               // of the row, which need not be the first on its line
   };
-  CHECK(parse("{\"a\": }").starts_with("f:7:"));
-  CHECK(parse("{\"a\": 1,\n\n x}").starts_with("f:9:"));
-  CHECK(parse("{} {}").starts_with("f:7:"));
-  CHECK(parse("{\"a\": 1}").empty());
-  CHECK(parse("", 4) == "f:7:4: not valid JSON: a comma stands where a row should begin");
-  const std::string comma = ": not valid JSON: a comma stands before }, with nothing behind it";
-  CHECK(parse("{\"a\": 1,}") == "f:7:9" + comma);
-  // Of a row that is not the first on its line.
-  CHECK(parse("{\"a\": 1,}", 21) == "f:7:29" + comma);
-  CHECK(parse("{\"a\": 1,\n}", 21) == "f:8:1" + comma);
-  CHECK(parse("{\"a\": \"\xE9\"}", 21) == "f:7:28: the text is not UTF-8 (byte 0xe9)");
-  CHECK(parse("{\n\"\xE9\": 1}", 21) == "f:8:2: the text is not UTF-8 (byte 0xe9)");
-}
-
-TEST_CASE("what is not UTF-8 is told as that, with its line, column and byte") {
-  auto parse = [](const std::string& text) {
-    std::string message;
-    size_t helps = 0;
-    try {
-      meshwright::jsonl::parse_row(text, "f", 7);
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::bad_dataset);
-      message = error.message();
-      helps = error.helps().size();
-    }
-    CHECK(helps == 1);
-    return message;
-  };
-  CHECK(parse("{\"a\": \"caf\xE9\"}") == "f:7:11: the text is not UTF-8 (byte 0xe9)");
-  CHECK(parse("{\"a\": 1,\n\"\x93\": 1}") == "f:8:2: the text is not UTF-8 (byte 0x93)");
-  CHECK(parse("{\"a\": \"\xC3\"}") == "f:7:8: the text is not UTF-8 (byte 0xc3)");
+  for (const Case& one :
+       std::vector<Case>{{"{\"a\": }", "f:7:", ""},
+                         {"{\"a\": 1,\n\n x}", "f:9:", ""},
+                         {"{} {}", "f:7:", ""},
+                         {R"({"a" 1})", "f:7:", ""},
+                         {"{", "f:7:", one_a_line},
+                         {R"({"messages": [{"role": "us)", "f:7:", one_a_line},
+                         {"", "f:7:4: not valid JSON: a comma stands where a row should begin",
+                          "remove that comma", 4},
+                         {"{\"a\": 1,}", "f:7:9" + comma, "remove that comma"},
+                         {"{\"a\": 1,}", "f:7:29" + comma, "remove that comma", 21},
+                         {"{\"a\": 1,\n}", "f:8:1" + comma, "remove that comma", 21},
+                         {"{\"a\": \"\xE9\"}", "f:7:28" + byte + "e9)", utf8, 21},
+                         {"{\n\"\xE9\": 1}", "f:8:2" + byte + "e9)", utf8, 21},
+                         {"{\"a\": \"caf\xE9\"}", "f:7:11" + byte + "e9)", utf8},
+                         {"{\"a\": 1,\n\"\x93\": 1}", "f:8:2" + byte + "93)", utf8},
+                         {"{\"a\": \"\xC3\"}", "f:7:8" + byte + "c3)", utf8}}) {
+    CAPTURE(one.text);
+    const Error error = thrown([&] { parse_row(one.text, "f", 7, one.column); });
+    CHECK(error.code() == ErrorCode::bad_dataset);
+    CHECK(error.message().starts_with(one.message));
+    REQUIRE(error.helps().size() == (one.help.empty() ? 0 : 1));
+    if (!one.help.empty()) CHECK(error.helps()[0].starts_with(one.help));
+  }
+  CHECK_NOTHROW(parse_row("{\"a\": 1}", "f", 7));
   // Characters of several bytes are none of it.
-  CHECK(meshwright::jsonl::parse_row("{\"a\": \"caf\xC3\xA9\"}", "f", 7).get("a")->as_string() ==
-        "caf\xC3\xA9");
-}
-
-// Where an error stands: what --json has as file, line and column.
-std::string place_of(const Error& error) {
-  const meshwright::Origin& at = error.origin();
-  return at.file + " " + std::to_string(at.line) + " " + std::to_string(at.column);
+  CHECK(parse_row("{\"a\": \"caf\xC3\xA9\"}", "f", 7).get("a")->as_string() == "caf\xC3\xA9");
 }
 
 TEST_CASE("errors of rows have their place, beside the message that says it") {
-  auto place = [](auto&& what) -> std::string {
-    try {
-      what();
-    } catch (const Error& error) {
-      CHECK(error.origin().source == meshwright::Origin::Source::file);
-      return place_of(error);
-    }
-    return "no error";
+  // What --json has as file, line and column.
+  auto place = [](auto&& what) {
+    const meshwright::Origin at = thrown(what).origin();
+    CHECK(at.source == meshwright::Origin::Source::file);
+    return at.file + " " + std::to_string(at.line) + " " + std::to_string(at.column);
   };
-  using meshwright::jsonl::parse_row;
   CHECK(place([] { parse_row("{\"a\": 1,\n x}", "a:1.jsonl", 7); }) == "a:1.jsonl 8 2");
   CHECK(place([] { parse_row("{\"a\": \"caf\xE9\"}", "f", 7); }) == "f 7 11");
   CHECK(place([] { read(R"({"messages": [{"role": "u", "weight": 2}]})"); }) == "f 7 0");
@@ -339,36 +328,148 @@ TEST_CASE("errors of rows have their place, beside the message that says it") {
         "a:1.jsonl 12 0");
 }
 
-TEST_CASE("a row that does not end on its line is told how rows are written") {
-  auto help = [](const std::string& text) -> std::string {
-    try {
-      meshwright::jsonl::parse_row(text, "a b", 1);
-    } catch (const Error& error) {
-      return error.helps().empty() ? "" : error.helps()[0];
+// Files are cut at rows, with the line of each.
+
+std::vector<std::string> all(std::string_view text, size_t size = 1 << 20) {
+  const RowFile file(text, "f");
+  std::vector<std::string> out;
+  size_t expected = file.chunks(size).empty() ? 0 : file.chunks(size).front().begin;
+  for (const Chunk& chunk : file.chunks(size)) {
+    CHECK(chunk.begin == expected);
+    CHECK(chunk.end > chunk.begin);
+    expected = chunk.end;
+    for (const RowPiece& piece : file.rows(chunk)) {
+      CHECK(text.substr(piece.offset, piece.text.size()) == piece.text);
+      out.push_back(std::to_string(piece.line) + ": " + std::string(piece.text));
     }
-    return "no error";
-  };
-  const std::string one_a_line =
-      "a row is an object on one line, and this one does not end there: jq -c . 'a b' > rows.jsonl "
-      "writes each on a line";
-  CHECK(help("{") == one_a_line);
-  CHECK(help(R"({"messages": [{"role": "us)") == one_a_line);
-  CHECK(help("") == "remove that comma");
-  CHECK(help(R"({"a": 1,})") == "remove that comma");
-  CHECK(help(R"({"a" 1})").empty());
-  CHECK(help("{} {}").empty());
+  }
+  return out;
 }
 
-TEST_CASE("messages have the names that the row gives them") {
-  using meshwright::jsonl::name_of_message;
-  CHECK(name_of_message(read(R"({"messages": [{"role": "u"}, {"role": "u"}]})"), 1) ==
-        "messages[1]");
-  CHECK(name_of_message(read(R"({"conversations": [{"role": "u"}]})"), 0) == "conversations[0]");
-  const Row pair =
-      read(R"({"prompt": [{"role": "u"}], "completion": [{"role": "a"}, {"role": "b"}]})",
-           RowKind::prompt_completion);
-  CHECK(name_of_message(pair, 0) == "prompt[0]");
-  CHECK(name_of_message(pair, 2) == "completion[1]");
+using Lines = std::vector<std::string>;
+
+TEST_CASE("an object on every line that is not blank") {
+  CHECK(all("{\"a\":1}\n\n  {\"b\":2}  \r\n\t\n{\"c\":3}") ==
+        Lines{"1: {\"a\":1}", "3: {\"b\":2}", "5: {\"c\":3}"});
+  CHECK(all("\xEF\xBB\xBF{}\n{}\n") == Lines{"1: {}", "2: {}"});
+  CHECK(all("").empty());
+  CHECK(all("\n \n").empty());
+}
+
+TEST_CASE("one list") {
+  CHECK(all("[{\"a\": [1, 2]},\n {\"b\": \"],{\\\"\"}\n,\n\n{}\n]\n") ==
+        Lines{"1: {\"a\": [1, 2]}", "2: {\"b\": \"],{\\\"\"}", "5: {}"});
+  CHECK(all("\n\n [ 1 , 2 ]") == Lines{"3: 1", "3: 2"});
+  CHECK(all("[]").empty());
+  CHECK(all("[ \n ]").empty());
+  // What is missing is a row, and no JSON.
+  CHECK(all("[1,,2]") == Lines{"1: 1", "1: ", "1: 2"});
+  CHECK(all("[,1]") == Lines{"1: ", "1: 1"});
+  CHECK_THROWS_WITH_AS(all("[1,\n2\n"),
+                       "error[E0701]: f:2: the file begins with [ and does not end with ]", Error);
+  CHECK_THROWS_AS(all("["), Error);
+  const Error error = thrown([] { all("\n[1,\n2\n"); });
+  CHECK(error.origin().file == "f");
+  CHECK(error.origin().line == 3);
+}
+
+TEST_CASE("a list that ends with a comma is told as that, at the comma") {
+  struct Case {
+    const char *text, *place;
+    int line, column;
+  };
+  for (const Case& one : std::initializer_list<Case>{{"[1,]", "f:1:3", 1, 3},
+                                                     {"[{\"a\": 1},]\n", "f:1:10", 1, 10},
+                                                     {"\xEF\xBB\xBF[1,]", "f:1:3", 1, 3},
+                                                     {"\n [1,\n  2 ,\n\n ]\n", "f:3:5", 3, 5},
+                                                     {"[,]", "f:1:2", 1, 2}}) {
+    CAPTURE(one.text);
+    const Error error = thrown([&] { all(one.text); });
+    CHECK(error.code() == ErrorCode::bad_dataset);
+    CHECK(error.message() ==
+          std::string(one.place) +
+              ": not valid JSON: a comma stands before ], with nothing behind it");
+    CHECK(error.helps() == std::vector<std::string>{"remove that comma"});
+    CHECK(error.origin().file == "f");
+    CHECK(error.origin().line == one.line);
+    CHECK(error.origin().column == one.column);
+  }
+  // One within a string is none.
+  CHECK(all("[\"a,\"]") == Lines{"1: \"a,\""});
+}
+
+TEST_CASE("rows have the column at which they begin, whatever the size of chunks") {
+  for (const std::string_view text :
+       {" {\"a\":1}\n{}\n", "[{\"a\": [1, 2]}, {\"b\": 1}\n , {},3\n,\n\n 4 ]",
+        "\xEF\xBB\xBF{}\n {}", "\n [1,,22,  3]"}) {
+    CAPTURE(text);
+    const RowFile file(text, "f");
+    const size_t begin = text.starts_with("\xEF") ? 3 : 0;
+    size_t rows = 0;
+    for (const size_t size : {size_t{1}, size_t{9}, size_t{1000}})
+      for (const Chunk& chunk : file.chunks(size))
+        for (const RowPiece& piece : file.rows(chunk)) {
+          const std::string_view before = text.substr(begin, piece.offset - begin);
+          const size_t feed = before.rfind('\n');
+          CHECK(piece.column == static_cast<int64_t>(feed == std::string_view::npos
+                                                         ? before.size() + 1
+                                                         : before.size() - feed));
+          ++rows;
+        }
+    CHECK(rows >= 6);
+  }
+}
+
+TEST_CASE("files that are no text in UTF-8 say what they are, and how they become that") {
+  using namespace std::string_view_literals;
+  const std::string unpack = "; unpack it: ", convert = "; convert it: iconv -f UTF-";
+  struct Case {
+    std::string_view text;
+    std::string what, how;
+  };
+  for (const Case& one :
+       std::vector<Case>{{"\xFF\xFE{\0}\0"sv, "UTF-16, not UTF-8", convert + "16 -t UTF-8"},
+                         {"\xFE\xFF\0{\0}"sv, "UTF-16, not UTF-8", convert + "16 -t UTF-8"},
+                         {"\xFF\xFE\0\0{\0\0\0"sv, "UTF-32, not UTF-8", convert + "32 -t UTF-8"},
+                         {"\0\0\xFE\xFF\0\0\0{"sv, "UTF-32, not UTF-8", convert + "32 -t UTF-8"},
+                         // No mark says it, but nothing else begins so.
+                         {"{\0\"\0"sv, "UTF-16, not UTF-8", convert + "16LE -t UTF-8"},
+                         {"\0[\0{"sv, "UTF-16, not UTF-8", convert + "16BE -t UTF-8"},
+                         {"{\0\0\0\"\0\0\0"sv, "UTF-32, not UTF-8", convert + "32LE -t UTF-8"},
+                         {"\0\0\0{"sv, "UTF-32, not UTF-8", convert + "32BE -t UTF-8"},
+                         {"\x1F\x8B\b"sv, "compressed by gzip", unpack + "gunzip <"},
+                         {"\xFD\x37zXZ\0\0"sv, "compressed by xz", unpack + "xz -dc <"},
+                         {"\x28\xB5\x2F\xFD\x04"sv, "compressed by zstd", unpack + "zstd -dc <"},
+                         {"BZh91AY&SY", "compressed by bzip2", unpack + "bunzip2 <"},
+                         {"PK\x03\x04\x14"sv, "a zip archive", unpack + "unzip -p"},
+                         {"PAR1\x15"sv, "Parquet, which is not read",
+                          "; convert it to JSON lines: an object on every line"}}) {
+    CAPTURE(one.what);
+    const Error error = thrown([&] { RowFile(one.text, "rows/a b.jsonl"); });
+    CHECK(error.code() == ErrorCode::bad_dataset);
+    REQUIRE(error.helps().size() == 1);
+    CHECK(error.origin().file == "rows/a b.jsonl");
+    CHECK(error.message() + "; " + error.helps()[0] ==
+          "rows/a b.jsonl: the file is " + one.what + one.how +
+              (one.text.starts_with("PAR1") ? "" : " 'rows/a b.jsonl' > rows.jsonl"));
+  }
+  for (const std::string_view text : {"\xEF\xBB\xBF{}"sv, "{}"sv})
+    CHECK_NOTHROW(RowFile(text, "rows/a b.jsonl"));
+}
+
+TEST_CASE("rows are the same for any size of chunk") {
+  std::string lines, list = "[";
+  for (int i = 0; i < 200; ++i) {
+    const std::string row = "{\"n\": " + std::to_string(i) + ", \"t\": \"" +
+                            std::string(static_cast<size_t>(i % 17), ',') + "\"}";
+    lines += row + (i % 5 == 0 ? "\n\n" : "\n");
+    list += row + (i == 199 ? "\n]" : i % 3 == 0 ? ",\n" : ",");
+  }
+  for (const std::string& text : {lines, list}) {
+    const Lines whole = all(text);
+    CHECK(whole.size() == 200);
+    for (size_t size : {1, 7, 40, 100, 1000, 5000}) CHECK(all(text, size) == whole);
+  }
 }
 
 }  // namespace row_test

@@ -2,23 +2,40 @@
 // same.
 #include <doctest/doctest.h>
 
+#include <boost/json.hpp>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 
 #include "given.h"
-#include "meshwright/error.h"
-#include "plugins/jsonl/cache_key.h"
 #include "plugins/jsonl/kind.h"
-#include "temporary_folder.h"
+#include "sdk/base/files/foreign_file.h"
 
 namespace told_test {
 
 namespace fs = std::filesystem;
+namespace json = boost::json;
 using jsonl_test::Given;
-using meshwright::Error;
 using meshwright::jsonl::JsonlKind;
 using meshwright::jsonl::JsonlOptions;
+
+json::object parts_of(const Given& given) {
+  return json::parse(key_parts(JsonlOptions::read(given.request))).as_object();
+}
+
+std::string field(const json::object& parts, const char* list, size_t at, const char* key) {
+  return std::string(parts.at(list).as_array().at(at).as_object().at(key).as_string());
+}
+
+// The names of the parts that differ.
+std::set<std::string> others(const json::object& a, const json::object& b) {
+  std::set<std::string> out;
+  for (const auto& [name, value] : a)
+    if (!b.contains(name) || json::serialize(b.at(name)) != json::serialize(value))
+      out.insert(std::string(name));
+  return out;
+}
 
 TEST_CASE("files of rows without contents are told") {
   const jsonl_test::TemporaryFolder folder;
@@ -40,15 +57,10 @@ TEST_CASE("files of rows without contents are told") {
 
 TEST_CASE("a path that leads nowhere says what may stand there") {
   const jsonl_test::TemporaryFolder folder;
-  for (const std::string& path : {folder / "nowhere.jsonl", folder / "*.jsonl"}) try {
-      JsonlKind().open(Given(path).request);
-      FAIL("no error");
-    } catch (const Error& error) {
-      REQUIRE(error.helps().size() == 1);
-      CHECK(error.helps()[0] ==
-            "set dataset.path to a file, a folder (its *.jsonl and *.json), or a pattern: "
-            "\"data/*.jsonl\"");
-    }
+  for (const std::string& path : {folder / "nowhere.jsonl", folder / "*.jsonl"})
+    CHECK(jsonl_test::thrown([&] { JsonlKind().open(Given(path).request); }).helps() ==
+          std::vector<std::string>{"set dataset.path to a file, a folder (its *.jsonl and *.json), "
+                                   "or a pattern: \"data/*.jsonl\""});
 }
 
 TEST_CASE("roles that are not known, and calls that the template leaves out, are counted") {
@@ -139,6 +151,98 @@ TEST_CASE("the key of rows is the one of earlier versions, so that their runs go
   options.folder = folder / "language";
   options.key = "format = \"auto\"\n";
   CHECK(cache_key(options) == "dd1835e7769952eeeffc9ac9fb478005");
+}
+
+TEST_CASE("a key and its parts are others where a document may be, and there only") {
+  const jsonl_test::TemporaryFolder folder;
+  fs::copy(jsonl_test::kTokenizer, folder / "language");
+  jsonl_test::write(folder / "a.jsonl", "{\"text\": \"a\"}\n");
+  jsonl_test::write(folder / "b.jsonl", "{\"text\": \"a\"}\n");
+  auto request = [&] {
+    Given given(folder / "*.jsonl");
+    given.set("tokenizer", folder / "language");
+    return given;
+  };
+  auto key = [](const Given& given) { return cache_key(JsonlOptions::read(given.request)); };
+  const json::object first = parts_of(request());
+  CHECK(first.at("key_version").to_number<int>() == 3);
+  REQUIRE(first.at("files").as_array().size() == 2);
+  CHECK(field(first, "files", 0, "name") == "a.jsonl");
+  CHECK(first.at("files").as_array()[0].as_object().at("bytes").to_number<int>() == 14);
+  CHECK(field(first, "files", 0, "xxh128").size() == 32);
+  CHECK(field(first, "files", 0, "xxh128") == field(first, "files", 1, "xxh128"));
+  CHECK(field(first, "language", 0, "name") == "tokenizer.json");
+  CHECK(field(first, "templates", 0, "name") == "default");
+  const std::string special = json::serialize(first.at("special_tokens"));
+  CHECK(special.find(R"({"key":"eos_token","text":"<|im_end|>"})") != std::string::npos);
+  const std::string options = json::serialize(first.at("options"));
+  CHECK(options.find("train_on = ") != std::string::npos);
+
+  using Names = std::set<std::string>;
+  std::set<std::string> keys{key(request())};
+  CHECK(keys.begin()->size() == 32);
+  CHECK_FALSE(keys.insert(key(request())).second);
+  CHECK(others(first, parts_of(request())).empty());
+  for (const auto& [name, value] : std::map<const char*, meshwright::OptionValue>{
+           {"train_on", std::string("last")},
+           {"format", std::string("text")},
+           {"special_tokens_in_content", std::string("parse")},
+           {"date", std::string("2024-07-26")},
+           {"template_variables", meshwright::StringMap{{"enable_thinking", "false"}}}}) {
+    CAPTURE(name);
+    CHECK(keys.insert(key(request().set(name, value))).second);
+    CHECK(others(first, parts_of(request().set(name, value))) == Names{"options"});
+  }
+  CHECK(keys.insert(key(request().set("chat_template", std::string("chatml")))).second);
+  jsonl_test::write(folder / "b.jsonl", "{\"text\": \"b\"}\n");
+  CHECK(keys.insert(key(request())).second);
+  const json::object edited = parts_of(request());
+  CHECK(others(first, edited) == Names{"files"});
+  CHECK(field(edited, "files", 0, "xxh128") == field(first, "files", 0, "xxh128"));
+  CHECK(field(edited, "files", 1, "xxh128") != field(first, "files", 1, "xxh128"));
+  jsonl_test::write(folder / "language/chat_template.jinja", "x");
+  const std::string last = key(request());
+  CHECK(keys.insert(last).second);
+  CHECK(others(edited, parts_of(request())) == Names{"language", "templates"});
+  // Not of what is done with documents, nor of how they are made.
+  Given same = request();
+  same.request.seq_len = 7;
+  same.request.seed = 99;
+  same.set("packing", std::string("none")).set("truncate", std::string("drop"));
+  CHECK(key(same.set("threads", int64_t{3})) == last);
+  CHECK(json::serialize(parts_of(same)) == json::serialize(parts_of(request())));
+}
+
+TEST_CASE("a cache begins with its key and the parts of it") {
+  const jsonl_test::TemporaryFolder folder;
+  jsonl_test::write(folder / "a.jsonl", "{\"text\": \"a\"}\n");
+  const Given given(folder / "a.jsonl", folder / "cache");
+  JsonlKind().open(given.request);
+  const JsonlOptions options = JsonlOptions::read(given.request);
+  const std::string key = cache_key(options);
+  const std::string bytes =
+      meshwright::base::read_file((folder / "cache") + "/" + key + ".mwtokens");
+  REQUIRE(bytes.size() > 24);
+  CHECK(bytes.substr(24).starts_with(R"({"version":6,"key":")" + key + R"(","parts":)" +
+                                     key_parts(options) + ","));
+}
+
+TEST_CASE("any number of files and any bytes of names are told, and fit") {
+  const jsonl_test::TemporaryFolder folder;
+  const std::string many = folder / "many";
+  fs::create_directory(many);
+  for (int i = 0; i < 70; ++i)
+    jsonl_test::write(
+        many + "/" + std::to_string(100 + i) + "\xE9" + std::string(240, '\x01') + ".jsonl",
+        "{\"text\": \"a\"}\n");
+  const Given given(many, folder / "cache");
+  const json::object parts = parts_of(given);
+  CHECK(parts.at("files").as_array().size() == 64);
+  CHECK(parts.at("more_files").to_number<int>() == 6);
+  CHECK(field(parts, "files", 0, "name").starts_with("100\xEF\xBF\xBD\x01"));  // U+FFFD
+  // From rows, and from the cache.
+  for (int time = 0; time < 2; ++time)
+    CHECK(JsonlKind().open(given.request)->report()[0].starts_with("70 rows"));
 }
 
 }  // namespace told_test

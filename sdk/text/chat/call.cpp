@@ -10,11 +10,6 @@ using ast::Expr;
 using ast::Macro;
 using ast::Op;
 
-Renderer::Called::Called(Renderer& renderer) : renderer_(renderer) {
-  if (renderer_.calls_ >= Limits::kCalls) renderer_.fail("more than 64 calls inside each other");
-  ++renderer_.calls_;
-}
-
 Datum Renderer::callable(const Callable& of) {
   Datum out = Datum::of(Kind::callable);
   out.callable = make(of);
@@ -91,7 +86,7 @@ Datum Renderer::call_loop(Loop& loop, const Arguments& given) {
   if (!loop.stmt->recursive)
     fail("The loop must have the 'recursive' marker to be called recursively.");
   if (given.count != 1 || given.named != 0) fail("loop() takes one argument");
-  Called called(*this);
+  const auto level = called();
   Writer inner;
   const Aside aside(*this, inner);
   this->loop(*loop.stmt, given.list[0], *loop.outer, loop.depth0 + 1);
@@ -100,7 +95,7 @@ Datum Renderer::call_loop(Loop& loop, const Arguments& given) {
 
 Datum Renderer::call_macro(const Macro& macro, Frame* defined, const Arguments& given,
                            const Datum* caller) {
-  Called called(*this);
+  const auto level = called();
   Frame* frame = open(*macro.scope, defined);
   const auto& parameters = macro.parameters;
   auto refuse = [&](const std::string& what) { fail("macro '" + macro.name + "' " + what); };

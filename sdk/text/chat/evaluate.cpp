@@ -11,7 +11,7 @@ using ast::Op;
 Datum Renderer::evaluate(const Expr& expr, Frame& frame) {
   if (expr.op == Op::constant) return expr.constant;
   if (expr.op == Op::name) return lookup(expr, frame);
-  Deeper deeper(*this);
+  const auto level = deeper();
   // With the line of what is done with it.
   auto operand = [&] {
     const Datum value = evaluate(*expr.a, frame);
@@ -183,7 +183,7 @@ Arguments Renderer::arguments(const Expr& expr, Frame& frame) {
 }
 
 Datum Renderer::filtered(const Expr& expr, Frame& frame, const Datum* piped) {
-  Deeper deeper(*this);
+  const auto level = deeper();
   // Of a filter block the first filter has no operand: it gets the block's text.
   Datum value = expr.a == nullptr          ? *piped
                 : expr.a->op == Op::filter ? filtered(*expr.a, frame, piped)
@@ -284,7 +284,7 @@ Renderer::Flow Renderer::execute(const Stmt& stmt, Frame& frame) {
 }
 
 Renderer::Flow Renderer::condition(const Stmt& stmt, Frame& frame) {
-  Deeper deeper(*this);
+  const auto level = deeper();
   for (const auto& [test, body] : stmt.branches)
     if (truth(evaluate(*test, frame))) return execute(body, frame);
   return execute(stmt.other, frame);
@@ -340,7 +340,7 @@ Datum Renderer::text_of(const Writer& writer) {
 
 // What a body writes.
 Datum Renderer::captured(const ast::Body& body, Frame& frame) {
-  Deeper deeper(*this);
+  const auto level = deeper();
   Writer inner;
   const Aside aside(*this, inner);
   execute(body, frame);
@@ -369,7 +369,7 @@ bool Renderer::has(Loop& loop, size_t index) {
 // What comes back is how the else was left: `break` there leaves the loop around.
 Renderer::Flow Renderer::loop(const Stmt& stmt, const Datum& iterated, Frame& frame,
                               uint32_t depth) {
-  Deeper deeper(*this);
+  const auto level = deeper();
   line_ = stmt.line;
   // Of an iterator what the loop does not come to is left for others.
   Stream* stream = iterated.kind == Kind::iterator ? iterated.stream : nullptr;

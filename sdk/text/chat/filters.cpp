@@ -248,7 +248,7 @@ Datum Renderer::mapped(const Datum& value, const Arguments& given) {
     Arguments rest = given;
     ++rest.list;
     --rest.count;
-    Called called(*this);  // map may be mapped
+    const auto level = called();  // map may be mapped
     for (uint32_t i = 0; i < items.size; ++i) out[i] = apply(filter, name, items.at[i], rest);
   }
   return stream_of(out, items.size);

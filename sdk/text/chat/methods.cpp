@@ -50,40 +50,29 @@ Datum Renderer::find_text(const Datum& self, Method method, const Arguments& giv
 }
 
 bool Renderer::all_chars(const Datum& self, Method method) {
+  static constexpr std::pair<Method, bool (*)(char32_t)> kPredicates[] = {
+      {Method::isdigit, unicode::is_digit},
+      {Method::isdecimal, unicode::is_decimal},
+      {Method::isnumeric, unicode::is_numeric},
+      {Method::isalpha, unicode::is_alpha},
+      {Method::isspace, unicode::is_blank},
+      {Method::isalnum, [](char32_t code) { return code != '_' && unicode::is_word(code); }}};
+  const auto* is = std::find_if(std::begin(kPredicates), std::end(kPredicates),
+                                [&](const auto& one) { return one.first == method; });
+  const bool of_case = is == std::end(kPredicates), upper = method == Method::isupper;
   std::string_view text = self.view();
   spend(text.size());
   bool cased = false;
   for (size_t at = 0; at < text.size();) {
     auto [code, size] = unicode::decode(text, at);
     at += size;
-    switch (method) {
-      case Method::isdigit:
-        if (!unicode::is_digit(code)) return false;
-        break;
-      case Method::isdecimal:
-        if (!unicode::is_decimal(code)) return false;
-        break;
-      case Method::isnumeric:
-        if (!unicode::is_numeric(code)) return false;
-        break;
-      case Method::isalpha:
-        if (!unicode::is_alpha(code)) return false;
-        break;
-      case Method::isalnum:
-        if (code == '_' || !unicode::is_word(code)) return false;
-        break;
-      case Method::isspace:
-        if (!unicode::is_blank(code)) return false;
-        break;
-      default: {
-        bool wanted = method == Method::isupper ? unicode::is_upper(code) : unicode::is_lower(code);
-        bool other = method == Method::isupper ? unicode::is_lower(code) : unicode::is_upper(code);
-        if (other || unicode::is_title(code)) return false;
-        cased = cased || wanted;
-      }
-    }
+    if (!of_case && !is->second(code)) return false;
+    if (!of_case) continue;
+    if (upper ? unicode::is_lower(code) : unicode::is_upper(code)) return false;
+    if (unicode::is_title(code)) return false;
+    cased = cased || (upper ? unicode::is_upper(code) : unicode::is_lower(code));
   }
-  return method == Method::isupper || method == Method::islower ? cased : !text.empty();
+  return of_case ? cased : !text.empty();
 }
 
 // str.istitle: big letters begin words, and small ones do not.
@@ -180,17 +169,9 @@ Datum Renderer::string_method(const Datum& self, Method method, std::string_view
                          : method == Method::swapcase ? Case::swap
                                                       : Case::capitalize);
     case Method::isascii:
-      bind(called, given, {});
-      return Datum::boolean(unicode::ascii(self.view()));
     case Method::isidentifier:
-      bind(called, given, {});
-      return Datum::boolean(unicode::is_identifier(self.view()));
     case Method::isprintable:
-      bind(called, given, {});
-      return Datum::boolean(unicode::is_printable(self.view()));
     case Method::istitle:
-      bind(called, given, {});
-      return Datum::boolean(is_title(self));
     case Method::isdigit:
     case Method::isdecimal:
     case Method::isnumeric:
@@ -200,7 +181,11 @@ Datum Renderer::string_method(const Datum& self, Method method, std::string_view
     case Method::isupper:
     case Method::islower:
       bind(called, given, {});
-      return Datum::boolean(all_chars(self, method));
+      return Datum::boolean(method == Method::isascii        ? unicode::ascii(self.view())
+                            : method == Method::isidentifier ? unicode::is_identifier(self.view())
+                            : method == Method::isprintable  ? unicode::is_printable(self.view())
+                            : method == Method::istitle      ? is_title(self)
+                                                             : all_chars(self, method));
     case Method::zfill: {
       Bound bound = bind(called, given, {"width"}, 1);
       int64_t lacking = whole_of(*bound[0], "the width of zfill()") -

@@ -119,16 +119,23 @@ class Renderer {
   T* make(const T& value) {
     return new (take<T>(1)) T(value);
   }
-  struct Deeper {
-    explicit Deeper(Renderer& renderer) : renderer_(renderer) {
-      if (++renderer_.depth_ > kDeepest) {
-        --renderer_.depth_;
-        renderer_.fail("the template is nested too deeply");
-      }
-    }
-    ~Deeper() { --renderer_.depth_; }
-    Renderer& renderer_;
+  // One level more, until it goes.
+  template <class Count>
+  struct Level {
+    explicit Level(Count& at) : count(at) { ++count; }
+    Level(const Level&) = delete;
+    Level& operator=(const Level&) = delete;
+    ~Level() { --count; }
+    Count& count;
   };
+  [[nodiscard]] Level<int> deeper() {
+    if (depth_ >= kDeepest) fail("the template is nested too deeply");
+    return Level<int>(depth_);
+  }
+  [[nodiscard]] Level<size_t> called() {
+    if (calls_ >= Limits::kCalls) fail("more than 64 calls inside each other");
+    return Level<size_t>(calls_);
+  }
 
   // What a turn of a loop takes is free again when it ends: its frame is cleared, and what it
   // leaves in a namespace has been moved by keep().
@@ -213,11 +220,6 @@ class Renderer {
   Arguments arguments(const ast::Expr& expr, Frame& frame);
 
   // call.cpp
-  struct Called {
-    explicit Called(Renderer& renderer);
-    ~Called() { --renderer_.calls_; }
-    Renderer& renderer_;
-  };
   Datum call(const ast::Expr& expr, Frame& frame);
   Datum call(const Datum& callee, const Arguments& given);
   Datum call_macro(const ast::Macro& macro, Frame* defined, const Arguments& given,

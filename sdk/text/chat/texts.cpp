@@ -338,11 +338,9 @@ Datum Renderer::escape(const Datum& value) {
 Datum Renderer::padded(const Datum& string, Method method, const Arguments& given) {
   Bound bound = bind("ljust", given, {"width", "fillchar"}, 1);
   Datum fill = bound[1] == nullptr ? Datum::string(" ") : *bound[1];
-  if (!fill.is_string() || unicode::length(fill.view()) != 1)
-    fail("The fill character must be exactly one character long");
-  if (string.marked) fill = escape(fill);
-  if (unicode::length(fill.view()) != 1)
-    fail("The fill character must be exactly one character long");
+  auto is_one = [&] { return fill.is_string() && unicode::length(fill.view()) == 1; };
+  if (is_one() && string.marked) fill = escape(fill);
+  if (!is_one()) fail("The fill character must be exactly one character long");
   const int64_t width = whole_of(*bound[0], "the width"),
                 lacking = width - static_cast<int64_t>(unicode::length(string.view()));
   if (lacking <= 0) return string;
