@@ -185,7 +185,7 @@ const std::vector<Row> kJobs{
     job("tp x fsdp2, sequence parallel, recomputation", kFirst, 4, {kTp, kSp, kFull}),
     sample(job("tp x fsdp2, recomputation, offload", kFirst, 4, {kTp, kFull, kOffload})),
     job("tp, bfloat16", kFirst, 2, {kTp, kBf16, kBf16Out}, kHalf),
-    sample(job("tp, bfloat16, float8", kFirst, 2, {kTp, kFloat8Linear, kBf16, kBf16Out}, kFloat8)),
+    within(job("tp, bfloat16, float8", kFirst, 2, {kTp, kFloat8Linear, kBf16, kBf16Out}, kFloat8)),
     within(job("experts, fsdp2", kExperts, 2, {})),
     job("experts, fsdp2, recomputation", kExperts, 2, {kFull}),
     sample(job("experts, ep 2", kExperts, 2, {kEp, kEp2, kToAll})),
@@ -228,7 +228,7 @@ const std::vector<Row> kJobs{
         {kPp, kPpBatch, kSchedule + "1F1B", kBf16, kBf16Out}, kHalf),
     job("pp, ZBV, bfloat16", kFirst, 2,
         {kQuick, kPp, kPpBatch, kSchedule + "ZBVZeroBubble", kBf16, kBf16Out}, kQuickHalf),
-    sample(job("saved every step", kFirst, 2, {"checkpoint.every_steps=1"})),
+    within(job("saved every step", kFirst, 2, {"checkpoint.every_steps=1"})),
     sample(job("saved every step, asynchronous", kFirst, 2,
                {"checkpoint.every_steps=1", "checkpoint.async=true"})),
     job("saved every step, asynchronous, offload", kFirst, 2,
@@ -240,7 +240,7 @@ const std::vector<Row> kJobs{
     continued(", experts, ep 2", kExperts, 2, {kEp, kEp2, kToAll}),
     continued(", tp x fsdp2", kFirst, 4, {kTp}),
     // By SGD, which shows a factor that AdamW hardly does: the optimizer multiplies with it.
-    sample(job("clipped", kFirst, 2, kClipped)),
+    within(job("clipped", kFirst, 2, kClipped)),
     sample(job("clipped, ddp", kFirst, 2, {kDdp, kClipped[0], kClipped[1], kClipped[2]})),
     within(job("segments that grow", kFirst, 2, {"dist_env.expandable_segments=true"})),
     // Where they begin, the host has read.
@@ -261,7 +261,7 @@ const std::vector<Row> kJobs{
                {kLevel + "2", kNoMeta, of_megatron("fsdp_double_buffer=true"), kTwoMicroBatches})),
     sample(job("megatron_fsdp 3, meta device, registered buffers", kMegatron, 2,
                {of_megatron("nccl_ub=true"), kTwoMicroBatches})),
-    sample(job("tp, sequence parallel, offload", kFirst, 2, {kTp, kSp, kOffload})),
+    within(job("tp, sequence parallel, offload", kFirst, 2, {kTp, kSp, kOffload})),
     // By all_gather, which costs less on a device; the CPU's are sent by all_to_all.
     sample(job("experts, ep 2, by what costs less", kExperts, 2, {kEp, kEp2})),
     // The sum of the embedding's and the head's gradient goes to the host, too.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -68,46 +69,40 @@ cudaError_t stray(const void* kernel) {
 }
 
 // The name of an error, and what CUDA says of it.
-std::pair<const char*, const char*> words_of(cudaError_t error) {
-  switch (error) {
-    case cudaSuccess:
-      return {"cudaSuccess", "no error"};
-    case cudaErrorMemoryAllocation:
-      return {"cudaErrorMemoryAllocation", "out of memory"};
-    case cudaErrorNotReady:
-      return {"cudaErrorNotReady", "device not ready"};
-    case cudaErrorNoKernelImageForDevice:
-      return {"cudaErrorNoKernelImageForDevice",
-              "no kernel image is available for execution on the device"};
-    case cudaErrorStreamCaptureUnsupported:
-      return {"cudaErrorStreamCaptureUnsupported",
-              "operation not permitted when stream is capturing"};
-    case cudaErrorStreamCaptureInvalidated:
-      return {"cudaErrorStreamCaptureInvalidated",
-              "operation failed due to a previous error during capture"};
-    case cudaErrorStreamCaptureMerge:
-      return {"cudaErrorStreamCaptureMerge",
-              "operation would result in a merge of separate capture sequences"};
-    case cudaErrorStreamCaptureUnmatched:
-      return {"cudaErrorStreamCaptureUnmatched",
-              "capture was not ended in the same stream as it began"};
-    case cudaErrorStreamCaptureUnjoined:
-      return {"cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"};
-    case cudaErrorStreamCaptureIsolation:
-      return {"cudaErrorStreamCaptureIsolation",
-              "dependency created on uncaptured work in another stream"};
-    case cudaErrorStreamCaptureImplicit:
-      return {"cudaErrorStreamCaptureImplicit",
-              "operation would make the legacy stream depend on a capturing blocking stream"};
-    case cudaErrorCapturedEvent:
-      return {"cudaErrorCapturedEvent",
-              "operation not permitted on an event last recorded in a capturing stream"};
-    case cudaErrorStreamCaptureWrongThread:
-      return {"cudaErrorStreamCaptureWrongThread",
-              "attempt to terminate a thread-local capture sequence from another thread"};
-    default:
-      return {"an error of the fake device", "error of the fake device"};
-  }
+struct Words {
+  cudaError_t error;
+  const char *name, *says;
+};
+#define ERROR(name, says) {name, #name, says}
+constexpr Words kErrors[] = {
+    ERROR(cudaSuccess, "no error"),
+    ERROR(cudaErrorMemoryAllocation, "out of memory"),
+    ERROR(cudaErrorNotReady, "device not ready"),
+    ERROR(cudaErrorNoKernelImageForDevice,
+          "no kernel image is available for execution on the device"),
+    ERROR(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"),
+    ERROR(cudaErrorStreamCaptureInvalidated,
+          "operation failed due to a previous error during capture"),
+    ERROR(cudaErrorStreamCaptureMerge,
+          "operation would result in a merge of separate capture sequences"),
+    ERROR(cudaErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began"),
+    ERROR(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work"),
+    ERROR(cudaErrorStreamCaptureIsolation,
+          "dependency created on uncaptured work in another stream"),
+    ERROR(cudaErrorStreamCaptureImplicit,
+          "operation would make the legacy stream depend on a capturing blocking stream"),
+    ERROR(cudaErrorCapturedEvent,
+          "operation not permitted on an event last recorded in a capturing stream"),
+    ERROR(cudaErrorStreamCaptureWrongThread,
+          "attempt to terminate a thread-local capture sequence from another thread"),
+};
+#undef ERROR
+const Words& words_of(cudaError_t error) {
+  static constexpr Words kOther{cudaErrorUnknown, "an error of the fake device",
+                                "error of the fake device"};
+  const auto* found = std::find_if(std::begin(kErrors), std::end(kErrors),
+                                   [&](const Words& one) { return one.error == error; });
+  return found != std::end(kErrors) ? *found : kOther;
 }
 
 // Whether devices run code for an architecture, of which nvrtc.cpp leaves the name ("sm_90"): that
@@ -170,25 +165,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, int) {
-  switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor:
-      *out = settings().capability / 10;
-      break;
-    case cudaDevAttrComputeCapabilityMinor:
-      *out = settings().capability % 10;
-      break;
-    case cudaDevAttrMultiProcessorCount:
-      *out = 132;
-      break;
-    case cudaDevAttrWarpSize:
-      *out = 32;
-      break;
-    case cudaDevAttrMaxThreadsPerBlock:
-      *out = 1024;
-      break;
-    default:
-      *out = 0;
-  }
+  *out = attribute == cudaDevAttrComputeCapabilityMajor   ? settings().capability / 10
+         : attribute == cudaDevAttrComputeCapabilityMinor ? settings().capability % 10
+         : attribute == cudaDevAttrMultiProcessorCount    ? 132
+         : attribute == cudaDevAttrWarpSize               ? 32
+         : attribute == cudaDevAttrMaxThreadsPerBlock     ? 1024
+                                                          : 0;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char* out, int bytes, int device) {
@@ -229,8 +211,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** out, unsig
   return cudaSuccess;
 }
 
-const char* cudaGetErrorName(cudaError_t error) { return words_of(error).first; }
-const char* cudaGetErrorString(cudaError_t error) { return words_of(error).second; }
+const char* cudaGetErrorName(cudaError_t error) { return words_of(error).name; }
+const char* cudaGetErrorString(cudaError_t error) { return words_of(error).says; }
 cudaError_t cudaGetLastError() {
   const cudaError_t out = last_error;
   last_error = cudaSuccess;

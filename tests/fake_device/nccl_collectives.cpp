@@ -18,20 +18,9 @@ bool reduces(Kind kind) {
 }
 
 const char* operation_of(const Said& said) {
-  switch (said.operation) {
-    case ncclSum:
-      return "sum";
-    case ncclProd:
-      return "product";
-    case ncclMax:
-      return "max";
-    case ncclMin:
-      return "min";
-    case ncclAvg:
-      return "average";
-    default:
-      return "sum with a factor";
-  }
+  constexpr std::array<const char*, 5> kOperations{"sum", "product", "max", "min", "average"};
+  static_assert(ncclSum == 0 && ncclProd == 1 && ncclMax == 2 && ncclMin == 3 && ncclAvg == 4);
+  return said.operation < kOperations.size() ? kOperations[said.operation] : "sum with a factor";
 }
 
 const char* type_of(const Said& said) {
@@ -316,25 +305,10 @@ bool fails() {
 }  // namespace
 
 const char* name_of(Kind kind) {
-  switch (kind) {
-    case Kind::all_reduce:
-      return "all_reduce";
-    case Kind::all_gather:
-      return "all_gather";
-    case Kind::reduce_scatter:
-      return "reduce_scatter";
-    case Kind::broadcast:
-      return "broadcast";
-    case Kind::reduce:
-      return "reduce";
-    case Kind::all_to_all:
-      return "all_to_all";
-    case Kind::pairs:
-      return "send and receive";
-    case Kind::split:
-      return "split";
-  }
-  return "?";
+  constexpr std::array<const char*, 8> kNames{"all_reduce",       "all_gather", "reduce_scatter",
+                                              "broadcast",        "reduce",     "all_to_all",
+                                              "send and receive", "split"};
+  return kNames.at(static_cast<size_t>(kind));
 }
 
 ncclResult_t agree(const ncclComm& comm, const Said& mine) {

@@ -41,58 +41,53 @@ struct Everyone {
     meshwright::device::cuda_part()->use_device(rank);
     ncclUniqueId id{};
     if (rank == 0) {
-      of_the_fake<decltype(ncclGetUniqueId)>("ncclGetUniqueId")(&id);
+      OF_THE_FAKE(ncclGetUniqueId)(&id);
       store->set("id", std::vector<uint8_t>(std::begin(id.internal), std::end(id.internal)));
     } else {
       const std::vector<uint8_t> bytes = store->get("id");
       REQUIRE(bytes.size() == sizeof id.internal);
       std::memcpy(id.internal, bytes.data(), bytes.size());
     }
-    auto* join = of_the_fake<decltype(ncclCommInitRank)>("ncclCommInitRank");
+    auto* join = OF_THE_FAKE(ncclCommInitRank);
     REQUIRE(join(&comm, ranks, id, rank) == ncclSuccess);
   }
 };
 
-void destroy(ncclComm_t comm) {
-  CHECK(of_the_fake<decltype(ncclCommDestroy)>("ncclCommDestroy")(comm) == ncclSuccess);
-}
+void destroy(ncclComm_t comm) { CHECK(OF_THE_FAKE(ncclCommDestroy)(comm) == ncclSuccess); }
 
 // In place; without a stream on LibTorch's.
 ncclResult_t all_reduce(ncclComm_t comm, const at::Tensor& x, ncclRedOp_t operation = ncclSum,
                         cudaStream_t stream = nullptr) {
-  return of_the_fake<decltype(ncclAllReduce)>("ncclAllReduce")(
-      x.const_data_ptr(), x.mutable_data_ptr(), static_cast<size_t>(x.numel()), ncclFloat,
-      operation, comm, stream);
+  return OF_THE_FAKE(ncclAllReduce)(x.const_data_ptr(), x.mutable_data_ptr(),
+                                    static_cast<size_t>(x.numel()), ncclFloat, operation, comm,
+                                    stream);
 }
 
 cudaStream_t new_stream() {
   cudaStream_t out = nullptr;
-  CHECK(of_the_fake<decltype(cudaStreamCreateWithFlags)>("cudaStreamCreateWithFlags")(
-            &out, cudaStreamNonBlocking) == cudaSuccess);
+  CHECK(OF_THE_FAKE(cudaStreamCreateWithFlags)(&out, cudaStreamNonBlocking) == cudaSuccess);
   return out;
 }
 // What follows on `later` comes after all that was called on `earlier`.
 void wait_for(cudaStream_t later, cudaStream_t earlier) {
   cudaEvent_t event = nullptr;
-  CHECK(of_the_fake<decltype(cudaEventCreateWithFlags)>("cudaEventCreateWithFlags")(
-            &event, cudaEventDisableTiming) == cudaSuccess);
-  CHECK(of_the_fake<decltype(cudaEventRecord)>("cudaEventRecord")(event, earlier) == cudaSuccess);
-  CHECK(of_the_fake<decltype(cudaStreamWaitEvent)>("cudaStreamWaitEvent")(later, event, 0) ==
-        cudaSuccess);
-  CHECK(of_the_fake<decltype(cudaEventDestroy)>("cudaEventDestroy")(event) == cudaSuccess);
+  CHECK(OF_THE_FAKE(cudaEventCreateWithFlags)(&event, cudaEventDisableTiming) == cudaSuccess);
+  CHECK(OF_THE_FAKE(cudaEventRecord)(event, earlier) == cudaSuccess);
+  CHECK(OF_THE_FAKE(cudaStreamWaitEvent)(later, event, 0) == cudaSuccess);
+  CHECK(OF_THE_FAKE(cudaEventDestroy)(event) == cudaSuccess);
 }
 
 // A sum of halves.
 ncclRedOp_t sum_of_halves(ncclComm_t comm) {
   ncclRedOp_t out{};
   float half = 0.5;
-  CHECK(of_the_fake<decltype(ncclRedOpCreatePreMulSum)>("ncclRedOpCreatePreMulSum")(
-            &out, &half, ncclFloat, ncclScalarHostImmediate, comm) == ncclSuccess);
+  CHECK(OF_THE_FAKE(ncclRedOpCreatePreMulSum)(&out, &half, ncclFloat, ncclScalarHostImmediate,
+                                              comm) == ncclSuccess);
   return out;
 }
 
 ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* out) {
-  return of_the_fake<decltype(ncclCommSplit)>("ncclCommSplit")(comm, color, key, out, nullptr);
+  return OF_THE_FAKE(ncclCommSplit)(comm, color, key, out, nullptr);
 }
 ncclComm_t part_of(ncclComm_t comm, int color, int key) {
   ncclComm_t out = comm;
@@ -102,17 +97,17 @@ ncclComm_t part_of(ncclComm_t comm, int color, int key) {
 
 int number_of_ranks(ncclComm_t comm) {
   int out = -1;
-  CHECK(of_the_fake<decltype(ncclCommCount)>("ncclCommCount")(comm, &out) == ncclSuccess);
+  CHECK(OF_THE_FAKE(ncclCommCount)(comm, &out) == ncclSuccess);
   return out;
 }
 int rank_in(ncclComm_t comm) {
   int out = -1;
-  CHECK(of_the_fake<decltype(ncclCommUserRank)>("ncclCommUserRank")(comm, &out) == ncclSuccess);
+  CHECK(OF_THE_FAKE(ncclCommUserRank)(comm, &out) == ncclSuccess);
   return out;
 }
 int device_of(ncclComm_t comm) {
   int out = -1;
-  CHECK(of_the_fake<decltype(ncclCommCuDevice)>("ncclCommCuDevice")(comm, &out) == ncclSuccess);
+  CHECK(OF_THE_FAKE(ncclCommCuDevice)(comm, &out) == ncclSuccess);
   return out;
 }
 
@@ -120,39 +115,33 @@ int device_of(ncclComm_t comm) {
 constexpr size_t kMemory = size_t{1} << 16;
 char* device_memory() {
   void* out = nullptr;
-  REQUIRE(of_the_fake<decltype(ncclMemAlloc)>("ncclMemAlloc")(&out, kMemory) == ncclSuccess);
+  REQUIRE(OF_THE_FAKE(ncclMemAlloc)(&out, kMemory) == ncclSuccess);
   return static_cast<char*>(out);
 }
-void give_back(void* memory) {
-  CHECK(of_the_fake<decltype(ncclMemFree)>("ncclMemFree")(memory) == ncclSuccess);
-}
+void give_back(void* memory) { CHECK(OF_THE_FAKE(ncclMemFree)(memory) == ncclSuccess); }
 // The same of CUDA's allocator.
 char* cuda_memory() {
   void* out = nullptr;
   REQUIRE(of_the_fake<cudaError_t(void**, size_t)>("cudaMalloc")(&out, kMemory) == cudaSuccess);
   return static_cast<char*>(out);
 }
-void give_back_to_cuda(void* memory) {
-  CHECK(of_the_fake<decltype(cudaFree)>("cudaFree")(memory) == cudaSuccess);
-}
+void give_back_to_cuda(void* memory) { CHECK(OF_THE_FAKE(cudaFree)(memory) == cudaSuccess); }
 ncclResult_t register_memory(ncclComm_t comm, void* memory, size_t bytes, void** handle) {
-  return of_the_fake<decltype(ncclCommRegister)>("ncclCommRegister")(comm, memory, bytes, handle);
+  return OF_THE_FAKE(ncclCommRegister)(comm, memory, bytes, handle);
 }
 ncclResult_t deregister(ncclComm_t comm, void* handle) {
-  return of_the_fake<decltype(ncclCommDeregister)>("ncclCommDeregister")(comm, handle);
+  return OF_THE_FAKE(ncclCommDeregister)(comm, handle);
 }
 ncclResult_t all_reduce_bytes(ncclComm_t comm, char* memory, size_t bytes) {
-  return of_the_fake<decltype(ncclAllReduce)>("ncclAllReduce")(memory, memory, bytes, ncclInt8,
-                                                               ncclMax, comm, nullptr);
+  return OF_THE_FAKE(ncclAllReduce)(memory, memory, bytes, ncclInt8, ncclMax, comm, nullptr);
 }
 
 // Who is in a communicator, in its order, by the ranks that they are among all.
 std::vector<int> members(ncclComm_t comm, const Everyone& all) {
   const at::Tensor mine = at::full({1}, all.rank, all.options),
                    out = at::zeros({number_of_ranks(comm)}, all.options);
-  CHECK(of_the_fake<decltype(ncclAllGather)>("ncclAllGather")(mine.const_data_ptr(),
-                                                              out.mutable_data_ptr(), 1, ncclFloat,
-                                                              comm, nullptr) == ncclSuccess);
+  CHECK(OF_THE_FAKE(ncclAllGather)(mine.const_data_ptr(), out.mutable_data_ptr(), 1, ncclFloat,
+                                   comm, nullptr) == ncclSuccess);
   const at::Tensor host = out.cpu();
   const auto* first = host.const_data_ptr<float>();
   return {first, first + host.numel()};
@@ -161,8 +150,7 @@ std::vector<int> members(ncclComm_t comm, const Everyone& all) {
 // A case of these on so many ranks.
 std::vector<Rank> play_together(const std::string& role, int ranks) {
   const Folder folder;
-  std::vector<Rank> out =
-      play(role, ranks, [&](int) { return Variables{{"STORE", folder.path / "store"}}; });
+  std::vector<Rank> out = play(role, ranks, Variables{{"STORE", folder.path / "store"}});
   for (const Rank& rank : out) CHECK_MESSAGE(rank.code == 0, rank.said);
   return out;
 }
@@ -219,20 +207,19 @@ TEST_CASE("rank: calls the same with another type or root or size" * doctest::sk
   const void* in = x.const_data_ptr();
   void* out = y.mutable_data_ptr();
   const bool first = all.rank == 0;
-  CHECK(of_the_fake<decltype(ncclAllReduce)>("ncclAllReduce")(
-            in, out, 4, first ? ncclFloat32 : ncclInt32, ncclSum, all.comm, nullptr) ==
+  CHECK(OF_THE_FAKE(ncclAllReduce)(in, out, 4, first ? ncclFloat32 : ncclInt32, ncclSum, all.comm,
+                                   nullptr) == ncclInvalidUsage);
+  CHECK(OF_THE_FAKE(ncclReduce)(in, out, 4, ncclFloat32, ncclMin, all.rank, all.comm, nullptr) ==
         ncclInvalidUsage);
-  CHECK(of_the_fake<decltype(ncclReduce)>("ncclReduce")(in, out, 4, ncclFloat32, ncclMin, all.rank,
-                                                        all.comm, nullptr) == ncclInvalidUsage);
-  CHECK(of_the_fake<decltype(ncclBroadcast)>("ncclBroadcast")(
-            in, out, 4, ncclFloat32, 1 - all.rank, all.comm, nullptr) == ncclInvalidUsage);
-  CHECK(of_the_fake<decltype(ncclAllGather)>("ncclAllGather")(
-            in, out, first ? 4 : 2, ncclFloat32, all.comm, nullptr) == ncclInvalidUsage);
+  CHECK(OF_THE_FAKE(ncclBroadcast)(in, out, 4, ncclFloat32, 1 - all.rank, all.comm, nullptr) ==
+        ncclInvalidUsage);
+  CHECK(OF_THE_FAKE(ncclAllGather)(in, out, first ? 4 : 2, ncclFloat32, all.comm, nullptr) ==
+        ncclInvalidUsage);
   // Also in a group, of which nothing comes.
-  of_the_fake<decltype(ncclGroupStart)>("ncclGroupStart")();
-  CHECK(of_the_fake<decltype(ncclReduceScatter)>("ncclReduceScatter")(
-            in, out, 2, ncclFloat32, first ? ncclAvg : ncclProd, all.comm, nullptr) == ncclSuccess);
-  CHECK(of_the_fake<decltype(ncclGroupEnd)>("ncclGroupEnd")() == ncclInvalidUsage);
+  OF_THE_FAKE(ncclGroupStart)();
+  CHECK(OF_THE_FAKE(ncclReduceScatter)(in, out, 2, ncclFloat32, first ? ncclAvg : ncclProd,
+                                       all.comm, nullptr) == ncclSuccess);
+  CHECK(OF_THE_FAKE(ncclGroupEnd)() == ncclInvalidUsage);
   CHECK(y.sum().item<float>() == 0);
   destroy(all.comm);
 }
@@ -270,11 +257,11 @@ TEST_CASE("rank: calls from two threads" * doctest::skip()) {
   CHECK((here == ncclInvalidUsage) != (there == ncclInvalidUsage));
   CHECK((x + y).sum().item<float>() == 4 * (1 + 2));
   // A group's calls are under way until its end.
-  of_the_fake<decltype(ncclGroupStart)>("ncclGroupStart")();
+  OF_THE_FAKE(ncclGroupStart)();
   CHECK(all_reduce(all.comm, x) == ncclSuccess);
   std::thread([&] { there = all_reduce(all.comm, y); }).join();
   CHECK(there == ncclInvalidUsage);
-  CHECK(of_the_fake<decltype(ncclGroupEnd)>("ncclGroupEnd")() == ncclSuccess);
+  CHECK(OF_THE_FAKE(ncclGroupEnd)() == ncclSuccess);
   // One after the other they may.
   std::thread([&] { there = all_reduce(all.comm, y); }).join();
   CHECK(there == ncclSuccess);
@@ -294,23 +281,23 @@ TEST_CASE("rank: calls on two streams" * doctest::skip()) {
   REQUIRE(part != nullptr);
   const at::Tensor x = at::ones({4}, all.options), y = at::ones({8}, all.options);
   cudaStream_t one = new_stream(), two = new_stream();
-  CHECK(of_the_fake<decltype(cudaDeviceSynchronize)>("cudaDeviceSynchronize")() == cudaSuccess);
+  CHECK(OF_THE_FAKE(cudaDeviceSynchronize)() == cudaSuccess);
   CHECK(all_reduce(all.comm, x, ncclSum, one) == ncclSuccess);
   CHECK(all_reduce(all.comm, y, ncclMax, two) == ncclSuccess);  // told
   // Behind an event, and behind what the host has waited for.
   wait_for(one, two);
   CHECK(all_reduce(all.comm, x, ncclMin, one) == ncclSuccess);
-  CHECK(of_the_fake<decltype(cudaStreamSynchronize)>("cudaStreamSynchronize")(one) == cudaSuccess);
+  CHECK(OF_THE_FAKE(cudaStreamSynchronize)(one) == cudaSuccess);
   CHECK(all_reduce(all.comm, y, ncclMin, two) == ncclSuccess);
   // Streams of a group wait for each other.
-  of_the_fake<decltype(ncclGroupStart)>("ncclGroupStart")();
+  OF_THE_FAKE(ncclGroupStart)();
   CHECK(all_reduce(all.comm, y, ncclMax, two) == ncclSuccess);
   CHECK(all_reduce(all.comm, x, ncclMax, one) == ncclSuccess);
-  CHECK(of_the_fake<decltype(ncclGroupEnd)>("ncclGroupEnd")() == ncclSuccess);
+  CHECK(OF_THE_FAKE(ncclGroupEnd)() == ncclSuccess);
   CHECK(all_reduce(all.comm, y, ncclMax, two) == ncclSuccess);
   // Each communicator has an order of its own.
   CHECK(all_reduce(part, x, ncclMax, one) == ncclSuccess);
-  CHECK(of_the_fake<decltype(cudaDeviceSynchronize)>("cudaDeviceSynchronize")() == cudaSuccess);
+  CHECK(OF_THE_FAKE(cudaDeviceSynchronize)() == cudaSuccess);
   for (ncclComm_t comm : {part, all.comm}) destroy(comm);
 }
 
@@ -424,9 +411,8 @@ TEST_CASE("rank: registers memory by the rules" * doctest::skip()) {
   CHECK(all_reduce_bytes(all.comm, one, kMemory) == ncclSuccess);
   CHECK(all_reduce_bytes(all.comm, one + 64, kMemory - 64) == ncclSuccess);
   // In place, from this rank's half.
-  CHECK(of_the_fake<decltype(ncclAllGather)>("ncclAllGather")(
-            one + static_cast<size_t>(all.rank) * kMemory / 2, one, kMemory / 2, ncclInt8, all.comm,
-            nullptr) == ncclSuccess);
+  CHECK(OF_THE_FAKE(ncclAllGather)(one + static_cast<size_t>(all.rank) * kMemory / 2, one,
+                                   kMemory / 2, ncclInt8, all.comm, nullptr) == ncclSuccess);
   CHECK(deregister(all.comm, handle) == ncclSuccess);
   give_back(one);
   // Each communicator has its own, until it ends.
@@ -434,7 +420,7 @@ TEST_CASE("rank: registers memory by the rules" * doctest::skip()) {
   REQUIRE(register_memory(part, two, kMemory / 2, &of_part) == ncclSuccess);
   CHECK(all_reduce_bytes(all.comm, two, kMemory) == ncclSuccess);
   CHECK(deregister(all.comm, handle) == ncclSuccess);
-  CHECK(of_the_fake<decltype(ncclCommAbort)>("ncclCommAbort")(part) == ncclSuccess);
+  CHECK(OF_THE_FAKE(ncclCommAbort)(part) == ncclSuccess);
   give_back(two);
   REQUIRE(register_memory(all.comm, three, kMemory, &handle) == ncclSuccess);
   destroy(all.comm);

@@ -9,25 +9,14 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <string_view>
 #include <thread>
 
+#include "tests/contents.h"
 #include "tests/fixtures/free_port.h"
 #include "wrong_lines.h"
 
 namespace device_faults_test {
-
-Folder::Folder() {
-  std::string name = (fs::temp_directory_path() / "meshwright_device_faults.XXXXXX").string();
-  path = ::mkdtemp(name.data());
-}
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 std::string told(const char* name) {
   const char* value = std::getenv(name);
@@ -77,8 +66,8 @@ std::vector<Rank> run_on_ranks(std::vector<std::string> command, int ranks,
     }
     if (WIFEXITED(status)) out[rank].code = WEXITSTATUS(status);
     const std::string number = std::to_string(rank);
-    out[rank].said = read_file(folder / ("out" + number));
-    out[rank].log = read_file(folder / ("log" + number + "." + std::to_string(children[rank])));
+    out[rank].said = contents(folder / ("out" + number));
+    out[rank].log = contents(folder / ("log" + number + "." + std::to_string(children[rank])));
   }
   return out;
 }
@@ -88,6 +77,10 @@ std::vector<Rank> play(const std::string& role, int ranks,
   return run_on_ranks(
       {fs::canonical("/proc/self/exe"), "--no-skip", "--no-version", "--test-case=" + role}, ranks,
       own);
+}
+
+std::vector<Rank> play(const std::string& role, int ranks, const Variables& all) {
+  return play(role, ranks, [&](int) { return all; });
 }
 
 void check_played(const std::vector<Rank>& ranks) {

@@ -8,21 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "tests/fixtures/folder.h"
+
 namespace device_faults_test {
 
 namespace fs = std::filesystem;
 using Variables = std::map<std::string, std::string>;
 
-std::string read_file(const fs::path& path);
-
-// A folder for the files of a case.
-struct Folder {
-  fs::path path;
-  Folder();
-  ~Folder() { fs::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-};
+using Folder = TemporaryFolder;  // for the files of a case
 
 struct Rank {
   int code = -1;          // -1: it was killed at the end
@@ -34,7 +27,8 @@ std::vector<Rank> run_on_ranks(std::vector<std::string> command, int ranks,
                                const std::function<Variables(int)>& own);
 // The same of a case of this test.
 std::vector<Rank> play(const std::string& role, int ranks,
-                       const std::function<Variables(int)>& own = {});
+                       const std::function<Variables(int)>& own);
+std::vector<Rank> play(const std::string& role, int ranks, const Variables& all = {});
 // Each rank's own checks held, and nothing was wrong on its device.
 void check_played(const std::vector<Rank>& ranks);
 
@@ -47,5 +41,6 @@ template <class Function>
 Function* of_the_fake(const char* name) {
   return reinterpret_cast<Function*>(find_in_the_fake(name));
 }
+#define OF_THE_FAKE(name) of_the_fake<decltype(name)>(#name)
 
 }  // namespace device_faults_test

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "jobs.h"
+#include "sdk/comm/tests/sampled.h"
 
 using namespace fake_device_jobs;
 
@@ -120,6 +121,8 @@ TEST_CASE(
     "a wait that is left out on purpose is a race on memory with a name, and under delays wrong "
     "numbers") {
   for (const Job& job : kBroken) {
+    // Its parts are those of fsdp2.
+    if (job.row.name == "megatron_fsdp 3" && !meshwright::all_layouts()) continue;
     DOCTEST_SUBCASE(job.row.name.c_str()) {
       Row row = job.row;
       CAPTURE(row.name);
@@ -127,12 +130,16 @@ TEST_CASE(
       const Ended whole = train(row, On::device, {"FAKE_DEVICE_WAITS=1", "FAKE_DEVICE_DELAYS=1"});
       REQUIRE_MESSAGE(whole.code == 0, whole.said);
       check_logs(whole);
+      // Of long lists half: of a collective the wait behind it, of the next one that before it.
+      const bool all = meshwright::all_layouts() || job.waits.size() < 6;
       int wrong = 0;
-      for (const Wait& wait : job.waits) {
+      for (size_t i = 0; i < job.waits.size(); ++i) {
+        const Wait& wait = job.waits[i];
         CAPTURE(wait.what);
         CAPTURE(wait.callers.back());
         const Strings places = places_of(whole.logs, wait);
         REQUIRE(!places.empty());  // or the program does not wait there any more
+        if (!all && i % 4 != 1 && i % 4 != 2) continue;
         std::string told;
         for (const std::string& place : places) {  // ranks may come there on other ways
           const Ended ended = train(row, On::device,
@@ -146,7 +153,7 @@ TEST_CASE(
         }
         CHECK_MESSAGE(told.find(wait.tells) != std::string::npos, told);
       }
-      CHECK(wrong >= 1);
+      CHECK((wrong >= 1 || !all));
     }
   }
 }
