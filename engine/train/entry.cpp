@@ -12,7 +12,6 @@
 
 #include "engine/train/run/attached.h"
 #include "engine/train/run/run.h"
-#include "engine/train/run/session.h"
 #include "engine/train/step/rank_agreement.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/durable.h"

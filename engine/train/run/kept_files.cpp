@@ -21,7 +21,6 @@
 #include "engine/job/trainable.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/train/run/host_reads.h"
-#include "engine/train/step/gather.h"
 #include "engine/train/step/rank_agreement.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/durable.h"

@@ -13,7 +13,7 @@
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/train/preflight/same_run.h"
 #include "engine/train/run/attached.h"
-#include "engine/train/step/gather.h"
+#include "engine/train/step/rank_agreement.h"
 #include "meshwright/abi.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/host_facts.h"

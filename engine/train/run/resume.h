@@ -1,6 +1,7 @@
-// What a run is made of that lies in files, as its first attempt found it: a later one that begins
-// anew, since nothing was saved yet, must not become another run.
+// A run that goes on: from where, what it takes of a checkpoint, and what it says and refuses.
 #pragma once
+
+#include <ATen/core/Generator.h>
 
 #include <atomic>
 #include <filesystem>
@@ -13,7 +14,9 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/source.h"
+#include "engine/job/plan.h"
 #include "engine/train/run/saver.h"
+#include "meshwright/parallel/group.h"
 #include "meshwright/trainer.h"
 #include "sdk/base/host/run_lock.h"
 
@@ -79,5 +82,21 @@ Error unsaved(Error error, bool ending, const std::filesystem::path& checkpoints
 // in 0.02 s"
 std::string resume_text(const checkpoint::Checkpoint& from, const World& world,
                         const std::string& strategy, double ms);
+
+// What the generators of the plan's rank are seeded with before a step: the same numbers in every
+// run. Ranks with the same tokens draw alike, those with others do not (semantics 13.1).
+uint64_t generator_seed(uint64_t seed, int64_t step, const plan::JobPlan& plan);
+// The generators of this rank, by device: "cpu", and "cuda" where it trains on one.
+std::vector<std::pair<std::string, at::Generator>> generators_of(const World& world);
+// A copy of the state, as bytes.
+at::Tensor state_of(at::Generator generator);
+
+// A trainer goes on from a checkpoint, whatever the layout that wrote it.
+
+// Fills the trainer from a checkpoint: weights, optimizer, buffers, generators (when there are as
+// many ranks, and dp and cp are as large), step. Collective: a rank that throws makes all throw.
+// Throws Error(checkpoint_mismatch) when model or optimizer are others, Error(bad_checkpoint).
+// Returns whether generators were restored.
+bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from);
 
 }  // namespace meshwright::train

@@ -15,7 +15,6 @@
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/launch/rendezvous/error_exchange.h"
-#include "engine/train/step/gather.h"
 #include "engine/train/step/rank_agreement.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"

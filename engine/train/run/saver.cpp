@@ -19,7 +19,7 @@
 #include "engine/checkpoint/weights/read_region.h"
 #include "engine/job/plan.h"
 #include "engine/train/run/host_reads.h"
-#include "engine/train/run/load_checkpoint.h"
+#include "engine/train/run/resume.h"
 #include "engine/train/step/load_weights.h"
 #include "engine/train/step/stages.h"
 #include "engine/train/step/step_monitor.h"

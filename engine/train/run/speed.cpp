@@ -14,7 +14,7 @@
 #include "engine/job/plan.h"
 #include "engine/launch/device/device.h"
 #include "engine/train/run/attached.h"
-#include "engine/train/step/gather.h"
+#include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/step_monitor.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/host/run_lock.h"

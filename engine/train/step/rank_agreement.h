@@ -1,14 +1,19 @@
-// Short texts and failures that all ranks must learn of: by ordinary collectives, outside of the
-// training step.
+// How ranks meet, and what all of them must learn of outside of the training step: short texts,
+// numbers and failures, by ordinary collectives. For .cpp files, as json_codec.h.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "engine/launch/rendezvous/error_exchange.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
+#include "meshwright/trainer.h"
+#include "sdk/base/files/json_codec.h"
 
 namespace meshwright::train {
 
@@ -45,5 +50,25 @@ std::vector<std::string> agree_or_throw(World& world, const Outcome& mine);
 // Collective. As many on every rank, none of them NaN. On a device the host waits once, for all
 // that was started.
 std::vector<double> largest_of_ranks(World& world, const std::vector<double>& mine);
+
+// Collective. What every rank says, in rank order.
+template <class T>
+std::vector<T> gather(World& world, const T& mine) {
+  std::vector<T> out;
+  for (const std::string& text : gather_texts(world, base::json_text(mine)))
+    out.push_back(base::read_json_text<T>(text));
+  return out;
+}
+
+// What to tell where ranks use unlike vectors; empty: all are alike. `vectors`: of every rank, as
+// at::get_cpu_capability() has it.
+std::string unlike_vectors(const std::vector<std::string>& vectors);
+
+// join_world() for the program's own ranks, which end together.
+
+// As join_world(). `ending` learns how far this rank has come, and may be null.
+std::shared_ptr<World> join_world(const Job& job,
+                                  const std::vector<std::pair<std::string, std::string>>& facts,
+                                  rendezvous::Ending* ending);
 
 }  // namespace meshwright::train
