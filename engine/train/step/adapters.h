@@ -12,6 +12,10 @@
 #include "engine/job/plan.h"
 #include "meshwright/outline.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace meshwright::train {
 
 // The micro-batch that a forward is of.
@@ -20,6 +24,9 @@ struct MicroBatchPlace {
   int64_t first_row = 0, rows = 1;  // its samples, among those of the step
 };
 
+// lora.dropout, drawn element by element: whether one is dropped follows from the seed, the step,
+// the module, the sample's place in the step, its position and its column, so that every layout
+// drops the same ones.
 class AdapterDropout {
  public:
   // `tensor_rank` of `tensor_ranks`: of this rank in its tensor-parallel group. It may have a part
@@ -43,17 +50,6 @@ class AdapterDropout {
   MicroBatchPlace place_;
 };
 
-}  // namespace meshwright::train
-
-// Adapters on a model that runs: their parameters below the Linears that have one, and what they
-// add to the Linears' outputs.
-
-namespace torch::nn {
-class Module;
-}
-
-namespace meshwright::train {
-
 // Before the model is made parallel. Registers lora_A and lora_B below each Linear, as the outline
 // has them, of the weight's device. Those of a weight that holds values hold their first ones, by
 // `seed`; others are filled with the model. Throws Error(bad_module) for a Linear that cannot have
@@ -68,7 +64,7 @@ void run_adapters(const plan::Adapters& adapters, const ModelOutline& outline,
                   torch::nn::Module& model, const std::shared_ptr<AdapterDropout>& dropout);
 
 // The number of the plan's rank among those that draw unlike each other: by the coordinates of dp
-// and cp and, where tensor parallelism cuts the sequence, of tp.
+// and cp and, where tensor parallelism cuts the sequence, of tp (semantics 13.1).
 inline int64_t place_of_draws(const plan::JobPlan& plan) {
   const std::optional<Mesh>& mesh = plan.mesh.device_mesh;
   if (!mesh) return plan.rank;

@@ -5,12 +5,9 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
-#include <cstddef>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 
@@ -103,12 +100,11 @@ void device_memory(const void* at, int64_t bytes) {
 class CountingAllocator final : public c10::Allocator {
  public:
   static void install() {
-    static CountingAllocator* const ours = [] {
+    static std::once_flag once;
+    std::call_once(once, [] {
       all_ = new CountingAllocator(c10::GetCPUAllocator());  // outlives all tensors
       c10::SetCPUAllocator(all_);
-      return all_;
-    }();
-    (void)ours;
+    });
   }
   c10::DataPtr allocate(size_t bytes) override {
     c10::DataPtr memory;
@@ -149,63 +145,58 @@ class CountingAllocator final : public c10::Allocator {
 
 }  // namespace
 
-struct MemoryMeter::Impl {
-  explicit Impl(c10::Device d) : device(d), cuda(d.is_cuda() ? device::cuda_part() : nullptr) {
-    if (cuda) {
-      cuda->on_memory(device_memory);
-      return;
-    }
-    CountingAllocator::install();
-    outer = std::exchange(counter_of_thread, counter);
+MemoryMeter::MemoryMeter(c10::Device device)
+    : device_(device), cuda_(device.is_cuda() ? device::cuda_part() : nullptr) {
+  if (cuda_) {
+    cuda_->on_memory(device_memory);
+    return;
   }
-  ~Impl() {
-    if (cuda)
-      cuda->on_out_of_memory({});
-    else
-      counter_of_thread = std::move(outer);
-  }
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
-  c10::Device device;
-  const cuda::CudaPart* cuda;
-  std::shared_ptr<MemoryCounter> counter = std::make_shared<MemoryCounter>(), outer;
-};
+  CountingAllocator::install();
+  counter_ = std::make_shared<MemoryCounter>();
+  outer_ = std::exchange(counter_of_thread, counter_);
+}
 
-MemoryMeter::MemoryMeter(c10::Device device) : impl_(std::make_unique<Impl>(device)) {}
-MemoryMeter::~MemoryMeter() = default;
-int64_t MemoryMeter::live() const {
-  return impl_->cuda ? impl_->cuda->live_bytes(impl_->device.index()) : impl_->counter->live.load();
-}
-int64_t MemoryMeter::peak() const {
-  return impl_->cuda ? impl_->cuda->peak_bytes(impl_->device.index()) : impl_->counter->peak.load();
-}
-void MemoryMeter::reset_peak() {
-  if (impl_->cuda)
-    impl_->cuda->reset_peak(impl_->device.index());
+MemoryMeter::~MemoryMeter() {
+  if (cuda_)
+    cuda_->on_out_of_memory({});
   else
-    impl_->counter->peak = impl_->counter->live.load();
+    counter_of_thread = std::move(outer_);
+}
+
+int64_t MemoryMeter::live() const {
+  return cuda_ ? cuda_->live_bytes(device_.index()) : counter_->live.load();
+}
+
+int64_t MemoryMeter::peak() const {
+  return cuda_ ? cuda_->peak_bytes(device_.index()) : counter_->peak.load();
+}
+
+void MemoryMeter::reset_peak() {
+  if (cuda_)
+    cuda_->reset_peak(device_.index());
+  else
+    counter_->peak = counter_->live.load();
 }
 
 void MemoryMeter::on_exhausted(std::function<void(int64_t)> hear) {
-  if (impl_->cuda)
-    impl_->cuda->on_out_of_memory(std::move(hear));
+  if (cuda_)
+    cuda_->on_out_of_memory(std::move(hear));
   else
-    impl_->counter->exhausted = std::move(hear);
+    counter_->exhausted = std::move(hear);
 }
 
 int32_t MemoryMeter::unit_is(int32_t unit) { return std::exchange(unit_of_thread, unit); }
 
 void MemoryMeter::each_of_units(
     const std::function<void(const void*, int64_t, int32_t)>& visit) const {
-  Ledger& ledger = impl_->cuda ? device_ledger() : CountingAllocator::ledger();
-  const MemoryCounter* by = impl_->cuda ? nullptr : impl_->counter.get();
+  Ledger& ledger = cuda_ ? device_ledger() : CountingAllocator::ledger();
   ledger.each([&](const void* at, const Ledger::Counted& counted) {
-    if (counted.unit != kNoUnit && counted.by.get() == by) visit(at, counted.bytes, counted.unit);
+    if (counted.unit != kNoUnit && counted.by == counter_) visit(at, counted.bytes, counted.unit);
   });
 }
 
 std::string MemoryMeter::snapshot() const {
-  return impl_->cuda ? impl_->cuda->memory_snapshot(impl_->device.index()) : std::string();
+  return cuda_ ? cuda_->memory_snapshot(device_.index()) : std::string();
 }
 
 namespace fs = std::filesystem;
@@ -289,11 +280,6 @@ void MemoryReport::model_is(Trainer& trainer, torch::nn::Module& model) {
   }
 }
 
-std::optional<MemoryReport::Held> MemoryReport::held() const {
-  std::lock_guard lock(mutex_);
-  return held_;
-}
-
 // Within a failing allocation, in any thread of the rank: it reads, and takes little memory.
 void MemoryReport::take(int64_t wanted) noexcept {
   if (taking_.exchange(true)) return;  // memory ended in here
@@ -370,8 +356,7 @@ void MemoryReport::take(int64_t wanted) noexcept {
       out.buffers.push_back({"activations of " + unit, unit, made[i], on_host_});
     }
     out.kinds[rest].bytes = std::max<int64_t>(0, out.live - sum);
-    std::stable_sort(out.buffers.begin(), out.buffers.end(),
-                     [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+    std::ranges::stable_sort(out.buffers, std::ranges::greater(), &Buffer::bytes);
     held_ = std::move(out);
   } catch (...) {  // the error of memory is on its way
   }
@@ -382,7 +367,9 @@ std::vector<std::string> MemoryReport::tell() const noexcept {
   constexpr size_t kLargest = 3;
   std::vector<std::string> out;
   try {
-    const std::optional<Held> held = this->held();
+    std::unique_lock lock(mutex_);
+    const std::optional<Held> held = held_;
+    lock.unlock();
     if (!held) return out;
     int64_t planned = 0;
     std::string text = "rank " + std::to_string(rank_) + " asked for " +
@@ -402,11 +389,11 @@ std::vector<std::string> MemoryReport::tell() const noexcept {
     if (planned > 0) text += "; the plan says " + report::human_bytes(planned) + " in all";
     out.push_back(std::move(text));
     std::map<std::string, int64_t> units;
-    for (const Held::Buffer& buffer : held->buffers)
+    for (const Buffer& buffer : held->buffers)
       if (!buffer.unit.empty()) units[buffer.unit] += buffer.bytes;
     std::vector<std::pair<int64_t, std::string>> largest;
     for (const auto& [unit, bytes] : units) largest.emplace_back(-bytes, unit);
-    std::sort(largest.begin(), largest.end());
+    std::ranges::sort(largest);
     std::string most;
     for (size_t i = 0; i < std::min(largest.size(), kLargest); ++i)
       most +=
@@ -414,7 +401,7 @@ std::vector<std::string> MemoryReport::tell() const noexcept {
     if (!most.empty()) out.push_back("its largest units then: " + most);
 
     json::array buffers;
-    for (const Held::Buffer& buffer : held->buffers)
+    for (const Buffer& buffer : held->buffers)
       buffers.push_back(json::object{
           {"what", buffer.name},
           {"unit", buffer.unit.empty() ? json::value(nullptr) : json::value(buffer.unit)},

@@ -15,10 +15,6 @@
 #include "meshwright/outline.h"
 #include "meshwright/trainer.h"
 
-namespace torch::nn {
-class Module;
-}
-
 namespace meshwright::train {
 
 struct Model {
@@ -39,21 +35,15 @@ Model make_model(const Job& job);
 // Throws Error(usage) for a model that cannot make text.
 void check_generates(const Model& model);
 
-// Throws Error(bad_module) naming the first parameter in which they differ.
-void check_outline(const torch::nn::Module& module, const ModelOutline& outline);
-
-// run.float32_matmul_precision: matrix products of float32 on devices, in float32 or in TF32.
-
-// Tells LibTorch, for all of the process, what `run` says, where this rank computes on a device; on
-// CPUs all stays as it is. `dist` is dist_env. Returns what the user should hear; empty: nothing.
+// run.float32_matmul_precision. Tells LibTorch, for all of the process, what `run` says, where this
+// rank computes on a device; on CPUs all stays as it is. `dist` is dist_env. Returns what the user
+// should hear; empty: nothing.
 [[nodiscard]] std::string set_float32_products(const Options& run, const Options& dist,
                                                c10::Device device);
 
-// model.float8_linear: Linears of layers that multiply in 8-bit floats.
-
-// Sets LinearImpl::float8 in the layers of the model, before a strategy cuts their weights. Throws
-// Error(model_does_not_fit) when there is none whose sizes allow it, and Error(device_unavailable)
-// when `device` has no such products.
+// model.float8_linear. Sets LinearImpl::float8 in the layers of the model, before a strategy cuts
+// their weights. Throws Error(model_does_not_fit) when there is none whose sizes allow it, and
+// Error(device_unavailable) when `device` has no such products.
 void multiply_in_float8(torch::nn::Module& model, const ModelOutline& outline, c10::Device device);
 
 // Autocast for one forward, as distributed.autocast_dtype asks.

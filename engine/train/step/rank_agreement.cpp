@@ -5,16 +5,12 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <map>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "engine/config/describe.h"
 #include "engine/job/plan.h"
-#include "engine/launch/rendezvous/error_exchange.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/launch/rendezvous/rendezvous.h"
 #include "sdk/base/files/foreign_file.h"
@@ -22,13 +18,13 @@
 #include "sdk/base/read_by_host.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/used_up.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::train {
 
 std::vector<std::string> gather_texts(World& world, const std::string& mine) {
   if (world.size() == 1) return {mine};
   std::shared_ptr<Group> everyone = world.everyone();
-  at::TensorOptions options = at::TensorOptions().device(world.device());
   at::Tensor most = at::tensor({static_cast<int64_t>(mine.size())}, at::kLong).to(world.device());
   everyone->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
   int64_t room = detail::read_by_host(*everyone, most).item<int64_t>() + 8;
@@ -37,16 +33,12 @@ std::vector<std::string> gather_texts(World& world, const std::string& mine) {
   uint64_t length = mine.size();
   std::memcpy(bytes, &length, 8);
   std::copy(mine.begin(), mine.end(), bytes + 8);
-  at::Tensor all = at::empty({room * world.size()}, options.dtype(at::kByte)),
+  at::Tensor all = at::empty({room * world.size()}, packed.options().device(world.device())),
              own = packed.to(world.device());
   everyone->all_gather(own, all).wait();
   all = detail::read_by_host(*everyone, all);
   std::vector<std::string> out;
   for (int64_t rank = 0; rank < world.size(); ++rank) {
-    if (rank == world.rank()) {
-      out.push_back(mine);
-      continue;
-    }
     const uint8_t* at = all.const_data_ptr<uint8_t>() + rank * room;
     std::memcpy(&length, at, 8);
     out.emplace_back(reinterpret_cast<const char*>(at) + 8, length);
@@ -62,18 +54,14 @@ std::vector<int64_t> hosts_of_ranks(World& world, const std::string& here) {
   return out;
 }
 
-namespace {
-
 // Hooks of modules and of autograd that a plugin left behind run in LibTorch's calls, where nothing
 // tells them from the engine's own.
-Error maybe_of_plugin(Error error) {
+static Error maybe_of_plugin(Error error) {
   if (const detail::PluginCode* plugin = detail::last_plugin())
     error.note(std::string("or a defect of the plugin ") + detail::told(plugin) +
                ", if a hook that it left behind threw this");
   return error;
 }
-
-}  // namespace
 
 Error error_being_handled() {
   try {
@@ -184,37 +172,25 @@ std::shared_ptr<World> join_world(const Job& job,
                              {"device", chosen.device.is_cuda() ? "cuda" : "cpu"},
                              {"back end", chosen.nccl ? "nccl" : "gloo"},
                              {"plugin", plugin.name + " " + plugin.version},
-                             {"plugin build", plugin.facts_hash},
-                             {"configuration", config::show_toml(job.impl().config, false)}};
+                             {"plugin build", plugin.facts_hash}};
+  // The text of a configuration is long; what differs in it is found line by line.
+  std::string table;
+  for (const std::string& line : text::split(config::show_toml(job.impl().config, false), '\n')) {
+    if (line.starts_with('[')) table = line.substr(1, line.find(']') - 1) + ".";
+    if (const size_t equals = line.find(" = "); equals != std::string::npos)
+      facts.emplace_back(table + line.substr(0, equals), line.substr(equals + 3));
+  }
   facts.insert(facts.end(), extra.begin(), extra.end());
   if (const SharedOptions& shared = job.impl().config.shared;
       shared.sizes.pp > 1 && !shared.pipeline.schedule_csv.empty())
     facts.emplace_back(
         "file of pp_schedule_csv, whose hash is",
         std::to_string(std::hash<std::string>()(base::read_file(shared.pipeline.schedule_csv))));
-  // The text of a configuration is long; what differs in it is found line by line.
-  rendezvous::Facts split;
-  for (const auto& [name, value] : facts) {
-    if (name != "configuration") {
-      split.emplace_back(name, value);
-      continue;
-    }
-    std::string table;
-    for (size_t at = 0; at < value.size();) {
-      size_t end = std::min(value.find('\n', at), value.size());
-      std::string line = value.substr(at, end - at);
-      at = end + 1;
-      if (line.starts_with('[')) table = line.substr(1, line.find(']') - 1) + ".";
-      size_t equals = line.find(" = ");
-      if (equals != std::string::npos)
-        split.emplace_back(table + line.substr(0, equals), line.substr(equals + 3));
-    }
-  }
   const rendezvous::WithOthers words{ranks.rank, timeout, "compare its device with the others'",
                                      "the store did not answer"};
   if (chosen.nccl != nullptr)
     rendezvous::with_others(words, timeout, [=] { device::claim(chosen, *store, ranks.rank); });
-  rendezvous::compare_ranks(*store, ranks.rank, ranks.world_size, split, timeout);
+  rendezvous::compare_ranks(*store, ranks.rank, ranks.world_size, facts, timeout);
   if (chosen.nccl != nullptr)  // all have said which device they have
     chosen = rendezvous::with_others(words, timeout, [=, settled = chosen]() mutable {
       device::settle(settled, *store, ranks.rank, ranks.world_size, dist);
