@@ -77,9 +77,6 @@ class Reporter {
   LoadHistory loads_;
 };
 
-// The files of a run's folder that say what was run: config.toml, config.resolved.toml, plan.json
-// and env.json.
-
 // "continues with optimizer.lr = 0.0005 (was 0.001), ...": what differs from the configuration that
 // the folder's run had until now, but for the keys `without`; empty: nothing, or it is not known.
 std::string changed_settings(const std::filesystem::path& folder, const Job& job,
@@ -89,16 +86,16 @@ std::string changed_settings(const std::filesystem::path& folder, const Job& job
 MonitorSettings monitor_settings(const Job& job, Trainer& trainer,
                                  std::optional<int64_t> completed);
 
-// Does nothing on ranks other than 0. Throws Error(output_unwritable).
+// The files of a run's folder that say what was run: config.toml, config.resolved.toml, plan.json
+// and env.json. Does nothing on ranks other than 0. Throws Error(output_unwritable).
 void write_records(const Reporter& reporter, const RunOptions& options, const Job& job,
                    Trainer& trainer, const PredictionError& prediction_error);
 // What plan.json says: the plan, what was predicted and, at a run's end, what it took.
 std::string plan_text(Trainer& trainer, const PredictionError& prediction_error);
 
-// What the ranks of a job are told at its start, brought together for the one that speaks.
-
-// Collective. The lines of rank 0, then those that only other ranks have, each with these ranks:
-// "rank 3: ...". A rank of a pipeline knows things of its own stages that rank 0 does not.
+// Collective. What the ranks of a job are told at its start. The lines of rank 0, then those that
+// only other ranks have, each with these ranks: "rank 3: ...". A rank of a pipeline knows things of
+// its own stages that rank 0 does not.
 std::vector<std::string> lines_of_all_ranks(World& world, const std::vector<std::string>& mine);
 
 }  // namespace meshwright::train

@@ -15,19 +15,14 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <optional>
+#include <ranges>
 #include <set>
-#include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "engine/checkpoint/adapters.h"
-#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/weights/read_region.h"
 #include "engine/checkpoint/weights/safetensors.h"
-#include "engine/job/plan.h"
 #include "engine/launch/rank_file.h"
 #include "engine/launch/supervisor.h"
 #include "engine/train/preflight/same_run.h"
@@ -60,7 +55,7 @@ void hold_to_first_attempt(int memory, const MadeOf& made_of) {
   }
   const auto known = base::read_json_text<MadeOf>(then);
   for (const auto& one : made_of) {
-    if (std::find(known.begin(), known.end(), one) != known.end()) continue;
+    if (std::ranges::find(known, one) != known.end()) continue;
     throw Error(ErrorCode::checkpoint_mismatch,
                 one.first +
                     " changed since the first attempt of this run, of which nothing was saved: "
@@ -78,46 +73,38 @@ std::unique_ptr<base::RunLock> lock_run(World& world, const fs::path& run,
   std::unique_ptr<base::RunLock> lock;
   std::function<void(const Error&)> hears;
   if (lost) hears = [lost](const Error& why) { lost->tell(why); };
-  agree_or_throw(world, outcome_of([&] {
-                   if (world.rank() == 0 && !launch::launcher_owns_run_folder(run))
-                     lock = launch::own_run_folder(
-                         run, launch::process_environment(),
-                         [&](const std::string& text) {
-                           if (say) return say("notice: " + text);
-                           std::fprintf(stderr, "notice: %s\n", text.c_str());
-                         },
-                         hears);
-                   return std::string();
-                 }));
+  auto tell = [&](const std::string& text) {
+    if (say) return say("notice: " + text);
+    std::fprintf(stderr, "notice: %s\n", text.c_str());
+  };
+  agree_or_throw(world, [&] {
+    if (world.rank() == 0 && !launch::launcher_owns_run_folder(run))
+      lock = launch::own_run_folder(run, launch::process_environment(), tell, hears);
+  });
   return lock;
 }
 
 ResumePoint begin_run(const Job& job, World& world, const fs::path& checkpoints) {
   ResumePoint out;
-  auto choose = [&] {
+  const std::string choice = agree_or_throw(world, [&] {
     if (world.rank() != 0) return std::string();
     out.start = checkpoint::choose_start(job.table("checkpoint").get_string("resume"), checkpoints,
                                          checkpoint::restarted());
     return (out.start.own ? "1" : "0") + out.start.from.string();
-  };
-  std::string choice = agree_or_throw(world, outcome_of(choose))[0], path = choice.substr(1);
+  })[0];
   out.own = choice[0] == '1';
-  auto open = [&] {
-    if (!path.empty()) out.from = std::make_unique<checkpoint::Checkpoint>(path);
-    return std::string();
-  };
-  agree_or_throw(world, outcome_of(open));
+  agree_or_throw(world, [&] {
+    if (choice.size() > 1) out.from = std::make_unique<checkpoint::Checkpoint>(choice.substr(1));
+  });
   for (const std::string& told : out.start.told) world.notice(told);
   return out;
 }
 
 std::string set_aside(const ResumePoint& beginning, World& world, const fs::path& checkpoints) {
   std::string aside;
-  agree_or_throw(world, outcome_of([&] {
-                   if (world.rank() == 0)
-                     aside = checkpoint::set_aside(beginning.start, checkpoints);
-                   return std::string();
-                 }));
+  agree_or_throw(world, [&] {
+    if (world.rank() == 0) aside = checkpoint::set_aside(beginning.start, checkpoints);
+  });
   return aside;
 }
 
@@ -180,15 +167,12 @@ void leave_to_base(Saver::Settings& saving, const checkpoint::Checkpoint* from,
 
 Error with_way_on(Error error, const fs::path& damaged) {
   if (error.code() != ErrorCode::bad_checkpoint) return error;
-  std::vector<checkpoint::Found> all = checkpoint::find_all(damaged.parent_path());
-  for (size_t i = all.size(); i-- > 0;)
-    if (all[i].problem.empty() && all[i].path != damaged)
+  const std::vector<checkpoint::Found> all = checkpoint::find_all(damaged.parent_path());
+  for (const checkpoint::Found& one : std::views::reverse(all))
+    if (one.problem.empty() && one.path != damaged)
       return error.key("checkpoint.resume")
-          .help("set checkpoint.resume = \"" + all[i].path.string() + "\" to continue that one");
-  return error.key("checkpoint.resume")
-      .help(
-          "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another "
-          "name");
+          .help("set checkpoint.resume = \"" + one.path.string() + "\" to continue that one");
+  return error.key("checkpoint.resume").help(before::kStartAfresh);
 }
 
 Error unsaved(Error error, bool ending, const fs::path& checkpoints) {
@@ -239,9 +223,16 @@ at::Tensor state_of(at::Generator generator) {
   return generator.get_state().clone();
 }
 
-// A run that goes on with other dtypes than its checkpoint has.
-
 namespace {
+
+// By state and name.
+using Records = std::map<std::pair<std::string, std::string>, const checkpoint::TensorRecord*>;
+Records records_of(const checkpoint::Checkpoint& from) {
+  Records out;
+  for (const checkpoint::TensorRecord& record : from.meta().tensors)
+    out[{record.state, record.name}] = &record;
+  return out;
+}
 
 // Bits of the exponent and of the fraction; nullopt: no floating dtype.
 std::optional<std::pair<int, int>> bits_of(DType dtype) {
@@ -259,12 +250,11 @@ std::optional<std::pair<int, int>> bits_of(DType dtype) {
   }
 }
 
+// Whether all values of `then` are some of `now`.
 bool represents(DType now, DType then) {
   auto wide = bits_of(now), narrow = bits_of(then);
   return !wide || !narrow || (wide->first >= narrow->first && wide->second >= narrow->second);
 }
-
-}  // namespace
 
 // What there is to say when this job holds weights or states in other dtypes than the checkpoint
 // does. Throws Error(checkpoint_mismatch) when it holds some in dtypes that do not represent all of
@@ -273,12 +263,9 @@ bool represents(DType now, DType then) {
 // it, in the dtype in which that was stored.
 std::vector<std::string> check_dtypes(const checkpoint::Checkpoint& from,
                                       const std::vector<LocalTensor>& tensors) {
-  std::map<std::pair<std::string, std::string>, const checkpoint::TensorRecord*> records;
-  for (const checkpoint::TensorRecord& record : from.meta().tensors)
-    records[{record.state, record.name}] = &record;
-  const bool adapts = std::any_of(tensors.begin(), tensors.end(), [](const LocalTensor& tensor) {
-    return low_rank_factor(tensor.name).has_value();
-  });
+  const Records records = records_of(from);
+  const bool adapts = std::ranges::any_of(
+      tensors, [](const LocalTensor& tensor) { return low_rank_factor(tensor.name).has_value(); });
   std::string wider, frozen, rounded;
   for (const LocalTensor& tensor : tensors) {
     auto found = records.find({tensor.state, tensor.name});
@@ -327,17 +314,13 @@ std::vector<std::string> check_dtypes(const checkpoint::Checkpoint& from,
   return out;
 }
 
-namespace {
-
 // A checkpoint that is not of this job, with what else to do.
 Error mismatch(const checkpoint::Checkpoint& from, const std::string& what) {
   return Error(ErrorCode::checkpoint_mismatch, from.folder().string() + ": " + what)
       .key("checkpoint.resume")
       .help(
           "set run.name to another name to train this job beside the one that made the checkpoint")
-      .help(
-          "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another "
-          "name");
+      .help(before::kStartAfresh);
 }
 
 // This rank's part of a tensor to fill, with the mean of these of the checkpoint; with none: zeros.
@@ -371,25 +354,14 @@ struct Optionals {
   std::set<std::string> resized;    // found out: what to tell of states with other replicas
 };
 
-std::set<std::string> own_states(const ParallelModel& model) {
-  std::set<std::string> out;
-  for (const StateTensor& tensor : model.state_tensors()) out.insert(tensor.state);
-  return out;
-}
-
-// How many replicas of their own a checkpoint holds.
-int64_t replicas_in(const checkpoint::Meta& meta) {
-  std::set<std::string> numbers;
-  for (const checkpoint::TensorRecord& record : meta.tensors)
-    if (record.state.starts_with('@')) numbers.insert(record.state);
-  return 1 + static_cast<int64_t>(numbers.size());
-}
-
 // What this job does not take of the replicas, told once; "": it takes all there is.
 std::string tell_of_replicas(Trainer& trainer, const checkpoint::Checkpoint& from) {
   const std::string axis = trainer.model().independent_axis();
   const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
-  const int64_t then = replicas_in(from.meta()), now = axis.empty() || !mesh ? 1 : mesh->size(axis);
+  std::set<std::string> numbers;  // "@1": of all replicas but the first
+  for (const checkpoint::TensorRecord& record : from.meta().tensors)
+    if (record.state.starts_with('@')) numbers.insert(record.state);
+  const int64_t then = 1 + std::ssize(numbers), now = axis.empty() || !mesh ? 1 : mesh->size(axis);
   if (then == now) return "";
   const std::string said =
       "the checkpoint holds " + report::counted(then, "replica", "replicas") +
@@ -415,9 +387,7 @@ std::string resized_text(const std::string& state, int64_t then, const StateRepl
 std::vector<Match> match_tensors(const checkpoint::Checkpoint& from,
                                  const std::vector<LocalTensor>& tensors,
                                  const ModelOutline& outline, Optionals& optional) {
-  std::map<std::pair<std::string, std::string>, const checkpoint::TensorRecord*> records;
-  for (const checkpoint::TensorRecord& record : from.meta().tensors)
-    records[{record.state, record.name}] = &record;
+  const Records records = records_of(from);
   // A parameter that its groups froze then, or its program, has no state.
   auto was_frozen = [&](const std::string& name) {
     return records.contains({"", name}) &&
@@ -547,7 +517,9 @@ Read read_own(Trainer& trainer, checkpoint::Checkpoint& from) {
   optimizer.steps = meta.optimizer_steps;
   if (meta.optimizer_steps > 0) optimizer.allocate(model.update_groups());
   const std::vector<LocalTensor> tensors = local_state(trainer);
-  Optionals optional{own_states(model), own_suffix(trainer), {}, {}, {}, {}};
+  Optionals optional;
+  for (const StateTensor& tensor : model.state_tensors()) optional.states.insert(tensor.state);
+  optional.suffix = own_suffix(trainer);
   for (const Optimizer::State& state : optimizer.state())
     for (const checkpoint::TensorRecord& record : meta.tensors)
       if (record.state == state.name) optional.optimizer.insert(state.name);
@@ -561,10 +533,12 @@ Read read_own(Trainer& trainer, checkpoint::Checkpoint& from) {
     world.notice(
         "parameters that were frozen in the checkpoint train in this job: their optimizer state "
         "starts at zero, as in a new run");
-  for (const std::string& said : check_dtypes(from, tensors))
-    if (world.rank() == 0) world.notice(said);
-  for (const std::string& said : optional.resized)
-    if (world.rank() == 0) world.notice(said);
+  auto tell = [&](const auto& all) {
+    for (const std::string& said : all)
+      if (world.rank() == 0) world.notice(said);
+  };
+  tell(check_dtypes(from, tensors));
+  tell(optional.resized);
   for (const Match& match : matches) fill(from, match);
   optimizer.round_weights(model.update_groups());
   trainer.set_next_step(meta.step);
@@ -586,10 +560,7 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
   c10::NoGradGuard no_grad;
   Read read;
   // What follows may be a collective: it begins where all ranks have read their parts.
-  agree_or_throw(trainer.world(), outcome_of([&] {
-                   read = read_own(trainer, from);
-                   return std::string();
-                 }));
+  agree_or_throw(trainer.world(), [&] { read = read_own(trainer, from); });
   const std::string differing = tell_of_replicas(trainer, from);
   trainer.tell_written({ValuesWritten::By::checkpoint,
                         monitor_of(trainer).updates(from.meta().step),
@@ -604,11 +575,10 @@ namespace meshwright {
 
 void Trainer::load(const std::string& path) {
   std::optional<checkpoint::Checkpoint> from;
-  train::agree_or_throw(*world_, train::outcome_of([&] {
+  train::agree_or_throw(*world_, [&] {
     from.emplace(checkpoint::resolve(path));
     before::check_scale(*from, plan_->lora, plan_->adapter_config);
-    return std::string();
-  }));
+  });
   train::load_checkpoint(*this, *from);
 }
 

@@ -22,14 +22,14 @@
 
 namespace meshwright::train {
 
-// What it is, in words, and its checksum.
+// What a run is made of that lies in files, as its first attempt found it: a later one that begins
+// anew, since nothing was saved yet, must not become another run. What it is, in words, and its
+// checksum.
 using MadeOf = std::vector<std::pair<std::string, std::string>>;
 
 // `memory`: a descriptor that all attempts share; the first one writes into it. Throws
 // Error(checkpoint_mismatch) where something differs from then. Local.
 void hold_to_first_attempt(int memory, const MadeOf& made_of);
-
-// What a run of the program says and checks when it continues a checkpoint, and when it makes one.
 
 // Where an application hears that its run's folder was taken over (RunLock::Settings::lost).
 struct LostFolder {
@@ -90,8 +90,6 @@ uint64_t generator_seed(uint64_t seed, int64_t step, const plan::JobPlan& plan);
 std::vector<std::pair<std::string, at::Generator>> generators_of(const World& world);
 // A copy of the state, as bytes.
 at::Tensor state_of(at::Generator generator);
-
-// A trainer goes on from a checkpoint, whatever the layout that wrote it.
 
 // Fills the trainer from a checkpoint: weights, optimizer, buffers, generators (when there are as
 // many ranks, and dp and cp are as large), step. Collective: a rank that throws makes all throw.
