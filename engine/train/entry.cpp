@@ -1,12 +1,9 @@
-#include "engine/train/entry.h"
-
 #include <c10/util/Logging.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <filesystem>
 #include <string>
 
