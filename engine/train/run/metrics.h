@@ -1,11 +1,9 @@
-// What a step's row of metrics.jsonl says, for whoever writes rows: JSON lines, CSV, event files,
-// monitors.
+// What a run leaves behind: its folder, metrics.jsonl, and the lines a person watches.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -38,22 +36,8 @@ struct StepCost {
   bool skipped = false;  // its update was left out (run.skip_step_above_z)
 };
 
-struct Metric {
-  const char* name;    // "loss", as in metrics.jsonl
-  double value;        // not finite: there is none
-  const char* format;  // of printf: "%.9g"
-};
-
-// In the order of the row, without "step" and "completed_steps".
-std::vector<Metric> step_metrics(const StepResult& result, const StepCost& cost);
-
-// As JSON: a number, or null for what is not finite.
-std::string metric_text(const Metric& metric);
-
 // How evenly tokens reach the experts of a model, over many steps: a picture for people, JSON for
-// programs.
-
-// Adds up the load of steps. It stays empty for a model without experts.
+// programs. It stays empty for a model without experts.
 class LoadHistory {
  public:
   void add(const StepResult& result);
@@ -76,11 +60,6 @@ class LoadHistory {
 std::string load_fields(const StepResult& result);
 // "  experts up to 1.24x" the mean, of the most uneven block; empty without experts.
 std::string load_words(const StepResult& result);
-
-// What a run leaves behind: its folder, metrics.jsonl, and the lines a person watches.
-
-// Throws Error(output_unwritable); `reason` is an errno.
-[[noreturn]] void unwritable(const std::filesystem::path& path, int reason);
 
 // "validation loss 4.2500", by a format of printf; "n/a" where nothing was measured.
 std::string validation_words(double loss, const char* pattern);
