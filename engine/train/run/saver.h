@@ -47,9 +47,8 @@ checkpoint::FileRecord write_rank_file(const RankFile& file, HostReads& values,
                                        const std::filesystem::path& folder,
                                        const std::string& name);
 
-// Copies of what a save writes, so that training goes on beside the writing.
-
-// The memory of the copies is kept for the next save.
+// Copies of what a save writes, so that training goes on beside the writing. The memory of the
+// copies is kept for the next save.
 class Snapshot {
  public:
   // From here on the entries are copies. Of what lies on the host, what only the optimizer changes
@@ -68,8 +67,6 @@ class Snapshot {
   std::atomic<bool> taken_ = true;              // the originals
 };
 
-// Saving a run: every rank writes its own shards, published together or not at all.
-
 // How a save went; the same on every rank but for the times.
 struct SaveReport {
   int64_t step = 0;                          // steps done
@@ -81,10 +78,11 @@ struct SaveReport {
   std::optional<Error> error;
 };
 
-// Writes checkpoints of a trainer. With `background` the values are copied while the next step
-// computes (only its update has to wait for that; a device copies before it computes, and nothing
-// waits) and written beside training, which costs the memory of what this rank writes; a save that
-// is still under way is waited for when the next one begins. Only one per trainer at a time.
+// Writes checkpoints of a trainer: every rank its own shards, published together or not at all.
+// With `background` the values are copied while the next step computes (only its update has to wait
+// for that; a device copies before it computes, and nothing waits) and written beside training,
+// which costs the memory of what this rank writes; a save that is still under way is waited for
+// when the next one begins. Only one per trainer at a time.
 class Saver {
  public:
   struct Settings {
@@ -111,8 +109,7 @@ class Saver {
   Saver& operator=(const Saver&) = delete;
 
   // Collective. Refuses replicas that differ (kept_files.h). `samples`: the position of the next
-  // sample; `lr`: of the last step; `best`: of
-  // runs that keep it.
+  // sample; `lr`: of the last step; `best`: of runs that keep it.
   void save(int64_t samples, double lr, std::optional<checkpoint::BestLoss> best = {},
             SaveReason reason = SaveReason::asked);
   // Around every Trainer::step: a background save moves on once all ranks have written.
