@@ -2,17 +2,11 @@
 #include "engine/train/run/rank_run.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <exception>
-#include <functional>
-#include <memory>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/checkpoint.h"
@@ -27,8 +21,6 @@
 #include "engine/launch/spawn.h"
 #include "engine/train/preflight/same_run.h"
 #include "engine/train/preflight/source.h"
-#include "engine/train/run/reporter.h"
-#include "engine/train/step/logits.h"
 #include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/sample.h"
 #include "engine/train/step/stages.h"
@@ -36,7 +28,6 @@
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/host/run_lock.h"
 #include "sdk/base/plain_text.h"
-#include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/progress.h"
 #include "sdk/base/terminal/report.h"
 #include "sdk/base/trace_span.h"
@@ -76,6 +67,15 @@ int Run::steps(rendezvous::Ending& together) {
   return finish();
 }
 
+void Run::prepare() {
+  open_data();
+  make_trainer();
+  load();
+  report_start();
+  prepare_saving();
+  open_batches();
+}
+
 // While the connections are there: closing them is how the others hear of the end.
 void Run::on_failure(Error& error) noexcept {
   if (memory_report_ && error.code() == ErrorCode::out_of_memory)
@@ -92,10 +92,6 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, std::files
   return Run(options, log).go(together);
 }
 
-// The steps of a run, and the batches that they read.
-
-using Clock = std::chrono::steady_clock;
-
 MicroBatchLoss Run::loss(Batches& batches, int64_t first, int64_t micro, const at::Tensor& hidden) {
   // Stages of a pipeline ask for the micro-batches of a step again, and not in order.
   batches.forget_before(trainer_->stages() != nullptr ? first : first + micro);
@@ -108,11 +104,9 @@ MicroBatchLoss Run::loss(Batches& batches, int64_t first, int64_t micro, const a
 }
 
 int64_t Run::validation_samples() const {
-  const int64_t batch = trainer_->local_batch() * trainer_->accumulation() *
-                        trainer_->data_parallel_size(),
-                batches = table("validation_dataset").get_int("num_batches"),
+  const int64_t batches = table("validation_dataset").get_int("num_batches"),
                 all = data_.validation.source->samples();
-  return batches <= all / batch ? batches * batch : all;
+  return batches <= all / batch() ? batches * batch() : all;
 }
 
 int64_t Run::validation_micro_batches() const {
@@ -136,9 +130,7 @@ Evaluation Run::evaluate() {
 std::function<void(HostBatch&)> Run::change_of(bool training) const {
   const bool changes = model_->running->changes_batches();
   if (training && !changes) return {};
-  const int64_t batch =
-      trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
-  return [this, training, changes, batch, first = samples_before(first_step_),
+  return [this, training, changes, batch = batch(), first = samples_before(first_step_),
           samples = training ? 0 : validation_samples()](HostBatch& host) {
     host.seed = seed_;
     host.training = training;
@@ -148,34 +140,33 @@ std::function<void(HostBatch&)> Run::change_of(bool training) const {
   };
 }
 
-std::unique_ptr<Batches> Run::batches_of(const OpenData& data, const Options& own, uint64_t seed,
-                                         int64_t samples, int64_t count, bool again) const {
-  const int64_t rows = trainer_->local_batch(), ranks = trainer_->data_parallel_size();
+// Of training the first row lies behind those of the steps before; a validation begins anew.
+std::unique_ptr<Batches> Run::batches_of(bool training, int64_t count) const {
+  const OpenData& data = training ? data_.train : data_.validation;
+  const Options& own = table(training ? "dataset" : "validation_dataset");
+  const int64_t rows = trainer_->local_batch(), ranks = trainer_->data_parallel_size(),
+                before = training ? samples_before(first_step_) : 0;
   return std::make_unique<Batches>(
-      data.source, data::Sampler(data.source->samples(), own.get_bool("shuffle"), seed),
-      BatchOrder{.first = samples + trainer_->data_parallel_rank() * rows,
+      data.source,
+      data::Sampler(data.source->samples(), own.get_bool("shuffle"), seed_ + (training ? 0 : 1)),
+      BatchOrder{.first = before + trainer_->data_parallel_rank() * rows,
                  .stride = ranks * rows,
                  .count = count,
-                 .again = again},
+                 .again = !training},
       Batches::Settings{.rows = rows,
                         .seq_len = data.config.seq_len,
                         .device = world_->device(),
                         .workers = own.get_int("workers"),
                         .padding = padding_of(*trainer_, *model_->running, data.config,
-                                              again ? count : trainer_->accumulation()),
+                                              training ? trainer_->accumulation() : count),
                         .while_waiting = [world = world_] { world->check(); },
-                        .change = change_of(/*training=*/!again)});
+                        .change = change_of(training)});
 }
 
 void Run::open_batches() {
-  const int64_t steps = max_steps_ - first_step_, each = trainer_->accumulation();
-  batches_ = batches_of(data_.train, table("dataset"), seed_, samples_before(first_step_),
-                        steps * each, /*again=*/false);
-  if (data_.validation.source) {
-    const Options& own = table("validation_dataset");
-    validation_batches_ =
-        batches_of(data_.validation, own, seed_ + 1, 0, validation_micro_batches(), /*again=*/true);
-  }
+  batches_ = batches_of(/*training=*/true, (max_steps_ - first_step_) * trainer_->accumulation());
+  if (data_.validation.source)
+    validation_batches_ = batches_of(/*training=*/false, validation_micro_batches());
   if (table("checkpoint").get_bool("best") && beginning_.own)
     best_ = saved_best_ = from()->meta().best;
 }
@@ -183,7 +174,7 @@ void Run::open_batches() {
 StepResult Run::train_step(int64_t step) {
   const bool quiet = !disturbed_ && !saver_->busy();
   disturbed_ = false;
-  Clock::time_point begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   memory_->reset_peak();
   saver_->before_step();
   if (save_request_ && save_request_->asked()) trainer_->vote(RankSignal::save);
@@ -228,12 +219,6 @@ bool Run::validate(int64_t step) {
   return better;
 }
 
-StepRequests Run::requests_of_all(StepRequests mine) {
-  const std::vector<double> any =
-      largest_of_ranks(*world_, {mine.stop ? 1.0 : 0.0, mine.save ? 1.0 : 0.0});
-  return {any[0] > 0, any[1] > 0};
-}
-
 void Run::train(int64_t most, const AfterStep& after) {
   const int64_t every = table("checkpoint").get_int("every_steps"), first = trainer_->next_step();
   model_->module()->train();
@@ -246,7 +231,13 @@ void Run::train(int64_t most, const AfterStep& after) {
         ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last) &&
         validate(step);
     saver_->after_step(result);
-    const StepRequests requests = after ? requests_of_all(after(result, cost_)) : StepRequests{};
+    StepRequests requests;
+    if (after) {
+      requests = after(result, cost_);
+      const std::vector<double> any =
+          largest_of_ranks(*world_, {requests.stop ? 1.0 : 0.0, requests.save ? 1.0 : 0.0});
+      requests = {any[0] > 0, any[1] > 0};
+    }
     // All ranks end after the same step, whichever of them was told to. After the last one the run
     // is about to end anyway.
     stopped_ = result.votes(RankSignal::stop) > 0 && !last;
@@ -267,8 +258,6 @@ void Run::train(int64_t most, const AfterStep& after) {
   saver_->finish();
 }
 
-// What a run saves: its checkpoints, and what goes along with them.
-
 namespace fs = std::filesystem;
 
 // In place of the model's own: two languages side by side are none.
@@ -276,8 +265,7 @@ void Run::carry_language(KeptFiles& kept) const {
   constexpr std::string_view kSource = "source/", kMore = "source/additional_chat_templates/";
   const std::vector<LanguageFile> files = language_of(data_.train.config);
   auto brings = [&](std::string_view name) {
-    return std::any_of(files.begin(), files.end(),
-                       [name](const LanguageFile& file) { return file.name == name; });
+    return std::ranges::find(files, name, &LanguageFile::name) != files.end();
   };
   kept.remove([&](std::string_view name) {
     return (brings("tokenizer.json") && name.starts_with(kSource) &&
@@ -352,21 +340,20 @@ void Run::prepare_saving() {
   saving.facts.max_steps = max_steps_;
   const plan::Adapters adapters = plan::adapters_in(job_.impl().config, trainer_->outline());
   // All ranks read what they have to, or none goes on.
-  agree_or_throw(*world_, outcome_of([&] {
+  agree_or_throw(*world_, [&] {
     if (leader_) carry_files(saving, adapters.any());
     if (adapters.any()) leave_to_base(saving, from(), pretrained_, trainer_->outline());
-    return std::string();
-  }));
+  });
   if (from() != nullptr) from()->release();
   exports_.emplace(job_, run_path_);
   if (checkpoint_table.get_string("export") == "every")
     saving.published = [this](const fs::path& path) { exports_->write(path); };
   // A failed save may be lived with while there is something to train on, not at the end.
   ending_ = first_step_ == max_steps_;
-  saving.done = [this, on = checkpoint_table.get_string("on_failure") ==
-                            "continue"](const SaveReport& report) {
+  const bool on = checkpoint_table.get_string("on_failure") == "continue";
+  saving.done = [this, on](const SaveReport& report) {
     // Replicas that differ are no matter of the disk: what such a run trains is worth nothing.
-    bool goes_on =
+    const bool goes_on =
         on && !ending_ && !(report.error && report.error->code() == ErrorCode::replicas_differ);
     reporter_.saved(report, goes_on);
     (report.error ? best_ : saved_best_) = report.error ? saved_best_ : report.best;
@@ -393,8 +380,6 @@ void Run::save(SaveReason reason) {
   reporter_.sync();
   saver_->save(samples_before(trainer_->next_step()), lr_, best_, reason);
 }
-
-// What a run says and leaves once its last step is done.
 
 int Run::finish() {
   const std::string signal_name =
@@ -439,12 +424,12 @@ void Run::say_prediction_error() {
 }
 
 void Run::write_traces() {
-  fs::path traces = run_path_ / "trace";
+  const fs::path traces = run_path_ / "trace";
   std::error_code failed;
   fs::create_directories(traces, failed);
-  fs::path file = traces / ("rank_" + std::to_string(world_->rank()) + ".json");
   try {
-    base::write_durably(file, world_->trace().json(world_->rank()));
+    base::write_durably(traces / ("rank_" + std::to_string(world_->rank()) + ".json"),
+                        world_->trace().json(world_->rank()));
   } catch (const Error& error) {
     reporter_.say("warning: " + error.message());
   }
@@ -456,10 +441,9 @@ void Run::say_done(const std::string& sample) {
   if (table("checkpoint").get_string("export") == "final")
     exports_->write(checkpoints_ / checkpoint::step_name(saver_->last_step()));
   for (const std::string& line : exports_->told()) reporter_.say(line);
-  if (options_.sample_bytes > 0) {
+  if (options_.sample_bytes > 0)
     reporter_.show(text::format("\na sample, temperature %g:\n\n", options_.sample_temperature) +
                    report::printable(sample) + "\n");
-  }
   reporter_.say("done: " + std::to_string(max_steps_) +
                 (max_steps_ == 1 ? " step in " : " steps in ") +
                 report::human_duration(base::ms_since(started_) / 1000) + "; results in " +
@@ -478,10 +462,11 @@ class Running : public Session {
     } catch (...) {
       give_up();
     }
-    rank_ = run_->trainer().world().rank();
-    world_size_ = run_->trainer().world().size();
-    max_steps_ = run_->trainer().max_steps();
-    next_step_ = run_->trainer().next_step();
+    const Trainer& trainer = run_->trainer();
+    rank_ = trainer.world().rank();
+    world_size_ = trainer.world().size();
+    max_steps_ = trainer.max_steps();
+    next_step_ = trainer.next_step();
     folder_ = run_->path();
   }
 
