@@ -55,8 +55,8 @@ class LoadHistory {
 };
 
 // Fields of a step's row of metrics.jsonl, empty without experts: "expert_tokens" (of each expert,
-// all blocks together), "expert_imbalance" (by block: largest over mean) and "dropped_tokens"
-// (assignments that tokens should have had and routers did not make).
+// all blocks together), "expert_imbalance" (by block) and "dropped_tokens" (assignments that tokens
+// should have had and routers did not make).
 std::string load_fields(const StepResult& result);
 // "  experts up to 1.24x" the mean, of the most uneven block; empty without experts.
 std::string load_words(const StepResult& result);
@@ -68,9 +68,8 @@ std::string validation_words(double loss, const char* pattern);
 class RunFolder {
  public:
   // Makes the folder. A run that starts afresh keeps metrics of an earlier one of the same name
-  // under another name, which `kept` then holds; one that continues after `steps` steps cuts them
-  // back to these and appends.
-  // `tell`: hears of lines that were lost, which standard error does without it.
+  // under another name (kept()); one that continues after `steps` steps cuts them back to these and
+  // appends. `tell`: hears of lines that were lost, in place of standard error.
   using Tell = std::function<void(const std::string&)>;
   explicit RunFolder(std::filesystem::path path, std::optional<int64_t> steps = std::nullopt,
                      const Tell& tell = {});

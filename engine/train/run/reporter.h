@@ -34,8 +34,7 @@ class Reporter {
   Reporter(const Reporter&) = delete;
   Reporter& operator=(const Reporter&) = delete;
 
-  // Rank 0: from here on it tells. `steps`: as RunFolder's.
-  // `details`: as Progress's.
+  // Rank 0: from here on it tells. `steps`: as RunFolder's; `details`: as Progress's.
   void open(const std::filesystem::path& folder, std::optional<int64_t> steps, int64_t max_steps,
             bool details = false);
   explicit operator bool() const { return folder_ != nullptr; }
@@ -48,19 +47,15 @@ class Reporter {
   // From here on the rows go where `settings` say, too, whose folder is this one's.
   void watch(MonitorSettings settings);
 
-  // A line of the log and of the screen.
-  void say(const std::string& line);
-  // On the screen alone.
-  void show(const std::string& text);
-  // A whole file of the folder.
-  void put(const std::string& name, const std::string& contents) const;
+  void say(const std::string& line);   // a line of the log and of the screen
+  void show(const std::string& text);  // on the screen alone
+  void put(const std::string& name, const std::string& contents) const;  // a file of the folder
   void step(const StepResult& result, const StepCost& cost);
   void validation(int64_t step, const Evaluation& found);
   // A line in the log for every save; on the screen the last, and those that failed. `goes_on`: the
   // run lives with a failure.
   void saved(const SaveReport& report, bool goes_on);
-  // What was told so far is on the disk.
-  void sync();
+  void sync();  // what was told so far is on the disk
   // After the last step: the screen is left, and how evenly tokens reached the experts is told.
   // `finished`: all steps of the run are done.
   void end_steps(bool finished);

@@ -44,9 +44,9 @@ struct LostFolder {
   std::atomic<bool> told = false;
 };
 // Collective, before anything in the run folder is touched. Rank 0 holds it from here on, unless
-// its launcher does. `say`: hears of waiting; without it standard error does. `lost`: of an
-// application; without it the process ends when the folder is lost. Throws Error(run_folder_locked
-// | unknown_launcher | output_unwritable) on every rank.
+// its launcher does. `say`: hears of waiting, in place of standard error. `lost`: without it the
+// process ends when the folder is lost. Throws Error(run_folder_locked | unknown_launcher |
+// output_unwritable) on every rank.
 std::unique_ptr<base::RunLock> lock_run(World& world, const std::filesystem::path& run,
                                         const std::function<void(const std::string&)>& say = {},
                                         const std::shared_ptr<LostFolder>& lost = nullptr);
@@ -64,8 +64,7 @@ ResumePoint begin_run(const Job& job, World& world, const std::filesystem::path&
 // Throws Error(output_unwritable) on every rank.
 std::string set_aside(const ResumePoint& beginning, World& world,
                       const std::filesystem::path& checkpoints);
-// All of the run's steps are done, and what to do about it. `command`: RunOptions's; `epochs`: that
-// the steps were counted by.
+// That all of the run's steps are done, and what to do about it. `epochs`: where they count steps.
 std::string finished_text(const std::filesystem::path& checkpoint, int64_t steps, int64_t max_steps,
                           const std::string& command, std::optional<int64_t> epochs = {});
 // What checkpoints of a run with adapters leave to the folder `pretrained`, from its beginning on
@@ -75,8 +74,7 @@ void leave_to_base(Saver::Settings& saving, const checkpoint::Checkpoint* from,
                    const std::string& pretrained, const ModelOutline& outline);
 // The error, with another checkpoint to continue when this one turned out to be damaged.
 Error with_way_on(Error error, const std::filesystem::path& damaged);
-// The error of a save that a run does not live with, with what to do. `ending`: nothing is left to
-// train.
+// The error of a save that ends a run, with what to do. `ending`: nothing is left to train.
 Error unsaved(Error error, bool ending, const std::filesystem::path& checkpoints);
 // "continues after step 50: runs/a/checkpoints/step_00000050, saved by ddp on 4 ranks; 32 MB read
 // in 0.02 s"

@@ -1,4 +1,4 @@
-// The safetensors files that one rank writes of a checkpoint.
+// Saving a run: the safetensors files that one rank writes, and the checkpoint that all publish.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,8 +41,7 @@ struct RankFile {
 // "model-00001-of-00002.safetensors"
 std::string rank_file_name(const char* kind, int64_t rank, int64_t world);
 
-// Writes the file into `folder` as `name`, with the checksums of its blocks. `values` reads those
-// of its entries next.
+// Gives the checksums of its blocks. `values` reads those of its entries next.
 checkpoint::FileRecord write_rank_file(const RankFile& file, HostReads& values,
                                        const std::filesystem::path& folder,
                                        const std::string& name);
@@ -57,8 +56,8 @@ class Snapshot {
   void prepare(std::vector<RankFile>& files);
   // In the thread that writes. After it the copies are whole.
   void take();
-  // In the thread that trains, before an update: returns once the update may change the values, and
-  // the milliseconds that took.
+  // In the thread that trains: returns once an update may change the values, and the milliseconds
+  // that took.
   double wait() const;
 
  private:

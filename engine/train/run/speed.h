@@ -91,8 +91,7 @@ class PredictionError {
   // Predicts a step of the trainer's rank on the machine of report.machine, else on the one whose
   // device the driver reports; without either memory alone, as the plan has it. What cannot be
   // predicted is left out: a model without sizes, memory that lies elsewhere than the tensors that
-  // the run counts. `ranks_a_host`: at most. Not collective; throws nothing for a machine that
-  // cannot be had: warning() says why.
+  // the run counts; of a machine that cannot be had warning() says why. Local.
   PredictionError(const Job& job, Trainer& trainer, int64_t ranks_a_host);
   const std::string& warning() const { return warning_; }  // empty: none
 

@@ -165,9 +165,6 @@ class Optimizer {
   std::vector<at::Tensor> pieces_;  // memory for a piece's gradients, one per dtype and device
 };
 
-// A trainer's optimizer, which applications have no access to: this header is not installed.
-Optimizer& optimizer_of(Trainer& trainer);
-
 // One that a program hands over, updating what `before` was to update. Throws Error(conflict).
 std::unique_ptr<Optimizer> make_own_optimizer(OwnOptimizer own, const Optimizer& before);
 
