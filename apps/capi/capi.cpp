@@ -23,7 +23,7 @@
 #include "engine/launch/spawn.h"
 #include "engine/train/preflight/before.h"
 #include "engine/train/preflight/source.h"
-#include "engine/train/run/session.h"
+#include "engine/train/run/run.h"
 #include "meshwright/abi.h"
 #include "meshwright/error.h"
 #include "meshwright/meshwright.h"

@@ -1,18 +1,14 @@
-#include "engine/train/entry.h"
-
 #include <c10/util/Logging.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <filesystem>
 #include <string>
 
 #include "engine/train/run/attached.h"
 #include "engine/train/run/run.h"
-#include "engine/train/run/session.h"
 #include "engine/train/step/rank_agreement.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/durable.h"

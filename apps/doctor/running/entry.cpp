@@ -1,5 +1,5 @@
-#include "engine/train/entry.h"
 #include "apps/doctor/running/doctor_rank.h"
+#include "engine/train/run/attached.h"
 #include "meshwright/export.h"
 
 extern "C" MESHWRIGHT_API int meshwright_doctor_rank(const void* request) {

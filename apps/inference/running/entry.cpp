@@ -1,6 +1,6 @@
-#include "engine/train/entry.h"
 #include "apps/inference/generate_here.h"
 #include "apps/inference/running/generate_rank.h"
+#include "engine/train/run/attached.h"
 #include "meshwright/export.h"
 
 extern "C" MESHWRIGHT_API int meshwright_generate_rank(const void* request) {

@@ -21,7 +21,6 @@
 #include "engine/launch/rendezvous/rendezvous.h"
 #include "engine/train/run/batches.h"
 #include "engine/train/run/same_data.h"
-#include "engine/train/step/join_world.h"
 #include "engine/train/step/load_weights.h"
 #include "engine/train/step/logits.h"
 #include "engine/train/step/model.h"

@@ -27,7 +27,6 @@
 #include "engine/launch/rendezvous/error_exchange.h"
 #include "engine/launch/rendezvous/rendezvous.h"
 #include "engine/train/preflight/source.h"
-#include "engine/train/step/join_world.h"
 #include "engine/train/step/load_weights.h"
 #include "engine/train/step/local_state.h"
 #include "engine/train/step/logits.h"

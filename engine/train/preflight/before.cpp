@@ -25,7 +25,17 @@
 
 namespace meshwright::before {
 
+namespace fs = std::filesystem;
+
 namespace {
+
+// The checkpoint that the run would go on from; empty: none.
+fs::path start_of(const plan::Job& job) {
+  return checkpoint::choose_start(job.config.table("checkpoint").get_string("resume"),
+                                  config::run_folder(job.config.table("run")) / "checkpoints",
+                                  checkpoint::restarted())
+      .from;
+}
 
 // Said by rank 0 once training starts, where a checkpoint that the run continues may have brought a
 // tokenizer of its own.
@@ -49,7 +59,7 @@ std::vector<std::string> other_strategies(const plan::Job& job, const plan::JobP
           info.name != plan.strategy.info->name)
         out.push_back(info.name);
   }
-  std::sort(out.begin(), out.end());
+  std::ranges::sort(out);
   return out;
 }
 
@@ -103,6 +113,19 @@ plan::JobPlan plan_or_try(const ReloadFor& reload, plan::Job& job,
   }
 }
 
+// What a run that goes on has read of its epochs. What is wrong with its checkpoint is said by the
+// run itself.
+std::optional<plan::Trained> trained_by(const plan::Job& job) {
+  try {
+    const fs::path start = start_of(job);
+    if (start.empty()) return std::nullopt;
+    const checkpoint::Meta meta = checkpoint::read_meta(start);
+    return plan::Trained{meta.step, meta.samples};
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 Diagnostics check_before_start(const Reload& reload, const plan::Job& job,
@@ -141,25 +164,6 @@ Diagnostics check_before_start(const Reload& reload, const plan::Job& job,
       found.warning("one rank alone does not fit into this host: " + error.message());
   return found;
 }
-
-namespace {
-
-// What a run that goes on has read of its epochs. What is wrong with its checkpoint is said by the
-// run itself.
-std::optional<plan::Trained> trained_by(const plan::Job& job) {
-  const std::filesystem::path own = config::run_folder(job.config.table("run")) / "checkpoints";
-  try {
-    const checkpoint::Start start = checkpoint::choose_start(
-        job.config.table("checkpoint").get_string("resume"), own, checkpoint::restarted());
-    if (start.from.empty()) return std::nullopt;
-    const checkpoint::Meta meta = checkpoint::read_meta(start.from);
-    return plan::Trained{meta.step, meta.samples};
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
-}  // namespace
 
 std::string count_samples(plan::Job& job) {
   try {
@@ -213,12 +217,14 @@ Verdict validate(const Reload& reload, plan::Job& job, std::optional<int64_t> gi
   try {
     plan::JobPlan plan = plan_or_help(reload, job, {world, 0, !known});
     out.strategy = plan.strategy;
-    for (const std::string& text : plan.notices) out.said.notice(text);
-    for (const std::string& text : plan.warnings) out.said.warning(text);
+    auto say = [&](const auto& notices, const auto& warnings) {
+      for (const std::string& text : notices) out.said.notice(text);
+      for (const std::string& text : warnings) out.said.warning(text);
+    };
+    say(plan.notices, plan.warnings);
     out.obstacles = plan::errors_of_training(job, &plan);
-    Diagnostics before = check_before_start(reload, job, plan, std::nullopt);
-    for (const std::string& text : before.notices()) out.said.notice(text);
-    for (const std::string& text : before.warnings()) out.said.warning(text);
+    const Diagnostics before = check_before_start(reload, job, plan, std::nullopt);
+    say(before.notices(), before.warnings());
     out.obstacles.insert(out.obstacles.end(), before.errors().begin(), before.errors().end());
   } catch (const Error& error) {
     if (known || !depends_on_the_world(error.code())) throw;
@@ -240,11 +246,7 @@ boost::json::object plan_json(const plan::Job& job, const plan::JobPlan& plan) {
   return out;
 }
 
-// The files that a run begins with, and the folder that it will write: what `train` would meet.
-
 namespace {
-
-namespace fs = std::filesystem;
 
 template <class Check>
 void add_what_throws(const plan::Job& job, Diagnostics& found, const Check& check) {
@@ -353,17 +355,17 @@ void try_run_folder(const plan::Job& job) {
 void check_names_in(const plan::Job& job) {
   const fs::path folder = config::run_folder(job.config.table("run"));
   std::error_code failed;
+  auto refuse = [](Error error, const std::string& what) {
+    throw error.key("run.name")
+        .help("move that " + what + " away, or set run.name to another name");
+  };
   for (const char* name :
        {"metrics.jsonl", "run.log", "plan.json", "env.json", "config.toml", config::kResolvedFile})
     if (fs::is_directory(folder / name, failed))
-      throw base::unwritable(folder / name, EISDIR)
-          .key("run.name")
-          .help("move that folder away, or set run.name to another name");
+      refuse(base::unwritable(folder / name, EISDIR), "folder");
   for (const char* name : {"rank_logs", "trace", "checkpoints"})
     if (fs::exists(folder / name, failed) && !fs::is_directory(folder / name, failed))
-      throw base::unwritable(folder / name, ENOTDIR, "make")
-          .key("run.name")
-          .help("move that file away, or set run.name to another name");
+      refuse(base::unwritable(folder / name, ENOTDIR, "make"), "file");
   if (job.config.table("checkpoint").get_string("export") == "none") return;
   weights::check_target(folder / plan::kExportFolder);
   if (job.config.table("lora").get_int("r") > 0)
@@ -375,12 +377,7 @@ void check_names_in(const plan::Job& job) {
 Diagnostics check_files(const plan::Job& job, const plan::JobPlan& plan, bool data) {
   Diagnostics found;
   std::optional<fs::path> start;
-  add_what_throws(job, found, [&] {
-    start = checkpoint::choose_start(job.config.table("checkpoint").get_string("resume"),
-                                     config::run_folder(job.config.table("run")) / "checkpoints",
-                                     checkpoint::restarted())
-                .from;
-  });
+  add_what_throws(job, found, [&] { start = start_of(job); });
   std::optional<std::string> fingerprint;
   if (data) fingerprint = check_data(job, plan, start && !start->empty(), found);
   if (plan.outline && start)

@@ -1,12 +1,10 @@
 #include "engine/train/preflight/same_run.h"
 
 #include <algorithm>
-#include <vector>
+#include <span>
 
 #include "engine/checkpoint/adapters.h"
-#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/weights/safetensors.h"
-#include "engine/config/config.h"
 #include "engine/config/describe.h"
 #include "engine/models/config_changes.h"
 #include "engine/train/preflight/source.h"
@@ -19,24 +17,29 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr size_t kMostShown = 8;
+// Of many the first eight.
+std::string first_few(const std::vector<std::string>& items) {
+  constexpr size_t kMost = 8;
+  const size_t shown = std::min(items.size(), kMost);
+  const std::string out = text::join(std::span(items).first(shown), ", ");
+  return items.size() > shown ? out + " and " + std::to_string(items.size() - shown) + " more"
+                              : out;
+}
 
 bool holds_file(const checkpoint::Checkpoint& from, std::string_view name) {
   return std::ranges::any_of(from.meta().files,
                              [&](const checkpoint::FileRecord& file) { return file.name == name; });
 }
 
-// The ways out that each refusal has.
 Error other_model(const checkpoint::Checkpoint& from, const std::string& what) {
   return Error(ErrorCode::checkpoint_mismatch,
                from.folder().string() + ": it is of a model that computes otherwise: " + what);
 }
+// The ways out that each refusal has.
 Error with_ways(Error error, const checkpoint::Checkpoint& from) {
   return error.help("to train its weights as another model: " + way_by_export(from))
       .help("set run.name to another name to train this job beside it")
-      .help(
-          "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another "
-          "name");
+      .help(kStartAfresh);
 }
 
 std::string value_text(const std::string& json) { return json.empty() ? "not set" : json; }
@@ -49,13 +52,11 @@ void check_config(checkpoint::Checkpoint& from, const plan::Job& job, const plan
       model.plugin == nullptr ? outlines::changes_of_model(before, config_text)
                               : outlines::changes_of_file(before, config_text);
   if (changes.empty()) return;
-  std::string what;
-  for (size_t i = 0; i < std::min(changes.size(), kMostShown); ++i)
-    what += (i == 0 ? "" : ", ") + changes[i].field + " = " + value_text(changes[i].now) +
-            " (was " + value_text(changes[i].before) + ")";
-  if (changes.size() > kMostShown)
-    what += " and " + std::to_string(changes.size() - kMostShown) + " more";
-  Error error = other_model(from, model.name() + " has " + what);
+  std::vector<std::string> what;
+  for (const outlines::ConfigChange& one : changes)
+    what.push_back(one.field + " = " + value_text(one.now) + " (was " + value_text(one.before) +
+                   ")");
+  Error error = other_model(from, model.name() + " has " + first_few(what));
   error.key("model." + model.key).at(job.config.table("model").origin(model.key));
   for (size_t i = 0; i < std::min<size_t>(changes.size(), 3); ++i)
     error.help(changes[i].before.empty()
@@ -141,8 +142,7 @@ std::vector<std::string> tables_not_given(const plan::Job& job) {
   for (const char* table : {"distributed.moe", "distributed.moe.mp_policy"}) {
     const Options& moe = job.config.table(table);
     auto given = [&](const meshwright_option* option) { return moe.is_given(option->name); };
-    if (std::none_of(moe.schema().options.begin(), moe.schema().options.end(), given))
-      without.emplace_back(table);
+    if (std::ranges::none_of(moe.schema().options, given)) without.emplace_back(table);
   }
   return without;
 }
@@ -170,11 +170,9 @@ std::string resolved_toml(const plan::Job& job) {
   return config::show_toml(config, /*with_origins=*/true, tables_not_given(job));
 }
 
-namespace {
-
-std::optional<std::vector<config::Difference>> changed_from(const std::string& text,
-                                                            const std::string& file,
-                                                            const plan::Job& job) {
+static std::optional<std::vector<config::Difference>> changed_from(const std::string& text,
+                                                                   const std::string& file,
+                                                                   const plan::Job& job) {
   Diagnostics ignored;  // of a file that somebody has edited, or that is not there
   const std::vector<config::Setting> before = config::settings_of(text, file, ignored);
   if (before.empty()) return std::nullopt;
@@ -183,26 +181,20 @@ std::optional<std::vector<config::Difference>> changed_from(const std::string& t
       job.config);
 }
 
-}  // namespace
-
 std::optional<std::vector<config::Difference>> settings_changed(const std::filesystem::path& folder,
                                                                 const plan::Job& job) {
   const std::string file = (folder / config::kResolvedFile).string();
   return changed_from(base::read_file(file), file, job);
 }
 
-namespace {
-
 // As the checkpoint was trained; one of before does not say, the folder around the checkpoints may.
-std::optional<std::vector<config::Difference>> changed_since(checkpoint::Checkpoint& from,
-                                                             const plan::Job& job) {
+static std::optional<std::vector<config::Difference>> changed_since(checkpoint::Checkpoint& from,
+                                                                    const plan::Job& job) {
   const std::string name(config::kResolvedFile);
   if (!holds_file(from, name))
     return settings_changed(fs::absolute(from.folder()).parent_path().parent_path(), job);
   return changed_from(from.read_file(name), (from.folder() / name).string(), job);
 }
-
-}  // namespace
 
 bool begins_from_the_same(checkpoint::Checkpoint& from, const plan::Job& job) {
   const std::optional<std::vector<config::Difference>> changed = changed_since(from, job);
@@ -211,12 +203,12 @@ bool begins_from_the_same(checkpoint::Checkpoint& from, const plan::Job& job) {
          });
 }
 
-std::string change_text(const config::Difference& change) {
-  auto text = [&](size_t which) {
-    const std::string& value = change.values[which];
-    return value.empty() ? std::string("not set") : value;
-  };
-  return change.key + " = " + text(1) + " (was " + text(0) + ")";
+std::string changes_text(const std::vector<config::Difference>& changes) {
+  std::vector<std::string> out;
+  for (const config::Difference& one : changes)
+    out.push_back(one.key + " = " + value_text(one.values[1]) + " (was " +
+                  value_text(one.values[0]) + ")");
+  return first_few(out);
 }
 
 namespace {
@@ -256,25 +248,23 @@ bool decides_numbers(const std::string& key) {
       "report.",
       "plugins."};
   if (key.starts_with("distributed.mp_policy.") || key == "distributed.autocast_dtype") return true;
-  return std::none_of(std::begin(kOthers), std::end(kOthers), [&](auto one) {
-    return one.ends_with('.') ? key.starts_with(one) : key == one;
-  });
+  return std::ranges::none_of(
+      kOthers, [&](auto one) { return one.ends_with('.') ? key.starts_with(one) : key == one; });
 }
 
 // Of other samples: which settings are others than those of the checkpoint's run.
 Error other_data(checkpoint::Checkpoint& from, const plan::Job& job) {
   const Options& dataset = job.config.table("dataset");
   const std::string named = dataset.is_set("plugin") ? "dataset.plugin" : "dataset.path";
-  std::string what =
+  const std::string what =
       from.folder().string() + ": it was trained on other data than " + named + " now names";
   std::optional<std::vector<config::Difference>> changed = changed_since(from, job);
-  if (!changed) {
+  if (!changed)
     return Error(ErrorCode::checkpoint_mismatch, what)
         .key(named)
         .help(std::string("compare [dataset]") +
               (dataset.is_set("plugin") ? " and its plugin's table" : "") +
               " with what the run had: what decides about a token or its place must be the same");
-  }
   std::erase_if(*changed, [](const config::Difference& one) {
     return (!one.key.starts_with("dataset.") && one.key != "model.pretrained") ||
            only_reads(one.key);
@@ -283,18 +273,12 @@ Error other_data(checkpoint::Checkpoint& from, const plan::Job& job) {
     return Error(ErrorCode::checkpoint_mismatch, what)
         .key(named)
         .help("the settings of [dataset] are those of the run: the files behind them have changed");
-  for (size_t i = 0; i < changed->size(); ++i)
-    what += (i == 0 ? ": " : ", ") + change_text((*changed)[i]);
-  Error error(ErrorCode::checkpoint_mismatch, what);
+  Error error(ErrorCode::checkpoint_mismatch, what + ": " + changes_text(*changed));
   error.key(changed->front().key);
   for (const config::Difference& one : *changed)
     if (!one.values.front().empty()) error.help("set " + one.key + " = " + one.values.front());
   return error.help("if that is not all of it, the files behind them have changed");
 }
-
-}  // namespace
-
-namespace {
 
 // Weights that were put in place of those the run began from.
 void refuse_other_weights(const checkpoint::Checkpoint& from, const plan::Job& job) {
@@ -331,12 +315,9 @@ void refuse_other_settings(checkpoint::Checkpoint& from, const plan::Job& job) {
            (one.key == "model.pretrained" && from.meta().base);  // check_base() has judged it
   });
   if (changed.empty()) return refuse_other_weights(from, job);
-  constexpr size_t kMost = 8;
-  std::string what = from.folder().string() + " is the end of a run with other settings: ";
-  for (size_t i = 0; i < std::min(changed.size(), kMost); ++i)
-    what += (i == 0 ? "" : ", ") + change_text(changed[i]);
-  if (changed.size() > kMost) what += " and " + std::to_string(changed.size() - kMost) + " more";
-  Error error(ErrorCode::checkpoint_mismatch, what);
+  Error error(ErrorCode::checkpoint_mismatch,
+              from.folder().string() +
+                  " is the end of a run with other settings: " + changes_text(changed));
   error.key(changed.front().key);
   std::error_code failed;
   const bool own = fs::weakly_canonical(from.folder().parent_path().parent_path(), failed) ==
@@ -344,7 +325,7 @@ void refuse_other_settings(checkpoint::Checkpoint& from, const plan::Job& job) {
   error.help(own ? "set run.name to another name to train this job beside it"
                  : "to train its weights with them: " + way_by_export(from));
   // What a run may go on with is another model or optimizer of none.
-  if (std::all_of(changed.begin(), changed.end(), [](const config::Difference& one) {
+  if (std::ranges::all_of(changed, [](const config::Difference& one) {
         return one.key.starts_with("lr_scheduler.") || one.key == "optimizer.lr";
       })) {
     const std::optional<int64_t> epochs = job.config.table("step_scheduler").find_int("epochs");
@@ -403,7 +384,8 @@ void check_scale(checkpoint::Checkpoint& from, const Options& lora, const std::s
   if (lora.get_int("r") == 0) return;
   const std::optional<checkpoint::PeftScale> was = checkpoint::scale_of(from);
   if (!was) return;
-  auto refuse = [&](const std::string& name, const OptionValue& then, const OptionValue& now) {
+  auto hold = [&](const std::string& name, const OptionValue& then, const OptionValue& now) {
+    if (then == now) return;
     const std::string key = "lora." + name;
     throw Error(ErrorCode::checkpoint_mismatch,
                 from.folder().string() + ": its adapters were trained with " + key + " = " +
@@ -412,9 +394,6 @@ void check_scale(checkpoint::Checkpoint& from, const Options& lora, const std::s
         .at(lora.origin(name))
         .help("set " + key + " = " + to_toml(then))
         .help("set run.name to another name to train this job beside it");
-  };
-  auto hold = [&](const char* name, const OptionValue& then, const OptionValue& now) {
-    if (then != now) refuse(name, then, now);
   };
   hold("r", static_cast<int64_t>(was->r), lora.get_int("r"));
   hold("alpha", was->alpha, lora.get_number("alpha"));
@@ -433,9 +412,7 @@ void refuse_other_data(checkpoint::Checkpoint& from, const plan::Job& job,
     return;  // saved by a program of its own, which feeds its own data
   auto refuse_as = [&](Error error) {
     throw error.help("to train its weights on other data: " + way_by_export(from))
-        .help(
-            "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another "
-            "name");
+        .help(kStartAfresh);
   };
   auto refuse = [&](const std::string& what, const std::string& key, const std::string& value) {
     refuse_as(Error(ErrorCode::checkpoint_mismatch, from.folder().string() + ": " + what)

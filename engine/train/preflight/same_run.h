@@ -22,8 +22,11 @@ std::optional<std::vector<config::Difference>> settings_changed(const std::files
                                                                 const plan::Job& job);
 // Whether model.pretrained names what it named to the run that saved the checkpoint.
 bool begins_from_the_same(checkpoint::Checkpoint& from, const plan::Job& job);
-// "dataset.jsonl.packing = "none" (was "bfd")".
-std::string change_text(const config::Difference& change);
+// "dataset.jsonl.packing = "none" (was "bfd"), ..."; of many the first eight.
+std::string changes_text(const std::vector<config::Difference>& changes);
+// What each refusal of a checkpoint ends with.
+inline constexpr const char* kStartAfresh =
+    "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another name";
 // How a job begins with the weights of a checkpoint that it cannot continue. Words for a help.
 std::string way_by_export(const checkpoint::Checkpoint& from);
 // The model of a checkpoint is the job's, beyond its names and shapes: config.json as it is read

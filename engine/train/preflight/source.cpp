@@ -46,11 +46,11 @@ std::optional<std::vector<int64_t>> eos_of(const fs::path& file, int64_t vocab) 
 }
 
 // "72,101,108,108,111"; of a longer text its beginning and "...".
-std::string first_bytes(const std::string& text) {
+std::string first_bytes(std::string_view text) {
   constexpr size_t kShown = 24;
   std::string out;
-  for (size_t i = 0; i < std::min(text.size(), kShown); ++i)
-    out += (i == 0 ? "" : ",") + std::to_string(static_cast<unsigned char>(text[i]));
+  for (char c : text.substr(0, kShown))
+    out += (out.empty() ? "" : ",") + std::to_string(static_cast<unsigned char>(c));
   return text.size() > kShown ? out + ",..." : out;
 }
 
@@ -74,8 +74,7 @@ ModelOutline outline_of_plugin(const Source& source, const std::vector<std::stri
               source.model_settings().front())
         .help(
             "add --set 'plugins.load=[\"/path/to/libmeshwright_mine.so\"]': config.resolved.toml "
-            "of "
-            "the run says which one it was trained with");
+            "of the run says which one it was trained with");
   }
 }
 
@@ -120,13 +119,12 @@ void check_model_has_weights(const fs::path& path) {
 
 bool Source::of_plugin(const std::vector<std::string>& sets) const {
   auto names_one = [](const std::string& set) { return set.starts_with("model.plugin="); };
-  return std::any_of(model_settings_.begin(), model_settings_.end(), names_one) ||
-         std::any_of(sets.begin(), sets.end(), names_one);
+  return std::ranges::any_of(model_settings_, names_one) || std::ranges::any_of(sets, names_one);
 }
 
 bool Source::has_adapters() const {
-  return std::any_of(model_settings_.begin(), model_settings_.end(),
-                     [](const std::string& set) { return set.starts_with("lora."); });
+  return std::ranges::any_of(model_settings_,
+                             [](const std::string& set) { return set.starts_with("lora."); });
 }
 
 ModelOutline Source::outline(const std::vector<std::string>& sets) const {
@@ -213,11 +211,8 @@ fs::path Source::extra(const char* name) const {
 
 std::vector<int64_t> Source::ids(const std::string& flag, const std::string& list) const {
   std::vector<int64_t> out;
-  for (size_t at = 0; at <= list.size();) {
-    size_t end = std::min(list.find(',', at), list.size());
-    std::string word = list.substr(at, end - at);
-    word.erase(0, std::min(word.find_first_not_of(' '), word.size()));
-    word.erase(word.find_last_not_of(' ') + 1);
+  for (const std::string& part : text::split(list, ',')) {
+    const std::string word(text::trim(part));
     int64_t id = -1;
     auto [stop, failed] = std::from_chars(word.data(), word.data() + word.size(), id);
     if (word.empty() || failed != std::errc() || stop != word.data() + word.size())
@@ -231,7 +226,6 @@ std::vector<int64_t> Source::ids(const std::string& flag, const std::string& lis
                                             std::to_string(vocab_) + " entries")
           .help("tokens are 0 to " + std::to_string(vocab_ - 1));
     out.push_back(id);
-    at = end + 1;
   }
   return out;
 }
@@ -254,7 +248,7 @@ std::vector<int64_t> Source::prompt(const Request& request) const {
       throw Error(ErrorCode::usage,
                   "--prompt is empty, and the tokenizer puts nothing before a text")
           .help("--prompt 'Once upon a time'");
-    int64_t largest = *std::max_element(out.begin(), out.end());
+    const int64_t largest = std::ranges::max(out);
     if (largest >= vocab_)
       throw Error(ErrorCode::bad_token,
                   extra("tokenizer.json").string() + " gives the token " + std::to_string(largest) +
@@ -316,8 +310,9 @@ void check_sets(const Source& source, const std::vector<std::string>& sets,
                 key == "run.float32_matmul_precision" || key == "model.torch_dtype";
     used = used || (key.starts_with("model.") && key != "model.config" &&
                     key != "model.pretrained" && source.of_plugin(sets));
-    for (const std::string& beginning : beginnings) used = used || key.starts_with(beginning);
-    if (!used)
+    if (!used && std::ranges::none_of(beginnings, [&](const std::string& beginning) {
+          return key.starts_with(beginning);
+        }))
       throw Error(ErrorCode::bad_set, "--set " + key + " has no part in " + doing)
           .key(key)
           .help("keys that have: " + names + ", model.torch_dtype, run.threads")

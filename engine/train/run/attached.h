@@ -1,4 +1,5 @@
-// Who watches a run beside its own folder's files: an interface that apps implement (apps/observe).
+// What apps and the engine's library are to each other: what of the apps a run needs while it
+// trains, and how their functions that the program calls on ranks are run.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,10 @@
 #include <vector>
 
 #include "engine/job/plan.h"
+
+namespace meshwright::rendezvous {
+class Ending;
+}
 
 namespace meshwright::train {
 
@@ -36,7 +41,7 @@ struct MonitorSettings {
   }
 };
 
-// Of the rank that leads. Nothing here throws.
+// Who watches a run beside its own folder's files. Of the rank that leads. Nothing here throws.
 class RunMonitors {
  public:
   // `say`: a line for people: the first failure of each place, and that it works again.
@@ -54,10 +59,6 @@ class RunMonitors {
   virtual void end(bool finished) = 0;
 };
 
-// What of the apps a run needs while it trains. The engine is built and trains without any of it;
-// an app that is linked into libmeshwright_engine.so sets its part when that is loaded
-// (apps/*/entry.cpp).
-
 // A step as the machine's figures have it.
 struct PredictedStep {
   std::string machine;
@@ -74,6 +75,8 @@ struct ComputeFacts {
   double peak = 0;          // operations a second of the device; 0: a processor, or not known
 };
 
+// The engine is built and trains without any of it; an app that is linked into
+// libmeshwright_engine.so sets its part when that is loaded (apps/*/entry.cpp).
 struct Attached {
   // nullptr: nobody watches.
   std::unique_ptr<RunMonitors> (*monitors)(const MonitorSettings&, RunMonitors::Say) = nullptr;
@@ -93,6 +96,19 @@ struct Attached {
                           const std::string& device) = nullptr;
 };
 
-Attached& attached();
+inline Attached& attached() {
+  static Attached all;
+  return all;
+}
+
+// LibTorch writes pages of stack frames to standard error before it throws what we then say in one
+// line. For the program and libmeshwright_c.so: a C++ application that uses the library keeps its
+// own choice. TORCH_CPP_LOG_LEVEL brings them back.
+void quiet_libtorch();
+
+// Runs a rank; what it throws is said, told to the other ranks, and becomes the exit status of all.
+// `log`: of the run, once it has one; read after `work` has ended.
+int run_guarded(const std::function<int(rendezvous::Ending&)>& work,
+                const std::filesystem::path& log = {});
 
 }  // namespace meshwright::train

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "engine/checkpoint/checksum.h"
-#include "engine/data/dataset.h"
 #include "engine/job/job.h"
 #include "engine/job/plan.h"
 #include "meshwright/error.h"
@@ -102,23 +101,22 @@ Batches::Slot Batches::begin(int64_t number) {
     raw.weights = memory.weights.mutable_data_ptr<float>();
   }
   raw.owner = slot.memory;
-  const int64_t place = order_.again ? number % order_.count : number;
-  slot.task = reader_.begin(order_.first + place * order_.stride, std::move(raw));
+  slot.task = reader_.begin(position_of(number), std::move(raw));
   return slot;
 }
 
 int64_t Batches::find_padding(Memory& memory) const {
   if (!settings_.padding.told) return settings_.seq_len;
   const bool documents = memory.documents.defined();
+  const auto length = static_cast<size_t>(settings_.seq_len);
   const auto* targets = memory.targets.const_data_ptr<int64_t>();
-  const auto* document = documents ? memory.documents.const_data_ptr<int32_t>() : nullptr;
+  std::span<const int32_t> of_row;
   int64_t longest = 1;
   for (int64_t row = 0; row < settings_.rows; ++row) {
     const int64_t first = row * settings_.seq_len;
-    const auto length = static_cast<size_t>(settings_.seq_len);
-    memory.ends.push_back(static_cast<int64_t>(data::padding_begin(
-        {targets + first, length}, documents ? std::span<const int32_t>(document + first, length)
-                                             : std::span<const int32_t>())));
+    if (documents) of_row = {memory.documents.const_data_ptr<int32_t>() + first, length};
+    memory.ends.push_back(
+        static_cast<int64_t>(data::padding_begin({targets + first, length}, of_row)));
     longest = std::max(longest, memory.ends.back());
   }
   const int64_t multiple = settings_.padding.multiple;
@@ -136,11 +134,10 @@ void Batches::cut(Memory& memory, int64_t length) const {
 
 void Batches::change(int64_t number, Memory& memory) const {
   if (!settings_.change) return;
-  const int64_t place = order_.again ? number % order_.count : number;
   HostBatch batch;
   batch.tokens = memory.tokens;
   batch.targets = memory.targets;
-  batch.sample = order_.first + place * order_.stride;
+  batch.sample = position_of(number);
   settings_.change(batch);
   for (auto [changed, mine] :
        {std::pair(&batch.tokens, &memory.tokens), std::pair(&batch.targets, &memory.targets)}) {
@@ -181,15 +178,12 @@ const MicroBatch& Batches::at(int64_t number) {
   const int64_t wanted = order_.again ? end + ahead_ : std::min(end + ahead_, order_.count);
   while (begin_ + static_cast<int64_t>(slots_.size()) < wanted)
     slots_.push_back(begin(begin_ + static_cast<int64_t>(slots_.size())));
-  const Slot& slot = slots_.at(static_cast<size_t>(number - begin_));
-  if (!slot.batch.tokens.defined()) read(std::max(first, begin_), end);
-  return slot.batch;
+  const Slot& one = slot(number);
+  if (!one.batch.tokens.defined()) read(std::max(first, begin_), end);
+  return one.batch;
 }
 
 void Batches::read(int64_t from, int64_t to) {
-  const auto slot = [this](int64_t number) -> Slot& {
-    return slots_.at(static_cast<size_t>(number - begin_));
-  };
   int64_t length = 1;
   for (int64_t number = from; number < to; ++number) {
     const auto since = std::chrono::steady_clock::now();
@@ -242,10 +236,10 @@ std::string one_document_each(const data::DatasetConfig& config) {
   if (!config.plugin) return "set " + config.table + ".packing = false";
   const OptionSchema& schema = config.plugin->options.schema();
   const meshwright_option* packing = schema.find("packing");
-  if (packing != nullptr && packing->choices != nullptr)
-    for (const std::string& choice : text::split(packing->choices, '|'))
-      if (choice == "none") return "set " + schema.table + ".packing = \"none\"";
-  return "read data whose samples are one document each";
+  return packing != nullptr && packing->choices != nullptr &&
+                 std::ranges::count(text::split(packing->choices, '|'), "none") > 0
+             ? "set " + schema.table + ".packing = \"none\""
+             : "read data whose samples are one document each";
 }
 
 }  // namespace

@@ -72,6 +72,11 @@ class Batches {
     MicroBatch batch;  // once it was asked for
   };
   Slot begin(int64_t number);
+  Slot& slot(int64_t number) { return slots_.at(static_cast<size_t>(number - begin_)); }
+  // Of its first row, in the sampler's order.
+  int64_t position_of(int64_t number) const {
+    return order_.first + (order_.again ? number % order_.count : number) * order_.stride;
+  }
   // What length is left of a micro-batch.
   int64_t find_padding(Memory& memory) const;
   void cut(Memory& memory, int64_t length) const;
@@ -92,7 +97,6 @@ class Batches {
 };
 
 // The data that a run reads.
-
 struct OpenData {
   data::DatasetConfig config;
   std::shared_ptr<const SampleSource> source;

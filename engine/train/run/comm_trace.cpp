@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -31,11 +30,6 @@ constexpr char kEndWord = 'e', kOver = 'o';
 constexpr int64_t kIdleMs = 2000, kLookMs = 500;
 // In the handler: longer than the file takes, shorter than the launcher waits before SIGKILL.
 constexpr int kPauseMs = 3000;
-
-void save(const fs::path& folder, const fs::path& file, const std::string& text) {
-  base::make_folders(folder);
-  base::write_durably(file, text);
-}
 
 }  // namespace
 
@@ -77,7 +71,8 @@ void CommTrace::write(const std::string& why, bool error) {
   file.error = error;
   file.record = log_.read();
   rendezvous::bounded(kWritePatience, [folder = folder_, path = file_, text = to_text(file)] {
-    save(folder, path, text);
+    base::make_folders(folder);
+    base::write_durably(path, text);
   });
   written_ = true;
 }

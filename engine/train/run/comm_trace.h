@@ -9,7 +9,6 @@
 #include <string>
 #include <thread>
 
-#include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "sdk/base/collective_log.h"
 

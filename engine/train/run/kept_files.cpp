@@ -3,17 +3,14 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <iterator>
 #include <map>
 #include <span>
-#include <utility>
 
 #include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/checksum.h"
-#include "engine/checkpoint/export.h"
 #include "engine/checkpoint/source.h"
 #include "engine/checkpoint/weights/auxiliary_files.h"
 #include "engine/checkpoint/weights/export.h"
@@ -21,11 +18,10 @@
 #include "engine/job/trainable.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/train/run/host_reads.h"
-#include "engine/train/step/gather.h"
 #include "engine/train/step/rank_agreement.h"
-#include "meshwright/error.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::train {
 
@@ -66,12 +62,11 @@ checkpoint::FileRecord write_kept(const KeptFile& file, const fs::path& folder) 
 ModelFiles read_model_files(checkpoint::Checkpoint* from, const fs::path& config,
                             const std::string& config_text, const std::string& pretrained,
                             bool bytes) {
-  constexpr std::string_view kSource = "source/";
   ModelFiles out;
-  auto carry = [&](weights::Carried carried) {
+  auto carry = [&](const weights::Carried& carried) {
     for (const weights::CarriedFile& file : carried.files)
-      out.files.read(std::string(kSource) + file.name, file.path);
-    std::move(carried.notices.begin(), carried.notices.end(), std::back_inserter(out.notices));
+      out.files.read("source/" + file.name, file.path);
+    out.notices.insert(out.notices.end(), carried.notices.begin(), carried.notices.end());
   };
   if (!config_text.empty()) out.files.add("config.json", config_text);
   if (from != nullptr) {
@@ -83,7 +78,7 @@ ModelFiles read_model_files(checkpoint::Checkpoint* from, const fs::path& config
       if (tensor.state.empty()) out.export_dtypes.emplace_back(tensor.name, tensor.export_dtype);
   } else if (!pretrained.empty()) {
     carry(weights::carried_files(pretrained));
-    weights::WeightFolder source(pretrained);
+    const weights::WeightFolder source(pretrained);
     for (const std::string& name : source.names())
       out.export_dtypes.emplace_back(name, source.find(name)->dtype);
   }
@@ -97,10 +92,6 @@ ModelFiles read_model_files(checkpoint::Checkpoint* from, const fs::path& config
 }
 
 namespace {
-
-bool contains(const std::vector<int64_t>& ranks, int64_t rank) {
-  return std::binary_search(ranks.begin(), ranks.end(), rank);
-}
 
 uint64_t checksum_of_all(const std::vector<uint64_t>& checksums) {
   return checkpoint::checksum(std::as_bytes(std::span(checksums)));
@@ -120,11 +111,6 @@ std::vector<int64_t> odd_ones(const std::vector<int64_t>& ranks,
   return out;
 }
 
-std::string two_digits(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value, std::chars_format::general, 2).ptr};
-}
-
 // How far two ranks' values of a tensor lie apart.
 struct Distance {
   double most = 0, largest = 0;  // difference, and value on any of the two
@@ -133,8 +119,9 @@ struct Distance {
   bool is_rounding() const { return most <= 1e-4 * largest; }
   std::string text() const {
     if (elements == 0) return " (in their bits alone: the numbers are equal)";
-    return " (by up to " + two_digits(most) + ", where the largest is " + two_digits(largest) +
-           ", in " + std::to_string(elements) + " of " + std::to_string(of) + " elements)";
+    return " (by up to " + text::short_number(most, 2) + ", where the largest is " +
+           text::short_number(largest, 2) + ", in " + std::to_string(elements) + " of " +
+           std::to_string(of) + " elements)";
   }
 };
 
@@ -170,12 +157,12 @@ ReplicaDigests replica_digests(const std::vector<Replicas>& replicas,
                                const std::vector<LocalTensor>& tensors, int64_t rank) {
   std::vector<at::Tensor> held;
   for (const Replicas& group : replicas)
-    if (contains(group.ranks, rank))
+    if (std::ranges::binary_search(group.ranks, rank))
       for (size_t i : group.tensors) held.push_back(tensors[i].local.contiguous());
   HostReads values(std::move(held));
   ReplicaDigests out(replicas.size());
   for (size_t g = 0; g < replicas.size(); ++g) {
-    if (!contains(replicas[g].ranks, rank)) continue;
+    if (!std::ranges::binary_search(replicas[g].ranks, rank)) continue;
     for (size_t i = 0; i < replicas[g].tensors.size(); ++i) {
       // A tensor may come in pieces, whose ends depend on what else this rank holds.
       checkpoint::BlockChecksums sums;
@@ -234,8 +221,7 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
         more += odd.empty() ? 0 : 1;
         continue;
       }
-      std::set_difference(group.ranks.begin(), group.ranks.end(), odd.begin(), odd.end(),
-                          std::back_inserter(usual));
+      std::ranges::set_difference(group.ranks, odd, std::back_inserter(usual));
       const LocalTensor& tensor = tensors[group.tensors[t]];
       first = rendezvous::named_ranks(odd) + (odd.size() == 1 ? " holds" : " hold") +
               " other values of " + (tensor.state.empty() ? "" : tensor.state + " of ") +
@@ -244,11 +230,11 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
       first += apart.text();
     }
   }
-  std::string rest = more == 0 ? ""
-                               : ", and " + std::to_string(more) +
-                                     (more == 1 ? " more tensor differs" : " more tensors differ");
+  if (more > 0)
+    first += ", and " + std::to_string(more) +
+             (more == 1 ? " more tensor differs" : " more tensors differ");
   Error error(ErrorCode::replicas_differ,
-              first + rest + ": they are copies of each other in the layout of " + strategy +
+              first + ": they are copies of each other in the layout of " + strategy +
                   ", and a checkpoint would keep one of them; nothing was saved");
   if (apart.is_rounding())
     error.note("so little is rounding: these ranks have computed the same in different ways")

@@ -56,9 +56,8 @@ ModelFiles read_model_files(checkpoint::Checkpoint* from, const std::filesystem:
                             const std::string& config_text, const std::string& pretrained,
                             bool bytes);
 
-// What several ranks hold of one tensor must be the same, since a checkpoint keeps it once.
-
-// A digest of each tensor that other ranks have too, in the order of Shares::replicas(): a list for
+// What several ranks hold of one tensor must be the same, since a checkpoint keeps it once. A
+// digest of each tensor that other ranks have too, in the order of Shares::replicas(): a list for
 // every group of ranks, empty for groups without this rank. A tensor that no other rank has is not
 // read, so that sharded models pay nothing. Local.
 using ReplicaDigests = std::vector<std::vector<uint64_t>>;
@@ -75,9 +74,8 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
                                     const std::vector<std::vector<uint64_t>>& summaries,
                                     const std::string& strategy);
 
-// The folders for Hugging Face that a run makes of its checkpoints.
-
-// What checkpoint.export and lora.export say, in the run's folder. Of the rank that leads.
+// The folders for Hugging Face that a run makes of its checkpoints: what checkpoint.export and
+// lora.export say, in the run's folder. Of the rank that leads.
 class Exports {
  public:
   Exports(const Job& job, const std::filesystem::path& run);

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <limits>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "meshwright/error.h"
@@ -16,13 +15,26 @@
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/progress.h"
+#include "sdk/base/text.h"
 
 namespace meshwright::train {
 
-std::vector<Metric> step_metrics(const StepResult& r, const StepCost& c) {
+namespace {
+
+// A figure as JSON: a number, or null for what is not finite. `format`: of printf.
+std::string number_text(double value, const char* format) {
+  return std::isfinite(value) ? text::format(format, value) : "null";
+}
+
+// Of a step's row, in its order, without "step" and "completed_steps".
+std::string figures(const StepResult& r, const StepCost& c) {
   const double tokens = static_cast<double>(r.tokens),
                per_second = c.step_ms > 0 ? tokens * 1000 / c.step_ms : 0;
-  return {
+  const struct {
+    const char* name;
+    double value;
+    const char* format;
+  } all[] = {
       {"loss", r.loss, "%.9g"},
       {"grad_norm", r.grad_norm, "%.9g"},
       {"lr", r.lr, "%.9g"},
@@ -43,26 +55,17 @@ std::vector<Metric> step_metrics(const StepResult& r, const StepCost& c) {
       {"grad_norm_z", c.grad_norm_z, "%.4g"},
       {"skipped", c.skipped ? 1.0 : 0.0, "%.0f"},
       {"target_tokens", static_cast<double>(r.count), "%.0f"}};
+  std::string out;
+  for (const auto& [name, value, format] : all)
+    out += text::format(", \"%s\": ", name) + number_text(value, format);
+  return out;
 }
-
-std::string metric_text(const Metric& metric) {
-  if (!std::isfinite(metric.value)) return "null";
-  return text::format(metric.format, metric.value);
-}
-
-namespace {
 
 int64_t sum_of(const std::vector<int64_t>& tokens) {
   return std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
 }
 
 std::string ratio(double value) { return text::format("%.2f", value); }
-
-double largest_imbalance(const std::vector<ExpertLoad>& blocks) {
-  double out = 0;
-  for (const ExpertLoad& block : blocks) out = std::max(out, block.imbalance());
-  return out;
-}
 
 // A load beside the mean: nothing, then eight heights up to twice the mean and more, the mean
 // itself at half.
@@ -100,14 +103,11 @@ std::string LoadHistory::draw(const report::Style& style) const {
   std::string rest;
   if (rows.size() > kMost) {
     std::vector<const ExpertLoad*> worst = rows;
-    std::stable_sort(worst.begin(), worst.end(), [](const ExpertLoad* a, const ExpertLoad* b) {
-      return a->imbalance() > b->imbalance();
-    });
-    double bound = worst[kMost]->imbalance();
+    std::ranges::stable_sort(worst, std::ranges::greater(), &ExpertLoad::imbalance);
+    const double bound = worst[kMost]->imbalance();
     worst.resize(kMost);
-    std::erase_if(rows, [&](const ExpertLoad* row) {
-      return std::find(worst.begin(), worst.end(), row) == worst.end();
-    });
+    std::erase_if(
+        rows, [&](const ExpertLoad* row) { return std::ranges::find(worst, row) == worst.end(); });
     rest = "and " + std::to_string(total_.size() - kMost) + " more blocks, none above " +
            ratio(bound) + "x\n";
   }
@@ -126,12 +126,11 @@ std::string LoadHistory::draw(const report::Style& style) const {
     double mean = static_cast<double>(sum_of(row->tokens)) / static_cast<double>(experts);
     std::string marks;
     for (size_t e = 0; e < experts; e += together) {
-      int64_t most = *std::max_element(
-          row->tokens.begin() + static_cast<int64_t>(e),
-          row->tokens.begin() + static_cast<int64_t>(std::min(e + together, experts)));
+      const int64_t most =
+          std::ranges::max(std::span(row->tokens).subspan(e, std::min(together, experts - e)));
       marks += mark(style, mean > 0 ? static_cast<double>(most) / mean : 0);
     }
-    auto unused = std::count(row->tokens.begin(), row->tokens.end(), int64_t{0});
+    const auto unused = std::ranges::count(row->tokens, 0);
     out += report::pad(report::printable(row->block), name) + "  " + marks + "  up to " +
            ratio(row->imbalance()) + "x" +
            (unused > 0 ? ", " + std::to_string(unused) + " unused" : "") + "\n";
@@ -155,24 +154,24 @@ std::string LoadHistory::json() const {
 std::string load_fields(const StepResult& result) {
   if (result.experts.empty()) return "";
   std::vector<int64_t> tokens;
-  std::string imbalance;
   int64_t dropped = 0;
   for (const ExpertLoad& block : result.experts) {
     tokens.resize(std::max(tokens.size(), block.tokens.size()));
     for (size_t e = 0; e < block.tokens.size(); ++e) tokens[e] += block.tokens[e];
     dropped += result.positions * block.active - sum_of(block.tokens);
-    imbalance += (imbalance.empty() ? "" : ", ") + text::format("%.4f", block.imbalance());
   }
-  std::string all;
-  for (int64_t n : tokens) all += (all.empty() ? "" : ", ") + std::to_string(n);
-  return ", \"expert_tokens\": [" + all + "], \"expert_imbalance\": [" + imbalance +
-         "], \"dropped_tokens\": " + std::to_string(dropped);
+  return ", \"expert_tokens\": " + text::list(tokens, [](int64_t n) { return std::to_string(n); }) +
+         ", \"expert_imbalance\": " +
+         text::list(
+             result.experts,
+             [](const ExpertLoad& block) { return text::format("%.4f", block.imbalance()); }) +
+         ", \"dropped_tokens\": " + std::to_string(dropped);
 }
 
 std::string load_words(const StepResult& result) {
-  return result.experts.empty()
-             ? ""
-             : "  experts up to " + ratio(largest_imbalance(result.experts)) + "x";
+  double largest = 0;
+  for (const ExpertLoad& block : result.experts) largest = std::max(largest, block.imbalance());
+  return result.experts.empty() ? "" : "  experts up to " + ratio(largest) + "x";
 }
 
 namespace fs = std::filesystem;
@@ -209,12 +208,12 @@ std::string validation_words(double loss, const char* pattern) {
   return std::isnan(loss) ? "validation loss n/a" : "validation loss " + format(pattern, loss);
 }
 
-void unwritable(const fs::path& path, int reason) {
+[[noreturn]] static void unwritable(const fs::path& path, int reason) {
   throw base::unwritable(path, reason).key("run.dir");
 }
 
 // The rows of metrics.jsonl of the first `steps` steps, whole lines only.
-std::string rows_before(const fs::path& path, int64_t steps) {
+static std::string rows_before(const fs::path& path, int64_t steps) {
   const std::string all = base::read_file(path, SIZE_MAX / 2);
   std::string out;
   for (size_t at = 0, end; (end = all.find('\n', at)) != std::string::npos; at = end + 1) {
@@ -237,9 +236,10 @@ RunFolder::RunFolder(fs::path path, std::optional<int64_t> steps, const Tell& te
   if (has_rows && steps) {
     put("metrics.jsonl", rows_before(metrics, *steps));
   } else if (has_rows) {
-    int n = 1;
-    while (fs::exists(path_ / ("metrics." + std::to_string(n) + ".jsonl"), failed)) ++n;
-    kept_ = (path_ / ("metrics." + std::to_string(n) + ".jsonl")).string();
+    int n = 0;
+    do {
+      kept_ = (path_ / ("metrics." + std::to_string(++n) + ".jsonl")).string();
+    } while (fs::exists(kept_, failed));
     fs::rename(metrics, kept_, failed);
     if (failed) unwritable(kept_, failed.value());
   }
@@ -247,29 +247,20 @@ RunFolder::RunFolder(fs::path path, std::optional<int64_t> steps, const Tell& te
   log_.emplace(path_ / "run.log", /*keep=*/true, tell);
 }
 
-namespace {
-
 // What stands in the way is told with the key that chooses another place.
-std::unique_ptr<base::AppendFile> opened(const fs::path& path, bool keep) {
-  try {
-    return std::make_unique<base::AppendFile>(
-        path, keep ? base::AppendFile::Old::kept : base::AppendFile::Old::emptied);
-  } catch (const Error& error) {
-    throw Error(error).key("run.dir");
-  }
+RunFolder::Lines::Lines(const fs::path& path, bool keep, Tell tell) try
+    : file_(std::make_unique<base::AppendFile>(
+          path, keep ? base::AppendFile::Old::kept : base::AppendFile::Old::emptied)),
+      tell_(std::move(tell)) {
+} catch (const Error& error) {
+  throw Error(error).key("run.dir");
 }
-
-}  // namespace
-
-RunFolder::Lines::Lines(const fs::path& path, bool keep, Tell tell)
-    : file_(opened(path, keep)), tell_(std::move(tell)) {}
 
 RunFolder::Lines::~Lines() {
   if (waiting_lines_ > 0 && file_->append(waiting_) == 0) waiting_lines_ = 0;
-  if (int64_t missing = waiting_lines_ + lost_lines_; missing > 0) {
+  if (const int64_t missing = waiting_lines_ + lost_lines_; missing > 0)
     tell("warning: " + path() + " lacks " + report::counted(missing, "line", "lines") +
          " that could not be written");
-  }
 }
 
 void RunFolder::Lines::missed(int reason) {
@@ -349,32 +340,23 @@ void RunFolder::Lines::sync() {
   if (int reason = file_->sync(); reason != 0) missed(reason);
 }
 
-namespace {
-
 // How every row begins. `step` counts from 0, as lr(s) and the order of the data do; folders,
 // screens and logs name the steps that are complete, so a row says both.
-std::string row_begin(int64_t step) {
+static std::string row_begin(int64_t step) {
   return "{\"step\": " + std::to_string(step) +
          ", \"completed_steps\": " + std::to_string(step + 1);
 }
 
-}  // namespace
-
 std::string RunFolder::step(const StepResult& r, const StepCost& c) {
-  std::string row = row_begin(r.step);
-  for (const Metric& metric : step_metrics(r, c))
-    row += ", \"" + std::string(metric.name) + "\": " + metric_text(metric);
-  row += load_fields(r) + "}\n";
+  std::string row = row_begin(r.step) + figures(r, c) + load_fields(r) + "}\n";
   metrics_->append(row);
   return row;
 }
 
 std::string RunFolder::validation(int64_t step, double loss, double auxiliary) {
-  std::string row =
-      row_begin(step) + ", \"validation_loss\": " + metric_text({"validation_loss", loss, "%.9g"});
+  std::string row = row_begin(step) + ", \"validation_loss\": " + number_text(loss, "%.9g");
   if (std::isfinite(auxiliary))
-    row += ", \"validation_auxiliary_loss\": " +
-           metric_text({"validation_auxiliary_loss", auxiliary, "%.9g"});
+    row += ", \"validation_auxiliary_loss\": " + number_text(auxiliary, "%.9g");
   row += "}\n";
   metrics_->append(row);
   return row;
@@ -383,12 +365,8 @@ std::string RunFolder::validation(int64_t step, double loss, double auxiliary) {
 // As base::append_line() does it, whose lines are in the same file.
 void RunFolder::log(const std::string& line) { log_->append(base::utc_now() + " " + line + "\n"); }
 
-namespace {
-
 constexpr int64_t kFewSteps = 20;  // fewer have a line each
 constexpr std::string_view kRedraw = "\r\x1b[K";
-
-}  // namespace
 
 Progress::Progress(report::Output& out, const report::Style& style, bool live, int64_t steps,
                    bool details)

@@ -1,11 +1,9 @@
-// What a step's row of metrics.jsonl says, for whoever writes rows: JSON lines, CSV, event files,
-// monitors.
+// What a run leaves behind: its folder, metrics.jsonl, and the lines a person watches.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -38,22 +36,8 @@ struct StepCost {
   bool skipped = false;  // its update was left out (run.skip_step_above_z)
 };
 
-struct Metric {
-  const char* name;    // "loss", as in metrics.jsonl
-  double value;        // not finite: there is none
-  const char* format;  // of printf: "%.9g"
-};
-
-// In the order of the row, without "step" and "completed_steps".
-std::vector<Metric> step_metrics(const StepResult& result, const StepCost& cost);
-
-// As JSON: a number, or null for what is not finite.
-std::string metric_text(const Metric& metric);
-
 // How evenly tokens reach the experts of a model, over many steps: a picture for people, JSON for
-// programs.
-
-// Adds up the load of steps. It stays empty for a model without experts.
+// programs. It stays empty for a model without experts.
 class LoadHistory {
  public:
   void add(const StepResult& result);
@@ -71,16 +55,11 @@ class LoadHistory {
 };
 
 // Fields of a step's row of metrics.jsonl, empty without experts: "expert_tokens" (of each expert,
-// all blocks together), "expert_imbalance" (by block: largest over mean) and "dropped_tokens"
-// (assignments that tokens should have had and routers did not make).
+// all blocks together), "expert_imbalance" (by block) and "dropped_tokens" (assignments that tokens
+// should have had and routers did not make).
 std::string load_fields(const StepResult& result);
 // "  experts up to 1.24x" the mean, of the most uneven block; empty without experts.
 std::string load_words(const StepResult& result);
-
-// What a run leaves behind: its folder, metrics.jsonl, and the lines a person watches.
-
-// Throws Error(output_unwritable); `reason` is an errno.
-[[noreturn]] void unwritable(const std::filesystem::path& path, int reason);
 
 // "validation loss 4.2500", by a format of printf; "n/a" where nothing was measured.
 std::string validation_words(double loss, const char* pattern);
@@ -89,9 +68,8 @@ std::string validation_words(double loss, const char* pattern);
 class RunFolder {
  public:
   // Makes the folder. A run that starts afresh keeps metrics of an earlier one of the same name
-  // under another name, which `kept` then holds; one that continues after `steps` steps cuts them
-  // back to these and appends.
-  // `tell`: hears of lines that were lost, which standard error does without it.
+  // under another name (kept()); one that continues after `steps` steps cuts them back to these and
+  // appends. `tell`: hears of lines that were lost, in place of standard error.
   using Tell = std::function<void(const std::string&)>;
   explicit RunFolder(std::filesystem::path path, std::optional<int64_t> steps = std::nullopt,
                      const Tell& tell = {});

@@ -1,4 +1,4 @@
-// The request of somebody outside that a run save now: a file in the run's folder.
+// What somebody outside asks of a run: that it save now, or end soon.
 #pragma once
 
 #include <sys/types.h>
@@ -15,8 +15,9 @@
 
 namespace meshwright::train {
 
-// Of the rank that leads. `touch runs/first/checkpoint_now` or `meshwright checkpoint now` make the
-// file; it is gone once the run has begun to save.
+// That it save now: a file in the run's folder. Of the rank that leads. `touch
+// runs/first/checkpoint_now` or `meshwright checkpoint now` make the file; it is gone once the run
+// has begun to save.
 class SaveRequest {
  public:
   explicit SaveRequest(const std::filesystem::path& run);
@@ -33,12 +34,10 @@ class SaveRequest {
 };
 
 // The request of a user, of a terminal that goes away, or of a cluster that this process end soon:
-// SIGINT, SIGHUP, SIGTERM or SIGUSR1.
-
-// While it lives, these signals come on a thread of its own: the thread that makes it, and all that
-// this one starts, block them. oneDNN's matrix products in float32 use the stack pointer as one
-// more register (oneDNN issue 4845, in LibTorch 2.11), so a handler that interrupts one writes its
-// frame into the heap.
+// SIGINT, SIGHUP, SIGTERM or SIGUSR1. While it lives, these signals come on a thread of its own:
+// the thread that makes it, and all that this one starts, block them. oneDNN's matrix products in
+// float32 use the stack pointer as one more register (oneDNN issue 4845, in LibTorch 2.11), so a
+// handler that interrupts one writes its frame into the heap.
 class SignalThread {
  public:
   SignalThread();

@@ -2,17 +2,11 @@
 #include "engine/train/run/rank_run.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <exception>
-#include <functional>
-#include <memory>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/checkpoint.h"
@@ -23,12 +17,10 @@
 #include "engine/config/config.h"
 #include "engine/job/adapters.h"
 #include "engine/job/plan.h"
+#include "engine/launch/rendezvous/error_exchange.h"
 #include "engine/launch/spawn.h"
 #include "engine/train/preflight/same_run.h"
 #include "engine/train/preflight/source.h"
-#include "engine/train/run/reporter.h"
-#include "engine/train/step/gather.h"
-#include "engine/train/step/logits.h"
 #include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/sample.h"
 #include "engine/train/step/stages.h"
@@ -75,6 +67,15 @@ int Run::steps(rendezvous::Ending& together) {
   return finish();
 }
 
+void Run::prepare() {
+  open_data();
+  make_trainer();
+  load();
+  report_start();
+  prepare_saving();
+  open_batches();
+}
+
 // While the connections are there: closing them is how the others hear of the end.
 void Run::on_failure(Error& error) noexcept {
   if (memory_report_ && error.code() == ErrorCode::out_of_memory)
@@ -91,10 +92,6 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, std::files
   return Run(options, log).go(together);
 }
 
-// The steps of a run, and the batches that they read.
-
-using Clock = std::chrono::steady_clock;
-
 MicroBatchLoss Run::loss(Batches& batches, int64_t first, int64_t micro, const at::Tensor& hidden) {
   // Stages of a pipeline ask for the micro-batches of a step again, and not in order.
   batches.forget_before(trainer_->stages() != nullptr ? first : first + micro);
@@ -107,11 +104,9 @@ MicroBatchLoss Run::loss(Batches& batches, int64_t first, int64_t micro, const a
 }
 
 int64_t Run::validation_samples() const {
-  const int64_t batch = trainer_->local_batch() * trainer_->accumulation() *
-                        trainer_->data_parallel_size(),
-                batches = table("validation_dataset").get_int("num_batches"),
+  const int64_t batches = table("validation_dataset").get_int("num_batches"),
                 all = data_.validation.source->samples();
-  return batches <= all / batch ? batches * batch : all;
+  return batches <= all / batch() ? batches * batch() : all;
 }
 
 int64_t Run::validation_micro_batches() const {
@@ -135,9 +130,7 @@ Evaluation Run::evaluate() {
 std::function<void(HostBatch&)> Run::change_of(bool training) const {
   const bool changes = model_->running->changes_batches();
   if (training && !changes) return {};
-  const int64_t batch =
-      trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
-  return [this, training, changes, batch, first = samples_before(first_step_),
+  return [this, training, changes, batch = batch(), first = samples_before(first_step_),
           samples = training ? 0 : validation_samples()](HostBatch& host) {
     host.seed = seed_;
     host.training = training;
@@ -147,34 +140,33 @@ std::function<void(HostBatch&)> Run::change_of(bool training) const {
   };
 }
 
-std::unique_ptr<Batches> Run::batches_of(const OpenData& data, const Options& own, uint64_t seed,
-                                         int64_t samples, int64_t count, bool again) const {
-  const int64_t rows = trainer_->local_batch(), ranks = trainer_->data_parallel_size();
+// Of training the first row lies behind those of the steps before; a validation begins anew.
+std::unique_ptr<Batches> Run::batches_of(bool training, int64_t count) const {
+  const OpenData& data = training ? data_.train : data_.validation;
+  const Options& own = table(training ? "dataset" : "validation_dataset");
+  const int64_t rows = trainer_->local_batch(), ranks = trainer_->data_parallel_size(),
+                before = training ? samples_before(first_step_) : 0;
   return std::make_unique<Batches>(
-      data.source, data::Sampler(data.source->samples(), own.get_bool("shuffle"), seed),
-      BatchOrder{.first = samples + trainer_->data_parallel_rank() * rows,
+      data.source,
+      data::Sampler(data.source->samples(), own.get_bool("shuffle"), seed_ + (training ? 0 : 1)),
+      BatchOrder{.first = before + trainer_->data_parallel_rank() * rows,
                  .stride = ranks * rows,
                  .count = count,
-                 .again = again},
+                 .again = !training},
       Batches::Settings{.rows = rows,
                         .seq_len = data.config.seq_len,
                         .device = world_->device(),
                         .workers = own.get_int("workers"),
                         .padding = padding_of(*trainer_, *model_->running, data.config,
-                                              again ? count : trainer_->accumulation()),
+                                              training ? trainer_->accumulation() : count),
                         .while_waiting = [world = world_] { world->check(); },
-                        .change = change_of(/*training=*/!again)});
+                        .change = change_of(training)});
 }
 
 void Run::open_batches() {
-  const int64_t steps = max_steps_ - first_step_, each = trainer_->accumulation();
-  batches_ = batches_of(data_.train, table("dataset"), seed_, samples_before(first_step_),
-                        steps * each, /*again=*/false);
-  if (data_.validation.source) {
-    const Options& own = table("validation_dataset");
-    validation_batches_ =
-        batches_of(data_.validation, own, seed_ + 1, 0, validation_micro_batches(), /*again=*/true);
-  }
+  batches_ = batches_of(/*training=*/true, (max_steps_ - first_step_) * trainer_->accumulation());
+  if (data_.validation.source)
+    validation_batches_ = batches_of(/*training=*/false, validation_micro_batches());
   if (table("checkpoint").get_bool("best") && beginning_.own)
     best_ = saved_best_ = from()->meta().best;
 }
@@ -182,7 +174,7 @@ void Run::open_batches() {
 StepResult Run::train_step(int64_t step) {
   const bool quiet = !disturbed_ && !saver_->busy();
   disturbed_ = false;
-  Clock::time_point begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   memory_->reset_peak();
   saver_->before_step();
   if (save_request_ && save_request_->asked()) trainer_->vote(RankSignal::save);
@@ -227,12 +219,6 @@ bool Run::validate(int64_t step) {
   return better;
 }
 
-StepRequests Run::requests_of_all(StepRequests mine) {
-  const std::vector<double> any =
-      largest_of_ranks(*world_, {mine.stop ? 1.0 : 0.0, mine.save ? 1.0 : 0.0});
-  return {any[0] > 0, any[1] > 0};
-}
-
 void Run::train(int64_t most, const AfterStep& after) {
   const int64_t every = table("checkpoint").get_int("every_steps"), first = trainer_->next_step();
   model_->module()->train();
@@ -245,7 +231,13 @@ void Run::train(int64_t most, const AfterStep& after) {
         ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last) &&
         validate(step);
     saver_->after_step(result);
-    const StepRequests requests = after ? requests_of_all(after(result, cost_)) : StepRequests{};
+    StepRequests requests;
+    if (after) {
+      requests = after(result, cost_);
+      const std::vector<double> any =
+          largest_of_ranks(*world_, {requests.stop ? 1.0 : 0.0, requests.save ? 1.0 : 0.0});
+      requests = {any[0] > 0, any[1] > 0};
+    }
     // All ranks end after the same step, whichever of them was told to. After the last one the run
     // is about to end anyway.
     stopped_ = result.votes(RankSignal::stop) > 0 && !last;
@@ -266,8 +258,6 @@ void Run::train(int64_t most, const AfterStep& after) {
   saver_->finish();
 }
 
-// What a run saves: its checkpoints, and what goes along with them.
-
 namespace fs = std::filesystem;
 
 // In place of the model's own: two languages side by side are none.
@@ -275,8 +265,7 @@ void Run::carry_language(KeptFiles& kept) const {
   constexpr std::string_view kSource = "source/", kMore = "source/additional_chat_templates/";
   const std::vector<LanguageFile> files = language_of(data_.train.config);
   auto brings = [&](std::string_view name) {
-    return std::any_of(files.begin(), files.end(),
-                       [name](const LanguageFile& file) { return file.name == name; });
+    return std::ranges::find(files, name, &LanguageFile::name) != files.end();
   };
   kept.remove([&](std::string_view name) {
     return (brings("tokenizer.json") && name.starts_with(kSource) &&
@@ -351,21 +340,20 @@ void Run::prepare_saving() {
   saving.facts.max_steps = max_steps_;
   const plan::Adapters adapters = plan::adapters_in(job_.impl().config, trainer_->outline());
   // All ranks read what they have to, or none goes on.
-  agree_or_throw(*world_, outcome_of([&] {
+  agree_or_throw(*world_, [&] {
     if (leader_) carry_files(saving, adapters.any());
     if (adapters.any()) leave_to_base(saving, from(), pretrained_, trainer_->outline());
-    return std::string();
-  }));
+  });
   if (from() != nullptr) from()->release();
   exports_.emplace(job_, run_path_);
   if (checkpoint_table.get_string("export") == "every")
     saving.published = [this](const fs::path& path) { exports_->write(path); };
   // A failed save may be lived with while there is something to train on, not at the end.
   ending_ = first_step_ == max_steps_;
-  saving.done = [this, on = checkpoint_table.get_string("on_failure") ==
-                            "continue"](const SaveReport& report) {
+  const bool on = checkpoint_table.get_string("on_failure") == "continue";
+  saving.done = [this, on](const SaveReport& report) {
     // Replicas that differ are no matter of the disk: what such a run trains is worth nothing.
-    bool goes_on =
+    const bool goes_on =
         on && !ending_ && !(report.error && report.error->code() == ErrorCode::replicas_differ);
     reporter_.saved(report, goes_on);
     (report.error ? best_ : saved_best_) = report.error ? saved_best_ : report.best;
@@ -392,8 +380,6 @@ void Run::save(SaveReason reason) {
   reporter_.sync();
   saver_->save(samples_before(trainer_->next_step()), lr_, best_, reason);
 }
-
-// What a run says and leaves once its last step is done.
 
 int Run::finish() {
   const std::string signal_name =
@@ -438,12 +424,12 @@ void Run::say_prediction_error() {
 }
 
 void Run::write_traces() {
-  fs::path traces = run_path_ / "trace";
+  const fs::path traces = run_path_ / "trace";
   std::error_code failed;
   fs::create_directories(traces, failed);
-  fs::path file = traces / ("rank_" + std::to_string(world_->rank()) + ".json");
   try {
-    base::write_durably(file, world_->trace().json(world_->rank()));
+    base::write_durably(traces / ("rank_" + std::to_string(world_->rank()) + ".json"),
+                        world_->trace().json(world_->rank()));
   } catch (const Error& error) {
     reporter_.say("warning: " + error.message());
   }
@@ -455,14 +441,141 @@ void Run::say_done(const std::string& sample) {
   if (table("checkpoint").get_string("export") == "final")
     exports_->write(checkpoints_ / checkpoint::step_name(saver_->last_step()));
   for (const std::string& line : exports_->told()) reporter_.say(line);
-  if (options_.sample_bytes > 0) {
+  if (options_.sample_bytes > 0)
     reporter_.show(text::format("\na sample, temperature %g:\n\n", options_.sample_temperature) +
                    report::printable(sample) + "\n");
-  }
   reporter_.say("done: " + std::to_string(max_steps_) +
                 (max_steps_ == 1 ? " step in " : " steps in ") +
                 report::human_duration(base::ms_since(started_) / 1000) + "; results in " +
                 reporter_.folder().string());
+}
+
+namespace {
+
+class Running : public Session {
+ public:
+  explicit Running(RunOptions options) : options_(std::move(options)) {
+    try {
+      run_ = std::make_unique<Run>(options_, log_);
+      run_->open(ending_);
+      run_->prepare();
+    } catch (...) {
+      give_up();
+    }
+    const Trainer& trainer = run_->trainer();
+    rank_ = trainer.world().rank();
+    world_size_ = trainer.world().size();
+    max_steps_ = trainer.max_steps();
+    next_step_ = trainer.next_step();
+    folder_ = run_->path();
+  }
+
+  void train(int64_t most, const std::function<StepRequests(const SessionStep&)>& after) override {
+    together([&](Run& run) {
+      // Always asked of all: some ranks may have nothing to say.
+      run.train(most, [&](const StepResult& result, const StepCost& cost) {
+        next_step_ = result.step + 1;
+        if (!after) return StepRequests{};
+        return after({result.step, result.loss, result.grad_norm, result.lr, result.count,
+                      cost.step_ms, cost.memory_bytes});
+      });
+    });
+  }
+
+  void save() override {
+    together([](Run& run) { run.save_now(); });
+  }
+
+  double evaluate() override {
+    if (!there().has_validation())
+      throw Error(ErrorCode::missing_key, "the job has no validation data")
+          .key("validation_dataset.path")
+          .help("set validation_dataset.path");
+    double loss = 0;
+    together([&](Run& run) { loss = run.evaluate().loss; });
+    return loss;
+  }
+
+  void generate(const generate::Request& request, const OnToken& token) override {
+    Run& here = there();
+    if (!request.sets.empty())
+      throw Error(ErrorCode::usage, "a run goes on with a text under its own configuration")
+          .help("leave out the overrides");
+    const generate::Source source =
+        generate::Source::of_model(here.config_file(), here.model().outline.vocab_size,
+                                   data::reads_bytes(here.job().table("dataset")));
+    const std::vector<int64_t> prompt = source.prompt(request), stops = source.stops(request);
+    check_generates(here.model());
+    generate::check_sampling(request.temperature, request.top_k, request.top_p);
+    together([&](Run& run) {
+      RunningModel& net = *run.model().running;
+      const int64_t context = std::min(run.seq_len(), net.max_positions());
+      generate::TextPieces pieces(source, options_.tell, token);
+      generate::continue_prompt(run.trainer(), net, prompt, request, stops, context,
+                                pieces.listener());
+      pieces.finish();
+    });
+  }
+
+  void finish() override {
+    together([&](Run& run) {
+      run.finish();
+      run.on_success();
+      ending_.finish();
+    });
+    run_.reset();
+    why_over_ = "has finished";
+  }
+
+  int64_t rank() const override { return rank_; }
+  int64_t world_size() const override { return world_size_; }
+  int64_t next_step() const override { return next_step_; }
+  int64_t max_steps() const override { return max_steps_; }
+  const fs::path& folder() const override { return folder_; }
+
+ private:
+  Run& there() {
+    if (run_ == nullptr)
+      throw Error(ErrorCode::usage,
+                  "the run " + why_over_ + ": nothing can be asked of it any more")
+          .help("open the job again: it goes on from its newest checkpoint");
+    return *run_;
+  }
+
+  template <class Work>
+  void together(const Work& work) {
+    Run& run = there();
+    try {
+      work(run);
+    } catch (...) {
+      give_up();
+    }
+  }
+
+  // The connections are closed before the others hear why.
+  [[noreturn]] void give_up() {
+    Error error = error_being_handled();
+    if (run_) run_->on_failure(error);
+    run_.reset();
+    why_over_ = "has failed";
+    if (!log_.empty()) base::append_line(log_, report::format_error({}, error));
+    ending_.tell(error);
+    throw error;
+  }
+
+  const RunOptions options_;
+  rendezvous::Ending ending_;
+  fs::path log_;
+  std::unique_ptr<Run> run_;  // nullptr: it is over
+  std::string why_over_;
+  int64_t rank_ = 0, world_size_ = 1, next_step_ = 0, max_steps_ = 0;
+  fs::path folder_;
+};
+
+}  // namespace
+
+std::unique_ptr<Session> open_session(const RunOptions& options) {
+  return std::make_unique<Running>(options);
 }
 
 }  // namespace meshwright::train

@@ -16,15 +16,12 @@
 #include "engine/train/run/batches.h"
 #include "engine/train/run/comm_trace.h"
 #include "engine/train/run/kept_files.h"
-#include "engine/train/run/load_checkpoint.h"
-#include "engine/train/run/memory_report.h"
 #include "engine/train/run/preemption.h"
 #include "engine/train/run/reporter.h"
 #include "engine/train/run/resume.h"
 #include "engine/train/run/run.h"
 #include "engine/train/run/same_data.h"
 #include "engine/train/run/saver.h"
-#include "engine/train/run/session.h"
 #include "engine/train/run/speed.h"
 #include "engine/train/step/logits.h"
 #include "engine/train/step/memory.h"
@@ -49,14 +46,7 @@ class Run {
   // Its parts. open() joins the other ranks, takes the run's folder, and finds what the run
   // continues; false: all its steps are done.
   bool open(rendezvous::Ending& together);
-  void prepare() {
-    open_data();
-    make_trainer();
-    load();
-    report_start();
-    prepare_saving();
-    open_batches();
-  }
+  void prepare();
   // At most `most` steps, of those that are left.
   void train(int64_t most = std::numeric_limits<int64_t>::max(), const AfterStep& after = {});
   void save(SaveReason reason);
@@ -75,6 +65,7 @@ class Run {
  private:
   int steps(rendezvous::Ending& together);
   void open_data();
+  void refuse_another_run() const;
   void make_trainer();
   void load();
   void report_start();
@@ -96,7 +87,6 @@ class Run {
   int64_t validation_samples() const;
   int64_t validation_micro_batches() const;
   std::string validation_text() const;
-  StepRequests requests_of_all(StepRequests mine);
   void answer_save_request();
   void write_traces();
   void say_prediction_error();
@@ -108,14 +98,15 @@ class Run {
   }
   const Options& table(const char* name) const { return job_.table(name); }
   std::function<void(HostBatch&)> change_of(bool training) const;
-  // This rank's micro-batches of `data`, of which the first has rows behind `samples` of all.
-  std::unique_ptr<Batches> batches_of(const OpenData& data, const Options& own, uint64_t seed,
-                                      int64_t samples, int64_t count, bool again) const;
+  // This rank's micro-batches of training, or of a validation.
+  std::unique_ptr<Batches> batches_of(bool training, int64_t count) const;
+  // Samples of a step, on all ranks.
+  int64_t batch() const {
+    return trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
+  }
   // The samples of a step follow each other, whatever the batch of the steps before was.
   int64_t samples_before(int64_t step) const {
-    const int64_t batch =
-        trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
-    return (from() != nullptr ? from()->meta().samples : 0) + (step - first_step_) * batch;
+    return (from() != nullptr ? from()->meta().samples : 0) + (step - first_step_) * batch();
   }
   checkpoint::Checkpoint* from() const { return beginning_.from.get(); }
 

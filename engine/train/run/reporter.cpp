@@ -6,19 +6,14 @@
 #include <algorithm>
 #include <boost/json/object.hpp>
 
-#include "engine/config/config.h"
 #include "engine/config/cross_checks.h"
-#include "engine/config/describe.h"
 #include "engine/job/plan.h"
 #include "engine/launch/rendezvous/notices.h"
 #include "engine/train/preflight/same_run.h"
-#include "engine/train/run/attached.h"
-#include "engine/train/step/gather.h"
+#include "engine/train/step/rank_agreement.h"
 #include "meshwright/abi.h"
-#include "sdk/base/files/foreign_file.h"
 #include "sdk/base/host_facts.h"
 #include "sdk/base/plain_text.h"
-#include "sdk/base/terminal/report.h"
 
 namespace meshwright::train {
 
@@ -118,11 +113,7 @@ void Reporter::end_steps(bool finished) {
   folder_->log(loads_.draw({.width = 120}));
 }
 
-namespace fs = std::filesystem;
-
-namespace {
-
-std::string environment_json(const Job& job, Trainer& trainer) {
+static std::string environment_json(const Job& job, Trainer& trainer) {
   boost::json::object out;
   out["meshwright"] = MESHWRIGHT_VERSION;
   out["host"] = host_name();
@@ -141,21 +132,14 @@ std::string environment_json(const Job& job, Trainer& trainer) {
   return report::pretty_json(out);
 }
 
-}  // namespace
-
 std::string changed_settings(const std::filesystem::path& folder, const Job& job,
                              const std::vector<std::string>& without) {
-  constexpr size_t kMost = 8;
   std::vector<config::Difference> found =
       before::settings_changed(folder, job.impl()).value_or(std::vector<config::Difference>());
   std::erase_if(found, [&](const config::Difference& one) {
-    return std::find(without.begin(), without.end(), one.key) != without.end();
+    return std::ranges::find(without, one.key) != without.end();
   });
-  std::string out;
-  for (size_t i = 0; i < std::min(found.size(), kMost); ++i)
-    out += (out.empty() ? "continues with " : ", ") + before::change_text(found[i]);
-  if (found.size() > kMost) out += " and " + std::to_string(found.size() - kMost) + " more";
-  return out;
+  return found.empty() ? "" : "continues with " + before::changes_text(found);
 }
 
 MonitorSettings monitor_settings(const Job& job, Trainer& trainer,
@@ -166,6 +150,12 @@ MonitorSettings monitor_settings(const Job& job, Trainer& trainer,
   out.tensorboard = asked.get_bool("tensorboard");
   out.csv = asked.get_bool("csv");
   out.prometheus_file = asked.get_string("prometheus_file");
+  out.facts = {.run = job.table("run").get_string("name"),
+               .strategy = trainer.plan().strategy.info->name,
+               .version = MESHWRIGHT_VERSION,
+               .ranks = trainer.world().size(),
+               .max_steps = trainer.max_steps(),
+               .completed = trainer.next_step()};
   if (asked.is_set("prometheus")) {
     const config::ListenAddress at =
         config::parse_listen_address(asked.get_string("prometheus"), "report.prometheus");
@@ -173,12 +163,6 @@ MonitorSettings monitor_settings(const Job& job, Trainer& trainer,
     out.port = at.port;
   }
   if (out.tensorboard) out.configuration = before::resolved_toml(job.impl());
-  out.facts = {.run = job.table("run").get_string("name"),
-               .strategy = trainer.plan().strategy.info->name,
-               .version = MESHWRIGHT_VERSION,
-               .ranks = trainer.world().size(),
-               .max_steps = trainer.max_steps(),
-               .completed = trainer.next_step()};
   return out;
 }
 
@@ -197,29 +181,19 @@ void write_records(const Reporter& reporter, const RunOptions& options, const Jo
   reporter.put("env.json", environment_json(job, trainer));
 }
 
-namespace {
-
-struct Line {
-  std::string text;
-  std::vector<int64_t> ranks;
-};
-
-}  // namespace
-
 std::vector<std::string> lines_of_all_ranks(World& world, const std::vector<std::string>& mine) {
+  using Line = std::pair<std::string, std::vector<int64_t>>;
   std::vector<Line> lines;
   const std::vector<std::vector<std::string>> told = gather(world, mine);
   for (size_t rank = 0; rank < told.size(); ++rank)
     for (const std::string& text : told[rank]) {
-      auto known = std::find_if(lines.begin(), lines.end(),
-                                [&](const Line& line) { return line.text == text; });
-      if (known == lines.end()) known = lines.insert(lines.end(), {text, {}});
-      known->ranks.push_back(static_cast<int64_t>(rank));
+      auto known = std::ranges::find(lines, text, &Line::first);
+      if (known == lines.end()) known = lines.insert(known, {text, {}});
+      known->second.push_back(static_cast<int64_t>(rank));
     }
   std::vector<std::string> out;
-  for (const Line& line : lines)
-    out.push_back(line.ranks[0] == 0 ? line.text
-                                     : rendezvous::named_ranks(line.ranks) + ": " + line.text);
+  for (const auto& [text, ranks] : lines)
+    out.push_back(ranks[0] == 0 ? text : rendezvous::named_ranks(ranks) + ": " + text);
   return out;
 }
 

@@ -34,8 +34,7 @@ class Reporter {
   Reporter(const Reporter&) = delete;
   Reporter& operator=(const Reporter&) = delete;
 
-  // Rank 0: from here on it tells. `steps`: as RunFolder's.
-  // `details`: as Progress's.
+  // Rank 0: from here on it tells. `steps`: as RunFolder's; `details`: as Progress's.
   void open(const std::filesystem::path& folder, std::optional<int64_t> steps, int64_t max_steps,
             bool details = false);
   explicit operator bool() const { return folder_ != nullptr; }
@@ -48,19 +47,15 @@ class Reporter {
   // From here on the rows go where `settings` say, too, whose folder is this one's.
   void watch(MonitorSettings settings);
 
-  // A line of the log and of the screen.
-  void say(const std::string& line);
-  // On the screen alone.
-  void show(const std::string& text);
-  // A whole file of the folder.
-  void put(const std::string& name, const std::string& contents) const;
+  void say(const std::string& line);   // a line of the log and of the screen
+  void show(const std::string& text);  // on the screen alone
+  void put(const std::string& name, const std::string& contents) const;  // a file of the folder
   void step(const StepResult& result, const StepCost& cost);
   void validation(int64_t step, const Evaluation& found);
   // A line in the log for every save; on the screen the last, and those that failed. `goes_on`: the
   // run lives with a failure.
   void saved(const SaveReport& report, bool goes_on);
-  // What was told so far is on the disk.
-  void sync();
+  void sync();  // what was told so far is on the disk
   // After the last step: the screen is left, and how evenly tokens reached the experts is told.
   // `finished`: all steps of the run are done.
   void end_steps(bool finished);
@@ -77,9 +72,6 @@ class Reporter {
   LoadHistory loads_;
 };
 
-// The files of a run's folder that say what was run: config.toml, config.resolved.toml, plan.json
-// and env.json.
-
 // "continues with optimizer.lr = 0.0005 (was 0.001), ...": what differs from the configuration that
 // the folder's run had until now, but for the keys `without`; empty: nothing, or it is not known.
 std::string changed_settings(const std::filesystem::path& folder, const Job& job,
@@ -89,16 +81,16 @@ std::string changed_settings(const std::filesystem::path& folder, const Job& job
 MonitorSettings monitor_settings(const Job& job, Trainer& trainer,
                                  std::optional<int64_t> completed);
 
-// Does nothing on ranks other than 0. Throws Error(output_unwritable).
+// The files of a run's folder that say what was run: config.toml, config.resolved.toml, plan.json
+// and env.json. Does nothing on ranks other than 0. Throws Error(output_unwritable).
 void write_records(const Reporter& reporter, const RunOptions& options, const Job& job,
                    Trainer& trainer, const PredictionError& prediction_error);
 // What plan.json says: the plan, what was predicted and, at a run's end, what it took.
 std::string plan_text(Trainer& trainer, const PredictionError& prediction_error);
 
-// What the ranks of a job are told at its start, brought together for the one that speaks.
-
-// Collective. The lines of rank 0, then those that only other ranks have, each with these ranks:
-// "rank 3: ...". A rank of a pipeline knows things of its own stages that rank 0 does not.
+// Collective. What the ranks of a job are told at its start. The lines of rank 0, then those that
+// only other ranks have, each with these ranks: "rank 3: ...". A rank of a pipeline knows things of
+// its own stages that rank 0 does not.
 std::vector<std::string> lines_of_all_ranks(World& world, const std::vector<std::string>& mine);
 
 }  // namespace meshwright::train

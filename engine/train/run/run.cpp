@@ -1,8 +1,6 @@
 // The beginning of a run: it meets the other ranks, finds what it continues, opens its data and
 // makes its trainer.
 #include <algorithm>
-#include <chrono>
-#include <string>
 #include <utility>
 
 #include "engine/checkpoint/checksum.h"
@@ -15,12 +13,9 @@
 #include "engine/job/trainable.h"
 #include "engine/launch/device/device.h"
 #include "engine/train/preflight/same_run.h"
-#include "engine/train/run/load_checkpoint.h"
 #include "engine/train/run/rank_run.h"
-#include "engine/train/run/reporter.h"
-#include "engine/train/run/same_data.h"
-#include "engine/train/step/join_world.h"
 #include "engine/train/step/load_weights.h"
+#include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/stages.h"
 #include "meshwright/nn/moe.h"
 #include "sdk/base/even_tokens.h"
@@ -34,14 +29,8 @@
 namespace meshwright::train {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 namespace {
-
-std::string read_once(const fs::path& file) {
-  const std::string* handed = base::handed_file(file);
-  return handed != nullptr ? *handed : base::read_file(file);
-}
 
 Job job_of(const config::Reading& given) {
   base::hand_files(given.files());
@@ -80,30 +69,28 @@ Run::Run(const RunOptions& options, fs::path& log)
   checkpoints_ = run_path_ / "checkpoints";
 }
 
-namespace {
-
-// Ranks that count epochs of other data would end at other steps.
-std::string counted_samples(const plan::Job& job) {
-  return job.samples ? std::to_string(*job.samples) : "any number";
-}
-
-std::string adapter_folder(const Options& lora) {
+// Empty: adapters, if there are any, start at random.
+static std::string adapter_folder(const Options& lora) {
   return lora.get_int("r") > 0 ? lora.get_string("adapter") : "";
 }
 
-}  // namespace
-
 bool Run::open(rendezvous::Ending& together) {
-  if (!config_file_.empty()) config_text_ = read_once(config_file_);
+  if (!config_file_.empty()) {
+    const std::string* handed = base::handed_file(config_file_);
+    config_text_ = handed != nullptr ? *handed : base::read_file(config_file_);
+  }
   model_.emplace(make_model(job_));
   opened_ = prepare_run_data(job_, model_->outline.vocab_size, seed_);
   if (opened_.source) job_.impl().samples = opened_.source->samples();
   const std::string hash =
       config_file_.empty() ? "none" : checkpoint::to_hex(checkpoint::checksum(config_text_));
+  // Ranks that count epochs of other data would end at other steps.
+  const std::optional<int64_t> samples = job_.impl().samples;
   world_ = join_world(job_,
                       {{"config.json of the model, whose hash is", hash},
                        {"the model's settings", plan::model_settings(job_.impl())},
-                       {"samples of [dataset], of which there are", counted_samples(job_.impl())}},
+                       {"samples of [dataset], of which there are",
+                        samples ? std::to_string(*samples) : "any number"}},
                       &together);
   leader_ = world_->rank() == 0;
   detail::this_is_rank(world_->rank());
@@ -126,26 +113,28 @@ bool Run::open(rendezvous::Ending& together) {
             .max_steps.value_or(0);
   }
   if (from() == nullptr && !adapter_folder(table("lora")).empty())
-    agree_or_throw(*world_, outcome_of([&] {
+    agree_or_throw(*world_, [&] {
       Diagnostics found;
       plan::check_adapter_files(job_.impl(), found);
       found.throw_if_any();
-      return std::string();
-    }));
+    });
   all_done_ = from() != nullptr && from()->meta().step >= max_steps_;
   if (!all_done_) return true;
   // What is asked for is what was trained, or it is not this run that is finished.
   open_data();
-  agree_or_throw(*world_, outcome_of([&] {
-    before::refuse_other_model(*from(), job_.impl(), model_->source, config_text_);
-    before::refuse_other_data(*from(), job_.impl(), data_.fingerprint, data_.train.config.seq_len);
-    before::check_base(*from(), pretrained_);
+  agree_or_throw(*world_, [&] {
+    refuse_another_run();
     if (leader_) before::refuse_other_settings(*from(), job_.impl());
-    return std::string();
-  }));
+  });
   if (beginning_.own)
     set_aside(beginning_, *world_, checkpoints_);  // tidies what an interrupted save left
   return false;
+}
+
+void Run::refuse_another_run() const {
+  before::refuse_other_model(*from(), job_.impl(), model_->source, config_text_);
+  before::refuse_other_data(*from(), job_.impl(), data_.fingerprint, seq_len());
+  before::check_base(*from(), pretrained_);
 }
 
 // Data and weights.
@@ -198,17 +187,13 @@ void Run::make_trainer() {
 
 // What the run continues, or the weights it starts from. Nothing is left then that refuses the run.
 void Run::load() {
-  const Clock::time_point begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   if (from() != nullptr) {
     // All ranks continue, or none.
-    agree_or_throw(*world_, outcome_of([&] {
-      before::refuse_other_model(*from(), job_.impl(), model_->source, config_text_);
-      before::refuse_other_data(*from(), job_.impl(), data_.fingerprint,
-                                data_.train.config.seq_len);
-      before::check_base(*from(), pretrained_);
+    agree_or_throw(*world_, [&] {
+      refuse_another_run();
       before::check_scale(*from(), table("lora"), trainer_->plan().adapter_config);
-      return std::string();
-    }));
+    });
     try {
       if (!load_checkpoint(*trainer_, *from())) seed_generator(from()->meta().step);
     } catch (const Error& error) {
@@ -264,8 +249,7 @@ std::vector<std::string> Run::startup_notices() const {
   const plan::JobPlan& plan = trainer_->plan();
   std::vector<std::string> notices = world_->notices();  // those of the sharding plan are in both
   for (const std::string& notice : plan.notices)
-    if (std::find(notices.begin(), notices.end(), notice) == notices.end())
-      notices.push_back(notice);
+    if (std::ranges::find(notices, notice) == notices.end()) notices.push_back(notice);
   std::vector<std::string> out;
   for (const std::string& notice : notices) out.push_back("notice: " + notice);
   for (const std::string& warning : plan.warnings) out.push_back("warning: " + warning);
@@ -281,10 +265,8 @@ std::string Run::validation_text() const {
     out += ", " + report::human_count(used) + " of " + many;
   else if (!out.ends_with(", " + many))
     out += ", " + many;
-  const int64_t asked = table("validation_dataset").get_int("num_batches"),
-                batch = trainer_->local_batch() * trainer_->accumulation() *
-                        trainer_->data_parallel_size();
-  if (asked > (all + batch - 1) / batch)
+  const int64_t asked = table("validation_dataset").get_int("num_batches");
+  if (asked > (all + batch() - 1) / batch())
     out += ", each once: fewer than the " + report::human_count(asked) +
            " batches of validation_dataset.num_batches";
   return out;
@@ -312,9 +294,9 @@ void Run::report_job() {
       std::to_string(trainer_->data_parallel_size()) + " samples of " +
       std::to_string(data_.train.config.seq_len) + " tokens");
   if (const Stages* stages = trainer_->stages()) reporter_.say("pipeline: " + stages->describe());
-  reporter_.say("data: " + data_.train.source->describe() + ", " +
-                report::human_count(data_.train.source->samples()) +
-                (data_.train.source->samples() == 1 ? " sample" : " samples"));
+  const int64_t samples = data_.train.source->samples();
+  reporter_.say("data: " + data_.train.source->describe() + ", " + report::human_count(samples) +
+                (samples == 1 ? " sample" : " samples"));
   if (data_.validation.source) reporter_.say(validation_text());
   for (const OpenData* one : {&data_.train, &data_.validation}) {
     if (!one->source) continue;
@@ -323,11 +305,9 @@ void Run::report_job() {
     // Rows share samples: the batch says little of how many a step learns from.
     const DatasetInspector* rows = one == &data_.train ? data::inspector_of(one->config) : nullptr;
     if (rows == nullptr) continue;
-    const int64_t batch =
-        trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
     reporter_.say(
         one->config.table + ": " +
-        data::tell_steps(one->source->samples(), batch,
+        data::tell_steps(one->source->samples(), batch(),
                          data::documents_in(rows->numbers(data::request_of(one->config)))));
   }
 }

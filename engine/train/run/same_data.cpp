@@ -8,20 +8,20 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
+#include <span>
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/launch/rendezvous/error_exchange.h"
-#include "engine/train/step/gather.h"
 #include "engine/train/step/rank_agreement.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/report.h"
 #include "sdk/base/wait.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::train {
 
@@ -34,12 +34,20 @@ constexpr const char* kPrefix = ".probe-";
 // Network file systems remember for some seconds that a name was not there.
 constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(10);
 
-// What a run that was killed in the middle of this has left.
-void sweep(const fs::path& folder) {
-  std::error_code failed;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, failed))
-    if (entry.path().filename().string().find(kPrefix) != std::string::npos)
-      base::remove_tree(entry.path());
+// What a rank sees of that file.
+struct Looked {
+  bool found = false;
+  std::string name, path;  // of the rank, and where it looked
+};
+BOOST_DESCRIBE_STRUCT(Looked, (), (found, name, path))
+
+// "rank 1 (node7), rank 3 (node8)"; of many the first four.
+std::string first_few(const std::vector<std::string>& names) {
+  constexpr size_t kNamed = 4;
+  const size_t shown = std::min(names.size(), kNamed);
+  const std::string out = text::join(std::span(names).first(shown), ", ");
+  return names.size() > shown ? out + " and " + std::to_string(names.size() - shown) + " more"
+                              : out;
 }
 
 // Rank 0's file, which goes when the ranks have looked.
@@ -47,7 +55,11 @@ class Probe {
  public:
   explicit Probe(const fs::path& folder) : folder_(folder) {
     base::make_folders(folder);
-    sweep(folder);
+    // What a run that was killed in the middle of this has left.
+    std::error_code failed;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder, failed))
+      if (entry.path().filename().string().find(kPrefix) != std::string::npos)
+        base::remove_tree(entry.path());
     std::random_device random;
     name_ = text::format("%08x%08x", random(), random());
     base::write_durably(folder / (kPrefix + name_), name_);
@@ -83,36 +95,26 @@ std::string full_path(const fs::path& path) {
 void check_shared(World& world, const fs::path& folder) {
   if (world.size() == 1) return;
   std::unique_ptr<Probe> probe;
-  std::string name = agree_or_throw(world, outcome_of([&] {
-                                      if (world.rank() == 0)
-                                        probe = std::make_unique<Probe>(folder);
-                                      return probe ? probe->name() : std::string();
-                                    }))[0];
+  const std::string name = agree_or_throw(world, [&] {
+    if (world.rank() == 0) probe = std::make_unique<Probe>(folder);
+    return probe ? probe->name() : std::string();
+  })[0];
   // A rank that looks for long must not let the others run into the limit of a collective.
-  bool found = world.rank() == 0 || sees(folder, name, std::min(kPatience, world.timeout() / 2));
-  std::string here = rendezvous::name_here(world.rank());
-  std::vector<std::string> ranks =
-      gather_texts(world, (found ? "+" : "-") + here + "\n" + full_path(folder));
-  constexpr size_t kNamed = 4;
-  size_t blind = 0;
-  std::string who;
-  for (const std::string& text : ranks) {
-    if (text[0] == '+') continue;
-    size_t line = text.find('\n');
-    if (++blind <= kNamed)
-      who += (blind > 1 ? ", " : "") + text.substr(1, line - 1) + " at " + text.substr(line + 1);
-  }
-  if (blind == 0) return;
-  if (blind > kNamed) who += " and " + std::to_string(blind - kNamed) + " more";
-  size_t line = ranks[0].find('\n');
+  const bool found =
+      world.rank() == 0 || sees(folder, name, std::min(kPatience, world.timeout() / 2));
+  const std::vector<Looked> ranks =
+      gather(world, Looked{found, rendezvous::name_here(world.rank()), full_path(folder)});
+  std::vector<std::string> blind;
+  for (const Looked& rank : ranks)
+    if (!rank.found) blind.push_back(rank.name + " at " + rank.path);
+  if (blind.empty()) return;
   throw Error(ErrorCode::run_folder_not_shared,
-              "the run folder of " + ranks[0].substr(1, line - 1) + " is " +
-                  ranks[0].substr(line + 1) + "; what it writes there is not seen by " + who)
+              "the run folder of " + ranks[0].name + " is " + ranks[0].path +
+                  "; what it writes there is not seen by " + first_few(blind))
       .key("run.dir")
       .help(
           "set run.dir to a folder on a file system that every host mounts (NFS, Lustre, ...): "
-          "every rank saves its part of a checkpoint "
-          "there")
+          "every rank saves its part of a checkpoint there")
       .help(fs::path(folder).is_absolute()
                 ? "check with ls on each host that the folder is the same one"
                 : "or start every rank in the same folder: a relative run.dir begins where the "
@@ -134,8 +136,7 @@ BOOST_DESCRIBE_STRUCT(File, (), (path, digest, bytes))
 class Reader {
  public:
   explicit Reader(const std::string& path) : path_(path), file_(path) {
-    if (!file_.is_open())
-      throw Error(ErrorCode::file_unreadable, "cannot read " + path_ + ": " + file_.problem());
+    if (!file_.is_open()) fail(file_.problem());
   }
   // The checksum of [begin, begin + count), as far as the file goes, is added to the digest.
   void add(int64_t begin, int64_t count) {
@@ -145,7 +146,7 @@ class Reader {
       ssize_t n = ::pread(file_.fd(), buffer_.data() + have, buffer_.size() - have,
                           begin + static_cast<int64_t>(have));
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail();
+      if (n < 0) fail(std::strerror(errno));
       if (n == 0) break;
       have += static_cast<size_t>(n);
     }
@@ -155,8 +156,8 @@ class Reader {
   const std::string& digest() const { return digest_; }
 
  private:
-  [[noreturn]] void fail() const {
-    throw Error(ErrorCode::file_unreadable, "cannot read " + path_ + ": " + std::strerror(errno));
+  [[noreturn]] void fail(const std::string& why) const {
+    throw Error(ErrorCode::file_unreadable, "cannot read " + path_ + ": " + why);
   }
   std::string path_, digest_;
   base::ForeignFile file_;
@@ -243,13 +244,10 @@ std::string identity(const std::vector<FileGroup>& groups, int64_t rank) {
   return boot + checkpoint::to_hex(checkpoint::checksum(base::json_text(all)));
 }
 
-// "rank 1 (node7), rank 3 (node8)"; of many the first four.
 std::string some_names(const std::vector<size_t>& ranks, const std::vector<std::string>& names) {
-  constexpr size_t kNamed = 4;
-  std::string out;
-  for (size_t i = 0; i < ranks.size() && i < kNamed; ++i) out += (i ? ", " : "") + names[ranks[i]];
-  return ranks.size() > kNamed ? out + " and " + std::to_string(ranks.size() - kNamed) + " more"
-                               : out;
+  std::vector<std::string> out;
+  for (size_t rank : ranks) out.push_back(names[rank]);
+  return first_few(out);
 }
 
 std::string bytes_text(int64_t bytes) {
@@ -257,18 +255,14 @@ std::string bytes_text(int64_t bytes) {
 }
 
 // "data/train.bin has 800 bytes on rank 1 (b), and 1600 bytes on rank 0 (a)", of the first file
-// that differs.
+// that differs, and how many more there are.
 std::string difference(const std::vector<File>& odd_files, const std::string& odd_names,
-                       const std::vector<File>& usual_files, const std::string& usual_names,
-                       size_t& more) {
+                       const std::vector<File>& usual_files, const std::string& usual_names) {
   std::map<std::string, File> odd, usual;
   for (const File& file : odd_files) odd.emplace(file.path, file);
   for (const File& file : usual_files) usual.emplace(file.path, file);
-  std::string out;
-  more = 0;
-  auto say = [&](const std::string& text) {
-    out.empty() ? static_cast<void>(out = text) : static_cast<void>(++more);
-  };
+  std::vector<std::string> found;
+  auto say = [&](std::string text) { found.push_back(std::move(text)); };
   for (const auto& [path, file] : odd) {
     auto other = usual.find(path);
     if (other == usual.end())
@@ -282,7 +276,10 @@ std::string difference(const std::vector<File>& odd_files, const std::string& od
   }
   for (const auto& [path, file] : usual)
     if (!odd.contains(path)) say(path + " is on " + usual_names + " and not on " + odd_names);
-  return out;
+  if (found.size() <= 1) return text::join(found, "");
+  const size_t more = found.size() - 1;
+  return found[0] + "; and " + std::to_string(more) +
+         (more == 1 ? " more file differs" : " more files differ");
 }
 
 [[noreturn]] void refuse(World& world, const FileGroup& group, const std::vector<File>& files,
@@ -304,13 +301,9 @@ std::string difference(const std::vector<File>& odd_files, const std::string& od
   const auto lists = gather(world, mine);
   const auto& [odd_place, odd_files] = lists[(*odd)[0]];
   const auto& [usual_place, usual_files] = lists[(*usual)[0]];
-  size_t more = 0;
-  std::string text =
-      difference(odd_files, some_names(*odd, names), usual_files, some_names(*usual, names), more);
-  if (more > 0)
-    text +=
-        "; and " + std::to_string(more) + (more == 1 ? " more file differs" : " more files differ");
-  Error error(ErrorCode::data_differs, "the " + group.what + " differ: " + text);
+  Error error(ErrorCode::data_differs, "the " + group.what + " differ: " +
+                                           difference(odd_files, some_names(*odd, names),
+                                                      usual_files, some_names(*usual, names)));
   if (odd_place != usual_place)
     error.note(names[(*odd)[0]] + " begins to read at " + odd_place + ", " + names[(*usual)[0]] +
                " at " + usual_place);
@@ -353,7 +346,7 @@ void check_same_fingerprints(World& world, const std::vector<Fingerprint>& finge
 std::string check_same_data(World& world, const std::vector<FileGroup>& groups, bool whole) {
   if (world.size() == 1)
     return whole ? "dataset.verify = \"whole\" compares ranks, and this run has only one" : "";
-  auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   std::vector<std::string> identities = gather_texts(world, identity(groups, world.rank()));
   auto me = static_cast<size_t>(world.rank());
   std::map<std::string, size_t> firsts;
@@ -363,18 +356,17 @@ std::string check_same_data(World& world, const std::vector<FileGroup>& groups, 
   int64_t bytes = 0;
   size_t count = 0;
   Told mine{rendezvous::name_here(world.rank()), {}};
-  const std::vector<std::string> texts =
-      agree_or_throw(world, outcome_of([&] {
-                       for (const FileGroup& group : groups) {
-                         files.push_back(files_of(group));
-                         bytes += total(files.back());
-                         count += files.back().size();
-                         if (first_like(me) != me) continue;
-                         read(files.back(), whole);
-                         mine.digests.push_back(sum_of(files.back()));
-                       }
-                       return base::json_text(mine);
-                     }));
+  const std::vector<std::string> texts = agree_or_throw(world, [&] {
+    for (const FileGroup& group : groups) {
+      files.push_back(files_of(group));
+      bytes += total(files.back());
+      count += files.back().size();
+      if (first_like(me) != me) continue;
+      read(files.back(), whole);
+      mine.digests.push_back(sum_of(files.back()));
+    }
+    return base::json_text(mine);
+  });
   std::vector<Told> told;
   for (const std::string& text : texts) told.push_back(base::read_json_text<Told>(text));
   std::vector<std::string> names;
@@ -387,17 +379,14 @@ std::string check_same_data(World& world, const std::vector<FileGroup>& groups, 
     std::vector<std::string> kinds;
     for (size_t rank = 0; rank < told.size(); ++rank)
       kinds.push_back(told[first_like(rank)].digests[g]);
-    if (std::all_of(kinds.begin(), kinds.end(),
-                    [&](const std::string& kind) { return kind == kinds[0]; }))
-      continue;
-    refuse(world, groups[g], files[g], kinds, names);
+    if (std::ranges::count(kinds, kinds[0]) < std::ssize(kinds))
+      refuse(world, groups[g], files[g], kinds, names);
   }
   if (!whole) return "";
-  return text::format(
-      "every byte of %s, %s, compared in %zu %s in %.2f s (dataset.verify)",
-      report::counted(static_cast<int64_t>(count), "file", "files").c_str(),
-      report::human_bytes(bytes).c_str(), machines, machines == 1 ? "place" : "places",
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  return text::format("every byte of %s, %s, compared in %zu %s in %.2f s (dataset.verify)",
+                      report::counted(static_cast<int64_t>(count), "file", "files").c_str(),
+                      report::human_bytes(bytes).c_str(), machines,
+                      machines == 1 ? "place" : "places", base::ms_since(begin) / 1000);
 }
 
 std::vector<std::string> weight_files(const std::string& pretrained) {

@@ -1,4 +1,5 @@
-// Before anything is trained: do all ranks see one and the same run folder?
+// Before anything is trained: do all ranks see one and the same run folder, and read the same data
+// and the same weights?
 #pragma once
 
 #include <filesystem>
@@ -13,11 +14,6 @@ namespace meshwright::train {
 // file, and it is removed. Throws Error(run_folder_not_shared) on every rank, naming the ranks and
 // hosts that do not see it, and rank 0's Error(output_unwritable).
 void check_shared(World& world, const std::filesystem::path& folder);
-
-// Where a path leads in this process, for messages that other ranks read.
-std::string full_path(const std::filesystem::path& path);
-
-// Before the first step: do all ranks read the same data and the same weights?
 
 // Files that one key names.
 struct FileGroup {

@@ -6,21 +6,15 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <iterator>
-#include <optional>
 #include <span>
 #include <system_error>
-#include <utility>
 
 #include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/weights/read_region.h"
 #include "engine/job/plan.h"
-#include "engine/train/run/host_reads.h"
-#include "engine/train/run/load_checkpoint.h"
-#include "engine/train/step/load_weights.h"
+#include "engine/train/run/resume.h"
 #include "engine/train/step/stages.h"
 #include "engine/train/step/step_monitor.h"
 #include "meshwright/error.h"
@@ -29,9 +23,17 @@
 #include "sdk/base/host/quiet_writes.h"
 #include "sdk/base/plain_text.h"
 
+namespace meshwright::checkpoint {
+
+BOOST_DESCRIBE_STRUCT(FileRecord, (), (name, bytes, blocks))
+
+}  // namespace meshwright::checkpoint
+
 namespace meshwright::train {
 
 namespace fs = std::filesystem;
+using at::Tensor;
+using Clock = std::chrono::steady_clock;
 
 std::string rank_file_name(const char* kind, int64_t rank, int64_t world) {
   return text::format("%s-%05lld-of-%05lld.safetensors", kind, static_cast<long long>(rank) + 1,
@@ -61,13 +63,13 @@ void Snapshot::prepare(std::vector<RankFile>& files) {
   size_t count = 0;
   for (const RankFile& file : files) count += file.entries.size();
   copies_.resize(count);
-  originals_.assign(count, at::Tensor());
+  originals_.assign(count, Tensor());
   copied_.reset();
   std::optional<at::Device> device;
   size_t i = 0;
   for (RankFile& file : files)
     for (FileEntry& entry : file.entries) {
-      at::Tensor &copy = copies_[i], values = entry.values.view({-1});
+      Tensor &copy = copies_[i], values = entry.values.view({-1});
       if (!copy.defined() || copy.numel() != values.numel() ||
           copy.scalar_type() != values.scalar_type())
         copy = at::empty({values.numel()},
@@ -84,8 +86,7 @@ void Snapshot::prepare(std::vector<RankFile>& files) {
     copied_.emplace(device->type());
     copied_->record(c10::impl::VirtualGuardImpl(device->type()).getStream(*device));
   }
-  taken_ = std::none_of(originals_.begin(), originals_.end(),
-                        [](const at::Tensor& original) { return original.defined(); });
+  taken_ = std::ranges::none_of(originals_, [](const Tensor& one) { return one.defined(); });
 }
 
 void Snapshot::take() {
@@ -103,23 +104,10 @@ void Snapshot::take() {
 
 double Snapshot::wait() const {
   if (taken_) return 0;
-  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+  const Clock::time_point begin = Clock::now();
   taken_.wait(false);
   return base::ms_since(begin);
 }
-
-}  // namespace meshwright::train
-
-namespace meshwright::checkpoint {
-
-BOOST_DESCRIBE_STRUCT(FileRecord, (), (name, bytes, blocks))
-
-}  // namespace meshwright::checkpoint
-
-namespace meshwright::train {
-
-using at::Tensor;
-using Clock = std::chrono::steady_clock;
 
 namespace {
 
@@ -225,8 +213,7 @@ void Saver::save(int64_t samples, double lr, std::optional<checkpoint::BestLoss>
   }
   tensors_ = shares_->in_order(mine);
   meta_ = describe(samples, lr);
-  std::vector<RankFile> files;
-  for (const char* kind : {"model", "optimizer"}) files.push_back(collect(kind));
+  std::vector<RankFile> files{collect("model"), collect("optimizer")};
   if (settings_.background) snapshot_.prepare(files);
   for (const auto& [device, generator] : generators_of(world)) {
     Tensor state = state_of(generator);
@@ -260,24 +247,19 @@ void Saver::write(std::vector<RankFile> files) {
 
 void Saver::start(std::function<std::string()> work) {
   worked_ = false;
-  if (!settings_.background) {
-    outcome_ = outcome_of(work);
-    worked_ = true;
-    return;
-  }
   const auto run = [this, work = std::move(work)] {
     outcome_ = outcome_of(work);
     worked_ = true;
   };
   try {
-    worker_ = std::thread(run);
+    if (settings_.background) return void(worker_ = std::thread(run));
   } catch (const std::system_error&) {  // no thread is to be had: training waits, the save is made
-    run();
   }
+  run();
 }
 
 std::string Saver::write_files(const std::vector<RankFile>& files) const {
-  fs::path folder = checkpoint::temporary_folder(settings_.folder, report_.step);
+  const fs::path folder = checkpoint::temporary_folder(settings_.folder, report_.step);
   World& world = trainer_.world();
   // Those of all files together, so that a batch may hold the end of one and the beginning of the
   // next.
@@ -326,8 +308,7 @@ std::vector<checkpoint::TensorRecord> Saver::tensor_records(
   Optimizer& optimizer = optimizer_of(trainer_);
   const std::vector<Optimizer::State> states = optimizer.state();
   auto is_of_optimizer = [&](const std::string& state) {
-    return std::ranges::any_of(
-        states, [&](const Optimizer::State& known) { return known.name == kind_of(state); });
+    return std::ranges::find(states, kind_of(state), &Optimizer::State::name) != states.end();
   };
   std::vector<checkpoint::TensorRecord> out;
   for (size_t i = 0; i < tensors_.size(); ++i) {

@@ -1,4 +1,4 @@
-// The safetensors files that one rank writes of a checkpoint.
+// Saving a run: the safetensors files that one rank writes, and the checkpoint that all publish.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,15 +41,13 @@ struct RankFile {
 // "model-00001-of-00002.safetensors"
 std::string rank_file_name(const char* kind, int64_t rank, int64_t world);
 
-// Writes the file into `folder` as `name`, with the checksums of its blocks. `values` reads those
-// of its entries next.
+// Gives the checksums of its blocks. `values` reads those of its entries next.
 checkpoint::FileRecord write_rank_file(const RankFile& file, HostReads& values,
                                        const std::filesystem::path& folder,
                                        const std::string& name);
 
-// Copies of what a save writes, so that training goes on beside the writing.
-
-// The memory of the copies is kept for the next save.
+// Copies of what a save writes, so that training goes on beside the writing. The memory of the
+// copies is kept for the next save.
 class Snapshot {
  public:
   // From here on the entries are copies. Of what lies on the host, what only the optimizer changes
@@ -58,8 +56,8 @@ class Snapshot {
   void prepare(std::vector<RankFile>& files);
   // In the thread that writes. After it the copies are whole.
   void take();
-  // In the thread that trains, before an update: returns once the update may change the values, and
-  // the milliseconds that took.
+  // In the thread that trains: returns once an update may change the values, and the milliseconds
+  // that took.
   double wait() const;
 
  private:
@@ -67,8 +65,6 @@ class Snapshot {
   std::optional<c10::Event> copied_;            // comes after a device's copies
   std::atomic<bool> taken_ = true;              // the originals
 };
-
-// Saving a run: every rank writes its own shards, published together or not at all.
 
 // How a save went; the same on every rank but for the times.
 struct SaveReport {
@@ -81,10 +77,11 @@ struct SaveReport {
   std::optional<Error> error;
 };
 
-// Writes checkpoints of a trainer. With `background` the values are copied while the next step
-// computes (only its update has to wait for that; a device copies before it computes, and nothing
-// waits) and written beside training, which costs the memory of what this rank writes; a save that
-// is still under way is waited for when the next one begins. Only one per trainer at a time.
+// Writes checkpoints of a trainer: every rank its own shards, published together or not at all.
+// With `background` the values are copied while the next step computes (only its update has to wait
+// for that; a device copies before it computes, and nothing waits) and written beside training,
+// which costs the memory of what this rank writes; a save that is still under way is waited for
+// when the next one begins. Only one per trainer at a time.
 class Saver {
  public:
   struct Settings {
@@ -111,8 +108,7 @@ class Saver {
   Saver& operator=(const Saver&) = delete;
 
   // Collective. Refuses replicas that differ (kept_files.h). `samples`: the position of the next
-  // sample; `lr`: of the last step; `best`: of
-  // runs that keep it.
+  // sample; `lr`: of the last step; `best`: of runs that keep it.
   void save(int64_t samples, double lr, std::optional<checkpoint::BestLoss> best = {},
             SaveReason reason = SaveReason::asked);
   // Around every Trainer::step: a background save moves on once all ranks have written.

@@ -13,8 +13,7 @@
 
 #include "engine/job/plan.h"
 #include "engine/launch/device/device.h"
-#include "engine/train/run/attached.h"
-#include "engine/train/step/gather.h"
+#include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/step_monitor.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/host/run_lock.h"
@@ -26,7 +25,7 @@ namespace meshwright::train {
 Slowest slowest_of(const std::vector<double>& work_ms) {
   if (work_ms.size() < 2) return {};
   std::vector<double> others = work_ms;
-  const auto most = std::max_element(others.begin(), others.end());
+  const auto most = std::ranges::max_element(others);
   Slowest out{most - others.begin(), *most, 0};
   others.erase(most);
   out.median_ms = median_of(std::move(others));
@@ -37,7 +36,7 @@ Slowest slowest_of(const std::vector<double>& work_ms) {
 // Among all groups of peers, the rank that is furthest behind its own.
 SlowRanks::Lag SlowRanks::lag_of(const std::vector<double>& work_ms) const {
   Lag out;
-  const int64_t groups = peers_.empty() ? 0 : *std::max_element(peers_.begin(), peers_.end()) + 1;
+  const int64_t groups = peers_.empty() ? 0 : std::ranges::max(peers_) + 1;
   for (int64_t group = 0; group < groups; ++group) {
     std::vector<double> of_group;
     std::vector<int64_t> ranks;
@@ -55,13 +54,12 @@ SlowRanks::Lag SlowRanks::lag_of(const std::vector<double>& work_ms) const {
   return out;
 }
 
-std::string SlowRanks::called(int64_t rank) const {
-  return "rank " + std::to_string(rank) + " on host " + hosts_[static_cast<size_t>(rank)];
-}
-
 std::string SlowRanks::add(const std::vector<double>& work_ms) {
   if (work_ms.size() != peers_.size() || work_ms.empty()) return {};
   const Lag lag = lag_of(work_ms);
+  auto called = [&] {
+    return "rank " + std::to_string(rank_) + " on host " + hosts_[static_cast<size_t>(rank_)];
+  };
   if (lag.rank == rank_ && rank_ >= 0) {
     ++steps_;
     credit_ = std::min(credit_ + 1, kSteps);
@@ -71,48 +69,27 @@ std::string SlowRanks::add(const std::vector<double>& work_ms) {
     say_at_ = 10 * steps_;
     said_ = true;
     const std::string share = text::format("%.0f%%", 100 * shares_ / static_cast<double>(steps_));
-    return "warning: " + called(rank_) + " has needed " + share +
+    return "warning: " + called() + " has needed " + share +
            " longer than the median of the others for " + report::human_count(steps_) +
            " steps: they wait for it";
   }
   // A step in which another rank was held up says nothing of this one.
   credit_ -= kForgiven;
   if (rank_ >= 0 && credit_ > 0) return {};
-  const std::string out = said_ ? "notice: " + called(rank_) +
-                                      " is no longer slower than the others, after " +
-                                      report::human_count(steps_) + " steps"
-                                : "";
-  watch(lag);
-  return out;
-}
-
-void SlowRanks::watch(const Lag& lag) {
+  std::string out;
+  if (said_)
+    out = "notice: " + called() + " is no longer slower than the others, after " +
+          report::human_count(steps_) + " steps";
   rank_ = lag.rank;
   credit_ = steps_ = lag.rank >= 0 ? 1 : 0;
   say_at_ = kSteps;
   said_ = false;
   shares_ = lag.share;
   milliseconds_ = lag.median_ms * (1 + lag.share);
+  return out;
 }
 
 namespace {
-
-// Of this rank; 0: not known.
-double peak_of_rank(World& world, const ComputeFacts& facts) {
-  if (!world.device().is_cpu()) return facts.peak;
-  // Ranks of a host share its cores when they train, and so they do here.
-  world.everyone()->barrier();
-  return measured_rate(facts.width);
-}
-
-// Ranks of a pipeline are compared within their stage.
-std::vector<int64_t> peers_of(const Trainer& trainer) {
-  std::vector<int64_t> out;
-  const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
-  for (int64_t rank = 0; rank < trainer.world().size(); ++rank)
-    out.push_back(mesh && mesh->size("pp") > 1 ? mesh->coordinate(rank, "pp") : 0);
-  return out;
-}
 
 // `known`: that of another type; one that begins far below it is not measured to its end, for a
 // product may take a hundred times as long where a processor has no instructions for it.
@@ -159,18 +136,26 @@ Speed::Speed(const Job& job, Trainer& trainer, int64_t seq_len) {
     facts = attached().compute(job.impl(), trainer.plan(), seq_len,
                                device::device_name(world.device()));
   const double a_token = facts.flop_a_token;
-  const double peak = a_token > 0 ? peak_of_rank(world, facts) : 0;
+  double peak = a_token > 0 ? facts.peak : 0;  // of this rank; 0: not known
+  if (a_token > 0 && world.device().is_cpu()) {
+    // Ranks of a host share its cores when they train, and so they do here.
+    world.everyone()->barrier();
+    peak = measured_rate(facts.width);
+  }
   std::vector<std::string> hosts;
+  std::vector<int64_t> peers;  // ranks of a pipeline are compared within their stage
+  const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
   bool known = a_token > 0;
   double sum = 0;
   for (const auto& [one, host] : gather(world, std::pair(peak, base::this_process().host))) {
     known = known && one > 0;
     sum += one;
+    peers.push_back(mesh && mesh->size("pp") > 1 ? mesh->coordinate(std::ssize(hosts), "pp") : 0);
     hosts.push_back(host);
   }
   std::map<std::string, int64_t> of_host;
   for (const std::string& host : hosts) ranks_a_host_ = std::max(ranks_a_host_, ++of_host[host]);
-  slow_ = SlowRanks(std::move(hosts), peers_of(trainer));
+  slow_ = SlowRanks(std::move(hosts), std::move(peers));
   if (!known) return;
   peak_ = sum;
   flop_a_token_ = a_token;
@@ -296,22 +281,16 @@ std::string PredictionError::line() const {
 }
 
 void PredictionError::put_into(json::object& plan) const {
-  std::optional<double> predicted;
-  json::array rough;
+  const PredictedStep step = predicted_.value_or(PredictedStep{});
   json::object parts;
-  if (predicted_) {
-    predicted = predicted_->seconds;
-    for (const std::string& why : predicted_->rough) rough.emplace_back(why);
-    for (const auto& [name, took] : predicted_->parts) parts[name] = took;
-  }
-  plan["predicted"] = json::object{
-      {"machine", predicted_ ? json::value(predicted_->machine) : json::value(nullptr)},
-      {"ranks_per_host",
-       predicted_ ? json::value(predicted_->ranks_per_host) : json::value(nullptr)},
-      {"seconds", known(predicted)},
-      {"parts", predicted_ ? json::value(parts) : json::value(nullptr)},
-      {"memory_bytes", known(predicted_bytes_)},
-      {"rough", rough}};
+  for (const auto& [name, took] : step.parts) parts[name] = took;
+  auto predicted = [&](json::value value) { return predicted_ ? value : json::value(nullptr); };
+  plan["predicted"] = json::object{{"machine", predicted(json::value(step.machine))},
+                                   {"ranks_per_host", predicted(step.ranks_per_host)},
+                                   {"seconds", predicted(step.seconds)},
+                                   {"parts", predicted(std::move(parts))},
+                                   {"memory_bytes", known(predicted_bytes_)},
+                                   {"rough", json::array(step.rough.begin(), step.rough.end())}};
   const std::optional<double> took = seconds();
   if (!took && bytes_ <= 0) return;
   std::vector<double> known_waits = exposed_;
@@ -323,7 +302,7 @@ void PredictionError::put_into(json::object& plan) const {
                                   {"steps", timed_},
                                   {"memory_bytes", known(bytes_)}};
   std::optional<double> time, memory;
-  if (took && predicted) time = *took / *predicted;
+  if (took && predicted_) time = *took / step.seconds;
   if (bytes_ > 0 && predicted_bytes_ > 0)
     memory = static_cast<double>(bytes_) / static_cast<double>(predicted_bytes_);
   plan["ratio"] = json::object{{"seconds", known(time)}, {"memory", known(memory)}};

@@ -1,4 +1,5 @@
-// Which rank the others wait for, and whether it is always the same one.
+// How well the ranks use what they compute on, which rank holds up the others, and what was
+// predicted of a run beside what it took.
 #pragma once
 
 #include <boost/json/object.hpp>
@@ -43,23 +44,19 @@ class SlowRanks {
     double share = 0, median_ms = 0;
   };
   Lag lag_of(const std::vector<double>& work_ms) const;
-  std::string called(int64_t rank) const;
   std::vector<std::string> hosts_;
   std::vector<int64_t> peers_;
-  void watch(const Lag& lag);
   int64_t rank_ = -1, steps_ = 0, say_at_ = kSteps;
   int64_t credit_ = 0;                    // once it is used up, the rank is as the others
   double shares_ = 0, milliseconds_ = 0;  // sums over these steps
   bool said_ = false;
 };
 
-// How well the ranks use what they compute on: model FLOPs against the peak of all of them, and
-// which rank holds up the others.
-
 // Operations a second of large products in a dtype of so many bytes, on this thread's cores:
 // measured, in a tenth of a second or two. Of 2 bytes: that of float32 where it is the higher one.
 double measured_rate(double width);
 
+// Model FLOPs against the peak of all ranks, and which rank holds up the others.
 class Speed {
  public:
   Speed() = default;
@@ -83,7 +80,6 @@ class Speed {
 };
 
 // What was predicted of a run beside what it took: seconds of a step, and bytes of rank 0.
-
 class PredictionError {
  public:
   // Steps at the beginning of a run whose time says little: memory is taken, libraries warm up.
@@ -95,8 +91,7 @@ class PredictionError {
   // Predicts a step of the trainer's rank on the machine of report.machine, else on the one whose
   // device the driver reports; without either memory alone, as the plan has it. What cannot be
   // predicted is left out: a model without sizes, memory that lies elsewhere than the tensors that
-  // the run counts. `ranks_a_host`: at most. Not collective; throws nothing for a machine that
-  // cannot be had: warning() says why.
+  // the run counts; of a machine that cannot be had warning() says why. Local.
   PredictionError(const Job& job, Trainer& trainer, int64_t ranks_a_host);
   const std::string& warning() const { return warning_; }  // empty: none
 

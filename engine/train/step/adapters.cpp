@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -166,7 +165,7 @@ std::string readers_of(const std::string& linear) {
   const std::string_view parent = module_of(linear),
                          last = std::string_view(linear).substr(linear.rfind('.') + 1);
   for (const auto& names : kReaders)
-    if (std::find(names.begin(), names.end(), last) != names.end())
+    if (std::ranges::find(names, last) != names.end())
       return std::string(parent) + "." + std::string(names[0]);
   return linear;
 }
@@ -178,9 +177,8 @@ bool bare(const Linear& factor) {
 }
 
 // Of Linears that read one x: the first of them that runs multiplies x with the A of all of them
-// that have its scale.
-// Where a later one reads another x after all, that has the A of those from it on. Nothing is kept
-// from one forward of their module to the next.
+// that have its scale. Where a later one reads another x after all, that has the A of those from it
+// on. Nothing is kept from one forward of their module to the next.
 class Together {
  public:
   size_t join(Linear in, double scale) {
@@ -249,11 +247,6 @@ HookHost* host_of_parent(
   if (parent.empty()) return HookHost::of(model);
   const auto* found = modules.find(parent);
   return found == nullptr ? nullptr : HookHost::of(**found);
-}
-
-void forget_around(HookHost& parent, const std::shared_ptr<Together>& together) {
-  for (auto* hooks : {&parent.before_forward, &parent.after_forward})
-    hooks->emplace_back([together](torch::nn::Module&, TensorRefs&) { together->forget(); });
 }
 
 // A Linear's place among those that read its x.
@@ -335,7 +328,9 @@ void run_adapters(const plan::Adapters& adapters, const ModelOutline& outline,
     std::shared_ptr<Together>& together = beside[parent == nullptr ? name : readers_of(name)];
     if (!together) together = std::make_shared<Together>();
     const size_t which = together->join(in, adapters.scale(name));
-    if (which == 1) forget_around(*parent, together);
+    if (which == 1)
+      for (auto* hooks : {&parent->before_forward, &parent->after_forward})
+        hooks->emplace_back([together](torch::nn::Module&, TensorRefs&) { together->forget(); });
     run(*HookHost::of(*modules[name]), in, factor(name, kFactorOut), adapters.scale(name),
         {dropout, name, columns}, {together, which});
   }

@@ -8,13 +8,10 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <latch>
 #include <limits>
-#include <optional>
 #include <system_error>
 #include <thread>
-#include <utility>
 
 #include "engine/checkpoint/weights/model_tensors.h"
 #include "engine/checkpoint/weights/read_region.h"
@@ -63,10 +60,8 @@ void check_threads(int64_t count) {
 void set_threads(const Job& job) {
   const Options& run = job.table("run");
   int64_t threads = run.find_int("threads").value_or(0);
-  if (threads == 0) {
-    const char* omp = std::getenv("OMP_NUM_THREADS");
-    if (omp != nullptr) threads = std::atoll(omp);
-  }
+  if (const char* omp = std::getenv("OMP_NUM_THREADS"); threads == 0 && omp != nullptr)
+    threads = std::atoll(omp);
   if (threads <= 0) {
     std::optional<launch::RankEnvironment> ranks =
         launch::detect_ranks(launch::process_environment());
@@ -81,17 +76,10 @@ namespace {
 
 // Files to read parameters from, and what to say of them.
 struct Files {
-  Files(std::string folder, const char* named_by, weights::WeightFolder files,
-        const char* wanted_by, const char* of, const char* way_out)
-      : path(std::move(folder)),
-        key(named_by),
-        needs(wanted_by),
-        wants(of),
-        help(way_out),
-        opened(std::move(files)) {}
   std::string path;
-  const char *key, *needs, *wants, *help;
+  const char* key;
   weights::WeightFolder opened;
+  const char *needs, *wants, *help;
 };
 
 Error mismatch(const Files& files, const std::string& what) {
@@ -121,20 +109,29 @@ std::vector<std::string> names_of(const ModelOutline& outline, const ParameterOu
                  : weights::names_in_files(outline.architecture, parameter);
 }
 
-// This rank's part of a parameter, to memory on the host.
-void read_part(const Files& files, const ModelOutline& outline, const ParameterOutline& parameter,
-               const ParallelParameter& p, bool adapter, const Tensor& local) {
-  const DType dtype = dtype_of(local);
-  void* memory = local.mutable_data_ptr();
-  const Region region = region_of(p);
-  if (auto experts = weights::expert_tensors(outline.architecture, p.name))
-    return weights::read_region_of_experts(files.opened, files.path, *experts, p.global_shape,
-                                           region, dtype, memory);
-  const std::vector<std::string> names = names_of(outline, parameter, adapter);
-  std::vector<int64_t> in_file = p.global_shape;
-  if (parameter.stored.transposed) std::reverse(in_file.begin(), in_file.end());
-  weights::read_region(find(files, names, in_file), p.global_shape, parameter.fused,
-                       parameter.stored.transposed, region, dtype, memory);
+// `fill` gets memory on the host: the tensor's own, or what is copied to a tensor on a device.
+template <class Fill>
+void fill_over_host(const Tensor& to, const Fill& fill) {
+  const Tensor host =
+      to.is_cpu() && to.is_contiguous() ? to : at::empty(to.sizes(), to.options().device(at::kCPU));
+  fill(dtype_of(host), host.mutable_data_ptr());
+  if (!host.is_same(to)) to.copy_(host);
+}
+
+// This rank's part of a parameter.
+void read_parameter(const Files& files, const ModelOutline& outline,
+                    const ParameterOutline& parameter, const ParallelParameter& p, bool adapter) {
+  fill_over_host(p.local, [&](DType dtype, void* memory) {
+    const Region region = region_of(p);
+    if (auto experts = weights::expert_tensors(outline.architecture, p.name))
+      return weights::read_region_of_experts(files.opened, files.path, *experts, p.global_shape,
+                                             region, dtype, memory);
+    std::vector<int64_t> in_file = p.global_shape;
+    if (parameter.stored.transposed) std::ranges::reverse(in_file);
+    weights::read_region(find(files, names_of(outline, parameter, adapter), in_file),
+                         p.global_shape, parameter.fused, parameter.stored.transposed, region,
+                         dtype, memory);
+  });
 }
 
 Files adapter_files(const std::string& folder, const ModelOutline& outline) {
@@ -146,21 +143,12 @@ Files adapter_files(const std::string& folder, const ModelOutline& outline) {
           "take adapter_config.json and adapter_model.safetensors from one save"};
 }
 
-// Over the host where the parameter lies on a device.
-void read_parameter(const Files& files, const ModelOutline& outline,
-                    const ParameterOutline& parameter, const ParallelParameter& p, bool adapter) {
-  Tensor local = p.local.is_cpu() && p.local.is_contiguous()
-                     ? p.local
-                     : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
-  read_part(files, outline, parameter, p, adapter, local);
-  if (!local.is_same(p.local)) p.local.copy_(local);
-}
-
 // A base beside adapters that is stored in other digits than those of its files
 // (lora.base_dtype). "": there is none.
 std::string rounding_of(const Files& base, const ModelOutline& outline) {
-  if (std::none_of(outline.parameters.begin(), outline.parameters.end(),
-                   [](const ParameterOutline& p) { return low_rank_factor(p.name).has_value(); }))
+  if (std::ranges::none_of(outline.parameters, [](const ParameterOutline& p) {
+        return low_rank_factor(p.name).has_value();
+      }))
     return {};
   for (const ParameterOutline& p : outline.parameters) {
     if (p.trainable || low_rank_factor(p.name)) continue;
@@ -179,9 +167,10 @@ void fill(Trainer& trainer, const std::string& pretrained, const InitialValueOf&
   const ModelOutline& outline = trainer.outline();
   std::optional<Files> base, tuned;
   if (!pretrained.empty())
-    base.emplace(pretrained, "model.pretrained", weights::open_model_tensors(pretrained, outline),
-                 "the model of its config.json", "the model of config.json",
-                 "check that config.json and the safetensors files belong together");
+    base.emplace(Files{pretrained, "model.pretrained",
+                       weights::open_model_tensors(pretrained, outline),
+                       "the model of its config.json", "the model of config.json",
+                       "check that config.json and the safetensors files belong together"});
   if (!adapter.empty()) tuned.emplace(adapter_files(adapter, outline));
   // It reads all of both, which one rank does for all.
   if (base && trainer.world().rank() == 0)
@@ -199,12 +188,10 @@ void fill(Trainer& trainer, const std::string& pretrained, const InitialValueOf&
     const ParameterOutline parameter =
         outlined != nullptr ? *outlined : ParameterOutline{p.name, p.global_shape};
     const bool of_adapter = low_rank_factor(p.name).has_value();
-    const std::optional<Files>& files = of_adapter ? tuned : base;
-    if (!files) {
+    if (const std::optional<Files>& files = of_adapter ? tuned : base)
+      read_parameter(*files, outline, parameter, p, of_adapter);
+    else
       modules::initialize(p, initial(parameter), seed);
-      continue;
-    }
-    read_parameter(*files, outline, parameter, p, of_adapter);
   }
   optimizer_of(trainer).round_weights(model.update_groups());
 }
@@ -239,10 +226,7 @@ void fill(Trainer& trainer, checkpoint::Checkpoint& from, const std::string& ada
 template <class... From>
 void fill_together(Trainer& trainer, ValuesWritten::By by, From&&... from) {
   c10::NoGradGuard no_grad;
-  agree_or_throw(trainer.world(), outcome_of([&] {
-                   fill(trainer, from...);
-                   return std::string();
-                 }));
+  agree_or_throw(trainer.world(), [&] { fill(trainer, from...); });
   trainer.tell_written({by, 0});
 }
 
@@ -274,11 +258,10 @@ void read_adapters(const std::string& folder, const ModelOutline& outline,
           .key("lora.adapter")
           .help("make the module on a device, not on meta")
           .help("set lora.adapter = \"none\", and fill the module by hand");
-    Tensor host = at::empty(values.sizes(), values.options().device(at::kCPU));
-    weights::read_region(find(files, names_of(outline, p, /*adapter=*/true), p.shape), p.shape,
-                         p.fused, p.stored.transposed, Region::whole(p.shape), dtype_of(host),
-                         host.mutable_data_ptr());
-    values.copy_(host);
+    fill_over_host(values, [&](DType dtype, void* memory) {
+      weights::read_region(find(files, names_of(outline, p, /*adapter=*/true), p.shape), p.shape,
+                           p.fused, p.stored.transposed, Region::whole(p.shape), dtype, memory);
+    });
   }
 }
 
@@ -295,10 +278,7 @@ std::optional<FusedRows> fused_rows(const ModelOutline& outline, std::string_vie
 
 void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record,
                const Region& region, const Tensor& to) {
-  Tensor host =
-      to.is_cpu() && to.is_contiguous() ? to : at::empty(to.sizes(), to.options().device(at::kCPU));
-  from.read(record, region, dtype_of(to), host.mutable_data_ptr());
-  if (!host.is_same(to)) to.copy_(host);
+  fill_over_host(to, [&](DType dtype, void* memory) { from.read(record, region, dtype, memory); });
 }
 
 }  // namespace meshwright::train

@@ -25,13 +25,9 @@ std::string stored_name(const ModelOutline& stages, const std::string& parameter
   return found == nullptr || found->copy_of.empty() ? parameter : found->copy_of;
 }
 
-namespace {
-
-Region stored_region(const Region& region, const std::vector<int64_t>& shape) {
+static Region stored_region(const Region& region, const std::vector<int64_t>& shape) {
   return region.within_box() ? as_run(region, shape) : region;
 }
-
-}  // namespace
 
 Region region_of(const ParallelParameter& p) { return stored_region(p.region, p.global_shape); }
 
@@ -165,8 +161,7 @@ AllTensors list_all(World& world, const std::vector<LocalTensor>& tensors) {
     told_by.emplace(hashes[rank], told.size());
     for (const LocalTensor& tensor :
          told.emplace_back(base::read_json_text<std::vector<LocalTensor>>(lists[rank])))
-      if (std::find(states.begin(), states.end(), tensor.state) == states.end())
-        states.push_back(tensor.state);
+      if (std::ranges::find(states, tensor.state) == states.end()) states.push_back(tensor.state);
   }
   AllTensors out;
   std::map<std::pair<std::string, std::string>, size_t> places;
@@ -184,11 +179,17 @@ AllTensors list_all(World& world, const std::vector<LocalTensor>& tensors) {
   return out;
 }
 
+// Elements of a row.
+int64_t width_of(const std::vector<int64_t>& shape) {
+  int64_t width = 1;
+  for (size_t d = 1; d < shape.size(); ++d) width *= shape[d];
+  return width;
+}
+
 // A run of whole rows is stored as these rows.
 Region as_rows(const Region& run, const std::vector<int64_t>& shape) {
   if (shape.empty() || shape[0] == 0) return run;
-  int64_t width = 1;
-  for (size_t d = 1; d < shape.size(); ++d) width *= shape[d];
+  const int64_t width = width_of(shape);
   if (width == 0 || run.begin % width != 0 || run.end % width != 0) return run;
   std::vector<int64_t> offsets(shape.size(), 0), sizes = shape;
   offsets[0] = run.begin / width;
@@ -198,8 +199,7 @@ Region as_rows(const Region& run, const std::vector<int64_t>& shape) {
 
 // Part j of k, of about equal length; rows stay whole where there are enough.
 Region part_of(const Region& run, const std::vector<int64_t>& shape, int64_t j, int64_t k) {
-  int64_t width = 1, count = run.end - run.begin;
-  for (size_t d = 1; d < shape.size(); ++d) width *= shape[d];
+  int64_t width = width_of(shape), count = run.end - run.begin;
   if (width == 0 || run.begin % width != 0 || count % width != 0 || count / width < k) width = 1;
   int64_t units = count / width;
   return Region::run(run.begin + units * j / k * width, run.begin + units * (j + 1) / k * width);
@@ -252,8 +252,7 @@ Shares::Shares(World& world, const std::vector<LocalTensor>& tensors) {
         }
       }
     }
-    std::sort(shares.begin(), shares.end(),
-              [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::ranges::sort(shares, {}, &std::pair<int64_t, Region>::first);
     checkpoint::TensorRecord record{tensor.state, tensor.name, tensor.dtype,
                                     tensor.shape, {},          tensor.dtype};
     for (const auto& [rank, region] : shares) record.pieces.push_back({0, "", region});

@@ -8,16 +8,11 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
-#include <optional>
-#include <utility>
-#include <vector>
 
 #include "engine/train/step/stages.h"
 #include "meshwright/data/dataset_kind.h"
 #include "meshwright/error.h"
-#include "meshwright/nn/moe.h"
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
@@ -63,13 +58,11 @@ void Routers::refuse_balance_over_stages() const {
 void Routers::forget_others(torch::nn::Module& model) {
   const auto left = find_moe_blocks(model);
   std::erase_if(balances_, [&](const auto& balance) {
-    return std::none_of(left.begin(), left.end(), [&](const auto& item) {
-      return item.second->gate()->load_balance == balance;
-    });
+    return std::ranges::none_of(
+        left, [&](const auto& item) { return item.second->gate()->load_balance == balance; });
   });
   for (Block& block : blocks_)
-    if (std::none_of(left.begin(), left.end(),
-                     [&](const auto& item) { return item.first == block.name; }))
+    if (std::ranges::none_of(left, [&](const auto& item) { return item.first == block.name; }))
       block.module = nullptr;
 }
 
@@ -85,8 +78,8 @@ void Routers::before_backward(const Weight& weight, double assumed) {
   if (context_ && weight.all) {
     count = *weight.all;
   } else if (context_) {
-    const auto block = std::find_if(blocks_.begin(), blocks_.end(),
-                                    [](const Block& b) { return b.module != nullptr; });
+    const auto block =
+        std::ranges::find_if(blocks_, [](const Block& b) { return b.module != nullptr; });
     const at::Device device = block->module->gate()->parameters().front().device();
     at::Tensor sum = at::full({1}, count, at::TensorOptions().dtype(at::kDouble).device(device));
     context_->all_reduce(sum, ReduceOp::sum, /*control=*/true).wait();
@@ -155,21 +148,13 @@ std::shared_ptr<const Sequence> whole_sequence(int64_t length, const Tensor& doc
 // [rows, length] bool, false for what pads; undefined where nothing does, or no router is.
 Tensor counted_by_routers(const MicroBatch& batch, RunningModel& net) {
   const int64_t length = batch.length();
-  if (std::all_of(batch.ends.begin(), batch.ends.end(),
-                  [length](int64_t end) { return end == length; }) ||
+  if (std::ranges::all_of(batch.ends, [length](int64_t end) { return end == length; }) ||
       find_moe_blocks(*net.module()).empty())
     return {};
   Tensor out = at::zeros({batch.rows(), length}, at::kBool);
   for (int64_t row = 0; row < batch.rows(); ++row)
     out.select(0, row).narrow(0, 0, batch.ends[static_cast<size_t>(row)]).fill_(true);
   return out.to(batch.tokens.device());
-}
-
-// The current sequence with what pads this rank's rows.
-std::shared_ptr<const Sequence> with_counts(const Tensor& counts) {
-  auto out = std::make_shared<Sequence>(*current_sequence());
-  out->counts = counts;
-  return out;
 }
 
 // What of a micro-batch this rank reads: a token counts where a target of its document is there or
@@ -191,7 +176,7 @@ Counts count(const MicroBatch& batch, const std::vector<PositionRun>& mine) {
       const bool ends =
           documents != nullptr && i + 1 < length && documents[at] != documents[at + 1];
       learnt = target || (learnt && !ends);
-      if (!std::any_of(mine.begin(), mine.end(), [i](const PositionRun& run) {
+      if (std::ranges::none_of(mine, [i](const PositionRun& run) {
             return i >= run.position && i < run.position + run.count;
           }))
         continue;
@@ -220,7 +205,11 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
   if (const std::shared_ptr<ContextParallel>& context = trainer.model().context_parallel()) {
     auto scope = context->scope(length, batch.rows(), batch.documents, batch.positions);
     std::optional<SequenceScope> counting;
-    if (counts.defined()) counting.emplace(with_counts(context->shard(counts, 1, false)));
+    if (counts.defined()) {
+      auto padded = std::make_shared<Sequence>(*current_sequence());
+      padded->counts = context->shard(counts, 1, false);
+      counting.emplace(std::move(padded));
+    }
     logits = net.forward(stage.first ? context->shard(batch.tokens, 1, 0) : hidden);
     targets = context->shard(targets, 1, kNoTarget);
     if (weights.defined()) weights = context->shard(weights, 1, 0);
@@ -228,12 +217,11 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
     if (Routers& routers = routers_of(trainer); routers.needs_weight())
       routers.tell_weight(count(batch, mine).weight);
     mine = context->split(length).runs_of(context->group()->rank());
-  } else if (batch.documents.defined() || counts.defined() ||
-             (!stage.first && hidden.size(1) != length)) {
-    // Of a sequence that tensor parallelism cut, a stage sees a part.
-    SequenceScope scope(whole_sequence(length, batch.documents, batch.positions, counts));
-    logits = net.forward(stage.first ? batch.tokens : hidden);
   } else {
+    // Of a sequence that tensor parallelism cut, a stage sees a part.
+    std::optional<SequenceScope> scope;
+    if (batch.documents.defined() || counts.defined() || (!stage.first && hidden.size(1) != length))
+      scope.emplace(whole_sequence(length, batch.documents, batch.positions, counts));
     logits = net.forward(stage.first ? batch.tokens : hidden);
   }
   const Counts read = count(batch, mine);
@@ -281,8 +269,8 @@ Tensor logits_here(Trainer& trainer, RunningModel& net, const Tensor& ids) {
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
   // Every rank of cp computes the whole text.
   auto run = [&](const Tensor& whole) {
-    if (!trainer.model().context_parallel()) return net.forward(whole);
-    SequenceScope scope(whole_sequence(whole.size(1)));
+    std::optional<SequenceScope> scope;
+    if (trainer.model().context_parallel()) scope.emplace(whole_sequence(whole.size(1)));
     return net.forward(whole);
   };
   if (!tensor_parallel) return run(input);

@@ -42,7 +42,6 @@ inline MicroBatch next_tokens(const at::Tensor& ids) {
 }
 
 // What Trainer::evaluate() finds, with the number of targets it found it on.
-
 struct Evaluation {
   // Mean over the targets, by their weights; NaN where they have none. What a model with experts
   // adds to it while it trains stands beside it: that depends on which samples are read together.
@@ -59,9 +58,8 @@ struct Evaluator {
 };
 
 // What a training step does with the routers of a model: their auxiliary loss, their load, their
-// score correction.
-
-// Does nothing for a model without experts. Not thread-safe; keeps no module alive.
+// score correction. Does nothing for a model without experts. Not thread-safe; keeps no module
+// alive.
 class Routers {
  public:
   // route_again: what is recomputed under activation checkpointing selects its experts anew.
@@ -115,11 +113,9 @@ class Routers {
   std::optional<double> told_;  // of the forward that runs
 };
 
-// What the loop asks of a language model: losses and logits, whatever part of the vocabulary this
-// rank holds.
-
-// Logits are never gathered, and nothing waits for the device. `hidden`: what the stage before
-// gave, as Trainer::StageForward has it.
+// The loss of a micro-batch, whatever part of the vocabulary this rank holds. Logits are never
+// gathered, and nothing waits for the device. `hidden`: what the stage before gave, as
+// Trainer::StageForward has it.
 MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& batch,
                        const at::Tensor& hidden = {});
 

@@ -1,15 +1,19 @@
-// The model that a job names, made to run: of a config.json or of a plugin.
+// The model that a job names, made to run, and in which precision it computes.
 #pragma once
 
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "engine/job/plan.h"
 #include "meshwright/model/running_model.h"
+#include "meshwright/options.h"
+#include "meshwright/outline.h"
 #include "meshwright/trainer.h"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace meshwright::train {
 
@@ -31,7 +35,29 @@ Model make_model(const Job& job);
 // Throws Error(usage) for a model that cannot make text.
 void check_generates(const Model& model);
 
-// Throws Error(bad_module) naming the first parameter in which they differ.
-void check_outline(const torch::nn::Module& module, const ModelOutline& outline);
+// run.float32_matmul_precision. Tells LibTorch, for all of the process, what `run` says, where this
+// rank computes on a device; on CPUs all stays as it is. `dist` is dist_env. Returns what the user
+// should hear; empty: nothing.
+[[nodiscard]] std::string set_float32_products(const Options& run, const Options& dist,
+                                               c10::Device device);
+
+// model.float8_linear. Sets LinearImpl::float8 in the layers of the model, before a strategy cuts
+// their weights. Throws Error(model_does_not_fit) when there is none whose sizes allow it, and
+// Error(device_unavailable) when `device` has no such products.
+void multiply_in_float8(torch::nn::Module& model, const ModelOutline& outline, c10::Device device);
+
+// Autocast for one forward, as distributed.autocast_dtype asks.
+class AutocastScope {
+ public:
+  AutocastScope(std::optional<c10::ScalarType> dtype, c10::DeviceType device);
+  ~AutocastScope();
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
+
+ private:
+  bool on_, enabled_ = false;
+  c10::DeviceType device_;
+  c10::ScalarType dtype_ = c10::kFloat;
+};
 
 }  // namespace meshwright::train

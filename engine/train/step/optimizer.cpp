@@ -15,7 +15,6 @@
 #include <cmath>
 #include <numbers>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "engine/job/plan.h"
@@ -129,6 +128,10 @@ void Optimizer::step(const std::vector<FlatParameterGroup>& groups, double lr, d
   if (copies) multiply_gradients(groups, std::exchange(factor, 1));
   factor_ = factor;
   divisor_.reset();
+  c10::NoGradGuard no_grad;
+  if (steps == 0) catch_up(groups);
+  allocate(groups);
+  ++steps;
   update_all(groups, lr);
 }
 
@@ -139,20 +142,20 @@ const std::optional<Tensor>& Optimizer::divisor(at::Device device) {
 }
 
 void Optimizer::for_each_call(const std::vector<FlatParameterGroup>& groups,
-                              const std::vector<std::vector<Tensor>*>& states, const Call& call) {
+                              const std::vector<std::vector<Tensor>*>& states,
+                              const Kernel& kernel) {
   if (classes_.empty()) {
     UpdateClass all{1, weight_decay_, {}};
     for (size_t i = 0; i < groups.size(); ++i)
       all.ranges.push_back({i, 0, groups[i].values.numel()});
-    update(all, groups, states, call);
+    update(all, groups, states, kernel);
   }
-  for (const UpdateClass& alike : classes_) update(alike, groups, states, call);
+  for (const UpdateClass& alike : classes_) update(alike, groups, states, kernel);
 }
 
 void Optimizer::update(const UpdateClass& alike, const std::vector<FlatParameterGroup>& groups,
-                       const std::vector<std::vector<Tensor>*>& states, const Call& call) {
-  std::vector<Tensor> all_weights, all_gradients;
-  std::vector<std::vector<Tensor>> all_states(states.size());
+                       const std::vector<std::vector<Tensor>*>& states, const Kernel& kernel) {
+  Call together{alike, {}, {}, std::vector<std::vector<Tensor>>(states.size()), {}};
   std::vector<Elements> tails;
   for (const UpdateRange& range : alike.ranges) {
     const size_t i = range.group;
@@ -169,9 +172,9 @@ void Optimizer::update(const UpdateClass& alike, const std::vector<FlatParameter
     const bool casts = all.gradients.scalar_type() != all.weights.scalar_type();
     if (!all.values.defined() && !casts) {
       const Elements body = left == 0 ? all : all.part(0, whole);
-      all_weights.push_back(body.weights);
-      all_gradients.push_back(body.gradients);
-      for (size_t s = 0; s < states.size(); ++s) all_states[s].push_back(body.states[s]);
+      together.weights.push_back(body.weights);
+      together.gradients.push_back(body.gradients);
+      for (size_t s = 0; s < states.size(); ++s) together.states[s].push_back(body.states[s]);
       continue;
     }
     const int64_t piece = all.weights.is_cpu() ? std::min(kPiece, whole)
@@ -184,17 +187,18 @@ void Optimizer::update(const UpdateClass& alike, const std::vector<FlatParameter
         gradient = piece_memory(of.weights.scalar_type(), of.weights.device(), piece)
                        .narrow(0, 0, of.weights.numel())
                        .copy_(gradient);
-      std::vector<std::vector<Tensor>> state;
-      for (const Tensor& one : of.states) state.push_back({one});
-      const std::optional<Tensor>& divided = divisor(of.weights.device());
-      call(alike, {of.weights}, {gradient}, state, divided);
-      if (casts && divided) of.gradients.copy_(gradient);
+      Call call{alike, {of.weights}, {gradient}, {}, divisor(of.weights.device())};
+      for (const Tensor& one : of.states) call.states.push_back({one});
+      kernel(call);
+      if (casts && call.divisor) of.gradients.copy_(gradient);
       if (of.values.defined()) of.values.copy_(of.weights);
     }
   }
-  if (!all_weights.empty())
-    call(alike, all_weights, all_gradients, all_states, divisor(all_weights[0].device()));
-  update_tails(alike, tails, call);
+  if (!together.weights.empty()) {
+    together.divisor = divisor(together.weights[0].device());
+    kernel(together);
+  }
+  update_tails(alike, tails, kernel);
 }
 
 Optimizer::Elements Optimizer::Elements::part(int64_t begin, int64_t count) const {
@@ -206,7 +210,7 @@ Optimizer::Elements Optimizer::Elements::part(int64_t begin, int64_t count) cons
 
 // Those of one dtype lie one after the other in memory of whole vectors, and are brought back.
 void Optimizer::update_tails(const UpdateClass& alike, std::vector<Elements> tails,
-                             const Call& call) {
+                             const Kernel& kernel) {
   while (!tails.empty()) {
     const at::TensorOptions options = tails[0].weights.options();
     const auto others = std::stable_partition(
@@ -229,13 +233,12 @@ void Optimizer::update_tails(const UpdateClass& alike, std::vector<Elements> tai
       slot.gradients.copy_(tail.gradients);
       for (size_t s = 0; s < tail.states.size(); ++s) slot.states[s].copy_(tail.states[s]);
     });
-    std::vector<std::vector<Tensor>> states;
-    for (const Tensor& state : packed.states) states.push_back({state});
-    const std::optional<Tensor>& divided = divisor(options.device());
-    call(alike, {packed.weights}, {packed.gradients}, states, divided);
+    Call call{alike, {packed.weights}, {packed.gradients}, {}, divisor(options.device())};
+    for (const Tensor& state : packed.states) call.states.push_back({state});
+    kernel(call);
     each([&](const Elements& tail, const Elements& slot) {
       tail.weights.copy_(slot.weights);
-      if (divided) tail.gradients.copy_(slot.gradients);
+      if (call.divisor) tail.gradients.copy_(slot.gradients);
       for (size_t s = 0; s < tail.states.size(); ++s) tail.states[s].copy_(slot.states[s]);
       if (tail.values.defined()) tail.values.copy_(slot.weights);
     });
@@ -267,26 +270,18 @@ class AdamW final : public Optimizer {
   }
 
   void update_all(const std::vector<FlatParameterGroup>& groups, double lr) override {
-    c10::NoGradGuard no_grad;
-    if (steps == 0) catch_up(groups);
-    allocate(groups);
-    ++steps;
-    for_each_call(groups, {&average_, &square_},
-                  [&](const UpdateClass& alike, const std::vector<Tensor>& weights,
-                      const std::vector<Tensor>& gradients, auto& state,
-                      const std::optional<Tensor>& divisor) {
-                    // The kernels read the count from a float tensor of the same device.
-                    std::vector<Tensor> counts;
-                    for (const Tensor& weight : weights)
-                      counts.push_back(!counts.empty() && counts[0].device() == weight.device()
-                                           ? counts[0]
-                                           : at::full({}, static_cast<double>(steps - alike.began),
-                                                      weight.options().dtype(at::kFloat)));
-                    at::_fused_adamw_(weights, gradients, state[0], state[1], {}, counts,
-                                      lr * alike.lr_factor, beta1_, beta2_, alike.weight_decay,
-                                      eps_,
-                                      /*amsgrad=*/false, /*maximize=*/false, divisor);
-                  });
+    for_each_call(groups, {&average_, &square_}, [&](Call& c) {
+      // The kernels read the count from a float tensor of the same device.
+      std::vector<Tensor> counts;
+      for (const Tensor& weight : c.weights)
+        counts.push_back(!counts.empty() && counts[0].device() == weight.device()
+                             ? counts[0]
+                             : at::full({}, static_cast<double>(steps - c.alike.began),
+                                        weight.options().dtype(at::kFloat)));
+      at::_fused_adamw_(c.weights, c.gradients, c.states[0], c.states[1], {}, counts,
+                        lr * c.alike.lr_factor, beta1_, beta2_, c.alike.weight_decay, eps_,
+                        /*amsgrad=*/false, /*maximize=*/false, c.divisor);
+    });
   }
   std::vector<State> state() override { return {{"exp_avg", average_}, {"exp_avg_sq", square_}}; }
   void allocate(const std::vector<FlatParameterGroup>& groups) override {
@@ -302,26 +297,23 @@ class AdamW final : public Optimizer {
 
 // LibTorch's kernel for CPUs does nothing to weights of 16 bits. Computed in float32 and rounded
 // once; products and sums are made one after the other, so that no element's bits depend on where
-// it lies. `momentum`: empty without one; `first`: its buffers hold nothing yet.
-struct SgdStep {
-  double weight_decay, momentum, lr;
-  bool first;
-  void operator()(const Tensor& weights, const Tensor& gradients, const Tensor& buffer,
-                  const std::optional<Tensor>& divisor) const {
-    for (int64_t at = 0; at < weights.numel(); at += kPiece) {
-      const int64_t count = std::min(kPiece, weights.numel() - at);
-      auto part = [&](const Tensor& t) { return t.narrow(0, at, count); };
-      Tensor values = part(weights).to(at::kFloat), change = part(gradients).to(at::kFloat);
-      if (divisor) part(gradients).copy_(change.div_(*divisor));
-      if (weight_decay != 0) change.add_(values.mul(weight_decay));
-      if (buffer.defined()) {
-        if (!first) change.add_(part(buffer).to(at::kFloat).mul_(momentum));
-        part(buffer).copy_(change);
-      }
-      part(weights).copy_(values.sub_(change.mul_(lr)));
+// it lies. `buffer`: of the momentum, undefined without one; `first`: it holds nothing yet.
+void step_sgd(const Tensor& weights, const Tensor& gradients, const Tensor& buffer,
+              const std::optional<Tensor>& divisor, double weight_decay, double momentum, double lr,
+              bool first) {
+  for (int64_t at = 0; at < weights.numel(); at += kPiece) {
+    const int64_t count = std::min(kPiece, weights.numel() - at);
+    auto part = [&](const Tensor& t) { return t.narrow(0, at, count); };
+    Tensor values = part(weights).to(at::kFloat), change = part(gradients).to(at::kFloat);
+    if (divisor) part(gradients).copy_(change.div_(*divisor));
+    if (weight_decay != 0) change.add_(values.mul(weight_decay));
+    if (buffer.defined()) {
+      if (!first) change.add_(part(buffer).to(at::kFloat).mul_(momentum));
+      part(buffer).copy_(change);
     }
+    part(weights).copy_(values.sub_(change.mul_(lr)));
   }
-};
+}
 
 class Sgd final : public Optimizer {
  public:
@@ -330,28 +322,21 @@ class Sgd final : public Optimizer {
         momentum_(table.get_number("momentum")) {}
 
   void update_all(const std::vector<FlatParameterGroup>& groups, double lr) override {
-    c10::NoGradGuard no_grad;
-    bool first = steps++ == 0;
-    if (first) catch_up(groups);
-    allocate(groups);
-    std::vector<std::vector<Tensor>*> states;
-    if (momentum_ > 0) states.push_back(&momentum_buffers_);
-    for_each_call(
-        groups, states,
-        [&](const UpdateClass& alike, const std::vector<Tensor>& weights,
-            const std::vector<Tensor>& gradients, auto& state,
-            const std::optional<Tensor>& divisor) {
-          const bool narrow = weights[0].is_cpu() && weights[0].element_size() < 4;
-          if (narrow)
-            for (size_t i = 0; i < weights.size(); ++i)
-              SgdStep{alike.weight_decay, momentum_, lr * alike.lr_factor, first}(
-                  weights[i], gradients[i], state.empty() ? Tensor() : state[0][i], divisor);
-          else
-            at::_fused_sgd_(weights, gradients, state.empty() ? std::vector<Tensor>() : state[0],
-                            alike.weight_decay, momentum_, lr * alike.lr_factor,
-                            /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, first,
-                            divisor);
-        });
+    const bool first = steps == 1;
+    std::vector<std::vector<Tensor>*> lists;
+    if (momentum_ > 0) lists.push_back(&momentum_buffers_);
+    for_each_call(groups, lists, [&](Call& c) {
+      const double weight_decay = c.alike.weight_decay, rate = lr * c.alike.lr_factor;
+      std::vector<Tensor> buffers;
+      if (!c.states.empty()) buffers = c.states[0];
+      if (!c.weights[0].is_cpu() || c.weights[0].element_size() >= 4)
+        return at::_fused_sgd_(c.weights, c.gradients, buffers, weight_decay, momentum_, rate,
+                               /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, first,
+                               c.divisor);
+      for (size_t i = 0; i < c.weights.size(); ++i)
+        step_sgd(c.weights[i], c.gradients[i], buffers.empty() ? Tensor() : buffers[i], c.divisor,
+                 weight_decay, momentum_, rate, first);
+    });
   }
   std::vector<State> state() override {
     return momentum_ > 0 ? std::vector<State>{{"momentum", momentum_buffers_}}
@@ -385,25 +370,17 @@ class Handed final : public Optimizer {
       : Optimizer(As{before}), own_(std::move(own)), states_(own_.states.size()) {}
 
   void update_all(const std::vector<FlatParameterGroup>& groups, double lr) override {
-    c10::NoGradGuard no_grad;
-    if (steps == 0) catch_up(groups);
-    allocate(groups);
-    ++steps;
     std::vector<std::vector<Tensor>*> lists;
     for (std::vector<Tensor>& list : states_) lists.push_back(&list);
-    for_each_call(groups, lists,
-                  [&](const UpdateClass& alike, const std::vector<Tensor>& weights,
-                      const std::vector<Tensor>& gradients, auto& state,
-                      const std::optional<Tensor>& divisor) {
-                    for (size_t i = 0; i < weights.size(); ++i) {
-                      if (divisor) gradients[i].div_(*divisor);
-                      ParamGroup group{
-                          weights[i],           gradients[i],       {},
-                          lr * alike.lr_factor, alike.weight_decay, steps - alike.began};
-                      for (const std::vector<Tensor>& list : state) group.states.push_back(list[i]);
-                      own_.step(group);
-                    }
-                  });
+    for_each_call(groups, lists, [&](Call& c) {
+      for (size_t i = 0; i < c.weights.size(); ++i) {
+        if (c.divisor) c.gradients[i].div_(*c.divisor);
+        ParamGroup group{c.weights[i],           c.gradients[i],       {},
+                         lr * c.alike.lr_factor, c.alike.weight_decay, steps - c.alike.began};
+        for (const std::vector<Tensor>& list : c.states) group.states.push_back(list[i]);
+        own_.step(group);
+      }
+    });
   }
   std::vector<State> state() override {
     std::vector<State> out;

@@ -1,4 +1,5 @@
-// The learning rate of every step.
+// The learning rate of every step, and AdamW and SGD by ATen's fused kernels, over the flat tensors
+// that a strategy hands out.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +17,18 @@
 #include "meshwright/outline.h"
 #include "meshwright/parallel/parallel.h"
 
+namespace torch::nn {
+class Module;
+}
+
+namespace meshwright {
+class Trainer;
+struct OwnOptimizer;
+namespace plan {
+struct JobPlan;
+}
+}  // namespace meshwright
+
 namespace meshwright::train {
 
 // Step s counts from 0. Warm-up: lr * (s + 1) / warmup. After it the style's decay, which reaches
@@ -32,17 +45,6 @@ class Schedule {
   double lr_, min_lr_;
   int64_t warmup_, max_steps_;
 };
-
-}  // namespace meshwright::train
-
-// AdamW and SGD by ATen's fused kernels, over the flat tensors a strategy hands out.
-
-namespace meshwright {
-class Trainer;
-struct OwnOptimizer;
-}  // namespace meshwright
-
-namespace meshwright::train {
 
 // A run of a flat group's elements.
 struct UpdateRange {
@@ -71,10 +73,9 @@ class Optimizer {
   struct As {
     const Optimizer& other;
   };
-  explicit Optimizer(As as)
-      : main_type_(as.other.main_type_),
-        weight_decay_(as.other.weight_decay_),
-        classes_(as.other.classes_) {}
+  explicit Optimizer(As as) : Optimizer(as.other.main_type_, as.other.weight_decay_) {
+    classes_ = as.other.classes_;
+  }
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
   virtual ~Optimizer() = default;
@@ -118,25 +119,30 @@ class Optimizer {
   void take_over(const std::vector<FlatParameterGroup>& groups);
 
  protected:
+  // The update of number `steps`, whose state is allocated.
   virtual void update_all(const std::vector<FlatParameterGroup>& groups, double lr) = 0;
-  // Calls of a kernel, which wants gradients of the weights' dtype: one a class where they are so;
-  // else piece by piece, with a copy of the piece's gradients alone (on a device that needs
-  // no copy: whole). `states`: lists beside the groups; `call` gets the part of each that belongs
-  // to the weights of the call. `divisor`: what the kernel divides gradients by, or undefined.
-  using Call = std::function<void(const UpdateClass& alike, const std::vector<at::Tensor>& weights,
-                                  const std::vector<at::Tensor>& gradients,
-                                  std::vector<std::vector<at::Tensor>>& state,
-                                  const std::optional<at::Tensor>& divisor)>;
+  // What a kernel updates at once: weights of one class, gradients of their dtype, and of each list
+  // of states what belongs to them.
+  struct Call {
+    const UpdateClass& alike;
+    std::vector<at::Tensor> weights, gradients;
+    std::vector<std::vector<at::Tensor>> states;
+    std::optional<at::Tensor> divisor;  // that the kernel divides the gradients by
+  };
+  using Kernel = std::function<void(Call& call)>;
+  // One call a class where gradients have the weights' dtype; else piece by piece, with a copy of
+  // the piece's gradients alone (on a device that needs no copy: whole). `states`: lists beside the
+  // groups.
   void for_each_call(const std::vector<FlatParameterGroup>& groups,
-                     const std::vector<std::vector<at::Tensor>*>& states, const Call& call);
+                     const std::vector<std::vector<at::Tensor>*>& states, const Kernel& kernel);
   void extend(std::vector<at::Tensor>& state, const std::vector<FlatParameterGroup>& groups);
+
+ private:
   // Before the first update: values that changed since main weights were made from them are taken
   // over.
   void catch_up(const std::vector<FlatParameterGroup>& groups);
-
- private:
   void update(const UpdateClass& alike, const std::vector<FlatParameterGroup>& groups,
-              const std::vector<std::vector<at::Tensor>*>& states, const Call& call);
+              const std::vector<std::vector<at::Tensor>*>& states, const Kernel& kernel);
   // What is updated, element by element: `values`, of the same weights, where they are rounded from
   // main weights, else undefined.
   struct Elements {
@@ -147,7 +153,7 @@ class Optimizer {
   };
   // What is left of a class behind the last whole vectors of its ranges: an element's update may
   // not depend on where it lies, since ranks that hold the same parameter hold others beside it.
-  void update_tails(const UpdateClass& alike, std::vector<Elements> tails, const Call& call);
+  void update_tails(const UpdateClass& alike, std::vector<Elements> tails, const Kernel& kernel);
   const at::Tensor& piece_memory(at::ScalarType type, at::Device device, int64_t count);
   const std::optional<at::Tensor>& divisor(at::Device device);
   std::optional<at::ScalarType> main_type_;
@@ -159,9 +165,6 @@ class Optimizer {
   std::vector<at::Tensor> pieces_;  // memory for a piece's gradients, one per dtype and device
 };
 
-// A trainer's optimizer, which applications have no access to: this header is not installed.
-Optimizer& optimizer_of(Trainer& trainer);
-
 // One that a program hands over, updating what `before` was to update. Throws Error(conflict).
 std::unique_ptr<Optimizer> make_own_optimizer(OwnOptimizer own, const Optimizer& before);
 
@@ -171,20 +174,8 @@ void multiply_gradients(const std::vector<FlatParameterGroup>& groups, double fa
 // From the table [optimizer]. Throws Error(out_of_range).
 std::unique_ptr<Optimizer> make_optimizer(const Options& table);
 
-}  // namespace meshwright::train
-
 // What [[optimizer.group]] does to a model that runs: which parameters it freezes, and which
 // elements of the flat tensors that a strategy hands out are updated alike.
-
-namespace torch::nn {
-class Module;
-}
-
-namespace meshwright::plan {
-struct JobPlan;
-}
-
-namespace meshwright::train {
 
 // Before the model is made parallel. Freezes in `module` and `outline` what groups freeze, and
 // gives parameters the dtypes of group_parameters(). A plan that knows no model gets the warnings.

@@ -8,8 +8,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <string>
-#include <vector>
 
 #include "engine/models/running/philox.h"
 #include "engine/train/step/logits.h"
@@ -115,36 +113,21 @@ std::vector<int64_t> generate_tokens(const LogitsOf& logits_of, std::vector<int6
   return {tokens.begin() + static_cast<std::ptrdiff_t>(given), tokens.end()};
 }
 
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-GenerateOptions options_of(const Request& request, const std::vector<int64_t>& stops,
-                           int64_t context) {
-  GenerateOptions options;
-  options.max_new_tokens = request.max_new;
-  options.temperature = request.temperature;
-  options.top_k = request.top_k;
-  options.top_p = request.top_p;
-  options.seed = request.seed;
-  options.context = context;
-  options.stop = stops;
-  return options;
-}
-
-// The token that ends a text is no part of it.
-bool ends_text(int64_t id, const std::vector<int64_t>& stops) {
-  return std::find(stops.begin(), stops.end(), id) != stops.end();
-}
-
-}  // namespace
-
 Continued continue_prompt(Trainer& trainer, RunningModel& net, const std::vector<int64_t>& prompt,
                           const Request& request, const std::vector<int64_t>& stops,
                           int64_t context, const Listener& listener) {
   Continued out;
   out.prompt = prompt;
-  GenerateOptions options = options_of(request, stops, context);
+  auto ends_text = [&](int64_t id) { return std::ranges::find(stops, id) != stops.end(); };
+  const GenerateOptions options{.max_new_tokens = request.max_new,
+                                .temperature = request.temperature,
+                                .seed = request.seed,
+                                .context = context,
+                                .stop = stops,
+                                .top_k = request.top_k,
+                                .top_p = request.top_p,
+                                // The token that ends a text is no part of it.
+                                .each = [&](int64_t id) { listener.token(id, ends_text(id)); }};
   if (trainer.world().rank() == 0) {
     if (const std::string notice = train::whole_text_notice(trainer); !notice.empty())
       listener.notice(notice);
@@ -154,45 +137,38 @@ Continued continue_prompt(Trainer& trainer, RunningModel& net, const std::vector
                       std::to_string(options.context));
   }
   listener.begin(trainer.world().rank(), prompt);
-  options.each = [&](int64_t id) { listener.token(id, ends_text(id, stops)); };
   const bool training = net.module()->is_training();
   net.module()->eval();
-  Clock::time_point begin = Clock::now();
+  auto begin = std::chrono::steady_clock::now();
   // No others are read.
   auto last_logits = [&](const at::Tensor& ids) {
     const at::Tensor all = train::logits_of(trainer, net, ids);
     return detail::read_by_host(*trainer.world().everyone(), all.narrow(1, all.size(1) - 1, 1));
   };
   trainer.model().summon_full_parameters([&] {
-    begin = Clock::now();
+    begin = std::chrono::steady_clock::now();
     out.tokens = generate_tokens(last_logits, prompt, options);
   });
   net.module()->train(training);
-  out.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  out.ended = !out.tokens.empty() && ends_text(out.tokens.back(), options.stop);
+  out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  out.ended = !out.tokens.empty() && ends_text(out.tokens.back());
   return out;
 }
 
 std::string write_sample(Trainer& trainer, RunningModel& net, const SampleRequest& request,
                          int64_t seq_len) {
-  GenerateOptions options;
-  options.max_new_tokens = request.max_bytes;
-  options.temperature = request.temperature;
-  options.seed = request.seed;
-  options.context = std::min(seq_len, net.max_positions());
   std::vector<int64_t> prompt;
   for (char c : request.prompt) prompt.push_back(static_cast<unsigned char>(c));
-  std::vector<int64_t> bytes;
-  bool training = net.module()->is_training();
-  net.module()->eval();
-  trainer.model().summon_full_parameters([&] {
-    bytes =
-        generate_tokens([&](const at::Tensor& ids) { return train::logits_of(trainer, net, ids); },
-                        std::move(prompt), options);
-  });
-  net.module()->train(training);
+  Request wanted;
+  wanted.max_new = request.max_bytes;
+  wanted.temperature = request.temperature;
+  wanted.seed = request.seed;
+  const Continued made = continue_prompt(
+      trainer, net, prompt, wanted, /*stops=*/{}, std::min(seq_len, net.max_positions()),
+      {[](const std::string&) {}, [](int64_t, const std::vector<int64_t>&) {},
+       [](int64_t, bool) {}});
   std::string text = request.prompt;
-  for (int64_t byte : bytes) text.push_back(static_cast<char>(byte));
+  for (int64_t byte : made.tokens) text.push_back(static_cast<char>(byte));
   return text;
 }
 

@@ -25,10 +25,10 @@ struct GenerateOptions {
   uint64_t seed = 0;               // with a temperature; the same seed gives the same text
   int64_t context = 0;             // the model sees at most the last `context` tokens; required
   std::vector<int64_t> stop = {};  // ends after one of these
-  int64_t top_k =
-      0;  // with a temperature: only the k most likely tokens, the first of equals; 0: all
-  double top_p =
-      1;  // and of these only the most likely ones until they hold this part of the probability
+  // With a temperature: only the k most likely tokens, the first of equals; 0: all. And of these
+  // only the most likely ones until they hold this part of the probability.
+  int64_t top_k = 0;
+  double top_p = 1;
   std::function<void(int64_t token)> each = {};  // hears every new token at once
 };
 
@@ -40,8 +40,6 @@ void check_sampling(double temperature, int64_t top_k, double top_p);
 // Error(nonfinite) when the logits are not numbers.
 std::vector<int64_t> generate_tokens(const LogitsOf& logits_of, std::vector<int64_t> prompt,
                                      const GenerateOptions& options);
-
-// A prompt and what a model that is there makes of it.
 
 // Who hears of it while it is made; all must be set.
 struct Listener {
@@ -63,8 +61,6 @@ Continued continue_prompt(Trainer& trainer, RunningModel& net, const std::vector
                           const Request& request, const std::vector<int64_t>& stops,
                           int64_t context, const Listener& listener);
 
-// A text of the trained model, at the end of a run.
-
 // What `train --sample` asks for.
 struct SampleRequest {
   std::string prompt;     // its bytes are the tokens
@@ -78,9 +74,8 @@ struct SampleRequest {
 std::string write_sample(Trainer& trainer, RunningModel& net, const SampleRequest& request,
                          int64_t seq_len);
 
-// What a model writes, token by token with the text of each: for an application.
-
-// `tell`: hears notices. `token`: hears every new id and the text that it adds to the prompt's; at
+// What a model writes, token by token with the text of each: for an application. `tell`: hears
+// notices. `token`: hears every new id and the text that it adds to the prompt's; at
 // the end -1 with what was held back of a character that was not complete, if anything was. Models
 // whose tokens have no text here give ids alone.
 class TextPieces {

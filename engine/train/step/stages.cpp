@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <set>
 #include <utility>
 
 #include "meshwright/nn/stage.h"
@@ -15,7 +13,7 @@
 #include "sdk/base/context_plan.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/base/read_by_host.h"
-#include "sdk/base/shared_schemas.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::train {
 
@@ -86,14 +84,11 @@ Stages::Stages(const plan::JobPlan& plan, const StrategyConfig& config, const Mo
 }
 
 std::string Stages::describe() const {
-  auto counted = [](int64_t count, const char* one, const char* more) {
-    return std::to_string(count) + " " + one + (count == 1 ? "" : more);
-  };
   return schedule_text(plan_) + ", " +
-         counted(static_cast<int64_t>(plan_.stages.size()), "stage", "s") + ", " +
-         counted(micro_batches_, "micro-batch", "es") + " a run, idle " +
+         text::counted(static_cast<int64_t>(plan_.stages.size()), "stage") + ", " +
+         text::counted(micro_batches_, "micro-batch", "es") + " a run, idle " +
          std::to_string(std::lround(100 * run_.bubble)) + "% of it" +
-         (runs_ > 1 ? ", " + counted(runs_, "run", "s") + " a step" : "");
+         (runs_ > 1 ? ", " + text::counted(runs_, "run") + " a step" : "");
 }
 
 std::string Stages::told_stage(const std::string& parameter) const {
@@ -101,10 +96,7 @@ std::string Stages::told_stage(const std::string& parameter) const {
 }
 
 const std::shared_ptr<Group>& Stages::group() {
-  if (!group_) {
-    std::vector<int64_t> ranks = mesh_.group(world_.rank(), "pp");
-    group_ = world_.group("pp", ranks);
-  }
+  if (!group_) group_ = world_.group("pp", mesh_.group(world_.rank(), "pp"));
   return group_;
 }
 

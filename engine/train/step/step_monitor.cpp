@@ -1,8 +1,5 @@
 #include "engine/train/step/step_monitor.h"
 
-#include <ATen/ops/abs.h>
-#include <ATen/ops/max.h>
-
 #include <algorithm>
 #include <cmath>
 #include <utility>

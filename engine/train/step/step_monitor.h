@@ -109,7 +109,4 @@ class Stages;
                                   const ModelOutline& outline, const Stages* stages,
                                   double loss_scale, World& world);
 
-// A trainer's monitor, which applications have no access to: this header is not installed.
-StepMonitor& monitor_of(Trainer& trainer);
-
 }  // namespace meshwright::train

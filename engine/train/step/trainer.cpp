@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "engine/config/cross_checks.h"
 #include "engine/job/adapters.h"
@@ -18,17 +19,14 @@
 #include "engine/job/plan.h"
 #include "engine/models/running/layer_graphs.h"
 #include "engine/train/step/adapters.h"
-#include "engine/train/step/draws.h"
-#include "engine/train/step/join_world.h"
 #include "engine/train/step/load_weights.h"
 #include "engine/train/step/logits.h"
+#include "engine/train/step/model.h"
 #include "engine/train/step/optimizer.h"
-#include "engine/train/step/precision.h"
 #include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/stages.h"
 #include "engine/train/step/step_monitor.h"
 #include "meshwright/nn/loss.h"
-#include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/scalar_type.h"
@@ -57,12 +55,8 @@ struct Trainer::Parts {
   std::shared_ptr<train::AdapterDropout> dropout = nullptr;  // of adapters
 
   // Of the forward that comes.
-  void tell_place(const train::MicroBatchPlace& place) const {
-    if (dropout) dropout->begin(place);
-  }
-
-  void seed_generator(int64_t step, int64_t first_layer, int64_t micro) const {
-    at::manual_seed(train::forward_seed(seed, step, first_layer, micro, place));
+  void tell_place(const train::MicroBatchPlace& where) const {
+    if (dropout) dropout->begin(where);
   }
 };
 
@@ -92,22 +86,14 @@ void plan_own_module(plan::JobPlan& plan, const ModelOutline& outline, World& wo
 const ShardingPlan* as_planned(const plan::JobPlan& plan, const ModelOutline& runs) {
   if (!plan.sharding) return nullptr;
   const ModelOutline planned = plan::outline_of_rank(plan);
+  auto parameter = [](const ParameterOutline& p) {
+    return std::tie(p.name, p.shape, p.dtype, p.trainable);
+  };
+  auto module = [](const ModuleOutline& m) { return std::tie(m.name, m.kind, m.class_name); };
   const bool same =
-      std::ranges::equal(planned.parameters, runs.parameters,
-                         [](const ParameterOutline& a, const ParameterOutline& b) {
-                           return a.name == b.name && a.shape == b.shape && a.dtype == b.dtype &&
-                                  a.trainable == b.trainable;
-                         }) &&
-      std::ranges::equal(
-          planned.modules, runs.modules, [](const ModuleOutline& a, const ModuleOutline& b) {
-            return a.name == b.name && a.kind == b.kind && a.class_name == b.class_name;
-          });
+      std::ranges::equal(planned.parameters, runs.parameters, {}, parameter, parameter) &&
+      std::ranges::equal(planned.modules, runs.modules, {}, module, module);
   return same ? plan.sharding.get() : nullptr;
-}
-
-std::optional<double> skip_above(const Options& run) {
-  return run.is_set("skip_step_above_z") ? std::optional(run.get_number("skip_step_above_z"))
-                                         : std::nullopt;
 }
 
 int64_t steps_of(const plan::JobPlan& plan) {
@@ -128,7 +114,7 @@ void warn_of_narrow_updates(plan::JobPlan& plan, const ParallelModel& model,
     const DType narrow = updated == at::kHalf ? DType::float16 : DType::bfloat16;
     plan::check_state(optimizer.name(), narrow);
     std::string warning = plan::narrow_update_warning(optimizer.name(), narrow);
-    if (std::find(plan.warnings.begin(), plan.warnings.end(), warning) == plan.warnings.end())
+    if (std::ranges::find(plan.warnings, warning) == plan.warnings.end())
       plan.warnings.push_back(warning);
   }
 }
@@ -143,6 +129,9 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
       expected_(expected_count) {
   outline_ = std::make_unique<ModelOutline>(outline ? std::move(*outline) : outline_of(*module_));
   const config::Config& config = job.impl().config;
+  const Options &run = config.table("run"), &lora = config.table("lora"),
+                &optimizer = config.table("optimizer");
+  const auto seed = static_cast<uint64_t>(run.get_int("seed"));
   plan::say_what_is_seen(*outline_, config.shared.tp_plan);
   plan::PlanRequest wanted{
       .world_size = world_->size(),
@@ -154,64 +143,59 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   }
   plan_ = std::make_unique<plan::JobPlan>(plan::make_plan(job.impl(), wanted));
   const plan::Adapters adapters = plan::add_adapters(config, *outline_);
-  plan_->lora = config.table("lora");
+  plan_->lora = lora;
   if (adapters.any())
     plan_->adapter_config =
         plan::peft_config(adapters, *outline_, config.table("model").get_string("pretrained"));
-  train::attach_adapters(adapters, *outline_, *module_,
-                         static_cast<uint64_t>(config.table("run").get_int("seed")));
-  if (const std::string folder = config.table("lora").get_string("adapter");
+  train::attach_adapters(adapters, *outline_, *module_, seed);
+  if (const std::string folder = lora.get_string("adapter");
       adapters.any() && !job.impl().fills_adapters && !folder.empty())
-    train::agree_or_throw(*world_, train::outcome_of([&] {
+    train::agree_or_throw(*world_, [&] {
       Diagnostics found;
       plan::check_adapter_folder(job.impl(), found);
       found.throw_if_any();
       train::read_adapters(folder, *outline_, *module_);
-      return std::string();
-    }));
+    });
   const plan::ParameterGroups groups =
       train::freeze_parameters(config, *outline_, *module_, *plan_);
-  const Options& optimizer = config.table("optimizer");
   max_steps_ = steps_of(*plan_);
   accumulation_ = plan_->workload.accumulation;
   local_batch_ = plan_->workload.local_batch;
   dp_ = plan_->mesh.dp;
   const std::optional<Mesh>& mesh = plan_->mesh.device_mesh;
   dp_rank_ = mesh ? mesh->coordinate(world_->rank(), "dp") : world_->rank();
-  config::StrategySchema schema{plan_->strategy.info->name, plan_->strategy.info->aliases,
-                                plan_->strategy.info->schema};
+  const loader::StrategyInfo& strategy = *plan_->strategy.info;
+  std::optional<double> skip_above;
+  if (run.is_set("skip_step_above_z")) skip_above = run.get_number("skip_step_above_z");
   parts_ = std::make_unique<Parts>(
-      Parts{config.strategy_config(schema),
+      Parts{config.strategy_config({strategy.name, strategy.aliases, strategy.schema}),
             train::Schedule(optimizer, config.table("lr_scheduler"), max_steps_),
             optimizer.is_set("max_grad_norm") ? optimizer.get_number("max_grad_norm") : 0,
-            config.table("run").get_bool("stop_on_nonfinite"), std::nullopt,
-            static_cast<uint64_t>(config.table("run").get_int("seed")),
-            /*place=*/0, train::StepMonitor(skip_above(config.table("run")), *world_)});
-  parts_->config.shared().context = plan_->shared.context;  // as planned for these hosts
-  parts_->config.shared().pipeline = plan_->shared.pipeline;
-  parts_->config.shared().moe.dispatcher = plan_->shared.moe.dispatcher;
+            run.get_bool("stop_on_nonfinite"), std::nullopt, seed,
+            /*place=*/0, train::StepMonitor(skip_above, *world_)});
+  SharedOptions& shared = parts_->config.shared();
+  shared.context = plan_->shared.context;  // as planned for these hosts
+  shared.pipeline = plan_->shared.pipeline;
+  shared.moe.dispatcher = plan_->shared.moe.dispatcher;
   parts_->config.job().max_steps = max_steps_;
-  if (parts_->config.shared().autocast_dtype)
-    parts_->autocast = scalar_type(*parts_->config.shared().autocast_dtype);
-  if (config.table("run").get_bool("deterministic"))
-    at::globalContext().setDeterministicAlgorithms(true, false);
-  if (const std::string told = train::set_float32_products(
-          config.table("run"), config.table("dist_env"), world_->device());
+  if (shared.autocast_dtype) parts_->autocast = scalar_type(*shared.autocast_dtype);
+  if (run.get_bool("deterministic")) at::globalContext().setDeterministicAlgorithms(true, false);
+  if (const std::string told =
+          train::set_float32_products(run, config.table("dist_env"), world_->device());
       !told.empty())
     world_->notice(told);
-  if ((plan_->strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0)
-    throw Error(ErrorCode::not_in_release, "the strategy " + plan_->strategy.info->name +
+  if ((strategy.capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0)
+    throw Error(ErrorCode::not_in_release, "the strategy " + strategy.name +
                                                " can plan a job but not train it in this version")
         .key("distributed.strategy")
         .help("set distributed.strategy = \"fsdp2\"");
   if (!plan_->outline) plan_own_module(*plan_, *outline_, *world_);
   parts_->place = train::place_of_draws(*plan_);
-  const MoeOptions& moe = parts_->config.shared().moe;
   // Of all of the model, before a rank has only its stages of it.
-  routers_ =
-      std::make_unique<train::Routers>(*module_, !moe.ignore_router_for_ac, moe.fake_balanced_gate);
-  if (parts_->config.shared().sizes.pp > 1) {
-    if (parts_->config.shared().sizes.ep > 1 && !routers_->any())
+  routers_ = std::make_unique<train::Routers>(*module_, !shared.moe.ignore_router_for_ac,
+                                              shared.moe.fake_balanced_gate);
+  if (shared.sizes.pp > 1) {
+    if (shared.sizes.ep > 1 && !routers_->any())
       throw Error(ErrorCode::model_does_not_fit,
                   "the model " + outline_->architecture + " has no mixture-of-experts blocks")
           .key("distributed.ep_size")
@@ -220,45 +204,38 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
     stages_ = std::make_unique<train::Stages>(*plan_, parts_->config, *outline_, *module_, *world_);
     routers_->forget_others(*module_);
     accumulation_ = stages_->runs() * stages_->micro_batches();
-    local_batch_ = parts_->config.shared().pipeline.microbatch_size;
+    local_batch_ = shared.pipeline.microbatch_size;
   }
+  const ModelOutline& here = stages_ ? stages_->outline() : *outline_;
   if (config.table("model").get_bool("float8_linear"))
-    train::multiply_in_float8(*module_, stages_ ? stages_->outline() : *outline_, world_->device());
-  ParallelizeRequest request{module_,
-                             stages_ ? stages_->outline() : *outline_,
-                             plan_->mesh,
-                             plan_->tp,
-                             parts_->config,
-                             world_,
-                             as_planned(*plan_, stages_ ? stages_->outline() : *outline_)};
+    train::multiply_in_float8(*module_, here, world_->device());
+  ParallelizeRequest request{
+      module_, here, plan_->mesh, plan_->tp, parts_->config, world_, as_planned(*plan_, here)};
   detail::this_is_rank(world_->rank());
   model_ = detail::guarded_model(plan_->strategy.plugin->code,
                                  plan_->strategy.strategy->parallelize(request));
   if (!model_)
     throw Error(ErrorCode::plugin_nonconforming,
-                "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
-  detail::check_parts(*model_, *module_, parts_->config.shared().sizes, plan_->tp,
-                      plan_->strategy.info->name);
+                "parallelize of the strategy " + strategy.name + " returned nothing");
+  detail::check_parts(*model_, *module_, shared.sizes, plan_->tp, strategy.name);
   if (adapters.dropout > 0)
     parts_->dropout = std::make_shared<train::AdapterDropout>(
-        adapters.dropout, parts_->seed,
-        parts_->config.shared().sizes.tp > 1 ? mesh->coordinate(world_->rank(), "tp") : 0,
-        parts_->config.shared().sizes.tp);
+        adapters.dropout, seed, shared.sizes.tp > 1 ? mesh->coordinate(world_->rank(), "tp") : 0,
+        shared.sizes.tp);
   train::run_adapters(adapters, *outline_, *module_, parts_->dropout);
   using plan::LayerGraphsUse;
   const bool graphs =
       plan_->layer_graphs == LayerGraphsUse::required ||
       (plan_->layer_graphs == LayerGraphsUse::where_possible && world_->device().is_cuda());
   // A stage at an end may have no layers.
-  if (graphs && (!stages_ || !layer_names(stages_->outline(), {"all"}).empty()))
+  if (graphs && (!stages_ || !layer_names(here, {"all"}).empty()))
     modules::graph_layers(*module_, world_->device());
   if (stages_) stages_->check_tied(*model_);
   if (!plan_->outline && model_->context_parallel())
     world_->notice("the plan does not count what attention of " + outline_->architecture +
                    " sends over cp: its heads and windows are not known before it runs");
   optimizer_ = train::make_optimizer(optimizer);
-  optimizer_->set_classes(
-      train::update_classes(*model_, stages_ ? &stages_->outline() : nullptr, groups));
+  optimizer_->set_classes(train::update_classes(*model_, stages_ ? &here : nullptr, groups));
   warn_of_narrow_updates(*plan_, *model_, *optimizer_);
   if (model_->context_parallel()) routers_->share_samples(model_->context_parallel()->group());
   data_ = model_->data_group();
@@ -270,10 +247,9 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
         !told.empty() && world_->rank() == 0)
       world_->notice(told);
   const bool float16 = config::float16_gradients(config) ||
-                       std::any_of(outline_->parameters.begin(), outline_->parameters.end(),
-                                   [](const ParameterOutline& p) {
-                                     return p.trainable && p.dtype == DType::float16;
-                                   });
+                       std::ranges::any_of(outline_->parameters, [](const ParameterOutline& p) {
+                         return p.trainable && p.dtype == DType::float16;
+                       });
   parts_->monitor.scale_losses(
       plan::loss_scale(config, float16, static_cast<double>(expected_ * accumulation_)));
 }
@@ -305,8 +281,7 @@ void Trainer::before_save(SaveReason reason) {
 
 double Trainer::largest_norm(double mine) {
   const bool finite = std::isfinite(mine);
-  const std::vector<double> both =
-      train::largest_of_ranks(*world_, {finite ? mine : 0.0, finite ? 0.0 : 1.0});
+  const auto both = train::largest_of_ranks(*world_, {finite ? mine : 0.0, finite ? 0.0 : 1.0});
   return both[1] == 0 ? both[0] : std::nan("");
 }
 
@@ -326,10 +301,7 @@ constexpr int64_t kSums = 5;  // of micro-batches, before what ranks tell
 void add_loss(Tensor& sum, const Tensor& loss, const Tensor& more, double weight) {
   Tensor one = loss.detach().to(at::kDouble);
   if (more.defined()) one = one + more.to(at::kDouble) * weight;
-  if (sum.defined())
-    sum.add_(one);
-  else
-    sum = one;
+  sum = sum.defined() ? sum.add_(one) : one;
 }
 
 }  // namespace
@@ -416,8 +388,10 @@ Trainer::StageForward Trainer::alone(const Forward& forward) const {
         .help("set distributed.pp_size = 1");
   return [&forward](int64_t micro, const Tensor&) { return forward(micro); };
 }
-
 StepResult Trainer::step(const Forward& forward) { return step(alone(forward)); }
+double Trainer::evaluate(int64_t micro_batches, const Forward& forward) {
+  return evaluate(micro_batches, alone(forward));
+}
 
 void Trainer::train_micro_batches(const StageForward& forward, double assumed, Sums& sums) {
   for (int64_t micro = 0; micro < accumulation_; ++micro) {
@@ -444,7 +418,8 @@ void Trainer::train_micro_batches(const StageForward& forward, double assumed, S
 void Trainer::train_stages(const StageForward& forward, double assumed, Sums& sums) {
   std::vector<train::Routers::Weight> weights(static_cast<size_t>(accumulation_));
   auto one = [&](int64_t stage, int64_t micro, const Tensor& hidden) {
-    parts_->seed_generator(step_, stages_->first_layer(stage), micro);
+    at::manual_seed(train::forward_seed(parts_->seed, step_, stages_->first_layer(stage), micro,
+                                        parts_->place));
     parts_->tell_place({step_, (micro * dp_ + dp_rank_) * local_batch_, local_batch_});
     train::AutocastScope autocast(parts_->autocast, world_->device().type());
     MicroBatchLoss loss = forward(micro, hidden);
@@ -528,10 +503,6 @@ StepResult Trainer::step(const StageForward& forward) try {
   if (error.code() == ErrorCode::collective_timeout)
     for (const std::string& notice : world_->notices()) error.note("told at the start: " + notice);
   throw;
-}
-
-double Trainer::evaluate(int64_t micro_batches, const Forward& forward) {
-  return evaluate(micro_batches, alone(forward));
 }
 
 double Trainer::evaluate(int64_t micro_batches, const StageForward& forward) {

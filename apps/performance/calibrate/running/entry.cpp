@@ -1,5 +1,5 @@
-#include "engine/train/entry.h"
 #include "apps/performance/calibrate/measured.h"
+#include "engine/train/run/attached.h"
 #include "meshwright/export.h"
 
 extern "C" MESHWRIGHT_API int meshwright_calibrate_rank(const void* request) {

@@ -1,5 +1,5 @@
 // A run that was saved on one layout goes on on any other: the same bits, the same losses.
-#include "engine/train/run/load_checkpoint.h"
+#include "engine/train/run/resume.h"
 #include "engine/train/run/saver.h"
 
 // Before doctest: LibTorch has a CHECK of its own.

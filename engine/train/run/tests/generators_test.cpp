@@ -1,5 +1,5 @@
 // Where the random numbers of a rank begin. Before doctest: LibTorch has a CHECK of its own.
-#include "engine/train/run/load_checkpoint.h"
+#include "engine/train/run/resume.h"
 
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
@@ -12,7 +12,6 @@
 #include "engine/train/run/tests/context_layouts.h"
 #include "engine/train/run/tests/saved.h"
 #include "engine/train/step/adapters.h"
-#include "engine/train/step/draws.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/trainer.h"
 #include "sdk/base/text.h"

@@ -12,7 +12,7 @@
 #include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/inspect.h"
 #include "engine/config/reading.h"
-#include "engine/train/run/session.h"
+#include "engine/train/run/run.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
 

@@ -1,6 +1,6 @@
 // run.float32_matmul_precision: what LibTorch is told, and what the user hears.
 // Before doctest: LibTorch has a CHECK of its own.
-#include "engine/train/step/precision.h"
+#include "engine/train/step/model.h"
 
 #include <ATen/Context.h>
 

@@ -1,4 +1,4 @@
-#include "engine/train/step/join_world.h"
+#include "engine/train/step/rank_agreement.h"
 
 #include <doctest/doctest.h>
 
