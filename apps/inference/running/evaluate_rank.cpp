@@ -44,7 +44,7 @@ struct Finding {
   double auxiliary = std::numeric_limits<double>::quiet_NaN();
   int64_t targets = 0;
   double seconds = 0;
-  double perplexity() const;  // e^loss
+  double perplexity() const { return std::exp(loss); }
 };
 
 struct Findings {
@@ -83,8 +83,6 @@ std::string field(const std::string& path) {
 }
 
 }  // namespace
-
-double Finding::perplexity() const { return std::exp(loss); }
 
 bool Findings::has_auxiliary() const {
   return std::any_of(rows.begin(), rows.end(),

@@ -38,10 +38,6 @@
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/report.h"
 
-namespace meshwright::rendezvous {
-class Ending;
-}
-
 namespace meshwright::generate {
 
 namespace {
@@ -259,12 +255,6 @@ void generate_here(const GenerateHere& here) {
 
 namespace {
 
-boost::json::array json_ids(const std::vector<int64_t>& ids) {
-  boost::json::array out;
-  for (int64_t id : ids) out.emplace_back(id);
-  return out;
-}
-
 // What rank 0 shows: the prompt and what follows, as text or as ids.
 class Writer {
  public:
@@ -291,7 +281,9 @@ class Writer {
 
 void write_json(const Source& source, const Continued& made) {
   boost::json::object out{
-      {"prompt_ids", json_ids(made.prompt)}, {"new_ids", json_ids(made.tokens)}, {"text", nullptr}};
+      {"prompt_ids", boost::json::array(made.prompt.begin(), made.prompt.end())},
+      {"new_ids", boost::json::array(made.tokens.begin(), made.tokens.end())},
+      {"text", nullptr}};
   if (source.tokenizer() || source.bytes()) {
     Text text(source, Text::Form::text);
     std::string all;

@@ -10,8 +10,6 @@ class Ending;
 
 namespace meshwright::evaluate {
 
-// One rank of `meshwright evaluate`.
-
 // Joins the ranks, fills the model and measures its loss on every sample once, whatever the number
 // of ranks and their layout: rank 0 writes what was found to standard output. Collective. Returns
 // 0; throws Error.
@@ -19,15 +17,7 @@ int evaluate_rank(const Request& request, rendezvous::Ending& ending);
 
 }  // namespace meshwright::evaluate
 
-// One rank of `meshwright generate`, and of `meshwright evaluate`.
-
-namespace meshwright::rendezvous {
-class Ending;
-}
-
 namespace meshwright::generate {
-
-// One rank of `meshwright generate`.
 
 // Joins the ranks, fills the model and writes tokens: rank 0 to standard output as they come, what
 // was done to standard error. Collective. Returns 0; throws Error.
