@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/contents.h"
+#include "tests/fixtures/folder.h"
 #include "tests/fixtures/free_port.h"
 
 namespace {
@@ -31,18 +33,9 @@ struct Ran {
 
 const std::string kBin = MESHWRIGHT_BUILD_DIR "/bin/";
 
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  REQUIRE_MESSAGE(in.good(), path.string());
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
 // A folder with job.toml in it: a model of bytes, on the bytes of a text.
-struct Folder {
-  fs::path path;
+struct Folder : TemporaryFolder {
   Folder() {
-    std::string name = (fs::temp_directory_path() / "meshwright_capi.XXXXXX").string();
-    path = ::mkdtemp(name.data());
     std::ofstream text(path / "text");
     for (int i = 0; i < 4000; ++i) text << "static int number_" << i * 7919 % 1000 << ";\n";
     std::ofstream(path / "job.toml")
@@ -59,10 +52,6 @@ struct Folder {
            "2\npath = \""
         << (path / "text").string() << "\"\nseq_len = 32\n";
   }
-  ~Folder() { fs::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
   std::string job() const { return (path / "job.toml").string(); }
   fs::path run(const std::string& name) const { return path / "runs" / name; }
 

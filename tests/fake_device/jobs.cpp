@@ -10,14 +10,13 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <sstream>
 #include <string_view>
 #include <thread>
 
 #include "../faults/program.h"
+#include "tests/contents.h"
 #include "wrong_lines.h"
 
 namespace fake_device_jobs {
@@ -26,11 +25,6 @@ namespace {
 
 const std::string kProgram = MESHWRIGHT_BUILD_DIR "/bin/meshwright";
 const std::string kLibraries = std::string("FAKE_DEVICE_LIBRARIES=") + FAKE_DEVICE_LIBRARIES;
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 int run(Strings words, const Strings& environment, const fs::path& out) {
   const pid_t pid = ::fork();
@@ -80,15 +74,6 @@ int64_t most_grown(const Row& row, int64_t peak) {
   return kTwoBlocks;
 }
 
-}  // namespace
-
-Folder::Folder() {
-  std::string name = (fs::temp_directory_path() / "meshwright_fake_device.XXXXXX").string();
-  path = ::mkdtemp(name.data());
-}
-
-namespace {
-
 Ended run_words(const fs::path& folder, Strings all, On on, const Strings& variables) {
   Strings environment{"OMP_NUM_THREADS=1", "NO_COLOR=1", kLibraries,
                       "FAKE_DEVICE_LOG=" + (folder / "log").string(),
@@ -99,8 +84,8 @@ Ended run_words(const fs::path& folder, Strings all, On on, const Strings& varia
   const auto begin = std::chrono::steady_clock::now();
   out.code = run(all, environment, folder / "out");
   out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  out.said = read_file(folder / "out");
-  std::istringstream rows(read_file(folder / "run" / "metrics.jsonl"));
+  out.said = contents(folder / "out");
+  std::istringstream rows(contents(folder / "run" / "metrics.jsonl"));
   for (std::string line; std::getline(rows, line);) {
     const boost::json::object values = boost::json::parse(line).as_object();
     if (!values.contains("loss")) continue;
@@ -114,9 +99,9 @@ Ended run_words(const fs::path& folder, Strings all, On on, const Strings& varia
   }
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with("log.")) out.logs.push_back(read_file(entry.path()));
+    if (name.starts_with("log.")) out.logs.push_back(contents(entry.path()));
     if (name.starts_with("counters."))
-      out.counters.push_back(boost::json::parse(read_file(entry.path())).as_object());
+      out.counters.push_back(boost::json::parse(contents(entry.path())).as_object());
   }
   std::sort(out.counters.begin(), out.counters.end(), [](const auto& a, const auto& b) {
     return a.at("rank").as_int64() < b.at("rank").as_int64();

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/fixtures/folder.h"
+
 namespace fake_device_jobs {
 
 namespace fs = std::filesystem;
@@ -33,14 +35,7 @@ extern const std::vector<Row> kJobs;  // job_rows.cpp
 // That of two ranks.
 const Row& job_called(const std::string& name);
 
-// A folder for the runs of a case.
-struct Folder {
-  fs::path path;
-  Folder();
-  ~Folder() { fs::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-};
+using Folder = TemporaryFolder;  // for the runs of a case
 
 // What became of a job.
 struct Ended {

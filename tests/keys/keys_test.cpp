@@ -3,7 +3,6 @@
 // refused, or is told. A key without a row fails the test.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <boost/json.hpp>
@@ -17,6 +16,7 @@
 #include "engine/config/source.h"
 #include "engine/job/plan.h"
 #include "tests/contents.h"
+#include "tests/fixtures/folder.h"
 #include "tests/keys/key_rows.h"
 
 namespace fs = std::filesystem;
@@ -78,11 +78,7 @@ bool speaks_of(const std::string& text, const std::string& key) {
          text.find("[" + table_of(key) + "]") != std::string::npos;
 }
 
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("meshwright_keys_" + std::to_string(::getpid()));
-  Folder() { fs::create_directories(path); }
-  ~Folder() { fs::remove_all(path); }
-};
+using Folder = TemporaryFolder;
 
 // What four steps of the program leave: exit status, files, and the numbers that no clock has
 // written.

@@ -13,12 +13,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <regex>
 #include <set>
 #include <sstream>
 #include <string>
 #include <vector>
+
+#include "tests/contents.h"
 
 namespace {
 
@@ -143,12 +144,6 @@ TEST_CASE("every console example of the README and the guide does what the page 
 }
 
 namespace {
-
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  REQUIRE_MESSAGE(in.good(), path.string());
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 // "1,024.5" -> "1024.5"
 std::string plain(std::string number) {
