@@ -61,7 +61,7 @@ struct Layout {
   double less = 0;  // layers that the first and the last stage have less
   Prediction predicted = {};
   Memory memory = {};  // by sizes alone
-  double use = 0;  // memory over what a rank may take
+  double use = 0;      // memory over what a rank may take
 
   double replicas() const { return job.replicas(); }
   // What layouts are ranked by: tight ones after comfortable ones that are within 5%.
