@@ -53,6 +53,7 @@ TEST_CASE("losses and gradient norms are PyTorch's for every family and strategy
                     full = "distributed.activation_checkpointing=full",
                     ep4 = "distributed.ep_size=4", gather = "distributed.moe.dispatcher=all_gather";
   for (const Case& c : {
+           Case{"llama", 3, 4, {ddp}},
            Case{"llama", 4, 1, tensor_parallel(4, {kSequence, full})},
            Case{"qwen3", 3, 1, {}},
            Case{"qwen2", 2, 1, tensor_parallel(2, {kSequence})},
