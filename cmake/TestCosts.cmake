@@ -2,7 +2,7 @@
 # mostly wait, for a timeout or for a launcher. A test has two of the places that ctest fills, one that waits has one: with two places a core
 # (ctest -j 4 on 2 cores) a core has something else to do meanwhile, and no more tests compute at once than there are cores.
 set(MESHWRIGHT_TEST_COSTS
-  engine_train 200 engine_train_pipeline 170 engine_train_sharded 150 faults_whole 170 faults 70 faults_resume_whole 150 faults_resume 45 fake_device 180 train_configs_whole 150 train_configs 120 runtime 200 runtime_sockets 70
+  engine_train 150 engine_train_layouts 200 engine_train_pipeline 90 engine_train_sharded 60 faults_whole 170 faults 70 faults_resume_whole 150 faults_resume 45 fake_device 180 train_configs_whole 150 train_configs 120 runtime 200 runtime_sockets 70
   package_template 230
   conformance_training 120 parity 105 cli 120 hosts_faults_whole 150 hosts_faults 30 hosts_slurm_requeue_whole 45 package_ring_zero 90 device_faults 80 package_diloco 75 package_models 100
   models 90 generate 85 package_cpack 100 hosts_whole 60 hosts 15 hosts_slurm_whole 50 hosts_slurm 15 hosts_torchrun_whole 40 hosts_torchrun 15 package_embed 45 keys 40 capi 40 package_jsonl_gz 30

@@ -363,8 +363,8 @@ const std::vector<Row>& rows() {
       Row("distributed.fsdp2.reshard_after_forward", "false", plan,
           both(kExperts, {"distributed.moe.reshard_after_forward=true"}), {"moe_ep"}),
       Row("distributed.fsdp2.offload_policy", "cpu", test, {}, {},
-          "engine/train/run/tests/tensor_parallel_options_test.cpp: recomputing, accumulating, "
-          "offloading and prefetching change nothing under tensor parallelism"),
+          "engine/train/run/tests/layouts_test.cpp: layouts: every two of strategy, axes, dtype, "
+          "option and model take the steps of one process"),
       Row("distributed.fsdp2.offload_pin_memory", "false", told),
       Row("distributed.fsdp2.defer_fsdp_grad_sync", "false", plan),
       Row("distributed.fsdp2.enable_fsdp2_prefetch", "true", plan,

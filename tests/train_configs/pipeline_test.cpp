@@ -1,5 +1,6 @@
-// Layers dealt to ranks, through whole runs: training, validation and text. Under every schedule,
-// beside every axis and with checkpoints: engine/train/run/tests/pipeline_*_test.cpp.
+// Layers and samples divided over ranks, through whole runs: training, validation of another length
+// and text. Under every schedule and method, beside every axis and with checkpoints:
+// engine/train/run/tests/layouts_test.cpp.
 #include <cmath>
 
 #include "trained.h"
@@ -28,10 +29,17 @@ std::string pipeline_of(int ranks, const std::string& schedule) {
          " --set distributed.pp_size=2 --set distributed.pipeline.pp_schedule=" + schedule + " ";
 }
 
+size_t times_in(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
 }  // namespace
 
-TEST_CASE("a run with pp_size has the losses, the validation and the text of one process" *
-          doctest::test_suite("whole")) {
+TEST_CASE(
+    "a run with pp_size or cp_size has the losses, the validation and the text of one process" *
+    doctest::test_suite("whole")) {
   const std::string base =
       pipeline_base() + "--set step_scheduler.max_steps=2 --sample 30 --prompt 'int main' ";
   const Trained alone = train(base, "pipeline_alone");
@@ -40,6 +48,8 @@ TEST_CASE("a run with pp_size has the losses, the validation and the text of one
   REQUIRE(alone.losses.size() == 2);
   REQUIRE(alone.validation.size() == 1);
   CHECK(alone.out.find("pipeline:") == std::string::npos);
+  const std::string notice = "notice: a text is not divided over the ranks of cp: each of the ";
+  CHECK(alone.out.find(notice) == std::string::npos);
   const std::string text = "generate " + kRuns + "/pipeline_alone --prompt 'int ' --max-new 20 ";
   int status = 1;
   std::string written = said(text, &status);
@@ -66,6 +76,27 @@ TEST_CASE("a run with pp_size has the losses, the validation and the text of one
     CHECK(status == 0);
     CHECK(out.find(written) != std::string::npos);
   }
+  // 61 tokens, and 50 in validation, are no multiple of 2 * 3.
+  const Trained run =
+      train(base + "--nproc 3 --set distributed.cp_size=3 --set distributed.context.method=ring ",
+            "context_run");
+  INFO(run.out);
+  REQUIRE(run.status == 0);
+  check_equal(run.losses, alone.losses);
+  check_equal(run.validation, alone.validation);
+  CHECK(run.sample == alone.sample);
+  CHECK(times_in(run.out, notice + "3") == 1);
+  // Tensor and sequence parallelism beside it, whose ranks must divide the samples nobody reads.
+  const std::string out =
+      said(text +
+               "--set distributed.strategy=fsdp2 --nproc 6 --set distributed.cp_size=2 --set "
+               "distributed.tp_size=3 --set distributed.sequence_parallel=true "
+               "--set distributed.tp_plan=base",
+           &status);
+  INFO(out);
+  CHECK(times_in(out, notice + "2") == 1);
+  CHECK(status == 0);
+  CHECK(out.find(written) != std::string::npos);
 }
 
 // The seed is one of step, micro-batch and first layer: stages run in another order under each

@@ -50,22 +50,9 @@ std::vector<double> validated(const Layout& layout, const std::vector<int64_t>& 
 // Steps whose micro-batches are those of `batch(rank, step)`.
 using Batch = std::function<MicroBatchLoss(Rank& rank, int64_t step, int64_t micro)>;
 Curve trained(const Layout& layout, int steps, const Batch& batch) {
-  Curve out;
-  run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
-    Rank rank(layout, world);
-    rank.initialize();
-    Curve mine;
-    for (int step = 0; step < steps; ++step) {
-      StepResult result =
-          rank.trainer.step([&](int64_t micro) { return batch(rank, step, micro); });
-      mine.losses.push_back(result.loss);
-      mine.norms.push_back(result.grad_norm);
-    }
-    for (const ParallelParameter& p : rank.trainer.model().parameters())
-      mine.parameters[p.name] = rank.trainer.model().full_tensor(p.name).clone();
-    if (world->rank() == 0) out = std::move(mine);
+  return curve_of(layout, steps, steps, [&](Rank& rank, int step) {
+    return rank.trainer.step([&](int64_t micro) { return batch(rank, step, micro); });
   });
-  return out;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <ATen/ops/max.h>
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <mutex>
 
@@ -20,7 +21,10 @@ struct Curve {
       parameters;  // after the first five steps, or as many as asked for
 };
 
-inline Curve curve_of(const Layout& layout, int steps, int parameters_after = 5) {
+// `one`: what a step is in place of rank.step().
+using RankStep = std::function<StepResult(Rank& rank, int step)>;
+inline Curve curve_of(const Layout& layout, int steps, int parameters_after = 5,
+                      const RankStep& one = {}) {
   Curve out;
   std::mutex mutex;
   run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
@@ -28,7 +32,7 @@ inline Curve curve_of(const Layout& layout, int steps, int parameters_after = 5)
     rank.initialize();
     Curve mine;
     for (int step = 0; step < steps; ++step) {
-      StepResult result = rank.step();
+      const StepResult result = one ? one(rank, step) : rank.step();
       mine.losses.push_back(result.loss);
       mine.norms.push_back(result.grad_norm);
       if (step == std::min(steps, parameters_after) - 1)

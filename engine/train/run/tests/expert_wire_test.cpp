@@ -5,8 +5,6 @@
 
 #include <numeric>
 
-#include "engine/models/running/causal_lm.h"
-#include "engine/models/running/initialize.h"
 #include "engine/train/run/tests/traffic.h"
 #include "engine/train/step/tests/causal_loss.h"
 #include "meshwright/nn/moe.h"
@@ -34,22 +32,10 @@ const Key kEp2{"distributed.ep_size", "2"}, kEp4{"distributed.ep_size", "4"},
                "\"model.layers.*.self_attn.v_proj\"=\"colwise\",\"model.layers.*.self_attn.o_"
                "proj\"=\"rowwise\"}"};
 
-// A job on this rank, ready for steps of random tokens.
-struct Rank {
-  Job job;
-  modules::CausalLM net;
-  Trainer trainer;
-  Rank(const Case& c, const std::shared_ptr<World>& world)
-      : job(job_of(c)),
-        net(modules::build_model(model_of(c), DType::float32, at::kMeta)),
-        trainer(job, world, net.ptr(), net->outline(), 32) {
-    for (const ParallelParameter& p : trainer.model().parameters()) modules::initialize(*net, p, 1);
-    trainer.model().after_optimizer_step();
-  }
-  MicroBatchLoss loss() {
-    return train::loss_of(trainer, net, at::randint(net->outline().vocab_size, {2, 17}, at::kLong));
-  }
-};
+MicroBatchLoss loss_of(WireRank& rank) {
+  return train::loss_of(rank.trainer, rank.net,
+                        at::randint(rank.net->outline().vocab_size, {2, 17}, at::kLong));
+}
 
 // Rows that leave one rank for each place in its group of ep, of all its blocks in the passes of a
 // step.
@@ -73,12 +59,12 @@ TEST_CASE(
     INFO(c.name);
     std::mutex mutex;
     run_ranks(c.ranks, [&](const std::shared_ptr<World>& world) {
-      Rank rank(c, world);
+      WireRank rank(c, world, 32);
       {
         std::lock_guard lock(mutex);
         CHECK(planned_rows(rank.trainer).contains({"ep", "all_to_all"}));
       }
-      check_traffic(*world, rank.trainer, [&](int64_t) { return rank.loss(); }, mutex);
+      check_traffic(*world, rank.trainer, [&](int64_t) { return loss_of(rank); }, mutex);
     });
   }
 }
@@ -100,7 +86,7 @@ TEST_CASE(
     const bool again = std::find(c.keys.begin(), c.keys.end(), kFull) != c.keys.end();
     const int64_t element = std::find(c.keys.begin(), c.keys.end(), kHalf) != c.keys.end() ? 2 : 4;
     run_ranks(c.ranks, [&](const std::shared_ptr<World>& world) {
-      Rank rank(c, world);
+      WireRank rank(c, world, 32);
       const Mesh& moe = *rank.trainer.plan().mesh.moe_mesh;
       const MoeOutline& outline = *rank.net->outline().moe;
       const int64_t ep = moe.size("ep"), here = outline.experts / ep,
@@ -117,7 +103,7 @@ TEST_CASE(
       for (int step = 0; step < 2; ++step) {
         std::fill(mine.begin(), mine.end(), 0);
         world->traffic().clear();
-        rank.trainer.step([&](int64_t) { return rank.loss(); });
+        rank.trainer.step([&](int64_t) { return loss_of(rank); });
         auto [count, bytes] = sent_rows(*world).at({"ep", "all_to_all"});
         {
           std::lock_guard lock(mutex);

@@ -2,7 +2,6 @@
 // frozen_sharding puts what is frozen. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/run/tests/curves.h"
 #include "engine/train/run/tests/saved.h"
-#include "engine/train/step/tests/causal_loss.h"
 #include "sdk/comm/tests/sampled.h"
 
 #include <doctest/doctest.h>
@@ -44,36 +43,24 @@ Came came_of(const Layout& layout, const Trains& trains, int steps, const fs::pa
              const fs::path& to) {
   Came out;
   run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
-    Job job = Rank::make(layout);
-    modules::CausalLM net = modules::build_model(layout.model, layout.storage, at::kMeta);
-    for (auto& item : net->named_parameters())
-      if (!trains(item.key())) item.value().set_requires_grad(false);
-    Trainer trainer(job, world, net.ptr(), net->outline(), kLength);
-    ParallelModel& model = trainer.model();
-    if (from.empty()) {
-      for (const ParallelParameter& p : model.parameters()) modules::initialize(*net, p, 1);
-      model.after_optimizer_step();
-    } else {
-      trainer.load(from.string());
-    }
+    Rank rank(layout, world, [&](torch::nn::Module& net) {
+      for (auto& item : net.named_parameters())
+        if (!trains(item.key())) item.value().set_requires_grad(false);
+    });
+    ParallelModel& model = rank.trainer.model();
+    if (from.empty())
+      rank.initialize();
+    else
+      rank.trainer.load(from.string());
     Curve mine;
     for (int step = 0; step < steps; ++step) {
-      int64_t first = trainer.next_step() * layout.batch, rows = trainer.local_batch();
-      StepResult result = trainer.step([&](int64_t micro) {
-        at::Tensor ids = at::empty({rows, kLength + 1}, at::kLong);
-        for (int64_t row = 0; row < rows; ++row)
-          fill_sample(
-              first + (micro * trainer.data_parallel_size() + trainer.data_parallel_rank()) * rows +
-                  row,
-              64, ids.mutable_data_ptr<int64_t>() + row * (kLength + 1));
-        return train::loss_of(trainer, net, ids);
-      });
+      const StepResult result = rank.step();
       mine.losses.push_back(result.loss);
       mine.norms.push_back(result.grad_norm);
     }
     for (const ParallelParameter& p : model.parameters())
       mine.parameters[p.name] = model.full_tensor(p.name).clone();
-    trainer.save(to.string());
+    rank.trainer.save(to.string());
     if (world->rank() == 0) out.curve = std::move(mine);
   });
   for (const fs::directory_entry& entry : fs::directory_iterator(to))

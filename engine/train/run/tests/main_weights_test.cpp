@@ -172,6 +172,7 @@ TEST_CASE(
       CHECK(tensor.dtype == DType::float32);
     for (size_t b = 0; b < all.size(); ++b) {
       if (a != 0 && b != 0 && a != b) continue;
+      if (a != b && !sampled(a + b, 2)) continue;  // half: from and to the first one in turns
       INFO("from ", all[a].text(), " to ", all[b].text());
       fs::path again = saved / ("to " + std::to_string(b));
       std::vector<double> losses = losses_of(all[b], saved, 2, again, 0);

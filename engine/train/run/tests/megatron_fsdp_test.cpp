@@ -1,5 +1,6 @@
-// megatron_fsdp takes the steps of one process at every level, and all levels take the same ones.
-// Before doctest: LibTorch has a CHECK of its own.
+// megatron_fsdp takes the steps of one process at every level with main weights of their own dtype;
+// in one dtype, beside every axis: layouts_test.cpp. Before doctest: LibTorch has a CHECK of its
+// own.
 #include "engine/train/run/tests/megatron_fsdp.h"
 #include "sdk/comm/tests/sampled.h"
 
@@ -21,57 +22,7 @@ void check_parameters(const Curve& curve, const Curve& truth, double tolerance) 
   }
 }
 
-void check_close(const Curve& curve, const Curve& truth, double tolerance, double parameters) {
-  CHECK(farthest(curve.losses, truth.losses) < tolerance);
-  CHECK(farthest(curve.norms, truth.norms) < tolerance);
-  check_parameters(curve, truth, parameters);
-}
-
 }  // namespace
-
-TEST_CASE("steps at every level, with one and four micro-batches, on two to four ranks") {
-  TestFolder folder("megatron_fsdp");
-  std::string model = write_model(folder.path, kLlama);
-  Layout alone = flat_layout(model, 1, 1, 1, {});
-  alone.strategy = "ddp";
-  Curve truth = curve_of(alone, kSteps, kSteps);
-  // Every pair of ranks and level once, with the one or the other number of micro-batches.
-  for (int64_t ranks : {1, 2, 3, 4})
-    for (int64_t accumulation : {1, 4})
-      for (int n = 0; n <= 3; ++n) {
-        if (!sampled(static_cast<size_t>(ranks + accumulation / 4 + n), 2)) continue;
-        Layout layout = flat_layout(model, ranks, 1, accumulation, {flat_level(n)});
-        INFO(layout.text());
-        check_close(curve_of(layout, kSteps, kSteps), truth, 1e-6, 5e-6);
-      }
-}
-
-TEST_CASE("steps at every level under tensor parallelism") {
-  TestFolder folder("megatron_fsdp");
-  const SmallModel odd{"odd",   "Qwen3ForCausalLM",
-                       "qwen3", 48,
-                       6,       2,
-                       257,     R"(, "tie_word_embeddings": true, "intermediate_size": 41)"};
-  // Half: of model, mesh, number of micro-batches and level every pair.
-  size_t number = 0;
-  for (const SmallModel& m : {kLlama, kQwen3, kPhi3, odd}) {
-    const size_t of_model = number++;
-    std::string model = write_model(folder.path, m);
-    Layout alone = flat_layout(model, 1, 1, 1, {});
-    alone.strategy = "ddp";
-    Curve truth = curve_of(alone, kSteps, kSteps);
-    for (auto [ranks, tp] : std::vector<std::pair<int64_t, int64_t>>{{2, 2}, {4, 2}, {6, 2}})
-      for (int64_t accumulation : {1, 4})
-        for (int n = 0; n <= 3; ++n) {
-          if (m.name != kLlama.name && (accumulation == 1 || ranks == 6)) continue;
-          if (!sampled(of_model + static_cast<size_t>(ranks / 2 + accumulation / 4 + n), 2))
-            continue;
-          Layout layout = flat_layout(model, ranks, tp, accumulation, {flat_level(n)});
-          INFO(m.name << ": " << layout.text());
-          check_close(curve_of(layout, kSteps, kSteps), truth, 1e-6, 5e-6);
-        }
-  }
-}
 
 // The weights are rounded to bfloat16 alike everywhere; gradients, whose sums have another order,
 // are rounded after that.

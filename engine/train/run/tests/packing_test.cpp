@@ -95,26 +95,14 @@ MicroBatchLoss loss_of(Trainer& trainer, Net& net, Running& running, const Tenso
 }
 
 Curve steps_of(const Layout& layout, How how) {
-  Curve out;
-  run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
-    Rank rank(layout, world);
-    rank.initialize();
-    Curve mine;
-    for (int64_t step = 0; step < 6; ++step) {
-      StepResult result = rank.trainer.step([&](int64_t) {
-        const int64_t rows = rank.trainer.local_batch();
-        Tensor ids = samples(step, rank.net->outline().vocab_size)
-                         .narrow(0, rank.trainer.data_parallel_rank() * rows, rows);
-        return loss_of(rank.trainer, rank.net, rank.net, ids, how);
-      });
-      mine.losses.push_back(result.loss);
-      mine.norms.push_back(result.grad_norm);
-    }
-    for (const ParallelParameter& p : rank.trainer.model().parameters())
-      mine.parameters[p.name] = rank.trainer.model().full_tensor(p.name).clone();
-    if (world->rank() == 0) out = std::move(mine);
+  return curve_of(layout, 6, 6, [how](Rank& rank, int step) {
+    return rank.trainer.step([&](int64_t) {
+      const int64_t rows = rank.trainer.local_batch();
+      const Tensor ids = samples(step, rank.net->outline().vocab_size)
+                             .narrow(0, rank.trainer.data_parallel_rank() * rows, rows);
+      return loss_of(rank.trainer, rank.net, rank.net, ids, how);
+    });
   });
-  return out;
 }
 
 Layout layout_of(const std::string& model, int64_t ranks, int64_t rows,

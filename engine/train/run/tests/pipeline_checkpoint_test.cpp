@@ -1,5 +1,5 @@
-// Checkpoints of pipelines: what one layout saved goes on on every other, bit for bit. Before
-// doctest: LibTorch has a CHECK of its own.
+// Checkpoints of pipelines; that each goes on on every other layout, bit for bit: layouts_test.cpp.
+// Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/run/tests/pipeline_layouts.h"
 #include "engine/train/run/tests/saved.h"
 
@@ -19,10 +19,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kTurns = schedule("Interleaved1F1B"), kZero = schedule("InterleavedZeroBubble"),
-                  kV = schedule("ZBVZeroBubble"), kDual = schedule("DualPipeV"),
+const std::string kTurns = schedule("Interleaved1F1B"), kV = schedule("ZBVZeroBubble"),
                   kBreadth = schedule("LoopedBFS");
-constexpr int64_t kRows = 3;
 
 // Every file of an export, by name.
 std::map<std::string, std::string> exported(const fs::path& checkpoint, const fs::path& target) {
@@ -65,56 +63,6 @@ bool holds(std::string_view name, std::string_view part) {
 
 }  // namespace
 
-TEST_CASE("pipeline checkpoints: weights and moments are the same bits on any other layout") {
-  TestFolder folder("pipeline_checkpoints");
-  const std::string model = write_model(folder.path, kStaged);
-  const auto at = [&](const OnMesh& mesh, const std::vector<std::string>& more = {}) {
-    return staged_layout(model, mesh, more, kRows);
-  };
-  // From and to one process; from and to a loop of stages on two ranks with two shards each.
-  Layout copies = at({2, {}});
-  copies.strategy = "ddp";
-  const std::vector<Layout> others = {at({2, {kPp2}}),
-                                      at({2, {kPp2}}, {kV}),
-                                      at({2, {kPp2}}, {kDual}),
-                                      at({4, {kPp4}}),
-                                      at({4, {kPp2, kTp2}}, {kSequence, kZero}),
-                                      at({4, {kPp2, kCp2}}, {kRing}),
-                                      at({8, {kPp2, kCp2, kTp2}}, {kBreadth}),
-                                      at({8, {kPp2, kReplicate2}}, {kTurns}),
-                                      at({4, {kTp2}}),
-                                      at({2, {kCp2}}, {kRing}),
-                                      at({3, {kCp3}}, {kGather}),
-                                      copies};
-  int number = 0;
-  for (const Layout& first : {at(kAlone), at({4, {kPp2}}, {kTurns})}) {
-    std::vector<Layout> all = {first};
-    all.insert(all.end(), others.begin(), others.end());
-    CHECK(carried_over(all, folder.path / std::to_string(number++)) == "");
-  }
-}
-
-TEST_CASE("pipeline checkpoints: experts") {
-  TestFolder folder("pipeline_expert_checkpoints");
-  SmallModel m = kQwen3Moe;
-  const std::string more =
-      std::string(m.more) + R"(, "num_hidden_layers": 4, "tie_word_embeddings": false)";
-  m.more = more.c_str();
-  const std::string model = write_model(folder.path, m);
-  std::vector<Layout> all;
-  for (const auto& [mesh, sets] :
-       std::vector<std::pair<OnMesh, std::vector<std::string>>>{{{4, {kPp2, kEp2}}, {kTurns}},
-                                                                {kAlone, {}},
-                                                                {{2, {kPp2}}, {kV}},
-                                                                {{4, {kEp2}}, {}},
-                                                                {{8, {kPp2, kEp2}}, {kZero}},
-                                                                {{4, {kPp4}}, {}}})
-    all.push_back(staged_layout(model, mesh, sets, kRows));
-  all.push_back(all.front());
-  all.back().strategy = "moe_ep";
-  CHECK(carried_over(all, folder.path / "runs") == "");
-}
-
 TEST_CASE("pipeline checkpoints: a run goes on as if nothing had been, whatever the schedule") {
   TestFolder folder("pipeline_resume");
   const std::string model = write_model(folder.path, kStaged);
@@ -131,38 +79,16 @@ TEST_CASE("pipeline checkpoints: a run goes on as if nothing had been, whatever 
   ways.push_back(at({4, {kPp4}}));
   ways.push_back(at(kAlone));
   std::vector<double> pieces;
+  losses_of(at({2, {kPp2}}, {kV}), {}, 0, runs, 0);  // what is saved before the first step trains
   for (size_t i = 0; i < ways.size(); ++i) {
     INFO(ways[i].text());
-    const std::vector<double> losses = losses_of(ways[i], i == 0 ? fs::path() : runs, 1, runs, 1);
+    const std::vector<double> losses = losses_of(ways[i], runs, 1, runs, 1);
     pieces.insert(pieces.end(), losses.begin(), losses.end());
     CHECK(pieces.back() == unbroken.at(i));
   }
   // Breadth first adds up in another order.
   const double last = losses_of(at({2, {kPp2}}, {kBreadth}), runs, 2).back();
   CHECK(last == doctest::Approx(unbroken.at(ways.size() + 1)).epsilon(1e-6));
-}
-
-TEST_CASE("pipeline checkpoints: fresh weights are those of one process, saved at step 0") {
-  TestFolder folder("pipeline_fresh");
-  const std::string model = write_model(folder.path, kStaged);
-  std::map<std::string, std::string> truth;
-  for (const auto& [mesh, more] :
-       std::vector<std::pair<OnMesh, std::vector<std::string>>>{{kAlone, {}},
-                                                                {{2, {kPp2}}, {}},
-                                                                {{2, {kPp2}}, {kV}},
-                                                                {{4, {kPp4}}, {}},
-                                                                {{8, {kPp2, kTp2}}, {kTurns}}}) {
-    const Layout layout = staged_layout(model, mesh, more);
-    INFO(layout.text());
-    const fs::path saved = folder.path / layout.text().substr(0, 20);
-    fs::remove_all(saved);
-    losses_of(layout, {}, 0, saved, 0);
-    const auto kept = contents(saved / "step_00000000");
-    if (truth.empty()) truth = kept;
-    CHECK(kept == truth);
-    // What was saved before the first step trains.
-    CHECK(losses_of(layout, saved, 3) == losses_of(layout, {}, 3));
-  }
 }
 
 TEST_CASE("pipeline checkpoints: the export is that of one process, and meta.json names the mesh") {

@@ -58,11 +58,6 @@ inline const SmallModel kBiases{"biases", "LlamaForCausalLM",
 inline const SmallModel kQwen3{"qwen3", "Qwen3ForCausalLM", "qwen3"};
 inline const SmallModel kGemma3{"gemma3", "Gemma3ForCausalLM",       "gemma3_text", 32, 4, 4,
                                 64,       R"(, "sliding_window": 4)"};
-// Heads as wide as the model, as Qwen3's are by default where it has 128.
-inline const SmallModel kWideQwen3{"wide_qwen3", "Qwen3ForCausalLM",   "qwen3", 32, 4, 2,
-                                   64,           R"(, "head_dim": 32)"};
-inline const SmallModel kWideGemma3{
-    "wide_gemma3", "Gemma3ForCausalLM", "gemma3_text", 32, 4, 2, 64, R"(, "head_dim": 32)"};
 inline const SmallModel kMixtral{
     "mixtral",
     "MixtralForCausalLM",

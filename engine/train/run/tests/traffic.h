@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "engine/job/plan.h"
+#include "engine/models/running/causal_lm.h"
+#include "engine/models/running/initialize.h"
 #include "meshwright/parallel/testing.h"
 #include "meshwright/trainer.h"
 #include "sdk/comm/tests/sampled.h"
@@ -52,6 +54,22 @@ inline Job job_of(const Case& c) {
   return job;
 }
 
+// Such a job on a rank, with first values that all ranks know. `targets`: of a micro-batch, as the
+// trainer is told.
+struct WireRank {
+  Job job;
+  modules::CausalLM net;
+  Trainer trainer;
+  WireRank(const Case& c, const std::shared_ptr<World>& world, int64_t targets,
+           DType storage = DType::float32)
+      : job(job_of(c)),
+        net(modules::build_model(model_of(c), storage, at::kMeta)),
+        trainer(job, world, net.ptr(), net->outline(), targets) {
+    for (const ParallelParameter& p : trainer.model().parameters()) modules::initialize(*net, p, 1);
+    trainer.model().after_optimizer_step();
+  }
+};
+
 inline Rows sent_rows(World& world) {
   Rows out;
   for (const TrafficCounter::Row& row : world.traffic().rows())
@@ -67,29 +85,39 @@ inline Rows rows_of(const std::vector<WireRow>& wire) {
 }
 inline Rows planned_rows(Trainer& trainer) { return rows_of(trainer.plan().footprint->wire); }
 
-// The first step and one that finds what that left (three with MESHWRIGHT_ALL_LAYOUTS=1):
-// operation, count and bytes on every axis are the plan's. `forward`: as step() takes it.
+// What a step sent beside its plan: operation, count and bytes on every axis; nothing where they
+// are equal. `routed`: without the bytes of the rows that a router sends to experts, which the plan
+// takes to be even.
+inline std::string unplanned(World& world, const Rows& planned, bool routed = false) {
+  Rows sent = sent_rows(world);
+  // The program counts each message in whole bytes, the plan their sum.
+  for (const auto& [key, row] : planned)
+    if (auto mine = sent.find(key);
+        mine != sent.end() &&
+        (std::abs(mine->second.second - row.second) < row.first ||
+         (routed && key == std::pair<std::string, std::string>("ep", "all_to_all"))))
+      mine->second.second = row.second;
+  auto text = [](const Rows& rows) {
+    std::string out;
+    for (const auto& [key, value] : rows)
+      out += key.first + " " + key.second + " " + std::to_string(value.first) + " x, " +
+             std::to_string(value.second) + " bytes; ";
+    return out;
+  };
+  return sent == planned ? "" : "sent " + text(sent) + "planned " + text(planned);
+}
+
+// The first step and one that finds what that left (three with MESHWRIGHT_ALL_LAYOUTS=1).
+// `forward`: as step() takes it.
 template <class Forward>
 void check_traffic(World& world, Trainer& trainer, const Forward& forward, std::mutex& mutex,
-                   std::optional<Rows> as_planned = std::nullopt) {
+                   const std::optional<Rows>& as_planned = std::nullopt) {
   for (int step = 0; step < steps_of(2, 3); ++step) {
     world.traffic().clear();
     trainer.step(forward);
-    Rows sent = sent_rows(world), planned = as_planned ? *as_planned : planned_rows(trainer);
+    const std::string wrong = unplanned(world, as_planned ? *as_planned : planned_rows(trainer));
     std::lock_guard lock(mutex);  // doctest's messages
-    auto text = [](const Rows& rows) {
-      std::string out;
-      for (const auto& [key, value] : rows)
-        out += key.first + " " + key.second + " " + std::to_string(value.first) + " x, " +
-               std::to_string(value.second) + " bytes; ";
-      return out;
-    };
-    // The program counts each message in whole bytes, the plan their sum.
-    for (const auto& [key, row] : planned)
-      if (auto mine = sent.find(key);
-          mine != sent.end() && std::abs(mine->second.second - row.second) < row.first)
-        mine->second.second = row.second;
-    CHECK(text(sent) == text(planned));
+    CHECK(wrong == "");
   }
 }
 

@@ -12,14 +12,9 @@
 
 #include "ef_sign.h"
 #include "mutants.h"
-#include "sdk/base/conformance.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
-
-extern "C" void meshwright_check_training(const meshwright::conformance::Subject* subject,
-                                          void* context, void (*fail)(void*, const char*),
-                                          void (*note)(void*, const char*));
 
 namespace approximate_test {
 
@@ -117,20 +112,10 @@ struct OneDiffers : mutants_test::Wrapped {  // what one replica applies
   }
 };
 
-std::string found() {
+std::string found(const char* until = nullptr) {
   static const meshwright_strategy about =
       describe<Variant>({.name = "ef_sign", .summary = "For tests"});
-  const conformance::Subject subject{.strategy = &about};
-  std::string lines;
-  meshwright_check_training(
-      &subject, &lines,
-      [](void* to, const char* text) {
-        *static_cast<std::string*>(to) += std::string(text) + "\n";
-      },
-      [](void* to, const char* text) {
-        *static_cast<std::string*>(to) += std::string("note: ") + text + "\n";
-      });
-  return lines;
+  return mutants_test::kit_says({.strategy = &about}, until);
 }
 
 }  // namespace
@@ -204,7 +189,7 @@ TEST_CASE("what is wrong in a strategy with compressed gradients is found and na
     const std::string name = row.name;
     CAPTURE(name);
     change = row.change;
-    const std::string lines = found();
+    const std::string lines = found(row.says);
     INFO(lines);
     CHECK(lines.find(row.says) != std::string::npos);
   }

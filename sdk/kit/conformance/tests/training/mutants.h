@@ -16,6 +16,14 @@
 #include <vector>
 
 #include "meshwright/parallel/forwarding_model.h"
+#include "sdk/base/conformance.h"
+
+extern "C" void meshwright_check_training(const meshwright::conformance::Subject* subject,
+                                          void* context, void (*fail)(void*, const char*),
+                                          void (*note)(void*, const char*));
+extern "C" void meshwright_check_training_of(const meshwright::conformance::Subject* subject,
+                                             const char* key, void* context,
+                                             void (*fail)(void*, const char*));
 
 namespace mutants_test {
 
@@ -24,6 +32,33 @@ using at::Tensor;
 
 using Model = std::unique_ptr<ParallelModel>;
 using Job = ParallelizeRequest;
+
+// What the kit says of a strategy, up to the line that has `until` in it (null: all): then what is
+// left is not trained. `key`: of [distributed], whose layouts alone are trained; null: all.
+inline std::string kit_says(const conformance::Subject& subject, const char* until = nullptr,
+                            const char* key = nullptr) {
+  struct Lines {
+    std::string text;
+    const char* until;
+  } lines{{}, until};
+  struct Enough {};
+  auto fail = [](void* to, const char* text) {
+    auto& so_far = *static_cast<Lines*>(to);
+    const std::string line = text;
+    so_far.text += line + "\n";
+    if (so_far.until != nullptr && line.find(so_far.until) != std::string::npos) throw Enough();
+  };
+  try {
+    if (key != nullptr)
+      meshwright_check_training_of(&subject, key, &lines, fail);
+    else
+      meshwright_check_training(&subject, &lines, fail, [](void* to, const char* text) {
+        static_cast<Lines*>(to)->text += std::string("note: ") + text + "\n";
+      });
+  } catch (const Enough&) {
+  }
+  return lines.text;
+}
 
 // Everything as the model within does it.
 class Wrapped : public ForwardingModel {

@@ -15,18 +15,10 @@
 #include "mutants.h"
 #include "mutants_beside.h"
 #include "sdk/base/check_parts.h"
-#include "sdk/base/conformance.h"
 #include "sdk/base/shared_schemas.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
-
-extern "C" void meshwright_check_training(const meshwright::conformance::Subject* subject,
-                                          void* context, void (*fail)(void*, const char*),
-                                          void (*note)(void*, const char*));
-extern "C" void meshwright_check_training_of(const meshwright::conformance::Subject* subject,
-                                             const char* key, void* context,
-                                             void (*fail)(void*, const char*));
 
 namespace mutants_test {
 
@@ -356,39 +348,15 @@ std::vector<Case> cases() {
   };
 }
 
-struct Lines {
-  std::string text;
-  const char* until;  // part of the last line that is wanted; null: all of them
-};
-struct Enough {};
-
-void add_line(void* to, const char* text) {
-  auto& so_far = *static_cast<Lines*>(to);
-  const std::string line = text;
-  so_far.text += line + "\n";
-  if (so_far.until != nullptr && line.find(so_far.until) != std::string::npos) throw Enough();
-}
-
-// What the kit says, up to the line that has `until` in it: then the layouts left are not trained,
-// nor are those before the ones that tell it.
+// Nor are the layouts trained that come before the ones which tell it.
 using Settings = std::vector<std::pair<std::string, OptionValue>>;
 std::string found(const char* until = nullptr, const Settings& settings = {}) {
   static const std::vector<meshwright_option> options = {
       bool_option("summed", false, "Gradients are sums.")};
   static const meshwright_strategy about =
       describe<Mutant>({.name = "mutant", .summary = "For tests", .options = options});
-  const conformance::Subject subject{.strategy = &about, .settings = settings};
-  Lines lines{{}, until};
-  try {
-    if (const char* key = until == nullptr ? nullptr : key_of(until); key != nullptr)
-      meshwright_check_training_of(&subject, key, &lines, add_line);
-    else
-      meshwright_check_training(&subject, &lines, add_line, [](void* to, const char* text) {
-        static_cast<Lines*>(to)->text += std::string("note: ") + text + "\n";
-      });
-  } catch (const Enough&) {
-  }
-  return lines.text;
+  return kit_says({.strategy = &about, .settings = settings}, until,
+                  until == nullptr ? nullptr : key_of(until));
 }
 
 }  // namespace

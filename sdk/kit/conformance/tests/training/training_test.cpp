@@ -8,17 +8,13 @@
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/plugin_main.h"
 #include "meshwright/sharded_strategy.h"
-#include "sdk/base/conformance.h"
+#include "mutants.h"
 #include "sdk/base/shared_schemas.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
 
 using namespace meshwright;
-
-extern "C" void meshwright_check_training(const meshwright::conformance::Subject* subject,
-                                          void* context, void (*fail)(void*, const char*),
-                                          void (*note)(void*, const char*));
 
 namespace {
 
@@ -47,28 +43,18 @@ class Trains final : public Strategy {
 };
 
 template <class Kind>
-std::string found() {
+std::string found(const char* until = nullptr) {
   static const meshwright_strategy about = describe<Kind>({.name = "trains",
                                                            .aliases = nullptr,
                                                            .summary = "For tests",
                                                            .options_table = nullptr,
                                                            .options = {}});
-  const conformance::Subject subject{.strategy = &about};
-  std::string problems;
-  meshwright_check_training(
-      &subject, &problems,
-      [](void* to, const char* text) {
-        *static_cast<std::string*>(to) += std::string(text) + "\n";
-      },
-      [](void* to, const char* text) {
-        *static_cast<std::string*>(to) += std::string("note: ") + text + "\n";
-      });
-  return problems;
+  return mutants_test::kit_says({.strategy = &about}, until);
 }
 
-std::string found(Way how) {
+std::string found(Way how, const char* until = nullptr) {
   way = how;
-  return found<Trains>();
+  return found<Trains>(until);
 }
 
 // Leaves training to the SDK.
@@ -135,17 +121,17 @@ TEST_CASE("a plan is not run without a model or the ranks that hold it") {
 
 TEST_CASE("the kit finds nothing in a strategy that trains, and what is wrong in others") {
   CHECK(found(Way::right).starts_with("note: trained on 1, 2, 3 ranks as a plain loop"));
-  std::string apart = found(Way::apart);
+  const std::string apart = found(Way::apart, "3 ranks: rank 2:");
   CHECK(apart.find("1 rank:") == std::string::npos);
   CHECK(apart.find("2 ranks: rank 0: step 1: the gradient of ") != std::string::npos);
   CHECK(apart.find("3 ranks: rank 2:") != std::string::npos);
-  CHECK(found(Way::throws)
-            .find("1 rank: rank 0: error[E0421]: an exception of type std::runtime_error left the "
-                  "plugin: it fell over (plugin trains, in parallelize)") != std::string::npos);
-  CHECK(found(Way::nothing).find("2 ranks: rank 0: parallelize returned nothing") !=
-        std::string::npos);
-  CHECK(found(Way::refuses).find("1 rank: rank 0: error[E0318]: not this module") !=
-        std::string::npos);
+  for (const auto& [wrong, says] :
+       {std::pair(Way::throws,
+                  "1 rank: rank 0: error[E0421]: an exception of type std::runtime_error left the "
+                  "plugin: it fell over (plugin trains, in parallelize)"),
+        std::pair(Way::nothing, "2 ranks: rank 0: parallelize returned nothing"),
+        std::pair(Way::refuses, "1 rank: rank 0: error[E0318]: not this module")})
+    CHECK(found(wrong, says).find(says) != std::string::npos);
 }
 
 TEST_CASE("the kit holds ranks that share samples to the plain loop, where there are any") {
@@ -156,7 +142,8 @@ TEST_CASE("the kit holds ranks that share samples to the plain loop, where there
       "ranks; cp_size = 2 is refused (E0306); with dp_replicate_size = 2 on 4 ranks; with "
       "mp_policy.param_dtype = bfloat16 on 2 ranks; with pp_size = 2 on 2, 4 ranks; with tp_size = "
       "2 on 2, 4 ranks\n");
-  const std::string forgets = found<Forgets>(), away = found<LooksAway>();
+  const std::string forgets = found<Forgets>("2 ranks, cp_size 2, all_gather: rank 0: "),
+                    away = found<LooksAway>("2 ranks, cp_size 2, ulysses: rank 0: ");
   CHECK(forgets.find("3 ranks: ") == std::string::npos);
   CHECK(forgets.find(
             "2 ranks, cp_size 2, all_gather: rank 0: error[E0423]: the strategy trains planned "
