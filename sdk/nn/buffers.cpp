@@ -402,7 +402,7 @@ at::Tensor now_or_later(torch::autograd::AutogradContext& context, const at::Ten
 
 Tensor gradient_of_weight(AutogradContext& context, const Tensor& weight, const Tensor& g,
                           const Tensor& x) {
-  const Tensor rows = x.reshape({-1, x.size(-1)});
+  const Tensor rows = rows_of(x);
   if (kept_queue(context) == nullptr) {
     if (g.is_cuda() && place_product(weight, g.t(), rows)) return {};
     return product(g.t(), rows.t());
@@ -423,7 +423,7 @@ variable_list gradients_of_weights(AutogradContext& context, const std::vector<T
   const bool later = kept_queue(context) != nullptr;
   auto all = std::make_shared<StackedGradient>();
   all->g = later ? g.detach() : g;
-  all->x = x.reshape({-1, x.size(-1)});
+  all->x = rows_of(x);
   if (later) all->x = all->x.detach();
   int64_t begin = 0;
   for (size_t i = 0; i < weights.size(); ++i) {

@@ -82,8 +82,6 @@ Tensor multiplied(const Scaled& a, const Scaled& b, at::ScalarType out, bool fas
   return at::_scaled_mm(a.values, b.values.t(), a.inverse, b.inverse, {}, {}, out, fast);
 }
 
-Tensor rows_of(const Tensor& x) { return x.reshape({-1, x.size(-1)}); }
-
 // With zeros below: the sum over rows is one over a multiple of 16.
 Tensor padded(const Tensor& x) {
   const int64_t more = (kMultiple - x.size(0) % kMultiple) % kMultiple;
@@ -96,14 +94,15 @@ struct Float8Linear : torch::autograd::Function<Float8Linear> {
     context->save_for_backward({x, weight});
     context->saved_data["bias"] = bias.has_value();
     keep_queue(*context);
-    Tensor y = multiplied(scaled(rows_of(x), kValues), scaled(weight, kValues), x.scalar_type(),
-                          /*fast=*/true);
+    Tensor y =
+        multiplied(scaled(detail::rows_of(x), kValues), scaled(weight, kValues), x.scalar_type(),
+                   /*fast=*/true);
     if (bias) y.add_(*bias);
     return with_sizes_of(x, y);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
-    const Tensor &x = saved[0], &weight = saved[1], rows = rows_of(grads[0]);
+    const Tensor &x = saved[0], &weight = saved[1], rows = detail::rows_of(grads[0]);
     Tensor to_x, to_weight, to_bias;
     const Scaled g = scaled(rows, kGradients);
     if (context->needs_input_grad(0))
@@ -111,7 +110,7 @@ struct Float8Linear : torch::autograd::Function<Float8Linear> {
                  .view(x.sizes());
     if (context->needs_input_grad(1))
       to_weight = now_or_later(*context, weight,
-                               [g = g.values, inverse = g.inverse, x = rows_of(x.detach()),
+                               [g = g.values, inverse = g.inverse, x = detail::rows_of(x.detach()),
                                 type = weight.scalar_type()] {
                                  return multiplied(transposed({padded(g), inverse}),
                                                    transposed(scaled(padded(x), kValues)), type,
@@ -224,12 +223,12 @@ struct AutocastLinear : torch::autograd::Function<AutocastLinear> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const variable_list saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1], &cast = saved[2];
-    const Tensor grad = grads[0].reshape({-1, weight.size(0)});
+    const Tensor grad = detail::rows_of(grads[0]);
     Tensor to_x, to_weight, to_bias;
     if (context->needs_input_grad(0))
       to_x = at::mm(grad, cast).view(context->saved_data["sizes"].toIntVector());
     if (context->needs_input_grad(1)) {
-      const Tensor rows = x.reshape({-1, x.size(-1)});
+      const Tensor rows = detail::rows_of(x);
       if (c10::GradMode::is_enabled()) {
         to_weight = at::mm(grad.t(), rows);
       } else if (!place_product(weight, grad.t(), rows)) {
@@ -424,14 +423,14 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
     detail::keep_queue(*context);
     // What is put off alone leaves the forward as LibTorch has it, to the bit.
     if (!fast) return at::linear(x, weight, bias);
-    Tensor y = product(x.reshape({-1, x.size(-1)}), weight);
+    Tensor y = product(detail::rows_of(x), weight);
     if (bias) y.add_(*bias);
     return detail::with_sizes_of(x, y);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1];
-    Tensor g = grads[0].reshape({-1, weight.size(0)}), to_x, to_weight, to_bias;
+    Tensor g = detail::rows_of(grads[0]), to_x, to_weight, to_bias;
     if (context->needs_input_grad(0)) to_x = detail::SharedInput::gradient(x, g, weight);
     if (context->needs_input_grad(1))
       to_weight = detail::gradient_of_weight(*context, weight, g, x);

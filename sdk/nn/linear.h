@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <string>
@@ -21,6 +22,11 @@ struct SharedInput : torch::autograd::Node {
 };
 
 // The matrix product of Linear, without autograd.
+
+// x [.., k] as [rows, k], also where k is 0: a rank without columns of a head that is cut.
+inline at::Tensor rows_of(const at::Tensor& x) {
+  return x.reshape({c10::multiply_integers(x.sizes().slice(0, x.sizes().size() - 1)), x.size(-1)});
+}
 
 // a [m, k] times b [n, k] transposed, by the faster of the libraries that LibTorch carries. Both
 // float32 on the CPU, or anything else that at::mm takes.

@@ -51,8 +51,7 @@ struct Narrowed : torch::autograd::Function<Narrowed> {
     context->save_for_backward(std::move(saved));
     context->saved_data["scale"] = scale;
     detail::keep_queue(*context);
-    const Tensor all =
-        product(rest_of(x, dropped).reshape({-1, x.size(-1)}), stacked(in)).mul_(scale);
+    const Tensor all = product(detail::rows_of(rest_of(x, dropped)), stacked(in)).mul_(scale);
     context->saved_data["columns"] = all.size(1);
     // For autograd no views: nothing changes them in place.
     at::AutoDispatchBelowADInplaceOrView not_views;
@@ -144,13 +143,13 @@ struct Widened : torch::autograd::Function<Widened> {
     // For autograd no view of y, and y itself has not changed: nobody reads it again.
     at::AutoDispatchBelowADInplaceOrView not_a_view;
     Tensor sum = at::alias(y);
-    detail::product_into(sum.view({-1, out.size(0)}), h, out.t(), 1, /*add=*/true);
+    detail::product_into(sum.view({h.size(0), out.size(0)}), h, out.t(), 1, /*add=*/true);
     return sum;
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const variable_list saved = context->get_saved_variables();
     const Tensor &h = saved[0], &out = saved[1];
-    const Tensor g = grads[0].reshape({-1, out.size(0)});
+    const Tensor g = detail::rows_of(grads[0]);
     Tensor to_y, to_h, to_out;
     if (context->needs_input_grad(0)) to_y = grads[0];
     if (context->needs_input_grad(1)) to_h = Narrowed::gradient(h, g, out);

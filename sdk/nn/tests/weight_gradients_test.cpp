@@ -7,6 +7,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -85,6 +86,14 @@ TEST_CASE("weights' gradients put off: of linear layers, also of those that are 
   check(*two, weights, [&] { return two(x); });
   checkpoint_activations(*two);
   check(*two, weights, [&] { return two(x); });
+}
+
+// Of four ranks the last has no words of a vocabulary of five.
+TEST_CASE("weights' gradients put off: of a head without rows") {
+  Linear head = make_linear(6, 0, /*bias=*/false, at::TensorOptions());
+  const Tensor x = noise({3, 5, 6}, 1).requires_grad_();
+  check(*head, {head->weight}, [&] { return head(x); });
+  CHECK(x.grad().equal(at::zeros_like(x)));
 }
 
 // Two Linears of one x that stay, and what trains beside them.

@@ -142,9 +142,7 @@ bool can_be(const Row& row) {
     return false;                                           // stages add up no balance loss
   if (cut == "sequence" && has_experts(row)) return false;  // routers need whole tokens
   if (cut == "plan" && value(row, model).name == "phi3") return false;  // its rows are fused
-  // No weight gradient of a head without words is put off.
-  if (row[pp] != 0 && value(row, tp).ranks == 4 && value(row, model).name == "llama") return false;
-  if (row[option] > 2 && with != "fsdp2") return false;  // of its own table
+  if (row[option] > 2 && with != "fsdp2") return false;                 // of its own table
   if (with == "ddp") return row[tp] + row[cp] + row[ep] + row[pp] == 0 && row[data] < 3;
   if (with == "moe_ep") return cut != "sequence";
   return with == "fsdp2" ||
