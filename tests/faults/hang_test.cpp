@@ -69,7 +69,7 @@ TEST_CASE("a rank that never comes out of its own code leaves its record, and is
   CHECK(records.files[0].error);
   CHECK(records.files[1].why == "told to end by the launcher");
   CHECK(records.files[1].record.collectives.size() > 10);
-  const postmortem::Verdict verdict = postmortem::judge(records);
+  const postmortem::Verdict verdict = postmortem::judge_run(traces(program).parent_path());
   REQUIRE(verdict.sentences.size() == 1);
   CAPTURE(verdict.sentences[0]);
   CHECK(verdict.sentences[0].starts_with("rank 1 has not entered "));

@@ -43,7 +43,7 @@ TEST_CASE(
       }
     });
     for (const std::vector<Counts>& mine : seen)
-      CHECK(mine == std::vector<Counts>{{0, 0, 0}, {1, layout.ranks, 0}, {0, 0, 1}, {0, 0, 0}});
+      CHECK((mine == std::vector<Counts>{{0, 0, 0}, {1, layout.ranks, 0}, {0, 0, 1}, {0, 0, 0}}));
   }
 }
 
