@@ -39,6 +39,10 @@ std::vector<std::string> gather_texts(World& world, const std::string& mine) {
   all = detail::read_by_host(*everyone, all);
   std::vector<std::string> out;
   for (int64_t rank = 0; rank < world.size(); ++rank) {
+    if (rank == world.rank()) {  // whose slot a gather leaves unspecified
+      out.push_back(mine);
+      continue;
+    }
     const uint8_t* at = all.const_data_ptr<uint8_t>() + rank * room;
     std::memcpy(&length, at, 8);
     out.emplace_back(reinterpret_cast<const char*>(at) + 8, length);
