@@ -83,9 +83,9 @@ class SignalHandlers {
   static int last() { return g_signal; }  // of those counted; 0: none
   // Whether SIGTSTP came since this was asked last.
   static bool take_stop() {
-    const bool out = g_stop != 0;
+    if (g_stop == 0) return false;  // a store here would lose one that comes in between
     g_stop = 0;
-    return out;
+    return true;
   }
 
  private:

@@ -357,7 +357,7 @@ int connect_to(const std::string& host, int port, Clock::time_point end, std::st
 }
 
 Route route_to_master(const launch::RankEnvironment& ranks, Clock::time_point end) {
-  return attempt(left_until(end) + Milliseconds(500),
+  return in_time(left_until(end) + Milliseconds(500),
                  [host = ranks.master_addr, port = ranks.master_port, end]() -> Route {
                    const int fd = connect_to(host, port, end);
                    if (fd < 0) return {};
@@ -382,7 +382,7 @@ void add_once(std::vector<std::string>& all, const std::string& one) {
 
 // nullopt: there is no answer, not even that nobody has that name.
 std::optional<std::vector<std::string>> resolve(const std::string& name) {
-  return attempt(std::chrono::seconds(5), [name] {
+  return in_time(std::chrono::seconds(5), [name] {
     std::vector<std::string> out;
     Addresses addresses(nullptr, ::freeaddrinfo);
     look_up(name, nullptr, addresses);

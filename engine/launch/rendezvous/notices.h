@@ -62,15 +62,24 @@ auto bounded(Milliseconds limit, F call) -> std::invoke_result_t<F> {
   return bounded(limit, std::move(call), [] {});
 }
 
-// The same of a call whose failure says no more than its silence: nullopt.
+// nullopt: no answer in time. What the call throws goes on: a limit of the host, say.
 template <class F>
-auto attempt(Milliseconds limit, F call) -> std::optional<std::invoke_result_t<F>> {
+auto in_time(Milliseconds limit, F call) -> std::optional<std::invoke_result_t<F>> {
   try {
     return bounded(limit, std::move(call));
   } catch (const NoAnswer&) {
-  } catch (const std::exception&) {
+    return std::nullopt;
   }
-  return std::nullopt;
+}
+
+// The same of a call whose failure says no more than its silence.
+template <class F>
+auto attempt(Milliseconds limit, F call) -> std::optional<std::invoke_result_t<F>> {
+  try {
+    return in_time(limit, std::move(call));
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
 }
 
 // Text as the values of a store.

@@ -128,7 +128,7 @@ StorePtr store_of_agent(const launch::RankEnvironment& ranks, Milliseconds timeo
   options.waitWorkers = false;
   options.timeout = timeout;
   const std::optional<std::string> why =
-      attempt(left_until(end) + Milliseconds(500),
+      in_time(left_until(end) + Milliseconds(500),
               [host = ranks.master_addr, port = ranks.master_port, end] {
                 std::string reason;
                 const int fd = connect_to(host, port, end, &reason);
