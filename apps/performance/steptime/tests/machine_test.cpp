@@ -190,6 +190,8 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
       {"units = 132", "units = 132.5", ErrorCode::out_of_range, "device.units"},
       {"outside = 2.7e9", "outside = 99e9", ErrorCode::out_of_range, "device.outside"},
       {"schema = 1", "schema = 2", ErrorCode::schema_version, ""},
+      {"schema = 1", "schema = 1\n\"network.bus\" = 362e9", ErrorCode::unknown_key,
+       "\"network.bus\""},
       {"peak = \"published: NVIDIA, data sheet\"\n", "", ErrorCode::missing_key,
        "source.\"peak.bf16\""},
       {"peak = \"", "peak_ = \"", ErrorCode::unknown_key, "source.peak_"},
