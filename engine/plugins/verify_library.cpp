@@ -110,6 +110,8 @@ std::vector<Difference> compare(const Facts& engine, const Facts& plugin) {
   all.insert(plugin.begin(), plugin.end());
   for (const auto& [key, unused] : all) {
     if (only_reported(key)) continue;
+    // A later SDK exchanges more types, which one of the two does not know.
+    if (key.starts_with("sizeof.") && (!engine.contains(key) || !plugin.contains(key))) continue;
     std::string a = value(engine, key), b = value(plugin, key);
     if (a != b) out.push_back({key, a, b});
   }
