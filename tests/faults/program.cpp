@@ -167,7 +167,7 @@ void Program::mark() { begin_ = Clock::now(); }
 
 Ended Program::wait(double limit) {
   Ended ended = reap(limit);
-  check_files();
+  if (job_.parent_path() == folder_) check_files();  // else another program may be writing there
   return ended;
 }
 

@@ -266,6 +266,7 @@ std::optional<Row> bare_of(Row row) {
     return std::nullopt;
   // At a v's turn a unit of both stages reduces what has come of either by then.
   if (each && (stages == "ZBVZeroBubble" || stages == "DualPipeV")) return std::nullopt;
+  if (row[pp] != 0) row[micro] = 1;  // as a pipeline always has
   row[pp] = 0;
   if (!each) row[option] = 0;
   return row;
