@@ -14,10 +14,10 @@ export OMP_NUM_THREADS=1 NO_COLOR=1
 fail() { echo "FAILED: $*" >&2; exit 1; }
 quietly() { "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "$*"; }; }
 
-# Only what the archive itself changes is unpacked again, so that a second run has nothing to compile.
+# Unpacked again, and built anew, where the archive is another one; a second run has nothing to compile.
 mkdir -p "$work"
 if ! cmp -s "$source/tests/abi/$version.tar.xz" "$work/archive"; then
-  rm -rf "$work/source" && mkdir "$work/source"
+  rm -rf "$work/source" "$work/build" && mkdir "$work/source"  # what is unpacked is older than what was built
   tar xf "$source/tests/abi/$version.tar.xz" -C "$work/source"
   cp "$source/tests/abi/$version.tar.xz" "$work/archive"
 fi

@@ -259,11 +259,7 @@ std::optional<Row> bare_of(Row row) {
   const bool each = with == "each reduced";
   if (row[pp] == 0 && (row[option] == 0 || each)) return std::nullopt;
   if (stages == "LoopedBFS" || (row[pp] != 0 && (row[cp] != 0 || tied(row)))) return std::nullopt;
-  // Rows that are fused, those of experts beside tp, and half precision round otherwise beside
-  // stages.
-  if (row[pp] != 0 &&
-      (row[dtype] != 0 || value(row, model).name == "phi3" || (row[tp] != 0 && has_experts(row))))
-    return std::nullopt;
+  if (row[pp] != 0 && row[dtype] != 0) return std::nullopt;  // rounded at other places
   // At a v's turn a unit of both stages reduces what has come of either by then.
   if (each && (stages == "ZBVZeroBubble" || stages == "DualPipeV")) return std::nullopt;
   if (row[pp] != 0) row[micro] = 1;  // as a pipeline always has
