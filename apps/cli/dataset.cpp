@@ -25,8 +25,8 @@
 #include "sdk/base/files/json_codec.h"
 #include "sdk/base/terminal/progress.h"
 #include "sdk/text/corpus/corpus.h"
-#include "sdk/text/tokenizer/tokenizer.h"
 #include "sdk/text/tokenizer/normalize.h"
+#include "sdk/text/tokenizer/tokenizer.h"
 
 namespace meshwright::cli {
 

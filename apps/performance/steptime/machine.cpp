@@ -370,7 +370,8 @@ class File {
         sources.push_back(table);
     for (const Entry& table : root.entries) {
       const bool is_table = table.value.is_table(), source = table.key == "source";
-      if (!is_table && !source && table.key != "schema") check_name(table, config::join_key("", table.key), known);
+      if (!is_table && !source && table.key != "schema")
+        check_name(table, config::join_key("", table.key), known);
       if (!is_table || table.key == "schema") continue;
       for (const Entry& entry : table.value.entries)
         check_name(entry,

@@ -70,11 +70,10 @@ class ThroughTransport : public Transport {
 inline std::shared_ptr<World> world_through(
     const std::shared_ptr<World>& world, std::chrono::milliseconds timeout,
     const std::function<std::shared_ptr<Transport>(std::shared_ptr<Transport>)>& wrap) {
-  return make_world(
-      world->rank(), world->size(), at::kCPU, timeout,
-      [world, wrap](const std::string& name, const std::vector<int64_t>& ranks) {
-        return wrap(detail::GroupAccess::of(*world->group(name, ranks)).transport);
-      });
+  return make_world(world->rank(), world->size(), at::kCPU, timeout,
+                    [world, wrap](const std::string& name, const std::vector<int64_t>& ranks) {
+                      return wrap(detail::GroupAccess::of(*world->group(name, ranks)).transport);
+                    });
 }
 
 class FaultyTransport final : public ThroughTransport {
