@@ -31,6 +31,7 @@
 namespace meshwright {
 
 HookHost::~HookHost() = default;
+void* HookHost::extension(uint32_t) { return nullptr; }
 
 HookHost* HookHost::of(torch::nn::Module& module) { return dynamic_cast<HookHost*>(&module); }
 

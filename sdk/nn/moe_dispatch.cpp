@@ -340,6 +340,8 @@ RowPlaces places_of_runs(std::span<const int64_t> counts, std::span<const int64_
 
 }  // namespace detail
 
+TensorRefs tensors_of(Routing& routing) { return {&routing.weights, &routing.indices}; }
+
 ExpertDispatcher::~ExpertDispatcher() = default;
 void* ExpertDispatcher::extension(uint32_t) { return nullptr; }
 

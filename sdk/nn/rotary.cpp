@@ -305,6 +305,8 @@ RotaryEmbeddingImpl::Tables::Entry& RotaryEmbeddingImpl::Tables::of(const Tensor
       Entry{which, capacity, stretch, x.device(), x.scalar_type(), table, {}, {}});
 }
 
+TensorRefs tensors_of(RotaryTable& table) { return {&table.cos, &table.sin}; }
+
 std::pair<Tensor, Tensor> rotate(const Tensor& query, const Tensor& key, const RotaryTable& table) {
   auto plain = [](const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat; };
   if (plain(query) && plain(key) && plain(table.cos) && plain(table.sin)) {

@@ -11,7 +11,7 @@
 
 namespace meshwright::detail {
 
-// As clip_gradients(). With `left`: see ParallelModel::clip_grad_norm_later().
+// As clip_gradients(). With `left`: see ParallelModel::clip_grad_norm_deferred().
 double clip_or_leave(const std::vector<GradientSet>& sets, double max_norm, double scale,
                      at::Device device, const std::shared_ptr<Group>& pipeline, double* left);
 

@@ -184,7 +184,7 @@ class GuardedModel final : public PluginObject<ParallelModel>, public PipelineUn
     call("begin_micro_batch", &ParallelModel::begin_micro_batch, sync);
   }
   void end_step() override { call("end_step", &ParallelModel::end_step); }
-  void end_step_later() override { call("end_step", &ParallelModel::end_step_later); }
+  void end_step_deferred() override { call("end_step", &ParallelModel::end_step_deferred); }
   const std::vector<ParallelParameter>& parameters() const override {
     return call("parameters", &ParallelModel::parameters);
   }
@@ -209,8 +209,8 @@ class GuardedModel final : public PluginObject<ParallelModel>, public PipelineUn
   double clip_grad_norm(double max_norm, double scale) override {
     return call("clip_grad_norm", &ParallelModel::clip_grad_norm, max_norm, scale);
   }
-  double clip_grad_norm_later(double max_norm, double scale, double& left) override {
-    return call("clip_grad_norm", &ParallelModel::clip_grad_norm_later, max_norm, scale, left);
+  double clip_grad_norm_deferred(double max_norm, double scale, double& left) override {
+    return call("clip_grad_norm", &ParallelModel::clip_grad_norm_deferred, max_norm, scale, left);
   }
   at::Tensor full_tensor(std::string_view name) override {
     return call("full_tensor", &ParallelModel::full_tensor, name);

@@ -31,7 +31,7 @@ class ReplicatedModel final : public ParallelModel, public PipelineUnits {
   double clip_grad_norm(double max_norm, double scale) override {
     return clip(max_norm, scale, nullptr);
   }
-  double clip_grad_norm_later(double max_norm, double scale, double& left) override {
+  double clip_grad_norm_deferred(double max_norm, double scale, double& left) override {
     return clip(max_norm, scale, &left);
   }
   at::Tensor full_tensor(std::string_view name) override;

@@ -20,7 +20,7 @@ class ShardedModel final : public ParallelModel, public PipelineUnits {
   void begin_step() override;
   void begin_micro_batch(GradientSync sync) override;
   void end_step() override;
-  void end_step_later() override;
+  void end_step_deferred() override;
   const std::vector<ParallelParameter>& parameters() const override { return parameters_; }
   const std::vector<FlatParameterGroup>& update_groups() const override { return updates_; }
   void after_optimizer_step() override;
@@ -28,7 +28,7 @@ class ShardedModel final : public ParallelModel, public PipelineUnits {
   double clip_grad_norm(double max_norm, double scale) override {
     return clip(max_norm, scale, nullptr);
   }
-  double clip_grad_norm_later(double max_norm, double scale, double& left) override {
+  double clip_grad_norm_deferred(double max_norm, double scale, double& left) override {
     return clip(max_norm, scale, &left);
   }
   at::Tensor full_tensor(std::string_view name) override;

@@ -246,11 +246,11 @@ void ShardedModel::check_reduced() const {
 }
 
 void ShardedModel::end_step() {
-  end_step_later();
+  end_step_deferred();
   context_.to_host.wait();
 }
 
-void ShardedModel::end_step_later() {
+void ShardedModel::end_step_deferred() {
   for (auto& unit : units_) unit->hold(false);
   settle();
   check_reduced();

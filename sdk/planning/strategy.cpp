@@ -23,9 +23,8 @@ namespace meshwright {
 Strategy::~Strategy() = default;
 ParallelModel::~ParallelModel() = default;
 PipelineUnits::~PipelineUnits() = default;
-void* PipelineUnits::extension(uint32_t) { return nullptr; }
-void ParallelModel::end_step_later() { end_step(); }
-double ParallelModel::clip_grad_norm_later(double max_norm, double scale, double& left) {
+void ParallelModel::end_step_deferred() { end_step(); }
+double ParallelModel::clip_grad_norm_deferred(double max_norm, double scale, double& left) {
   left = 1;
   return clip_grad_norm(max_norm, scale);
 }

@@ -461,7 +461,7 @@ StepResult Trainer::step(const StageForward& forward) try {
   else
     train_micro_batches(forward, assumed, sums);
   // totals() waits for the current stream, and thereby for gradients that go to the host.
-  model_->end_step_later();
+  model_->end_step_deferred();
   if (stages_) stages_->sum_tied_gradients(*model_);
   const Totals all = totals(sums, /*with_votes=*/true, routers_->load());
   throw_bad_target();
@@ -475,7 +475,7 @@ StepResult Trainer::step(const StageForward& forward) try {
   double left = 1;  // for the optimizer to multiply all gradients with
   result.grad_norm = before_update_
                          ? model_->clip_grad_norm(parts_->max_grad_norm, scale)
-                         : model_->clip_grad_norm_later(parts_->max_grad_norm, scale, left);
+                         : model_->clip_grad_norm_deferred(parts_->max_grad_norm, scale, left);
   // What one replica finds must stop all.
   if (replicas_differ_) result.grad_norm = largest_norm(result.grad_norm);
   // The host has read the norm, or, where a collective was given up meanwhile, anything.

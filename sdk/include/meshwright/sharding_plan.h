@@ -185,6 +185,7 @@ struct ReplicatedPolicy {
 struct GradientBucket {
   int64_t begin = 0, end = 0;   // elements, in the order given
   std::vector<size_t> members;  // indices into it
+  std::shared_ptr<const Later> later = {};
 };
 
 // Where one parameter lies on the rank asked about. Axes are those that cut or copy parameters: the

@@ -28,6 +28,7 @@ struct TpStyle {
   TpStyleKind kind = TpStyleKind::column;
   TpLayout input = TpLayout::replicate, output = TpLayout::shard_last;
   TpOutputKind output_kind = TpOutputKind::plain;
+  uint32_t reserved = 0;  // for later versions
   bool operator==(const TpStyle&) const = default;
 };
 

@@ -73,6 +73,7 @@ class MESHWRIGHT_API OutlineBuilder {
 
  private:
   DType storage_;
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 
 }  // namespace meshwright

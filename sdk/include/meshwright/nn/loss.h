@@ -21,6 +21,7 @@ namespace meshwright {
 struct MESHWRIGHT_API VocabularyShard {
   std::shared_ptr<Group> group;
   int64_t begin = 0, end = 0, size = 0;
+  std::shared_ptr<const Later> later = {};
   // As a plan cuts a vocabulary: by ceil chunks, the last ones shorter or empty.
   static VocabularyShard of(std::shared_ptr<Group> group, int64_t size);
 };

@@ -51,6 +51,8 @@ class MESHWRIGHT_API HookHost {
   virtual ~HookHost();
   // The module's hook host, or nullptr when it was made with TORCH_MODULE.
   static HookHost* of(torch::nn::Module& module);
+  // Growth: an interface by id, or nullptr.
+  virtual void* extension(uint32_t id);
   // "LlamaDecoderLayer": the class as the model's author wrote it, without "Impl".
   virtual std::string hooked_class_name() const = 0;
 

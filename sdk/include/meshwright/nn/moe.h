@@ -88,9 +88,10 @@ struct Routing {
   at::Tensor indices;  // [T, k] int64, of all experts of the model
   std::shared_ptr<const Later> later = {};
 };
+MESHWRIGHT_API TensorRefs tensors_of(Routing& routing);
 template <class F>
 void visit_tensors(Routing& routing, F&& f) {
-  f(routing.weights), f(routing.indices);
+  for (at::Tensor* tensor : tensors_of(routing)) f(*tensor);
 }
 
 // The auxiliary loss that keeps experts evenly loaded (Shazeer et al. 2017, Fedus et al. 2021),

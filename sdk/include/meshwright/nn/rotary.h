@@ -21,10 +21,12 @@ namespace meshwright {
 // in the dtype and on the device of the activations.
 struct RotaryTable {
   at::Tensor cos, sin;
+  std::shared_ptr<const Later> later = {};
 };
+MESHWRIGHT_API TensorRefs tensors_of(RotaryTable& table);
 template <class F>
 void visit_tensors(RotaryTable& table, F&& f) {
-  f(table.cos), f(table.sin);
+  for (at::Tensor* tensor : tensors_of(table)) f(*tensor);
 }
 
 // Holds no parameters and no buffers: tables are computed in float32 on first use and kept for

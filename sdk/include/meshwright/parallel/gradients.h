@@ -16,6 +16,7 @@ struct GradientSet {
   std::vector<at::Tensor> gradients = {};
   std::vector<std::shared_ptr<Group>> groups = {};
   bool counted = true;  // false: scaled and clipped with the others, which count them already
+  std::shared_ptr<const Later> later = {};
 };
 
 // Collective: every rank passes the same sets in the same order, also when it has no element of

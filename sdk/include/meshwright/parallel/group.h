@@ -174,6 +174,7 @@ class MESHWRIGHT_API DeviceMesh {
  private:
   Mesh mesh_;
   std::shared_ptr<World> world_;
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 
 }  // namespace meshwright

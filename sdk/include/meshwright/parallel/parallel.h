@@ -140,8 +140,6 @@ class MESHWRIGHT_API PipelineUnits {
   virtual void reduce_units(const std::vector<std::string>& units) = 0;
   // Whether each backward's gradients are reduced by themselves, not those of a step together.
   virtual bool reduces_every_micro_batch() const { return false; }
-  // Growth: an interface by id, or nullptr.
-  virtual void* extension(uint32_t id);
 };
 
 // A model under a strategy. One training loop drives every strategy through it. Not thread-safe.
@@ -184,13 +182,13 @@ class MESHWRIGHT_API ParallelModel {
   virtual double clip_grad_norm(double max_norm, double scale = 1.0) = 0;
   // Both for a loop that itself waits for the device between gradients and their norm, and whose
   // optimizer's kernels multiply gradients as they read them: a wait of the host, and a pass over
-  // all gradients, less. Collective. After end_step_later() gradients that lie on the host may
+  // all gradients, less. Collective. After end_step_deferred() gradients that lie on the host may
   // still be on their way there: it has them once it has waited for the current stream of the
-  // device. Where all gradients are on a device, or some are float16, clip_grad_norm_later() leaves
-  // them as they are, and `left` is what all of update_groups() are still to be multiplied with:
-  // finite and above zero; else `left` is 1. Defaults: end_step() and clip_grad_norm().
-  virtual void end_step_later();
-  virtual double clip_grad_norm_later(double max_norm, double scale, double& left);
+  // device. Where all gradients are on a device, or some are float16, clip_grad_norm_deferred()
+  // leaves them as they are, and `left` is what all of update_groups() are still to be multiplied
+  // with: finite and above zero; else `left` is 1. Defaults: end_step() and clip_grad_norm().
+  virtual void end_step_deferred();
+  virtual double clip_grad_norm_deferred(double max_norm, double scale, double& left);
   // Collective. The whole parameter in its storage dtype, on every rank.
   virtual at::Tensor full_tensor(std::string_view name) = 0;
   // Collective. Runs `body` with every parameter whole (under tensor parallelism: this rank's part
