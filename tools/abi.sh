@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Within a C++ epoch no symbol of the SDK goes or changes. sdk/abi holds those of the epoch that it names; layouts and virtual tables are held
-# by sdk/abi.lock.
+# No symbol that a public header declares goes. sdk/abi lists those of the epoch that it names; layouts and virtual tables are held by tests/abi.
 #   tools/abi.sh BUILD_DIR          compares the libraries there with the record; new symbols pass
 #   tools/abi.sh BUILD_DIR renew    writes the record: after the epoch was bumped, and at a release, for what was added
 #   tools/abi.sh BUILD_DIR freeze VERSION
-#                                   promises the interface as it is: tests/abi/VERSION.tar.xz, headers and four plugins (tests/abi/abi.sh).
+#                                   promises the interface as it is: tests/abi/VERSION.tar.xz, headers and six plugins (tests/abi/abi.sh).
 #                                   A candidate (1.0rc) may be made anew until its release.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -23,7 +22,8 @@ if [ "${2:-}" = freeze ]; then
   mkdir "$frozen/cmake"
   cp "$root"/sdk/cmake/{MeshwrightPlugin.cmake,abi_probe.cpp,plugin.map} "$frozen/cmake"
   cp "$root/tests/abi/plugins.cmake" "$frozen/CMakeLists.txt"
-  for part in policy:sdk/kit/template model:examples/third_party_plugin family:examples/gpt2 data:examples/jsonl_gz; do
+  for part in policy:sdk/kit/template model:examples/third_party_plugin family:examples/gpt2 data:examples/jsonl_gz around:examples/diloco \
+    encoder:examples/encoder; do
     mkdir "$frozen/${part%%:*}"
     (cd "$root/${part#*:}" && git ls-files | grep -v '^tests/\|CMakeLists\|README' | tar cf - -T - | tar xf - -C "$frozen/${part%%:*}")
   done
@@ -32,25 +32,39 @@ if [ "${2:-}" = freeze ]; then
   exit 0
 fi
 
-# Ours alone: weak symbols are templates of other libraries or inlined here.
+# What the public headers declare, of what a library exports: names that stand in them, of classes whose inside they show. What else there is
+# (other folders' own functions, templates of other libraries) may go.
+cat "$root"/sdk/include/meshwright/{,*/}*.h | grep -v '^ *//' | grep -oE '[A-Za-z_]\w*' | sort -u >"$now/words"
 symbols() {
-  abidw --no-corpus-path --no-elf-needed --no-architecture "$build/lib/libmeshwright_$1.so" |
-    grep -v "binding='weak-binding'\|binding='gnu-unique-binding'" | sed "s/ alias='[^']*'//"
+  nm -D --defined-only -f posix "$build/lib/libmeshwright_$1.so" | awk '$2 ~ /[TDBR]/ { print $1 }' | c++filt |
+    if [ "$1" = c ]; then cat; else awk -v words="$now/words" '
+      BEGIN { while ((getline word < words) > 0) known[word] = 1 }
+      {
+        name = $0
+        sub(/^(vtable|typeinfo|typeinfo name|VTT) for |^(non-virtual|virtual) thunk to /, "", name)
+        sub(/\(.*/, "", name); sub(/\[abi:.*/, "", name)
+        if (name !~ /^meshwright::/ || name ~ /[<{ ]/) next
+        parts = split(name, part, "::")
+        for (i = 2; i <= parts; ++i) {
+          gsub(/^~/, "", part[i])
+          if (!(part[i] in known) || part[i] ~ /^(Impl|Parts|Tables|Values|Shared|Table|Object|GroupAccess)$/) next
+        }
+        print
+      }'; fi | LC_ALL=C sort -u
 }
-for library in sdk runtime engine c; do symbols $library >"$now/$library.abi"; done
+for library in sdk runtime c; do symbols $library >"$now/$library"; done
 if [ "${2:-}" = renew ]; then
-  mkdir -p "$record" && cp "$now"/*.abi "$record" && echo "$epoch" >"$record/epoch"
-  echo "recorded the symbols of epoch $epoch"
+  mkdir -p "$record" && cp "$now"/{sdk,runtime,c} "$record" && echo "$epoch" >"$record/epoch"
+  wc -l "$record"/{sdk,runtime,c}
   exit 0
 fi
 
 [ "$(cat "$record/epoch")" = "$epoch" ] ||
-  { echo "MESHWRIGHT_CXX_EPOCH is $epoch, sdk/abi is of $(cat "$record/epoch"): run tools/abi.sh build renew and commit sdk/abi" >&2; exit 1; }
-for library in sdk runtime engine c; do
-  abidiff --no-added-syms "$record/$library.abi" "$now/$library.abi" >"$now/changes" || {
-    cat "$now/changes" >&2
-    [ $library != c ] || { echo "libmeshwright_c.so lost symbols: none goes within its soname, whatever the epoch" >&2; exit 1; }
-    echo "libmeshwright_$library.so lost symbols that plugins of epoch $epoch may use. Keep them: the interface is frozen (docs/plugins.md, Releases)." >&2
+  { echo "MESHWRIGHT_CXX_EPOCH is $epoch, sdk/abi is of $(cat "$record/epoch"): the interface is frozen (docs/plugins.md, Releases)" >&2; exit 1; }
+for library in sdk runtime c; do
+  gone=$(LC_ALL=C comm -23 "$record/$library" "$now/$library")
+  [ -z "$gone" ] || {
+    echo "libmeshwright_$library.so lost symbols that programs and plugins may use:" "$gone" "Keep them (docs/plugins.md, Releases)." >&2
     exit 1
   }
 done

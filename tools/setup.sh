@@ -16,7 +16,7 @@ build_packages="g++ cmake ninja-build ccache mold libboost1.81-dev libboost-json
   libboost-filesystem1.81-dev libboost-system1.81-dev libtomlplusplus-dev doctest-dev libgloo-dev
   libxxhash-dev libpcre2-dev libutf8proc-dev libyaml-cpp-dev prometheus-cpp-dev"
 fetch_packages="python3 python3-pip ca-certificates"  # pip fetches the LibTorch wheel; the product itself never runs Python
-check_packages="git zlib1g-dev binutils file abigail-tools doxygen"  # what the build is configured with
+check_packages="git zlib1g-dev binutils file doxygen"  # what the build is configured with
 late_packages="clang-format-19 clang-tidy-19 time lintian dpkg-dev rustc
   iproute2 nftables slurm-wlm munge openmpi-bin mpich yamllint shellcheck"  # what the tests need besides
 

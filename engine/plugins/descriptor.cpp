@@ -24,11 +24,11 @@ bool is_name(const char* text) {
   return text != nullptr && text::is_identifier({text, ::strnlen(text, 65)});
 }
 
-// The size of an array's element: at least what we know, and such that the next one lies where one
-// can be.
+// The size of an array's element: at least the first version's, and such that the next one lies
+// where one can be.
 template <class T>
 bool is_struct_size(size_t size) {
-  return size >= sizeof(T) && size <= kMaxStruct && size % alignof(T) == 0;
+  return size >= kFirstSize<T> && size <= kMaxStruct && size % alignof(T) == 0;
 }
 
 // MAJOR.MINOR.PATCH with an optional -pre or +build.
@@ -213,11 +213,11 @@ LoadedPlugin read_descriptor(const meshwright_plugin* d, const VerifiedLibrary& 
     throw Error(ErrorCode::plugin_bad_magic,
                 "meshwright_plugin_v1 in " + file + " does not start with the magic number")
         .help("define it with MESHWRIGHT_PLUGIN(...)");
-  if (d->struct_size < sizeof(meshwright_plugin))
+  if (d->struct_size < kFirstSize<meshwright_plugin>)
     throw Error(ErrorCode::plugin_short_struct,
                 "the descriptor of " + file + " has " + std::to_string(d->struct_size) +
                     " bytes, but version " + std::to_string(MESHWRIGHT_SDK_MAJOR) + ".0 has " +
-                    std::to_string(sizeof(meshwright_plugin)));
+                    std::to_string(kFirstSize<meshwright_plugin>));
   if (d->sdk_major != MESHWRIGHT_SDK_MAJOR)
     throw Error(ErrorCode::plugin_sdk_major,
                 "the descriptor of " + file + " is of SDK major version " +

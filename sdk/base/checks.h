@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "meshwright/components.h"
 #include "meshwright/options.h"
 #include "meshwright/outline.h"
 
@@ -16,6 +17,27 @@ namespace meshwright {
 MESHWRIGHT_API std::vector<std::string> problems_of(const ModelOutline& outline);
 
 // A plugin's arrays, and its schema, which is checked before anything is read with it.
+
+// Bytes of a C struct at version 1.0 of the descriptor, which every plugin has at least; what comes
+// later is behind them, and asked for only where struct_size reaches it.
+template <class T>
+inline constexpr size_t kFirstSize = 0;
+template <>
+inline constexpr size_t kFirstSize<meshwright_option> = 72;
+template <>
+inline constexpr size_t kFirstSize<meshwright_tp_plan> = 24;
+template <>
+inline constexpr size_t kFirstSize<meshwright_strategy> = 96;
+template <>
+inline constexpr size_t kFirstSize<meshwright_extension> = 24;
+template <>
+inline constexpr size_t kFirstSize<meshwright_runtime_half> = 32;
+template <>
+inline constexpr size_t kFirstSize<meshwright_component> = 64;
+template <>
+inline constexpr size_t kFirstSize<meshwright_components> = 40;
+template <>
+inline constexpr size_t kFirstSize<meshwright_plugin> = 96;
 
 // The i-th element of an array whose elements may be longer than ours (a plugin of a later minor
 // version).

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "meshwright/parallel/context_split.h"
 #include "meshwright/sharding_plan.h"
+#include "sdk/base/context_split.h"
 #include "sdk/base/shared_schemas.h"
 
 namespace meshwright {

@@ -164,7 +164,7 @@ std::string to_toml(const OptionValue& value) {
 OptionSchema make_schema(std::string table, std::string owner,
                          std::span<const meshwright_option> options) {
   OptionSchema schema{std::move(table), std::move(owner), {}};
-  for (const meshwright_option& option : options) schema.options.push_back(&option);
+  for (size_t i = 0; i < options.size(); ++i) schema.options.push_back(&element(options.data(), i));
   return schema;
 }
 
@@ -299,7 +299,7 @@ void check_schema(const OptionSchema& schema) {
   };
   std::set<std::string> names;
   for (const meshwright_option* option : schema.options) {
-    if (option == nullptr || option->struct_size < sizeof(meshwright_option))
+    if (option == nullptr || option->struct_size < kFirstSize<meshwright_option>)
       throw bad("an option struct is too short");
     if (option->name == nullptr || !text::is_identifier(option->name))
       throw bad("an option has no proper name");

@@ -10,7 +10,7 @@
 
 #include "attention_parts.h"
 #include "meshwright/export.h"
-#include "meshwright/parallel/context_split.h"
+#include "sdk/base/context_split.h"
 
 namespace meshwright::detail {
 

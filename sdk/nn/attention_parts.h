@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "meshwright/nn/attention.h"
-#include "meshwright/parallel/context_split.h"
+#include "sdk/base/context_split.h"
 
 namespace meshwright::detail {
 

@@ -11,10 +11,14 @@
 #include <vector>
 
 #include "meshwright/nn/attention.h"
-#include "meshwright/parallel/context_split.h"
 #include "meshwright/parallel/group.h"
+#include "sdk/base/context_split.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/nn/attention_parts.h"
+
+namespace meshwright {
+class ContextParallel;
+}
 
 namespace meshwright::detail {
 
@@ -25,6 +29,10 @@ struct ContextGroups {
   ContextMethod method = ContextMethod::all_gather;  // of the ranks of `ring`
   ContextBalance balance = ContextBalance::head_tail;
 };
+
+// How rows lie on the ranks of cp, for the model's own use.
+MESHWRIGHT_API std::shared_ptr<ContextParallel> make_context_parallel(std::shared_ptr<Group> group,
+                                                                      ContextBalance balance);
 
 // `core`: the name of the module that it computes for, which errors of its exchanges say.
 MESHWRIGHT_API std::shared_ptr<AttentionMethod> context_attention(ContextGroups groups,

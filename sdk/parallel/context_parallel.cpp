@@ -27,11 +27,33 @@ namespace meshwright {
 
 using at::Tensor;
 
+struct ContextParallel::Parts {
+  std::shared_ptr<Group> group;
+  ContextBalance balance;
+  ContextSplit split(int64_t length) const { return {length, group->size(), balance}; }
+};
+
+std::shared_ptr<ContextParallel> detail::make_context_parallel(std::shared_ptr<Group> group,
+                                                               ContextBalance balance) {
+  return std::make_shared<ContextParallel>(std::unique_ptr<const ContextParallel::Parts>(
+      new ContextParallel::Parts{std::move(group), balance}));
+}
+
+ContextParallel::ContextParallel(std::unique_ptr<const Parts> parts) : parts_(std::move(parts)) {}
+ContextParallel::~ContextParallel() = default;
+const std::shared_ptr<Group>& ContextParallel::group() const { return parts_->group; }
+std::vector<PositionRun> ContextParallel::rows_of(int64_t length, int64_t rank) const {
+  return parts_->split(length).runs_of(rank);
+}
+int64_t ContextParallel::tokens_of(int64_t length, int64_t rank) const {
+  return parts_->split(length).tokens_of(rank);
+}
+
 Tensor ContextParallel::shard(const Tensor& x, int64_t dim, const c10::Scalar& padding) const {
   const int64_t d = dim < 0 ? dim + x.dim() : dim, length = x.size(d);
-  const ContextSplit split = this->split(length);
+  const ContextSplit split = parts_->split(length);
   std::vector<Tensor> parts;
-  for (const PositionRun& run : split.runs_of(group_->rank())) {
+  for (const PositionRun& run : split.runs_of(group()->rank())) {
     const int64_t here = std::clamp<int64_t>(length - run.position, 0, run.count);
     Tensor part = x.narrow(d, std::min(run.position, length), here);
     if (here < run.count) {
@@ -46,7 +68,7 @@ Tensor ContextParallel::shard(const Tensor& x, int64_t dim, const c10::Scalar& p
 
 Tensor ContextParallel::gather(const Tensor& x, int64_t dim, int64_t length) const {
   const int64_t d = dim < 0 ? dim + x.dim() : dim;
-  const ContextSplit split = this->split(length);
+  const ContextSplit split = parts_->split(length);
   if (x.size(d) != split.rows())
     throw Error(ErrorCode::model_does_not_fit,
                 "dimension " + std::to_string(d) + " has " + std::to_string(x.size(d)) +
@@ -54,11 +76,11 @@ Tensor ContextParallel::gather(const Tensor& x, int64_t dim, int64_t length) con
                     " of samples of " + std::to_string(length) + " tokens")
         .help("give gather() what shard() gave, and the length that shard() was called with");
   c10::NoGradGuard no_grad;
-  Tensor all = group_->size() == 1 ? x : detail::PartsGather(x.contiguous(), d, *group_).whole();
+  Tensor all = group()->size() == 1 ? x : detail::PartsGather(x.contiguous(), d, *group()).whole();
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes[static_cast<size_t>(d)] = split.padded();
   Tensor out = at::empty(sizes, x.options());
-  for (int64_t rank = 0; rank < group_->size(); ++rank) {
+  for (int64_t rank = 0; rank < group()->size(); ++rank) {
     int64_t row = rank * split.rows();
     for (const PositionRun& run : split.runs_of(rank)) {
       out.narrow(d, run.position, run.count).copy_(all.narrow(d, row, run.count));
@@ -70,10 +92,10 @@ Tensor ContextParallel::gather(const Tensor& x, int64_t dim, int64_t length) con
 
 SequenceScope ContextParallel::scope(int64_t length, int64_t batch, const Tensor& documents,
                                      const Tensor& positions) const {
-  const ContextSplit split = this->split(length);
+  const ContextSplit split = parts_->split(length);
   auto sequence = std::make_shared<Sequence>();
   sequence->length = length;
-  sequence->rows = split.runs_of(group_->rank());
+  sequence->rows = split.runs_of(group()->rank());
   if (documents.defined()) {
     // Padding is a document of its own, behind all others.
     sequence->documents =
@@ -205,7 +227,7 @@ std::shared_ptr<ContextParallel> apply_context_parallel(const ParallelizeRequest
     core->set_method(detail::context_attention(groups, name));
   }
   add_balance_losses(*request.model, group);
-  return std::make_shared<ContextParallel>(group, plan.balance);
+  return detail::make_context_parallel(group, plan.balance);
 }
 
 }  // namespace meshwright

@@ -22,6 +22,15 @@
 
 namespace meshwright {
 
+struct TensorParallel::Parts {
+  std::shared_ptr<Group> group;
+  std::map<std::string, Cut, std::less<>> cuts = {};
+  std::vector<std::string> partial = {};  // parameters whose gradients are sums over the group
+  std::optional<VocabularyShard> vocabulary = {};
+  at::Tensor packed = {};
+  std::shared_ptr<bool> unfinished = {};  // a backward left out some modules that share an input
+};
+
 namespace {
 
 using at::Tensor;
@@ -255,16 +264,24 @@ class Applier {
 
 }  // namespace
 
+TensorParallel::TensorParallel(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+TensorParallel::~TensorParallel() = default;
+const std::shared_ptr<Group>& TensorParallel::group() const { return parts_->group; }
+const std::optional<VocabularyShard>& TensorParallel::vocabulary() const {
+  return parts_->vocabulary;
+}
+
 const TensorParallel::Cut* TensorParallel::find(std::string_view parameter) const {
-  auto found = cuts_.find(parameter);
-  return found == cuts_.end() ? nullptr : &found->second;
+  auto found = parts_->cuts.find(parameter);
+  return found == parts_->cuts.end() ? nullptr : &found->second;
 }
 
 void TensorParallel::describe(ParallelParameter& parameter) const {
-  if (group_->size() == 1) return;
+  if (parts_->group->size() == 1) return;
   const Cut* cut = find(parameter.name);
   parameter.placement.emplace_back(
-      group_->axis(), cut == nullptr ? "replicate" : "shard(" + std::to_string(cut->dim) + ")");
+      parts_->group->axis(),
+      cut == nullptr ? "replicate" : "shard(" + std::to_string(cut->dim) + ")");
   if (cut == nullptr) return;
   Region part = Region::whole(parameter.global_shape);
   part.offsets[static_cast<size_t>(cut->dim)] = cut->chunk.begin;
@@ -276,8 +293,8 @@ Tensor TensorParallel::whole(std::string_view parameter, const Tensor& local) co
   const Cut* cut = find(parameter);
   if (cut == nullptr) return local;
   c10::NoGradGuard no_grad;
-  return detail::join_chunks(detail::where_sent(local, *group_), cut->dim,
-                             cut->whole[static_cast<size_t>(cut->dim)], group_)
+  return detail::join_chunks(detail::where_sent(local, *parts_->group), cut->dim,
+                             cut->whole[static_cast<size_t>(cut->dim)], parts_->group)
       .to(local.device());
 }
 
@@ -285,7 +302,7 @@ std::vector<GradientSet> TensorParallel::gradient_sets(
     const std::vector<ParallelParameter>& parameters,
     const std::vector<std::shared_ptr<Group>>& groups) const {
   GradientSet cut{{}, groups}, whole{{}, groups};
-  cut.groups.push_back(group_);
+  cut.groups.push_back(parts_->group);
   for (const ParallelParameter& p : parameters)
     if (p.grad.defined())
       (find(p.name) != nullptr ? cut : whole).gradients.push_back(p.grad.view({-1}));
@@ -294,35 +311,36 @@ std::vector<GradientSet> TensorParallel::gradient_sets(
 
 void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>& parameters,
                                            at::ScalarType reduce) {
-  if (unfinished_ && std::exchange(*unfinished_, false))
+  if (parts_->unfinished && std::exchange(*parts_->unfinished, false))
     throw Error(
         ErrorCode::bad_module,
         "projections beside each other take one input, but only some of them had a gradient")
         .key("distributed.enable_async_tensor_parallel")
         .help("set distributed.enable_async_tensor_parallel = false");
-  if (group_->size() == 1 || partial_.empty()) return;
+  if (parts_->group->size() == 1 || parts_->partial.empty()) return;
   c10::NoGradGuard no_grad;
   std::vector<Tensor> gradients;
   int64_t count = 0;
   for (const ParallelParameter& p : parameters)
     if (p.grad.defined() && p.grad.numel() > 0 &&
-        std::binary_search(partial_.begin(), partial_.end(), p.name)) {
+        std::binary_search(parts_->partial.begin(), parts_->partial.end(), p.name)) {
       gradients.push_back(p.grad);
       count += p.grad.numel();
     }
   if (count == 0) return;
-  if (!packed_.defined() || packed_.numel() != count)
-    packed_ = detail::where_sent(at::empty({count}, gradients[0].options().dtype(reduce)), *group_);
+  if (!parts_->packed.defined() || parts_->packed.numel() != count)
+    parts_->packed = detail::where_sent(at::empty({count}, gradients[0].options().dtype(reduce)),
+                                        *parts_->group);
   auto each = [&](auto visit) {
     int64_t at = 0;
     for (Tensor& g : gradients) {
-      visit(g, packed_.narrow(0, at, g.numel()).view(g.sizes()));
+      visit(g, parts_->packed.narrow(0, at, g.numel()).view(g.sizes()));
       at += g.numel();
     }
   };
   // Gradients that lie on the host go to the device and back with one wait, for the last of them.
   each([](const Tensor& g, const Tensor& slot) { slot.copy_(g, /*non_blocking=*/true); });
-  group_->all_reduce(packed_).wait();
+  parts_->group->all_reduce(parts_->packed).wait();
   each([last = &gradients.back()](Tensor& g, const Tensor& slot) {
     g.copy_(g.device() == slot.device() ? slot : slot.to(g.scalar_type()),
             /*non_blocking=*/&g != last);
@@ -334,17 +352,17 @@ std::shared_ptr<TensorParallel> apply_tensor_parallel(const ParallelizeRequest& 
   if (!mesh || mesh->size("tp") <= 1 || request.tp.entries.empty()) return nullptr;
   check_tp_blocks(request.tp, request.outline);
   std::shared_ptr<Group> group = DeviceMesh(*mesh, request.world).group("tp");
-  auto made = std::make_shared<TensorParallel>(group);
-  Applier applier(request, group, made->cuts_);
+  auto made = std::make_unique<TensorParallel::Parts>(group);
+  Applier applier(request, group, made->cuts);
   for (const TpModule& styled : resolve_tp_modules(request.tp, request.outline))
     applier.apply(styled);
   applier.draw_apart();
   applier.share_the_rest();
-  made->vocabulary_ = applier.vocabulary();
-  made->unfinished_ = applier.unfinished();
-  made->partial_ = partial_gradient_parameters(request.tp, request.outline);
-  std::sort(made->partial_.begin(), made->partial_.end());
-  return made;
+  made->vocabulary = applier.vocabulary();
+  made->unfinished = applier.unfinished();
+  made->partial = partial_gradient_parameters(request.tp, request.outline);
+  std::sort(made->partial.begin(), made->partial.end());
+  return std::make_shared<TensorParallel>(std::move(made));
 }
 
 Tensor whole_logits(const Tensor& logits, const std::optional<VocabularyShard>& shard) {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "meshwright/error.h"
-#include "meshwright/parallel/context_split.h"
+#include "sdk/base/context_split.h"
 #include "sdk/base/shared_schemas.h"
 
 namespace meshwright {

@@ -11,10 +11,16 @@
 
 namespace meshwright {
 
+std::span<const std::string_view> axis_names() {
+  static constexpr std::string_view kNames[] = {
+      "pp", "dp", "dp_replicate", "dp_shard", "dp_shard_cp", "dp_cp", "cp", "tp", "ep", "ep_shard"};
+  return kNames;
+}
+
 namespace {
 
 bool known_axis(std::string_view name) {
-  return std::ranges::find(kAxisNames, name) != std::end(kAxisNames);
+  return std::ranges::find(axis_names(), name) != axis_names().end();
 }
 
 Error no_such_axis(const Mesh& mesh, const std::string& what) {
@@ -35,7 +41,7 @@ Mesh::Mesh(std::vector<MeshAxis> axes, std::vector<int64_t> ranks)
     const MeshAxis& axis = axes_[i];
     if (!known_axis(axis.name))
       throw Error(ErrorCode::no_such_axis, "\"" + axis.name + "\" is not the name of a mesh axis")
-          .help("use one of " + text::join(kAxisNames, ", "));
+          .help("use one of " + text::join(axis_names(), ", "));
     for (size_t j = 0; j < i; ++j)
       if (axes_[j].name == axis.name)
         throw Error(ErrorCode::no_such_axis, "the mesh has two axes named " + axis.name);

@@ -117,7 +117,7 @@ const PluginRuntime* runtime_of(const void* object) {
   const auto* descriptor = symbol<meshwright_plugin>(plugin, "meshwright_plugin_v1");
   const meshwright_extension* block = descriptor == nullptr ? nullptr : descriptor->extensions;
   while (block != nullptr && block->id != MESHWRIGHT_RUNTIME_HALF) block = block->next;
-  if (block == nullptr || block->struct_size < sizeof(meshwright_runtime_half)) return nullptr;
+  if (block == nullptr || block->struct_size < kFirstSize<meshwright_runtime_half>) return nullptr;
   std::string half = (std::filesystem::path(file).parent_path() /
                       reinterpret_cast<const meshwright_runtime_half*>(block)->file)
                          .string();
@@ -130,7 +130,7 @@ const PluginRuntime* runtime_of(const void* object) {
         .help("install both libraries of the plugin into one folder");
   }
   const auto* found = symbol<PluginRuntime>(library, "meshwright_runtime_v1");
-  if (found == nullptr || found->struct_size < sizeof(PluginRuntime))
+  if (found == nullptr || found->struct_size < 4 * sizeof(void*) /* of version 1.0 */)
     throw Error(ErrorCode::plugin_no_descriptor, half + " does not export meshwright_runtime_v1")
         .help(
             "end one of its sources with MESHWRIGHT_PLUGIN_RUNS_WITH(...), or for model families "

@@ -1,4 +1,4 @@
-# Four plugins against the headers of the freeze that lie beside them, linked with the libraries of today: tools/abi.sh puts this into the archive.
+# Six plugins against the headers of the freeze that lie beside them, linked with the libraries of today: tools/abi.sh puts this into the archive.
 cmake_minimum_required(VERSION 3.25)
 project(abi VERSION 1.0.0 LANGUAGES CXX)
 find_package(Meshwright REQUIRED)  # -DCMAKE_PREFIX_PATH=<the build folder of today>
@@ -21,6 +21,16 @@ meshwright_add_plugin(gpt2
   LIBRARIES Boost::json
   RUNTIME family/net.cpp family/sizes.cpp
   RUNTIME_LIBRARIES Meshwright::runtime Boost::json
+  OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+meshwright_add_plugin(diloco
+  SOURCES around/diloco.cpp
+  STRATEGIES diloco local_sgd
+  RUNTIME around/outer.cpp
+  OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+meshwright_add_plugin(encoder
+  SOURCES encoder/encoder.cpp
+  MODELS encoder
+  RUNTIME encoder/net.cpp
   OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 meshwright_add_plugin(jsonl_gz
   SOURCES data/jsonl_gz.cpp data/gzip_index.cpp data/rows.cpp

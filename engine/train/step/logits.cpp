@@ -216,7 +216,7 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
     // All ranks of cp read the same samples.
     if (Routers& routers = routers_of(trainer); routers.needs_weight())
       routers.tell_weight(count(batch, mine).weight);
-    mine = context->split(length).runs_of(context->group()->rank());
+    mine = context->rows_of(length, context->group()->rank());
   } else {
     // Of a sequence that tensor parallelism cut, a stage sees a part.
     std::optional<SequenceScope> scope;

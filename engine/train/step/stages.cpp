@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "meshwright/nn/stage.h"
-#include "meshwright/parallel/context_split.h"
 #include "meshwright/parallel/scalar_type.h"
 #include "sdk/base/context_plan.h"
+#include "sdk/base/context_split.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/base/read_by_host.h"
 #include "sdk/base/words.h"

@@ -5,10 +5,10 @@
 #define MESHWRIGHT_SDK_MAJOR 1
 #define MESHWRIGHT_SDK_MINOR 0
 
-// The C++ interface: layouts and virtual tables. Frozen at 13: what comes later is a function of
-// the library, a `later` of a struct (export.h) or an extension(). tests/abi builds plugins against
-// the headers as they were then and runs them with today's libraries.
-#define MESHWRIGHT_CXX_EPOCH 13
+// The C++ interface: layouts and virtual tables. Frozen at 14, version 1.0: what comes later is a
+// function of the library, a `later` of a struct (export.h) or an extension(). tests/abi builds
+// plugins against the headers as they were then and runs them with today's libraries.
+#define MESHWRIGHT_CXX_EPOCH 14
 
 // Release of the SDK as a whole.
-#define MESHWRIGHT_VERSION "0.1.0"
+#define MESHWRIGHT_VERSION "0.2.0"

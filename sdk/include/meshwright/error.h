@@ -122,7 +122,7 @@ class MESHWRIGHT_API Diagnostics {
   void throw_if_any() const;  // throws the first error
 
  private:
-  bool in_doubt(const std::vector<std::string>& keys) const;
+  MESHWRIGHT_LOCAL bool in_doubt(const std::vector<std::string>& keys) const;
   std::set<std::string, std::less<>> doubtful_;
   std::vector<Error> errors_;
   std::vector<std::string> notices_, warnings_;

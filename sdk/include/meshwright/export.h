@@ -5,6 +5,8 @@
 #include <memory>
 
 #define MESHWRIGHT_API __attribute__((visibility("default")))
+// Private functions of exported classes: plugins cannot call them, so that they may change.
+#define MESHWRIGHT_LOCAL __attribute__((visibility("hidden")))
 
 namespace meshwright {
 

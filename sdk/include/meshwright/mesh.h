@@ -22,9 +22,9 @@
 
 namespace meshwright {
 
-// The axis names a strategy may use.
-inline constexpr std::string_view kAxisNames[] = {
-    "pp", "dp", "dp_replicate", "dp_shard", "dp_shard_cp", "dp_cp", "cp", "tp", "ep", "ep_shard"};
+// The names that axes may have: pp, dp, dp_replicate, dp_shard, dp_shard_cp, dp_cp, cp, tp, ep,
+// ep_shard.
+MESHWRIGHT_API std::span<const std::string_view> axis_names();
 
 struct MeshAxis {
   std::string name;
@@ -40,7 +40,7 @@ class MESHWRIGHT_API Mesh {
  public:
   // `ranks`: an ordered list of global ranks to lay out, or empty for 0..size-1. Throws
   // Error(bad_rank_list) when its length is not the product of the sizes or a rank occurs twice,
-  // Error(no_such_axis) for a name outside kAxisNames or used twice.
+  // Error(no_such_axis) for a name that is none of axis_names() or used twice.
   explicit Mesh(std::vector<MeshAxis> axes, std::vector<int64_t> ranks = {});
 
   // Names a run of adjacent axes. Throws Error(no_such_axis) when they are not adjacent axes of
@@ -86,8 +86,8 @@ class MESHWRIGHT_API Mesh {
   struct Run {  // adjacent axes [first, last)
     size_t first, last;
   };
-  Run run_of(std::string_view name) const;
-  int64_t product(size_t first, size_t last) const;
+  MESHWRIGHT_LOCAL Run run_of(std::string_view name) const;
+  MESHWRIGHT_LOCAL int64_t product(size_t first, size_t last) const;
 
   std::vector<MeshAxis> axes_;
   std::vector<FlattenedAxis> flattened_;

@@ -11,6 +11,12 @@
 
 namespace meshwright {
 
+// Consecutive positions of a sample.
+struct PositionRun {
+  int64_t position = 0, count = 0;
+  bool operator==(const PositionRun&) const = default;
+};
+
 // A box of a tensor, a run of its flattened elements, or a run of a box's. Its elements lie in
 // row-major order, one after the other.
 struct MESHWRIGHT_API Region {

@@ -189,6 +189,7 @@ bool write_shorter(const fs::path& from, const fs::path& to) {
 void check_data_lifecycle(const Subject& subject, Report& report) {
   check_growth([&] { KindInstance instance(subject); }, report);
   KindInstance kind(subject);
+  check_unknown_extension(*kind, report);
   const OptionSchema schema = schema_of(subject);
   Random random(11);
   for (int i = 0; i < 200 && !report.full(); ++i) {

@@ -370,6 +370,7 @@ void check_lifecycle(const Subject& subject, Report& report) {
   {  // several at once, and not in the order of a stack
     auto first = std::make_unique<Instance>(subject);
     Instance second(subject);
+    check_unknown_extension(*second, report);
     first.reset();
     Answer<MeshPlan> plan =
         ask([&] { return second->plan_mesh(make_request(subject, ParallelDims{})); });

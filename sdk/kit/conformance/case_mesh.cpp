@@ -231,8 +231,7 @@ class PlanChecker {
     std::set<std::string> names;
     int64_t product = 1;
     for (const MeshAxis& axis : mesh.axes()) {
-      if (std::find(std::begin(kAxisNames), std::end(kAxisNames), axis.name) ==
-          std::end(kAxisNames))
+      if (std::ranges::find(axis_names(), axis.name) == axis_names().end())
         fail(what + ": \"" + axis.name + "\" is not an axis name");
       if (!names.insert(axis.name).second) fail(what + ": axis " + axis.name + " stands twice");
       if (axis.size < 1)

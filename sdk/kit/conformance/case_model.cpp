@@ -170,6 +170,7 @@ void run(const char* name, const Subject& subject, Report& report) {
 void check_model_lifecycle(const Subject& subject, Report& report) {
   check_growth([&] { FamilyInstance instance(subject); }, report);
   const FamilyInstance family(subject);
+  check_unknown_extension(*family, report);
   const OptionSchema schema = schema_of(subject);
   Random random(11);
   for (int i = 0; i < 200 && !report.full(); ++i) {

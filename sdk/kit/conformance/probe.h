@@ -57,6 +57,16 @@ struct Instance : MadeBy<meshwright_strategy, Strategy> {
   }
 };
 
+// An object of a plugin does not answer an id that it cannot know: another one than it thinks of
+// may get it in a later version of the SDK.
+template <class Made>
+void check_unknown_extension(Made& made, Report& report) {
+  constexpr uint32_t kNobodys = kOwnExtensions - 1;
+  if (made.extension(kNobodys) != nullptr)
+    report.fail("extension(" + std::to_string(kNobodys) +
+                ") gives an interface, but no version of the SDK has that id");
+}
+
 // What came out of a hook: a value, an Error, or something that may not leave a plugin.
 template <class T>
 struct Answer {

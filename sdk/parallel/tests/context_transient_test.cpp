@@ -98,11 +98,13 @@ TEST_CASE("context attention: backward holds what the plan says") {
         std::atomic<int64_t> found = 0, rows = 0;
         run_ranks(row.of.ranks, [&](const std::shared_ptr<World>& world) {
           const meshwright::detail::ContextGroups groups = groups_of(*world, row.of);
-          const ContextParallel context(groups.context, row.of.balance);
+          const auto made =
+              meshwright::detail::make_context_parallel(groups.context, row.of.balance);
+          const ContextParallel& context = *made;
           const AttentionOptions options{.scale = 0.125, .window = row.window};
           AttentionCore core(options), alone(options);
           core->set_method(meshwright::detail::context_attention(groups, kCore));
-          const int64_t mine = context.split(kTokens).rows();
+          const int64_t mine = ContextSplit(kTokens, row.of.ranks, row.of.balance).rows();
           auto scope = context.scope(kTokens, 1);
           const int64_t most = backward_of(core, heads, mine, type);
           SequenceScope own(nullptr);

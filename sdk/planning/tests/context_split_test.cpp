@@ -1,5 +1,5 @@
 // How a sample's tokens lie on the ranks of cp.
-#include "meshwright/parallel/context_split.h"
+#include "sdk/base/context_split.h"
 
 #include <doctest/doctest.h>
 

@@ -121,7 +121,7 @@ Trained train(const OnMesh& mesh, const std::string& method = "") {
         SequenceScope scope = context->scope(kTokens, rows);
         return MicroBatchLoss{
             cross_entropy_sum(net(context->shard(input, 1, 0)), context->shard(targets, 1, -100)),
-            rows * context->split(kTokens).tokens_of(context->group()->rank())};
+            rows * context->tokens_of(kTokens, context->group()->rank())};
       });
       mine.losses.push_back(result.loss);
       mine.norms.push_back(result.grad_norm);

@@ -57,7 +57,7 @@ class MESHWRIGHT_API ConfigJson {
 
  private:
   struct Object;
-  explicit ConfigJson(std::shared_ptr<const Object> object);
+  MESHWRIGHT_LOCAL explicit ConfigJson(std::shared_ptr<const Object> object);
   std::shared_ptr<const Object> object_;
 };
 

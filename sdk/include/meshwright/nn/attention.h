@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "meshwright/nn/module.h"
-#include "meshwright/parallel/context_split.h"
+#include "meshwright/region.h"
 
 namespace meshwright {
 
@@ -91,6 +91,7 @@ class MESHWRIGHT_API AttentionCoreImpl : public torch::nn::Module {
  private:
   AttentionOptions options_;
   std::shared_ptr<AttentionMethod> method_;  // nullptr: all rows are here
+  std::shared_ptr<const Later> later_;       // room for what later versions add
 };
 MESHWRIGHT_MODULE(AttentionCore);
 

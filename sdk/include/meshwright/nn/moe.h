@@ -128,7 +128,7 @@ class MESHWRIGHT_API LoadBalance {
   std::function<void(std::vector<at::Tensor> sums)> add_ranks;
 
  private:
-  void add_once() const;
+  MESHWRIGHT_LOCAL void add_once() const;
   mutable bool added_ = false;  // whole_model: of this pass
   double coefficient_, scale_ = 1;
   Form form_;
@@ -166,15 +166,17 @@ class MESHWRIGHT_API RouterImpl : public torch::nn::Module {
   at::Tensor weight, bias, e_score_correction_bias;
 
  private:
-  at::Tensor project(const at::Tensor& x, const at::Tensor& kept);
-  Routing scored(const at::Tensor& x, const std::optional<at::Tensor>& mask);
-  Routing evenly(const at::Tensor& x, const std::optional<at::Tensor>& mask);
-  void add_load(const at::Tensor& load);
-  at::Tensor select(const at::Tensor& logits, const at::Tensor& given) const;
-  LoadBalance::Pass count(const at::Tensor& logits, const at::Tensor& given,
-                          const at::Tensor& indices, const std::optional<at::Tensor>& mask);
+  MESHWRIGHT_LOCAL at::Tensor project(const at::Tensor& x, const at::Tensor& kept);
+  MESHWRIGHT_LOCAL Routing scored(const at::Tensor& x, const std::optional<at::Tensor>& mask);
+  MESHWRIGHT_LOCAL Routing evenly(const at::Tensor& x, const std::optional<at::Tensor>& mask);
+  MESHWRIGHT_LOCAL void add_load(const at::Tensor& load);
+  MESHWRIGHT_LOCAL at::Tensor select(const at::Tensor& logits, const at::Tensor& given) const;
+  MESHWRIGHT_LOCAL LoadBalance::Pass count(const at::Tensor& logits, const at::Tensor& given,
+                                           const at::Tensor& indices,
+                                           const std::optional<at::Tensor>& mask);
   MoeConfig config_;
   at::Tensor load_;
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 MESHWRIGHT_MODULE(Router);
 
@@ -202,6 +204,7 @@ class MESHWRIGHT_API GroupedExpertsImpl : public torch::nn::Module {
 
  private:
   MoeConfig config_;
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 MESHWRIGHT_MODULE(GroupedExperts);
 

@@ -13,9 +13,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "meshwright/nn/attention.h"
-#include "meshwright/parallel/context_split.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/parallel.h"
 
@@ -23,11 +23,15 @@ namespace meshwright {
 
 class MESHWRIGHT_API ContextParallel {
  public:
-  ContextParallel(std::shared_ptr<Group> group, ContextBalance balance)
-      : group_(std::move(group)), balance_(balance) {}
+  struct Parts;  // of the SDK library
+  explicit ContextParallel(std::unique_ptr<const Parts> parts);
+  ~ContextParallel();
 
-  const std::shared_ptr<Group>& group() const { return group_; }
-  ContextSplit split(int64_t length) const { return {length, group_->size(), balance_}; }
+  const std::shared_ptr<Group>& group() const;
+  // Of samples of `length` tokens: the positions of a rank's rows, in their order, padding
+  // included; and how many of its rows are not padding. Local.
+  std::vector<PositionRun> rows_of(int64_t length, int64_t rank) const;
+  int64_t tokens_of(int64_t length, int64_t rank) const;
 
   // This rank's rows of a tensor that has whole samples along `dim`, padded with `padding`. Local.
   // Differentiable.
@@ -44,9 +48,7 @@ class MESHWRIGHT_API ContextParallel {
                       const at::Tensor& positions = {}) const;
 
  private:
-  std::shared_ptr<Group> group_;
-  ContextBalance balance_;
-  std::shared_ptr<const Later> later_;  // room for what later versions add
+  std::unique_ptr<const Parts> parts_;
 };
 
 // Collective over the cp group of the request's mesh; nullptr without one. Every attention core of

@@ -7,7 +7,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -21,18 +20,18 @@ namespace meshwright {
 
 class MESHWRIGHT_API ExpertParallel {
  public:
-  // Experts over `ep`, each one's parameters along dim 1 over `ep_shard` (which may have one rank).
-  // `divisor` divides gradients that are summed over ep_shard (semantics 10.5): it is the number of
-  // ranks with different samples times the ranks of tp, which have the same samples.
-  ExpertParallel(std::shared_ptr<Group> ep, std::shared_ptr<Group> ep_shard, double divisor)
-      : ep_(std::move(ep)), ep_shard_(std::move(ep_shard)), divisor_(divisor) {}
+  struct Parts;  // of the SDK library
+  explicit ExpertParallel(std::unique_ptr<const Parts> parts);
+  ~ExpertParallel();
 
-  const std::shared_ptr<Group>& ep() const { return ep_; }
-  const std::shared_ptr<Group>& ep_shard() const { return ep_shard_; }
+  // Experts lie over `ep`, each one's parameters along dim 1 over `ep_shard`, which may have one
+  // rank.
+  const std::shared_ptr<Group>& ep() const;
+  const std::shared_ptr<Group>& ep_shard() const;
   // How the unit of an experts module is cut.
   UnitSharding sharding() const;
   // Whether a parameter belongs to experts.
-  bool holds(std::string_view parameter) const { return whole_.contains(parameter); }
+  bool holds(std::string_view parameter) const;
   // Turns sizes and offsets within this rank's experts into those within all, and adds the
   // placement over ep.
   void describe(ParallelParameter& parameter) const;
@@ -40,12 +39,7 @@ class MESHWRIGHT_API ExpertParallel {
   at::Tensor whole(std::string_view parameter, const at::Tensor& local) const;
 
  private:
-  friend MESHWRIGHT_API std::shared_ptr<ExpertParallel> apply_expert_parallel(
-      const ParallelizeRequest& request);
-  std::shared_ptr<Group> ep_, ep_shard_;
-  double divisor_;
-  std::map<std::string, std::vector<int64_t>, std::less<>> whole_;  // sizes with all experts
-  std::shared_ptr<const Later> later_;  // room for what later versions add
+  std::unique_ptr<const Parts> parts_;
 };
 
 // Collective over the groups of the request's expert mesh; nullptr when the plan has none. Every

@@ -54,6 +54,7 @@ class MESHWRIGHT_API ForwardingModel : public ParallelModel, public PipelineUnit
 
  private:
   std::unique_ptr<ParallelModel> inner_;
+  std::shared_ptr<const Later> later_;  // room for what later versions add
 };
 
 }  // namespace meshwright

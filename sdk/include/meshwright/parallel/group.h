@@ -67,7 +67,7 @@ class MESHWRIGHT_API Work {
 
  private:
   friend struct detail::GroupAccess;
-  void show(int64_t waited_from) const;
+  MESHWRIGHT_LOCAL void show(int64_t waited_from) const;
   std::unique_ptr<Flight> flight_;
   const class Group* group_ = nullptr;
   const char* op_ = "";

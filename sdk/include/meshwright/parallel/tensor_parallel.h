@@ -9,7 +9,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,9 +30,11 @@ class MESHWRIGHT_API TensorParallel {
     std::vector<int64_t> whole;
     Chunk chunk;
   };
-  explicit TensorParallel(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+  struct Parts;  // of the SDK library
+  explicit TensorParallel(std::unique_ptr<Parts> parts);
+  ~TensorParallel();
 
-  const std::shared_ptr<Group>& group() const { return group_; }
+  const std::shared_ptr<Group>& group() const;
   // nullptr: every rank holds the whole.
   const Cut* find(std::string_view parameter) const;
   // Turns sizes and offsets within this rank's part into those within the whole, and adds the
@@ -50,18 +51,10 @@ class MESHWRIGHT_API TensorParallel {
   void sum_partial_gradients(const std::vector<ParallelParameter>& parameters,
                              at::ScalarType reduce);
   // Set when the model's output is logits of which this rank has some columns.
-  const std::optional<VocabularyShard>& vocabulary() const { return vocabulary_; }
+  const std::optional<VocabularyShard>& vocabulary() const;
 
  private:
-  friend MESHWRIGHT_API std::shared_ptr<TensorParallel> apply_tensor_parallel(
-      const ParallelizeRequest& request);
-  std::shared_ptr<Group> group_;
-  std::map<std::string, Cut, std::less<>> cuts_;
-  std::vector<std::string> partial_;  // names of parameters whose gradients are sums over the group
-  std::optional<VocabularyShard> vocabulary_;
-  at::Tensor packed_;
-  std::shared_ptr<bool> unfinished_;  // a backward left out some of the modules that share an input
-  std::shared_ptr<const Later> later_;  // room for what later versions add
+  std::unique_ptr<Parts> parts_;
 };
 
 // Collective over the tp group of the request's mesh; nullptr when there is none or the plan is

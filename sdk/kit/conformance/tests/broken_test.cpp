@@ -30,6 +30,7 @@ struct Hooks {
   std::function<TpPlan(const ModelOutline&, const TpPlanRequest&)> translate;
   std::function<void(ShardingPlan&)> plan_sharding;
   std::function<std::unique_ptr<ParallelModel>()> parallelize;
+  std::function<void*(uint32_t)> extension;
 };
 Hooks hooks;
 int alive = 0;          // instances
@@ -61,6 +62,9 @@ class Fake final : public ShardedStrategy {
   }
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
     return hooks.parallelize ? hooks.parallelize() : Strategy::parallelize(request);
+  }
+  void* extension(uint32_t id) override {
+    return hooks.extension ? hooks.extension(id) : Strategy::extension(id);
   }
 };
 
@@ -203,6 +207,8 @@ const Broken kBroken[] = {
          return plan_sharded_mesh(request);
        };
      }},
+    {"lifecycle", "gives an interface, but no version of the SDK has that id",
+     [](Plugin&) { hooks.extension = [](uint32_t) -> void* { return &hooks; }; }},
     {"validate", "has no help line",
      [](Plugin&) {
        hooks.validate = [](const StrategyConfig& config, Diagnostics& diagnostics) {

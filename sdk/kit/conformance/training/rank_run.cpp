@@ -99,6 +99,9 @@ void RankRun::make_model(const MeshRequest& request) {
                                    return strategy_->parallelize(wanted);
                                  }));
   if (!model_) throw std::runtime_error("parallelize returned nothing");
+  if (model_->extension(kOwnExtensions - 1) != nullptr)
+    fail("extension(" + std::to_string(kOwnExtensions - 1) +
+         ") of its model gives an interface, but no version of the SDK has that id");
 }
 
 // Micro-batches of a step are of unequal size: what weights send depends on their number, what
@@ -270,13 +273,18 @@ std::vector<SavedPart> RankRun::save() const {
 }
 
 void RankRun::train(std::vector<SavedPart>& saved) {
-  model_->values_written({ValuesWritten::By::weights, 0});
-  model_->after_optimizer_step();
+  // Others may write values in a later version of the SDK.
+  for (auto by : {ValuesWritten::By::weights, ValuesWritten::By{UINT8_MAX}}) {
+    model_->values_written({by, 0});
+    model_->after_optimizer_step();
+  }
   check_whole(reference().states[0].parameters, "before the first step", 0);
   for (int64_t s = 0; s < kSteps; ++s) {
     if (s == kCutShortStep && !stages_) cut_short(s);
     if (s == kSavedStep) {
-      if (model_->before_save(SaveReason::scheduled, s)) model_->after_optimizer_step();
+      // A later version of the SDK may have reasons that the plugin does not know.
+      for (SaveReason reason : {SaveReason::scheduled, SaveReason{UINT8_MAX}})
+        if (model_->before_save(reason, s)) model_->after_optimizer_step();
       check_whole(reference().states[kSavedStep].parameters,
                   "after " + step_text(s - 1) + " and before_save", tolerance_);
       if (sound_ && tolerance_ == kTolerance) saved = save();

@@ -103,7 +103,7 @@ mw::MicroBatchLoss loss_of(mw::Trainer& trainer, Reader& net, int64_t number,
   }
   auto scope = context->scope(length, rows);
   return {mw::cross_entropy_sum(net(context->shard(input, 1, 0)), context->shard(targets, 1, -100)),
-          rows * context->split(length).tokens_of(context->group()->rank())};
+          rows * context->tokens_of(length, context->group()->rank())};
 }
 
 // Losses of a job that loads the built plugin, with ranks as threads.

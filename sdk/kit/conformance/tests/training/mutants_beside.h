@@ -147,6 +147,13 @@ struct SavesOther : Wrapped {  // what a save asks for changes the values
     return Wrapped::before_save(reason, steps), true;
   }
 };
+struct KnowsAllReasons : Wrapped {  // of a save, or so it thinks
+  using Wrapped::Wrapped;
+  bool before_save(SaveReason reason, int64_t steps) override {
+    if (reason > SaveReason::end) throw Error(ErrorCode::internal, "there is no such reason");
+    return Wrapped::before_save(reason, steps);
+  }
+};
 struct IndependentOfNobody : Wrapped {  // along an axis that has one rank
   using Wrapped::Wrapped;
   std::string independent_axis() const override { return "dp_replicate"; }

@@ -300,6 +300,8 @@ std::vector<Case> cases() {
        state_retold([](std::vector<StateTensor>& list) { list.front().replica = {0, 2}; })},
       {"a save changes the values", "after step 3 and before_save: full_tensor of ",
        wrapped<SavesOther>()},
+      {"a save for a reason of later is refused", "there is no such reason",
+       wrapped<KnowsAllReasons>()},
       {"replicas are independent where there are none",
        "independent_axis() is dp_replicate, along which its mesh has no two ranks",
        wrapped<IndependentOfNobody>()},

@@ -5,14 +5,9 @@
 #include <vector>
 
 #include "meshwright/export.h"
+#include "meshwright/region.h"
 
 namespace meshwright {
-
-// Consecutive positions of a sample.
-struct PositionRun {
-  int64_t position = 0, count = 0;
-  bool operator==(const PositionRun&) const = default;
-};
 
 // head_tail: 2 c chunks, of which rank r holds chunk r and then chunk 2 c - 1 - r, so that causal
 // attention is the same work on every rank. contiguous: c chunks, one a rank.
