@@ -15,6 +15,7 @@
 #include "meshwright/plugin.h"
 #include "meshwright/sharded_strategy.h"
 #include "plan_executor.h"
+#include "sdk/base/checks.h"
 #include "sdk/base/plugin_at_work.h"
 #include "sdk/base/shared_schemas.h"
 

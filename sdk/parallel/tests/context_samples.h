@@ -81,7 +81,8 @@ struct Found {
 inline Found run_on(World& world, const Whole& whole, const Case& c,
                     const std::function<void()>& between = {}) {
   const detail::ContextGroups groups = groups_of(world, c);
-  const ContextParallel context(groups.context, c.balance);
+  const auto made = meshwright::detail::make_context_parallel(groups.context, c.balance);
+  const ContextParallel& context = *made;
   AttentionCore core(whole.options);
   core->set_method(detail::context_attention(groups, kCore));
   const int64_t length = whole.query.size(1);
@@ -104,7 +105,9 @@ inline Found run(const Whole& whole, const Case& c) {
   std::mutex mutex;
   run_ranks(c.ranks, [&](const std::shared_ptr<World>& world) {
     const Found mine = run_on(*world, whole, c);
-    const ContextParallel context(groups_of(*world, c).context, c.balance);
+    const auto made =
+        meshwright::detail::make_context_parallel(groups_of(*world, c).context, c.balance);
+    const ContextParallel& context = *made;
     auto all_of = [&](const at::Tensor& x) { return context.gather(x, 1, whole.query.size(1)); };
     Found all{all_of(mine.out), all_of(mine.to_query), all_of(mine.to_key), all_of(mine.to_value)};
     std::lock_guard lock(mutex);
