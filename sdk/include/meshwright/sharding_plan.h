@@ -79,6 +79,7 @@ class PolicyOptions {
   }
   // "" where no option was named.
   MESHWRIGHT_API std::string of(std::string_view field) const;
+  const StringMap& keys() const { return keys_; }  // field, option
 
  private:
   StringMap keys_;
