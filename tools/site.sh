@@ -10,7 +10,7 @@ ensure_docs
 sphinx() {
   local record
   record=$(mktemp -d)
-  PYTHONPATH=$docs_dir python3 -m sphinx --fail-on-warning --keep-going --quiet -j 2 -b "$1" -c "$root/docs" -d "$record" "$2" "$3" || { rm -rf "$record"; return 1; }
+  PYTHONPATH=$docs_dir python3 -m sphinx --fail-on-warning --keep-going --quiet -j 2 -b "$1" -c "$root/tools/site" -d "$record" "$2" "$3" || { rm -rf "$record"; return 1; }
   rm -rf "$record"
 }
 if [ "$1" = --links ]; then

@@ -5,7 +5,7 @@ import re
 
 from sphinx import addnodes
 
-source = pathlib.Path(__file__).resolve().parent.parent
+source = pathlib.Path(__file__).resolve().parents[2]
 project = "Meshwright"
 release = re.search(r"project\(Meshwright VERSION ([0-9.]+)", (source / "CMakeLists.txt").read_text())[1]
 copyright = "the authors of Meshwright, Apache-2.0"
@@ -22,12 +22,12 @@ smartquotes = False  # `--` is a flag's
 highlight_language = "none"  # of a block that names none
 
 html_theme = "furo"
-html_static_path = ["_static"]
+html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_copy_source = html_use_index = html_domain_indices = False
 html_sidebars = {"**": ["sidebar/brand.html", "sidebar/search.html", "sidebar/scroll-start.html", "sidebar/navigation.html", "headers.html",
                         "sidebar/scroll-end.html"]}
-templates_path = ["_static"]
+templates_path = ["."]
 copybutton_prompt_text = "$ "
 
 
