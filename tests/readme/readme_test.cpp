@@ -124,8 +124,9 @@ TEST_CASE("every console example of the README and the guide does what the page 
         if (entry.path().filename().string().starts_with(ours))
           std::filesystem::remove_all(entry.path());
   int count = 0;
-  for (const char* page : {"README.md", "AGENTS.md", "docs/guide.md", "docs/checkpoints.md",
-                           "docs/tutorial_fine_tuning.md"}) {
+  for (const char* page :
+       {"README.md", "AGENTS.md", "docs/guide.md", "docs/data.md", "docs/runs.md",
+        "docs/operate.md", "docs/checkpoints.md", "docs/tutorial_fine_tuning.md"}) {
     for (const Example& e : examples_of(std::filesystem::path(MESHWRIGHT_SOURCE_DIR) / page)) {
       if (e.command.starts_with("./quickstart") || e.command.starts_with("./check"))
         continue;  // they contain this test
