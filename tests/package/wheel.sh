@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# wheel: what tools/wheel.sh makes, installed by pip into a fresh virtual environment beside torch: trains, has a plugin built against it, and says what
+# is missing where torch or the machine is another one.
+. "$(dirname "$0")/common.sh"
+torch=$(sed -n 's/^MESHWRIGHT_TORCH_DIR:PATH=//p' "$build/CMakeCache.txt")
+deps=${MESHWRIGHT_DEPS:-$source/.deps}
+unset MESHWRIGHT_DEPS PYTHONPATH
+MESHWRIGHT_DEPS=$deps bash "$source/tools/wheel.sh" "$build" "$work/dist" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "tools/wheel.sh"; }
+wheel=$(echo "$work"/dist/*.whl)
+[[ $wheel =~ /meshwright-0\.[0-9]+\.[0-9]+-py3-none-(manylinux_2_[0-9]+)_x86_64\.whl$ ]] || fail "the name of $wheel"
+platform=${BASH_REMATCH[1]}
+[ "$(stat -c %s "$wheel")" -lt 15000000 ] || fail "$(stat -c %s "$wheel") bytes are more than 15 MB"
+
+# auditwheel's report: nothing but LibTorch's own libraries is asked of the machine beyond what the tag allows.
+PYTHONPATH=$deps/python python3 -m auditwheel show --json "$wheel" >report.json 2>"$work/log" || { cat "$work/log" >&2; fail "auditwheel show"; }
+python3 - report.json "$platform" <<'END' || fail "auditwheel's report"
+import json, sys
+report, platform = json.load(open(sys.argv[1])), sys.argv[2] + "_x86_64"
+print(json.dumps(report, indent=1)[:3000])
+END
+
+python3 -m venv --without-pip env
+site=$(echo "$work"/env/lib/python3*/site-packages)
+pip() { python3 -m pip --disable-pip-version-check --python "$work/env" "$@" >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "pip $*"; }; }
+pip install --no-index --no-deps "$wheel"
+built=$prefix prefix=$site/meshwright/_native share=$site/meshwright/_native/share/meshwright meshwright=$work/env/bin/meshwright
+
+# One list: beside names that only links have, it is what `cmake --install` gives.
+(cd "$built" && find . -type f ! -name '*.so.[0-9]*' -o -name '*.so' -o -name '*.so.[0-9]' | sort) >installed
+{ (cd "$prefix" && find . -type f) && cd "$work/env" && find ./share -type f; } | sort >in_wheel
+diff installed in_wheel || fail "the wheel holds other files than the installation"
+[ -z "$(find "$prefix" -name '*.so*' -type f -exec readelf -d {} + 2>/dev/null | grep -E 'R(UN)?PATH' | grep -F "$source")" ] || fail "the libraries remember this machine"
+if grep -rF "$torch" "$prefix/lib/cmake"; then fail "the CMake files remember where LibTorch lay"; fi
+
+job="$share/configs/ddp_cpu.toml --set model.config=$share/configs/models/llama-tiny.json --set step_scheduler.global_batch_size=8 --set dataset.seq_len=32"
+"$meshwright" plan $job --world-size 2 >"$work/out"; expect "ddp on 2 ranks" "$work/out"  # planning does without
+refused "LibTorch 2.11 is not found" "$meshwright" train $job; expect "help: python -m pip install 'torch==2.11.*'" "$work/out"
+mkdir -p "$site/torch/lib" && touch "$site/torch/lib/libtorch_cpu.so" && echo "__version__ = '2.10.1+cpu'" >"$site/torch/version.py"
+refused "LibTorch 2.10.1+cpu lies in $site/torch, but 2.11 is wanted" "$meshwright" train $job; expect "help: python -m pip install 'torch==2.11.*'" "$work/out"
+rm -r "$site/torch"
+# Another site-packages, as of a system that the environment sees.
+dirname "$torch" >"$site/elsewhere.pth"
+trained elsewhere $job
+rm "$site/elsewhere.pth"
+ln -s "$torch" "$torch"/../torch-*.dist-info "$torch/../nvidia" "$site"
+trained beside $job --nproc 2; same beside elsewhere
