@@ -13,10 +13,14 @@ platform=${BASH_REMATCH[1]}
 
 # auditwheel's report: nothing but LibTorch's own libraries is asked of the machine beyond what the tag allows.
 PYTHONPATH=$deps/python python3 -m auditwheel show --json "$wheel" >report.json 2>"$work/log" || { cat "$work/log" >&2; fail "auditwheel show"; }
-python3 - report.json "$platform" <<'END' || fail "auditwheel's report"
-import json, sys
-report, platform = json.load(open(sys.argv[1])), sys.argv[2] + "_x86_64"
-print(json.dumps(report, indent=1)[:3000])
+python3 - report.json "${platform}_x86_64" <<'END' || fail "auditwheel's report"
+import json, re, sys
+report, platform = json.load(open(sys.argv[1])), sys.argv[2]
+assert report["sym_tag"] == platform, f"symbols need {report['sym_tag']}, the tag says {platform}"
+assert platform == "manylinux_2_34_x86_64", f"{platform}: RHEL 9 has glibc 2.34 and the libstdc++ of GCC 11"
+of_torch = r"libtorch_(cpu|cuda)\.so|libc10(_cuda)?\.so|libgomp\.so\.1|libcudart\.so\.13"
+others = [name for name in report["external_libs"] if not re.fullmatch(of_torch, name)]
+assert not others and "libtorch_cpu.so" in report["external_libs"], f"libraries of others: {others}"
 END
 
 python3 -m venv --without-pip env
@@ -44,3 +48,32 @@ trained elsewhere $job
 rm "$site/elsewhere.pth"
 ln -s "$torch" "$torch"/../torch-*.dist-info "$torch/../nvidia" "$site"
 trained beside $job --nproc 2; same beside elsewhere
+
+# No Python is in the process that trains: one that waits for its configuration is the native program.
+mkfifo waits.toml
+"$work/env/bin/python" -m meshwright validate waits.toml >"$work/out" 2>&1 & started=$!
+for _ in $(seq 100); do [ "$(readlink "/proc/$started/exe")" != "$prefix/bin/meshwright" ] || break; sleep 0.1; done
+[ "$(readlink "/proc/$started/exe")" = "$prefix/bin/meshwright" ] || fail "python -m meshwright is not the native program"
+echo '[model]' >waits.toml; wait $started || true
+
+# A plugin against the wheel, and a program in C.
+[ "$("$meshwright" cmake-dir)" = "$prefix" ] || fail "meshwright cmake-dir"
+"$meshwright" env >"$work/out"; expect "$site/torch (2.11." "$work/out"; expect "$prefix/lib/cmake/Meshwright" "$work/out"
+"$meshwright" plugins new mine >"$work/out"; expect "DCMAKE_PREFIX_PATH=$prefix" "$work/out"
+make "$work/mine" Debug meshwright_mine
+(cd mine && "$meshwright" train job.toml --nproc 2 --set step_scheduler.max_steps=2 >"$work/out" 2>&1) || { cat "$work/out" >&2; fail "the plugin"; }
+expect "mine on 2 ranks" "$work/out"; expect "done: 2 steps" "$work/out"
+printf '#include <meshwright/meshwright.h>\n#include <stdio.h>\nint main(void) { return puts(meshwright_version()) < 0; }\n' >version.c
+${CC:-cc} version.c -I "$prefix/include" -L "$prefix/lib" -lmeshwright_c -Wl,-rpath,"$prefix/lib" -o version
+[ "meshwright $(./version)" = "$("$meshwright" --version)" ] || fail "the C library"
+
+# Machines that pip would refuse, which find the installation in a folder that they share.
+other() { refused "$1" "$work/env/bin/python" -c "import os, platform; $2; from meshwright.__main__ import main; main()"; }
+other "error: this build is for x86_64 processors, and this machine is aarch64" "platform.machine = lambda: 'aarch64'"
+other "error: this build needs glibc 2.34 or newer, and this system has glibc 2.31" "os.confstr = lambda name: 'glibc 2.31'"
+other "error: this build needs glibc 2.34 or newer, and this system has another C library" "os.confstr = lambda name: int('musl')"
+
+pip uninstall --yes meshwright
+[ -z "$(find env -name '*meshwright*' ! -name '__pycache__')" ] || { find env -name '*meshwright*' >&2; fail "pip uninstall leaves files"; }
+cd / && rm -rf "$work/dist" "$work/env" "$work/mine"
+echo "$(basename "$wheel") trains, and a plugin is built against it"
