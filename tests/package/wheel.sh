@@ -25,15 +25,17 @@ END
 
 python3 -m venv --without-pip env
 site=$(echo "$work"/env/lib/python3*/site-packages)
-pip() { python3 -m pip --disable-pip-version-check --python "$work/env" "$@" >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "pip $*"; }; }
-pip install --no-index --no-deps "$wheel"
+pip() { PIP_CONFIG_FILE=/dev/null python3 -m pip --disable-pip-version-check --python "$work/env" "$@"; }
+refused "No matching distribution found for torch==2.11.*" pip install --no-index "$wheel"
+pip install --no-index --no-deps "$wheel" >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "pip install"; }
 built=$prefix prefix=$site/meshwright/_native share=$site/meshwright/_native/share/meshwright meshwright=$work/env/bin/meshwright
 
 # One list: beside names that only links have, it is what `cmake --install` gives.
 (cd "$built" && find . -type f ! -name '*.so.[0-9]*' -o -name '*.so' -o -name '*.so.[0-9]' | sort) >installed
-{ (cd "$prefix" && find . -type f) && cd "$work/env" && find ./share -type f; } | sort >in_wheel
+{ (cd "$prefix" && find . -type f ! -path '*/__pycache__/*') && cd "$work/env" && find ./share -type f; } | sort >in_wheel
 diff installed in_wheel || fail "the wheel holds other files than the installation"
 [ -z "$(find "$prefix" -name '*.so*' -type f -exec readelf -d {} + 2>/dev/null | grep -E 'R(UN)?PATH' | grep -F "$source")" ] || fail "the libraries remember this machine"
+if readelf -SW "$prefix/bin/meshwright" "$prefix"/lib/*.so.1 | grep -F .symtab; then fail "not stripped"; fi
 if grep -rF "$torch" "$prefix/lib/cmake"; then fail "the CMake files remember where LibTorch lay"; fi
 
 job="$share/configs/ddp_cpu.toml --set model.config=$share/configs/models/llama-tiny.json --set step_scheduler.global_batch_size=8 --set dataset.seq_len=32"
@@ -49,12 +51,15 @@ rm "$site/elsewhere.pth"
 ln -s "$torch" "$torch"/../torch-*.dist-info "$torch/../nvidia" "$site"
 trained beside $job --nproc 2; same beside elsewhere
 
-# No Python is in the process that trains: one that waits for its configuration is the native program.
-mkfifo waits.toml
-"$work/env/bin/python" -m meshwright validate waits.toml >"$work/out" 2>&1 & started=$!
-for _ in $(seq 100); do [ "$(readlink "/proc/$started/exe")" != "$prefix/bin/meshwright" ] || break; sleep 0.1; done
-[ "$(readlink "/proc/$started/exe")" = "$prefix/bin/meshwright" ] || fail "python -m meshwright is not the native program"
-echo '[model]' >waits.toml; wait $started || true
+# No Python is in the process that trains.
+"$work/env/bin/python" -m meshwright train $job --set run.name=long --set step_scheduler.max_steps=1000000 >"$work/out" 2>&1 & started=$!
+for _ in $(seq 300); do
+  runs=$(readlink "/proc/$started/exe" || true)
+  [ "$runs" != "$prefix/bin/meshwright" ] || break
+  sleep 0.1
+done
+kill -KILL $started && wait $started || true
+[ "$runs" = "$prefix/bin/meshwright" ] || { cat "$work/out" >&2; fail "python -m meshwright is $runs"; }
 
 # A plugin against the wheel, and a program in C.
 [ "$("$meshwright" cmake-dir)" = "$prefix" ] || fail "meshwright cmake-dir"
@@ -73,7 +78,7 @@ other "error: this build is for x86_64 processors, and this machine is aarch64" 
 other "error: this build needs glibc 2.34 or newer, and this system has glibc 2.31" "os.confstr = lambda name: 'glibc 2.31'"
 other "error: this build needs glibc 2.34 or newer, and this system has another C library" "os.confstr = lambda name: int('musl')"
 
-pip uninstall --yes meshwright
+pip uninstall --yes meshwright >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "pip uninstall"; }
 [ -z "$(find env -name '*meshwright*' ! -name '__pycache__')" ] || { find env -name '*meshwright*' >&2; fail "pip uninstall leaves files"; }
 cd / && rm -rf "$work/dist" "$work/env" "$work/mine"
 echo "$(basename "$wheel") trains, and a plugin is built against it"
