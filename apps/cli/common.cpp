@@ -58,6 +58,8 @@ std::optional<plan::Job> load_job(const generate::Settings& settings, Diagnostic
   return plan::load_job(config::Source::parse(settings.toml, options, problems), problems);
 }
 
+std::filesystem::path installation() { return program_path().parent_path().parent_path(); }
+
 loader::SearchPath search_path(const Call& call) {
   loader::SearchPath search;
   if (!call.has("file")) return search;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -31,6 +32,8 @@ std::optional<plan::Job> load_job(Call& call, int& status);
 std::optional<plan::Job> load_job(const generate::Settings& settings, Diagnostics& problems);
 // Where plugins are looked for; with --file, where that configuration says too.
 loader::SearchPath search_path(const Call& call);
+// The folder above bin/: an installation, or a build folder, which is a package as well.
+std::filesystem::path installation();
 // The plugin of a library, or of a strategy, a model family or a data set by its name.
 const loader::LoadedPlugin& plugin_of(loader::Registry& registry, const std::string& what);
 // The schemas of every plugin that can be found here; libraries that cannot be used are left out.

@@ -11,6 +11,8 @@
 #include "apps/cli/common.h"
 #include "apps/doctor/finding.h"
 #include "meshwright/abi.h"
+#include "sdk/base/beside.h"
+#include "sdk/base/host_facts.h"
 
 namespace meshwright::cli {
 
@@ -137,6 +139,23 @@ std::vector<EnvRow> rows_of() {
       {"cuda devices", cuda_devices()}};
 }
 
+// Where all of it lies.
+std::vector<EnvRow> places_of() {
+  const auto libtorch = launch::find_libtorch();
+  std::vector<EnvRow> out = {
+      {"installation", installation().string()},
+      {"torch folder",
+       libtorch ? libtorch->folder.string() + " (" + libtorch->version + ")"
+                : "where it lay when this was built; else " + launch::how_to_get_libtorch()}};
+  for (const auto& [name, path] : {std::pair("libraries", beside_sdk("")),
+                                   {"cmake package", beside_sdk("cmake/Meshwright")},
+                                   {"headers", installation() / "include/meshwright"},
+                                   {"configurations", installation() / "share/meshwright/configs"},
+                                   {"examples", installation() / "share/doc/meshwright/examples"}})
+    if (fs::exists(path)) out.emplace_back(name, path.lexically_normal().string());
+  return out;
+}
+
 int run_env(Call& call) {
   std::vector<EnvRow> variables;
   for (const char* name :
@@ -147,7 +166,8 @@ int run_env(Call& call) {
   loader::Registry registry({});
   if (call.json) {
     boost::json::object out, environment;
-    for (const auto& [key, value] : rows_of()) out[key] = value;
+    for (const auto& rows : {rows_of(), places_of()})
+      for (const auto& [key, value] : rows) out[key] = value;
     for (const auto& [key, value] : variables) environment[key] = value;
     boost::json::array places;
     for (const auto& [place, path] : registry.places())
@@ -158,7 +178,8 @@ int run_env(Call& call) {
     return 0;
   }
   std::vector<std::vector<std::string>> rows = {{"", ""}};
-  for (const auto& [key, value] : rows_of()) rows.push_back({key, value});
+  for (const auto& part : {rows_of(), places_of()})
+    for (const auto& [key, value] : part) rows.push_back({key, value});
   for (const auto& [place, path] : registry.places()) {
     std::error_code failed;
     rows.push_back({"plugins: " + place,
@@ -174,12 +195,33 @@ int run_env(Call& call) {
 Verb env_verb() {
   return declare(run_env, R"(
 env
-Show versions, machine and plugin places
+Show versions, machine, and where all of it lies
 
 What to put into a bug report.
 
 --json
 )");
+}
+
+namespace {
+
+int run_cmake_dir(Call& call) {
+  const fs::path config = beside_sdk("cmake/Meshwright/MeshwrightConfig.cmake");
+  if (!fs::exists(config))
+    throw Error(ErrorCode::file_unreadable,
+                config.string() + " is not there: the part for developers is not installed")
+        .help("Debian: apt install meshwright-dev; a build: cmake --install build --component dev");
+  call.out.write(installation().string() + "\n");
+  return 0;
+}
+
+}  // namespace
+
+Verb cmake_dir_verb(){return declare(run_cmake_dir, R"(
+cmake-dir
+Print what CMAKE_PREFIX_PATH wants, to build against this installation
+
+  cmake -B build -DCMAKE_PREFIX_PATH="$(meshwright cmake-dir)") ");
 }
 
 }  // namespace meshwright::cli

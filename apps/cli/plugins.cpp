@@ -352,12 +352,9 @@ int run_new(Call& call) {
     fs::path to = target / replace_all(fs::relative(entry.path(), source).string(), word, name);
     write_file(to, replace_all(replace_all(text.str(), word, name), camel(word), camel(name)));
   }
-  // The folder above bin/ is a package, whether installed or a build folder.
-  const fs::path program = program_path();
-  const std::string run = shell_word(program.string());
+  const std::string run = shell_word(program_path().string());
   call.out.write("made " + target.string() + "/\n\nnext:\n  cd " + shell_word(target.string()) +
-                 "\n  cmake -B build -DCMAKE_PREFIX_PATH=" +
-                 shell_word(program.parent_path().parent_path().string()) +
+                 "\n  cmake -B build -DCMAKE_PREFIX_PATH=" + shell_word(installation().string()) +
                  "\n  cmake --build build\n  ctest --test-dir build\n  " +
                  (made.plans ? run + " plan job.toml --world-size 8\n  " : "") + run +
                  " train job.toml --nproc 2\n");

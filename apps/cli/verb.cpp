@@ -48,6 +48,7 @@ const std::vector<Verb>& verbs() {
       completion_verb(),
       man_verb(),
       env_verb(),
+      cmake_dir_verb(),
       doctor_verb(),
       calibrate_verb(),
   };

@@ -139,6 +139,7 @@ Verb report_verb();
 Verb completion_verb();
 Verb man_verb();
 Verb env_verb();
+Verb cmake_dir_verb();
 Verb doctor_verb();
 Verb calibrate_verb();
 

@@ -13,12 +13,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <torch/headeronly/version.h>
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 #include <system_error>
@@ -27,6 +29,7 @@
 #include "sdk/base/beside.h"
 #include "sdk/base/host/run_lock.h"
 #include "sdk/base/used_up.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::launch {
 
@@ -49,16 +52,33 @@ bool driver_lists_devices() {
 
 namespace {
 
+std::string wanted() {
+  return std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
+}
+
+// As a package of Python's, whose folder lies beside that of torch.
+bool in_wheel() { return std::filesystem::exists(beside_sdk("../../__init__.py")); }
+
 // The dynamic linker names the first library that it missed.
 Error cannot_load(const std::string& path, const std::string& why) {
-  const bool no_torch = why.starts_with("libtorch") || why.starts_with("libc10");
-  if (!no_torch)
+  // LibTorch's wheel needs those of the CUDA runtime and CUPTI, even where there is no device.
+  const auto missed = {"libtorch", "libc10", "libcudart", "libcupti"};
+  if (std::ranges::none_of(missed, [&](const char* name) { return why.starts_with(name); }))
     return Error(ErrorCode::internal, "cannot load " + path + ": " + why)
         .help("the installation is damaged: build or install again");
-  const std::string place = beside_sdk("meshwright/torch").lexically_normal().string();
-  return Error(ErrorCode::file_unreadable, "LibTorch is not found: " + why)
-      .help("ln -s <the torch folder of the LibTorch wheel> " + place)
+  return Error(ErrorCode::file_unreadable, "LibTorch " + wanted() + " is not found: " + why)
+      .help(how_to_get_libtorch())
       .help("or name its lib folder in LD_LIBRARY_PATH");
+}
+
+// With another version it would load, or not, as luck has it.
+void check_version() {
+  const std::optional<LibTorch> found = find_libtorch();
+  if (!found || found->version.empty() || found->version.starts_with(wanted() + ".")) return;
+  throw Error(ErrorCode::file_unreadable, "LibTorch " + found->version + " lies in " +
+                                              found->folder.string() + ", but " + wanted() +
+                                              " is wanted")
+      .help(how_to_get_libtorch());
 }
 
 }  // namespace
@@ -73,8 +93,37 @@ void check_current_folder() {
       .help("`cd \"$PWD\"` enters a folder that was made again under the same name");
 }
 
+std::optional<LibTorch> find_libtorch() {
+  std::vector<std::filesystem::path> folders;
+  for (const std::string& named : text::split_names(std::getenv("LD_LIBRARY_PATH"), ':'))
+    folders.push_back(std::filesystem::path(named) / "..");
+  // Libraries of a wheel have an RPATH, which goes before the variable; others a RUNPATH.
+  folders.insert(in_wheel() ? folders.begin() : folders.end(),
+                 beside_sdk(in_wheel() ? "../../../torch" : "meshwright/torch"));
+  for (std::filesystem::path& folder : folders) {
+    if (!std::filesystem::exists(folder / "lib/libtorch_cpu.so")) continue;
+    folder = folder.lexically_normal();
+    LibTorch out{folder.has_filename() ? folder : folder.parent_path(), ""};
+    std::ifstream in(folder / "version.py");
+    for (std::string line; std::getline(in, line) && out.version.empty();)
+      if (line.starts_with("__version__")) {
+        const std::vector<std::string> parts = text::split(line, '\'');
+        if (parts.size() == 3) out.version = parts[1];
+      }
+    return out;
+  }
+  return std::nullopt;
+}
+
+std::string how_to_get_libtorch() {
+  if (in_wheel()) return "python -m pip install 'torch==" + wanted() + ".*'";
+  return "ln -s <the torch folder of the LibTorch wheel> " +
+         beside_sdk("meshwright/torch").lexically_normal().string();
+}
+
 void* engine_function(const char* name) {
   check_current_folder();
+  check_version();
   detail::check_room_for_libtorch();
   const std::string path = beside_sdk("libmeshwright_engine.so.1").string();
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);

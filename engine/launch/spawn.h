@@ -30,9 +30,20 @@ bool driver_lists_devices();
 // itself from there, and ends the process.
 void check_current_folder();
 
+// LibTorch as the dynamic linker will find it: the folder `torch` of its wheel, and its version.
+struct LibTorch {
+  std::filesystem::path folder;
+  std::string version;  // "2.11.0+cu130"; empty where the folder does not tell it
+};
+// Looks where LD_LIBRARY_PATH says, and where an installation has it; nothing where neither has it,
+// and only where it lay when this was built is left.
+std::optional<LibTorch> find_libtorch();
+// What installs it: a command.
+std::string how_to_get_libtorch();
+
 // One of its C functions (engine/train). It lies beside the SDK library and stays loaded. Throws
-// Error(file_unreadable) where LibTorch is not found, Error(internal) where the installation is
-// damaged.
+// Error(file_unreadable) where LibTorch is not found or of another version, Error(internal) where
+// the installation is damaged.
 void* engine_function(const char* name);
 
 template <class Function>

@@ -12,6 +12,7 @@
 #include "engine/plugins/registry.h"
 #include "meshwright/error.h"
 #include "sdk/base/checks.h"
+#include "sdk/base/facts.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"
@@ -109,11 +110,10 @@ std::vector<Difference> compare(const Facts& engine, const Facts& plugin) {
   Facts all = engine;
   all.insert(plugin.begin(), plugin.end());
   for (const auto& [key, unused] : all) {
-    if (only_reported(key)) continue;
     // A later SDK exchanges more types, which one of the two does not know.
     if (key.starts_with("sizeof.") && (!engine.contains(key) || !plugin.contains(key))) continue;
     std::string a = value(engine, key), b = value(plugin, key);
-    if (a != b) out.push_back({key, a, b});
+    if (compared(key, a) != compared(key, b)) out.push_back({key, a, b});
   }
   return out;
 }

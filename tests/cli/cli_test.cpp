@@ -173,8 +173,8 @@ TEST_CASE("every verb that starts local ranks refuses more than a host has, befo
 TEST_CASE("every verb explains itself and has its exit statuses") {
   for (const std::string verb :
        {"", "plan", "validate", "config show", "config schema", "config explain", "plugins list",
-        "plugins inspect", "plugins check", "plugins new", "env", "doctor", "calibrate",
-        "dataset show", "dataset stats", "dataset", "plugins", "config"})
+        "plugins inspect", "plugins check", "plugins new", "env", "cmake-dir", "doctor",
+        "calibrate", "dataset show", "dataset stats", "dataset", "plugins", "config"})
     check_said(verb, {{" -h", 0, "meshwright"}});
   check_said(
       "",
@@ -232,7 +232,8 @@ TEST_CASE("every verb explains itself and has its exit statuses") {
        {"config explain nothing.at.all", 2, "E0101"},
        {"validate configs/ddp_cpu.toml", 0, "ok"},
        {"plugins list", 0, "moe_ep"},
-       {"env", 0, "libtorch"},
+       {"env", 0, "torch folder"},
+       {"cmake-dir", 0, MESHWRIGHT_BUILD_DIR},
        {"--version", 0, "meshwright 0."}});
 }
 

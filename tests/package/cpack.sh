@@ -13,11 +13,11 @@ if grep -v '^\$ORIGIN' runpaths; then fail "libraries are looked for in a folder
 if grep -rF "$torch" unpacked/lib/cmake; then fail "the CMake files remember where LibTorch lay"; fi
 
 job="$share/configs/ddp_cpu.toml --set model.config=$source/configs/models/llama-tiny.json --set step_scheduler.global_batch_size=8 --set dataset.seq_len=32"
-refused "LibTorch is not found" "$meshwright" train $job; expect "ln -s <the torch folder of the LibTorch wheel> $work/unpacked/lib/meshwright/torch" "$work/out"
+refused "LibTorch 2.11 is not found" "$meshwright" train $job; expect "ln -s <the torch folder of the LibTorch wheel> $work/unpacked/lib/meshwright/torch" "$work/out"
 awk '/^```c$/ { on = 1; next } /^```$/ { on = 0 } on' "$source/docs/c_abi.md" >train.c
 ${CC:-cc} -std=c99 train.c -I unpacked/include -L unpacked/lib -lmeshwright_c -Wl,-rpath,"$work/unpacked/lib" -o train
 sed "s#configs/models#$source/configs/models#" "$share/configs/ddp_cpu.toml" >job.toml
-refused "error[E0209]: LibTorch is not found" ./train job.toml; expect "learning rate 0.001" "$work/out"
+refused "error[E0209]: LibTorch 2.11 is not found" ./train job.toml; expect "learning rate 0.001" "$work/out"
 "$meshwright" plan $job --world-size 2 >"$work/out"; expect "ddp on 2 ranks" "$work/out"  # planning does without
 ln -s "$torch" unpacked/lib/meshwright/torch
 trained packed $job --nproc 2

@@ -20,7 +20,7 @@ using namespace meshwright::loader::test;
 
 TEST_CASE(
     "a good plugin loads, and one of a future minor version with a longer descriptor does too") {
-  for (const char* name : {"good", "longer_struct", "shared_table_alike"}) {
+  for (const char* name : {"good", "longer_struct", "other_wheel", "shared_table_alike"}) {
     Registry registry(nowhere());
     const LoadedPlugin& plugin = registry.load(fixture(name), "test");
     CHECK(plugin.version == "1.0.0");

@@ -13,6 +13,7 @@
 
 #include "meshwright/components.h"
 #include "sdk/base/checks.h"
+#include "sdk/base/facts.h"
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/probe.h"
 
@@ -109,11 +110,15 @@ void check_facts(const Subject& subject, Report& report) {
     if (key <= previous) report.fail("the facts are not sorted: " + key + " after " + previous);
     previous = key;
     if (line.starts_with("info.strategies=")) strategies = "," + line.substr(16) + ",";
-    // Facts that must match are among ours, to the letter; sizes of types that both know.
+    // Facts that must match are among ours; sizes of types that both know.
     const std::string ours = "\n" + std::string(build_facts());
-    const bool known =
-        !key.starts_with("sizeof.") || ours.find("\n" + key + "=") != std::string::npos;
-    if (!line.starts_with("info.") && known && ours.find("\n" + line + "\n") == std::string::npos)
+    const size_t found = ours.find("\n" + key + "=");
+    const bool known = !key.starts_with("sizeof.") || found != std::string::npos;
+    std::string value;
+    if (const size_t from = found + key.size() + 2; found != std::string::npos)
+      value = ours.substr(from, ours.find('\n', from) - from);
+    if (known &&
+        compared(key, value) != compared(key, line.substr(std::min(key.size() + 1, line.size()))))
       report.fail("a fact differs from the engine's: " + line);
     at = end + 1;
   }
