@@ -122,7 +122,7 @@ slurm_with_a_mistake() {
 # The recipe of the guide as it stands. Its time is made short when it trains: then Slurm sends SIGUSR1 within half a minute.
 slurm_requeue() {
   slurm || return
-  submit --ntasks-per-node=1 --gpus-per-node=0 "$source_dir/examples/slurm/train.sbatch" "$program" "$job" --set run.name=$name --set step_scheduler.max_steps=1000000
+  submit --nodes=2 --ntasks-per-node=1 --gpus-per-node=0 "$source_dir/examples/recipes/slurm/train.sbatch" "$program" "$job" --set run.name=$name --set step_scheduler.max_steps=1000000
   wanted 60 "the job trains" trains || return
   on node1 timeout 10 scontrol update JobId=$job_id TimeLimit=1
   wanted 50 "Slurm sends SIGUSR1, the ranks end" in_output "SIGUSR1" || return
