@@ -12,5 +12,5 @@ fi
 export CHATS=${CHATS:?names the rows of JSON to learn from}
 
 meshwright train job.toml --nproc "${NPROC:-2}" "$@"
-meshwright checkpoint export runs/lora --out runs/adapter          # what peft reads
-meshwright checkpoint export runs/lora --out runs/merged --merged  # a whole model
+meshwright checkpoint export "runs/${RUN:-lora}" --out runs/adapter          # what peft reads
+meshwright checkpoint export "runs/${RUN:-lora}" --out runs/merged --merged  # a whole model

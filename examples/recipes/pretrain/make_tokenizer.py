@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Trains a byte-level BPE tokenizer on text files: make_tokenizer.py FOLDER_OF_TEXT VOCABULARY model/tokenizer.json
 
 It needs the package tokenizers (pip install tokenizers). Write the same VOCABULARY as vocab_size into model/config.json.

@@ -9,5 +9,5 @@ for part in train held_out; do
   meshwright tokenize "$text/$part" --tokenizer model --out "runs/$part.bin" --document-end eos --force
 done
 meshwright train job.toml --nproc "${NPROC:-2}" "$@"
-meshwright checkpoint export runs/pretrain --out runs/hf
+meshwright checkpoint export "runs/${RUN:-pretrain}" --out runs/hf
 meshwright generate runs/hf --prompt 'twenty plus two is' --temperature 0 --max-new 6

@@ -10,5 +10,5 @@ if [ -z "${TEXT:-}" ]; then
 fi
 
 meshwright validate job.toml --world-size 32
-DEVICE=cpu meshwright train job.toml --nproc 4 --set run.name=rehearsal --set distributed.dp_replicate_size=2 "$@"
+DEVICE=cpu meshwright train job.toml --nproc 4 --set run.name=rehearsal --set checkpoint.resume=none --set distributed.dp_replicate_size=2 "$@"
 echo "now: sbatch train.sbatch meshwright job.toml"
