@@ -51,7 +51,9 @@ endforeach()
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright)
 # In the tree's shape, so that their links lead somewhere.
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
-install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT dev)
+install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT dev
+  PATTERN runs EXCLUDE PATTERN build EXCLUDE PATTERN build.log EXCLUDE  # what was tried in the tree
+  PATTERN "*.sh" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
 install(DIRECTORY plugins DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "README.md" PATTERN tests EXCLUDE PATTERN fully_sharded EXCLUDE)
 install(DIRECTORY bench DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "__pycache__" EXCLUDE PATTERN "README.md" PATTERN "results/*.txt")
 # Manual pages and what shells complete: the program's own tables say what is in them, so it writes them itself.

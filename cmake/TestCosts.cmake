@@ -5,7 +5,7 @@ set(MESHWRIGHT_TEST_COSTS
   engine_train 150 engine_train_layouts 200 engine_train_pipeline 90 engine_train_sharded 60 faults_whole 170 faults 70 faults_resume_whole 150 faults_resume 45 fake_device 180 train_configs_whole 150 train_configs 120 runtime 200 runtime_sockets 70
   package_template 230
   conformance_training 120 parity 105 cli 120 hosts_faults_whole 150 hosts_faults 30 hosts_slurm_requeue_whole 45 package_ring_zero 90 device_faults 80 package_diloco 75 package_models 100
-  models 90 generate 85 package_cpack 100 hosts_whole 60 hosts 15 hosts_slurm_whole 50 hosts_slurm 15 hosts_torchrun_whole 40 hosts_torchrun 15 package_wheel 60 package_embed 45 keys 40 capi 40 package_jsonl_gz 30
+  models 90 generate 85 package_cpack 100 hosts_whole 60 hosts 15 hosts_slurm_whole 50 hosts_slurm 15 hosts_torchrun_whole 40 hosts_torchrun 15 package_wheel 60 package_embed 45 recipes 45 keys 40 capi 40 package_jsonl_gz 30
   faults_hang 31 readme 25 engine_launch 25 engine_rendezvous 22 hosts_openmpi_whole 21 conformance 20 thread_sanitizer_async_save 20
   conformance_fsdp2 17 conformance_diloco 15 hosts_kubernetes_whole 15 plugin_jsonl 15 conformance_megatron_fsdp 14 conformance_moe_ep 13
   hosts_mpich_whole 12 frozen_submodules 11 site 14 package_c_abi 9 tokenizer 9)

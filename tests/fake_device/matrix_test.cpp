@@ -227,7 +227,7 @@ void check_embedded(const Embedded& job, int seeds, const Table& table) {
   CAPTURE(job.name);
   auto embed = [&](On on, const Strings& variables) {
     const Folder folder;
-    Strings words{MESHWRIGHT_BUILD_DIR "/bin/fake_device_embed", "examples/embed/job.toml",
+    Strings words{MESHWRIGHT_BUILD_DIR "/bin/fake_device_embed", "examples/recipes/embed/job.toml",
                   on == On::device ? "dist_env.device=cuda" : "dist_env.device=cpu",
                   "step_scheduler.max_steps=" + std::to_string(kEmbedSteps)};
     words.insert(words.end(), job.sets.begin(), job.sets.end());

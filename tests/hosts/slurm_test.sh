@@ -1,5 +1,5 @@
 #!/bin/bash
-# Slurm, started for real: a controller and two nodes, each on a host of its own (hosts.sh), with munge between them.
+# Slurm, started for real: a controller and two nodes or four, each on a host of its own (hosts.sh), with munge between them.
 #
 #   tests/hosts/slurm_test.sh build/bin/meshwright [CASE ...]
 . "$(dirname "$0")/hosts.sh" "$1"; shift
@@ -9,16 +9,19 @@ export SLURM_CONF=$folder/slurm.conf
 starts_here=   # Slurm's daemons have started
 # The daemons stay in the foreground, so that they end with their host, and after a while in any case.
 daemon() { local host=$1 log=$2; shift 2; on $host timeout -k 5 580 "$@" > "$folder/$log" 2>&1 & }
-slurm() {  # false: they have started before, and do not now
+slurm() {  # [NODES]; false: they have started before, and do not now
+  nodes=${1:-2}
   make_switch
-  local node
-  for node in 1 2; do
+  local node addresses=
+  rm -rf "$folder"/{state,spool.*,munge}
+  mkdir -p "$folder"/{state,munge}
+  for ((node = 1; node <= nodes; ++node)); do addresses+="10.70.0.$node node$node\n"; done
+  for ((node = 1; node <= nodes; ++node)); do
     make_host node$node
     join node$node 10.70.0.$node/24
-    names node$node "10.70.0.1 node1\n10.70.0.2 node2\n"
+    names node$node "$addresses"
+    mkdir "$folder/spool.node$node"
   done
-  rm -rf "$folder"/{state,spool.*,munge}
-  mkdir -p "$folder"/{state,spool.node1,spool.node2,munge}
   (umask 077; head -c 1024 /dev/urandom > "$folder/munge/key")
   cat > "$SLURM_CONF" <<EOF
 ClusterName=test
@@ -44,22 +47,21 @@ AccountingStorageType=accounting_storage/none
 # A slow machine may take longer to save than the minute that the test gives a job.
 OverTimeLimit=3
 SlurmdParameters=config_overrides
-NodeName=node1 NodeAddr=10.70.0.1 CPUs=2
-NodeName=node2 NodeAddr=10.70.0.2 CPUs=2
+$(for ((node = 1; node <= nodes; ++node)); do echo "NodeName=node$node NodeAddr=10.70.0.$node CPUs=2"; done)
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 EOF
   daemon node1 munged.log munged -F --num-threads=2 --key-file="$folder/munge/key" --socket="$folder/munge/socket" --pid-file="$folder/munge/pid" \
     --seed-file="$folder/munge/seed" --log-file="$folder/munge/log"
   await 10 test -S "$folder/munge/socket"
   daemon node1 slurmctld.log slurmctld -D
-  for node in node1 node2; do daemon $node slurmd.$node.log slurmd -D; done
-  if await 30 both_idle; then starts_here=1; return 0; fi
+  for ((node = 1; node <= nodes; ++node)); do daemon node$node slurmd.node$node.log slurmd -D; done
+  if await 30 all_idle; then starts_here=1; return 0; fi
   tail -n 5 "$folder"/*.log
   [ -n "$starts_here" ] || skip "Slurm's daemons do not start here"
   fail "" "Slurm's daemons, which started for an earlier case, do not start"
   return 1
 }
-both_idle() { [ "$(on node1 timeout 5 sinfo -h -t idle -o %D 2> /dev/null)" = 2 ]; }
+all_idle() { [ "$(on node1 timeout 5 sinfo -h -t idle -o %D 2> /dev/null)" = "$nodes" ]; }
 of_job() { on node1 timeout 10 scontrol -o show job $1 2> /dev/null | tr ' ' '\n' | sed -n "s/^$2=//p" | head -1; }  # ID FIELD
 state() { of_job $1 JobState; }
 in_state() { [[ $(state $1) == $2 ]]; }  # ID PATTERN
@@ -122,7 +124,7 @@ slurm_with_a_mistake() {
 # The recipe of the guide as it stands. Its time is made short when it trains: then Slurm sends SIGUSR1 within half a minute.
 slurm_requeue() {
   slurm || return
-  submit --ntasks-per-node=1 --gpus-per-node=0 "$source_dir/examples/slurm/train.sbatch" "$program" "$job" --set run.name=$name --set step_scheduler.max_steps=1000000
+  submit --nodes=2 --ntasks-per-node=1 --gpus-per-node=0 "$source_dir/examples/recipes/slurm/train.sbatch" "$program" "$job" --set run.name=$name --set step_scheduler.max_steps=1000000
   wanted 60 "the job trains" trains || return
   on node1 timeout 10 scontrol update JobId=$job_id TimeLimit=1
   wanted 50 "Slurm sends SIGUSR1, the ranks end" in_output "SIGUSR1" || return
@@ -138,7 +140,7 @@ slurm_requeue() {
   on node1 timeout 10 scancel $job_id
   wanted 30 "scancel ends it" in_state $job_id CANCELLED
   wanted 10 "it was told by SIGTERM" in_output SIGTERM
-  await 10 both_idle
+  await 10 all_idle
   in_state $job_id CANCELLED || fail job "after scancel the job is $(state $job_id)"
   [ "$(cat "$folder/runs/$name/checkpoints/latest")" != "step_$(printf %08d $steps)" ] && echo "ok: $name: scancel lost no step" || fail job "nothing was saved after scancel"
 }
@@ -152,8 +154,22 @@ slurm_array() {
   code[job]=0; expect_times job 2 "ddp on 2 ranks"
   for task in 0 1; do [ $(grep -c '"loss"' "$folder/runs/$name$task/metrics.jsonl") = 20 ] || fail job "run $task has not made 20 steps"; done
 }
-both_done() { [ "$(grep -cF "done: 20 steps" "$folder/$name.job")" = 2 ] && both_idle; }
+both_done() { [ "$(grep -cF "done: 20 steps" "$folder/$name.job")" = 2 ] && all_idle; }
 
-all="slurm_srun slurm_uneven slurm_with_a_secret slurm_by_a_file_of_hosts slurm_with_mpirun slurm_with_a_mistake slurm_array"
+# The recipe for four nodes, as it is copied and submitted: no variable and no secret is set by hand.
+slurm_recipe() {
+  slurm 4 || return
+  local place=$folder/recipe
+  cp -r "$source_dir/examples/recipes/slurm" "$place"
+  mkdir "$place/runs"
+  seq 5000 > "$place/runs/text.txt"
+  submit --chdir="$place" --ntasks-per-node=1 --gpus-per-node=0 --wait "$place/train.sbatch" "$program" job.toml --set distributed.dp_replicate_size=2
+  code[job]=$?
+  expect job 0 "fsdp2 on 4 ranks"; expect_times job 1 "done: 10 steps"; expect_times job 0 "the job has no secret"
+  [ "$(sed -n 's/.*"loss": \([0-9.]*\),.*/\1/p' "$place/runs/four_nodes/metrics.jsonl" | tail -1 | cut -c1-4)" = 3.09 ] ||
+    fail job "the loss is not that of expected.txt"
+}
+
+all="slurm_srun slurm_uneven slurm_with_a_secret slurm_by_a_file_of_hosts slurm_with_mpirun slurm_with_a_mistake slurm_array slurm_recipe"
 # Most of its time slurm_requeue waits for Slurm's clock, so ctest has it as a test of its own, beside the others.
 run_cases "$all" "$@"

@@ -39,5 +39,10 @@ same() {
   paste "$work/$1.losses" "$work/$2.losses" | awk '{ for (i = 1; i <= NF / 2; ++i) { d = $i / $(i + NF / 2) - 1; if (d > 1e-5 || d < -1e-5) exit 1 } }' ||
     { paste "$work/$1.losses" "$work/$2.losses" >&2; fail "$1 and $2 have other losses or gradient norms"; }
 }
+# printed RECIPE: what its run.sh prints, in the current folder, is what its expected.txt says.
+printed() {
+  "$1/run.sh" >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "the recipe $1"; }
+  python3 "$source/tests/package/as_expected.py" "$1/expected.txt" "$work/out" || fail "the recipe $1"
+}
 rm -rf "$work"; mkdir -p "$work"
 cd "$work"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # An application of its own: on one rank, and on two that find each other by environment variables, with the same losses.
 . "$(dirname "$0")/common.sh"
-cp -r "$source/examples/embed" "$work/embed"
+cp -r "$source/examples/recipes/embed" "$work/embed"
 make "$work/embed" Debug
 embed=$work/embed/build/embed job=$work/embed/job.toml
 numbers() { sed -n 's/.*world size [0-9]*: loss \([0-9.]*\) -> \([0-9.]*\)/\1 \2/p' "$1" >"$work/$2.losses"; [ -s "$work/$2.losses" ] || { cat "$1" >&2; fail "no losses from $2"; }; }
@@ -19,7 +19,8 @@ two() {  # two NAME STRATEGY SETTING...: on two ranks
   expect "$strategy, world size 2" "$work/$name.0"
   numbers "$work/$name.0" $name; same $name alone
 }
-two fsdp2 fsdp2
+# The recipe itself, which finds it built.
+MASTER_PORT=$((20000 + RANDOM % 10000)) printed embed; numbers "$work/out" recipe; same recipe alone
 # Its blocks dealt to two ranks in turns of the smallest micro-batches.
 two halves fsdp2 distributed.pp_size=2 distributed.pipeline.pp_schedule=InterleavedZeroBubble distributed.pipeline.pp_microbatch_size=8
 refused "optimizer.lr" "$embed" "$job" optimizer.lr=-1
