@@ -8,7 +8,7 @@ set(MESHWRIGHT_TEST_COSTS
   models 90 generate 85 package_cpack 100 hosts_whole 60 hosts 15 hosts_slurm_whole 50 hosts_slurm 15 hosts_torchrun_whole 40 hosts_torchrun 15 package_wheel 60 package_embed 45 recipes 45 keys 40 capi 40 package_jsonl_gz 30
   faults_hang 31 readme 25 engine_launch 25 engine_rendezvous 22 hosts_openmpi_whole 21 conformance 20 thread_sanitizer_async_save 20
   conformance_fsdp2 17 conformance_diloco 15 hosts_kubernetes_whole 15 plugin_jsonl 15 conformance_megatron_fsdp 14 conformance_moe_ep 13
-  hosts_mpich_whole 12 frozen_submodules 11 site 14 package_c_abi 9 tokenizer 9)
+  hosts_mpich_whole 12 frozen_submodules 11 site 14 package_c_abi 9 tokenizer 9 python 15)
 set(MESHWRIGHT_WAITING_TESTS hosts_faults hosts_faults_whole hosts_slurm hosts_slurm_whole hosts_slurm_requeue_whole hosts_kubernetes
   hosts_kubernetes_whole faults_hang engine_launch)
 function(meshwright_test_cost name)

