@@ -514,6 +514,7 @@ Read read_own(Trainer& trainer, checkpoint::Checkpoint& from) {
   ParallelModel& model = trainer.model();
   Optimizer& optimizer = optimizer_of(trainer);
   before::refuse_other_optimizer(from, optimizer.name());
+  optimizer.in_use = true;
   optimizer.steps = meta.optimizer_steps;
   if (meta.optimizer_steps > 0) optimizer.allocate(model.update_groups());
   const std::vector<LocalTensor> tensors = local_state(trainer);
