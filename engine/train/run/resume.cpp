@@ -534,12 +534,9 @@ Read read_own(Trainer& trainer, checkpoint::Checkpoint& from) {
     world.notice(
         "parameters that were frozen in the checkpoint train in this job: their optimizer state "
         "starts at zero, as in a new run");
-  auto tell = [&](const auto& all) {
-    for (const std::string& said : all)
-      if (world.rank() == 0) world.notice(said);
-  };
-  tell(check_dtypes(from, tensors));
-  tell(optional.resized);
+  // Of this rank's parts: lines_of_all_ranks() says once what several tell.
+  for (const std::string& said : check_dtypes(from, tensors)) world.notice(said);
+  for (const std::string& said : optional.resized) world.notice(said);
   for (const Match& match : matches) fill(from, match);
   optimizer.round_weights(model.update_groups());
   trainer.set_next_step(meta.step);
