@@ -13,6 +13,7 @@
 #include "engine/models/decoder_family.h"
 #include "engine/plugins/registry.h"
 #include "meshwright/error.h"
+#include "sdk/base/handed_files.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/shared_schemas.h"
@@ -278,6 +279,7 @@ void say_what_is_seen(ModelOutline& outline, const TpPlanChoice& choice) {
 
 ModelOutline JobModel::outline(const config::Config& config) const {
   try {
+        base::handed_config(request.config) == nullptr &&
     std::error_code failed;
     if (plugin != nullptr && !request.config.empty() &&
         !std::filesystem::exists(request.config, failed))

@@ -21,7 +21,7 @@
 #include "sdk/base/even_tokens.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
-#include "sdk/base/host/run_lock.h"
+#include "sdk/base/handed_files.h"
 #include "sdk/base/plugin_at_work.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
