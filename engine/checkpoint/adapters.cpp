@@ -14,6 +14,7 @@
 #include "sdk/base/low_rank.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::checkpoint {
 namespace {
@@ -181,8 +182,7 @@ std::string trained_whole_text(Source& source) {
   if (names.empty()) return {};
   const auto more = static_cast<int64_t>(names.size()) - 1;
   return "the adapters alone are not this model: " + names[0] +
-         (more > 0 ? " and " + report::counted(more, "other", "others") : "") +
-         " trained whole beside them";
+         (more > 0 ? " and " + text::counted(more, "other") : "") + " trained whole beside them";
 }
 
 std::optional<AdapterSet> adapters_of(Source& source) {

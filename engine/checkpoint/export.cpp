@@ -6,6 +6,7 @@
 
 #include "engine/checkpoint/weights/auxiliary_files.h"
 #include "engine/checkpoint/weights/safetensors.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::checkpoint {
 
@@ -119,10 +120,9 @@ CarriedFiles carried_by(const Checkpoint& checkpoint) {
       left.emplace_back(name);
   }
   if (!left.empty())
-    out.notice =
-        checkpoint.folder().string() +
-        ": weights, pickles, archives and programs in source/ are not carried along: " + left[0] +
-        (left.size() > 1 ? " and " + std::to_string(left.size() - 1) + " more" : "");
+    out.notice = checkpoint.folder().string() +
+                 ": weights, pickles, archives and programs in source/ are not carried along: " +
+                 text::first_few(left, 1);
   return out;
 }
 

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cinttypes>
 #include <cstdio>
 
@@ -11,6 +10,7 @@
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::checkpoint {
 
@@ -105,12 +105,9 @@ std::string step_name(int64_t step) {
 }
 
 std::optional<int64_t> step_of(const std::string& name) {
-  int64_t step = 0;
-  if (name.rfind(kPrefix, 0) != 0) return std::nullopt;
-  const char *begin = name.data() + kPrefix.size(), *end = name.data() + name.size();
-  auto [at, error] = std::from_chars(begin, end, step);
-  if (error != std::errc() || at != end || step < 0 || step_name(step) != name) return std::nullopt;
-  return step;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const auto step = text::to_number(std::string_view(name).substr(kPrefix.size()));
+  return step && *step >= 0 && step_name(*step) == name ? step : std::nullopt;
 }
 
 std::optional<Error> misnamed(const fs::path& folder, const Meta& meta) {

@@ -4,7 +4,6 @@
 #include <array>
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
-#include <charconv>
 #include <set>
 #include <span>
 
@@ -205,18 +204,10 @@ class Reader {
   // as it likes.
   std::vector<double> reals(const char* key) {
     std::vector<double> out;
-    for (const json::value& item : array(key)) {
-      double value = 0;
-      if (const json::string* digits = item.if_string()) {
-        const char* end = digits->data() + digits->size();
-        const auto read = std::from_chars(digits->data(), end, value);
-        if (read.ec != std::errc() || read.ptr != end)
-          fail("needs numbers in \"" + std::string(key) + "\"");
-      } else {
-        if (!item.is_number()) fail("needs numbers in \"" + std::string(key) + "\"");
-        value = item.to_number<double>();
-      }
-      out.push_back(value);
+    try {
+      base::codec::read(at(key), out, {});
+    } catch (const base::JsonProblem&) {
+      fail("needs numbers in \"" + std::string(key) + "\"");
     }
     return out;
   }

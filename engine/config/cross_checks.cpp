@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +13,7 @@
 #include "sdk/base/pipeline.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/shared_schemas.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::config {
 
@@ -242,9 +242,8 @@ ListenAddress parse_listen_address(std::string_view text, const std::string& key
     throw refuse("it wants HOST:PORT");
   }
   if (!all_digits(port)) throw refuse("after the colon comes the number of a port");
-  const auto read = std::from_chars(port.data(), port.data() + port.size(), out.port);
-  if (read.ec != std::errc() || out.port > 65535)
-    throw refuse("ports go up to 65535; 0 takes one that is free");
+  out.port = text::to_number<int>(port).value_or(65536);
+  if (out.port > 65535) throw refuse("ports go up to 65535; 0 takes one that is free");
   return out;
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cmath>
 
 #include "sdk/base/plain_text.h"
@@ -333,9 +332,7 @@ std::string meant_value(std::string_view word) {
   if (std::isdigit(static_cast<unsigned char>(word[0]))) {
     size_t zeros = word.find_first_not_of('0');
     std::string digits = zeros == std::string_view::npos ? "0" : std::string(word.substr(zeros));
-    int64_t number = 0;
-    auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-    if (error == std::errc() && end == digits.data() + digits.size()) return digits;
+    if (text::to_number(digits)) return digits;
   }
   return '"' + std::string(word) + '"';
 }

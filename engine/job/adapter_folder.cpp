@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <optional>
@@ -14,6 +13,7 @@
 #include "engine/config/config.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/json_codec.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::plan {
 
@@ -56,13 +56,8 @@ StringMap pattern_in(const Options& table, const char* name) {
 // To compare: 4, 4.0 and "4" are the same number. The order stays, since the first entry that is
 // for a module counts.
 StringMap as_numbers(StringMap pattern) {
-  for (auto& [name, text] : pattern) {
-    double number = 0;
-    const char* end = text.data() + text.size();
-    if (const auto [read, failed] = std::from_chars(text.data(), end, number);
-        failed == std::errc() && read == end)
-      text = to_toml(number);
-  }
+  for (auto& [name, given] : pattern)
+    if (const auto number = text::to_number<double>(given)) given = to_toml(*number);
   return pattern;
 }
 

@@ -4,7 +4,6 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <set>
@@ -16,6 +15,7 @@
 #include "sdk/base/host/module_numbers.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::plan {
 
@@ -367,10 +367,8 @@ bool names_one(const std::vector<std::string>& names, std::string_view module) {
 }
 
 std::optional<int64_t> layer_number(std::string_view part) {
-  int64_t out = 0;
-  const auto [end, failed] = std::from_chars(part.data(), part.data() + part.size(), out);
-  if (failed != std::errc() || end != part.data() + part.size() || out < 0) return std::nullopt;
-  return out;
+  const std::optional<int64_t> out = text::to_number(part);
+  return out && *out >= 0 ? out : std::nullopt;
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cinttypes>
 #include <fstream>
 #include <regex>
@@ -303,8 +302,6 @@ std::optional<int64_t> smallest_limit(const fs::path& hierarchy, std::string gro
 
 std::string gib(int64_t bytes) { return report::human_bytes(bytes); }
 
-std::string counted_ranks(int64_t ranks) { return report::counted(ranks, "rank", "ranks"); }
-
 }  // namespace
 
 HostMemory host_memory(const fs::path& root) {
@@ -337,7 +334,7 @@ HostMemory host_memory(const fs::path& root) {
 void check_room_of_ranks(int64_t ranks, const HostMemory& memory, const std::string& flag) {
   const int64_t most = std::max<int64_t>(memory.bytes / kProcess, 1);  // this process is one
   if (memory.bytes == 0 || ranks <= most) return;
-  throw Error(ErrorCode::memory_exceeded, counted_ranks(ranks) + " of " + gib(kProcess) +
+  throw Error(ErrorCode::memory_exceeded, text::counted(ranks, "rank") + " of " + gib(kProcess) +
                                               " each, for the process itself, do not fit: " +
                                               memory.limit + " " + gib(memory.bytes))
       .key(flag)
@@ -365,7 +362,7 @@ void check_memory(const JobPlan& plan, int64_t ranks, const HostMemory& memory,
                             gib(kProcess) + " for the process itself";
   if (all(need.kept) <= room) {
     if (all(need.peak) <= kNear * room) return;
-    diagnostics.warning("the " + counted_ranks(ranks) + " of this host may need " +
+    diagnostics.warning("the " + text::counted(ranks, "rank") + " of this host may need " +
                         as_bytes(all(need.peak)) + " (" + each + parts + ", " +
                         gib(bytes.transient) + " of gathered parameters, about " +
                         gib(bytes.activations) + " of activations), and " + has +
@@ -373,7 +370,7 @@ void check_memory(const JobPlan& plan, int64_t ranks, const HostMemory& memory,
     return;
   }
   Error error(ErrorCode::memory_exceeded,
-              "the " + counted_ranks(ranks) + " of this host would keep " +
+              "the " + text::counted(ranks, "rank") + " of this host would keep " +
                   as_bytes(all(need.kept)) + " (" + each + parts + "), but " + has);
   error.key("model.config");
   auto fits = [&](const std::vector<std::string>& sets, int64_t world) -> std::optional<int64_t> {
@@ -396,15 +393,15 @@ void check_memory(const JobPlan& plan, int64_t ranks, const HostMemory& memory,
       if (!other ||
           static_cast<double>(memory_need(*other).peak) * static_cast<double>(count) > kNear * room)
         continue;
-      error.help("start it with " + counted_ranks(count) + ": " + gib(memory_need(*other).peak) +
-                 " a rank");
+      error.help("start it with " + text::counted(count, "rank") + ": " +
+                 gib(memory_need(*other).peak) + " a rank");
       break;
     }
   }
   for (int64_t hosts = 2; hosts <= 4096; hosts *= 2)
     if (std::optional<int64_t> one = fits({}, plan.world_size * hosts)) {
       error.help("start it on " + std::to_string(hosts) + " times as many hosts like this one (" +
-                 counted_ranks(plan.world_size * hosts) + "): " + gib(*one) + " a rank");
+                 text::counted(plan.world_size * hosts, "rank") + "): " + gib(*one) + " a rank");
       break;
     }
   if (error.helps().empty())
@@ -447,10 +444,8 @@ std::vector<std::string> settings_in(const std::string& help) {
 std::optional<int64_t> world_in(const std::string& help) {
   const std::string start = "use a world size of ";
   if (!help.starts_with(start)) return std::nullopt;
-  int64_t out = 0;
-  const char *begin = help.data() + start.size(), *end = help.data() + help.size();
-  const auto [at, failed] = std::from_chars(begin, end, out);
-  return failed == std::errc() && at == end && out > 0 ? std::optional(out) : std::nullopt;
+  const auto out = text::to_number(std::string_view(help).substr(start.size()));
+  return out && *out > 0 ? out : std::nullopt;
 }
 
 Error with_tried_help(const Error& error, const ParallelSizes& sizes, int64_t world,

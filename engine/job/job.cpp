@@ -1,7 +1,6 @@
 #include "engine/job/job.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -14,9 +13,11 @@
 #include "engine/plugins/registry.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/handed_files.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::plan {
 
@@ -256,14 +257,12 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
 int64_t world_size_from_environment() {
   const char* text = std::getenv("WORLD_SIZE");
   if (text == nullptr || *text == '\0') return 1;
-  int64_t size = 0;
-  std::string_view view(text);
-  auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), size);
-  if (error != std::errc() || end != view.data() + view.size() || size < 1)
+  const std::optional<int64_t> size = text::to_number(text);
+  if (!size || *size < 1)
     throw Error(ErrorCode::bad_environment,
                 "WORLD_SIZE = \"" + std::string(text) + "\" is not a number of ranks")
         .help("unset WORLD_SIZE, or set it to a positive integer");
-  return size;
+  return *size;
 }
 
 std::string JobModel::name() const {
@@ -280,6 +279,7 @@ ModelOutline JobModel::outline(const config::Config& config) const {
   try {
     std::error_code failed;
     if (plugin != nullptr && !request.config.empty() &&
+        base::handed_config(request.config) == nullptr &&
         !std::filesystem::exists(request.config, failed))
       throw Error(ErrorCode::file_unreadable,
                   "cannot read " + request.config + ": " +
@@ -363,13 +363,13 @@ void count_steps(const Job& job, bool assumed_world, JobPlan& plan) {
   const Trained trained = job.trained.value_or(Trained());
   plan.max_steps = steps_of_epochs(epochs, *job.samples, batch, trained);
   plan.notices.push_back("step_scheduler.epochs = " + std::to_string(epochs) + " is " +
-                         report::counted(*plan.max_steps, "step", "steps") +
+                         text::counted(*plan.max_steps, "step") +
                          (trained.steps > 0
                               ? ", of which " + report::human_count(trained.steps) + " have read " +
-                                    report::counted(trained.samples, "sample", "samples")
+                                    text::counted(trained.samples, "sample")
                               : "") +
-                         ": an epoch is " + report::counted(*job.samples, "sample", "samples") +
-                         ", " + steps_an_epoch(*job.samples, batch));
+                         ": an epoch is " + text::counted(*job.samples, "sample") + ", " +
+                         steps_an_epoch(*job.samples, batch));
 }
 
 }  // namespace meshwright::plan

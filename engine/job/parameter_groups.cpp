@@ -12,8 +12,8 @@
 #include "meshwright/tp_plan.h"
 #include "meshwright/unit_rules.h"
 #include "sdk/base/shared_schemas.h"
-#include "sdk/base/terminal/report.h"
 #include "sdk/base/text.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::plan {
 
@@ -165,12 +165,11 @@ std::string unused_text(const Options& group, size_t matches, size_t beside,
   if (beside > 0)
     return which +
            " has no effect: with [lora] the adapters train alone; write frozen = false in " +
-           "the group to train its " +
-           report::counted(static_cast<int64_t>(beside), "parameter", "parameters") + " as well";
+           "the group to train its " + text::counted(static_cast<int64_t>(beside), "parameter") +
+           " as well";
   if (matches > 0)
     return which + " has no effect: groups before it match all of its " +
-           report::counted(static_cast<int64_t>(matches), "parameter", "parameters") +
-           ", and the first one counts";
+           text::counted(static_cast<int64_t>(matches), "parameter") + ", and the first one counts";
   const std::string near = near_pattern(group.get_string("pattern"), outline);
   std::string none =
       which + " has no effect: no parameter of " + outline.architecture + " has such a name";

@@ -1,4 +1,5 @@
 #include "engine/job/render.h"
+#include "sdk/base/words.h"
 
 #include <algorithm>
 #include <cmath>
@@ -419,8 +420,8 @@ std::string pipeline_timeline(const Style& style, const plan::JobPlan& plan) {
   if (several) example = std::min(example, static_cast<int64_t>(plan.pipeline->stages.size()) - 1);
   const std::string stage = std::to_string(example);
   std::string words =
-      report::counted(micro_batches, "micro-batch", "micro-batches") +
-      " a run, of which the ranks idle " + std::to_string(std::lround(100 * run.bubble)) + "%. " +
+      text::counted(micro_batches, "micro-batch", "es") + " a run, of which the ranks idle " +
+      std::to_string(std::lround(100 * run.bubble)) + "%. " +
       (several ? stage + "F0 is stage " + stage + ", micro-batch 0: " : "F0 is micro-batch 0: ") +
       "F forward, B backward" + (split ? ", in halves I for the input and W for the weights" : "") +
       ".";

@@ -197,10 +197,9 @@ std::string pipeline_text(const Style& style, const plan::JobPlan& plan) {
         "pp " + std::to_string(drawn[i]) + (here ? " [" + std::to_string(plan.rank) + "]" : "");
     boxes[i] = frame(style, here ? Tone::bold : Tone::magenta, title, boxes[i]);
   }
-  std::string out =
-      "schedule " + schedule_text(pipeline) + ", " +
-      report::counted(static_cast<int64_t>(pipeline.stages.size()), "stage", "stages") + "; [" +
-      std::to_string(plan.rank) + "] = with the chosen rank\n";
+  std::string out = "schedule " + schedule_text(pipeline) + ", " +
+                    text::counted(std::ssize(pipeline.stages), "stage") + "; [" +
+                    std::to_string(plan.rank) + "] = with the chosen rank\n";
   for (const std::string& line : flow(boxes, static_cast<size_t>(narrower(style, 2).width)))
     out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   for (const Collapsed& c : collapse(everywhere)) out += "on every stage: " + c.name + "\n";
@@ -492,9 +491,9 @@ std::string draw(const Style& style, const plan::JobPlan& plan) {
   if (plan.workload.accumulation > 1 || plan.workload.seq_len > 0)
     out += "  " +
            (staged ? "pipeline micro-batch of " +
-                         report::counted(plan.shared.pipeline.microbatch_size, "sample", "samples")
+                         text::counted(plan.shared.pipeline.microbatch_size, "sample")
                    : "local batch " + std::to_string(plan.workload.local_batch)) +
-           ", " + report::counted(micro_batches, "micro-batch", "micro-batches") +
+           ", " + text::counted(micro_batches, "micro-batch", "es") +
            (plan.workload.seq_len > 0
                 ? ", " + std::to_string(plan.workload.seq_len) + " tokens a sample"
                 : "") +

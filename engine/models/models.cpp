@@ -15,7 +15,7 @@
 #include "engine/models/other_format.h"
 #include "meshwright/error.h"
 #include "meshwright/model/running_model.h"
-#include "sdk/base/host/run_lock.h"
+#include "sdk/base/handed_files.h"
 #include "sdk/base/plain_text.h"
 
 namespace meshwright::outlines {
@@ -25,7 +25,6 @@ namespace {
 constexpr std::uintmax_t kMaxConfigBytes = std::uintmax_t{4} << 20;
 
 std::string read_file(const std::filesystem::path& path) {
-  if (const std::string* handed = base::handed_file(path)) return *handed;
   std::error_code failed;
   std::filesystem::file_status status = std::filesystem::status(path, failed);
   auto refuse = [&](const std::string& why) {
@@ -129,11 +128,9 @@ std::vector<std::string> hub_helps(const std::filesystem::path& path) {
 }
 
 ConfigJson load_config(const std::filesystem::path& config_or_folder) {
-  std::filesystem::path path = base::model_file(config_or_folder);
-  // Of a folder that is gone meanwhile.
-  if (base::handed_file(config_or_folder / "config.json") != nullptr)
-    path = config_or_folder / "config.json";
-  return ConfigJson::parse(read_file(path), path.string());
+  const std::filesystem::path path = base::model_file(config_or_folder);
+  const std::string* handed = base::handed_config(config_or_folder);
+  return ConfigJson::parse(handed != nullptr ? *handed : read_file(path), path.string());
 }
 
 ModelOutline load_outline(const std::filesystem::path& config_or_folder, DType storage) {

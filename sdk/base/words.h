@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,7 +58,17 @@ std::string join(const Range& parts, std::string_view separator) {
   return out;
 }
 
-// All of the text as a whole number.
+// "a, b and 3 more", "a; b; and 3 more": of many the first `most`.
+inline std::string first_few(const std::vector<std::string>& items, size_t most,
+                             std::string_view separator = ", ") {
+  const size_t shown = std::min(items.size(), most);
+  const std::string out = join(std::span(items).first(shown), separator);
+  if (shown == items.size()) return out;
+  return out + (separator == ", " ? " and " : "; and ") + std::to_string(items.size() - shown) +
+         " more";
+}
+
+// All of the text as a number, whole unless T is not.
 template <class T = int64_t>
 std::optional<T> to_number(std::string_view text) {
   T out{};

@@ -18,6 +18,7 @@
 #include "meshwright/parallel/tensor_parallel.h"
 #include "meshwright/unit_rules.h"
 #include "sdk/base/shared_schemas.h"
+#include "sdk/base/words.h"
 #include "sdk/planning/checkpoint_scope.h"
 #include "sdk/planning/plan_executor.h"
 #include "unit.h"
@@ -182,10 +183,8 @@ void check_outline(torch::nn::Module& model, const ModelOutline& outline) {
                        ", which its outline lists");
   if (problems.empty()) return;
   std::sort(problems.begin(), problems.end());
-  std::string text = problems[0];
-  for (size_t i = 1; i < problems.size() && i < 8; ++i) text += "; " + problems[i];
-  if (problems.size() > 8) text += "; and " + std::to_string(problems.size() - 8) + " more";
-  throw Error(ErrorCode::bad_module, "the model is not that of its outline: " + text)
+  throw Error(ErrorCode::bad_module,
+              "the model is not that of its outline: " + text::first_few(problems, 8, "; "))
       .help(
           "make the outline from the model itself (outline_of), or give both the same names and "
           "shapes");

@@ -20,6 +20,7 @@
 #include "replicas.h"
 #include "sdk/base/mailboxes.h"
 #include "sdk/base/text.h"
+#include "sdk/base/words.h"
 #include "sdk/planning/unit_layout.h"
 #include "unit.h"
 
@@ -453,9 +454,7 @@ void ReplicatedModel::check_unused() {
   if (first || (missing.empty() && surprising.empty())) return;
   if (policy_.find_unused_parameters && !policy_.static_graph) return;
   const std::vector<std::string>& names = missing.empty() ? surprising : missing;
-  std::string list;
-  for (size_t i = 0; i < names.size() && i < 8; ++i) list += (i ? ", " : "") + names[i];
-  if (names.size() > 8) list += " and " + std::to_string(names.size() - 8) + " more";
+  const std::string list = text::first_few(names, 8);
   Error error(ErrorCode::unused_parameter,
               policy_.static_graph
                   ? "the set of used parameters changed after the first step: " + list

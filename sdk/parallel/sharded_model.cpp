@@ -68,6 +68,7 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model,
   }
   pair_units();
   position_.assign(units_.size(), SIZE_MAX);
+  passes_.assign(units_.size(), -1);
   place_buffers(*model_, context_.world->device());
   allocate();
   describe();

@@ -62,7 +62,8 @@ class ShardedModel final : public ParallelModel, public PipelineUnits {
   void follow_inputs(Unit& unit, TensorRefs& inputs);
   void after_forward(Unit& unit, TensorRefs& outputs);
   void before_backward(Unit& unit);
-  bool same_list(const Unit& unit, size_t index) const;
+  bool same_pass(const Unit& unit, const Unit& other) const;
+  bool chained(const Unit& unit, size_t index) const;
   void prefetch_forward(const Unit& unit);
   void prefetch_backward(const Unit& unit);
   static void unshard_for_backward(Unit& unit);
@@ -83,8 +84,9 @@ class ShardedModel final : public ParallelModel, public PipelineUnits {
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<Unit*> order_;      // of the first forward
   std::vector<size_t> position_;  // in order_, by unit index
-  std::vector<bool> begins_;      // by position in order_: whether a pipeline's pass begins there
-  bool pass_begins_ = false, order_known_ = false, in_step_ = false, whole_ = false;
+  std::vector<int64_t> passes_;   // in which of a pipeline's a unit first ran, by its index
+  int64_t pass_ = 0;
+  bool order_known_ = false, in_step_ = false, whole_ = false;
   bool frozen_stays_ = false;  // only the optimizer has written since the last refresh
   int64_t forward_began_ = 0;
   std::vector<ParallelParameter> parameters_;

@@ -59,7 +59,7 @@ void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
     } else if (position_[unit.index] == SIZE_MAX) {
       position_[unit.index] = order_.size();
       order_.push_back(&unit);
-      begins_.push_back(std::exchange(pass_begins_, false));
+      passes_[unit.index] = pass_;
     }
   }
   if (!recomputing()) prefetch_forward(unit);
@@ -130,9 +130,16 @@ void ShardedModel::before_backward(Unit& unit) {
   prefetch_backward(unit);
 }
 
-bool ShardedModel::same_list(const Unit& unit, size_t index) const {
-  return unit.module_list >= 0 && index < units_.size() &&
-         units_[index]->module_list == unit.module_list;
+// What a pass of a pipeline gathers for another one is dropped when that begins.
+bool ShardedModel::same_pass(const Unit& unit, const Unit& other) const {
+  return !context_.told || passes_[unit.index] == passes_[other.index];
+}
+
+bool ShardedModel::chained(const Unit& unit, size_t index) const {
+  if (unit.module_list < 0 || index >= units_.size()) return false;
+  const Unit& other = *units_[index];  // `around`: comes with the other one of its module
+  return other.module_list == unit.module_list &&
+         (other.around != nullptr || same_pass(unit, other));
 }
 
 void ShardedModel::prefetch_forward(const Unit& unit) {
@@ -140,8 +147,8 @@ void ShardedModel::prefetch_forward(const Unit& unit) {
   if (!policy.prefetch.enabled || whole_) return;
   if (policy.prefetch.chains) {
     int64_t left = policy.prefetch.forward;
-    for (size_t next = unit.index + 1; left > 0 && same_list(unit, next); ++next) {
-      if (units_[next]->around != nullptr) continue;  // comes with the other one
+    for (size_t next = unit.index + 1; left > 0 && chained(unit, next); ++next) {
+      if (units_[next]->around != nullptr) continue;
       unshard(*units_[next]);
       --left;
     }
@@ -150,7 +157,8 @@ void ShardedModel::prefetch_forward(const Unit& unit) {
   // Another stage's pass begins with units that the outermost one does not know.
   if (context_.told && unit.module_list < 0) return;
   size_t next = position_[unit.index] + 1;
-  if (order_known_ && next < order_.size() && !begins_[next]) unshard(*order_[next]);
+  if (order_known_ && next < order_.size() && same_pass(unit, *order_[next]))
+    unshard(*order_[next]);
 }
 
 // Gradients end where nothing before them trains: what ran there is not needed again.
@@ -163,7 +171,7 @@ void ShardedModel::prefetch_backward(const Unit& unit) {
   if (!policy.prefetch.enabled || whole_ || unit.around != nullptr) return;
   if (policy.prefetch.chains) {
     int64_t left = policy.prefetch.backward;
-    for (size_t at = unit.index; left > 0 && at > 0 && same_list(unit, at - 1); --at) {
+    for (size_t at = unit.index; left > 0 && at > 0 && chained(unit, at - 1); --at) {
       Unit& before = *units_[at - 1];
       if (before.around != nullptr) continue;
       unshard_for_backward(before);
@@ -176,7 +184,8 @@ void ShardedModel::prefetch_backward(const Unit& unit) {
   size_t at = position_[unit.index];
   if (unit.module_list < 0 && at == 0) {
     if (!context_.told && order_.size() > 1) unshard_for_backward(*order_.back());
-  } else if (at > 0 && at != SIZE_MAX && !begins_[at] && order_[at - 1]->module_list >= 0) {
+  } else if (at > 0 && at != SIZE_MAX && same_pass(unit, *order_[at - 1]) &&
+             order_[at - 1]->module_list >= 0) {
     unshard_for_backward(
         *order_[at - 1]);  // a unit inside another may end after what ran before it
   }
@@ -206,9 +215,9 @@ void ShardedModel::begin_micro_batch(GradientSync sync) {
   context_.told = context_.told || told;
   context_.synchronise =
       sync == GradientSync::reduce || (!told && context_.policy.reduction.every_micro_batch);
-  pass_begins_ = told;
-  if (told)
-    for (auto& unit : units_) unit->done = false;  // each backward gathers ahead anew
+  if (!told) return;
+  ++pass_;
+  for (auto& unit : units_) unit->done = false;  // each backward gathers ahead anew
 }
 
 std::vector<Unit*> ShardedModel::meant(const std::vector<std::string>& names) const {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "meshwright/error.h"
+#include "sdk/base/handed_files.h"
 #include "sdk/base/model_fields.h"
 #include "sdk/base/plain_text.h"
 
@@ -92,6 +93,8 @@ ConfigJson ConfigJson::read(const std::string& file_or_folder) {
   std::filesystem::path file = file_or_folder;
   std::error_code failed;
   if (std::filesystem::is_directory(file, failed)) file /= "config.json";
+  if (const std::string* handed = base::handed_config(file_or_folder))
+    return parse(*handed, file.string());
   auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::file_unreadable,
                  "cannot read the model's configuration " + file.string() + ": " + why)

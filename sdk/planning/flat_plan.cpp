@@ -203,7 +203,8 @@ ShardingPlan flat_plan(const ShardingRequest& request, const ShardingPolicy& pol
         .help("set distributed.pp_size = 1")
         .help("a strategy of flat buffers refuses it in plan_mesh (refuse_sizes)");
   const ModelOutline& outline = request.outline;
-  ShardingPlan plan = begin_plan(request, level == 3 ? "flat" : "replicate");
+  ShardingPlan plan =
+      begin_plan(request, level == 3 ? "flat" : "replicate", policy.options, sharding_fields());
   const Layout& layout = *plan.mesh_layout;
   plan.replicated = false;
   plan.sharding = policy;

@@ -320,7 +320,15 @@ Footprint replicated_footprint(const ShardingRequest& request, const ShardingPla
 
 ShardingPlan replicated_plan(const ShardingRequest& request, const ReplicatedPolicy& policy) {
   using namespace footprint;
-  ShardingPlan plan = begin_plan(request, "replicate");
+  static const std::vector<std::string> fields = {"first_bucket_bytes",
+                                                  "bucket_bytes",
+                                                  "gradient_as_bucket_view",
+                                                  "mp",
+                                                  "broadcast_buffers",
+                                                  "find_unused_parameters",
+                                                  "static_graph",
+                                                  "axis"};
+  ShardingPlan plan = begin_plan(request, "replicate", policy.options, fields);
   const Layout& layout = *plan.mesh_layout;
   plan.replication = policy;
   plan.replication.mp = request.config.shared().mp;

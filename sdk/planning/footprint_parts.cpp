@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <type_traits>
 
 #include "meshwright/error.h"
 #include "sdk/base/low_rank.h"
@@ -249,7 +250,59 @@ std::shared_ptr<const UnitLayout> unit_layout_of(const ShardingRequest& request,
   return unit.layout;
 }
 
-ShardingPlan begin_plan(const ShardingRequest& request, std::string_view data_text) {
+std::span<const std::string> sharding_fields() {
+  static const std::vector<std::string> fields = {"layout",
+                                                  "reshard_after_forward",
+                                                  "level",
+                                                  "overlap_gather",
+                                                  "prefetch.enabled",
+                                                  "prefetch.chains",
+                                                  "prefetch.forward",
+                                                  "prefetch.backward",
+                                                  "offload.cpu",
+                                                  "offload.pin_memory",
+                                                  "precision.mp",
+                                                  "precision.main_weights",
+                                                  "precision.main_gradients",
+                                                  "reduction.average",
+                                                  "reduction.every_micro_batch",
+                                                  "reduction.overlap",
+                                                  "buffers.rotating",
+                                                  "buffers.registered",
+                                                  "checks.reduced",
+                                                  "checks.own",
+                                                  "frozen.place",
+                                                  "flat.unit_classes",
+                                                  "flat.bucket_elements",
+                                                  "independent_replicas"};
+  return fields;
+}
+
+namespace {
+
+// A message looks its field up: under a wrong name the option would never be told of.
+void check_fields(const ShardingRequest& request, const PolicyOptions& options,
+                  std::span<const std::string> fields) {
+  // The only member, so that its address is that of the object.
+  static_assert(std::is_standard_layout_v<PolicyOptions> &&
+                sizeof(PolicyOptions) == sizeof(StringMap));
+  for (const auto& [field, key] : reinterpret_cast<const StringMap&>(options)) {
+    if (std::find(fields.begin(), fields.end(), field) != fields.end()) continue;
+    Error error(ErrorCode::unknown_key,
+                "the policy of the strategy " + request.config.own().schema().owner +
+                    " has no field \"" + field + "\", which PolicyOptions name for " + key);
+    error.key(key);
+    if (const std::string near = nearest_name(field, fields); !near.empty())
+      error.help("did you mean \"" + near + "\"?");
+    throw error.help("a field in a struct of the policy is named with it: \"flat.unit_classes\"");
+  }
+}
+
+}  // namespace
+
+ShardingPlan begin_plan(const ShardingRequest& request, std::string_view data_text,
+                        const PolicyOptions& options, std::span<const std::string> fields) {
+  check_fields(request, options, fields);
   ShardingPlan plan;
   plan.mesh_layout = make_layout(request, rank_axes(request));
   const Layout& layout = *plan.mesh_layout;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -80,8 +81,11 @@ using Layout = MeshLayout;
 // parameter lacks the dimension that its style cuts.
 std::shared_ptr<const Layout> layout_of(const ShardingRequest& request, const ShardingPlan& plan);
 // A plan with its mesh_layout, and the placement of every parameter before the data-parallel ranks
-// share it.
-ShardingPlan begin_plan(const ShardingRequest& request, std::string_view data_text);
+// share it. Throws Error(unknown_key) where `options` name a field that no policy of `fields` has.
+ShardingPlan begin_plan(const ShardingRequest& request, std::string_view data_text,
+                        const PolicyOptions& options, std::span<const std::string> fields);
+// The fields of a ShardingPolicy, as PolicyOptions name them.
+std::span<const std::string> sharding_fields();
 // Lays out the parameters of a unit. Throws Error(model_does_not_fit) for a dimension that does not
 // divide, and for a parameter without one where it would be cut.
 std::shared_ptr<const UnitLayout> lay_out_unit(const ShardingRequest& request, const Layout& layout,

@@ -324,7 +324,7 @@ std::string PolicyOptions::of(std::string_view field) const {
 
 ShardingPlan fully_sharded_plan(const ShardingRequest& request, const ShardingPolicy& policy) {
   if (policy.level != 3) refuse_level(policy);
-  ShardingPlan plan = begin_plan(request, "shard(0)");
+  ShardingPlan plan = begin_plan(request, "shard(0)", policy.options, sharding_fields());
   const Layout& layout = *plan.mesh_layout;
   plan.replicated = false;
   plan.sharding = policy;

@@ -17,6 +17,7 @@
 
 #include "engine/train/step/rank_agreement.h"
 #include "meshwright/parallel/collectives.h"
+#include "sdk/base/files/durable.h"
 #include "sdk/base/mailboxes.h"
 #include "sdk/base/read_by_host.h"
 
@@ -226,9 +227,6 @@ constexpr double kLinkMoment = 0.04;
 constexpr int kPushes = 3;
 constexpr int64_t kPiece = int64_t{256} << 10, kMostPieces = 256;
 
-double seconds_since(Steady::time_point begin) {
-  return std::chrono::duration<double>(Steady::now() - begin).count();
-}
 // Of the clock that hosts are set to. As whole nanoseconds, so that nothing is rounded.
 int64_t wall_clock() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -276,7 +274,7 @@ Pinged ping(Pair& pair) {
     const Steady::time_point begin = Steady::now();
     pair.send_number(sent);
     const int64_t theirs = pair.receive_number();
-    const double way = seconds_since(begin) / 2;
+    const double way = base::ms_since(begin) / 1000 / 2;
     if (way >= out.latency) continue;
     out = {way, static_cast<double>(theirs - sent) * 1e-9 - way, way};
   }
@@ -296,7 +294,7 @@ double push(Pair& pair) {
     const Steady::time_point begin = Steady::now();
     for (int64_t i = 0; i < count; ++i) pair.send(piece);
     pair.receive_number();
-    return seconds_since(begin);
+    return base::ms_since(begin) / 1000;
   };
   const double one = pieces(1);
   const auto count =

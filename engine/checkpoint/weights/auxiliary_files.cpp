@@ -14,6 +14,7 @@
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::weights {
 
@@ -157,9 +158,8 @@ class Walk {
     out_.files = std::move(kept);
     for (auto& [kind, names] : left_) {
       std::sort(names.begin(), names.end());
-      std::string text = root_.string() + ": " + kind + " are not carried along: " + names[0];
-      if (names.size() > 1) text += " and " + std::to_string(names.size() - 1) + " more";
-      out_.notices.push_back(std::move(text));
+      out_.notices.push_back(root_.string() + ": " + kind +
+                             " are not carried along: " + text::first_few(names, 1));
     }
     return std::move(out_);
   }

@@ -16,6 +16,7 @@
 #include "sdk/base/files/json_codec.h"
 #include "sdk/base/low_rank.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::weights {
 
@@ -149,12 +150,8 @@ std::string unused_tensors(const WeightFolder& files, const std::string& folder,
     if (!used.contains(name) && !name.ends_with("rotary_emb.inv_freq"))
       left.push_back(name);  // that is computed
   if (left.empty()) return {};
-  constexpr size_t kShown = 3;
-  std::string text = folder + " has " + std::to_string(left.size()) +
-                     (left.size() == 1 ? " tensor" : " tensors") +
-                     " without a place in the model of its config.json, not read: ";
-  for (size_t i = 0; i < std::min(left.size(), kShown); ++i) text += (i ? ", " : "") + left[i];
-  return text + (left.size() > kShown ? ", ..." : "");
+  return folder + " has " + text::counted(std::ssize(left), "tensor") +
+         " without a place in the model of its config.json, not read: " + text::first_few(left, 3);
 }
 
 namespace {

@@ -131,11 +131,8 @@ std::string list_of(const std::vector<Interface>& all) {
       known->second += ", " + i.address;
   }
   std::string out;
-  for (const auto& [name, addresses] : names) {
-    out += out.empty() ? "" : ", ";
-    out += name;
-    out += " (" + addresses + ")";
-  }
+  for (const auto& [name, addresses] : names)
+    out.append(out.empty() ? "" : ", ").append(name).append(" (").append(addresses).append(")");
   return out.empty() ? "none that is up" : out;
 }
 

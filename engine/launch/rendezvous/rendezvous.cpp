@@ -20,12 +20,11 @@
 #include "meshwright/error.h"
 #include "sdk/base/transport.h"
 #include "sdk/base/wait.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::rendezvous {
 
 namespace {
-
-constexpr size_t kMostDifferences = 6;
 
 const std::string* find(const Facts& facts, const std::string& name) {
   for (const auto& [known, value] : facts)
@@ -53,12 +52,7 @@ std::string differences(const std::vector<int64_t>& odd, const Facts& theirs, co
     if (find(theirs, name) == nullptr)
       lone.push_back("no " + name + ", the others " + brief(value));
   const std::vector<std::string>& said = changed.empty() ? lone : changed;
-  std::string out;
-  for (size_t i = 0; i < said.size() && i < kMostDifferences; ++i)
-    out += (i ? "; " : who) + said[i];
-  return said.size() > kMostDifferences
-             ? out + "; and " + std::to_string(said.size() - kMostDifferences) + " more"
-             : out;
+  return who + text::first_few(said, 6, "; ");
 }
 
 // Rank 0 reads all: no other rank reads a world's worth. Empty: all are alike.

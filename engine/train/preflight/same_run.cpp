@@ -1,7 +1,6 @@
 #include "engine/train/preflight/same_run.h"
 
 #include <algorithm>
-#include <span>
 
 #include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/weights/safetensors.h"
@@ -16,15 +15,6 @@ namespace meshwright::before {
 namespace fs = std::filesystem;
 
 namespace {
-
-// Of many the first eight.
-std::string first_few(const std::vector<std::string>& items) {
-  constexpr size_t kMost = 8;
-  const size_t shown = std::min(items.size(), kMost);
-  const std::string out = text::join(std::span(items).first(shown), ", ");
-  return items.size() > shown ? out + " and " + std::to_string(items.size() - shown) + " more"
-                              : out;
-}
 
 bool holds_file(const checkpoint::Checkpoint& from, std::string_view name) {
   return std::ranges::any_of(from.meta().files,
@@ -56,7 +46,7 @@ void check_config(checkpoint::Checkpoint& from, const plan::Job& job, const plan
   for (const outlines::ConfigChange& one : changes)
     what.push_back(one.field + " = " + value_text(one.now) + " (was " + value_text(one.before) +
                    ")");
-  Error error = other_model(from, model.name() + " has " + first_few(what));
+  Error error = other_model(from, model.name() + " has " + text::first_few(what, 8));
   error.key("model." + model.key).at(job.config.table("model").origin(model.key));
   for (size_t i = 0; i < std::min<size_t>(changes.size(), 3); ++i)
     error.help(changes[i].before.empty()
@@ -208,7 +198,7 @@ std::string changes_text(const std::vector<config::Difference>& changes) {
   for (const config::Difference& one : changes)
     out.push_back(one.key + " = " + value_text(one.values[1]) + " (was " +
                   value_text(one.values[0]) + ")");
-  return first_few(out);
+  return text::first_few(out, 8);
 }
 
 namespace {

@@ -4,7 +4,6 @@
 #include <boost/json/serialize.hpp>
 #include <boost/json/string.hpp>
 #include <boost/json/value.hpp>
-#include <charconv>
 
 #include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/checkpoint.h"
@@ -213,19 +212,18 @@ std::vector<int64_t> Source::ids(const std::string& flag, const std::string& lis
   std::vector<int64_t> out;
   for (const std::string& part : text::split(list, ',')) {
     const std::string word(text::trim(part));
-    int64_t id = -1;
-    auto [stop, failed] = std::from_chars(word.data(), word.data() + word.size(), id);
-    if (word.empty() || failed != std::errc() || stop != word.data() + word.size())
+    const std::optional<int64_t> id = text::to_number(word);
+    if (!id)
       throw Error(ErrorCode::usage, "--" + flag +
                                         " wants token ids with commas between them, found \"" +
                                         word + "\" in \"" + list + "\"")
           .help("--" + flag + " 1,2,3");
-    if (id < 0 || id >= vocab_)
-      throw Error(ErrorCode::bad_token, "--" + flag + " has the token " + std::to_string(id) +
+    if (*id < 0 || *id >= vocab_)
+      throw Error(ErrorCode::bad_token, "--" + flag + " has the token " + std::to_string(*id) +
                                             ", but the model's vocabulary has " +
                                             std::to_string(vocab_) + " entries")
           .help("tokens are 0 to " + std::to_string(vocab_ - 1));
-    out.push_back(id);
+    out.push_back(*id);
   }
   return out;
 }

@@ -16,6 +16,7 @@
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/progress.h"
 #include "sdk/base/text.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::train {
 
@@ -114,9 +115,9 @@ std::string LoadHistory::draw(const report::Style& style) const {
   size_t name = 5;
   for (const ExpertLoad* row : rows)
     name = std::max(name, report::display_width(report::printable(row->block)));
-  std::string out = "expert load over " + report::counted(steps_, "step", "steps") +
-                    " beside the mean (" + mark(style, 0) + " none, " + mark(style, 1) + " mean, " +
-                    mark(style, 2) + " 2x and more)\n";
+  std::string out = "expert load over " + text::counted(steps_, "step") + " beside the mean (" +
+                    mark(style, 0) + " none, " + mark(style, 1) + " mean, " + mark(style, 2) +
+                    " 2x and more)\n";
   constexpr size_t kNumbers = 30;  // room for what stands behind the marks
   size_t width =
       std::max<size_t>(static_cast<size_t>(std::max(style.width, 0)), name + kNumbers + 10) - name -
@@ -259,7 +260,7 @@ RunFolder::Lines::Lines(const fs::path& path, bool keep, Tell tell) try
 RunFolder::Lines::~Lines() {
   if (waiting_lines_ > 0 && file_->append(waiting_) == 0) waiting_lines_ = 0;
   if (const int64_t missing = waiting_lines_ + lost_lines_; missing > 0)
-    tell("warning: " + path() + " lacks " + report::counted(missing, "line", "lines") +
+    tell("warning: " + path() + " lacks " + text::counted(missing, "line") +
          " that could not be written");
 }
 
@@ -309,8 +310,7 @@ void RunFolder::Lines::append(std::string_view line) {
   // Both files may share one disk, and this file's warning may be a line of the other: state first,
   // words last.
   std::string words =
-      path() + " is written again: " + report::counted(waiting_lines_, "line", "lines") +
-      " had waited" +
+      path() + " is written again: " + text::counted(waiting_lines_, "line") + " had waited" +
       (lost_lines_ > 0 ? ", and " + std::to_string(lost_lines_) + " more are lost" : "");
   waiting_.clear();
   waiting_lines_ = 0;

@@ -26,7 +26,7 @@
 #include "engine/train/step/stages.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
-#include "sdk/base/host/run_lock.h"
+#include "sdk/base/handed_files.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/progress.h"
 #include "sdk/base/terminal/report.h"

@@ -40,6 +40,7 @@
 #include "sdk/base/low_rank.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::train {
 
@@ -199,8 +200,7 @@ std::string resume_text(const checkpoint::Checkpoint& from, const World& world,
   std::string out =
       "continues after step " + std::to_string(meta.step) + ": " + from.folder().string();
   if (meta.strategy != strategy || meta.world_size != world.size())
-    out +=
-        ", saved by " + meta.strategy + " on " + report::counted(meta.world_size, "rank", "ranks");
+    out += ", saved by " + meta.strategy + " on " + text::counted(meta.world_size, "rank");
   return out +
          text::format("; %s read in %.2f s", report::human_bytes(from.bytes()).c_str(), ms / 1000);
 }
@@ -364,7 +364,7 @@ std::string tell_of_replicas(Trainer& trainer, const checkpoint::Checkpoint& fro
   const int64_t then = 1 + std::ssize(numbers), now = axis.empty() || !mesh ? 1 : mesh->size(axis);
   if (then == now) return "";
   const std::string said =
-      "the checkpoint holds " + report::counted(then, "replica", "replicas") +
+      "the checkpoint holds " + text::counted(then, "replica") +
       (then == 1 ? "" : " with values of their own") + ", this job " + std::to_string(now) +
       (now == 1 ? ": it goes on from the first one"
                 : ": those without values of their own start as the first one");
@@ -375,7 +375,7 @@ std::string tell_of_replicas(Trainer& trainer, const checkpoint::Checkpoint& fro
 // What to tell where a state goes on with another number of replicas.
 std::string resized_text(const std::string& state, int64_t then, const StateReplica& now) {
   using Resize = StateReplica::Resize;
-  return "the checkpoint holds " + state + " of " + report::counted(then, "replica", "replicas") +
+  return "the checkpoint holds " + state + " of " + text::counted(then, "replica") +
          ", this job has " + std::to_string(now.count) + ": " +
          (now.resize == Resize::mean    ? "each begins with their mean"
           : now.resize == Resize::zeros ? "each begins with zeros"
@@ -514,6 +514,7 @@ Read read_own(Trainer& trainer, checkpoint::Checkpoint& from) {
   ParallelModel& model = trainer.model();
   Optimizer& optimizer = optimizer_of(trainer);
   before::refuse_other_optimizer(from, optimizer.name());
+  optimizer.in_use = true;
   optimizer.steps = meta.optimizer_steps;
   if (meta.optimizer_steps > 0) optimizer.allocate(model.update_groups());
   const std::vector<LocalTensor> tensors = local_state(trainer);
@@ -533,12 +534,9 @@ Read read_own(Trainer& trainer, checkpoint::Checkpoint& from) {
     world.notice(
         "parameters that were frozen in the checkpoint train in this job: their optimizer state "
         "starts at zero, as in a new run");
-  auto tell = [&](const auto& all) {
-    for (const std::string& said : all)
-      if (world.rank() == 0) world.notice(said);
-  };
-  tell(check_dtypes(from, tensors));
-  tell(optional.resized);
+  // Of this rank's parts: lines_of_all_ranks() says once what several tell.
+  for (const std::string& said : check_dtypes(from, tensors)) world.notice(said);
+  for (const std::string& said : optional.resized) world.notice(said);
   for (const Match& match : matches) fill(from, match);
   optimizer.round_weights(model.update_groups());
   trainer.set_next_step(meta.step);

@@ -21,10 +21,11 @@
 #include "sdk/base/even_tokens.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
-#include "sdk/base/host/run_lock.h"
+#include "sdk/base/handed_files.h"
 #include "sdk/base/plugin_at_work.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::train {
 
@@ -260,7 +261,7 @@ std::vector<std::string> Run::startup_notices() const {
 std::string Run::validation_text() const {
   const int64_t used = validation_samples(), all = data_.validation.source->samples();
   std::string out = "validation: " + data_.validation.source->describe();
-  const std::string many = report::counted(all, "sample", "samples");
+  const std::string many = text::counted(all, "sample");
   if (used < all)
     out += ", " + report::human_count(used) + " of " + many;
   else if (!out.ends_with(", " + many))
@@ -286,7 +287,7 @@ void Run::report_job() {
     reporter_.say("checkpoints that this run does not continue are now in " + aside_);
   if (from() != nullptr) reporter_.say(resume_text(*from(), *world_, strategy, loading_ms_));
   reporter_.say(
-      strategy + " on " + report::counted(world_->size(), "rank", "ranks") + ": " +
+      strategy + " on " + text::counted(world_->size(), "rank") + ": " +
       model_->outline.architecture + ", " + report::human_count(parameters) + " parameters" +
       (trained < parameters ? ", of which " + report::human_count(trained) + " train" : "") +
       "; batch " + std::to_string(trainer_->local_batch()) + " x " +

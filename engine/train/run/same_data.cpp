@@ -41,15 +41,6 @@ struct Looked {
 };
 BOOST_DESCRIBE_STRUCT(Looked, (), (found, name, path))
 
-// "rank 1 (node7), rank 3 (node8)"; of many the first four.
-std::string first_few(const std::vector<std::string>& names) {
-  constexpr size_t kNamed = 4;
-  const size_t shown = std::min(names.size(), kNamed);
-  const std::string out = text::join(std::span(names).first(shown), ", ");
-  return names.size() > shown ? out + " and " + std::to_string(names.size() - shown) + " more"
-                              : out;
-}
-
 // Rank 0's file, which goes when the ranks have looked.
 class Probe {
  public:
@@ -110,7 +101,7 @@ void check_shared(World& world, const fs::path& folder) {
   if (blind.empty()) return;
   throw Error(ErrorCode::run_folder_not_shared,
               "the run folder of " + ranks[0].name + " is " + ranks[0].path +
-                  "; what it writes there is not seen by " + first_few(blind))
+                  "; what it writes there is not seen by " + text::first_few(blind, 4))
       .key("run.dir")
       .help(
           "set run.dir to a folder on a file system that every host mounts (NFS, Lustre, ...): "
@@ -247,7 +238,7 @@ std::string identity(const std::vector<FileGroup>& groups, int64_t rank) {
 std::string some_names(const std::vector<size_t>& ranks, const std::vector<std::string>& names) {
   std::vector<std::string> out;
   for (size_t rank : ranks) out.push_back(names[rank]);
-  return first_few(out);
+  return text::first_few(out, 4);
 }
 
 std::string bytes_text(int64_t bytes) {
@@ -384,7 +375,7 @@ std::string check_same_data(World& world, const std::vector<FileGroup>& groups, 
   }
   if (!whole) return "";
   return text::format("every byte of %s, %s, compared in %zu %s in %.2f s (dataset.verify)",
-                      report::counted(static_cast<int64_t>(count), "file", "files").c_str(),
+                      text::counted(static_cast<int64_t>(count), "file").c_str(),
                       report::human_bytes(bytes).c_str(), machines,
                       machines == 1 ? "place" : "places", base::ms_since(begin) / 1000);
 }

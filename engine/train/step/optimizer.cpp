@@ -403,7 +403,7 @@ std::unique_ptr<Optimizer> make_own_optimizer(OwnOptimizer own, const Optimizer&
   auto refuse = [](const std::string& what, const std::string& help) {
     return Error(ErrorCode::conflict, "Trainer::set_optimizer() got " + what).help(help);
   };
-  if (before.steps > 0)
+  if (before.in_use)
     throw refuse("an optimizer after the run had begun",
                  "call it right after the Trainer is made, before step() and load()");
   if (!own.step) throw refuse("an optimizer without a step", "set OwnOptimizer::step");

@@ -97,6 +97,7 @@ class Optimizer {
   virtual void allocate(const std::vector<FlatParameterGroup>& groups) = 0;
   virtual const char* name() const = 0;  // as in optimizer.name
   int64_t steps = 0;                     // updates done
+  bool in_use = false;                   // by a step, though it made no update, or a checkpoint
   // Of them, those before a parameter's first one, by its name in checkpoints; absent: none. What
   // was frozen begins late. The classes hold the same numbers.
   std::map<std::string, int64_t> began;

@@ -453,6 +453,7 @@ StepResult Trainer::step(const StageForward& forward) try {
   const double loss_scale = monitor.loss_scale(),
                assumed = static_cast<double>(expected_ * accumulation_) / loss_scale;
   Sums sums;
+  optimizer_->in_use = true;
   monitor.begin_step();
   routers_->begin_step();
   model_->begin_step();

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "meshwright/error.h"
+#include "sdk/base/handed_files.h"
 
 namespace config_json_test {
 
@@ -99,7 +100,13 @@ TEST_CASE("config.json: a file or its folder is read, and none is told with what
   CHECK(ConfigJson::read(folder.string()).integer("width", 1, 9) == 3);
   CHECK(ConfigJson::read((folder / "config.json").string()).name() ==
         (folder / "config.json").string());
+  // What the run began with counts, whatever becomes of the file and its folder.
+  base::hand_files({{(folder / "config.json").string(), "{\"width\": 5}"}});
+  CHECK(ConfigJson::read(folder.string()).integer("width", 1, 9) == 5);
   fs::remove_all(folder);
+  CHECK(ConfigJson::read(folder.string()).integer("width", 1, 9) == 5);
+  CHECK(ConfigJson::read((folder / "config.json").string()).integer("width", 1, 9) == 5);
+  base::hand_files({});
   CHECK(refusal([&] { ConfigJson::read(folder.string()); }).find("no such file") !=
         std::string::npos);
   CHECK(refusal([] { ConfigJson::read(""); }).find("needs the config.json") != std::string::npos);

@@ -314,6 +314,32 @@ TEST_CASE("rows have no levels below 3") {
   }
 }
 
+TEST_CASE("an option that is named for a field which the policy does not have is an error") {
+  Job job{.outline = llama_outline({}), .world = 2};
+  job.config.own() = Options(make_schema("distributed.mine", "mine", {}));
+  auto refused_with = [](const std::string& field, const std::string& meant, auto plan) {
+    const Error error = refused(ErrorCode::unknown_key,
+                                "the policy of the strategy mine has no field \"" + field + "\"",
+                                [&] { plan(PolicyOptions{{field, "distributed.mine.units"}}); });
+    CHECK(error.key() == "distributed.mine.units");
+    CHECK(error.helps()[0] == "did you mean \"" + meant + "\"?");
+  };
+  job.plan();
+  refused_with("prefetch.foward", "prefetch.forward", [&](const PolicyOptions& options) {
+    fully_sharded_plan(job.request(), {.options = options});
+  });
+  job.plan_flat();
+  refused_with("flat.unit_class", "flat.unit_classes", [&](const PolicyOptions& options) {
+    flat_plan(job.request(), {.options = options});
+  });
+  job.plan_ddp();
+  refused_with("static_grap", "static_graph", [&](const PolicyOptions& options) {
+    replicated_plan(job.request(), {.options = options});
+  });
+  // A field of which no message tells.
+  CHECK_NOTHROW(replicated_plan(job.request(), {.options = {{"axis", "distributed.mine.axis"}}}));
+}
+
 TEST_CASE("frozen parameters cost no gradients, no optimizer state and no reduction") {
   for (bool flat : {false, true}) {
     CAPTURE(flat);

@@ -60,10 +60,6 @@ using torch::autograd::variable_list;
 constexpr double kBatch = 0.01;
 constexpr int kMostCalls = 1000;
 
-double seconds_since(Steady::time_point begin) {
-  return std::chrono::duration<double>(Steady::now() - begin).count();
-}
-
 int64_t whole(double size) { return std::llround(size); }
 
 at::TensorOptions half_of(at::Device device) {
@@ -100,7 +96,7 @@ class Stopwatch {
       const Steady::time_point begin = Steady::now();
       for (int i = 0; i < calls; ++i) work();
       if (device().is_cuda()) device::cuda_part()->synchronize();
-      return seconds_since(begin) / calls;
+      return base::ms_since(begin) / 1000 / calls;
     };
     several(1);  // makes room, chooses kernels
     world_.everyone()->barrier();
@@ -108,7 +104,7 @@ class Stopwatch {
     std::vector<double> times = {several(1)};
     const int calls =
         std::clamp(static_cast<int>(kBatch / std::max(times[0], 1e-6)), 1, kMostCalls);
-    while (seconds_since(begin) < seconds_) times.push_back(several(calls));
+    while (base::ms_since(begin) / 1000 < seconds_) times.push_back(several(calls));
     if (times.size() > 1) times.erase(times.begin());
     if (mean_)
       return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
@@ -261,7 +257,7 @@ void measure(World& world, BesideTime& point) {
     for (int i = 0; i < gathers; ++i) under_way.push_back(group->all_gather(shard, whole_of_all));
     for (int i = 0; i < products; ++i) linear->forward(x);
     device::cuda_part()->synchronize();
-    const double seconds = seconds_since(begin);
+    const double seconds = base::ms_since(begin) / 1000;
     for (Work& work : under_way) work.wait();
     world.check();
     return seconds;

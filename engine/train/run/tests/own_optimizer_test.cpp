@@ -108,6 +108,38 @@ TEST_CASE("a program's own AdamW and schedule make the bits of the engine's, and
         std::string::npos);
 }
 
+TEST_CASE("a program's optimizer comes too late behind a checkpoint or a step of no update, too") {
+  TestFolder folder("own_optimizer_late");
+  run_ranks(1, [&](const std::shared_ptr<World>& world) {
+    const auto given = [](Trainer& trainer) {
+      return message_of([&] { trainer.set_optimizer(own_adamw()); }, ErrorCode::conflict);
+    };
+    const std::string late = "Trainer::set_optimizer() got an optimizer after the run had begun";
+    Rank first({"ddp", 1}, world);
+    first.initialize();
+    first.trainer.save(folder.path.string());
+    Rank loads({"ddp", 1}, world);
+    loads.trainer.load(folder.path.string());
+    CHECK(given(loads.trainer) == late);
+    Rank leaves_out({"ddp",
+                     1,
+                     {"distributed.mp_policy.param_dtype=float16", "optimizer.loss_scale=65536",
+                      "optimizer.dynamic_loss_scale=true"}},
+                    world);
+    leaves_out.initialize();
+    leaves_out.step(3e4);
+    CHECK(train::optimizer_of(leaves_out.trainer).steps == 0);
+    CHECK(given(leaves_out.trainer) == late);
+    // Who was refused may go on with what the checkpoint asks for.
+    Rank refused({"ddp", 1}, world);
+    refused.trainer.set_optimizer(own_adamw());
+    CHECK(message_of([&] { refused.trainer.load(folder.path.string()); },
+                     ErrorCode::checkpoint_mismatch)
+              .find("of the optimizer adamw") != std::string::npos);
+    CHECK(given(refused.trainer) == "it throws nothing");
+  });
+}
+
 TEST_CASE("what is wrong with a program's optimizer or learning rate is said before it is used") {
   run_ranks(1, [](const std::shared_ptr<World>& world) {
     Rank rank({"ddp", 1}, world);

@@ -45,6 +45,10 @@ const std::vector<Held> kHeld = {{"held"},
                                  {"two runs", {}, 2},
                                  {"two runs, resharded and reduced each", {kReshard, kEvery}, 2}};
 
+// What is gathered ahead stays within the stage.
+const Held kAhead{"gathered ahead",
+                  {kReshard, {"distributed.fsdp2.enable_fsdp2_prefetch", "true"}}};
+
 const Keys kFloat32{}, kBFloat16{{"distributed.mp_policy.param_dtype", "\"bfloat16\""},
                                  {"distributed.mp_policy.output_dtype", "\"bfloat16\""}};
 
@@ -93,6 +97,7 @@ TEST_CASE("pipeline wire: every schedule, several runs a step") {
   const std::string model = write_model(folder.path, kDeep);
   for (const char* schedule : kSchedules) {
     check_wire(model, 2, schedule, kHeld[3], kBesides[1], kBFloat16);
+    check_wire(model, 2, schedule, kAhead, kBesides[1], kFloat32);
     check_wire(model, 4, schedule, kHeld[4], kBesides[0], kFloat32);
   }
 }

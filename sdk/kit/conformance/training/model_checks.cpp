@@ -374,9 +374,12 @@ Refusal refusal_of(const ModelUnderTest& model, const ModelLayout& layout,
     const TpPlan tp = strategy.translate_tp_plan(
         model.outline(), {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
     if (shared.sizes.pp > 1) plan_pipeline(model.outline(), shared.sizes.pp, shared.pipeline);
-    return shared.sizes.tp == 1 || !tp.entries.empty();
+    return std::string(shared.sizes.tp > 1 && tp.entries.empty() ? "its plan cuts nothing"
+                       : shared.sequence_parallel && !cuts_sequence(tp)
+                           ? "its plan cuts no sequence"
+                           : "");
   });
-  if (answer.value) return {*answer.value ? "" : "its plan cuts nothing", ""};
+  if (answer.value) return {*answer.value, ""};
   if (answer.error && is_refusal(*answer.error)) return {code_string(answer.error->code()), ""};
   return {"", answer.error ? one_line(*answer.error) : "check_runs threw " + answer.foreign};
 }

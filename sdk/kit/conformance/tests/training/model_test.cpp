@@ -275,6 +275,16 @@ TEST_CASE("model kit: what a family refuses is no fault") {
   CHECK(report.note().find("refused: cp_size = 2 by all_gather (E0316)") != std::string::npos);
 }
 
+TEST_CASE("model kit: sequences that a plan leaves whole are not said to be cut") {
+  hooks = {};
+  hooks.outline = [](ModelOutline& o, const ModelRequest&) { o.own_sequence_plan = {}; };
+  const conf::Report report = report_of("model_layouts");
+  CHECK(said(report) == "");
+  CHECK(report.note().find(
+            "; refused: tp_size = 2 with sequence_parallel (its plan cuts no sequence)") !=
+        std::string::npos);
+}
+
 TEST_CASE("model kit: each wrong model is caught by the case that is about it, and named") {
   struct Mutant {
     const char* name;
