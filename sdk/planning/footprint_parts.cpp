@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
-#include <type_traits>
 
 #include "meshwright/error.h"
 #include "sdk/base/low_rank.h"
@@ -283,10 +282,7 @@ namespace {
 // A message looks its field up: under a wrong name the option would never be told of.
 void check_fields(const ShardingRequest& request, const PolicyOptions& options,
                   std::span<const std::string> fields) {
-  // The only member, so that its address is that of the object.
-  static_assert(std::is_standard_layout_v<PolicyOptions> &&
-                sizeof(PolicyOptions) == sizeof(StringMap));
-  for (const auto& [field, key] : reinterpret_cast<const StringMap&>(options)) {
+  for (const auto& [field, key] : options.keys()) {
     if (std::find(fields.begin(), fields.end(), field) != fields.end()) continue;
     Error error(ErrorCode::unknown_key,
                 "the policy of the strategy " + request.config.own().schema().owner +
