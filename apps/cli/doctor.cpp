@@ -217,11 +217,13 @@ int run_cmake_dir(Call& call) {
 
 }  // namespace
 
-Verb cmake_dir_verb(){return declare(run_cmake_dir, R"(
+Verb cmake_dir_verb() {
+  return declare(run_cmake_dir, R"(
 cmake-dir
 Print what CMAKE_PREFIX_PATH wants, to build against this installation
 
-  cmake -B build -DCMAKE_PREFIX_PATH="$(meshwright cmake-dir)") ");
+  cmake -B build -DCMAKE_PREFIX_PATH=$(meshwright cmake-dir)
+)");
 }
 
 }  // namespace meshwright::cli
