@@ -163,9 +163,9 @@ slurm_recipe() {
   cp -r "$source_dir/examples/recipes/slurm" "$place"
   mkdir "$place/runs"
   seq 5000 > "$place/runs/text.txt"
-  submit --chdir="$place" --ntasks-per-node=1 --gpus-per-node=0 --wait "$place/train.sbatch" "$program" job.toml --set distributed.dp_replicate_size=2
-  code[job]=$?
-  expect job 0 "fsdp2 on 4 ranks"; expect_times job 1 "done: 10 steps"; expect_times job 0 "the job has no secret"
+  submit --chdir="$place" --ntasks-per-node=1 --gpus-per-node=0 "$place/train.sbatch" "$program" job.toml --set distributed.dp_replicate_size=2
+  wanted 150 "the job is done" in_output "done: 10 steps" || return
+  expect_times job 1 "fsdp2 on 4 ranks"; expect_times job 0 "the job has no secret"
   [ "$(sed -n 's/.*"loss": \([0-9.]*\),.*/\1/p' "$place/runs/four_nodes/metrics.jsonl" | tail -1 | cut -c1-4)" = 3.09 ] ||
     fail job "the loss is not that of expected.txt"
 }
