@@ -172,9 +172,9 @@ TEST_CASE("every verb that starts local ranks refuses more than a host has, befo
 
 TEST_CASE("every verb explains itself and has its exit statuses") {
   for (const std::string verb :
-       {"", "plan", "validate", "config show", "config schema", "config explain", "plugins list",
-        "plugins inspect", "plugins check", "plugins new", "env", "doctor", "calibrate",
-        "dataset show", "dataset stats", "dataset", "plugins", "config"})
+       {"", "quickstart", "plan", "validate", "config show", "config schema", "config explain",
+        "plugins list", "plugins inspect", "plugins check", "plugins new", "env", "doctor",
+        "calibrate", "dataset show", "dataset stats", "dataset", "plugins", "config"})
     check_said(verb, {{" -h", 0, "meshwright"}});
   check_said(
       "",
