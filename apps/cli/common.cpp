@@ -94,6 +94,16 @@ const loader::LoadedPlugin& plugin_of(loader::Registry& registry, const std::str
   }
 }
 
+std::filesystem::path shipped(const std::filesystem::path& installed,
+                              const std::filesystem::path& in_source) {
+  std::error_code failed;
+  for (const std::filesystem::path& place :
+       {program_path().parent_path() / "../share" / installed, MESHWRIGHT_SOURCE_TREE / in_source})
+    if (std::filesystem::exists(place, failed)) return place.lexically_normal();
+  throw Error(ErrorCode::internal, "share/" + installed.string() + " is not installed")
+      .help("install the whole package with cmake --install");
+}
+
 config::PluginSchemas discovered_schemas(loader::Registry& registry) {
   config::PluginSchemas out;
   for (const loader::Listing& listing : registry.list()) {
@@ -196,7 +206,8 @@ Screen screen_of(const Call& call, bool started_by_us) {
   return screen;
 }
 
-std::string command_again(const Ranks& ranks) {
+std::string command_again(const Call& call, const Ranks& ranks) {
+  if (!call.command.empty()) return call.command;
   const char* told = std::getenv("MESHWRIGHT_COMMAND");
   if (ranks) return started_by_us(ranks) && told != nullptr ? told : "";
   constexpr std::string_view kPlain =
@@ -238,7 +249,7 @@ launch::LocalJob local_ranks(const Call& call, const char* verb,
   if (screen.live)
     job.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(screen.width));
   if (screen.colour) job.environment.emplace_back("MESHWRIGHT_COLOUR", "1");
-  job.environment.emplace_back("MESHWRIGHT_COMMAND", command_again(std::nullopt));
+  job.environment.emplace_back("MESHWRIGHT_COMMAND", command_again(call, std::nullopt));
   return job;
 }
 

@@ -36,6 +36,10 @@ loader::SearchPath search_path(const Call& call);
 std::filesystem::path installation();
 // The plugin of a library, or of a strategy, a model family or a data set by its name.
 const loader::LoadedPlugin& plugin_of(loader::Registry& registry, const std::string& what);
+// A file or folder that comes with the program: in share/ of an installation, or in the source tree
+// while developing. Throws Error(internal).
+std::filesystem::path shipped(const std::filesystem::path& installed,
+                              const std::filesystem::path& in_source);
 // The schemas of every plugin that can be found here; libraries that cannot be used are left out.
 config::PluginSchemas discovered_schemas(loader::Registry& registry);
 
@@ -69,7 +73,7 @@ struct Screen {
 Screen screen_of(const Call& call, bool started_by_us);
 // The command that started this process, or its launcher, as a shell takes it again; empty for a
 // rank of another launcher.
-std::string command_again(const Ranks& ranks);
+std::string command_again(const Call& call, const Ranks& ranks);
 
 // Runs this process's rank: calls `entry` of libmeshwright_engine.so, which lies beside the SDK
 // library; loading it here keeps LibTorch out of all other verbs. It takes a pointer to `options`

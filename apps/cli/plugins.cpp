@@ -246,19 +246,6 @@ const Template& template_of(const std::string& kind) {
       .help("there is --kind " + text::join(kinds, ", --kind "));
 }
 
-// Templates lie beside the program when installed, and in the source tree while developing.
-fs::path folder_of(const Template& wanted) {
-  std::error_code failed;
-  const fs::path program = program_path().parent_path();
-  for (const fs::path& folder : {program / "../share/meshwright" / wanted.folder,
-                                 fs::path(MESHWRIGHT_TEMPLATE_SOURCE) / wanted.folder})
-    if (fs::is_directory(folder, failed)) return folder.lexically_normal();
-  throw Error(ErrorCode::internal, std::string("the plugin template is not installed (share/"
-                                               "meshwright/") +
-                                       wanted.folder + ")")
-      .help("install the whole package with cmake --install");
-}
-
 // What is already called so; empty: nothing.
 std::string taken_by(const std::string& name) {
   loader::Registry registry({});
@@ -342,7 +329,8 @@ int run_new(Call& call) {
     throw Error(ErrorCode::usage, "there is already " + there)
         .help("choose another name, for example " + name + "_2");
 
-  const fs::path source = folder_of(made);
+  const fs::path source =
+      shipped(fs::path("meshwright") / made.folder, fs::path("sdk/kit") / made.folder);
   const std::string word = made.word;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(source)) {
     if (!entry.is_regular_file()) continue;

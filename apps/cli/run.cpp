@@ -117,6 +117,7 @@ std::string program_help(const Style& style) {
                          entry_of(shared_flag("version")),
                          entry_of(shared_flag("color"))});
   out += heading(style, "First steps") +
+         "  meshwright quickstart                       a first small model, in seconds\n"
          "  meshwright plan job.toml --world-size 64    how the job would be laid out\n"
          "  meshwright validate job.toml                what is wrong with the file\n"
          "  meshwright config explain distributed       what may stand in a table\n";

@@ -64,7 +64,7 @@ train::RunOptions read_options(const Call& call, const Ranks& ranks, const Scree
   train::RunOptions options;
   options.given = call.reading;
   options.trace = call.has("trace");
-  options.command = command_again(ranks);
+  options.command = command_again(call, ranks);
   read_sample_flags(call, options);
   options.width = screen.width;
   options.colour = screen.colour;

@@ -23,6 +23,7 @@ namespace meshwright::cli {
 
 const std::vector<Verb>& verbs() {
   static const std::vector<Verb> table = {
+      quickstart_verb(),
       train_verb(),
       plan_verb(),
       validate_verb(),

@@ -57,6 +57,7 @@ struct Call {
   std::vector<std::string> positionals = {};
   bool json = false;
   bool quiet = false;                 // say() says nothing: another rank does
+  std::string command = {};           // that continues the run, where it is not the one given
   std::optional<Error> failure = {};  // the first that fail() printed
   // FILE and --set, where the verb has read them once and for all (source_of()).
   std::shared_ptr<const config::Reading> reading = {};
@@ -114,6 +115,7 @@ const Flag& shared_flag(std::string_view name);
 // Every verb, in the order of the help.
 const std::vector<Verb>& verbs();
 
+Verb quickstart_verb();
 Verb train_verb();
 Verb plan_verb();
 Verb validate_verb();

@@ -171,10 +171,26 @@ TEST_CASE("every verb that starts local ranks refuses more than a host has, befo
 }
 
 TEST_CASE("every verb explains itself and has its exit statuses") {
-  for (const std::string verb :
-       {"", "plan", "validate", "config show", "config schema", "config explain", "plugins list",
-        "plugins inspect", "plugins check", "plugins new", "env", "cmake-dir", "doctor",
-        "calibrate", "dataset show", "dataset stats", "dataset", "plugins", "config"})
+  for (const std::string verb : {"",
+                                 "quickstart",
+                                 "plan",
+                                 "validate",
+                                 "config show",
+                                 "config schema",
+                                 "config explain",
+                                 "plugins list",
+                                 "plugins inspect",
+                                 "plugins check",
+                                 "plugins new",
+                                 "env",
+                                 "cmake-dir",
+                                 "doctor",
+                                 "calibrate",
+                                 "dataset show",
+                                 "dataset stats",
+                                 "dataset",
+                                 "plugins",
+                                 "config"})
     check_said(verb, {{" -h", 0, "meshwright"}});
   check_said(
       "",
