@@ -67,5 +67,5 @@ install(CODE "
 install(DIRECTORY ${written}/man1/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 FILES_MATCHING PATTERN "*.1")
 install(FILES ${written}/bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME meshwright)
 install(FILES ${written}/zsh DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions RENAME _meshwright)
-install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md AGENTS.md llms.txt DESTINATION ${CMAKE_INSTALL_DOCDIR})
 include(Package)
