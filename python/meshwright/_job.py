@@ -16,7 +16,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Type, TypedDict
 from ._errors import check
 from ._guard import Guard
 from ._library import (MessageFunction, OptionsStruct, RequestStruct, StepFunction, StrPath, TokenFunction, Value, as_bytes, as_integer, as_list,
-                       as_sets, as_toml, library)
+                       as_sets, as_toml, library, load_libtorch)
 
 STOP = 1
 """What a callback may return: training ends after this step, on all ranks."""
@@ -270,6 +270,7 @@ class Run:
     """
 
     def __init__(self, job: Job, *, message: Optional[OnMessage] = None, trace: bool = False) -> None:
+        load_libtorch()
         self._callbacks = _Callbacks(message, trace)
         self._run = c_void_p()
         try:
@@ -302,7 +303,7 @@ class Run:
             or STOP | SAVE (True is STOP), and what one rank asks for all ranks do. It must not call methods of the run.
 
         What `after_step` raises ends training after this step on all ranks, and is raised here on the rank that raised it; KeyboardInterrupt
-        saves as well, as Ctrl-C in the program does. `train` may be called again to go on.
+        saves as well, as Ctrl-C in the program does; `after_step` is not called any more when it came while the step was computed. `train` may be called again to go on.
 
         Returns the last step, None where there was none to do. Raises Error: E05xx devices and memory, E06xx collectives and lost ranks, E07xx
         data and disks, "numerics" (status 5) for a loss that is not finite.
@@ -416,6 +417,7 @@ def generate(folder: StrPath, prompt: Optional[str] = None, *, tokens: Optional[
     """
     request, heard, callbacks = _request(prompt, tokens, max_new, temperature, top_k, top_p, seed, stop), _Heard(on_token), _Callbacks(message)
     sets = as_list(as_sets(overrides))
+    load_libtorch()
     callbacks.during(lambda guard: library().meshwright_generate(as_bytes(folder), *sets, byref(request), byref(callbacks.options),
                                                                  heard.function(guard), None))
     return heard.generation()
