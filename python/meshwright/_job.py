@@ -207,7 +207,7 @@ class Job:
         return job
 
     def _take(self, function: Any, what: bytes, overrides: Optional[Mapping[str, Value]]) -> None:
-        self._lock = threading.Lock()  # what a job answers lives until its next call
+        self._lock = threading.RLock()  # what a job answers lives until its next call; a message of its run may ask it, too
         self._job = c_void_p()
         check(function(what, *as_list(as_sets(overrides)), byref(self._job)))
         weakref.finalize(self, library().meshwright_job_close, self._job)
@@ -303,10 +303,11 @@ class Run:
             or STOP | SAVE (True is STOP), and what one rank asks for all ranks do. It must not call methods of the run.
 
         What `after_step` raises ends training after this step on all ranks, and is raised here on the rank that raised it; KeyboardInterrupt
-        saves as well, as Ctrl-C in the program does; `after_step` is not called any more when it came while the step was computed. `train` may be called again to go on.
+        saves as well, as Ctrl-C in the program does, and `after_step` is not called any more for a step during which it came. `train` may be called
+        again to go on.
 
-        Returns the last step, None where there was none to do. Raises Error: E05xx devices and memory, E06xx collectives and lost ranks, E07xx
-        data and disks, "numerics" (status 5) for a loss that is not finite.
+        Returns the last step, None where there was none to do. Raises Error: status 4 devices and memory, 5 a loss that is not finite, 6 collectives
+        and lost ranks, 7 data and disks.
         """
         last: Optional[Step] = None
 

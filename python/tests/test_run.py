@@ -17,7 +17,8 @@ def steps_saved(run):
 
 def test_two_trainings_after_one_another():
     heard, lines = [], []
-    first = meshwright.train("job.toml", heard.append, message=lines.append)
+    job = meshwright.Job("job.toml")
+    first = job.train(heard.append, message=lambda line: lines.append(line) or job.plan(2))  # which may ask the job
     assert (first.steps_done, first.max_steps, str(first.folder), first.last) == (6, 6, "runs/first", heard[-1])
     assert [step.step for step in heard] == list(range(6)) and any(line.startswith("done: 6 steps") for line in lines)
     rows = [row for row in meshwright.metrics(first.folder) if isinstance(row, meshwright.StepRow)]
