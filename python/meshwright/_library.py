@@ -28,6 +28,8 @@ class LibraryError(ImportError):
 def _places() -> Iterator[Path]:
     """Where a tree with bin/, lib/ and share/ may lie, in this order."""
     yield _OF_WHEEL
+    if _PACKAGE.parts[-4:] == ("share", "meshwright", "python", "meshwright"):
+        yield _PACKAGE.parents[3]
     found = shutil.which("meshwright")
     if found is not None:
         yield Path(found).resolve().parent.parent
@@ -42,7 +44,7 @@ def prefix() -> Path:
     """The folder that holds `lib/libmeshwright_c.so.1` and `bin/meshwright`.
 
     It is the one that the environment variable MESHWRIGHT_PREFIX names (an installed tree, or a build folder); without it the first of: what
-    came with this package in a wheel, the tree of the `meshwright` on PATH, /usr. Raises LibraryError.
+    came with this package in a wheel or in an installed tree, the tree of the `meshwright` on PATH, /usr. Raises LibraryError.
     """
     named = os.environ.get("MESHWRIGHT_PREFIX")
     places = [Path(named)] if named else list(_places())

@@ -96,14 +96,14 @@ LIBRARY = "libmeshwright_c.so.1"
 
 
 def test_where_the_native_part_is_found(folder, monkeypatch):
-    package = folder / "site-packages/meshwright"
-    trees = [folder / "mine", folder / "path", package / "_native"]
+    package = folder / "tree/share/meshwright/python/meshwright"
+    trees = [folder / "mine", folder / "path", package / "_native", folder / "tree"]
     for tree in trees:
         (tree / "lib").mkdir(parents=True)
         (tree / "bin").mkdir()
         (tree / "lib" / LIBRARY).touch()
         (tree / "bin/meshwright").touch(mode=0o755)
-    mine, path, native = trees
+    mine, path, native, tree = trees
     shutil.copy(ROOT / "python/meshwright/_library.py", package)
     spec = importlib.util.spec_from_file_location("library_elsewhere", package / "_library.py")
     elsewhere = importlib.util.module_from_spec(spec)
@@ -120,11 +120,13 @@ def test_where_the_native_part_is_found(folder, monkeypatch):
     monkeypatch.delenv("MESHWRIGHT_PREFIX")
     assert elsewhere.prefix() == native
     shutil.rmtree(native)
+    assert elsewhere.prefix() == tree
+    (tree / "lib" / LIBRARY).unlink()
     assert elsewhere.prefix() == path
     assert elsewhere.program() == f"{path}/bin/meshwright"
     (path / "lib" / LIBRARY).unlink()
     if not os.path.exists(f"/usr/lib/{LIBRARY}"):
-        assert missing().startswith(f"no lib/{LIBRARY} in {native} or {path} or /usr: install Meshwright")
+        assert missing().startswith(f"no lib/{LIBRARY} in {native} or {tree} or {path} or /usr: install Meshwright")
     monkeypatch.setenv("MESHWRIGHT_PREFIX", str(path))
     assert missing().startswith(f"MESHWRIGHT_PREFIX is {path}, but there is no lib/{LIBRARY}")
 

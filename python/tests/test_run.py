@@ -208,7 +208,7 @@ def test_an_exception_on_one_rank_of_two_leaves_none_waiting():
     ranks = [subprocess.Popen([sys.executable, "-c", RANK], stderr=subprocess.PIPE, text=True, env={
         **os.environ, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for r in range(2)]
     try:
-        said = [rank.communicate(timeout=60)[1] for rank in ranks]
+        said = [rank.communicate(timeout=200)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
