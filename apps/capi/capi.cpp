@@ -416,8 +416,9 @@ meshwright_run_options read_options(const meshwright_run_options* options) {
                                        "meshwright_run_options");
 }
 
-// Everything that can be refused before the ranks meet, as the program does.
-void check(const meshwright_job& given, const Ranks& ranks, const Tell& tell) {
+// Everything that can be refused before the ranks meet, as the program does. Returns what was found
+// of the host.
+Diagnostics check(const meshwright_job& given, const Ranks& ranks) {
   std::lock_guard lock(meshwright::capi::planning());
   Diagnostics problems;
   std::optional<plan::Job> job = given.reload()({}, problems);
@@ -429,14 +430,9 @@ void check(const meshwright_job& given, const Ranks& ranks, const Tell& tell) {
       meshwright::before::plan_to_start(given.reload(), *job, ranks, /*wanted=*/1);
   plan::check_runs(plan, *job);
   // What depends on the host is asked by one rank of each.
-  if (ranks && ranks->local_rank != 0) return;
-  const Diagnostics found = meshwright::before::check_before_start(
-      given.reload(), *job, plan, ranks ? ranks->local_world_size : 1);
-  if (!ranks || ranks->rank == 0) {
-    for (const std::string& text : found.notices()) tell("notice: " + text);
-    for (const std::string& text : found.warnings()) tell("warning: " + text);
-  }
-  if (!found.ok()) throw Mistakes{found.errors()};
+  if (ranks && ranks->local_rank != 0) return {};
+  return meshwright::before::check_before_start(given.reload(), *job, plan,
+                                                ranks ? ranks->local_world_size : 1);
 }
 
 // The other ranks, which may not refuse by themselves, end with the same error.
@@ -451,7 +447,12 @@ void refuse(const Ranks& ranks, const Error& error) {
 void check_together(const meshwright_job& job, const Tell& tell) {
   const Ranks ranks = meshwright::launch::detect_ranks(meshwright::launch::process_environment());
   try {
-    check(job, ranks, tell);
+    const Diagnostics found = check(job, ranks);
+    if (!ranks || ranks->rank == 0) {  // nothing is locked here: who hears it may plan
+      for (const std::string& text : found.notices()) tell("notice: " + text);
+      for (const std::string& text : found.warnings()) tell("warning: " + text);
+    }
+    if (!found.ok()) throw Mistakes{found.errors()};
   } catch (const Mistakes& mistakes) {
     refuse(ranks, mistakes.errors.front());
     throw;

@@ -16,7 +16,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Type, TypedDict
 from ._errors import check
 from ._guard import Guard
 from ._library import (MessageFunction, OptionsStruct, RequestStruct, StepFunction, StrPath, TokenFunction, Value, as_bytes, as_integer, as_list,
-                       as_sets, as_toml, library)
+                       as_sets, as_toml, library, load_libtorch)
 
 STOP = 1
 """What a callback may return: training ends after this step, on all ranks."""
@@ -207,7 +207,7 @@ class Job:
         return job
 
     def _take(self, function: Any, what: bytes, overrides: Optional[Mapping[str, Value]]) -> None:
-        self._lock = threading.Lock()  # what a job answers lives until its next call
+        self._lock = threading.RLock()  # what a job answers lives until its next call; a message of its run may ask it, too
         self._job = c_void_p()
         check(function(what, *as_list(as_sets(overrides)), byref(self._job)))
         weakref.finalize(self, library().meshwright_job_close, self._job)
@@ -270,6 +270,7 @@ class Run:
     """
 
     def __init__(self, job: Job, *, message: Optional[OnMessage] = None, trace: bool = False) -> None:
+        load_libtorch()
         self._callbacks = _Callbacks(message, trace)
         self._run = c_void_p()
         try:
@@ -302,10 +303,11 @@ class Run:
             or STOP | SAVE (True is STOP), and what one rank asks for all ranks do. It must not call methods of the run.
 
         What `after_step` raises ends training after this step on all ranks, and is raised here on the rank that raised it; KeyboardInterrupt
-        saves as well, as Ctrl-C in the program does. `train` may be called again to go on.
+        saves as well, as Ctrl-C in the program does, and `after_step` is not called any more for a step during which it came. `train` may be called
+        again to go on.
 
-        Returns the last step, None where there was none to do. Raises Error: E05xx devices and memory, E06xx collectives and lost ranks, E07xx
-        data and disks, "numerics" (status 5) for a loss that is not finite.
+        Returns the last step, None where there was none to do. Raises Error: status 4 devices and memory, 5 a loss that is not finite, 6 collectives
+        and lost ranks, 7 data and disks.
         """
         last: Optional[Step] = None
 
@@ -416,6 +418,7 @@ def generate(folder: StrPath, prompt: Optional[str] = None, *, tokens: Optional[
     """
     request, heard, callbacks = _request(prompt, tokens, max_new, temperature, top_k, top_p, seed, stop), _Heard(on_token), _Callbacks(message)
     sets = as_list(as_sets(overrides))
+    load_libtorch()
     callbacks.during(lambda guard: library().meshwright_generate(as_bytes(folder), *sets, byref(request), byref(callbacks.options),
                                                                  heard.function(guard), None))
     return heard.generation()

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import json
 import operator
 import os
@@ -16,6 +17,8 @@ Value = Union[str, bool, int, float, None, Sequence[Union[str, bool, int, float]
 
 _LIBRARY = "libmeshwright_c.so.1"
 _LIB_FOLDERS = ("lib", "lib64", "lib/x86_64-linux-gnu")
+_PACKAGE = Path(__file__).resolve().parent
+_OF_WHEEL = _PACKAGE / "_native"
 
 
 class LibraryError(ImportError):
@@ -24,7 +27,9 @@ class LibraryError(ImportError):
 
 def _places() -> Iterator[Path]:
     """Where a tree with bin/, lib/ and share/ may lie, in this order."""
-    yield Path(__file__).resolve().parent / "_native"  # of a wheel
+    yield _OF_WHEEL
+    if _PACKAGE.parts[-4:] == ("share", "meshwright", "python", "meshwright"):
+        yield _PACKAGE.parents[3]
     found = shutil.which("meshwright")
     if found is not None:
         yield Path(found).resolve().parent.parent
@@ -39,7 +44,7 @@ def prefix() -> Path:
     """The folder that holds `lib/libmeshwright_c.so.1` and `bin/meshwright`.
 
     It is the one that the environment variable MESHWRIGHT_PREFIX names (an installed tree, or a build folder); without it the first of: what
-    came with this package in a wheel, the tree of the `meshwright` on PATH, /usr. Raises LibraryError.
+    came with this package in a wheel or in an installed tree, the tree of the `meshwright` on PATH, /usr. Raises LibraryError.
     """
     named = os.environ.get("MESHWRIGHT_PREFIX")
     places = [Path(named)] if named else list(_places())
@@ -58,6 +63,27 @@ def program() -> str:
     if not os.access(path, os.X_OK):
         raise LibraryError(f"{path} is missing or may not be executed: install Meshwright again, or set MESHWRIGHT_PREFIX to a whole tree")
     return str(path)
+
+
+def libtorch_elsewhere() -> list[str]:
+    """The folders of LibTorch's libraries where a wheel does not have torch beside it but in another site-packages, and would not find it there."""
+    if prefix() != _OF_WHEEL or (_PACKAGE.parent / "torch").is_dir():
+        return []
+    found = importlib.util.find_spec("torch")  # imports nothing
+    if found is None or found.origin is None:
+        return []
+    torch = Path(found.origin).parent
+    return [str(torch / "lib"), *map(str, sorted(torch.parent.glob("nvidia/*/lib")))]
+
+
+@functools.lru_cache(maxsize=None)
+def load_libtorch() -> None:
+    """Before a run: what is loaded already is what the engine links, wherever it lies."""
+    for folder in libtorch_elsewhere()[:1]:
+        try:
+            ctypes.CDLL(f"{folder}/libtorch.so")
+        except OSError as error:
+            raise LibraryError(f"cannot load LibTorch: {error}; install torch beside meshwright, in one site-packages") from None
 
 
 class StepStruct(ctypes.Structure):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional
 
 from ._errors import error_of, typed
-from ._library import StrPath, Value, as_sets, program
+from ._library import StrPath, Value, as_sets, libtorch_elsewhere, program
 
 
 def command(*arguments: StrPath, message: Optional[Callable[[str], None]] = None) -> Any:
@@ -17,8 +17,10 @@ def command(*arguments: StrPath, message: Optional[Callable[[str], None]] = None
     message: is called with each line that the program wrote to standard error, notices and warnings, when it has ended.
     Raises Error, with the status that the program ended with, and LibraryError. Interrupted, it ends the program.
     """
-    with subprocess.Popen([program(), *(os.fspath(a) for a in arguments), "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True, encoding="utf-8", errors="replace") as child:
+    search = ":".join([*libtorch_elsewhere(), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+    with subprocess.Popen([program(), *(os.fspath(a) for a in arguments), "--json"], env={**os.environ, **({"LD_LIBRARY_PATH": search} if search else {})},
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8",
+                          errors="replace") as child:
         try:
             answer, said = child.communicate()
         except BaseException:

@@ -1,7 +1,7 @@
 """Planning and checking, errors, and where the native part is looked for."""
 import ast
+import importlib.util
 import inspect
-import json
 import os
 import pickle
 import shutil
@@ -63,7 +63,7 @@ def test_values_of_keys(folder):
     job.set("optimizer.lr", 0.5)
     assert job.get("optimizer.lr") == "0.5"
     assert refused(job.get, "optimizer.lrr").code == "E0202"
-    assert meshwright.Job.parse('schema = 1\n[distributed]\nstrategy = "ddp"', {"distributed.tp_size": 2}).plan(4)["dp"] == 2
+    assert meshwright.Job.parse('schema = 1\n[distributed]\nstrategy = "fsdp2"', {"distributed.tp_size": 2}).plan(4)["dp"] == 2
     with pytest.raises(ValueError, match="NUL"):
         job.set("run.name", "a\0b")
     with pytest.raises(OverflowError):
@@ -95,34 +95,64 @@ def test_command_gives_errors_of_the_program():
 LIBRARY = "libmeshwright_c.so.1"
 
 
-def prefix_as_found(package, path, **environment):
-    """prefix() in a process of its own, or the line that the error has."""
-    code = "import meshwright\ntry: print(meshwright.prefix())\nexcept ImportError as e: print(e)"
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(package), "PATH": path, **environment}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 1
-    return done.stdout.strip()
-
-
-def test_where_the_native_part_is_found(folder):
-    package = folder / "site-packages"
-    shutil.copytree(ROOT / "python/meshwright", package / "meshwright", ignore=shutil.ignore_patterns("_native"))
-    trees = {name: folder / name for name in ("mine", "path", "site-packages/meshwright/_native")}
-    for tree in trees.values():
+def test_where_the_native_part_is_found(folder, monkeypatch):
+    package = folder / "tree/share/meshwright/python/meshwright"
+    trees = [folder / "mine", folder / "path", package / "_native", folder / "tree"]
+    for tree in trees:
         (tree / "lib").mkdir(parents=True)
         (tree / "bin").mkdir()
         (tree / "lib" / LIBRARY).touch()
         (tree / "bin/meshwright").touch(mode=0o755)
-    mine, path, native = trees.values()
-    assert prefix_as_found(package, f"{path}/bin", MESHWRIGHT_PREFIX=str(mine)) == str(mine)
-    assert prefix_as_found(package, f"{path}/bin") == str(native)
+    mine, path, native, tree = trees
+    shutil.copy(ROOT / "python/meshwright/_library.py", package)
+    spec = importlib.util.spec_from_file_location("library_elsewhere", package / "_library.py")
+    elsewhere = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(elsewhere)
+
+    def missing():
+        with pytest.raises(ImportError) as caught:
+            elsewhere.prefix()
+        return str(caught.value)
+
+    monkeypatch.setenv("PATH", f"{path}/bin")
+    monkeypatch.setenv("MESHWRIGHT_PREFIX", str(mine))
+    assert elsewhere.prefix() == mine
+    monkeypatch.delenv("MESHWRIGHT_PREFIX")
+    assert elsewhere.prefix() == native
     shutil.rmtree(native)
-    assert prefix_as_found(package, f"{path}/bin") == str(path)
+    assert elsewhere.prefix() == tree
+    (tree / "lib" / LIBRARY).unlink()
+    assert elsewhere.prefix() == path
+    assert elsewhere.program() == f"{path}/bin/meshwright"
     (path / "lib" / LIBRARY).unlink()
     if not os.path.exists(f"/usr/lib/{LIBRARY}"):
-        assert prefix_as_found(package, f"{path}/bin").startswith(f"no lib/{LIBRARY} in {native} or {path} or /usr: install Meshwright")
-    (mine / "lib" / LIBRARY).unlink()
-    assert prefix_as_found(package, "", MESHWRIGHT_PREFIX=str(mine)).startswith(f"MESHWRIGHT_PREFIX is {mine}, but there is no lib/{LIBRARY}")
+        assert missing().startswith(f"no lib/{LIBRARY} in {native} or {tree} or {path} or /usr: install Meshwright")
+    monkeypatch.setenv("MESHWRIGHT_PREFIX", str(path))
+    assert missing().startswith(f"MESHWRIGHT_PREFIX is {path}, but there is no lib/{LIBRARY}")
+
+
+def test_torch_of_another_site_packages(folder):
+    """A wheel's native part looks for LibTorch beside the package alone."""
+    ours, theirs = folder / "ours", folder / "theirs"
+    shutil.copytree(ROOT / "python/meshwright", ours / "meshwright", ignore=shutil.ignore_patterns("_native"))
+    (ours / "meshwright/_native/bin").mkdir(parents=True)
+    (ours / "meshwright/_native/lib").mkdir()
+    (ours / "meshwright/_native/lib" / LIBRARY).touch()
+    (ours / "meshwright/_native/bin/meshwright").write_text('#!/bin/sh\necho "\\"$LD_LIBRARY_PATH\\""\n')
+    (ours / "meshwright/_native/bin/meshwright").chmod(0o755)
+    (theirs / "torch/lib").mkdir(parents=True)
+    (theirs / "torch/__init__.py").write_text("raise RuntimeError")
+    (theirs / "nvidia/nccl/lib").mkdir(parents=True)
+    [some] = {line.split()[-1] for line in open("/proc/self/maps") if "/libc.so" in line}
+    shutil.copy(os.path.join(os.path.dirname(some), "libm.so.6"), theirs / "torch/lib/libtorch.so")
+    code = ("import meshwright, os; from meshwright import _library; print(meshwright.command('x'));"
+            "_library.load_libtorch(); print('/torch/lib/libtorch.so' in open('/proc/self/maps').read())")
+    environment = {**os.environ, "PYTHONPATH": f"{ours}:{theirs}", "LD_LIBRARY_PATH": "/before"}
+    del environment["MESHWRIGHT_PREFIX"]
+    run = lambda: subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout.split()  # noqa: E731
+    assert run() == [f"{theirs}/torch/lib:{theirs}/nvidia/nccl/lib:/before", "True"]
+    (ours / "torch").mkdir()
+    assert run() == ["/before", "False"]
 
 
 @pytest.mark.parametrize("library, words", [("text", "cannot load"), ("libm.so.6", "has no meshwright_version: it is of a release that is too old")])
@@ -145,12 +175,13 @@ def test_a_library_that_is_none_or_too_old(folder, monkeypatch, library, words):
 
 
 def test_imports_nothing_but_the_standard_library():
-    done = subprocess.run([sys.executable, "-c", "import meshwright, sys, json; print(json.dumps(list(sys.modules)))"], capture_output=True, text=True)
-    modules = {name.partition(".")[0] for name in json.loads(done.stdout)} - {"meshwright", "__main__"}
-    if sys.version_info >= (3, 10):
-        own = subprocess.run([sys.executable, "-c", "import sys, json; print(json.dumps(list(sys.modules)))"], capture_output=True, text=True)
-        assert modules - set(sys.stdlib_module_names) <= {name.partition(".")[0] for name in json.loads(own.stdout)}
-    assert not modules & {"torch", "numpy"}
+    code = "import sys; before = set(sys.modules); import meshwright; print(*sys.stdlib_module_names, '|', *set(sys.modules) - before)"
+    if sys.version_info < (3, 10):  # which has no list of its own modules
+        code = code.replace("*sys.stdlib_module_names, ", "")
+    known, new = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("|")
+    modules = {name.partition(".")[0] for name in new.split()} - {"meshwright"}
+    assert "ctypes" in modules and not modules & {"torch", "numpy"}
+    assert not known or not modules - set(known.split())
 
 
 def test_what_is_public_is_described_and_old_pythons_can_read_it():

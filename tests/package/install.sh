@@ -16,6 +16,11 @@ expect "LlamaForCausalLM" "$work/out"
 bash -n "$prefix/share/bash-completion/completions/meshwright"
 "$meshwright" completion zsh | cmp - "$prefix/share/zsh/vendor-completions/_meshwright"
 
+# The Python package finds the tree that it lies in.
+python3 -IBc 'import sys; sys.path.insert(0, sys.argv[1]); import meshwright
+print(meshwright.prefix(), meshwright.plan(sys.argv[2], 4, overrides={"model.config": sys.argv[3]})["strategy"])' \
+  "$share/python" "$share/configs/ddp_cpu.toml" "$share/configs/models/llama-tiny.json" >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "the Python package"; }
+expect "$(realpath "$prefix") ddp" "$work/out"
 "$source/tools/site.sh" --links "$prefix/share/doc/meshwright"
 job="$share/configs/ddp_cpu.toml --set model.config=$share/configs/models/llama-tiny.json --set step_scheduler.global_batch_size=8 --set dataset.seq_len=32"
 trained alone $job

@@ -31,7 +31,8 @@ pip install --no-index --no-deps "$wheel" >"$work/out" 2>&1 || { cat "$work/out"
 built=$prefix prefix=$site/meshwright/_native share=$site/meshwright/_native/share/meshwright meshwright=$work/env/bin/meshwright
 
 # One list: beside names that only links have, it is what `cmake --install` gives.
-(cd "$built" && find . -type f ! -name '*.so.[0-9]*' -o -name '*.so' -o -name '*.so.[0-9]' | sort) >installed
+(cd "$built" && find . -path ./share/meshwright/python -prune -o -type f ! -name '*.so.[0-9]*' -print -o -name '*.so' -print -o -name '*.so.[0-9]' -print |
+  sort) >installed
 { (cd "$prefix" && find . -type f ! -path '*/__pycache__/*') && cd "$work/env" && find ./share -type f; } | sort >in_wheel
 diff installed in_wheel || fail "the wheel holds other files than the installation"
 [ -z "$(find "$prefix" -name '*.so*' -type f -exec readelf -d {} + 2>/dev/null | grep -E 'R(UN)?PATH' | grep -F "$source")" ] || fail "the libraries remember this machine"
