@@ -28,7 +28,7 @@ def test_a_wrong_key_has_code_key_and_help():
 
 
 def test_all_mistakes_come_at_once_and_say_where(folder):
-    text = (folder / "job.toml").read_text().replace("max_steps = 6", "max_steps = -6").replace("seq_len", "seq_lenn")
+    text = (folder / "job.toml").read_text().replace("max_steps = 6", "max_steps = -6").replace("seq_len", "seq_lenn", 1)
     (folder / "job.toml").write_text(text)
     error = refused(meshwright.validate, "job.toml")
     assert [e.key for e in error.errors] == ["step_scheduler.max_steps", "dataset.seq_lenn"]
