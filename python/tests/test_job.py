@@ -149,7 +149,10 @@ def test_torch_of_another_site_packages(folder):
             "_library.load_libtorch(); print('/torch/lib/libtorch.so' in open('/proc/self/maps').read())")
     environment = {**os.environ, "PYTHONPATH": f"{ours}:{theirs}", "LD_LIBRARY_PATH": "/before"}
     del environment["MESHWRIGHT_PREFIX"]
-    run = lambda: subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout.split()  # noqa: E731
+
+    def run():
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout.split()
+
     assert run() == [f"{theirs}/torch/lib:{theirs}/nvidia/nccl/lib:/before", "True"]
     (ours / "torch").mkdir()
     assert run() == ["/before", "False"]
