@@ -51,7 +51,7 @@ endforeach()
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright)
 # Modules find the tree that they lie in. A wheel has them in its own place.
 install(DIRECTORY python/meshwright DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright/python FILES_MATCHING PATTERN "*.py" PATTERN "py.typed"
-  PATTERN "__pycache__" EXCLUDE PATTERN "__main__.py" EXCLUDE)  # a wheel's command
+  PATTERN "__pycache__" EXCLUDE)
 # In the tree's shape, so that their links lead somewhere.
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
 install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT dev

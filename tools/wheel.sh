@@ -25,7 +25,6 @@ for component in runtime dev; do cmake --install "$build" --prefix "$tree" --com
 cmake -DCPACK_TEMPORARY_DIRECTORY="$tree" -DCPACK_GENERATOR=TGZ -P "$build/package/finish_tree.cmake" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "finish_tree.cmake"; }
 strip --strip-debug "$tree"/lib/*.a
 mv "$tree"/share/meshwright/python/meshwright/* "$wheel/meshwright" && rm -r "$tree/share/meshwright/python"
-cp "$root/python/meshwright/__main__.py" "$wheel/meshwright"
 
 # A wheel holds no links: a library has the name that programs ask for, and the one that linkers ask for is a script of theirs.
 find "$tree/lib" -maxdepth 1 -type l -name '*.so.[0-9]*' | while read -r link; do

@@ -1,10 +1,11 @@
 """The command `meshwright`, and `python -m meshwright`: executes the native program in this process' place, so that no Python is left."""
-import importlib.util
 import os
 import platform
 import re
 import sys
 from pathlib import Path
+
+from ._library import libtorch_elsewhere, program
 
 _HERE = Path(__file__).resolve().parent
 
@@ -27,27 +28,15 @@ def _why_not() -> str:
     return ""
 
 
-def _libtorch_elsewhere() -> list[str]:
-    """The folders of LibTorch's libraries where torch does not lie beside this package (another site-packages), where the program would find it."""
-    if (_HERE.parent / "torch").is_dir():
-        return []
-    found = importlib.util.find_spec("torch")  # imports nothing
-    if found is None or found.origin is None:
-        return []
-    torch = Path(found.origin).parent
-    return [str(torch / "lib"), *map(str, sorted(torch.parent.glob("nvidia/*/lib")))]
-
-
 def main() -> None:
     why = _why_not()
     if why:
         sys.exit(f"error: {why}")
-    folders = _libtorch_elsewhere()
+    folders = libtorch_elsewhere()
     if folders:
         before = os.environ.get("LD_LIBRARY_PATH")
         os.environ["LD_LIBRARY_PATH"] = ":".join(folders + ([before] if before else []))
-    program = str(_HERE / "_native" / "bin" / "meshwright")
-    os.execv(program, [program, *sys.argv[1:]])
+    os.execv(program(), [program(), *sys.argv[1:]])
 
 
 if __name__ == "__main__":

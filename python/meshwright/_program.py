@@ -17,10 +17,11 @@ def command(*arguments: StrPath, message: Optional[Callable[[str], None]] = None
     message: is called with each line that the program wrote to standard error, notices and warnings, when it has ended.
     Raises Error, with the status that the program ended with, and LibraryError. Interrupted, it ends the program.
     """
-    search = ":".join([*libtorch_elsewhere(), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
-    with subprocess.Popen([program(), *(os.fspath(a) for a in arguments), "--json"], env={**os.environ, **({"LD_LIBRARY_PATH": search} if search else {})},
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8",
-                          errors="replace") as child:
+    environment, elsewhere = dict(os.environ), libtorch_elsewhere()
+    if elsewhere:
+        environment["LD_LIBRARY_PATH"] = ":".join([*elsewhere, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+    with subprocess.Popen([program(), *(os.fspath(a) for a in arguments), "--json"], env=environment, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace") as child:
         try:
             answer, said = child.communicate()
         except BaseException:

@@ -28,7 +28,7 @@ def test_a_wrong_key_has_code_key_and_help():
 
 
 def test_all_mistakes_come_at_once_and_say_where(folder):
-    text = (folder / "job.toml").read_text().replace("max_steps = 6", "max_steps = -6").replace("seq_len", "seq_lenn")
+    text = (folder / "job.toml").read_text().replace("max_steps = 6", "max_steps = -6").replace("seq_len", "seq_lenn", 1)
     (folder / "job.toml").write_text(text)
     error = refused(meshwright.validate, "job.toml")
     assert [e.key for e in error.errors] == ["step_scheduler.max_steps", "dataset.seq_lenn"]
@@ -149,7 +149,10 @@ def test_torch_of_another_site_packages(folder):
             "_library.load_libtorch(); print('/torch/lib/libtorch.so' in open('/proc/self/maps').read())")
     environment = {**os.environ, "PYTHONPATH": f"{ours}:{theirs}", "LD_LIBRARY_PATH": "/before"}
     del environment["MESHWRIGHT_PREFIX"]
-    run = lambda: subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout.split()  # noqa: E731
+
+    def run():
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout.split()
+
     assert run() == [f"{theirs}/torch/lib:{theirs}/nvidia/nccl/lib:/before", "True"]
     (ours / "torch").mkdir()
     assert run() == ["/before", "False"]

@@ -12,7 +12,7 @@ def test_examples():
     assert len(blocks) > 10
     said = []
     for block in blocks:
-        test = parser.get_doctest(block[1], names, "docs/python.md", None, PAGE[:block.start()].count("\n") + 1)
+        test = parser.get_doctest(block[1], names, "examples", "docs/python.md", PAGE[:block.start()].count("\n") + 1)
         runner.run(test, out=said.append, clear_globs=False)
         names = test.globs
     assert runner.failures == 0, "".join(said)

@@ -49,7 +49,7 @@ tried() {
 tried my_strategy policy
 tried ring_zero model
 tried gpt2 family
-tried diloco around
+tried diloco around --set distributed.diloco.sync_every=2  # a run's end brings replicas together, too
 tried encoder encoder
 tried jsonl_gz data --set "dataset.path=$work/source/data/data/lines.jsonl.gz"
 for plugin in my_strategy ring_zero diloco; do quietly "$meshwright" plugins check "$work/build/libmeshwright_$plugin.so"; done
