@@ -67,7 +67,7 @@ enum meshwright_outcome {
 typedef struct meshwright_job meshwright_job; /* a configuration */
 typedef struct meshwright_run meshwright_run; /* this rank of a training run */
 
-/* The release, "0.1.0". */
+/* The release, "0.2.0". */
 MESHWRIGHT_C_API const char* meshwright_version(void);
 
 /* The error of this thread's last call, if it failed: the number of its code (203 is E0203, which
