@@ -1,6 +1,7 @@
 #include "apps/cli/verb.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -205,7 +206,7 @@ Verb declare(int (*run)(Call& call), std::string_view help) {
   Verb verb;
   verb.run = run;
   for (const std::string& word : text::split(lines.at(0), ' '))
-    if (text::is_identifier(word))
+    if (std::islower(static_cast<unsigned char>(word[0])))
       verb.name += (verb.name.empty() ? "" : " ") + word;
     else
       verb.positionals.push_back(positional_of(word));

@@ -57,7 +57,7 @@ std::string wanted() {
 }
 
 // As a package of Python's, whose folder lies beside that of torch.
-bool in_wheel() { return std::filesystem::exists(beside_sdk("../../__init__.py")); }
+bool in_wheel() { return std::filesystem::exists(beside_sdk("../../__main__.py")); }
 
 // The dynamic linker names the first library that it missed.
 Error cannot_load(const std::string& path, const std::string& why) {

@@ -64,7 +64,7 @@ kill -KILL $started && wait $started || true
 
 # A plugin against the wheel, and a program in C.
 [ "$("$meshwright" cmake-dir)" = "$prefix" ] || fail "meshwright cmake-dir"
-"$meshwright" env >"$work/out"; expect "$site/torch (2.11." "$work/out"; expect "$prefix/lib/cmake/Meshwright" "$work/out"
+"$meshwright" env --json >"$work/out"; expect "$site/torch (2.11." "$work/out"; expect "$prefix/lib/cmake/Meshwright" "$work/out"
 "$meshwright" plugins new mine >"$work/out"; expect "DCMAKE_PREFIX_PATH=$prefix" "$work/out"
 make "$work/mine" Debug meshwright_mine
 (cd mine && "$meshwright" train job.toml --nproc 2 --set step_scheduler.max_steps=2 >"$work/out" 2>&1) || { cat "$work/out" >&2; fail "the plugin"; }
