@@ -120,6 +120,11 @@ OnToken = Callable[[int, str], Any]
 OnMessage = Callable[[str], Any]
 
 
+def _check_after_step(after_step: Optional[AfterStep]) -> None:
+    if after_step is not None and not callable(after_step):
+        raise TypeError(f"after_step is a function of a Step, not {after_step!r}")
+
+
 class _Callbacks:
     """The functions that C calls in place of a caller's, under the guard of the call that is under way."""
 
@@ -254,6 +259,7 @@ class Job:
 
     def train(self, after_step: Optional[AfterStep] = None, *, message: Optional[OnMessage] = None, trace: bool = False) -> Training:
         """Opens the run, trains all steps that are left, and finishes it: see `open` and `Run.train`."""
+        _check_after_step(after_step)  # before anything is opened
         with self.open(message=message, trace=trace) as run:
             last = run.train(after_step)
             return Training(run.folder, run.steps_done, run.max_steps, last)
@@ -309,6 +315,7 @@ class Run:
         Returns the last step, None where there was none to do. Raises Error: status 4 devices and memory, 5 a loss that is not finite, 6 collectives
         and lost ranks, 7 data and disks.
         """
+        _check_after_step(after_step)
         last: Optional[Step] = None
 
         def hear(step: Any) -> int:

@@ -7,6 +7,8 @@ import importlib.util
 import json
 import operator
 import os
+import platform
+import re
 import shutil
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
@@ -57,8 +59,40 @@ def prefix() -> Path:
                        "or set MESHWRIGHT_PREFIX to the folder of an installed or built one")
 
 
+def why_not() -> str:
+    """What of this machine the native part of a wheel cannot run on; else empty. pip has asked, but not of a machine that finds the installation in a
+    shared folder."""
+    if prefix() != _OF_WHEEL:
+        return ""
+    wheels = [(info / "WHEEL").read_text() for info in _PACKAGE.parent.glob("meshwright-*.dist-info")]
+    tag = re.search(r"manylinux_(\d+)_(\d+)_(\w+)", "".join(wheels))
+    if tag is None:
+        return ""
+    if platform.machine() != tag[3]:
+        return f"this build is for {tag[3]} processors, and this machine is {platform.machine()}: build from source here (docs/install.md)"
+    needs = f"this build needs glibc {tag[1]}.{tag[2]} or newer, and this system has"
+    try:
+        name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
+    except ValueError:  # musl does not know the question
+        return f"{needs} another C library: use Debian, Ubuntu, RHEL or an image of them"
+    if tuple(map(int, version.split(".")[:2])) < (int(tag[1]), int(tag[2])):
+        return f"{needs} {name} {version}: use Debian 12, Ubuntu 22.04, RHEL 9 or newer, or an image of them"
+    return ""
+
+
+def _fit() -> None:
+    why = why_not()
+    if why:
+        raise LibraryError(why)
+
+
 def program() -> str:
-    """The path of the native program `meshwright`, for subprocess. Raises LibraryError."""
+    """The path of the native program `meshwright`. Raises LibraryError.
+
+    A child process is better started as [sys.executable, "-m", "meshwright", ...], which executes it, too: where torch lies in another site-packages
+    than a wheel of Meshwright, that tells it where.
+    """
+    _fit()
     path = prefix() / "bin" / "meshwright"
     if not os.access(path, os.X_OK):
         raise LibraryError(f"{path} is missing or may not be executed: install Meshwright again, or set MESHWRIGHT_PREFIX to a whole tree")
@@ -140,6 +174,7 @@ _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
 def library() -> ctypes.CDLL:
     """The C interface, loaded by the first call: not by `import meshwright`. LibTorch is loaded later, by the first run."""
     path = _library_in(prefix())
+    _fit()
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
@@ -161,7 +196,9 @@ def version() -> str:
 
 
 def as_bytes(text: StrPath) -> bytes:
-    """As C takes a text or a path. Raises ValueError where C would see an end in the middle."""
+    """As C takes a text or a path. Raises TypeError, and ValueError where C would see an end in the middle."""
+    if not isinstance(text, (str, os.PathLike)):
+        raise TypeError(f"a text or a path is wanted, not {text!r}")
     out = os.fsencode(text) if isinstance(text, os.PathLike) else text.encode("utf-8", "surrogateescape")
     if b"\0" in out:
         raise ValueError(f"a NUL character in {text!r}: the native part cannot take it")
@@ -184,7 +221,11 @@ def as_toml(value: Value) -> str:
 
 
 def as_sets(overrides: Optional[Mapping[str, Value]]) -> list[str]:
-    return [f"{key}={as_toml(value)}" for key, value in (overrides or {}).items()]
+    if overrides is None:
+        return []
+    if not isinstance(overrides, Mapping):
+        raise TypeError(f"overrides are keys with values, {{'optimizer.lr': 1e-3}}, not {overrides!r}")
+    return [f"{key}={as_toml(value)}" for key, value in overrides.items()]
 
 
 def as_list(texts: Sequence[str]) -> tuple[ctypes.Array[c_char_p], int]:

@@ -70,6 +70,18 @@ def test_values_of_keys(folder):
         job.plan(2**70)
 
 
+def test_wrong_types_are_named():
+    def refused(call, *arguments, **more):
+        with pytest.raises(TypeError) as caught:
+            call(*arguments, **more)
+        return str(caught.value)
+
+    assert refused(meshwright.plan, 3) == "a text or a path is wanted, not 3"
+    assert refused(meshwright.plan, "job.toml", overrides=["optimizer.lr=1"]).endswith("not ['optimizer.lr=1']")
+    assert refused(meshwright.train, "job.toml", {"optimizer.lr": 1}) == "after_step is a function of a Step, not {'optimizer.lr': 1}"
+    assert not os.path.exists("runs")
+
+
 def test_threads_share_a_job():
     job, found = meshwright.Job("job.toml", {"step_scheduler.global_batch_size": 32}), []
 
@@ -173,6 +185,28 @@ def test_a_library_that_is_none_or_too_old(folder, monkeypatch, library, words):
         assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
         with pytest.raises(meshwright.LibraryError, match="bin/meshwright is missing"):
             meshwright.program()
+    finally:
+        _library.library.cache_clear()
+
+
+@pytest.mark.parametrize("machine, libc, words", [("aarch64", "glibc 2.36", "is for x86_64 processors, and this machine is aarch64"),
+                                                  ("x86_64", "glibc 2.31", "needs glibc 2.34 or newer, and this system has glibc 2.31")])
+def test_a_machine_that_a_wheel_does_not_fit(folder, monkeypatch, machine, libc, words):
+    """It is told before the loader says so in its own words."""
+    from meshwright import _library
+    for name, text in ((f"meshwright/_native/lib/{LIBRARY}", "text"), ("meshwright-1.dist-info/WHEEL", "Tag: py3-none-manylinux_2_34_x86_64")):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(text)
+    monkeypatch.setattr(_library, "_PACKAGE", folder / "meshwright")
+    monkeypatch.setattr(_library, "_OF_WHEEL", folder / "meshwright/_native")
+    monkeypatch.setattr(_library.platform, "machine", lambda: machine)
+    monkeypatch.setattr(_library.os, "confstr", lambda name: libc)
+    monkeypatch.delenv("MESHWRIGHT_PREFIX")
+    _library.library.cache_clear()
+    try:
+        for call in (meshwright.version, meshwright.program):
+            with pytest.raises(meshwright.LibraryError, match=words):
+                call()
     finally:
         _library.library.cache_clear()
 
