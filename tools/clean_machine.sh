@@ -97,6 +97,7 @@ $train >out 2>&1 && fail "trained without LibTorch"
 grep -q "python -m pip install 'torch==2.11" out || { cat out; fail "the want of LibTorch"; }
 ln -s /opt/python/torch /opt/python/torch-*.dist-info /opt/python/nvidia env/lib/python3*/site-packages
 $train >out 2>&1 && grep "done: 3 steps" out || { cat out; fail "train"; }
+timeout 60 meshwright quickstart >out 2>&1 || { cat out; fail "quickstart within a minute"; }
 meshwright plugins new mine >out
 CXX=g++ cmake -S mine -B build -DCMAKE_BUILD_TYPE=Debug -DBUILD_TESTING=OFF -DCMAKE_PREFIX_PATH="$(meshwright cmake-dir)" >out 2>&1 \
   && cmake --build build --target meshwright_mine >>out 2>&1 || { tail -20 out; fail "a plugin"; }

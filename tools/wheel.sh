@@ -12,8 +12,8 @@ ensure_wheel_tools
 cached() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
 version=$(cached CMAKE_PROJECT_VERSION)
 torch=$(cached MESHWRIGHT_TORCH_DIR)
-of_torch=()  # what comes in its wheel, and in those of nvidia-* that it needs
-for library in libtorch_cpu.so libtorch_cuda.so libc10.so libc10_cuda.so libgomp.so.1 'libcudart.so.*'; do of_torch+=(--exclude "$library"); done
+# What comes in its wheel, and in those of nvidia-* that it needs.
+of_torch=(libtorch_cpu.so libtorch_cuda.so libc10.so libc10_cuda.so libgomp.so.1 'libcudart.so.*')
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-315532800}  # the same bytes from the same build
@@ -49,11 +49,12 @@ mkdir -p "$data" "$info/licenses"
 mv "$tree"/share/{man,bash-completion,zsh} "$data"
 cp "$root/LICENSE" "$info/licenses"
 torch_release=$(sed -nE "s/^__version__ = '([0-9]+\.[0-9]+)\..*/\1/p" "$torch/version.py")
-sed "s/@VERSION@/$version/; s/@TORCH@/$torch_release/" "$root/python/METADATA" | cat - "$root/README.md" >"$info/METADATA"
+sed "s/@VERSION@/$version/; s/@TORCH@/$torch_release/" "$root/python/METADATA" >"$info/METADATA"
 printf '[console_scripts]\nmeshwright = meshwright.__main__:main\n' >"$info/entry_points.txt"
 unmarked=$work/meshwright-$version-py3-none-linux_$(uname -m).whl
 printf 'Wheel-Version: 1.0\nGenerator: meshwright\nRoot-Is-Purelib: false\nTag: py3-none-linux_%s\n' "$(uname -m)" >"$info/WHEEL"
-python3 - "$wheel" "$unmarked" "$info/RECORD" <<'END'
+pack() {
+  python3 - "$wheel" "$unmarked" "$info/RECORD" <<'END'
 import base64, hashlib, os, pathlib, sys, time, zipfile
 folder, out, record = map(pathlib.Path, sys.argv[1:])
 record.unlink(missing_ok=True)
@@ -70,8 +71,26 @@ with zipfile.ZipFile(out, "w") as archive:
         add(file, data)
     add(record, "".join(lines) + f"{record.relative_to(folder)},,\n")
 END
-# The oldest C library that the symbols allow is in the tag; python/meshwright/__main__.py reads it there.
-python3 -m auditwheel repair "${of_torch[@]}" -w "$work/repaired" "$unmarked" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "auditwheel repair"; }
+}
+logged() { "$@" 2>"$work/log" || { cat "$work/log" >&2; die "$*"; }; }
+pack
+
+# The libraries that auditwheel will add bring their licences: one file for each source package of Debian.
+logged python3 -m auditwheel show --json "$unmarked" >"$work/report"
+sed -nE 's#^ *"(lib[^"]*)": "(/[^"]*)",?$#\1 \2#p' "$work/report" | while read -r name path; do
+  # shellcheck disable=SC2254  # the names are globs
+  for pattern in "${of_torch[@]}"; do case $name in $pattern) continue 2 ;; esac; done
+  package=$(dpkg -S "$(realpath "$path")" | cut -d: -f1) ||
+    die "$path is bundled, but of no Debian package that has its licence: link Debian's library"
+  source=$(dpkg-query -Wf '${source:Package}\n' "$package" | head -1)
+  cp "/usr/share/doc/$package/copyright" "$info/licenses/$source.txt"
+done
+for file in "$info"/licenses/*.txt; do echo "License-File: ${file##*/}"; done >"$work/licenses"
+sed -i "/^License-File: LICENSE$/r $work/licenses" "$info/METADATA"
+pack
+
+# The oldest C library that the symbols allow is in the tag; python/meshwright/_library.py reads it there.
+logged python3 -m auditwheel repair "${of_torch[@]/#/--exclude=}" -w "$work/repaired" "$unmarked" >/dev/null
 made=$(echo "$work"/repaired/*.whl)
 mkdir -p "$output"
 mv "$made" "$output"

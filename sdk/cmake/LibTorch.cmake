@@ -11,6 +11,10 @@ get_filename_component(MESHWRIGHT_DEPS ${MESHWRIGHT_DEPS} ABSOLUTE)
 set(MESHWRIGHT_DEPS ${MESHWRIGHT_DEPS} CACHE PATH "Folder with the LibTorch wheel (python/torch)")
 set(MESHWRIGHT_TORCH_DIR ${MESHWRIGHT_DEPS}/python/torch CACHE PATH "The wheel's torch folder: include/, lib/, version.py")
 if(NOT EXISTS ${MESHWRIGHT_TORCH_DIR}/lib/libtorch_cpu.so)
+  if(EXISTS ${CMAKE_CURRENT_LIST_DIR}/MeshwrightConfig.cmake)  # in a package, and not in the source tree
+    message(FATAL_ERROR "LibTorch not found in ${MESHWRIGHT_TORCH_DIR}, nor beside this Meshwright. Name the folder of the torch to use:\n"
+      "  -DMESHWRIGHT_TORCH_DIR=\"$(python3 -c 'import torch,os;print(os.path.dirname(torch.__file__))')\"")
+  endif()
   message(FATAL_ERROR "LibTorch not found in ${MESHWRIGHT_TORCH_DIR}. Run ./quickstart or ./check --build-only once (it downloads the wheel), "
     "or set MESHWRIGHT_TORCH_DIR to the torch folder of an installed wheel.")
 endif()

@@ -39,6 +39,21 @@ diff installed in_wheel || fail "the wheel holds other files than the installati
 if readelf -SW "$prefix/bin/meshwright" "$prefix"/lib/*.so.1 | grep -F .symtab; then fail "not stripped"; fi
 if grep -rF "$torch" "$prefix/lib/cmake"; then fail "the CMake files remember where LibTorch lay"; fi
 
+# Each library of others has its licence, and what pip shows has no link that leads nowhere.
+python3 - "$site" <<'END' || fail "what the wheel says of itself"
+import pathlib, re, sys
+site = pathlib.Path(sys.argv[1])
+[info] = site.glob("meshwright-*.dist-info")
+metadata = (info / "METADATA").read_text()
+named = re.findall("^License-File: (.+)$", metadata, re.M)
+assert sorted(named) == sorted(file.name for file in (info / "licenses").iterdir()), f"METADATA names {named}"
+projects = ["lib" + re.sub(r"[0-9.]*\.txt$", "", name) for name in named]  # boost1.81.txt: libboost
+libraries = [file.name for file in (site / "meshwright.libs").iterdir()]
+unlicensed = [name for name in libraries if not name.startswith(tuple(projects))]
+assert libraries and not unlicensed, f"without a licence: {unlicensed}"
+assert "meshwright quickstart" in metadata and "](" not in metadata
+END
+
 job="$share/configs/ddp_cpu.toml --set model.config=$share/configs/models/llama-tiny.json --set step_scheduler.global_batch_size=8 --set dataset.seq_len=32"
 "$meshwright" plan $job --world-size 2 >"$work/out"; expect "ddp on 2 ranks" "$work/out"  # planning does without
 refused "LibTorch 2.11 is not found" "$meshwright" train $job; expect "help: python -m pip install 'torch==2.11.*'" "$work/out"
@@ -48,6 +63,11 @@ rm -r "$site/torch"
 # Another site-packages, as of a system that the environment sees.
 dirname "$torch" >"$site/elsewhere.pth"
 trained elsewhere $job
+# CMake is told where that is.
+"$meshwright" plugins new mine >"$work/out"; expect "DCMAKE_PREFIX_PATH=$prefix" "$work/out"
+configure=(cmake -S mine -B configured -G "$generator" -DCMAKE_PREFIX_PATH="$prefix")
+refused "  -DMESHWRIGHT_TORCH_DIR=\"\$(python3 -c 'import torch,os;print(os.path.dirname(torch.__file__))')\"" "${configure[@]}"
+"${configure[@]}" -DMESHWRIGHT_TORCH_DIR="$torch" >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "configuring with torch elsewhere"; }
 rm "$site/elsewhere.pth"
 ln -s "$torch" "$torch"/../torch-*.dist-info "$torch/../nvidia" "$site"
 trained beside $job --nproc 2; same beside elsewhere
@@ -65,7 +85,6 @@ kill -KILL $started && wait $started || true
 # A plugin against the wheel, and a program in C.
 [ "$("$meshwright" cmake-dir)" = "$prefix" ] || fail "meshwright cmake-dir"
 "$meshwright" env --json >"$work/out"; expect "$site/torch (2.11." "$work/out"; expect "$prefix/lib/cmake/Meshwright" "$work/out"
-"$meshwright" plugins new mine >"$work/out"; expect "DCMAKE_PREFIX_PATH=$prefix" "$work/out"
 make "$work/mine" Debug meshwright_mine
 (cd mine && "$meshwright" train job.toml --nproc 2 --set step_scheduler.max_steps=2 >"$work/out" 2>&1) || { cat "$work/out" >&2; fail "the plugin"; }
 expect "mine on 2 ranks" "$work/out"; expect "done: 2 steps" "$work/out"
@@ -77,6 +96,8 @@ ${CC:-cc} version.c -I "$prefix/include" -L "$prefix/lib" -lmeshwright_c -Wl,-rp
 other() { refused "$1" "$work/env/bin/python" -c "import os, platform; $2; from meshwright.__main__ import main; main()"; }
 other "error: this build is for x86_64 processors, and this machine is aarch64" "platform.machine = lambda: 'aarch64'"
 other "error: this build needs glibc 2.34 or newer, and this system has glibc 2.31" "os.confstr = lambda name: 'glibc 2.31'"
+refused "meshwright.LibraryError: this build is for x86_64 processors" "$work/env/bin/python" -c "import platform; platform.machine = lambda: 'aarch64'
+import meshwright; meshwright.version()"
 other "error: this build needs glibc 2.34 or newer, and this system has another C library" "os.confstr = lambda name: int('musl')"
 
 pip uninstall --yes meshwright >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "pip uninstall"; }
