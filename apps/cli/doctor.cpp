@@ -151,8 +151,10 @@ std::vector<EnvRow> places_of() {
                                    {"cmake package", beside_sdk("cmake/Meshwright")},
                                    {"headers", installation() / "include/meshwright"},
                                    {"configurations", installation() / "share/meshwright/configs"},
+                                   {"documents", installation() / "share/doc/meshwright/docs"},
                                    {"examples", installation() / "share/doc/meshwright/examples"}})
-    if (fs::exists(path)) out.emplace_back(name, path.lexically_normal().string());
+    if (std::error_code failed; fs::exists(path, failed))
+      out.emplace_back(name, path.lexically_normal().string());
   return out;
 }
 
