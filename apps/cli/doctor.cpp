@@ -10,6 +10,7 @@
 
 #include "apps/cli/common.h"
 #include "apps/doctor/finding.h"
+#include "engine/launch/spawn.h"
 #include "meshwright/abi.h"
 #include "sdk/base/beside.h"
 #include "sdk/base/host_facts.h"

@@ -342,9 +342,9 @@ int run_new(Call& call) {
   }
   // As it was called, where PATH leads to it; the commands are for another folder.
   const std::string called = command_again(call, std::nullopt),
-                    word = called.substr(0, called.find(' '));
+                    program = called.substr(0, called.find(' '));
   const std::string run =
-      word.find('/') == word.npos ? word : shell_word(program_path().string());
+      program.find('/') == program.npos ? program : shell_word(program_path().string());
   call.out.write("made " + target.string() + "/\n\nnext:\n  cd " + shell_word(target.string()) +
                  "\n  cmake -B build -DCMAKE_PREFIX_PATH=" + shell_word(installation().string()) +
                  "\n  cmake --build build\n  ctest --test-dir build\n  " +
