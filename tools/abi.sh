@@ -42,12 +42,13 @@ symbols() {
       {
         name = $0
         sub(/^(vtable|typeinfo|typeinfo name|VTT) for |^(non-virtual|virtual) thunk to /, "", name)
-        sub(/\(.*/, "", name); sub(/\[abi:.*/, "", name)
+        if (name ~ /::(Parts|Impl)[^A-Za-z_]/) next  # of classes whose inside nobody else makes
+        sub(/operator.*/, "operator", name); sub(/\(.*/, "", name); sub(/\[abi:.*/, "", name)
         if (name !~ /^meshwright::/ || name ~ /[<{ ]/) next
         parts = split(name, part, "::")
         for (i = 2; i <= parts; ++i) {
           gsub(/^~/, "", part[i])
-          if (!(part[i] in known) || part[i] ~ /^(Impl|Parts|Tables|Values|Shared|Table|Object|GroupAccess)$/) next
+          if (!(part[i] in known) || part[i] ~ /^(Impl|Parts|Tables|Values|Shared|Table|Object|GroupAccess|UnitLayout|Flight)$/) next
         }
         print
       }'; fi | LC_ALL=C sort -u

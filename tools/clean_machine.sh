@@ -118,3 +118,14 @@ PYTHONPATH=site python3 -m meshwright --version >out 2>&1 && fail "it runs with 
 grep -qx "error: this build needs glibc 2.34 or newer, and this system has glibc 2.31: use .*" out || { cat out; fail "the want of a newer glibc"; }
 END
 echo "an older Debian is told so"
+
+# The image: its user has no rights, and trains where it stands.
+export MESHWRIGHT_IMAGES=$work/images
+quiet "$root/tools/image.sh" "$build" meshwright:clean --build-arg PIP="--no-deps --no-index"
+in_image() { buildah --storage-driver vfs --root "$MESHWRIGHT_IMAGES/storage" --runroot "$MESHWRIGHT_IMAGES/run" "$@"; }
+container=$(in_image from meshwright:clean)
+site=/opt/meshwright/lib/python3.11/site-packages
+quiet in_image run --isolation chroot -v "$torch:$site/torch:ro" -v "$torch/../nvidia:$site/nvidia:ro" "$container" -- \
+  sh -c 'test "$(id -u)" = 1000 && cd && meshwright quickstart --steps 10'
+grep -q "Try next" "$work/log" || { tail "$work/log"; exit 1; }
+echo "the image trains as another user than root"

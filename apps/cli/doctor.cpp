@@ -10,6 +10,7 @@
 
 #include "apps/cli/common.h"
 #include "apps/doctor/finding.h"
+#include "engine/launch/spawn.h"
 #include "meshwright/abi.h"
 #include "sdk/base/beside.h"
 #include "sdk/base/host_facts.h"
@@ -151,8 +152,10 @@ std::vector<EnvRow> places_of() {
                                    {"cmake package", beside_sdk("cmake/Meshwright")},
                                    {"headers", installation() / "include/meshwright"},
                                    {"configurations", installation() / "share/meshwright/configs"},
+                                   {"documents", installation() / "share/doc/meshwright/docs"},
                                    {"examples", installation() / "share/doc/meshwright/examples"}})
-    if (fs::exists(path)) out.emplace_back(name, path.lexically_normal().string());
+    if (std::error_code failed; fs::exists(path, failed))
+      out.emplace_back(name, path.lexically_normal().string());
   return out;
 }
 

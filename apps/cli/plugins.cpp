@@ -340,7 +340,11 @@ int run_new(Call& call) {
     fs::path to = target / replace_all(fs::relative(entry.path(), source).string(), word, name);
     write_file(to, replace_all(replace_all(text.str(), word, name), camel(word), camel(name)));
   }
-  const std::string run = shell_word(program_path().string());
+  // As it was called, where PATH leads to it; the commands are for another folder.
+  const std::string called = command_again(call, std::nullopt),
+                    program = called.substr(0, called.find(' '));
+  const std::string run =
+      program.find('/') == program.npos ? program : shell_word(program_path().string());
   call.out.write("made " + target.string() + "/\n\nnext:\n  cd " + shell_word(target.string()) +
                  "\n  cmake -B build -DCMAKE_PREFIX_PATH=" + shell_word(installation().string()) +
                  "\n  cmake --build build\n  ctest --test-dir build\n  " +

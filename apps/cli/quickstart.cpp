@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 constexpr int64_t kSteps = 200;
 constexpr size_t kFewestBytes = 4096, kMostBytes = size_t{4} << 20;
 
-// With the folder twice, the steps, those of the warm-up, and the folder twice.
+// With the folder twice, the batch, the steps, those of the warm-up, and the folder twice.
 constexpr const char* kJob =
     R"(# A small Llama that learns a text byte by byte. meshwright quickstart wrote it; change what you like:
 # `meshwright config explain` says what may stand here.
@@ -44,7 +44,7 @@ param_dtype = "float32"  # "bfloat16" is faster on devices, and slower on CPUs
 output_dtype = "float32"
 
 [step_scheduler]
-global_batch_size = 16
+global_batch_size = %lld
 local_batch_size = 8
 max_steps = %lld
 
@@ -84,10 +84,11 @@ std::string read_text(Call& call, const std::string& place) try {
     const base::MappedFile mapped(file, ErrorCode::bad_dataset);
     const size_t all = mapped.bytes().size(), take = std::min(all, kMostBytes - out.size());
     const std::string_view bytes(reinterpret_cast<const char*>(mapped.bytes().data()), take);
-    if (bytes.find('\0') == bytes.npos)
-      out += bytes;
-    else
+    if (bytes.find('\0') != bytes.npos) {
       binary = true;
+      continue;
+    }
+    out += bytes;
     if (take == all) continue;
     call.notice("of " + place + " the first 4 MiB are taken");
     break;
@@ -107,7 +108,7 @@ std::string read_text(Call& call, const std::string& place) try {
 }
 
 // Writes the job and its data, all or nothing; the folder.
-fs::path write_job(const std::string& text, int64_t steps) {
+fs::path write_job(const std::string& text, int64_t nproc, int64_t steps) {
   fs::path folder = "quickstart";
   std::error_code failed;
   for (int number = 2; fs::exists(fs::symlink_status(folder, failed)); ++number)
@@ -120,8 +121,9 @@ fs::path write_job(const std::string& text, int64_t steps) {
   try {
     base::make_folder(beside);
     const char* at = folder.c_str();
-    const auto all = static_cast<long long>(steps);
-    base::write_durably(beside / "job.toml", text::format(kJob, at, at, all, all / 10, at, at));
+    const long long all = steps, batch = 8 * std::max<int64_t>(2, nproc);
+    base::write_durably(beside / "job.toml",
+                        text::format(kJob, at, at, batch, all, all / 10, at, at));
     base::write_durably(beside / "model.json", kModel);
     base::write_durably(beside / "text.txt", text.substr(0, cut));
     base::write_durably(beside / "held_out.txt", text.substr(cut));
@@ -140,7 +142,7 @@ struct Unused {
   fs::path folder;
   ~Unused() {
     std::error_code failed;
-    if (!fs::exists(folder / "run/run.log", failed)) base::remove_tree(folder);
+    if (!fs::exists(folder / "run/metrics.jsonl", failed)) base::remove_tree(folder);
   }
 };
 
@@ -170,8 +172,13 @@ void say_what_next(Call& call, const std::string& program, const fs::path& folde
                 "/job.toml --world-size 64 --machine h100x8 --set "
                 "step_scheduler.global_batch_size=512"}})
     call.out.write("  # " + what + "\n  " + program + command + "\n");
-  call.out.write("The job is " + at + "/job.toml: change it. The guide is " +
-                 shipped("doc/meshwright/docs/guide.md", "docs/guide.md").string() + "\n");
+  call.out.write("The job is " + at + "/job.toml: change it.");
+  try {
+    call.out.write(" The guide is " +
+                   shipped("doc/meshwright/docs/guide.md", "docs/guide.md").string());
+  } catch (const Error&) {  // images of Debian leave documents out
+  }
+  call.out.write("\n");
 }
 
 int run_quickstart(Call& call) {
@@ -188,11 +195,15 @@ int run_quickstart(Call& call) {
   std::error_code unknown;
   const bool alone =
       fs::exists("/proc/driver/nvidia/gpus", unknown) || std::thread::hardware_concurrency() < 2;
-  const std::string nproc = call.value("nproc", alone ? "1" : "2");
+  const int64_t ranks = call.number("nproc", 1).value_or(alone ? 1 : 2);
+  const std::string nproc = std::to_string(ranks);
 
+  // The program's path may hold the word, too, in quotes then.
   const std::string started = command_again(call, std::nullopt),
-                    program = started.substr(0, started.find(" quickstart"));
-  const fs::path folder = write_job(text, steps);
+                    program = started.starts_with('\'')
+                                  ? started.substr(0, started.find("' quickstart") + 1)
+                                  : started.substr(0, started.find(" quickstart"));
+  const fs::path folder = write_job(text, ranks, steps);
   const Unused unused{folder};
   const std::string job = (folder / "job.toml").string(),
                     train = " train " + job + " --nproc " + nproc;

@@ -57,7 +57,10 @@ std::string wanted() {
 }
 
 // As a package of Python's, whose folder lies beside that of torch.
-bool in_wheel() { return std::filesystem::exists(beside_sdk("../../__main__.py")); }
+bool in_wheel() {
+  std::error_code failed;
+  return std::filesystem::exists(beside_sdk("../../__main__.py"), failed);
+}
 
 // The dynamic linker names the first library that it missed.
 Error cannot_load(const std::string& path, const std::string& why) {
@@ -96,15 +99,15 @@ void check_current_folder() {
 std::optional<LibTorch> find_libtorch() {
   std::vector<std::filesystem::path> folders;
   for (const std::string& named : text::split_names(std::getenv("LD_LIBRARY_PATH"), ':'))
-    folders.push_back(std::filesystem::path(named) / "..");
+    folders.emplace_back(named);
   // Libraries of a wheel have an RPATH, which goes before the variable; others a RUNPATH.
   folders.insert(in_wheel() ? folders.begin() : folders.end(),
-                 beside_sdk(in_wheel() ? "../../../torch" : "meshwright/torch"));
-  for (std::filesystem::path& folder : folders) {
-    if (!std::filesystem::exists(folder / "lib/libtorch_cpu.so")) continue;
-    folder = folder.lexically_normal();
-    LibTorch out{folder.has_filename() ? folder : folder.parent_path(), ""};
-    std::ifstream in(folder / "version.py");
+                 beside_sdk(in_wheel() ? "../../../torch/lib" : "meshwright/torch/lib"));
+  for (const std::filesystem::path& folder : folders) {
+    std::error_code failed;  // of a folder that may not be read, as the linker passes over it
+    if (!std::filesystem::exists(folder / "libtorch_cpu.so", failed)) continue;
+    LibTorch out{(folder / "../x").lexically_normal().parent_path(), ""};
+    std::ifstream in(out.folder / "version.py");
     for (std::string line; std::getline(in, line) && out.version.empty();)
       if (line.starts_with("__version__")) {
         const std::vector<std::string> parts = text::split(line, '\'');

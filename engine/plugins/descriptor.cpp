@@ -28,6 +28,7 @@ bool is_name(const char* text) {
 // where one can be.
 template <class T>
 bool is_struct_size(size_t size) {
+  static_assert(kFirstSize<T> > 0 && kFirstSize<T> <= sizeof(T));
   return size >= kFirstSize<T> && size <= kMaxStruct && size % alignof(T) == 0;
 }
 

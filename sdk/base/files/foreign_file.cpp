@@ -189,6 +189,11 @@ std::vector<std::string> relative_path_help(const std::string& key, const std::s
                   to_toml(OptionValue(beside.string())));
     out.push_back("or start from that folder: cd " + folder.string());
   }
+  // As configurations that ship with the program name models beside their folder.
+  const fs::path above = folder.parent_path();
+  if (!above.empty() && above != here && leads_somewhere(above / path))
+    out.push_back("start from " + above.string() + ", or set " + key + " = " +
+                  to_toml(OptionValue((above / path).string())));
   out.push_back("tried " + (here / path).lexically_normal().string() +
                 ": relative paths start at the current folder, " + here.string());
   return out;
