@@ -20,6 +20,8 @@ def main() -> None:
     on_path = shutil.which("meshwright")
     if on_path is not None and Path(on_path).resolve() == Path(script).resolve():
         script = "meshwright"
+    elif not Path(script).exists():  # of a package that PYTHONPATH names
+        script = program()
     os.execv(program(), [script, *sys.argv[1:]])
 
 
