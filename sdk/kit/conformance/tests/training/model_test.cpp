@@ -277,7 +277,10 @@ TEST_CASE("model kit: what a family refuses is no fault") {
 
 TEST_CASE("model kit: sequences that a plan leaves whole are not said to be cut") {
   hooks = {};
-  hooks.outline = [](ModelOutline& o, const ModelRequest&) { o.own_sequence_plan = {}; };
+  hooks.outline = [](ModelOutline& o, const ModelRequest&) {
+    o.own_sequence_plan = {};
+    o.own_tp_plan.emplace_back("layers.*.norm", "replicated");
+  };
   const conf::Report report = report_of("model_layouts");
   CHECK(said(report) == "");
   CHECK(report.note().find(
