@@ -1,7 +1,6 @@
 #include "apps/cli/verb.h"
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -206,7 +205,7 @@ Verb declare(int (*run)(Call& call), std::string_view help) {
   Verb verb;
   verb.run = run;
   for (const std::string& word : text::split(lines.at(0), ' '))
-    if (std::islower(static_cast<unsigned char>(word[0])))
+    if (word[0] >= 'a' && word[0] <= 'z')
       verb.name += (verb.name.empty() ? "" : " ") + word;
     else
       verb.positionals.push_back(positional_of(word));
