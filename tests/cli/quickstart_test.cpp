@@ -46,7 +46,8 @@ TEST_CASE("quickstart reads a folder of texts, and leaves what is there alone") 
   folder.put("notes/a.txt", std::string(3000, 'a') + "\n");
   folder.put("notes/deep/b.txt", std::string(3000, 'b') + "\n");
   folder.put("notes/.git/c", std::string(3000, 'c'));
-  folder.put("notes/a_picture", std::string(size_t{5} << 20, '\0'));  // larger than all that is taken
+  folder.put("notes/a_picture",
+             std::string(size_t{5} << 20, '\0'));  // larger than all that is taken
   folder.put("quickstart/mine", "kept");
   const Ran ran = start(folder.path, "quickstart notes/ --steps 10 --nproc 3");
   INFO(ran.out);
