@@ -62,7 +62,7 @@ std::string join(const Range& parts, std::string_view separator) {
 inline std::string first_few(const std::vector<std::string>& items, size_t most,
                              std::string_view separator = ", ") {
   const size_t shown = std::min(items.size(), most);
-  const std::string out = join(std::span(items).first(shown), separator);
+  std::string out = join(std::span(items).first(shown), separator);
   if (shown == items.size()) return out;
   return out + (separator == ", " ? " and " : "; and ") + std::to_string(items.size() - shown) +
          " more";
