@@ -98,7 +98,7 @@ std::filesystem::path shipped(const std::filesystem::path& installed,
                               const std::filesystem::path& in_source) {
   std::error_code failed;
   for (const std::filesystem::path& place :
-       {program_path().parent_path() / "../share" / installed, MESHWRIGHT_SOURCE_TREE / in_source})
+       {installation() / "share" / installed, MESHWRIGHT_SOURCE_TREE / in_source})
     if (std::filesystem::exists(place, failed)) return place.lexically_normal();
   throw Error(ErrorCode::internal, "share/" + installed.string() + " is not installed")
       .help("install the whole package with cmake --install");
@@ -206,24 +206,37 @@ Screen screen_of(const Call& call, bool started_by_us) {
   return screen;
 }
 
+std::string shell_word(const std::string& word) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+  std::string quoted = "'";
+  for (char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+namespace {
+
+// Of this process, as a shell takes them.
+std::vector<std::string> command_words() {
+  std::ifstream in("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> out;
+  for (std::string word; std::getline(in, word, '\0');) out.push_back(shell_word(word));
+  return out;
+}
+
+}  // namespace
+
+std::string called_as() {
+  const std::vector<std::string> words = command_words();
+  return words.empty() ? shell_word(program_path().string()) : words[0];
+}
+
 std::string command_again(const Call& call, const Ranks& ranks) {
   if (!call.command.empty()) return call.command;
   const char* told = std::getenv("MESHWRIGHT_COMMAND");
   if (ranks) return started_by_us(ranks) && told != nullptr ? told : "";
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
-  std::ifstream in("/proc/self/cmdline", std::ios::binary);
-  std::string out;
-  for (std::string word; std::getline(in, word, '\0');) {
-    std::string quoted = word;
-    if (word.empty() || word.find_first_not_of(kPlain) != std::string::npos) {
-      quoted = "'";
-      for (char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-      quoted += "'";
-    }
-    out += (out.empty() ? "" : " ") + quoted;
-  }
-  return out;
+  return text::join(command_words(), " ");
 }
 
 int run_rank(Call& call, const Ranks& ranks, const char* entry, const void* options) {

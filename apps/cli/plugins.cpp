@@ -281,15 +281,6 @@ std::string replace_all(std::string text, const std::string& from, const std::st
   return text;
 }
 
-// As a shell takes it: in quotes when it holds more than plain characters.
-std::string shell_word(const std::string& word) {
-  bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
-    return std::isalnum(c) ||
-           std::string_view("/._-+,:@%").find(static_cast<char>(c)) != std::string_view::npos;
-  });
-  return plain ? word : "'" + replace_all(word, "'", "'\\''") + "'";
-}
-
 // Writes one file and the folders above it.
 void write_file(const fs::path& file, const std::string& text) {
   auto refuse = [&](const std::string& why) {
@@ -341,10 +332,9 @@ int run_new(Call& call) {
     write_file(to, replace_all(replace_all(text.str(), word, name), camel(word), camel(name)));
   }
   // As it was called, where PATH leads to it; the commands are for another folder.
-  const std::string called = command_again(call, std::nullopt),
-                    program = called.substr(0, called.find(' '));
+  const std::string called = called_as();
   const std::string run =
-      program.find('/') == program.npos ? program : shell_word(program_path().string());
+      called.find('/') == called.npos ? called : shell_word(program_path().string());
   call.out.write("made " + target.string() + "/\n\nnext:\n  cd " + shell_word(target.string()) +
                  "\n  cmake -B build -DCMAKE_PREFIX_PATH=" + shell_word(installation().string()) +
                  "\n  cmake --build build\n  ctest --test-dir build\n  " +

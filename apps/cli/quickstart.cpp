@@ -7,6 +7,7 @@
 
 #include "apps/cli/common.h"
 #include "apps/observe/report/run_record.h"
+#include "engine/launch/spawn.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/words.h"
@@ -192,17 +193,11 @@ int run_quickstart(Call& call) {
   const std::string text = read_text(
       call, ours ? shipped("meshwright/configs/texts/alice.txt", "configs/texts/alice.txt")
                  : fs::path(call.positional(0)));
-  std::error_code unknown;
-  const bool alone =
-      fs::exists("/proc/driver/nvidia/gpus", unknown) || std::thread::hardware_concurrency() < 2;
+  const bool alone = launch::driver_lists_devices() || std::thread::hardware_concurrency() < 2;
   const int64_t ranks = call.number("nproc", 1).value_or(alone ? 1 : 2);
   const std::string nproc = std::to_string(ranks);
 
-  // The program's path may hold the word, too, in quotes then.
-  const std::string started = command_again(call, std::nullopt),
-                    program = started.starts_with('\'')
-                                  ? started.substr(0, started.find("' quickstart") + 1)
-                                  : started.substr(0, started.find(" quickstart"));
+  const std::string program = called_as();
   const fs::path folder = write_job(text, ranks, steps);
   const Unused unused{folder};
   const std::string job = (folder / "job.toml").string(),

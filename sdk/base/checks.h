@@ -63,7 +63,7 @@ MESHWRIGHT_API std::vector<std::string> plan_names();
 
 // The facts this SDK library was built with: what a plugin's own facts are compared to.
 
-// Sorted key=value lines. Keys that start with "info." are only reported; all others must match.
+// Sorted key=value lines; facts.h says what of them is compared.
 MESHWRIGHT_API std::string_view build_facts();
 // "meshwright_abi_<hash16>": the marker symbol a plugin with equal facts carries.
 MESHWRIGHT_API std::string_view build_facts_symbol();
