@@ -17,7 +17,7 @@ build_packages="g++ cmake ninja-build ccache mold libboost1.81-dev libboost-json
   libxxhash-dev libpcre2-dev libutf8proc-dev libyaml-cpp-dev prometheus-cpp-dev"
 fetch_packages="python3 python3-pip ca-certificates"  # pip fetches the LibTorch wheel; the product itself never runs Python
 check_packages="git zlib1g-dev binutils file doxygen"  # what the build is configured with
-late_packages="clang-format-19 clang-tidy-19 time lintian dpkg-dev rustc
+late_packages="clang-format-19 clang-tidy-19 time lintian dpkg-dev patchelf rustc
   iproute2 nftables slurm-wlm munge openmpi-bin mpich yamllint shellcheck"  # what the tests need besides
 
 # The LibTorch wheel without its dependencies, and the two CUDA libraries that even its CPU part links.
