@@ -108,12 +108,26 @@ std::string read_text(Call& call, const std::string& place) try {
   throw;
 }
 
-// Writes the job and its data, all or nothing; the folder.
-fs::path write_job(const std::string& text, int64_t nproc, int64_t steps) {
+constexpr const char* kElsewhere = "start it in a folder that you may write to, on a disk with room";
+
+// Empty, and nobody else's: another quickstart that starts here at the same time takes the next
+// name.
+fs::path new_folder() {
   fs::path folder = "quickstart";
   std::error_code failed;
-  for (int number = 2; fs::exists(fs::symlink_status(folder, failed)); ++number)
+  for (int number = 2; !fs::create_directory(folder, failed); ++number) {
+    if (failed && failed != std::errc::file_exists)
+      throw Error(ErrorCode::output_unwritable,
+                  folder.string() + ": the folder cannot be made: " + failed.message())
+          .help(kElsewhere);
     folder = "quickstart_" + std::to_string(number);
+  }
+  return folder;
+}
+
+// Writes the job and its data, all or nothing; the folder.
+fs::path write_job(const std::string& text, int64_t nproc, int64_t steps) {
+  const fs::path folder = new_folder();
   // Not within a line, where there are lines.
   const size_t tenth = text.size() - text.size() / 10, line = text.rfind('\n', tenth),
                cut = line != text.npos && line > text.size() / 2 ? line + 1 : tenth;
@@ -131,8 +145,9 @@ fs::path write_job(const std::string& text, int64_t nproc, int64_t steps) {
     base::rename_durably(beside, folder);
   } catch (Error& error) {
     base::remove_tree(beside);
+    base::remove_tree(folder);
     if (error.code() == ErrorCode::output_unwritable)
-      error.help("start it in a folder that you may write to, on a disk with room");
+      error.help(kElsewhere);
     throw;
   }
   return folder;
