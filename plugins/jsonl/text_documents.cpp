@@ -229,7 +229,8 @@ void each_document(const TextPiece& piece, const DocumentRules& rules, const std
         throw at_line(name, here, "the row has no string \"" + rules.text_field + "\"")
             .key(rules.table + ".text_field")
             .help("set " + rules.table + ".text_field to the field that holds the text")
-            .help("chats and prompts with answers are read by dataset.plugin = \"jsonl\"");
+            .help("chats and prompts with answers are read by a plugin: set " +
+                  rules.table.substr(0, rules.table.rfind('.')) + ".plugin = \"jsonl\"");
       const std::string& said = field->as_string();
       if (!is_white(said)) take({said, piece.offset + begin, here, true, true});
     });
