@@ -3,8 +3,6 @@
 
 #include <doctest/doctest.h>
 #include <unistd.h>
-#include <zlib.h>
-#include <zstd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -14,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "packed.h"
+
 namespace unpacked_file_test {
 
 namespace fs = std::filesystem;
@@ -21,31 +21,8 @@ using meshwright::Error;
 using meshwright::ErrorCode;
 using meshwright::base::unpacked_name;
 using meshwright::base::UnpackedFile;
-
-std::string gzip(std::string_view text) {
-  z_stream z{};
-  REQUIRE(::deflateInit2(&z, 6, Z_DEFLATED, 16 + MAX_WBITS, 8, Z_DEFAULT_STRATEGY) == Z_OK);
-  std::string out(::deflateBound(&z, text.size()) + 64, '\0');
-  z.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(text.data()));
-  z.avail_in = static_cast<uInt>(text.size());
-  z.next_out = reinterpret_cast<Bytef*>(out.data());
-  z.avail_out = static_cast<uInt>(out.size());
-  REQUIRE(::deflate(&z, Z_FINISH) == Z_STREAM_END);
-  out.resize(z.total_out);
-  ::deflateEnd(&z);
-  return out;
-}
-
-std::string zstd(std::string_view text) {
-  std::string out(ZSTD_compressBound(text.size()), '\0');
-  ZSTD_CCtx* context = ZSTD_createCCtx();
-  ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);
-  const size_t size = ZSTD_compress2(context, out.data(), out.size(), text.data(), text.size());
-  ZSTD_freeCCtx(context);
-  REQUIRE(ZSTD_isError(size) == 0);
-  out.resize(size);
-  return out;
-}
+using packed_files::gzip;
+using packed_files::zstd;
 
 // A file of a test's own.
 class TemporaryFile {
