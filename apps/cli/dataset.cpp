@@ -23,6 +23,7 @@
 #include "meshwright/data/dataset_inspector.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/json_codec.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/progress.h"
 #include "sdk/text/corpus/corpus.h"
 #include "sdk/text/tokenizer/normalize.h"
@@ -495,7 +496,9 @@ void tell(Call& call, const Made& made) {
   call.out.write(out + ": " + report::human_count(counts.tokens) + " tokens (" + made.dtype +
                  ") of " + report::counted(counts.documents, "document", "documents") + " in " +
                  report::counted(made.files, "file", "files") + ", " +
-                 report::human_bytes(counts.bytes) + " in " + report::human_duration(made.seconds) +
+                 report::human_bytes(counts.bytes) + " in " +
+                 (made.seconds < 1 ? text::format("%.0f ms", std::max(1.0, 1000 * made.seconds))
+                                   : report::human_duration(made.seconds)) +
                  ", " + report::human_bytes(rate) + "/s\n" +
                  "set dataset.kind = \"tokens\" and dataset.path = \"" + out +
                  "\" to train on them; the model's vocab_size has to be at least " +

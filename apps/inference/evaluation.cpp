@@ -116,9 +116,12 @@ void read_like(const Values& run, const std::string& table, Values& out) {
   }
   if (const std::string kind = value_of(run, table + ".kind"); kind != "\"mock\"" && !kind.empty())
     out["kind"] = kind;
-  for (const char* key : {"dtype", "seq_len", "packing", "document_end"})
+  for (const char* key : {"dtype", "seq_len", "packing", "document_end", "tokenizer"})
     if (const std::string value = value_of(run, table + "." + key); !value.empty())
       out[key] = value;
+  const std::string of_texts = table + "." + config::kTextComponent + ".";
+  for (const auto& [key, value] : run)
+    if (key.starts_with(of_texts)) out[key.substr(table.size() + 1)] = value;
 }
 
 // As the run read what it learned from. Rows are read as those that it was validated with where it
@@ -203,6 +206,25 @@ std::string language_folder(const Subject& subject, const Values& run) {
   for (const fs::path& place : places)
     if (!place.empty() && is_there(place / "tokenizer.json")) return place.string();
   return "";
+}
+
+// Texts are read with the tokenizer that the run read its own with, or that comes with the weights;
+// as bytes where the run did.
+void name_tokenizer(const Subject& subject, const Values& run, const Request& request,
+                    Values& data) {
+  const std::string kind = text_in(data, "kind");
+  if (data.count("plugin") != 0 || sets_here(request, "plugin") ||
+      sets_here(request, "tokenizer") || (!kind.empty() && kind != "text"))
+    return;
+  const std::string named = text_in(data, "tokenizer");
+  auto has_tokenizer = [](const std::string& folder) {
+    return !folder.empty() && is_there(fs::path(folder) / "tokenizer.json");
+  };
+  if (named == config::kBytes || has_tokenizer(named)) return;
+  const bool bytes = named.empty() && text_in(run, "dataset.kind") == "text" &&
+                     !has_plugin(run, "dataset") && text_in(run, "dataset.tokenizer").empty();
+  const std::string folder = bytes ? "" : language_folder(subject, run);
+  if (has_tokenizer(folder)) data["tokenizer"] = quoted(folder);
 }
 
 // Rows that nobody asked to be read as they are written, braces and all.
@@ -291,6 +313,7 @@ generate::Settings settings(const Subject& subject, const Request& request, int6
     });
     data["kind"] = quoted(*request.kind);
   }
+  name_tokenizer(subject, run, request, data);
   if (request.seq_len) data["seq_len"] = std::to_string(*request.seq_len);
   if (data.count("seq_len") == 0 && subject.source.is_checkpoint())
     if (const int64_t length = checkpoint::read_meta(subject.source.folder()).seq_len; length > 0)
@@ -322,6 +345,7 @@ data::DatasetConfig data_of(const plan::Job& job, const Subject& subject, const 
   data::DatasetConfig out =
       data::dataset_config(job, "validation_dataset", subject.source.vocab(), subject.seed + 1);
   const Values run = settings_of_run(subject);
+  if (out.plugin && out.plugin->by_kind) return out;
   if (out.plugin) {
     out.plugin->pretrained = language_folder(subject, run);
     return out;

@@ -83,6 +83,11 @@ bool reads_tokens(const Config& config) {
   return has_plugin<which>(config) || choice(config, kData<which>, "kind") == "tokens";
 }
 
+template <int which>
+bool reads_text(const Config& config) {
+  return has_plugin<which>(config) || choice(config, kData<which>, "kind") == "text";
+}
+
 constexpr const char* kNoFloat16 = "unless distributed.mp_policy.param_dtype is float16";
 constexpr const char* kCpu = "with dist_env.device = \"cpu\"";
 constexpr const char* kTp1 = "with distributed.tp_size = 1";
@@ -114,11 +119,15 @@ constexpr Rule kRules[] = {
     {"lr_scheduler", "min_lr", decays, "with lr_scheduler.lr_decay_style = \"constant\""},
     {"dataset", "path", reads_files<0>, "with dataset.kind = \"mock\""},
     {"dataset", "dtype", reads_tokens<0>, "unless dataset.kind = \"tokens\""},
+    {"dataset", "tokenizer", reads_text<0>, "unless dataset.kind = \"text\""},
     {"dataset", "kind", has_no_plugin<0>, "with dataset.plugin"},
+    {"dataset", "tokenizer", has_no_plugin<0>, "with dataset.plugin"},
     {"dataset", "dtype", has_no_plugin<0>, "with dataset.plugin"},
     {"validation_dataset", "path", reads_files<1>, "with validation_dataset.kind = \"mock\""},
     {"validation_dataset", "dtype", reads_tokens<1>, "unless validation_dataset.kind = \"tokens\""},
+    {"validation_dataset", "tokenizer", reads_text<1>, "unless validation_dataset.kind = \"text\""},
     {"validation_dataset", "kind", has_no_plugin<1>, "with validation_dataset.plugin"},
+    {"validation_dataset", "tokenizer", has_no_plugin<1>, "with validation_dataset.plugin"},
     {"validation_dataset", "dtype", has_no_plugin<1>, "with validation_dataset.plugin"},
     {"distributed", "tp_plan", with_tp, kTp1},
     {"distributed", "enable_async_tensor_parallel", with_tp, kTp1},

@@ -217,13 +217,17 @@ constexpr std::array kLrScheduler = {
 };
 
 #define MESHWRIGHT_DATASET_OPTIONS                                                                \
-  choice_option(                                                                                  \
-      "kind", "\"text\"", "text|tokens|megatron|mock",                                            \
-      "text: bytes of the files; tokens: .bin; megatron: .bin with .idx; mock: synthetic."),      \
+  choice_option("kind", "\"text\"", "text|tokens|megatron|mock",                                  \
+                "text: files of text; tokens: .bin; megatron: .bin with .idx; mock: synthetic."), \
       optional_text("path", "File, or pattern like data/*.txt, from the current folder."),        \
       optional_text("plugin",                                                                     \
                     "A data set that a plugin brings, in place of kind, with options in a table " \
                     "of its name below this one."),                                               \
+      optional_text(                                                                              \
+          "tokenizer",                                                                            \
+          "Of text: a folder with tokenizer.json, whose tokens are learnt, or \"bytes\". "        \
+          "Not set: that of model.pretrained where it has one, else bytes; of "                   \
+          "[validation_dataset] as [dataset] has it."),                                           \
       choice_option("dtype", "\"auto\"", "auto|uint16|uint32",                                    \
                     "Element type of tokens without a header."),                                  \
       int_option("seq_len", "512", 1, "Tokens a sample."),                                        \

@@ -421,10 +421,36 @@ std::vector<std::string> Source::strategy_tables() const {
   return out;
 }
 
-std::string Source::component(const char* table) const {
-  const Value* value = descend(impl_->root, {table, "plugin"});
+namespace {
+
+// A text of a table; "": not set.
+std::string text_at(const Value& root, const char* table, const char* key) {
+  const Value* value = descend(root, {table, key});
   const std::string* text = value == nullptr ? nullptr : value->as_text();
   return text == nullptr || *text == "none" || *text == "auto" ? "" : *text;
+}
+
+}  // namespace
+
+std::string Source::component(const char* table) const {
+  const std::string named = text_at(impl_->root, table, "plugin");
+  return named.empty() && !tokenizer(table).empty() ? kTextComponent : named;
+}
+
+std::string Source::tokenizer(const char* table) const {
+  auto text = [&](const char* of, const char* key) { return text_at(impl_->root, of, key); };
+  const std::string kind = text(table, "kind");
+  if (std::string_view(table) == "model" || (!kind.empty() && kind != "text") ||
+      text(table, "path").empty() || !text(table, "plugin").empty())
+    return {};
+  std::string named = text(table, "tokenizer");
+  if (named.empty()) named = text("dataset", "tokenizer");
+  if (!named.empty()) return named == kBytes ? "" : named;
+  const std::string pretrained = text("model", "pretrained");
+  std::error_code failed;
+  return !pretrained.empty() && fs::exists(fs::path(pretrained) / "tokenizer.json", failed)
+             ? pretrained
+             : "";
 }
 
 Origin Source::component_origin(const char* table) const {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "engine/config/config.h"
 #include "engine/data/token_files.h"
 #include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"
@@ -102,7 +103,8 @@ bool names_data(const Options& table) {
 }
 
 bool reads_bytes(const Options& table) {
-  return !table.is_set("plugin") && table.get_string("kind") == "text";
+  return !table.is_set("plugin") && table.get_string("kind") == "text" &&
+         (!table.is_set("tokenizer") || table.get_string("tokenizer") == config::kBytes);
 }
 
 DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t seed) {
@@ -110,6 +112,7 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
   config.table = table.schema().table;
   config.kind = table.get_string("kind");
   config.path = table.get_string("path");
+  config.tokenizer = table.get_string("tokenizer");
   config.dtype = table.get_string("dtype");
   config.seq_len = table.get_int("seq_len");
   config.vocab_size = vocab_size;
@@ -211,7 +214,7 @@ constexpr int32_t kNoDocument = std::numeric_limits<int32_t>::min();
 class CheckedSource final : public SampleSource {
  public:
   CheckedSource(const DatasetConfig& config, std::unique_ptr<SampleSource> source)
-      : table_(config.table),
+      : key_(config.key()),
         plugin_(config.plugin->name),
         vocab_(config.vocab_size > 0 ? config.vocab_size : std::numeric_limits<int64_t>::max()),
         source_(std::move(source)),
@@ -263,7 +266,7 @@ class CheckedSource final : public SampleSource {
   Error refusal(ErrorCode code, int64_t sample, size_t position, const std::string& what) const {
     return Error(code, "plugin " + plugin_ + ", sample " + std::to_string(sample) + ", position " +
                            std::to_string(position) + ": " + what)
-        .key(table_ + ".plugin");
+        .key(key_);
   }
   void check_id(const char* what, int64_t sample, size_t position, int64_t id) const {
     if (id >= 0 && id < vocab_) return;
@@ -283,7 +286,7 @@ class CheckedSource final : public SampleSource {
     throw error;
   }
 
-  std::string table_, plugin_;
+  std::string key_, plugin_;
   int64_t vocab_;
   std::unique_ptr<SampleSource> source_;
   bool documents_, weights_;
@@ -318,13 +321,13 @@ std::unique_ptr<SampleSource> open_samples(const DatasetConfig& config) {
   std::unique_ptr<SampleSource> source = config.plugin->kind->open(request_of(config));
   if (!source)
     throw Error(ErrorCode::plugin_nonconforming, named + ": open() returned nothing")
-        .key(config.table + ".plugin");
+        .key(config.key());
   source = checked_source(config, std::move(source));
   if (const int64_t samples = source->samples(); samples < 1)
     throw Error(ErrorCode::bad_dataset, named + ": the data set has " + std::to_string(samples) +
                                             " samples of " + std::to_string(config.seq_len) +
                                             " tokens")
-        .key(config.table + ".plugin")
+        .key(config.key())
         .help("name more data, or set " + config.table + ".seq_len to less");
   return source;
 }
@@ -360,23 +363,16 @@ void look_at_samples(const SampleSource& source, int64_t seq_len) {
 
 void check_text_model(const DatasetConfig& config, const std::string& pretrained) {
   std::error_code failed;
-  if (config.plugin || config.kind != "text" || pretrained.empty() ||
+  if (config.plugin || config.kind != "text" || config.tokenizer == config::kBytes ||
+      pretrained.empty() ||
       !std::filesystem::exists(std::filesystem::path(pretrained) / "tokenizer.json", failed))
     return;
-  // Rows of JSON are no text: tokenized as they are, the model would learn their braces.
-  const bool rows = config.path.ends_with(".jsonl") || config.path.ends_with(".json");
-  Error error(ErrorCode::bad_dataset, config.table + ".kind = \"text\" feeds bytes, but " +
+  throw Error(ErrorCode::bad_dataset, config.table + ".kind = \"text\" feeds bytes, but " +
                                           pretrained +
-                                          " has a tokenizer, whose ids its model knows");
-  error.key(config.table + ".kind");
-  if (rows) error.help("set " + config.table + ".plugin = \"jsonl\"");
-  throw error
-      .help((rows ? "or tokenize the \"text\" of each row: meshwright tokenize '"
-                  : "tokenize the text first: meshwright tokenize '") +
-            config.path + "'" + (rows ? " --documents json" : "") + " --tokenizer " + pretrained +
-            " --out data/train.bin")
-      .help("then set " + config.table + ".kind = \"tokens\" and " + config.table +
-            ".path = \"data/train.bin\"");
+                                          " has a tokenizer, whose ids its model knows")
+      .key(config.table + ".tokenizer")
+      .help("set " + config.table + ".tokenizer = " + to_toml(OptionValue(pretrained)))
+      .help("set " + config.table + ".tokenizer = \"bytes\" to feed bytes all the same");
 }
 
 std::optional<uint64_t> look_at_data(const DatasetConfig& config, const std::string& pretrained,

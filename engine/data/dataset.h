@@ -20,6 +20,7 @@ struct PluginData {
   std::shared_ptr<DatasetKind> kind;  // guarded: throws Error only
   Options options;                    // [dataset.<name>]
   std::string pretrained = {};
+  bool by_kind = false;  // dataset.kind asks for it, since there is a tokenizer
 };
 
 struct DatasetConfig {
@@ -34,6 +35,10 @@ struct DatasetConfig {
   // The token that ends a document, where documents are apart (dataset.packing).
   std::optional<int64_t> document_end = {};
   std::optional<PluginData> plugin = {};  // in place of `kind`
+  std::string tokenizer = {};             // of text: a folder, or "bytes"; "": not said
+
+  // The key that says which data it is.
+  std::string key() const { return table + (plugin && !plugin->by_kind ? ".plugin" : ".path"); }
 };
 
 // Whether the table names data; whether its tokens are the bytes of texts.
@@ -96,8 +101,8 @@ inline constexpr int64_t kTokensLookedAt = int64_t{1} << 30;
 std::optional<uint64_t> look_at_data(const DatasetConfig& config, const std::string& pretrained,
                                      bool fingerprint = false);
 
-// Throws Error(bad_dataset) for text, whose tokens are bytes, with a pretrained folder (or "") that
-// has a tokenizer.
+// Throws Error(bad_dataset) for text whose bytes are read, though nobody asked for bytes, with a
+// pretrained folder (or "") that has a tokenizer.
 void check_text_model(const DatasetConfig& config, const std::string& pretrained);
 
 // Throws Error(out_of_range).

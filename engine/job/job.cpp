@@ -191,6 +191,26 @@ bool find_components(const config::Source& source, Job& job,
   return found;
 }
 
+// Writes down whose tokens texts become: a run that goes on is told where that has changed.
+void take_tokenizers(const config::Source& source, config::Config& config,
+                     Diagnostics& diagnostics) {
+  for (const char* name : {"dataset", "validation_dataset"}) {
+    const std::string folder = source.tokenizer(name);
+    if (folder.empty()) continue;
+    Options& table = config.tables.at(name);
+    if (!table.is_set("tokenizer"))
+      table.set("tokenizer", folder, config.table("model").origin("pretrained"));
+    if (table.get_bool("packing"))
+      diagnostics.add(Error(ErrorCode::conflict,
+                            std::string(name) + ".packing = true is of streams of tokens and their "
+                                                "document_end, but texts know their documents")
+                          .key(std::string(name) + ".packing")
+                          .at(table.origin("packing"))
+                          .help(std::string("set ") + name + ".packing = false and " + name +
+                                ".text.attention = \"document\""));
+  }
+}
+
 }  // namespace
 
 std::optional<Job> load_job(const config::LoadOptions& options, Diagnostics& diagnostics) {
@@ -248,6 +268,7 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
   job.config = config::resolve(source, {job.schemas, std::move(components)},
                                found ? job.strategy.info->name : std::string(), diagnostics);
   if (!all_found) return std::nullopt;
+  take_tokenizers(source, job.config, diagnostics);
   take_from_adapter_folder(job.config, diagnostics);
   check_rules(job.strategy, job.config.strategy_config(job.schemas.front()), diagnostics);
   check_model_rules(job, diagnostics);
@@ -406,10 +427,13 @@ DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int
       table == "dataset" ? job.dataset : job.validation_dataset;
   if (!found) return out;
   const std::string& name = found->info->name;
-  out.plugin = PluginData{.name = name,
-                          .kind = found->made,
-                          .options = job.config.table(table + "." + name),
-                          .pretrained = job.config.table("model").get_string("pretrained")};
+  const bool by_kind = !job.config.table(table).is_set("plugin");
+  out.plugin = PluginData{
+      .name = name,
+      .kind = found->made,
+      .options = job.config.table(table + "." + name),
+      .pretrained = by_kind ? out.tokenizer : job.config.table("model").get_string("pretrained"),
+      .by_kind = by_kind};
   out.document_end.reset();
   return out;
 }

@@ -88,14 +88,6 @@ Value variables_of(const DatasetRequest& request) {
   return out;
 }
 
-// What editors and systems keep beside files: .ipynb_checkpoints/chats-checkpoint.jsonl, ._x.jsonl.
-bool is_hidden(const std::string& file, const std::string& folder) {
-  const std::filesystem::path below = std::filesystem::path(file).lexically_relative(folder);
-  return std::any_of(below.begin(), below.end(), [](const std::filesystem::path& part) {
-    return part.native().starts_with('.');
-  });
-}
-
 // Of a folder those files of rows that have none: of no bytes, and links that lead nowhere.
 std::vector<std::string> empty_files(const std::string& folder) {
   namespace fs = std::filesystem;

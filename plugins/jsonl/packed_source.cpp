@@ -13,6 +13,7 @@
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 #include "sdk/text/tokenizer/normalize.h"
+#include "text_source.h"
 
 namespace meshwright::jsonl {
 
@@ -253,70 +254,71 @@ std::string first_names(const std::vector<std::string>& files) {
 
 }  // namespace
 
-PackedSource::Part PackedSource::part_of(uint32_t document) {
-  const auto tokens = static_cast<int64_t>(store_->tokens(document));
-  const int64_t most = settings_.seq_len + 1;
-  counts_.longest = std::max(counts_.longest, tokens);
-  Part part{document, 0, static_cast<uint32_t>(tokens)};
-  if (tokens > most) {
-    if (settings_.truncate == Truncate::drop) {
-      ++counts_.too_long;
-      return {document, 0, 0};
-    }
-    ++counts_.truncated;
-    if (settings_.truncate == Truncate::right)
-      part.end = static_cast<uint32_t>(most);
-    else
-      part.begin = static_cast<uint32_t>(tokens - most);
-  }
-  const int64_t targets = targets_in(store_->targets(document), part.begin, part.end);
-  if (targets == 0) {
-    ++counts_.without_targets;
-    return {document, 0, 0};
-  }
-  ++counts_.used;
+// False where it has no targets.
+bool PackedSource::add_part(const Part& part) {
+  const int64_t targets = targets_in(store_->targets(part.document), part.begin, part.end);
+  if (targets == 0) return false;
   counts_.targets += targets;
   counts_.positions += part.end - part.begin - 1;
-  return part;
+  parts_.push_back(part);
+  return true;
+}
+
+void PackedSource::add_parts(uint32_t document) {
+  const auto tokens = static_cast<uint32_t>(store_->tokens(document)),
+             most = static_cast<uint32_t>(settings_.seq_len + 1);
+  counts_.longest = std::max<int64_t>(counts_.longest, tokens);
+  Part part{document, 0, tokens};
+  bool learnt = false;
+  if (tokens > most) switch (settings_.truncate) {
+      case Truncate::drop:
+        ++counts_.too_long;
+        return;
+      case Truncate::right:
+        ++counts_.truncated;
+        part.end = most;
+        break;
+      case Truncate::left:
+        ++counts_.truncated;
+        part.begin = tokens - most;
+        break;
+      case Truncate::split:
+        ++counts_.divided;
+        for (; tokens - part.begin > most; part.begin += most - 1)
+          learnt |= add_part({document, part.begin, part.begin + most});
+        break;
+    }
+  learnt |= add_part(part);
+  ++(learnt ? counts_.used : counts_.without_targets);
 }
 
 PackedSource::PackedSource(std::shared_ptr<const TokenStore> store, SampleSettings settings)
     : store_(std::move(store)), settings_(std::move(settings)) {
-  if (settings_.vocab_size > 0 && store_->largest_id() >= settings_.vocab_size)
-    throw Error(ErrorCode::bad_token, settings_.path + ": the tokenizer gives id " +
-                                          std::to_string(store_->largest_id()) +
-                                          ", but the model's vocabulary has " +
-                                          std::to_string(settings_.vocab_size) + " entries")
-        .key(settings_.table + ".path")
-        .help(
-            "use the tokenizer of the model, or a model whose config.json has a vocab_size "
-            "above " +
-            std::to_string(store_->largest_id()));
-  std::vector<uint32_t> lengths;
-  lengths.reserve(store_->documents());
+  check_vocabulary(*store_, settings_.vocab_size, settings_.table, settings_.path);
   parts_.reserve(store_->documents());
-  for (uint32_t document = 0; document < store_->documents(); ++document)
-    if (const Part part = part_of(document); part.end > part.begin) {
-      parts_.push_back(part);
-      lengths.push_back(part.end - part.begin - 1);
-    }
+  for (uint32_t document = 0; document < store_->documents(); ++document) add_parts(document);
+  std::vector<uint32_t> lengths(parts_.size());
+  std::transform(parts_.begin(), parts_.end(), lengths.begin(),
+                 [](const Part& part) { return part.end - part.begin - 1; });
   if (parts_.empty()) {
     Error error(ErrorCode::bad_dataset,
                 settings_.path + ": no document is left of " +
-                    text::counted(store_->origin().counts.rows, "row") + ": " +
+                    text::counted(store_->origin().counts.rows, settings_.unit) + ": " +
                     std::to_string(counts_.without_targets) + " without targets, " +
                     std::to_string(counts_.too_long) + " longer than seq_len + 1 = " +
                     std::to_string(settings_.seq_len + 1) + " tokens");
     error.key(settings_.table + ".path");
     if (counts_.too_long > 0)
-      error.help("set " + settings_.table + ".jsonl.truncate = \"right\", or " + settings_.table +
+      error.help("set " + settings_.options + ".truncate = \"right\", or " + settings_.table +
                  ".seq_len = " + std::to_string(counts_.longest - 1));
     else if (counts_.truncated > 0)
       error.help("answers lie behind the cut: set " + settings_.table +
-                 ".seq_len = " + std::to_string(counts_.longest - 1) + ", or " + settings_.table +
-                 ".jsonl.truncate = \"left\"");
+                 ".seq_len = " + std::to_string(counts_.longest - 1) + ", or " + settings_.options +
+                 ".truncate = \"left\"");
     if (const std::string roles = tell_roles(store_->origin().counts); !roles.empty())
       error.help(roles + "; an answer is a message whose role is \"assistant\"");
+    else if (settings_.truncate == Truncate::split)
+      error.help("name more data: a document of one token predicts nothing");
     else if (error.helps().empty())
       error.help(
           "what is learnt are messages whose role is \"assistant\", with a content and without "
@@ -355,8 +357,8 @@ void PackedSource::read(int64_t sample, const SampleView& out) const {
 }
 
 std::string PackedSource::describe() const {
-  return settings_.path + ", " + text::counted(store_->origin().counts.rows, "row") + ", " +
-         text::counted(samples(), settings_.packing == Packing::none ? "sample" : "pack");
+  return settings_.path + ", " + text::counted(store_->origin().counts.rows, settings_.unit) +
+         ", " + text::counted(samples(), settings_.packing == Packing::none ? "sample" : "pack");
 }
 
 uint64_t fingerprint_of(const TokenStore& store, const SampleSettings& settings) {
@@ -375,9 +377,13 @@ uint64_t fingerprint_of(const TokenStore& store, const SampleSettings& settings)
 std::vector<std::string> PackedSource::report() const {
   const StoreCounts& met = store_->origin().counts;
   std::vector<std::string> out;
-  std::string rows = text::counted(met.rows, "row") + ", " + text::grouped(counts_.used) + " used";
+  std::string rows =
+      text::counted(met.rows, settings_.unit) + ", " + text::grouped(counts_.used) + " used";
   if (counts_.truncated > 0)
     rows += ", " + text::grouped(counts_.truncated) + " cut to " +
+            text::grouped(settings_.seq_len + 1) + " tokens";
+  if (counts_.divided > 0)
+    rows += ", " + text::grouped(counts_.divided) + " in parts of " +
             text::grouped(settings_.seq_len + 1) + " tokens";
   if (counts_.without_targets > 0)
     rows += ", " + text::grouped(counts_.without_targets) + " left out without targets";
@@ -385,7 +391,7 @@ std::vector<std::string> PackedSource::report() const {
     rows += ", " + text::grouped(counts_.too_long) + " left out as longer than " +
             text::grouped(settings_.seq_len + 1) + " tokens";
   out.push_back(rows + "; " + text::counted(static_cast<int64_t>(store_->tokens()), "token") +
-                ", the longest row has " + text::grouped(counts_.longest));
+                ", the longest " + settings_.unit + " has " + text::grouped(counts_.longest));
   const int64_t room = samples() * settings_.seq_len;
   std::string packs =
       text::counted(counts_.positions, "position") + ", " +
@@ -424,8 +430,8 @@ std::vector<std::string> PackedSource::report() const {
   if (met.young > 0) out.push_back(tokenizer::tell_young(met.young));
   if (met.kept_as_text > 0)
     out.push_back(text::counted(met.kept_as_text, "special token") +
-                  " in contents read as plain text; " + settings_.table +
-                  ".jsonl.special_tokens_in_content = \"parse\" reads them as tokens");
+                  " in contents read as plain text; " + settings_.options +
+                  ".special_tokens_in_content = \"parse\" reads them as tokens");
   if (met.open_ends > 0)
     out.push_back("no special token ends " + text::counted(met.open_ends, "answer") +
                   ": the model will not learn to stop there");

@@ -1,10 +1,7 @@
 #include "prepare.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <exception>
 #include <filesystem>
 #include <mutex>
@@ -18,7 +15,6 @@
 #include "meshwright/error.h"
 #include "row_pieces.h"
 #include "sdk/base/beside.h"
-#include "sdk/base/plain_text.h"
 
 namespace meshwright::jsonl {
 
@@ -312,23 +308,8 @@ ShownRow show_row(const JsonlOptions& options, int64_t number) {
 
 std::shared_ptr<const TokenStore> prepare_store(
     const JsonlOptions& options, const std::function<void(const std::string&)>& tell) {
-  using Clock = std::chrono::steady_clock;
   const std::string key = cache_key(options);
-  const Clock::time_point begin = Clock::now();
-  Clock::time_point told = begin;
-  // Said when it takes long: each second on a terminal, each ten elsewhere.
-  const auto every = std::chrono::seconds(::isatty(STDERR_FILENO) != 0 ? 1 : 10);
-  auto progress = [&](const Preparation& at) {
-    const Clock::time_point now = Clock::now();
-    if (now - told < every) return;
-    told = now;
-    const double seconds = std::chrono::duration<double>(now - begin).count();
-    const double rate = static_cast<double>(at.bytes) / seconds;
-    tell(text::format("tokenized %.0f%% of %.1f MB, %.1f MB/s, %.0f s left",
-                      100 * static_cast<double>(at.bytes) / static_cast<double>(at.total),
-                      static_cast<double>(at.total) / 1e6, rate / 1e6,
-                      static_cast<double>(at.total - at.bytes) / rate));
-  };
+  const auto progress = telling_progress(tell);
   try {
     auto build = [&] {
       std::vector<std::byte> built = build_store(options, key, progress);

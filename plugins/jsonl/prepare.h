@@ -10,6 +10,7 @@
 #include "cached_store.h"
 #include "encode_row.h"
 #include "meshwright/data/dataset_kind.h"
+#include "progress.h"
 #include "row.h"
 #include "sdk/text/chat/chat_template.h"
 #include "token_store.h"
@@ -55,10 +56,6 @@ std::string cache_key(const JsonlOptions& options);
 std::string key_parts(const JsonlOptions& options);
 // 12 digits of the templates' names and texts.
 std::string template_hash(const chat::Store& templates);
-
-struct Preparation {
-  int64_t bytes = 0, total = 0;
-};
 
 // The whole store, the same bytes for any number of threads. Throws Error(bad_dataset |
 // bad_template) "FILE:LINE: what" for the first row that is wrong. `progress` is called by one

@@ -107,11 +107,15 @@ class TokenStore {
   uint64_t documents() const { return documents_; }
   uint64_t tokens() const { return tokens_[documents_]; }
   uint64_t tokens(uint64_t document) const { return tokens_[document + 1] - tokens_[document]; }
-  // Of a token of a document.
-  int64_t id(uint64_t document, uint64_t token) const {
-    const uint64_t at = tokens_[document] + token;
-    return narrow_ids_ != nullptr ? narrow_ids_[at] : wide_ids_[at];
+  // The stream of all documents' tokens, one behind the other: where a document begins, and which
+  // one a token is of.
+  uint64_t begin(uint64_t document) const { return tokens_[document]; }
+  uint64_t document_of(uint64_t token) const;
+  int64_t id(uint64_t token) const {
+    return narrow_ids_ != nullptr ? narrow_ids_[token] : wide_ids_[token];
   }
+  // Of a token of a document.
+  int64_t id(uint64_t document, uint64_t token) const { return id(tokens_[document] + token); }
   std::span<const Run> targets(uint64_t document) const {
     return {targets_ + runs_[document], targets_ + runs_[document + 1]};
   }

@@ -266,7 +266,10 @@ Error other_data(checkpoint::Checkpoint& from, const plan::Job& job) {
   Error error(ErrorCode::checkpoint_mismatch, what + ": " + changes_text(*changed));
   error.key(changed->front().key);
   for (const config::Difference& one : *changed)
-    if (!one.values.front().empty()) error.help("set " + one.key + " = " + one.values.front());
+    if (!one.values.front().empty())
+      error.help("set " + one.key + " = " + one.values.front());
+    else if (one.key == "dataset.tokenizer")
+      error.help("set dataset.tokenizer = \"bytes\", which the run learnt");
   return error.help("if that is not all of it, the files behind them have changed");
 }
 

@@ -224,7 +224,7 @@ OpenData open_table(const Job& job, const std::string& table, int64_t vocab, uin
   if (table == "dataset")
     data::check_text_model(out.config, job.table("model").get_string("pretrained"));
   if (!out.source) out.source = data::open_samples(out.config);
-  const std::string key = table + (out.config.plugin ? ".plugin" : ".path");
+  const std::string key = out.config.key();
   run.files.push_back({key, "files of the " + what, out.source->files()});
   run.fingerprints.push_back(
       {key, what, checkpoint::to_hex(data::fingerprint_of(out.config, *out.source))});
@@ -292,7 +292,7 @@ void check_documents_reach(torch::nn::Module& model, const std::string& name,
   throw Error(ErrorCode::bad_module, name +
                                          " has no attention core, so tokens would see those of "
                                          "other documents of their sample")
-      .key(config.table + (config.plugin ? ".plugin" : ".packing"))
+      .key(config.plugin ? config.key() : config.table + ".packing")
       .help("let attention call a meshwright::AttentionCore (meshwright/nn/attention.h)")
       .help(one_document_each(config));
 }

@@ -2,16 +2,11 @@
 
 #include <algorithm>
 #include <boost/json/object.hpp>
-#include <condition_variable>
-#include <deque>
-#include <exception>
 #include <memory>
-#include <mutex>
-#include <thread>
 
-#include "sdk/base/beside.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/json_codec.h"
+#include "sdk/base/in_order.h"
 #include "sdk/text/tokenizer/divide.h"
 #include "sdk/text/tokenizer/normalize.h"
 
@@ -31,8 +26,6 @@ struct Piece {
   size_t begin = 0, end = 0;
   std::vector<int64_t> ids;
   int64_t documents = 0, young = 0;
-  std::exception_ptr failure;
-  bool done = false;
 };
 
 Error damaged(const base::MappedFile& file, size_t at, const std::string& what) {
@@ -111,78 +104,6 @@ class Encoder {
   std::optional<Tokenizer::Frame> frame_;
 };
 
-// Threads that take the next piece each; pieces are given back in their order.
-class Crew {
- public:
-  Crew(const Encoder& encoder, int threads) : encoder_(encoder) {
-    threads_ = detail::helpers(static_cast<size_t>(threads), [this] { work(); });
-    if (threads_.empty()) threads_.emplace_back([this] { work(); });  // throws: there must be one
-  }
-  ~Crew() {
-    {
-      std::lock_guard lock(mutex_);
-      ending_ = true;
-    }
-    changed_.notify_all();
-    threads_.clear();
-  }
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
-
-  size_t under_way() const { return order_.size(); }  // of the calling thread
-  void give(std::unique_ptr<Piece> piece) {
-    order_.push_back(std::move(piece));
-    {
-      std::lock_guard lock(mutex_);
-      waiting_.push_back(order_.back().get());
-    }
-    changed_.notify_all();
-  }
-  // The oldest piece, once it is done. Throws what encoding it threw.
-  std::unique_ptr<Piece> take() {
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return order_.front()->done; });
-    }
-    std::unique_ptr<Piece> piece = std::move(order_.front());
-    order_.pop_front();
-    if (piece->failure) std::rethrow_exception(piece->failure);
-    return piece;
-  }
-
- private:
-  void work() {
-    for (;;) {
-      Piece* piece = nullptr;
-      {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return ending_ || !waiting_.empty(); });
-        if (ending_) return;
-        piece = waiting_.front();
-        waiting_.pop_front();
-      }
-      try {
-        encoder_.encode(*piece);
-      } catch (...) {
-        piece->failure = std::current_exception();
-      }
-      {
-        std::lock_guard lock(mutex_);
-        piece->done = true;
-      }
-      changed_.notify_all();
-    }
-  }
-
-  const Encoder& encoder_;
-  std::deque<std::unique_ptr<Piece>> order_;  // of the calling thread
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Piece*> waiting_;
-  bool ending_ = false;
-  std::vector<std::jthread> threads_;
-};
-
 }  // namespace
 
 CorpusCounts encode_files(
@@ -192,7 +113,8 @@ CorpusCounts encode_files(
   Encoder encoder(tokenizer, options);
   const Cuts cuts = encoder.cuts();
   const size_t most = 2 * static_cast<size_t>(options.threads) + 2;
-  Crew crew(encoder, options.threads);
+  base::InOrder<Piece> crew(static_cast<size_t>(options.threads),
+                            [&](Piece& piece) { encoder.encode(piece); });
   auto take_one = [&] {
     std::unique_ptr<Piece> piece = crew.take();
     auto bytes = static_cast<int64_t>(piece->end - piece->begin);
