@@ -18,6 +18,8 @@
 
 #include "apps/cli/common.h"
 #include "apps/cli/verb.h"
+#include "engine/config/sources.h"
+#include "engine/data/mix.h"
 #include "engine/data/read_ahead.h"
 #include "engine/job/job.h"
 #include "meshwright/data/dataset_inspector.h"
@@ -238,8 +240,7 @@ int run_stats(Call& call) {
   json::object all;
   bool first = true;
   for (const char* table : {"dataset", "validation_dataset"}) {
-    const Options& options = job->config.table(table);
-    if (!data::names_data(options)) continue;
+    if (!config::names_data(job->config, table)) continue;
     try {
       const data::DatasetConfig config = config_of(*job, table);
       data::prepare_data(config);

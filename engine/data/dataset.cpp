@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "engine/data/mix.h"
 #include "engine/data/token_files.h"
 #include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"
@@ -96,13 +97,10 @@ void Dataset::read(int64_t sample, const SampleView& out) const {
   }
 }
 
-bool names_data(const Options& table) {
-  return table.is_set("path") || table.is_set("plugin") ||
-         (table.is_given("kind") && table.get_string("kind") == "mock");
-}
-
-bool reads_bytes(const Options& table) {
-  return !table.is_set("plugin") && table.get_string("kind") == "text";
+Error named(Error error, const DatasetConfig& config) {
+  if (config.name.empty()) return error;
+  if (error.origin().source == Origin::Source::builtin) error.at(config.place);
+  return error.note("of [[" + config.table + "]] " + to_toml(config.name));
 }
 
 DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t seed) {
@@ -114,6 +112,7 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
   config.seq_len = table.get_int("seq_len");
   config.vocab_size = vocab_size;
   config.seed = seed;
+  config.shuffle = table.get_bool("shuffle");
   config.toml = table.origin("path").file;
   if (table.get_bool("packing")) config.document_end = table.find_int("document_end");
   if (config.path.empty() && config.kind != "mock" && !table.is_set("plugin")) {
@@ -303,6 +302,11 @@ DatasetRequest request_of(const DatasetConfig& config) {
 }
 
 void prepare_data(const DatasetConfig& config) {
+  for (const DatasetConfig& one : config.sources) try {
+      prepare_data(one);
+    } catch (const Error& error) {
+      throw named(error, one);
+    }
   if (!config.plugin) return;
   const DatasetRequest request = request_of(config);
   Diagnostics found;
@@ -312,6 +316,7 @@ void prepare_data(const DatasetConfig& config) {
 }
 
 std::unique_ptr<SampleSource> open_samples(const DatasetConfig& config) {
+  if (!config.sources.empty()) return open_mix(config);
   if (!config.plugin) return open_dataset(config);
   check_seq_len(config);
   const std::string named = "plugin " + config.plugin->name;
@@ -339,6 +344,14 @@ uint64_t fingerprint_of(const DatasetConfig& config, const SampleSource& source)
   return hash.value();
 }
 
+DataFingerprint fingerprints_of(const DatasetConfig& config, const SampleSource& source) {
+  DataFingerprint out{fingerprint_of(config, source)};
+  if (const auto* mix = dynamic_cast<const Mix*>(&source); mix != nullptr)
+    for (const Mix::Source& one : mix->sources())
+      out.sources.emplace_back(one.name, one.fingerprint);
+  return out;
+}
+
 namespace {
 
 void look_at_samples(const SampleSource& source, int64_t seq_len) {
@@ -359,8 +372,13 @@ void look_at_samples(const SampleSource& source, int64_t seq_len) {
 }  // namespace
 
 void check_text_model(const DatasetConfig& config, const std::string& pretrained) {
+  for (const DatasetConfig& one : config.sources) try {
+      check_text_model(one, pretrained);
+    } catch (const Error& error) {
+      throw named(error, one);
+    }
   std::error_code failed;
-  if (config.plugin || config.kind != "text" || pretrained.empty() ||
+  if (!config.sources.empty() || config.plugin || config.kind != "text" || pretrained.empty() ||
       !std::filesystem::exists(std::filesystem::path(pretrained) / "tokenizer.json", failed))
     return;
   // Rows of JSON are no text: tokenized as they are, the model would learn their braces.
@@ -379,21 +397,32 @@ void check_text_model(const DatasetConfig& config, const std::string& pretrained
             ".path = \"data/train.bin\"");
 }
 
-std::optional<uint64_t> look_at_data(const DatasetConfig& config, const std::string& pretrained,
-                                     bool fingerprint) {
-  auto of = [&](const SampleSource& source) {
-    return fingerprint ? std::optional(fingerprint_of(config, source)) : std::nullopt;
-  };
-  if (config.plugin) {
-    prepare_data(config);
-    const std::shared_ptr<const SampleSource> source = open_samples(config);
-    look_at_samples(*source, config.seq_len);
-    return of(*source);
-  }
+namespace {
+
+void look_at(const DatasetConfig& config, const std::string& pretrained,
+             const SampleSource& source) {
+  if (config.plugin) return look_at_samples(source, config.seq_len);
   check_text_model(config, pretrained);
-  const auto dataset = open_dataset(config);
-  dataset->check_tokens(kTokensLookedAt);
-  return of(*dataset);
+  dynamic_cast<const Dataset&>(source).check_tokens(kTokensLookedAt);
+}
+
+}  // namespace
+
+std::optional<DataFingerprint> look_at_data(const DatasetConfig& config,
+                                            const std::string& pretrained, bool fingerprint) {
+  prepare_data(config);
+  if (config.sources.empty()) check_text_model(config, pretrained);
+  const std::shared_ptr<const SampleSource> source = open_samples(config);
+  if (const auto* mix = dynamic_cast<const Mix*>(source.get()); mix != nullptr) {
+    for (const Mix::Source& one : mix->sources()) try {
+        look_at(one.config, pretrained, *one.samples);
+      } catch (const Error& error) {
+        throw named(error, one.config);
+      }
+  } else {
+    look_at(config, pretrained, *source);
+  }
+  return fingerprint ? std::optional(fingerprints_of(config, *source)) : std::nullopt;
 }
 
 }  // namespace meshwright::data

@@ -7,12 +7,14 @@
 #include <system_error>
 
 #include "engine/config/config.h"
+#include "engine/config/sources.h"
 #include "engine/job/adapters.h"
 #include "engine/job/plan.h"
 #include "engine/models/decoder_family.h"
 #include "engine/plugins/registry.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/files/hash.h"
 #include "sdk/base/handed_files.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/shared_schemas.h"
@@ -174,6 +176,19 @@ bool find_components(const config::Source& source, Job& job,
   find("model", job.model, &loader::Registry::find_model);
   find("dataset", job.dataset, &loader::Registry::find_dataset);
   find("validation_dataset", job.validation_dataset, &loader::Registry::find_dataset);
+  for (const char* table : {"dataset", "validation_dataset"})
+    for (const auto& [name, origin] : source.source_plugins(table)) {
+      const std::string key = config::sources_of(table) + ".plugin";
+      try {
+        loader::LoadedDataset one = job.registry->find_dataset(name, key);
+        add(one.info->schema, table, true);
+        job.source_plugins.insert_or_assign(name, std::move(one));
+      } catch (Error& error) {
+        if (error.key().empty()) error.key(key);
+        diagnostics.add(error.at(origin));
+        found = false;
+      }
+    }
   const std::vector<std::string> tables = source.component_tables();
   if (std::ranges::all_of(tables, [&](const std::string& table) {
         return std::ranges::any_of(schemas,
@@ -399,24 +414,64 @@ std::string tell_steps(int64_t samples, int64_t batch, std::optional<int64_t> do
          text::format(", %.1f documents a step", documents_a_step(*documents, samples, batch));
 }
 
-DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int64_t vocab_size,
-                             uint64_t seed) {
-  DatasetConfig out = dataset_config(job.config.table(table), vocab_size, seed);
-  const std::optional<loader::LoadedDataset>& found =
-      table == "dataset" ? job.dataset : job.validation_dataset;
-  if (!found) return out;
-  const std::string& name = found->info->name;
+namespace {
+
+void add_plugin(const plan::Job& job, const std::string& table, const loader::LoadedDataset& found,
+                DatasetConfig& out) {
+  const std::string& name = found.info->name;
   out.plugin = PluginData{.name = name,
-                          .kind = found->made,
+                          .kind = found.made,
                           .options = job.config.table(table + "." + name),
                           .pretrained = job.config.table("model").get_string("pretrained")};
   out.document_end.reset();
+}
+
+// Each with a seed of its own: synthetic tokens of two would else be the same.
+DatasetConfig source_config(const plan::Job& job, const std::string& table,
+                            const config::NamedSource& source, int64_t vocab_size, uint64_t seed) {
+  DatasetConfig out =
+      dataset_config(source.options, vocab_size, base::mix64(seed ^ base::fnv1a(source.name)));
+  const std::string plugin = source.options.get_string("plugin");
+  const auto own = job.source_plugins.find(plugin);
+  const std::optional<loader::LoadedDataset>& shared =
+      table == "dataset" ? job.dataset : job.validation_dataset;
+  if (own != job.source_plugins.end())
+    add_plugin(job, table, own->second, out);
+  else if (!plugin.empty() && shared)
+    add_plugin(job, table, *shared, out);
+  out.table = config::sources_of(table);
+  out.name = source.name;
+  out.place = out.path.empty() ? source.place : source.options.origin("path");
+  out.share = {source.weight, source.epochs, source.schedule};
+  return out;
+}
+
+}  // namespace
+
+DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int64_t vocab_size,
+                             uint64_t seed) {
+  const Options& options = job.config.table(table);
+  const std::vector<config::NamedSource> sources = config::named_sources(job.config, table);
+  if (!sources.empty()) {
+    DatasetConfig out{.table = table,
+                      .seq_len = options.get_int("seq_len"),
+                      .vocab_size = vocab_size,
+                      .seed = seed,
+                      .shuffle = options.get_bool("shuffle")};
+    for (const config::NamedSource& source : sources)
+      out.sources.push_back(source_config(job, table, source, vocab_size, seed));
+    return out;
+  }
+  DatasetConfig out = dataset_config(options, vocab_size, seed);
+  if (const std::optional<loader::LoadedDataset>& found =
+          table == "dataset" ? job.dataset : job.validation_dataset)
+    add_plugin(job, table, *found, out);
   return out;
 }
 
 bool counts_epochs(const plan::Job& job) {
   return job.config.table("step_scheduler").is_set("epochs") &&
-         names_data(job.config.table("dataset"));
+         config::names_data(job.config, "dataset");
 }
 
 void count_samples(plan::Job& job) {
