@@ -469,6 +469,43 @@ DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int
   return out;
 }
 
+std::vector<int64_t> read_by_run(const plan::Job& job, const Mix& mix) {
+  const Options& length = job.config.table("step_scheduler");
+  const int64_t batch = length.get_int("global_batch_size"),
+                epochs = length.find_int("epochs").value_or(0),
+                steps = epochs > 0 ? plan::steps_of_epochs(epochs, mix.samples(), batch)
+                                   : length.find_int("max_steps").value_or(0);
+  int64_t samples = 0;
+  if (__builtin_mul_overflow(steps, batch, &samples))
+    throw Error(ErrorCode::out_of_range, "the run would read more samples than there are numbers")
+        .key("step_scheduler.max_steps")
+        .help("set step_scheduler.max_steps = 200");
+  return mix.order(batch).read_before(samples);
+}
+
+std::vector<std::string> tell_mix(const plan::Job& job) {
+  const DatasetConfig config =
+      dataset_config(job, "dataset", /*vocab_size=*/0,
+                     static_cast<uint64_t>(job.config.table("run").get_int("seed")));
+  if (config.sources.empty()) return {};
+  std::string why = "a plugin prepares some";
+  if (std::ranges::none_of(config.sources, [](const auto& one) { return one.plugin.has_value(); }))
+    try {
+      const std::unique_ptr<Mix> mix = open_mix(config);
+      return lines_of(*mix, read_by_run(job, *mix));
+    } catch (const Error& error) {
+      why = error.message();
+    }
+  std::vector<std::string> out;
+  for (const DatasetConfig& one : config.sources)
+    out.push_back(one.name + ": " +
+                  (one.share.epochs
+                       ? "epochs " + text::short_number(*one.share.epochs)
+                       : "weight " + text::short_number(one.share.weight.value_or(1))) +
+                  "; its samples are not known here: " + why);
+  return out;
+}
+
 bool counts_epochs(const plan::Job& job) {
   return job.config.table("step_scheduler").is_set("epochs") &&
          config::names_data(job.config, "dataset");

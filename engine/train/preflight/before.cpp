@@ -214,6 +214,7 @@ Verdict validate(const Reload& reload, plan::Job& job, std::optional<int64_t> gi
   Verdict out;
   if (known) out.world = world;
   count_samples(job);           // what is wrong with the data is said below
+  for (const std::string& line : data::tell_mix(job)) out.said.notice("dataset.mix " + line);
   out.strategy = job.strategy;  // or the one that it hands the job on to
   try {
     plan::JobPlan plan = plan_or_help(reload, job, {world, 0, !known});
