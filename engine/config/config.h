@@ -9,7 +9,6 @@
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "meshwright/error.h"
@@ -86,9 +85,6 @@ class Source {
   // `plugin` of [model], [dataset] or [validation_dataset], as written; "": not set.
   std::string component(const char* table) const;
   Origin component_origin(const char* table) const;
-  // The same of the tables of [[dataset.mix]] or [[validation_dataset.set]], of those that have
-  // one.
-  std::vector<std::pair<std::string, Origin>> source_plugins(const char* table) const;
   // Names of the sub-tables of [model], [dataset] and [validation_dataset], dotted.
   std::vector<std::string> component_tables() const;
   // Keys right in [distributed] that the engine does not own: options of a strategy in the flat
@@ -146,11 +142,6 @@ inline constexpr const char* kResolvedFile = "config.resolved.toml";
 std::vector<OptionSchema> engine_schemas();
 // Arrays of tables, [[optimizer.group]]: the schema of one of their tables.
 inline constexpr const char* kGroupTable = "optimizer.group";
-// Data sets by name: what is read in place of [dataset] and [validation_dataset] themselves.
-inline constexpr const char* kMixTable = "dataset.mix";
-inline constexpr const char* kSetTable = "validation_dataset.set";
-// The list below [dataset] or [validation_dataset].
-std::string sources_of(const std::string& table);
 std::vector<OptionSchema> list_schemas();
 bool is_list(const std::string& table);
 

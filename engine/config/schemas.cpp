@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/config/config.h"
+#include "engine/config/sources.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/words.h"
 
@@ -375,10 +376,6 @@ std::vector<OptionSchema> list_schemas() {
 
 bool is_list(const std::string& table) {
   return table == kGroupTable || table == kMixTable || table == kSetTable;
-}
-
-std::string sources_of(const std::string& table) {
-  return table == "dataset" ? kMixTable : kSetTable;
 }
 
 }  // namespace meshwright::config

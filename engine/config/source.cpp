@@ -432,20 +432,6 @@ Origin Source::component_origin(const char* table) const {
   return value == nullptr ? Origin{} : impl_->origin(value->place);
 }
 
-std::vector<std::pair<std::string, Origin>> Source::source_plugins(const char* table) const {
-  std::vector<std::pair<std::string, Origin>> out;
-  const std::string list = sources_of(table);
-  const Value* all =
-      descend(impl_->root, {table, list.c_str() + std::string_view(table).size() + 1});
-  if (all == nullptr) return out;
-  for (const Value& one : all->items)
-    if (const Entry* plugin = one.find("plugin"))
-      if (const std::string* text = plugin->value.as_text();
-          text != nullptr && *text != "none" && *text != "auto")
-        out.emplace_back(*text, impl_->origin(plugin->value.place));
-  return out;
-}
-
 std::vector<std::string> Source::component_tables() const {
   std::vector<std::string> out;
   for (const char* table : kComponentTables)

@@ -7,7 +7,8 @@
 #include <string_view>
 #include <variant>
 
-#include "sdk/base/plain_text.h"
+#include "engine/config/source.h"
+#include "engine/config/toml_value.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::config {
@@ -69,6 +70,10 @@ bool is_named(const Options& table) {
 
 }  // namespace
 
+std::string sources_of(const std::string& table) {
+  return table == "dataset" ? kMixTable : kSetTable;
+}
+
 std::vector<NamedSource> named_sources(const Config& config, const std::string& table) {
   std::vector<NamedSource> out;
   for (const Options& source : config.list(sources_of(table))) {
@@ -83,6 +88,23 @@ std::vector<NamedSource> named_sources(const Config& config, const std::string& 
       one.schedule = schedule_of(source);
     }
     out.push_back(std::move(one));
+  }
+  return out;
+}
+
+std::vector<std::pair<std::string, Origin>> source_plugins(const Source& source,
+                                                           const std::string& table) {
+  std::vector<std::pair<std::string, Origin>> out;
+  const Source::Impl& impl = source.impl();
+  const Entry* whole = impl.root.find(table);
+  const Entry* list =
+      whole == nullptr ? nullptr : whole->value.find(sources_of(table).substr(table.size() + 1));
+  if (list == nullptr) return out;
+  for (const Value& one : list->value.items) {
+    const Entry* plugin = one.find("plugin");
+    const std::string* text = plugin == nullptr ? nullptr : plugin->value.as_text();
+    if (text != nullptr && *text != "none" && *text != "auto")
+      out.emplace_back(*text, impl.origin(plugin->value.place));
   }
   return out;
 }

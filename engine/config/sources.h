@@ -13,6 +13,11 @@
 
 namespace meshwright::config {
 
+inline constexpr const char* kMixTable = "dataset.mix";
+inline constexpr const char* kSetTable = "validation_dataset.set";
+// The list below [dataset] or [validation_dataset].
+std::string sources_of(const std::string& table);
+
 struct NamedSource {
   std::string name;
   Options options;  // as those of [dataset], which says what the source does not
@@ -25,6 +30,11 @@ struct NamedSource {
 // Those of [dataset] or [validation_dataset], in the order of the file; none: the table names its
 // data itself. Throws Error(out_of_range) for a schedule that is none.
 std::vector<NamedSource> named_sources(const Config& config, const std::string& table);
+
+// What `plugin` of each source is, with its place, of those that have one: before the tables are
+// checked.
+std::vector<std::pair<std::string, Origin>> source_plugins(const Source& source,
+                                                           const std::string& table);
 
 // Whether the table names data; whether all that it names are the bytes of texts.
 bool names_data(const Config& config, const std::string& table);

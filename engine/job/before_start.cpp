@@ -54,7 +54,9 @@ void check_positions(const Job& job, const ModelOutline& outline, const std::str
   if (positions <= 0) return;
   for (const char* name : {"dataset", "validation_dataset"}) {
     const Options& table = job.config.table(name);
-    if (!reads_data(job.config, name) || table.get_int("seq_len") <= positions) continue;
+    if (!(reads_data(table) || config::names_data(job.config, name)) ||
+        table.get_int("seq_len") <= positions)
+      continue;
     const std::string key = std::string(name) + ".seq_len", most = std::to_string(positions),
                       length = key + " = " + std::to_string(table.get_int("seq_len"));
     if (outline.positions_end)
@@ -139,8 +141,9 @@ void check_rank_limits(const Job& job, std::optional<int64_t> world) {
 
 // Sequence parallelism on paper: whether samples divide, and what it saves.
 
-bool reads_data(const config::Config& config, const std::string& table) {
-  return config::names_data(config, table) || config.table(table).is_given("seq_len");
+bool reads_data(const Options& table) {
+  return table.is_set("path") || table.is_set("plugin") || table.is_given("seq_len") ||
+         (table.is_given("kind") && table.get_string("kind") == "mock");
 }
 
 void check_sequence(const Job& job, const TpPlan& tp) {
@@ -152,7 +155,8 @@ void check_sequence(const Job& job, const TpPlan& tp) {
     int64_t length = table.get_int("seq_len");
     // Tensor parallelism cuts what context parallelism has left of a sample.
     const ContextSplit split(length, shared.sizes.cp, context_balance(shared.context));
-    if (!reads_data(job.config, name) || split.rows() % ranks == 0) continue;
+    if (!(reads_data(table) || config::names_data(job.config, name)) || split.rows() % ranks == 0)
+      continue;
     const std::string key = std::string(name) + ".seq_len", tp_size = std::to_string(ranks);
     const bool shared_out = shared.sizes.cp > 1;
     Error error(

@@ -177,12 +177,10 @@ bool find_components(const config::Source& source, Job& job,
   find("dataset", job.dataset, &loader::Registry::find_dataset);
   find("validation_dataset", job.validation_dataset, &loader::Registry::find_dataset);
   for (const char* table : {"dataset", "validation_dataset"})
-    for (const auto& [name, origin] : source.source_plugins(table)) {
+    for (const auto& [name, origin] : config::source_plugins(source, table)) {
       const std::string key = config::sources_of(table) + ".plugin";
       try {
-        loader::LoadedDataset one = job.registry->find_dataset(name, key);
-        add(one.info->schema, table, true);
-        job.source_plugins.insert_or_assign(name, std::move(one));
+        add(job.registry->find_dataset(name, key).info->schema, table, true);
       } catch (Error& error) {
         if (error.key().empty()) error.key(key);
         diagnostics.add(error.at(origin));
@@ -432,13 +430,8 @@ DatasetConfig source_config(const plan::Job& job, const std::string& table,
   DatasetConfig out =
       dataset_config(source.options, vocab_size, base::mix64(seed ^ base::fnv1a(source.name)));
   const std::string plugin = source.options.get_string("plugin");
-  const auto own = job.source_plugins.find(plugin);
-  const std::optional<loader::LoadedDataset>& shared =
-      table == "dataset" ? job.dataset : job.validation_dataset;
-  if (own != job.source_plugins.end())
-    add_plugin(job, table, own->second, out);
-  else if (!plugin.empty() && shared)
-    add_plugin(job, table, *shared, out);
+  if (!plugin.empty())
+    add_plugin(job, table, job.registry->find_dataset(plugin, table + ".plugin"), out);
   out.table = config::sources_of(table);
   out.name = source.name;
   out.place = out.path.empty() ? source.place : source.options.origin("path");

@@ -4,7 +4,6 @@
 
 #include <boost/json/object.hpp>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,8 +38,6 @@ struct Job {
   // What model.plugin, dataset.plugin and validation_dataset.plugin name.
   std::optional<loader::LoadedModel> model;
   std::optional<loader::LoadedDataset> dataset, validation_dataset;
-  // What `plugin` of [[dataset.mix]] and [[validation_dataset.set]] names, as written there.
-  std::map<std::string, loader::LoadedDataset> source_plugins;
   // Of [dataset], where a run is counted in epochs and somebody has opened it.
   std::optional<int64_t> samples;
   // What the checkpoint has done that the run goes on from; nullopt: it begins, or nobody has
@@ -145,7 +142,7 @@ struct LayerGraphsRefusal {
 LayerGraphsRefusal why_no_layer_graphs(const JobPlan& plan, const Job& job);
 
 // Whether a run would read this table of data. One that nobody wrote has nothing to read.
-bool reads_data(const config::Config& config, const std::string& table);
+bool reads_data(const Options& table);
 
 using meshwright::cuts_sequence;
 // Throws Error(model_does_not_fit) when the samples of a data set in use do not divide by tp under
