@@ -11,6 +11,7 @@
 #include "engine/checkpoint/folder.h"
 #include "engine/config/config.h"
 #include "engine/config/source.h"
+#include "engine/config/toml_value.h"
 #include "engine/job/job.h"
 #include "engine/plugins/registry.h"
 #include "meshwright/error.h"
@@ -136,7 +137,20 @@ void read_like_run(const Values& run, const Request& request, Values& out) {
   if (!asks_for_kind || !has_plugin(run, table)) read_like(run, table, out);
 }
 
+// How each [[validation_dataset.set]] that has a path is evaluated.
+std::vector<std::string> sets_of(const Values& run) {
+  std::vector<std::string> out;
+  const std::optional<config::Value> sets =
+      config::parse_toml_value(value_of(run, std::string(kTable) + "set"));
+  if (!sets) return out;
+  for (const config::Value& set : sets->items)
+    if (const config::Entry* path = set.find("path"); path != nullptr && !path->value.text.empty())
+      out.push_back("--data '" + path->value.text + "'");
+  return out;
+}
+
 bool names_data(const Values& run) {
+  if (!sets_of(run).empty()) return false;
   return !value_of(run, "validation_dataset.path").empty() ||
          !value_of(run, "validation_dataset.plugin").empty() ||
          value_of(run, "validation_dataset.kind") == "\"mock\"";
@@ -318,12 +332,20 @@ generate::Settings settings(const Subject& subject, const Request& request, int6
   if (data.count("seq_len") == 0 && subject.source.is_checkpoint())
     if (const int64_t length = checkpoint::read_meta(subject.source.folder()).seq_len; length > 0)
       data["seq_len"] = std::to_string(length);
-  if (!named && !names_data(run) && !request.kind)
+  if (!named && !names_data(run) && !request.kind) {
+    const std::vector<std::string> sets = sets_of(run);
+    if (!sets.empty()) {
+      Error error(ErrorCode::usage,
+                  "evaluate reads one data set, and the run was validated on several");
+      for (const std::string& set : sets) error.help(set);
+      throw error;
+    }
     throw Error(ErrorCode::usage,
                 "evaluate needs data that the model has not learned from" +
                     std::string(subject.run_config ? ": the run was not validated" : ""))
         .help("--data 'held_out/*.txt'")
         .help("--data held_out.bin --kind tokens");
+  }
   // Global batches that every schedule of a pipeline can divide; they are read to the last sample
   // in any case.
   const std::string local = std::to_string(request.batch),

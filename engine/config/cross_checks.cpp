@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "engine/config/sources.h"
 #include "engine/config/toml_value.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/pipeline.h"
@@ -301,7 +302,10 @@ class CrossChecks {
           option_error(optimizer, "betas", ErrorCode::out_of_range,
                        "optimizer.betas wants two numbers, found " + std::to_string(betas->size()),
                        "[0.9, 0.95]"));
-    for (const char* name : {"dataset", "validation_dataset"}) check_packing(name);
+    for (const char* name : {"dataset", "validation_dataset"}) {
+      check_packing(name);
+      check_sources(config_, name, diagnostics_);
+    }
     if (const Options& lora = config_.tables.at("lora"); lora.get_bool("dora"))
       diagnostics_.add(
           option_error(lora, "dora", ErrorCode::not_in_release,
@@ -354,8 +358,7 @@ class CrossChecks {
       return;
     }
     if (!given) steps.set("max_steps", OptionValue(), steps.origin("epochs"));
-    const Options& data = config_.tables.at("dataset");
-    if (data.get_string("kind") == "mock" && !data.is_set("plugin"))
+    if (never_ends())
       diagnostics_.add(Error(ErrorCode::conflict,
                              "step_scheduler.epochs counts how often a data set is read, but "
                              "dataset.kind = \"mock\" makes tokens without an end")
@@ -366,11 +369,24 @@ class CrossChecks {
                            .help("or name files: dataset.kind and dataset.path"));
   }
 
+  bool never_ends() const {
+    auto mock = [](const Options& data) {
+      return data.get_string("kind") == "mock" && !data.is_set("plugin");
+    };
+    try {
+      const std::vector<NamedSource> mix = named_sources(config_, "dataset");
+      return mix.empty() ? mock(config_.tables.at("dataset"))
+                         : std::ranges::any_of(mix, mock, &NamedSource::options);
+    } catch (const Error&) {
+      return false;  // check_sources() says what is wrong
+    }
+  }
+
   void check_best() {
     const Options& saving = config_.tables.at("checkpoint");
     const Options& data = config_.tables.at("validation_dataset");
-    if (saving.get_bool("best") && data.get_string("kind") != "mock" && !data.is_set("path") &&
-        !data.is_set("plugin"))
+    if (saving.get_bool("best") && data.get_string("kind") != "mock" &&
+        !names_data(config_, "validation_dataset"))
       diagnostics_.add(
           Error(ErrorCode::missing_key,
                 "checkpoint.best = true needs data to find the validation loss on")
@@ -400,6 +416,7 @@ class CrossChecks {
   }
 
   void check_packing(const std::string& name) {
+    if (!config_.list(sources_of(name)).empty()) return;  // each source is checked by itself
     const Options& data = config_.tables.at(name);
     const std::string end = name + ".document_end";
     if (data.get_bool("packing") && data.is_set("plugin"))

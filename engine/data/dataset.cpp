@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "engine/config/config.h"
+#include "engine/data/mix.h"
 #include "engine/data/token_files.h"
 #include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"
@@ -97,14 +98,10 @@ void Dataset::read(int64_t sample, const SampleView& out) const {
   }
 }
 
-bool names_data(const Options& table) {
-  return table.is_set("path") || table.is_set("plugin") ||
-         (table.is_given("kind") && table.get_string("kind") == "mock");
-}
-
-bool reads_bytes(const Options& table) {
-  return !table.is_set("plugin") && table.get_string("kind") == "text" &&
-         (!table.is_set("tokenizer") || table.get_string("tokenizer") == config::kBytes);
+Error named(Error error, const DatasetConfig& config) {
+  if (config.name.empty()) return error;
+  if (error.origin().source == Origin::Source::builtin) error.at(config.place);
+  return error.note("of [[" + config.table + "]] " + to_toml(config.name));
 }
 
 DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t seed) {
@@ -117,6 +114,7 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
   config.seq_len = table.get_int("seq_len");
   config.vocab_size = vocab_size;
   config.seed = seed;
+  config.shuffle = table.get_bool("shuffle");
   config.toml = table.origin("path").file;
   if (table.get_bool("packing")) config.document_end = table.find_int("document_end");
   if (config.path.empty() && config.kind != "mock" && !table.is_set("plugin")) {
@@ -306,6 +304,11 @@ DatasetRequest request_of(const DatasetConfig& config) {
 }
 
 void prepare_data(const DatasetConfig& config) {
+  for (const DatasetConfig& one : config.sources) try {
+      prepare_data(one);
+    } catch (const Error& error) {
+      throw named(error, one);
+    }
   if (!config.plugin) return;
   const DatasetRequest request = request_of(config);
   Diagnostics found;
@@ -315,6 +318,7 @@ void prepare_data(const DatasetConfig& config) {
 }
 
 std::unique_ptr<SampleSource> open_samples(const DatasetConfig& config) {
+  if (!config.sources.empty()) return open_mix(config);
   if (!config.plugin) return open_dataset(config);
   check_seq_len(config);
   const std::string named = "plugin " + config.plugin->name;
@@ -342,6 +346,14 @@ uint64_t fingerprint_of(const DatasetConfig& config, const SampleSource& source)
   return hash.value();
 }
 
+DataFingerprint fingerprints_of(const DatasetConfig& config, const SampleSource& source) {
+  DataFingerprint out{fingerprint_of(config, source)};
+  if (const auto* mix = dynamic_cast<const Mix*>(&source); mix != nullptr)
+    for (const Mix::Source& one : mix->sources())
+      out.sources.emplace_back(one.name, one.fingerprint);
+  return out;
+}
+
 namespace {
 
 void look_at_samples(const SampleSource& source, int64_t seq_len) {
@@ -362,9 +374,14 @@ void look_at_samples(const SampleSource& source, int64_t seq_len) {
 }  // namespace
 
 void check_text_model(const DatasetConfig& config, const std::string& pretrained) {
+  for (const DatasetConfig& one : config.sources) try {
+      check_text_model(one, pretrained);
+    } catch (const Error& error) {
+      throw named(error, one);
+    }
   std::error_code failed;
-  if (config.plugin || config.kind != "text" || config.tokenizer == config::kBytes ||
-      pretrained.empty() ||
+  if (!config.sources.empty() || config.plugin || config.kind != "text" ||
+      config.tokenizer == config::kBytes || pretrained.empty() ||
       !std::filesystem::exists(std::filesystem::path(pretrained) / "tokenizer.json", failed))
     return;
   throw Error(ErrorCode::bad_dataset, config.table + ".kind = \"text\" feeds bytes, but " +
@@ -375,21 +392,32 @@ void check_text_model(const DatasetConfig& config, const std::string& pretrained
       .help("set " + config.table + ".tokenizer = \"bytes\" to feed bytes all the same");
 }
 
-std::optional<uint64_t> look_at_data(const DatasetConfig& config, const std::string& pretrained,
-                                     bool fingerprint) {
-  auto of = [&](const SampleSource& source) {
-    return fingerprint ? std::optional(fingerprint_of(config, source)) : std::nullopt;
-  };
-  if (config.plugin) {
-    prepare_data(config);
-    const std::shared_ptr<const SampleSource> source = open_samples(config);
-    look_at_samples(*source, config.seq_len);
-    return of(*source);
-  }
+namespace {
+
+void look_at(const DatasetConfig& config, const std::string& pretrained,
+             const SampleSource& source) {
+  if (config.plugin) return look_at_samples(source, config.seq_len);
   check_text_model(config, pretrained);
-  const auto dataset = open_dataset(config);
-  dataset->check_tokens(kTokensLookedAt);
-  return of(*dataset);
+  dynamic_cast<const Dataset&>(source).check_tokens(kTokensLookedAt);
+}
+
+}  // namespace
+
+std::optional<DataFingerprint> look_at_data(const DatasetConfig& config,
+                                            const std::string& pretrained, bool fingerprint) {
+  prepare_data(config);
+  if (config.sources.empty()) check_text_model(config, pretrained);
+  const std::shared_ptr<const SampleSource> source = open_samples(config);
+  if (const auto* mix = dynamic_cast<const Mix*>(source.get()); mix != nullptr) {
+    for (const Mix::Source& one : mix->sources()) try {
+        look_at(one.config, pretrained, *one.samples);
+      } catch (const Error& error) {
+        throw named(error, one.config);
+      }
+  } else {
+    look_at(config, pretrained, *source);
+  }
+  return fingerprint ? std::optional(fingerprints_of(config, *source)) : std::nullopt;
 }
 
 }  // namespace meshwright::data
