@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <string_view>
@@ -21,7 +22,7 @@ namespace meshwright::jsonl {
 // Its names are written with those that have no place of their own.
 BOOST_DESCRIBE_STRUCT(StoreCounts, (),
                       (rows, kept_as_text, open_ends, endless_texts, double_begins, chats,
-                       calls_left_out, tools_left_out, own_systems, own_variables, young))
+                       calls_left_out, tools_left_out, own_systems, own_variables, renamed, young))
 
 namespace {
 
@@ -46,22 +47,22 @@ struct Section {
 BOOST_DESCRIBE_STRUCT(Section, (), (begin, bytes, xxh3))
 
 struct Sections {
-  Section tokens, ids, runs, targets, rows;
+  Section tokens, ids, runs, targets, rows, weights;
 };
-BOOST_DESCRIBE_STRUCT(Sections, (), (tokens, ids, runs, targets, rows))
+BOOST_DESCRIBE_STRUCT(Sections, (), (tokens, ids, runs, targets, rows, weights))
 
 struct Header {
   int version = kStoreVersion;
   std::string key;
   std::optional<boost::json::value> parts = {};
-  std::string template_;
+  std::string template_, form;
   uint64_t documents = 0;
   int id_bytes = 0;
   boost::json::value counts = {};
   Sections sections = {};
 };
 BOOST_DESCRIBE_STRUCT(Header, (),
-                      (version, key, parts, template_, documents, id_bytes, counts, sections))
+                      (version, key, parts, template_, form, documents, id_bytes, counts, sections))
 
 boost::json::value counts_json(const StoreCounts& counts) {
   boost::json::value out = base::json_of(counts);
@@ -165,6 +166,7 @@ void StoreWriter::add(const Document& document) {
   tokens_.push_back(wide_ ? wide_ids_.size() : narrow_ids_.size());
   runs_.push_back(targets_.size());
   rows_.push_back(document.row);
+  weights_.push_back(document.weight);
 }
 
 void StoreWriter::append(StoreWriter&& other) {
@@ -183,17 +185,20 @@ void StoreWriter::append(StoreWriter&& other) {
   join(narrow_ids_, other.narrow_ids_);
   join(wide_ids_, other.wide_ids_);
   join(targets_, other.targets_);
+  join(weights_, other.weights_);
 }
 
 std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
   Header header{.key = origin.key,
                 .template_ = origin.template_hash,
+                .form = origin.form,
                 .documents = documents(),
                 .id_bytes = wide_ ? 4 : 2,
                 .counts = counts_json(origin.counts)};
   if (!origin.parts.empty()) header.parts = base::parse_own(origin.parts);
   // The header's length decides where sections begin, which it tells: it gets room to spare.
-  const size_t header_room = 8192 + origin.parts.size();
+  constexpr size_t kMostOfByte = 6;  // as JSON
+  const size_t header_room = 8192 + origin.parts.size() + kMostOfByte * origin.form.size();
   size_t at = aligned(kFront + header_room);
   std::vector<std::pair<size_t, std::span<const std::byte>>> parts;  // where each lies
   auto add = [&](Section& place, std::span<const std::byte> bytes) {
@@ -206,6 +211,9 @@ std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
   add(header.sections.runs, as_bytes(runs_));
   add(header.sections.targets, as_bytes(targets_));
   add(header.sections.rows, as_bytes(rows_));
+  const bool weighted =
+      std::any_of(weights_.begin(), weights_.end(), [](float w) { return w != 1; });
+  add(header.sections.weights, weighted ? as_bytes(weights_) : std::span<const std::byte>());
   std::string text = base::json_text(header);
   if (text.size() > header_room)
     throw Error(ErrorCode::internal,
@@ -245,6 +253,7 @@ void TokenStore::read(std::span<const std::byte> bytes) {
   if (header.parts && header.parts->is_object())
     origin_.parts = boost::json::serialize(*header.parts);
   origin_.template_hash = header.template_;
+  origin_.form = header.form;
   origin_.counts = counts_of(std::move(header.counts));
   documents_ = header.documents;
   if (documents_ >= UINT32_MAX) throw std::string("it has too many documents");
@@ -261,6 +270,12 @@ void TokenStore::read(std::span<const std::byte> bytes) {
   else
     throw "its ids have " + std::to_string(header.id_bytes) + " bytes";
   targets_ = section<Run>(bytes, sections.targets, "targets", runs_[documents_]);
+  if (sections.weights.bytes > 0) {
+    weights_ = section<float>(bytes, sections.weights, "weights", documents_);
+    if (!std::all_of(weights_, weights_ + documents_,
+                     [](float weight) { return std::isfinite(weight) && weight >= 0; }))
+      throw std::string("its section \"weights\" has what is no weight");
+  }
   for (uint64_t document = 0; document < documents_; ++document) {
     uint32_t before = 0;
     for (const Run& run : targets(document)) {
