@@ -268,6 +268,10 @@ void PackedSource::add_parts(uint32_t document) {
   const auto tokens = static_cast<uint32_t>(store_->tokens(document)),
              most = static_cast<uint32_t>(settings_.seq_len + 1);
   counts_.longest = std::max<int64_t>(counts_.longest, tokens);
+  if (store_->weight(document) == 0) {
+    ++counts_.of_weight_0;
+    return;
+  }
   Part part{document, 0, tokens};
   bool learnt = false;
   if (tokens > most) switch (settings_.truncate) {
@@ -301,12 +305,15 @@ PackedSource::PackedSource(std::shared_ptr<const TokenStore> store, SampleSettin
   std::transform(parts_.begin(), parts_.end(), lengths.begin(),
                  [](const Part& part) { return part.end - part.begin - 1; });
   if (parts_.empty()) {
-    Error error(ErrorCode::bad_dataset,
-                settings_.path + ": no document is left of " +
-                    text::counted(store_->origin().counts.rows, settings_.unit) + ": " +
-                    std::to_string(counts_.without_targets) + " without targets, " +
-                    std::to_string(counts_.too_long) + " longer than seq_len + 1 = " +
-                    std::to_string(settings_.seq_len + 1) + " tokens");
+    Error error(
+        ErrorCode::bad_dataset,
+        settings_.path + ": no document is left of " +
+            text::counted(store_->origin().counts.rows, settings_.unit) + ": " +
+            std::to_string(counts_.without_targets) + " without targets, " +
+            std::to_string(counts_.too_long) +
+            " longer than seq_len + 1 = " + std::to_string(settings_.seq_len + 1) + " tokens" +
+            (counts_.of_weight_0 > 0 ? ", " + std::to_string(counts_.of_weight_0) + " of weight 0"
+                                     : std::string()));
     error.key(settings_.table + ".path");
     if (counts_.too_long > 0)
       error.help("set " + settings_.options + ".truncate = \"right\", or " + settings_.table +
@@ -319,6 +326,8 @@ PackedSource::PackedSource(std::shared_ptr<const TokenStore> store, SampleSettin
       error.help(roles + "; an answer is a message whose role is \"assistant\"");
     else if (settings_.truncate == Truncate::split)
       error.help("name more data: a document of one token predicts nothing");
+    else if (counts_.of_weight_0 > 0 && counts_.without_targets == 0)
+      error.help("give rows a weight above 0, or leave " + settings_.options + ".fields.weight out");
     else if (error.helps().empty())
       error.help(
           "what is learnt are messages whose role is \"assistant\", with a content and without "
@@ -338,6 +347,7 @@ void PackedSource::read(int64_t sample, const SampleView& out) const {
   for (uint32_t index : packs_.pack(sample)) {
     const Part& part = parts_[index];
     std::span<const Run> runs = store_->targets(part.document);
+    const float weight = store_->weight(part.document);
     int64_t next = store_->id(part.document, part.begin);
     for (uint32_t token = part.begin + 1; token < part.end; ++token, ++at) {
       while (!runs.empty() && runs.front().end <= token) runs = runs.subspan(1);
@@ -345,6 +355,7 @@ void PackedSource::read(int64_t sample, const SampleView& out) const {
       next = store_->id(part.document, token);
       out.targets[at] = !runs.empty() && runs.front().begin <= token ? next : kNoTarget;
       if (!out.documents.empty()) out.documents[at] = number;
+      if (!out.weights.empty()) out.weights[at] = weight;
     }
     ++number;
   }
@@ -353,6 +364,7 @@ void PackedSource::read(int64_t sample, const SampleView& out) const {
     out.tokens[at] = 0;
     out.targets[at] = kNoTarget;
     if (!out.documents.empty()) out.documents[at] = number;
+    if (!out.weights.empty()) out.weights[at] = 0;
   }
 }
 
@@ -368,7 +380,9 @@ uint64_t fingerprint_of(const TokenStore& store, const SampleSettings& settings)
                            std::to_string(settings.seed) +
                            // Earlier versions left these out of documents with the same key.
                            (store.origin().counts.own_systems > 0 ? " system" : "") +
-                           (store.origin().counts.own_variables > 0 ? " variables" : "");
+                           (store.origin().counts.own_variables > 0 ? " variables" : "") +
+                           // And these had other roles in theirs.
+                           (store.origin().counts.renamed > 0 ? " roles" : "");
   base::Hash hash;
   hash.add(text.data(), text.size());
   return hash.value();
@@ -387,6 +401,8 @@ std::vector<std::string> PackedSource::report() const {
             text::grouped(settings_.seq_len + 1) + " tokens";
   if (counts_.without_targets > 0)
     rows += ", " + text::grouped(counts_.without_targets) + " left out without targets";
+  if (counts_.of_weight_0 > 0)
+    rows += ", " + text::grouped(counts_.of_weight_0) + " left out with a weight of 0";
   if (counts_.too_long > 0)
     rows += ", " + text::grouped(counts_.too_long) + " left out as longer than " +
             text::grouped(settings_.seq_len + 1) + " tokens";
@@ -402,6 +418,7 @@ std::vector<std::string> PackedSource::report() const {
     packs += text::format(", %.1f documents each",
                           static_cast<double>(counts_.used) / static_cast<double>(samples()));
   out.push_back(packs);
+  if (!store_->origin().form.empty()) out.push_back(store_->origin().form);
   if (!settings_.left_out.empty()) {
     out.push_back(text::counted(std::ssize(settings_.left_out), "file") +
                   " left out, hidden or of other names than *.jsonl and *.json: " +
@@ -412,11 +429,16 @@ std::vector<std::string> PackedSource::report() const {
         text::counted(std::ssize(settings_.empty), "file") +
         " without contents, empty or a link that leads nowhere: " + first_names(settings_.empty));
   if (met.own_systems > 0)
-    out.push_back("the \"system\" of " + text::counted(met.own_systems, "row") +
+    out.push_back("the system text of " + text::counted(met.own_systems, "row") +
                   " stands before its messages");
   if (met.own_variables > 0)
     out.push_back("the \"chat_template_kwargs\" of " + text::counted(met.own_variables, "row") +
                   " go to the template");
+  if (met.renamed > 0)
+    out.push_back(text::counted(met.renamed, "message") +
+                  (met.renamed == 1 ? " has a role" : " have roles") +
+                  " of another name in the row: human and prompter are user; gpt, bot, model and "
+                  "ai assistant; observation tool");
   if (met.columns.all() > 0)
     out.push_back("keys of rows that are not read, with how many rows have them: " +
                   tell_names(met.columns));

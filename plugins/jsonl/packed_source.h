@@ -64,7 +64,7 @@ struct SampleSettings {
 
 // What became of the documents.
 struct SampleCounts {
-  int64_t used = 0, truncated = 0, too_long = 0, without_targets = 0;
+  int64_t used = 0, truncated = 0, too_long = 0, without_targets = 0, of_weight_0 = 0;
   int64_t divided = 0;                 // documents of several parts
   int64_t positions = 0, targets = 0;  // of those used
   int64_t longest = 0;                 // tokens of the longest document, before it was cut
@@ -84,6 +84,7 @@ class PackedSource final : public SampleSource {
   std::string describe() const override;
   uint64_t fingerprint() const override { return fingerprint_of(*store_, settings_); }
   bool has_documents() const override { return settings_.packing != Packing::none; }
+  bool has_weights() const override { return store_->has_weights(); }
   std::vector<std::string> files() const override { return settings_.files; }
   std::vector<std::string> report() const override;
   const SampleCounts& counts() const { return counts_; }

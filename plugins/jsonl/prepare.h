@@ -31,7 +31,7 @@ struct JsonlOptions {
   std::vector<std::string> empty;     // files of rows in that folder that hold none
   std::string folder;                 // of the tokenizer
   std::string chat_template;
-  std::optional<RowKind> format;  // none: that of the first row
+  Asked asked;  // of rows: their format, and which column is what
   EncodeSettings encode;
   CachePlace cache;
   int threads = 1;
@@ -70,6 +70,7 @@ int64_t count_rows(const JsonlOptions& options);
 struct ShownRow {
   std::string place;  // FILE:LINE
   Encoded encoded;
+  std::string form;  // what its columns became; "": they are named so
 };
 ShownRow show_row(const JsonlOptions& options, int64_t number);
 // From the cache, or made. `tell` hears lines for the user.

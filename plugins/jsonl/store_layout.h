@@ -24,9 +24,9 @@ struct Section {
 BOOST_DESCRIBE_STRUCT(Section, (), (begin, bytes, xxh3))
 
 struct Sections {
-  Section tokens, ids, runs, targets, rows;
+  Section tokens, ids, runs, targets, rows, weights;
 };
-BOOST_DESCRIBE_STRUCT(Sections, (), (tokens, ids, runs, targets, rows))
+BOOST_DESCRIBE_STRUCT(Sections, (), (tokens, ids, runs, targets, rows, weights))
 
 // Where the first section begins. The header's length decides it, which tells where sections begin:
 // it gets room to spare, for counts of any size.

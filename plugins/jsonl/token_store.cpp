@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <string_view>
@@ -22,7 +23,7 @@ namespace meshwright::jsonl {
 // Its names are written with those that have no place of their own.
 BOOST_DESCRIBE_STRUCT(StoreCounts, (),
                       (rows, kept_as_text, open_ends, endless_texts, double_begins, chats,
-                       calls_left_out, tools_left_out, own_systems, own_variables, young))
+                       calls_left_out, tools_left_out, own_systems, own_variables, renamed, young))
 
 namespace {
 
@@ -41,14 +42,14 @@ struct Header {
   int version = kStoreVersion;
   std::string key;
   std::optional<boost::json::value> parts = {};
-  std::string template_;
+  std::string template_, form;
   uint64_t documents = 0;
   int id_bytes = 0;
   boost::json::value counts = {};
   Sections sections = {};
 };
 BOOST_DESCRIBE_STRUCT(Header, (),
-                      (version, key, parts, template_, documents, id_bytes, counts, sections))
+                      (version, key, parts, template_, form, documents, id_bytes, counts, sections))
 
 boost::json::value counts_json(const StoreCounts& counts) {
   boost::json::value out = base::json_of(counts);
@@ -152,6 +153,7 @@ void StoreWriter::add(const Document& document) {
   tokens_.push_back(wide_ ? wide_ids_.size() : narrow_ids_.size());
   runs_.push_back(targets_.size());
   rows_.push_back(document.row);
+  weights_.push_back(document.weight);
 }
 
 void StoreWriter::append(StoreWriter&& other) {
@@ -170,11 +172,15 @@ void StoreWriter::append(StoreWriter&& other) {
   join(narrow_ids_, other.narrow_ids_);
   join(wide_ids_, other.wide_ids_);
   join(targets_, other.targets_);
+  join(weights_, other.weights_);
 }
 
 namespace {
 
-size_t header_room(const StoreOrigin& origin) { return 8192 + origin.parts.size(); }
+size_t header_room(const StoreOrigin& origin) {
+  constexpr size_t kMostOfByte = 6;  // as JSON
+  return 8192 + origin.parts.size() + kMostOfByte * origin.form.size();
+}
 
 }  // namespace
 
@@ -186,6 +192,7 @@ std::string store_front(const StoreOrigin& origin, uint64_t documents, bool wide
                         const Sections& sections) {
   Header header{.key = origin.key,
                 .template_ = origin.template_hash,
+                .form = origin.form,
                 .documents = documents,
                 .id_bytes = wide ? 4 : 2,
                 .counts = counts_json(origin.counts),
@@ -218,6 +225,9 @@ std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
   add(sections.runs, as_bytes(runs_));
   add(sections.targets, as_bytes(targets_));
   add(sections.rows, as_bytes(rows_));
+  const bool weighted =
+      std::any_of(weights_.begin(), weights_.end(), [](float w) { return w != 1; });
+  add(sections.weights, weighted ? as_bytes(weights_) : std::span<const std::byte>());
   std::vector<std::byte> out(at, std::byte{0});
   const std::string front = store_front(origin, documents(), wide_, sections);
   std::memcpy(out.data(), front.data(), front.size());
@@ -249,6 +259,7 @@ void TokenStore::read(std::span<const std::byte> bytes) {
   if (header.parts && header.parts->is_object())
     origin_.parts = boost::json::serialize(*header.parts);
   origin_.template_hash = header.template_;
+  origin_.form = header.form;
   origin_.counts = counts_of(std::move(header.counts));
   documents_ = header.documents;
   if (documents_ >= UINT32_MAX) throw std::string("it has too many documents");
@@ -265,6 +276,12 @@ void TokenStore::read(std::span<const std::byte> bytes) {
   else
     throw "its ids have " + std::to_string(header.id_bytes) + " bytes";
   targets_ = section<Run>(bytes, sections.targets, "targets", runs_[documents_]);
+  if (sections.weights.bytes > 0) {
+    weights_ = section<float>(bytes, sections.weights, "weights", documents_);
+    if (!std::all_of(weights_, weights_ + documents_,
+                     [](float weight) { return std::isfinite(weight) && weight >= 0; }))
+      throw std::string("its section \"weights\" has what is no weight");
+  }
   for (uint64_t document = 0; document < documents_; ++document) {
     uint32_t before = 0;
     for (const Run& run : targets(document)) {

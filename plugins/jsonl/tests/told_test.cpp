@@ -121,7 +121,7 @@ TEST_CASE("what a row says beside its messages is learnt with it, and told") {
   for (int time = 0; time < 2; ++time) {  // from rows, and from the cache
     const auto report = JsonlKind().open(given.request)->report();
     REQUIRE(report.size() >= 5);
-    CHECK(report[2] == "the \"system\" of 1 row stands before its messages");
+    CHECK(report[2] == "the system text of 1 row stands before its messages");
     CHECK(report[3] == "the \"chat_template_kwargs\" of 1 row go to the template");
     CHECK(report[4] == "keys of rows that are not read, with how many rows have them: \"id\" 1");
   }
@@ -223,7 +223,7 @@ TEST_CASE("a cache begins with its key and the parts of it") {
   const std::string bytes =
       meshwright::base::read_file((folder / "cache") + "/" + key + ".mwtokens");
   REQUIRE(bytes.size() > 24);
-  CHECK(bytes.substr(24).starts_with(R"({"version":6,"key":")" + key + R"(","parts":)" +
+  CHECK(bytes.substr(24).starts_with(R"({"version":7,"key":")" + key + R"(","parts":)" +
                                      key_parts(options) + ","));
 }
 
