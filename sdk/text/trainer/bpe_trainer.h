@@ -20,8 +20,8 @@ namespace meshwright::tokenizer {
 
 struct TrainerOptions {
   size_t vocab_size = 32000;
-  int64_t min_frequency = 0;         // a pair that is there less often is not merged
-  std::vector<std::string> special;  // the first ids, none of them twice
+  int64_t min_frequency = 0;              // a pair that is there less often is not merged
+  std::vector<std::string> special = {};  // the first ids, none of them twice
   // Only so many bytes become tokens, the most frequent ones, and all others vanish from texts.
   // None: all 256 do, also those that the text lacks.
   std::optional<size_t> limit_alphabet = {};
