@@ -14,10 +14,10 @@
 #include <map>
 #include <numeric>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "apps/cli/common.h"
+#include "apps/cli/texts.h"
 #include "apps/cli/verb.h"
 #include "engine/config/sources.h"
 #include "engine/data/mix.h"
@@ -384,7 +384,6 @@ Count what a run would read: rows, tokens, targets, what is cut or left out, ste
 namespace {
 
 namespace fs = std::filesystem;
-using tokenizer::Documents;
 
 Error wrong(const std::string& message) { return {ErrorCode::usage, message}; }
 
@@ -447,48 +446,13 @@ int64_t document_end(const tokenizer::Tokenizer& tokenizer, const fs::path& fold
 }
 
 std::vector<std::string> inputs(const Call& call, const fs::path& out) {
-  std::vector<std::string> files;
-  std::error_code failed;
-  for (const std::string& pattern : call.positionals) {
-    data::DatasetConfig config;
-    config.path = pattern;
-    std::vector<std::string> found;
-    try {
-      found = data::list_files(config);
-    } catch (const Error& error) {
-      // What it says of a key of a configuration is an argument here.
-      if (error.message().find("no file with contents") == std::string::npos) throw;
-      Error none(error.code(),
-                 "nothing to tokenize: no file with contents matches \"" + pattern + "\"");
-      if (const fs::path here = fs::current_path(failed); !failed)
-        none.help("relative paths start at the current folder, " + here.string());
-      throw none;
-    }
-    for (const std::string& file : found) {
-      if (fs::equivalent(file, out, failed))
-        throw wrong("--out " + out.string() + " is one of the files to tokenize")
-            .help("--out another.bin");
-      files.push_back(file);
-    }
-  }
-  return files;
-}
-
-int64_t size_of(const std::vector<std::string>& files) {
-  int64_t bytes = 0;
+  std::vector<std::string> files = text_files(call, "tokenize");
   std::error_code failed;
   for (const std::string& file : files)
-    if (uintmax_t size = fs::file_size(file, failed); !failed) bytes += static_cast<int64_t>(size);
-  return bytes;
-}
-
-Documents documents_of(const std::string& text) {
-  if (text == "file") return Documents::files;
-  if (text == "line") return Documents::lines;
-  if (text == "json") return Documents::json_lines;
-  throw wrong("--documents wants file, line or json, found \"" + text + "\"")
-      .help("--documents line")
-      .help("--documents json");
+    if (fs::equivalent(file, out, failed))
+      throw wrong("--out " + out.string() + " is one of the files to tokenize")
+          .help("--out another.bin");
+  return files;
 }
 
 // --out, which must not be there yet unless --force replaces it.
@@ -508,18 +472,14 @@ fs::path output(const Call& call) {
 // `folder`: where the tokenizer lies, with what else is said of it.
 tokenizer::CorpusOptions read_options(const Call& call, const tokenizer::Tokenizer& tokenizer,
                                       const fs::path& folder) {
+  const TextOptions texts = text_options(call);
   tokenizer::CorpusOptions options;
-  options.documents = documents_of(call.value("documents", "file"));
+  options.documents = texts.documents;
+  options.text_key = texts.text_key;
+  options.threads = texts.threads;
   options.special = !call.has("no-special");
-  options.text_key = call.value("text-key", "text");
-  if (call.has("text-key") && options.documents != Documents::json_lines)
-    throw wrong("--text-key is for --documents json")
-        .help("--documents json --text-key " + options.text_key);
   if (call.has("document-end"))
     options.document_end = document_end(tokenizer, folder, call.value("document-end"));
-  options.threads = static_cast<int>(std::min<int64_t>(
-      call.number("threads", 1).value_or(std::max<int64_t>(std::thread::hardware_concurrency(), 1)),
-      1024));
   return options;
 }
 
@@ -597,7 +557,7 @@ int run_tokenize(Call& call) {
   tokenizer::CorpusCounts counts;
   {
     report::ByteProgress progress(call.err, call.err_style, ::isatty(2) == 1, "tokenizing",
-                                  size_of(files));
+                                  bytes_of(files));
     counts = tokenizer::encode_files(tokenizer, files, options,
                                      [&](std::span<const int64_t> ids, int64_t bytes) {
                                        writer.append(ids);

@@ -43,6 +43,7 @@ const std::vector<Verb>& verbs() {
       generate_verb(),
       evaluate_verb(),
       tokenize_verb(),
+      tokenizer_train_verb(),
       dataset_show_verb(),
       dataset_stats_verb(),
       report_verb(),

@@ -135,6 +135,7 @@ Verb checkpoint_now_verb();
 Verb generate_verb();
 Verb evaluate_verb();
 Verb tokenize_verb();
+Verb tokenizer_train_verb();
 Verb dataset_show_verb();
 Verb dataset_stats_verb();
 Verb report_verb();

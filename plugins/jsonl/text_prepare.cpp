@@ -160,7 +160,7 @@ using Took = std::function<void(const TextWork&, const Preparation&)>;
 
 // All documents of all files, in order, handed to `took` by this thread.
 void encode_texts(const TextOptions& options, const TextEncoder& encoder, const Took& took) {
-  base::InOrder<TextWork> crew(static_cast<size_t>(options.threads), [&](TextWork& work) {
+  base::InOrder<TextWork> crew(static_cast<size_t>(options.threads), [&](TextWork& work, size_t) {
     each_document(*work.piece, options.rules, options.files[work.piece->file],
                   [&](const DocumentPart& part) {
                     encoder.encode(part, work.ids);

@@ -1,6 +1,7 @@
 // Work in pieces that several threads take, and that comes back in the order in which it was given.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -17,11 +18,13 @@
 namespace meshwright::base {
 
 // give() and take() are for one thread, which says by under_way() how many pieces there are at
-// most. `work` is called by several threads at once, for a piece each. All inline.
+// most. `work` is called by several threads at once, for a piece each, with the thread's number, from
+// 0 on. All inline.
 template <class Piece>
 class InOrder {
  public:
-  InOrder(size_t threads, std::function<void(Piece&)> work) : work_(std::move(work)) {
+  InOrder(size_t threads, std::function<void(Piece&, size_t thread)> work)
+      : work_(std::move(work)) {
     threads_ = detail::helpers(threads, [this] { run(); });
     if (threads_.empty()) threads_.emplace_back([this] { run(); });  // throws: there must be one
   }
@@ -65,6 +68,7 @@ class InOrder {
   };
 
   void run() {
+    const size_t thread = started_.fetch_add(1);
     for (;;) {
       Given* given = nullptr;
       {
@@ -75,7 +79,7 @@ class InOrder {
         waiting_.pop_front();
       }
       try {
-        work_(*given->piece);
+        work_(*given->piece, thread);
       } catch (...) {
         given->failure = std::current_exception();
       }
@@ -87,7 +91,8 @@ class InOrder {
     }
   }
 
-  std::function<void(Piece&)> work_;
+  std::function<void(Piece&, size_t)> work_;
+  std::atomic<size_t> started_{0};
   std::deque<Given> order_;  // of the calling thread; its elements stay where they are
   std::mutex mutex_;
   std::condition_variable changed_;

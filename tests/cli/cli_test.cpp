@@ -186,6 +186,8 @@ TEST_CASE("every verb explains itself and has its exit statuses") {
                                  "cmake-dir",
                                  "doctor",
                                  "calibrate",
+                                 "tokenizer train",
+                                 "tokenizer",
                                  "dataset show",
                                  "dataset stats",
                                  "dataset",

@@ -9,15 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "sdk/text/corpus/walk.h"
 #include "sdk/text/tokenizer/tokenizer.h"
 
 namespace meshwright::tokenizer {
-
-enum class Documents : uint8_t {
-  files,       // every file is one document
-  lines,       // every line that is not blank, without its line feed
-  json_lines,  // the string `text_key` of the JSON object on every line that is not blank
-};
 
 struct CorpusOptions {
   Documents documents = Documents::files;

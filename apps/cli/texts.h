@@ -1,0 +1,27 @@
+// Text files as the arguments of a verb.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/cli/verb.h"
+#include "sdk/text/corpus/walk.h"
+
+namespace meshwright::cli {
+
+// What the positionals name: files, folders and patterns, each sorted by name. Throws when nothing
+// with contents is there: "nothing to DO: ...".
+std::vector<std::string> text_files(const Call& call, std::string_view to_do);
+int64_t bytes_of(const std::vector<std::string>& files);
+
+// --documents, --text-key and --threads.
+struct TextOptions {
+  tokenizer::Documents documents = tokenizer::Documents::files;
+  std::string text_key = "text";
+  int threads = 1;
+};
+TextOptions text_options(const Call& call);
+
+}  // namespace meshwright::cli
