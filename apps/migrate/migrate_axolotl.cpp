@@ -59,7 +59,7 @@ Leaf* axolotl_adapters(Migrator& m) {
   const std::string name = is_text(kind) ? text::normal(kind->value.text) : "";
   Leaf* on = name == "lora" || name == "qlora" ? kind : nullptr;
   if (name == "qlora")
-    m.left(*kind, "adapters beside a base of 4 bits there; of what lora.base_dtype says here");
+    m.left(*kind, "the base has 4 bits there, and here the dtype that lora.base_dtype says");
   else if (on == nullptr && is_said(kind))
     m.left(*kind, "adapters here are low-rank ones: see lora.r");
   if (on != nullptr && is_text(start) && !is_path(start->value.text)) {

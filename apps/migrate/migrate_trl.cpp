@@ -27,7 +27,11 @@ constexpr TrainerArgs kTrlArgs = {.program = "TRL",
 // Whether it trains on preferences or rewards.
 bool prefers(Migrator& m) {
   bool out = false;
-  for (const char* key : {"beta", "max_prompt_length", "max_completion_length", "num_generations",
+  if (Leaf* beta = m.take("beta"); beta != nullptr) {
+    m.left(*beta, "it is about preferences, which are not learnt");
+    out = true;
+  }
+  for (const char* key : {"max_prompt_length", "max_completion_length", "num_generations",
                           "reward_model_path", "reward_funcs", "precompute_ref_log_probs"})
     out = out || m.find(key) != nullptr;
   if (Leaf* loss = m.take("loss_type");

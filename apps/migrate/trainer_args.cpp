@@ -384,6 +384,7 @@ void trainer_other_keys(Migrator& m) {
 bool rows_of(Migrator& m, const char* table, const Value& path, const Leaf& from) {
   const std::string name = table;
   const std::vector<Value> files = items_of(path);
+  m.set(name + ".plugin", Value("jsonl"), from, "rows of JSON Lines");
   if (files.size() != 1 || files[0].kind != Value::Kind::string || is_empty(files[0])) {
     if (!files.empty()) m.left(from, "see " + name + ".path: one file, folder or pattern");
     return false;
@@ -392,7 +393,6 @@ bool rows_of(Migrator& m, const char* table, const Value& path, const Leaf& from
     m.left(from, std::string(kDataOfHub) + " and name them as " + name + ".path");
     return false;
   }
-  m.set(name + ".plugin", Value("jsonl"), from, "rows of JSON Lines");
   m.set(name + ".path", files[0], from);
   return true;
 }

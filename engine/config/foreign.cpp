@@ -535,8 +535,7 @@ constexpr Row kRows[] = {
     {"attn_implementation|flash_attention", "", kKernels},
     {"dataloader_num_workers|num_workers", "dataset.workers", "", Carry::as_is},
     {"pin_memory|dataloader_drop_last", "", kWorkers},
-    {"tokenizer_path|tokenizer_name|tokenizer_config|tokenizer_type", "dataset.jsonl.tokenizer",
-     kTokenizer},
+    {"tokenizer_path|tokenizer_name|tokenizer_config", "dataset.jsonl.tokenizer", kTokenizer},
     {"trust_remote_code", "", kRemote},
     {"use_lora|use_peft|lora_r|lora_rank|lora_dim", "lora.r", kAdapters},
     {"lora.rank", "lora.r", kAdapters, Carry::as_is},
@@ -562,9 +561,7 @@ constexpr Row kRows[] = {
     {"gradient_checkpointing_kwargs", "", "Layers are recomputed in one way."},
     {"activation_offloading", "distributed.activation_checkpointing",
      "\"full\" keeps the least of a layer; nothing of it goes to the host"},
-    {"lr_scheduler_kwargs|cosine_min_lr_ratio", "lr_scheduler.min_lr",
-     "a rate: the ratio times optimizer.lr", Carry::special},
-    {"cosine_constant_lr_ratio", "lr_scheduler.lr_decay_style", "every decay ends with the run",
+    {"lr_scheduler_kwargs", "lr_scheduler.min_lr", "a rate: the ratio times optimizer.lr",
      Carry::special},
     {"optim_args|optim_target_modules", "optimizer.name", "adamw or sgd"},
     {"neftune_noise_alpha|label_smoothing_factor", "", kLoss},
@@ -585,7 +582,8 @@ constexpr Row kRows[] = {
     {"wandb_project|mlflow_tracking_uri|comet_project_name|swanlab_project|use_swanlab|"
      "trackio_project_name|use_trackio",
      "", kReported},
-    {"remove_unused_columns|dataset_num_proc|dataset_prepared_path|group_by_length|"
+    {"remove_unused_columns|skip_prepare_dataset|dataset_num_proc|dataset_prepared_path|group_by_"
+     "length|"
      "pad_to_sequence_len|pad_to_multiple_of|padding_free|low_cpu_mem_usage",
      "", kWorkers},
     {"use_liger_kernel|liger_rms_norm|use_kernels|lora_mlp_kernel|lora_qkv_kernel|lora_o_kernel|"
@@ -595,11 +593,14 @@ constexpr Row kRows[] = {
     {"special_tokens|added_tokens_overrides|eos_token|pad_token|eot_tokens|"
      "resize_token_embeddings_to_32x",
      "", kSpecialTokens},
-    {"model_type|is_llama_derived_model", "",
+    {"model_config", "", kSizesOfModel},
+    {"strict", "", "A key that is not known is always refused."},
+    {"model_type|tokenizer_type|is_llama_derived_model", "",
      "The family of a model is read from its config.json."},
     {"model_revision|revision_of_model", "", "A folder of this machine is one revision."},
     {"processor_type|freeze_mm_modules", "", "Text alone trains; images and sounds are not read."},
-    {"rl|reward_model|max_prompt_length|max_completion_length|num_generations|ref_model|"
+    {"rl|trl|ebft|kto|reward_model|max_prompt_length|max_completion_length|num_generations|ref_"
+     "model|"
      "precompute_ref_log_probs",
      "", kPreferences},
     {"dataset_text_field|text_column", "dataset.jsonl.format",
@@ -610,6 +611,8 @@ constexpr Row kRows[] = {
      "dataset.jsonl.train_on", kTrainOn, Carry::special},
     {"truncation_mode|excess_length_strategy", "dataset.jsonl.truncate", "right, left or drop",
      Carry::special},
+    {"eval_sample_packing|eval_packing", "validation_dataset.jsonl.packing",
+     "best fit, in order, or one row a sample"},
     {"packing_strategy|sample_packing|sample_packing_sequentially", "dataset.jsonl.packing",
      "best fit, in order, or one row a sample; token data is always one stream", Carry::special},
     {"val_set_size|test_split_size|test_datasets|dataset_test_split", "validation_dataset.path",
