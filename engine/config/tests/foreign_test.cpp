@@ -1,12 +1,14 @@
 // Names of other programs, and words that are no name at all: both lead to the key that is meant.
 #include "engine/config/foreign.h"
 
+#include <map>
 #include <set>
 
 #include "engine/config/describe.h"
 #include "engine/config/tests/loaded.h"
 #include "plugins/fully_sharded/options.h"
 #include "plugins/jsonl/options.h"
+#include "sdk/base/words.h"
 
 namespace foreign_test {
 
@@ -87,7 +89,10 @@ TEST_CASE("what is said to have no counterpart has none among the keys") {
                                         "validation_dataloader.persistent_workers",
                                         "data.dataloader.persistent_workers",
                                         "loss_fn",
-                                        "kd_loss_fn"};
+                                        "kd_loss_fn",
+                                        "neftune_noise_alpha",
+                                        "hub_strategy",
+                                        "logging_strategy"};
   for (const ForeignName& name : foreign_names()) {
     if (*name.key != '\0' || others.contains(name.name)) continue;
     INFO(name.name);
@@ -99,6 +104,50 @@ TEST_CASE("what is said to have no counterpart has none among the keys") {
         CHECK_FALSE((last == ours || (ours.size() >= 5 && last.ends_with("_" + ours))));
       }
   }
+}
+
+// Keys whose names share a word with a row that says "no counterpart", or end like a name in a row
+// of another key, as they were when somebody last held the rows against them.
+constexpr const char* kLookedAt = R"(
+)";
+
+// What a name is about: its last part, without the words that stand in every other name.
+std::set<std::string> words_of(const std::string& name) {
+  static const std::set<std::string> common = {
+      "enable", "enabled", "steps", "step", "name",  "type", "mode",  "path", "freq",
+      "every",  "with",    "model", "size", "dtype", "data", "after", "last", "less"};
+  std::set<std::string> out;
+  for (const std::string& word : text::split_names(name.substr(name.rfind('.') + 1).c_str(), '_'))
+    if (word.size() >= 4 && !common.contains(word)) out.insert(word);
+  return out;
+}
+
+TEST_CASE("a key that is added asks for a look at every row that may be about it") {
+  std::map<std::string, std::string> asks;  // keys, and the names that have to be looked at
+  for (const OptionSchema& schema : all_schemas(strategies())) {
+    if (schema.table == "distributed.other") continue;  // this test's own
+    for (const meshwright_option* option : schema.options) {
+      const std::string key = key_of(schema, *option);
+      const std::set<std::string> words = words_of(key);
+      for (const ForeignName& name : foreign_names()) {
+        const std::string last = name.name.substr(name.name.rfind('.') + 1);
+        const std::set<std::string> theirs = words_of(last);
+        const bool shares = std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+          return theirs.contains(word);
+        });
+        if (*name.key == '\0' ? shares : last == option->name && name.key != key)
+          asks[key] += "  " + name.name;
+      }
+    }
+  }
+  std::set<std::string> looked_at;
+  for (const std::string& key : text::split_names(kLookedAt, '\n')) looked_at.insert(key);
+  for (const auto& [key, names] : asks)
+    CHECK_MESSAGE(looked_at.contains(key),
+                  key, " is new, or a name is: is it what these are here? Say so in the table of "
+                  "foreign.cpp, and name the key in kLookedAt:", names);
+  for (const std::string& key : looked_at)
+    CHECK_MESSAGE(asks.contains(key), key, " no longer has to be looked at: take it out");
 }
 
 TEST_CASE("an unknown key that another program uses is answered with the key here") {
