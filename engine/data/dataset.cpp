@@ -12,6 +12,7 @@
 #include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::data {
 
@@ -359,9 +360,8 @@ void look_at_samples(const SampleSource& source, int64_t seq_len) {
 }  // namespace
 
 void check_text_model(const DatasetConfig& config, const std::string& pretrained) {
-  std::error_code failed;
   if (config.plugin || config.kind != "text" || pretrained.empty() ||
-      !std::filesystem::exists(std::filesystem::path(pretrained) / "tokenizer.json", failed))
+      !tokenizer::tokenizer_file(pretrained))
     return;
   // Rows of JSON are no text: tokenized as they are, the model would learn their braces.
   const bool rows = config.path.ends_with(".jsonl") || config.path.ends_with(".json");
