@@ -29,6 +29,7 @@
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/progress.h"
 #include "sdk/text/corpus/corpus.h"
+#include "sdk/text/tokenizer/folder.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/tokenizer.h"
 
@@ -545,7 +546,7 @@ int run_tokenize(Call& call) {
   fs::path file = call.value("tokenizer"), folder = file;
   std::error_code failed;
   if (fs::is_directory(file, failed))
-    file /= "tokenizer.json";
+    file = tokenizer::tokenizer_file(folder).value_or(folder / "tokenizer.json");
   else
     folder = file.has_parent_path() ? file.parent_path() : ".";
   tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(file);
@@ -588,7 +589,7 @@ FILES are files, folders and quoted patterns, each sorted by name. A document ge
 tokenizer's template puts around a text, a beginning-of-text token perhaps, and at its end the
 token of --document-end. Tokens have two bytes where the vocabulary allows it, else four.
 
---tokenizer FOLDER    A folder with tokenizer.json (byte-level BPE), or that file.
+--tokenizer FOLDER    A folder with tokenizer.json, tokenizer.model or tekken.json, or that file.
 --out X.bin           The file to write. It appears once it is complete.
 --force               Replace a file that is already there.
 --documents KIND      What a document is: file, line (every line that is not blank), or json (a

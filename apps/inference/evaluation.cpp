@@ -16,6 +16,7 @@
 #include "engine/plugins/registry.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::evaluate {
 
@@ -218,7 +219,7 @@ std::string language_folder(const Subject& subject, const Values& run) {
   if (const auto base = checkpoint::read_meta(own).base) places.emplace_back(base->path);
   places.push_back(own / "source");
   for (const fs::path& place : places)
-    if (!place.empty() && is_there(place / "tokenizer.json")) return place.string();
+    if (!place.empty() && tokenizer::tokenizer_file(place)) return place.string();
   return "";
 }
 

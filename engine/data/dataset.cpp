@@ -14,6 +14,7 @@
 #include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::data {
 

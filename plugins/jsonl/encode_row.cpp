@@ -11,6 +11,7 @@
 #include "prepare.h"
 #include "row_pieces.h"
 #include "sdk/text/chat/chat_template.h"
+#include "sdk/text/tokenizer/folder.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "token_store.h"
 
@@ -247,7 +248,8 @@ void learn_last(std::vector<Run>& runs, uint32_t tokens) {
 std::shared_ptr<const Language> Language::read(const std::string& folder,
                                                const std::string& chat_template,
                                                const std::string& table) {
-  Language out{tokenizer::Tokenizer::load(fs::path(folder) / "tokenizer.json"),
+  Language out{tokenizer::Tokenizer::load(
+                   tokenizer::tokenizer_file(folder).value_or(fs::path(folder) / "tokenizer.json")),
                chat::Store::open(folder, chat_template, table + ".chat_template"),
                {},
                {},

@@ -15,6 +15,7 @@
 #include "packed_source.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/words.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::jsonl {
 
@@ -200,10 +201,9 @@ JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
   out.table = request.table + ".jsonl";
   read_files(request, out);
   out.folder = given.is_set("tokenizer") ? given.get_string("tokenizer") : request.pretrained;
-  std::error_code failed;
-  if (!std::filesystem::exists(std::filesystem::path(out.folder) / "tokenizer.json", failed))
+  if (!tokenizer::tokenizer_file(out.folder))
     throw about(request, "tokenizer", ErrorCode::bad_tokenizer,
-                out.folder + " has no tokenizer.json")
+                out.folder + " " + tokenizer::kNoTokenizer)
         .help("name the folder of a Hugging Face tokenizer");
   out.chat_template = given.get_string("chat_template");
   out.asked = asked_of(request);

@@ -15,6 +15,7 @@
 #include "meshwright/error.h"
 #include "row_pieces.h"
 #include "sdk/base/beside.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::jsonl {
 
@@ -222,8 +223,10 @@ void each_chunk(const std::vector<DataFile>& files,
 std::vector<std::string> JsonlOptions::language_files() const {
   std::vector<std::string> out;
   std::error_code failed;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                           "chat_template.jinja"})
+  if (const std::optional<fs::path> file = tokenizer::tokenizer_file(folder))
+    out.push_back(file->string());
+  for (const char* name :
+       {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"})
     if (const fs::path path = fs::path(folder) / name; fs::is_regular_file(path, failed))
       out.push_back(path.string());
   std::vector<std::string> more;

@@ -248,7 +248,9 @@ TEST_CASE("what cannot be is refused before a rank starts, with words that help"
        {quoted(llama_cpp) + " --tokens 1", 7, "gguf_file=\"q4.gguf\""},
        {quoted(llama_cpp / "q4.gguf") + " --tokens 1", 2, "GGUF is llama.cpp's format"},
        {net, 2, "something to continue"},
-       {net + " --prompt hello", 2, "no tokenizer.json, and the model's vocabulary has 61 entries"},
+       {net + " --prompt hello", 2,
+        "no tokenizer.json, tokenizer.model or tekken.json, and the model's vocabulary has 61 "
+        "entries"},
        {net + " --prompt x --tokens 1", 2, "one of them"},
        {net + " --tokens 1,61", 7, "the token 61, but the model's vocabulary has 61 entries"},
        {net + " --tokens=-1", 7, "tokens are 0 to 60"},

@@ -93,9 +93,9 @@ bool can_be_named(const std::string& name) {
 }
 
 // What the libraries that write tokenizers call their files. The first ones alone make a tokenizer.
-constexpr std::string_view kTokenizers[] = {"tokenizer.json", "tokenizer.model",
-                                            "spiece.model",   "sentencepiece.bpe.model",
-                                            "vocab.json",     "vocab.txt"};
+constexpr std::string_view kTokenizers[] = {
+    "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+    "tekken.json",    "vocab.json",      "vocab.txt"};
 constexpr std::string_view kBesideTokenizer[] = {
     "merges.txt",        "tokenizer_config.json",     "special_tokens_map.json",
     "added_tokens.json", "chat_template.json",        "chat_template.jinja",

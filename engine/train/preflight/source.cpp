@@ -14,6 +14,7 @@
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/words.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::generate {
 
@@ -158,8 +159,8 @@ Source::Source(const fs::path& path, const std::vector<std::string>& sets)
     open_checkpoint();
   }
   vocab_ = outline(sets).vocab_size;
-  if (is_there(extra("tokenizer.json")))
-    tokenizer_ = tokenizer::Tokenizer::load(extra("tokenizer.json"));
+  if (const std::optional<fs::path> file = tokenizer_file())
+    tokenizer_ = tokenizer::Tokenizer::load(*file);
 }
 
 Source Source::of_model(const fs::path& config, int64_t vocab, bool bytes) {
@@ -167,8 +168,8 @@ Source Source::of_model(const fs::path& config, int64_t vocab, bool bytes) {
   out.folder_ = config.parent_path();
   out.config_ = config;
   out.vocab_ = vocab;
-  if (const fs::path file = out.extra("tokenizer.json"); !bytes && is_there(file))
-    out.tokenizer_ = tokenizer::Tokenizer::load(file);
+  if (const std::optional<fs::path> file = out.tokenizer_file(); !bytes && file)
+    out.tokenizer_ = tokenizer::Tokenizer::load(*file);
   return out;
 }
 
@@ -206,6 +207,13 @@ void Source::open_checkpoint() {
 fs::path Source::extra(const char* name) const {
   fs::path carried = folder_ / "source" / name;
   return checkpoint_ && is_there(carried) ? carried : folder_ / name;
+}
+
+std::optional<fs::path> Source::tokenizer_file() const {
+  const fs::path carried = folder_ / "source";
+  if (checkpoint_)
+    if (std::optional<fs::path> file = tokenizer::tokenizer_file(carried)) return file;
+  return tokenizer::tokenizer_file(folder_);
 }
 
 std::vector<int64_t> Source::ids(const std::string& flag, const std::string& list) const {
@@ -248,16 +256,18 @@ std::vector<int64_t> Source::prompt(const Request& request) const {
           .help("--prompt 'Once upon a time'");
     const int64_t largest = std::ranges::max(out);
     if (largest >= vocab_)
-      throw Error(ErrorCode::bad_token,
-                  extra("tokenizer.json").string() + " gives the token " + std::to_string(largest) +
-                      ", but the model's vocabulary has " + std::to_string(vocab_) + " entries")
-          .help("check that config.json and tokenizer.json belong together");
+      throw Error(ErrorCode::bad_token, tokenizer_file().value_or(folder_).string() +
+                                            " gives the token " + std::to_string(largest) +
+                                            ", but the model's vocabulary has " +
+                                            std::to_string(vocab_) + " entries")
+          .help("check that config.json and the tokenizer belong together");
     return out;
   }
   if (vocab_ != 256) {
-    Error error(ErrorCode::usage, "--prompt needs a tokenizer: " + folder_.string() +
-                                      " has no tokenizer.json, and the model's vocabulary has " +
-                                      std::to_string(vocab_) + " entries, not the 256 of bytes");
+    Error error(ErrorCode::usage, "--prompt needs a tokenizer: " + folder_.string() + " " +
+                                      tokenizer::kNoTokenizer +
+                                      ", and the model's vocabulary has " + std::to_string(vocab_) +
+                                      " entries, not the 256 of bytes");
     if (checkpoint_ && vocab_ > 256 && !text.empty())
       error.help(
           "of a run on the bytes of texts (dataset.kind = \"text\"), name them as its tokens: "

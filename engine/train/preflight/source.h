@@ -72,6 +72,7 @@ class Source {
   void open_checkpoint();
   // A file beside the model: what a checkpoint carries along lies in its folder source/.
   std::filesystem::path extra(const char* name) const;
+  std::optional<std::filesystem::path> tokenizer_file() const;
   std::vector<int64_t> ids(const std::string& flag, const std::string& list) const;
   std::filesystem::path folder_, config_;
   bool checkpoint_ = false;

@@ -32,6 +32,7 @@
 #include "sdk/base/terminal/progress.h"
 #include "sdk/base/terminal/report.h"
 #include "sdk/base/trace_span.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::train {
 
@@ -299,8 +300,9 @@ void Run::carry_language(KeptFiles& kept) const {
   auto brings = [&](std::string_view name) {
     return std::ranges::find(files, name, &LanguageFile::name) != files.end();
   };
+  const bool brings_tokenizer = std::ranges::any_of(tokenizer::kTokenizerFiles, brings);
   kept.remove([&](std::string_view name) {
-    return (brings("tokenizer.json") && name.starts_with(kSource) &&
+    return (brings_tokenizer && name.starts_with(kSource) &&
             weights::is_of_tokenizer(name.substr(kSource.size()))) ||
            (brings("chat_template.jinja") && name.starts_with(kMore));
   });

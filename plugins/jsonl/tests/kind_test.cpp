@@ -265,7 +265,8 @@ TEST_CASE("what is wrong with a request") {
   CHECK(said(Given(folder / "rows.parquet").request) ==
         "error[E0701]: " + (folder / "rows.parquet") + ": Parquet is not read");
   CHECK(said(Given(row).set("tokenizer", folder.string()).request) ==
-        "error[E0706]: dataset.jsonl.tokenizer: " + folder.string() + " has no tokenizer.json");
+        "error[E0706]: dataset.jsonl.tokenizer: " + folder.string() +
+            " has no tokenizer.json, tokenizer.model or tekken.json");
   Given none(row);
   none.request.options =
       meshwright::Options(meshwright::make_schema("dataset.jsonl", "jsonl", kOptions));

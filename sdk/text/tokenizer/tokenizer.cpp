@@ -8,6 +8,7 @@
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/json_codec.h"
 #include "sdk/text/tokenizer/divide.h"
+#include "sdk/text/tokenizer/folder.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/parts.h"
 
@@ -128,8 +129,11 @@ Tokenizer::~Tokenizer() = default;
 Tokenizer Tokenizer::load(const std::filesystem::path& file) {
   base::MappedFile bytes(file.string(), ErrorCode::bad_tokenizer);
   if (bytes.size() > kMaxFile) refuse(file.string(), "the file", "is larger than 256 MiB");
-  return parse({reinterpret_cast<const char*>(bytes.bytes().data()), bytes.bytes().size()},
-               file.string());
+  const std::string_view text(reinterpret_cast<const char*>(bytes.bytes().data()),
+                              bytes.bytes().size());
+  if (const std::optional<boost::json::value> other = of_other_file(file, text))
+    return from_value(*other, file.string());
+  return parse(text, file.string());
 }
 
 Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {

@@ -59,8 +59,8 @@ struct RangeOptions {
 
 class Tokenizer {
  public:
-  // Throws Error(bad_tokenizer) that names file and place when the file is damaged or of a kind
-  // that is not read here.
+  // A tokenizer.json, or what else folder.h knows. Throws Error(bad_tokenizer) that names file and
+  // place when the file is damaged or of a kind that is not read here.
   static Tokenizer load(const std::filesystem::path& file);
   // `name` stands for the file in messages.
   static Tokenizer parse(std::string_view json, const std::string& name);
