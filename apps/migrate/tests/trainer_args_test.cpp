@@ -222,6 +222,42 @@ TEST_CASE("TRL's arguments become a file of ours, with TRL's defaults") {
   CHECK(find(other.left, "beta") != nullptr);
 }
 
+TEST_CASE("columns of other names are told, or named where there is a key for it") {
+  static constexpr meshwright_option kFields =
+      with_flags(option("fields", MESHWRIGHT_STRING_MAP, nullptr, "Columns."), MESHWRIGHT_OPTIONAL);
+  PluginSchemas with = strategies(), without = strategies();
+  for (PluginSchemas::Component& one : with.components)
+    if (one.schema.find("fields") == nullptr) one.schema.options.push_back(&kFields);
+  for (PluginSchemas::Component& one : without.components)
+    std::erase_if(one.schema.options,
+                  [](const meshwright_option* one) { return one->name == std::string("fields"); });
+  struct Row {
+    const char *text, *fields, *left;
+  };
+  for (const Row& row :
+       {Row{"dataset: {_target_: x.ColumnMappedTextInstructionDataset, path_or_dataset_id: ./a, "
+            "column_mapping: {question: q, answer: a}}\noptimizer: {lr: 1}\n",
+            "fields = {completion = \"a\", prompt = \"q\"}", "dataset.column_mapping.question"},
+        {"dataset: {_target_: x.ColumnMappedTextInstructionDataset, path_or_dataset_id: ./a, "
+         "column_mapping: {context: c, question: q, answer: a}}\noptimizer: {lr: 1}\n",
+         "fields = {completion = \"a\", prompt = \"{c} {q}\"}", "dataset.column_mapping.context"},
+        {"base_model: /m\ndatasets: [{path: ./a, type: chat_template, field_messages: talk}]\n",
+         "fields = {messages = \"talk\"}", "datasets.field_messages"},
+        {"base_model: /m\ndatasets: [{path: ./a, type: completion, field: chapter}]\n",
+         "fields = {text = \"chapter\"}", "datasets.field"},
+        {"model_name_or_path: /m\ndataset_name: ./a\ndataset_text_field: body\n",
+         "fields = {text = \"body\"}", "dataset_text_field"}}) {
+    INFO(row.text);
+    const Migration named = migrate(row.text, "a.yaml", with),
+                    told = migrate(row.text, "a.yaml", without);
+    INFO(named.toml);
+    CHECK(named.toml.find(row.fields) != std::string::npos);
+    CHECK(find(named.left, row.left) == nullptr);
+    CHECK(find(told.left, row.left) != nullptr);
+    CHECK(told.toml.find("\nfields = ") == std::string::npos);
+  }
+}
+
 TEST_CASE("a folder that is here comes before a name on the hub") {
   const TemporaryFolder folder;
   const std::filesystem::path before = std::filesystem::current_path();
