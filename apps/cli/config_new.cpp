@@ -11,6 +11,7 @@
 
 #include "apps/cli/common.h"
 #include "apps/cli/job_file.h"
+#include "engine/config/describe.h"
 #include "engine/launch/spawn.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
@@ -45,6 +46,10 @@ struct GivenModel {
   int64_t hidden = 0, positions = 0, experts = 0;  // 0: not said
 };
 
+std::string folder_of(const GivenModel& model) {
+  return model.folder.empty() ? "." : model.folder.string();
+}
+
 std::optional<GivenModel> model_at(const fs::path& place) {
   std::error_code failed;
   GivenModel out;
@@ -72,8 +77,7 @@ std::optional<GivenModel> model_at(const fs::path& place) {
   out.experts =
       std::max({number("num_local_experts"), number("num_experts"), number("n_routed_experts")});
   out.tokenizer = fs::exists(out.folder / "tokenizer.json", failed);
-  for (const fs::directory_entry& entry :
-       fs::directory_iterator(out.folder.empty() ? fs::path(".") : out.folder, failed))
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder_of(out), failed))
     out.weights = out.weights || (folder && entry.path().extension() == ".safetensors");
   return out;
 }
@@ -147,7 +151,7 @@ void about_model(const Wanted& job, Lines& out) {
   const GivenModel* model = job.model ? &*job.model : nullptr;
   if (job.tunes())
     out.push_back({"model", "pretrained",
-                   quoted_toml(model != nullptr ? model->folder.string() : kSomeModel),
+                   quoted_toml(model != nullptr ? folder_of(*model) : kSomeModel),
                    "config.json, model*.safetensors and tokenizer.json"});
   else
     out.push_back({"model", "config",
@@ -242,6 +246,13 @@ void about_learning(const Wanted& job, Lines& out) {
                              : "a tenth of lr: the run may be prolonged"});
 }
 
+// Whether text is read with a tokenizer.
+bool has_text_tokenizer() {
+  for (const OptionSchema& schema : config::all_schemas({}))
+    if (schema.table == "dataset") return schema.find("tokenizer") != nullptr;
+  return false;
+}
+
 void about_data(const Wanted& job, Lines& out) {
   const int64_t wanted = job.machine.device ? 2048 : 256;
   const int64_t most = job.model && job.model->positions > 1 ? job.model->positions : wanted;
@@ -251,19 +262,28 @@ void about_data(const Wanted& job, Lines& out) {
   if (rows)
     out.push_back({"dataset", "plugin", "\"jsonl\"",
                    "rows of messages, of prompt and completion, or of text"});
-  else
-    out.push_back(
-        {"dataset", "kind", "\"" + std::string(job.data ? job.data->kind : "text") + "\"",
-         job.data && std::string_view(job.data->kind) != "text"
-             ? ""
-             : "the bytes of the files; for tokens: meshwright tokenize FILES --tokenizer "
-               "FOLDER --out X.bin, and kind = \"tokens\""});
+  const std::string kind = job.data ? job.data->kind : "text";
+  const bool tokenizes = kind == "text" && has_text_tokenizer(),
+             brings = job.model && job.model->tokenizer;
+  if (!rows)
+    out.push_back({"dataset", "kind", "\"" + kind + "\"",
+                   kind != "text" || tokenizes
+                       ? ""
+                       : "the bytes of the files; for tokens: meshwright tokenize FILES "
+                         "--tokenizer FOLDER --out X.bin, and kind = \"tokens\""});
+  if (!rows && tokenizes)
+    out.push_back({"dataset", "tokenizer",
+                   brings ? quoted_toml(folder_of(*job.model)) : "\"bytes\"",
+                   "a folder with tokenizer.json, or \"bytes\""});
   out.push_back({"dataset", "path", quoted_toml(path)});
   out.push_back({"dataset", "seq_len", length,
                  job.machine.device
                      ? "tokens a sample; attention's work grows with its square"
                      : "tokens a sample: short for CPUs, 2048 and more for devices"});
   if (!rows) return;
+  if (!job.tunes() && brings)
+    out.push_back({"dataset.jsonl", "tokenizer", quoted_toml(folder_of(*job.model)),
+                   "the folder with tokenizer.json"});
   out.push_back({"dataset.jsonl", "train_on", job.tunes() ? "\"assistant\"" : "\"all\"",
                  job.tunes() ? "answers are learnt, prompts are read" : "all that stands there"});
   out.push_back({"dataset.jsonl", "packing", "\"bfd\"",
@@ -337,10 +357,10 @@ Wanted wanted_of(const Call& call) {
   if (out.purpose == Purpose::moe && out.model && out.model->experts < 2)
     throw Error(ErrorCode::usage, out.model->config.string() + " is of a model without experts")
         .help("name one with num_local_experts or num_experts")
-        .help("meshwright config new --pretrain " + out.model->folder.string());
+        .help("meshwright config new --pretrain " + folder_of(*out.model));
   if (out.tunes() && out.model && !out.model->weights)
     throw Error(ErrorCode::usage,
-                out.model->folder.string() + " has no weights to begin with (*.safetensors)")
+                folder_of(*out.model) + " has no weights to begin with (*.safetensors)")
         .help("name a Hugging Face folder with its weights")
         .help("meshwright config new --pretrain " + out.model->config.string() +
               " begins with random ones");

@@ -293,6 +293,13 @@ bool looks_like_toml(std::string_view text) {
   return false;
 }
 
+// "training" of "training.".
+std::string shown_mark(const Mark& mark) {
+  const std::string_view key = mark.key;
+  const size_t begin = key.starts_with('.') ? 1 : 0;
+  return std::string(key.substr(begin, key.size() - begin - (key.ends_with('.') ? 1 : 0)));
+}
+
 const Mark& recognised(const std::vector<Leaf>& leaves, bool toml, const std::string& file) {
   const std::span<const Mark> marks = toml ? std::span<const Mark>(kTomlMarks) : kYamlMarks;
   auto error = [&](const std::string& what) {
@@ -312,8 +319,8 @@ const Mark& recognised(const std::vector<Leaf>& leaves, bool toml, const std::st
                          "Automodel's tables are step_scheduler, model, distributed, ...; "
                          "axolotl's files have base_model, TRL's model_name_or_path");
   if (found->program->from == nullptr)
-    throw error(std::string("this is ") + found->program->name + "'s (it has " + found->key +
-                "), which is not read")
+    throw error(std::string("this is ") + found->program->name + "'s (it has " +
+                shown_mark(*found) + "), which is not read")
         .help("torchtitan's TOML, and the YAML of Automodel, axolotl and TRL are read")
         .help("meshwright config new writes a file to begin with");
   return *found;
@@ -352,7 +359,7 @@ Migration migrate(std::string_view text, const std::string& file, const PluginSc
   if (titan || &program == &kAutomodel) sequence_parallel(migrator, titan);
   both(migrator, program.local_batch_size);
   Migration done = migrator.finish();
-  done.known_by = mark.key;
+  done.known_by = shown_mark(mark);
   return done;
 }
 

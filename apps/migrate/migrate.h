@@ -21,7 +21,7 @@ struct Migration {
         text;  // ours ("step_scheduler.max_steps = 100"), or why it could not be carried over
   };
   std::string program;        // "torchtitan", "Automodel", ...
-  std::string known_by;       // the key, or the table with a dot, that tells it: "base_model"
+  std::string known_by;       // the key or table that tells it: "base_model"
   std::string toml;           // a configuration of ours, checked
   std::vector<Line> carried;  // said there, and the same here
   std::vector<Line>

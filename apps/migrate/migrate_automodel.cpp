@@ -464,15 +464,35 @@ class DataTable {
   }
 
   void columns() {
+    std::map<std::string, std::string> columns;
+    const Leaf* from = nullptr;
+    Leaf* context = m_.take(name_ + ".column_mapping.context");
     for (const auto& [theirs, ours] : {std::pair("question", "prompt"), {"answer", "completion"}}) {
       Leaf* column = m_.take(name_ + ".column_mapping." + theirs);
-      if (column != nullptr && column->value.text != ours)
-        m_.left(
-            *column,
-            std::string("rows here have the columns prompt and completion: rename it to ") + ours);
+      if (!is_text(column)) continue;
+      from = column;
+      columns[ours] = column->value.text;
+    }
+    if (is_text(context)) {
+      from = context;
+      std::string& prompt = columns["prompt"];
+      prompt =
+          prompt.empty() ? context->value.text : "{" + context->value.text + "} {" + prompt + "}";
+    }
+    if (from == nullptr || columns == kColumns) return;
+    if (m_.set_fields(name_, columns, *from,
+                      is_text(context) ? "context and question are joined by a blank" : ""))
+      return;
+    for (const char* theirs : {"question", "answer", "context"}) {
+      const Leaf* column = m_.find(name_ + ".column_mapping." + theirs);
+      const std::string ours = *theirs == 'a' ? "completion" : "prompt";
+      if (is_text(column) && column->value.text != ours)
+        m_.left(*column, "rows here have the columns prompt and completion: rename it to " + ours);
     }
   }
 
+  inline static const std::map<std::string, std::string> kColumns = {{"prompt", "prompt"},
+                                                                     {"completion", "completion"}};
   Migrator& m_;
   const std::string name_;
   bool mock_ = false;

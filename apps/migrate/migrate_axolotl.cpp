@@ -92,10 +92,12 @@ void about_rows(Migrator& m, const Value& rows, const Leaf& from) {
                "rows here have messages, prompt and completion, or text: write those of this "
                "type so");
     } else if (is("field_messages")) {
-      if (text != "messages" && text != "conversations")
+      if (text != "messages" && text != "conversations" &&
+          !m.set_fields("dataset", {{"messages", entry.value.text}}, from))
         m.left(part, "rows here have messages or conversations: rename the column");
     } else if (is("field") || is("text_column")) {
-      if (text != "text") m.left(part, "rows here have text: rename the column");
+      if (text != "text" && !m.set_fields("dataset", {{"text", entry.value.text}}, from))
+        m.left(part, "rows here have text: rename the column");
     } else if (is("message_property_mappings")) {
       for (const Entry& column : entry.value.entries) {
         const std::string name = column.value.text;

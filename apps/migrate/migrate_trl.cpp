@@ -85,7 +85,8 @@ void trl_data(Migrator& m) {
   // Files of this machine are read whole.
   if (local && part != nullptr && part->value.text == "train") part->used = true;
   if (part_of_tests != nullptr && part_of_tests->value.text == "test") part_of_tests->used = true;
-  if (is_text(column) && column->value.text != "text")
+  if (is_text(column) && column->value.text != "text" &&
+      !m.set_fields("dataset", {{"text", column->value.text}}, *column))
     m.left(*column, "rows here have text: rename the column");
 
   const std::string strategy = is_text(how) ? text::normal(how->value.text) : "bfd";

@@ -141,6 +141,17 @@ void Migrator::set(const std::string& key, Value value, const Leaf& from, const 
     left(from, key + " is already set by " + at->second.from->key);
 }
 
+bool Migrator::set_fields(const std::string& table,
+                          const std::map<std::string, std::string>& columns, const Leaf& from,
+                          const std::string& why) {
+  const std::string key = table + ".jsonl.fields";
+  if (!knows(key)) return false;
+  Value parts;
+  for (const auto& [part, column] : columns) parts.entries.push_back({part, {}, Value(column)});
+  set(key, std::move(parts), from, why);
+  return true;
+}
+
 void Migrator::left(const Leaf& leaf, const std::string& why) {
   out_.left.push_back({leaf.key, leaf.place.line, shown(leaf.value), why});
 }

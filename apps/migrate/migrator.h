@@ -120,6 +120,11 @@ class Migrator {
   // none.
   std::string strategy_of_class(const std::string& path) const;
 
+  // Which columns are which parts of a row, in that table of [dataset] or [validation_dataset];
+  // false: there is no key for it here.
+  bool set_fields(const std::string& table, const std::map<std::string, std::string>& columns,
+                  const Leaf& from, const std::string& why = {});
+
   // Carries over what nobody took, checks the result and writes it.
   Migration finish();
 

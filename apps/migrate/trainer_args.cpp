@@ -306,10 +306,19 @@ void trainer_adapters(Migrator& m, const TrainerArgs& args, const Leaf* on) {
     else
       m.assume(key, otherwise, of_program(args));
   };
+  // Adapters that are there have a rank and modules of their own.
+  if (is_said(start)) {
+    m.set("lora.adapter", start->value, *start);
+    for (const auto& [leaf, key] :
+         {std::pair(rank, "lora.r"), {alpha, "lora.alpha"}, {drop, "lora.dropout"}})
+      if (is_said(leaf)) m.set(key, leaf->value, *leaf);
+    for (const Leaf* leaf : {targets, all})
+      if (is_said(leaf)) m.left(*leaf, "the modules are those of lora.adapter");
+    return;
+  }
   number(rank, "lora.r", integer_value(args.rank));
   number(alpha, "lora.alpha", integer_value(args.alpha));
   number(drop, "lora.dropout", number_value(args.dropout));
-  if (is_said(start)) m.set("lora.adapter", start->value, *start);
   const std::vector<Value> names =
       is_said(targets) ? items_of(targets->value) : std::vector<Value>();
   const bool expression = std::any_of(names.begin(), names.end(), [](const Value& one) {
