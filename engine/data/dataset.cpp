@@ -4,7 +4,6 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -112,7 +111,6 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
   config.table = table.schema().table;
   config.kind = table.get_string("kind");
   config.path = table.get_string("path");
-  config.tokenizer = table.get_string("tokenizer");
   config.dtype = table.get_string("dtype");
   config.seq_len = table.get_int("seq_len");
   config.vocab_size = vocab_size;
@@ -361,22 +359,7 @@ void look_at_samples(const SampleSource& source, int64_t seq_len) {
 
 }  // namespace
 
-void check_text_model(const DatasetConfig& config, const std::string& pretrained) {
-  std::error_code failed;
-  if (config.plugin || config.kind != "text" || config.tokenizer == config::kBytes ||
-      pretrained.empty() ||
-      !std::filesystem::exists(std::filesystem::path(pretrained) / "tokenizer.json", failed))
-    return;
-  throw Error(ErrorCode::bad_dataset, config.table + ".kind = \"text\" feeds bytes, but " +
-                                          pretrained +
-                                          " has a tokenizer, whose ids its model knows")
-      .key(config.table + ".tokenizer")
-      .help("set " + config.table + ".tokenizer = " + to_toml(OptionValue(pretrained)))
-      .help("set " + config.table + ".tokenizer = \"bytes\" to feed bytes all the same");
-}
-
-std::optional<uint64_t> look_at_data(const DatasetConfig& config, const std::string& pretrained,
-                                     bool fingerprint) {
+std::optional<uint64_t> look_at_data(const DatasetConfig& config, bool fingerprint) {
   auto of = [&](const SampleSource& source) {
     return fingerprint ? std::optional(fingerprint_of(config, source)) : std::nullopt;
   };
@@ -386,7 +369,6 @@ std::optional<uint64_t> look_at_data(const DatasetConfig& config, const std::str
     look_at_samples(*source, config.seq_len);
     return of(*source);
   }
-  check_text_model(config, pretrained);
   const auto dataset = open_dataset(config);
   dataset->check_tokens(kTokensLookedAt);
   return of(*dataset);

@@ -221,8 +221,6 @@ bool validates(const Job& job) { return data::names_data(job.table("validation_d
 OpenData open_table(const Job& job, const std::string& table, int64_t vocab, uint64_t seed,
                     const std::string& what, RunData& run, OpenData out = {}) {
   if (!out.source) out.config = config_of(job, table, vocab, seed);
-  if (table == "dataset")
-    data::check_text_model(out.config, job.table("model").get_string("pretrained"));
   if (!out.source) out.source = data::open_samples(out.config);
   const std::string key = out.config.key();
   run.files.push_back({key, "files of the " + what, out.source->files()});
