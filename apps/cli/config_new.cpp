@@ -17,6 +17,7 @@
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/json_codec.h"
 #include "sdk/base/words.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::cli {
 
@@ -76,7 +77,7 @@ std::optional<GivenModel> model_at(const fs::path& place) {
   out.positions = number("max_position_embeddings");
   out.experts =
       std::max({number("num_local_experts"), number("num_experts"), number("n_routed_experts")});
-  out.tokenizer = fs::exists(out.folder / "tokenizer.json", failed);
+  out.tokenizer = tokenizer::tokenizer_file(out.folder).has_value();
   for (const fs::directory_entry& entry : fs::directory_iterator(folder_of(out), failed))
     out.weights = out.weights || (folder && entry.path().extension() == ".safetensors");
   return out;

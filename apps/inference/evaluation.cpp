@@ -233,7 +233,7 @@ void name_tokenizer(const Subject& subject, const Values& run, const Request& re
     return;
   const std::string named = text_in(data, "tokenizer");
   auto has_tokenizer = [](const std::string& folder) {
-    return !folder.empty() && is_there(fs::path(folder) / "tokenizer.json");
+    return !folder.empty() && tokenizer::tokenizer_file(folder);
   };
   if (named == config::kBytes || has_tokenizer(named)) return;
   const bool bytes = named.empty() && text_in(run, "dataset.kind") == "text" &&
@@ -368,15 +368,12 @@ data::DatasetConfig data_of(const plan::Job& job, const Subject& subject, const 
   data::DatasetConfig out =
       data::dataset_config(job, "validation_dataset", subject.source.vocab(), subject.seed + 1);
   const Values run = settings_of_run(subject);
-  if (out.plugin && out.plugin->by_kind) return out;
+  if (out.of_plugged_kind()) return out;
   if (out.plugin) {
     out.plugin->pretrained = language_folder(subject, run);
     return out;
   }
   check_rows(out, request, subject, run);
-  // Of a checkpoint what it carries along says nothing of what the run read.
-  if (subject.source.tokenizer() != nullptr && !subject.source.is_checkpoint())
-    data::check_text_model(out, subject.source.folder().string());
   return out;
 }
 

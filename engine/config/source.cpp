@@ -14,6 +14,7 @@
 #include "sdk/base/plain_text.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/words.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::config {
 
@@ -461,10 +462,7 @@ std::string Source::tokenizer(const char* table) const {
   if (named.empty()) named = text_at(descend(impl_->root, {"dataset"}), "tokenizer");
   if (!named.empty()) return named == kBytes ? "" : named;
   const std::string pretrained = text_at(descend(impl_->root, {"model"}), "pretrained");
-  std::error_code failed;
-  return !pretrained.empty() && fs::exists(fs::path(pretrained) / "tokenizer.json", failed)
-             ? pretrained
-             : "";
+  return !pretrained.empty() && tokenizer::tokenizer_file(pretrained) ? pretrained : "";
 }
 
 Origin Source::component_origin(const char* table) const {

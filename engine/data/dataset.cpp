@@ -4,7 +4,6 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -110,7 +109,6 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
   config.table = table.schema().table;
   config.kind = table.get_string("kind");
   config.path = table.get_string("path");
-  config.tokenizer = table.get_string("tokenizer");
   config.dtype = table.get_string("dtype");
   config.seq_len = table.get_int("seq_len");
   config.vocab_size = vocab_size;
@@ -374,49 +372,26 @@ void look_at_samples(const SampleSource& source, int64_t seq_len) {
 
 }  // namespace
 
-void check_text_model(const DatasetConfig& config, const std::string& pretrained) {
-  for (const DatasetConfig& one : config.sources) try {
-      check_text_model(one, pretrained);
-    } catch (const Error& error) {
-      throw named(error, one);
-    }
-  std::error_code failed;
-  if (!config.sources.empty() || config.plugin || config.kind != "text" ||
-      config.tokenizer == config::kBytes || pretrained.empty() ||
-      !std::filesystem::exists(std::filesystem::path(pretrained) / "tokenizer.json", failed))
-    return;
-  throw Error(ErrorCode::bad_dataset, config.table + ".kind = \"text\" feeds bytes, but " +
-                                          pretrained +
-                                          " has a tokenizer, whose ids its model knows")
-      .key(config.table + ".tokenizer")
-      .help("set " + config.table + ".tokenizer = " + to_toml(OptionValue(pretrained)))
-      .help("set " + config.table + ".tokenizer = \"bytes\" to feed bytes all the same");
-}
-
 namespace {
 
-void look_at(const DatasetConfig& config, const std::string& pretrained,
-             const SampleSource& source) {
+void look_at(const DatasetConfig& config, const SampleSource& source) {
   if (config.plugin) return look_at_samples(source, config.seq_len);
-  check_text_model(config, pretrained);
   dynamic_cast<const Dataset&>(source).check_tokens(kTokensLookedAt);
 }
 
 }  // namespace
 
-std::optional<DataFingerprint> look_at_data(const DatasetConfig& config,
-                                            const std::string& pretrained, bool fingerprint) {
+std::optional<DataFingerprint> look_at_data(const DatasetConfig& config, bool fingerprint) {
   prepare_data(config);
-  if (config.sources.empty()) check_text_model(config, pretrained);
   const std::shared_ptr<const SampleSource> source = open_samples(config);
   if (const auto* mix = dynamic_cast<const Mix*>(source.get()); mix != nullptr) {
     for (const Mix::Source& one : mix->sources()) try {
-        look_at(one.config, pretrained, *one.samples);
+        look_at(one.config, *one.samples);
       } catch (const Error& error) {
         throw named(error, one.config);
       }
   } else {
-    look_at(config, pretrained, *source);
+    look_at(config, *source);
   }
   return fingerprint ? std::optional(fingerprints_of(config, *source)) : std::nullopt;
 }

@@ -22,7 +22,6 @@ struct PluginData {
   std::shared_ptr<DatasetKind> kind;  // guarded: throws Error only
   Options options;                    // [dataset.<name>]
   std::string pretrained = {};
-  bool by_kind = false;  // dataset.kind asks for it, since there is a tokenizer
 };
 
 // How much of a mix a source is: [[dataset.mix]].
@@ -45,10 +44,11 @@ struct DatasetConfig {
   // The token that ends a document, where documents are apart (dataset.packing).
   std::optional<int64_t> document_end = {};
   std::optional<PluginData> plugin = {};  // in place of `kind`
-  std::string tokenizer = {};             // of text: a folder, or "bytes"; "": not said
 
+  // Whether `kind` itself is what a plugin reads: a text that has a tokenizer.
+  bool of_plugged_kind() const { return plugin && plugin->name == kind; }
   // The key that says which data it is.
-  std::string key() const { return table + (plugin && !plugin->by_kind ? ".plugin" : ".path"); }
+  std::string key() const { return table + (plugin && !of_plugged_kind() ? ".plugin" : ".path"); }
   // Of [[dataset.mix]] and [[validation_dataset.set]]: the name and where it was written, for
   // errors, which say both.
   std::string name = {};
@@ -117,16 +117,10 @@ class Dataset : public SampleSource {
 // about a second from a disk, a wrong dtype or another model's ids show in any part of a file, and
 // a single token that is wrong in the rest of a larger one is still found when it is read. Of a
 // plugin's data it reads samples for a second, 64 at most, spread over all. Throws as
-// open_samples() and check_tokens(), and Error(bad_dataset) as check_text_model(). Returns the
+// open_samples() and check_tokens(). Returns the
 // data's fingerprint_of() where it is asked for.
 inline constexpr int64_t kTokensLookedAt = int64_t{1} << 30;
-std::optional<DataFingerprint> look_at_data(const DatasetConfig& config,
-                                            const std::string& pretrained,
-                                            bool fingerprint = false);
-
-// Throws Error(bad_dataset) for text whose bytes are read, though nobody asked for bytes, with a
-// pretrained folder (or "") that has a tokenizer.
-void check_text_model(const DatasetConfig& config, const std::string& pretrained);
+std::optional<DataFingerprint> look_at_data(const DatasetConfig& config, bool fingerprint = false);
 
 // Throws Error(out_of_range).
 void check_seq_len(const DatasetConfig& config);

@@ -20,6 +20,7 @@
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
 #include "sdk/base/words.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::plan {
 
@@ -207,20 +208,31 @@ bool find_components(const config::Source& source, Job& job,
 // Writes down whose tokens texts become: a run that goes on is told where that has changed.
 void take_tokenizers(const config::Source& source, config::Config& config,
                      Diagnostics& diagnostics) {
-  for (const char* name : {"dataset", "validation_dataset"}) {
-    const std::string folder = source.tokenizer(name);
-    if (folder.empty()) continue;
-    Options& table = config.tables.at(name);
-    if (!table.is_set("tokenizer"))
-      table.set("tokenizer", folder, config.table("model").origin("pretrained"));
-    if (table.get_bool("packing") && table.is_set("path"))
-      diagnostics.add(Error(ErrorCode::conflict,
-                            std::string(name) + ".packing = true is of streams of tokens and their "
-                                                "document_end, but texts know their documents")
-                          .key(std::string(name) + ".packing")
-                          .at(table.origin("packing"))
-                          .help(std::string("set ") + name + ".packing = false and " + name +
-                                ".text.attention = \"document\""));
+  const std::string pretrained = config.table("model").get_string("pretrained");
+  const bool has_one = !pretrained.empty() && tokenizer::tokenizer_file(pretrained);
+  for (const std::string table : {"dataset", "validation_dataset"}) {
+    Options& data = config.tables.at(table);
+    const std::string folder = source.tokenizer(table.c_str());
+    if (!folder.empty() && !data.is_set("tokenizer"))
+      data.set("tokenizer", folder, config.table("model").origin("pretrained"));
+    if (!folder.empty() && data.is_set("path") && data.get_bool("packing"))
+      diagnostics.add(
+          Error(ErrorCode::conflict, table + ".packing = true is of streams of tokens and their "
+                                             "document_end, but texts know their documents")
+              .key(table + ".packing")
+              .at(data.origin("packing"))
+              .help("set " + table + ".packing = false and " + table +
+                    ".text.attention = \"document\""));
+    // A folder of adapters names its model only now.
+    if (folder.empty() && has_one && config::reads_bytes(config, table) &&
+        config::names_data(config, table) &&        !data.is_set("tokenizer") && !config.table("dataset").is_set("tokenizer"))
+      diagnostics.add(
+          Error(ErrorCode::bad_dataset, table + ".kind = \"text\" feeds bytes, but " + pretrained +
+                                            " has a tokenizer, whose ids its model knows")
+              .key(table + ".tokenizer")
+              .at(data.origin("kind"))
+              .help("set " + table + ".tokenizer = " + to_toml(OptionValue(pretrained)))
+              .help("set " + table + ".tokenizer = \"bytes\""));
   }
 }
 
@@ -281,8 +293,8 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
   job.config = config::resolve(source, {job.schemas, std::move(components)},
                                found ? job.strategy.info->name : std::string(), diagnostics);
   if (!all_found) return std::nullopt;
-  take_tokenizers(source, job.config, diagnostics);
   take_from_adapter_folder(job.config, diagnostics);
+  take_tokenizers(source, job.config, diagnostics);
   check_rules(job.strategy, job.config.strategy_config(job.schemas.front()), diagnostics);
   check_model_rules(job, diagnostics);
   return job;
@@ -436,14 +448,14 @@ std::string tell_steps(int64_t samples, int64_t batch, std::optional<int64_t> do
 namespace {
 
 void add_plugin(const plan::Job& job, const std::string& table, const loader::LoadedDataset& found,
-                bool by_kind, DatasetConfig& out) {
+                const Options& given, DatasetConfig& out) {
   const std::string& name = found.info->name;
-  out.plugin = PluginData{
-      .name = name,
-      .kind = found.made,
-      .options = job.config.table(table + "." + name),
-      .pretrained = by_kind ? out.tokenizer : job.config.table("model").get_string("pretrained"),
-      .by_kind = by_kind};
+  out.plugin = PluginData{.name = name,
+                          .kind = found.made,
+                          .options = job.config.table(table + "." + name),
+                          .pretrained = job.config.table("model").get_string("pretrained")};
+  if (out.of_plugged_kind() && given.is_set("tokenizer"))
+    out.plugin->pretrained = given.get_string("tokenizer");
   out.document_end.reset();
 }
 
@@ -454,7 +466,7 @@ DatasetConfig source_config(const plan::Job& job, const std::string& table,
       dataset_config(source.options, vocab_size, base::mix64(seed ^ base::fnv1a(source.name)));
   if (const std::string plugin = config::component_of(source.options); !plugin.empty())
     add_plugin(job, table, job.registry->find_dataset(plugin, table + ".plugin"),
-               !source.options.is_set("plugin"), out);
+               source.options, out);
   out.table = config::sources_of(table);
   out.name = source.name;
   out.place = out.path.empty() ? source.place : source.options.origin("path");
@@ -481,7 +493,7 @@ DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int
   DatasetConfig out = dataset_config(options, vocab_size, seed);
   if (const std::optional<loader::LoadedDataset>& found =
           table == "dataset" ? job.dataset : job.validation_dataset)
-    add_plugin(job, table, *found, !options.is_set("plugin"), out);
+    add_plugin(job, table, *found, options, out);
   return out;
 }
 

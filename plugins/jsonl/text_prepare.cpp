@@ -85,9 +85,8 @@ TextOptions TextOptions::read(const DatasetRequest& request) {
   out.rules = rules_of(request, out.table);
   list_texts(request, out);
   out.folder = request.pretrained;
-  std::error_code failed;
-  if (!fs::exists(fs::path(out.folder) / "tokenizer.json", failed))
-    throw Error(ErrorCode::bad_tokenizer, out.folder + " has no tokenizer.json")
+  if (!tokenizer::tokenizer_file(out.folder))
+    throw Error(ErrorCode::bad_tokenizer, out.folder + " " + tokenizer::kNoTokenizer)
         .key(out.tokenizer_key)
         .help("name the folder of a Hugging Face tokenizer: set " + out.tokenizer_key +
               " = \"models/Qwen3-0.6B\"")

@@ -278,11 +278,11 @@ TEST_CASE("mix: of files of two kinds, opened, looked at, and told from another"
   CHECK(mix->order(1).read_before(mix->samples())[1] == 9);
   CHECK(source->files() == std::vector<std::string>{text, tokens});
   CHECK(source->describe() == "a mix of text 50%, ids 50%");
-  const DataFingerprint found = *look_at_data(config(tokens), "", true);
+  const DataFingerprint found = *look_at_data(config(tokens), true);
   REQUIRE(found.sources.size() == 2);
   CHECK(found.whole == fingerprint_of(config(tokens), *source));
   folder.put("b.bin", pack<uint16_t>(std::vector<uint16_t>(40, 6)));
-  const DataFingerprint now = *look_at_data(config(tokens), "", true);
+  const DataFingerprint now = *look_at_data(config(tokens), true);
   CHECK(now.whole != found.whole);
   CHECK(now.sources[0] == found.sources[0]);
   CHECK(now.sources[1] != found.sources[1]);
@@ -292,7 +292,7 @@ TEST_CASE("mix: of files of two kinds, opened, looked at, and told from another"
   REQUIRE(error.notes().size() == 1);
   CHECK(error.notes()[0] == "of [[dataset.mix]] \"ids\"");
   folder.put("b.bin", pack<uint16_t>(std::vector<uint16_t>(40, 256)));
-  CHECK(thrown([&] { look_at_data(config(tokens), ""); }).code() == ErrorCode::bad_token);
+  CHECK(thrown([&] { look_at_data(config(tokens)); }).code() == ErrorCode::bad_token);
 }
 
 }  // namespace mix_test

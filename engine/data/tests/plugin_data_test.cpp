@@ -155,7 +155,7 @@ TEST_CASE("before a run samples of a plugin's data are looked at, the first and 
     // Of a hundred samples every other one or so; small sets are read whole.
     if (bad == 41) numbers.samples = 60;
     CHECK(error_of([&] {
-            look_at_data(config_of(numbers), "");
+            look_at_data(config_of(numbers));
           }).find("sample " + std::to_string(bad) + ", position 0") != std::string::npos);
   }
 }

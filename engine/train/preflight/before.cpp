@@ -298,7 +298,6 @@ std::optional<data::DataFingerprint> check_data(const plan::Job& job, const plan
       const auto seed = static_cast<uint64_t>(job.config.table("run").get_int("seed"));
       std::optional<data::DataFingerprint> value = data::look_at_data(
           data::dataset_config(job, name, plan.outline ? plan.outline->vocab_size : 0, seed),
-          job.config.table("model").get_string("pretrained"),
           goes_on && name == std::string_view("dataset"));
       if (value) fingerprint = std::move(value);
     });

@@ -313,7 +313,6 @@ void check_documents_reach(torch::nn::Module& model, const std::string& name,
 RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed, OpenData opened) {
   RunData out;
   if (!opened.source) opened.config = config_of(job, "dataset", vocab, seed);
-  data::check_text_model(opened.config, job.table("model").get_string("pretrained"));
   if (!opened.source) opened.source = data::open_samples(opened.config);
   if (const auto mix = opened.mix()) {
     for (const data::Mix::Source& one : mix->sources())
