@@ -6,6 +6,7 @@
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/weights/safetensors.h"
 #include "engine/config/describe.h"
+#include "engine/config/sources.h"
 #include "engine/models/config_changes.h"
 #include "engine/train/preflight/source.h"
 #include "sdk/base/files/foreign_file.h"
