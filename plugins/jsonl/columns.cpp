@@ -285,7 +285,7 @@ constexpr KnownPrompt kPrompts[] = {{"prompt", "prompt"},
                                     {"instruction", "{instruction}\n{input?}\n{context?}"},
                                     {"input", "input"}};
 constexpr std::string_view kCompletions[] = {"completion", "response", "answer", "output"};
-constexpr size_t kInstruction = 3, kInput = 4, kOutput = 3;
+constexpr size_t kConversation = 2, kInstruction = 3, kInput = 4, kOutput = 3;
 
 std::vector<size_t> prompts_in(const Value& row) {
   std::vector<size_t> out;
@@ -310,20 +310,23 @@ std::string kind_of(const Reading& reading) {
          std::string(kCompletions[reading.completion]);
 }
 
-// All ways to read a row; the names of the parts come before others, and messages before all.
+// All ways to read a row; messages and conversations come before all others, then a prompt with a
+// completion, which rows have had as long as these are read.
 std::vector<Reading> readings_of(const Value& row, std::optional<RowKind> format) {
   std::vector<Reading> out;
   auto wants = [&](RowKind kind) { return !format || *format == kind; };
   if (wants(RowKind::messages)) {
-    for (size_t i = 0; i < std::size(kConversations); ++i)
-      if (const Value* held = member(row, kConversations[i]);
-          held != nullptr && (i < 2 || held->is_list()))
+    for (size_t i = 0; i < kConversation; ++i)
+      if (member(row, kConversations[i]) != nullptr)
         out.push_back({.shape = Shape::conversation, .key = i});
     if (!out.empty()) return out;
   }
   if (!format || *format != RowKind::text) {
     if (member(row, "prompt") != nullptr && member(row, "completion") != nullptr)
       return {{.shape = Shape::pair}};
+    if (const Value* held = member(row, kConversations[kConversation]);
+        wants(RowKind::messages) && held != nullptr && held->is_list())
+      out.push_back({.shape = Shape::conversation, .key = kConversation});
     for (const size_t prompt : prompts_in(row))
       for (size_t i = 0; i < std::size(kCompletions); ++i)
         if (member(row, kCompletions[i]) != nullptr)

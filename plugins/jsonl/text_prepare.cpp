@@ -17,6 +17,7 @@
 #include "sdk/base/in_order.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
+#include "sdk/text/tokenizer/folder.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "store_file.h"
 

@@ -525,6 +525,9 @@ TEST_CASE(
           {R"({"messages": [{"role": "user", "content": "a"}], "conversations": [{"from": "human", "value": "b"}]})",
            "the row can be read as a conversation (messages), or a conversation (conversations)",
            {"user: a", "user: b"}},
+          {R"({"conversation": [{"role": "user", "content": "a"}], "text": "t"})",
+           "the row can be read as a conversation (conversation), or a text (text)",
+           {"user: a", "t"}},
           {R"({"prompt": "P", "chosen": "C", "rejected": "R"})",
            "the row has a \"chosen\" and a \"rejected\" answer: preferences are not learnt; its "
            "keys: prompt, chosen, rejected",
