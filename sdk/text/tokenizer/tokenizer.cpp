@@ -139,9 +139,13 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {
   } catch (const base::JsonProblem& problem) {
     refuse(name, "the file", problem.what + " (at byte " + std::to_string(problem.offset) + ")");
   }
+  return from_value(parsed, name);
+}
+
+Tokenizer Tokenizer::from_value(const boost::json::value& value, const std::string& name) {
   auto parts = std::make_unique<Parts>();
   parts->name = name;
-  Field root(parts->name, &parsed, "");
+  Field root(parts->name, &value, "");
   if (Field version = root.at("version"); !version.absent() && version.string() != "1.0")
     version.refuse("is " + shown(version.string()) + "; \"1.0\" is read here");
   read_model(root.at("model"), parts->bpe);

@@ -9,6 +9,7 @@
 // several threads at once.
 #pragma once
 
+#include <boost/json/fwd.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -63,6 +64,9 @@ class Tokenizer {
   static Tokenizer load(const std::filesystem::path& file);
   // `name` stands for the file in messages.
   static Tokenizer parse(std::string_view json, const std::string& name);
+  // What parse() makes of a tokenizer.json, of the value that such a text stands for: readers of
+  // other files write theirs as one.
+  static Tokenizer from_value(const boost::json::value& value, const std::string& name);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
