@@ -75,7 +75,8 @@ class Encoder {
       piece.ids.insert(piece.ids.end(), ids.begin(), ids.end());
     };
     if (frame_ && options_.special && first) add(frame_->before);
-    add(tokenizer_.encode(text, options_.special && !frame_));
+    add(first ? tokenizer_.encode(text, options_.special && !frame_)
+              : tokenizer_.encode_rest(text));
     piece.young += young_characters(text);
     if (!last) return;
     if (frame_ && options_.special) add(frame_->after);

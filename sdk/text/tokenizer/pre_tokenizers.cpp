@@ -132,7 +132,8 @@ class Split final : public PreTokenizer {
  public:
   Split(ReadPattern read, SplitBehavior behavior, bool invert)
       : pattern_(std::move(read.pattern)),
-        source_(read.literal ? std::string() : std::move(read.source)),
+        source_(read.literal ? std::string() : read.source),
+        literal_(read.literal ? read.source : std::string()),
         behavior_(behavior),
         invert_(invert) {}
 
@@ -144,6 +145,10 @@ class Split final : public PreTokenizer {
   }
 
   void heed(CutPlaces& places) const override {
+    // Spaces of which none is left are found nowhere.
+    if (literal_ == " " &&
+        std::find(places.spaces.begin(), places.spaces.end(), " ") == places.spaces.end())
+      return;
     const bool whole = behavior_ == SplitBehavior::isolated && !invert_;
     // The matches are kept and what lies between them is dropped; between those of a separating
     // pattern there is nothing.
@@ -157,7 +162,7 @@ class Split final : public PreTokenizer {
 
  private:
   Pattern pattern_;
-  std::string source_;  // the pattern as the file has it; empty for a literal
+  std::string source_, literal_;  // the pattern as the file has it, in one of them
   SplitBehavior behavior_;
   bool invert_;
 };
