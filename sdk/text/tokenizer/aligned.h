@@ -50,8 +50,8 @@ struct SplitContext {
   bool continues = false;  // the text that begins at 0 is not the beginning of one
 };
 
-// What is handed to the model for itself: bytes, and of each of them where it comes from, if that is
-// asked for.
+// What is handed to the model for itself: bytes, and of each of them where it comes from, if that
+// is asked for.
 struct Piece {
   std::string_view text;
   const ByteRange* from = nullptr;

@@ -18,8 +18,8 @@ namespace {
 
 namespace json = boost::json;
 
-// Characters that stand side by side in some token that merges lead to. Where two stand side by side
-// in a text and in none of these, no merge spans the place between them.
+// Characters that stand side by side in some token that merges lead to. Where two stand side by
+// side in a text and in none of these, no merge spans the place between them.
 class Neighbours {
  public:
   void add(std::string_view token) {
@@ -113,9 +113,9 @@ class Bpe final : public Model {
   std::optional<std::string> unknown_name_;
   std::optional<uint32_t> unknown_;
   bool fuse_unknown_ = false, ignore_merges_ = false, bytes_ = false;
-  std::array<std::optional<uint32_t>, 256> byte_ids_;   // of pieces of bytes
-  std::array<std::optional<uint32_t>, 256> fallback_;   // where unknown text falls back to bytes
-  std::vector<uint32_t> low_ids_;                       // of one character each, by its code
+  std::array<std::optional<uint32_t>, 256> byte_ids_;  // of pieces of bytes
+  std::array<std::optional<uint32_t>, 256> fallback_;  // where unknown text falls back to bytes
+  std::vector<uint32_t> low_ids_;                      // of one character each, by its code
   std::unordered_map<int32_t, uint32_t> high_ids_;
   std::optional<Neighbours> neighbours_;  // where pieces may be divided by them
   bool fallback_merges_ = false;  // what unknown text becomes is merged with what stands beside it
@@ -204,8 +204,7 @@ Bpe::Bpe(const Field& model) {
       high_ids_[one.code] = id;
   }
   read_merges(model.at("merges"));
-  if (prefix_.empty() && suffix_.empty() && !fallback_merges_ && !ignore_merges_)
-    find_neighbours();
+  if (prefix_.empty() && suffix_.empty() && !fallback_merges_ && !ignore_merges_) find_neighbours();
 }
 
 void Bpe::find_neighbours() {
@@ -235,8 +234,8 @@ void Bpe::keep_out(const std::vector<uint32_t>& ids) {
 
 bool Bpe::allows(const CutPlaces& places) const {
   if (!neighbours_) return false;
-  // Whether a place is one within the text for the model: both characters are known, or become bytes
-  // of their own. Where some are neither, unknown ones could be fused over it.
+  // Whether a place is one within the text for the model: both characters are known, or become
+  // bytes of their own. Where some are neither, unknown ones could be fused over it.
   if (!falls_back_always_ && (unknown_ || unknown_name_)) return false;
   if (places.at_lines && neighbours_->any_behind('\n')) return false;
   return std::none_of(places.spaces.begin(), places.spaces.end(), [&](const std::string& space) {
@@ -290,9 +289,8 @@ void Bpe::encode_anew(std::string_view piece, ModelOut& out) const {
       add(*unit.id, unit.bytes);
       continue;
     }
-    if (std::all_of(unit.letters.begin(), unit.letters.end(), [&](char c) {
-          return fallback_[static_cast<uint8_t>(c)].has_value();
-        })) {
+    if (std::all_of(unit.letters.begin(), unit.letters.end(),
+                    [&](char c) { return fallback_[static_cast<uint8_t>(c)].has_value(); })) {
       // Unknown text that waits goes on waiting: the library puts it behind these.
       size_t left = unit.bytes;
       for (char c : unit.letters) {

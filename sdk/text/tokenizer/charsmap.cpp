@@ -4,8 +4,8 @@
 
 namespace meshwright::tokenizer {
 
-// A unit of the array has a label (a byte, or none where bit 31 is set: then it is a value), whether
-// a text ends here (bit 8), and how far its children lie away.
+// A unit of the array has a label (a byte, or none where bit 31 is set: then it is a value),
+// whether a text ends here (bit 8), and how far its children lie away.
 
 Charsmap::Charsmap(std::string_view bytes) {
   uint32_t size = 0;

@@ -15,7 +15,8 @@ namespace meshwright::tokenizer {
 namespace {
 
 constexpr std::string_view kKnown =
-    "Sequence, ByteLevel, BPEDecoder, ByteFallback, Fuse, Metaspace, Replace, Strip, WordPiece, CTC";
+    "Sequence, ByteLevel, BPEDecoder, ByteFallback, Fuse, Metaspace, Replace, Strip, WordPiece, "
+    "CTC";
 
 using Stage = std::unique_ptr<DecodeStage>;
 
@@ -198,8 +199,7 @@ class Metaspace final : public Decoder {
  public:
   Metaspace(std::string sign, bool prepends) : sign_(std::move(sign)), prepends_(prepends) {}
   Stage begin(Stage next, bool whole) const override {
-    if (whole)
-      return std::make_unique<ReplacePart>(std::move(next), sign_, prepends_ ? "" : " ");
+    if (whole) return std::make_unique<ReplacePart>(std::move(next), sign_, prepends_ ? "" : " ");
     return change_tokens(std::move(next), false, [this](std::string_view token, bool first) {
       return replaced(token, sign_, first && prepends_ ? "" : " ");
     });
@@ -298,9 +298,9 @@ class Strip final : public Decoder {
 // Spaces before signs and shortened words, as in English.
 std::string cleaned(std::string_view text) {
   static constexpr std::pair<std::string_view, std::string_view> kChanges[] = {
-      {" .", "."},     {" ?", "?"},   {" !", "!"},           {" ,", ","},
-      {" ' ", "'"},    {" n't", "n't"}, {" 'm", "'m"},         {" do not", " don't"},
-      {" 's", "'s"},   {" 've", "'ve"}, {" 're", "'re"}};
+      {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+      {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+      {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
   std::string out(text);
   for (const auto& [from, to] : kChanges)
     if (out.find(from) != std::string::npos) out = replaced(out, from, to);
@@ -417,8 +417,8 @@ std::unique_ptr<Decoder> read_metaspace(const Field& field) {
   const Field prefix = field.at("add_prefix_space");
   std::string sign;
   append_utf8(sign, field.at("replacement").character());
-  const std::string scheme = field.at("prepend_scheme")
-                                 .string_or(prefix.boolean_or(true) ? "always" : "never");
+  const std::string scheme =
+      field.at("prepend_scheme").string_or(prefix.boolean_or(true) ? "always" : "never");
   return std::make_unique<Metaspace>(sign, scheme != "never");
 }
 
@@ -437,7 +437,8 @@ void keep_letters(const Field& field, bool has_bytes, bool& letters) {
   } else if (type == "Replace") {
     const Field literal = field.at("pattern").at("String");
     // What has a character that is no letter stands in no text of letters.
-    const bool never = !literal.absent() && !literal.string().empty() && !from_letters(literal.string());
+    const bool never =
+        !literal.absent() && !literal.string().empty() && !from_letters(literal.string());
     letters = letters && (never || from_letters(field.at("content").string()));
   } else {
     letters = false;

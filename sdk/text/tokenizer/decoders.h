@@ -34,7 +34,8 @@ class Decoder {
   virtual ~Decoder() = default;
   // This decoder at work on one text, before `next`. It must outlive that. whole: its tokens are
   // parts of one.
-  virtual std::unique_ptr<DecodeStage> begin(std::unique_ptr<DecodeStage> next, bool whole) const = 0;
+  virtual std::unique_ptr<DecodeStage> begin(std::unique_ptr<DecodeStage> next,
+                                             bool whole) const = 0;
   virtual bool fuses() const { return false; }  // what it hands on is one token
 };
 

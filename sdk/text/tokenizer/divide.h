@@ -6,8 +6,8 @@
 // * after a line feed that stands alone between a character that is no white space and a letter or
 // a digit.
 // Every part of a tokenizer says which of these it leaves right: what it does on either side must
-// not depend on the other. Patterns that are not known to end a match there and to look back over no
-// such place are compared as texts; added tokens that could lie across one make a text whole. A
+// not depend on the other. Patterns that are not known to end a match there and to look back over
+// no such place are compared as texts; added tokens that could lie across one make a text whole. A
 // model that takes all of a text at once is asked whether anything of it spans the two characters.
 // The tests hold the parts to the whole.
 #pragma once

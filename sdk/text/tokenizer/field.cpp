@@ -13,8 +13,10 @@ namespace json = boost::json;
 void refuse(const std::string& file, const std::string& place, const std::string& what) {
   throw Error(ErrorCode::bad_tokenizer, file + ": " + place + " " + what)
       .help(
-          "the parts of a tokenizer.json that the tokenizers library has are read, of BPE, Unigram, "
-          "WordPiece and WordLevel: put the file that the model was published with in its place, or "
+          "the parts of a tokenizer.json that the tokenizers library has are read, of BPE, "
+          "Unigram, "
+          "WordPiece and WordLevel: put the file that the model was published with in its place, "
+          "or "
           "save it again with transformers: AutoTokenizer.from_pretrained(FOLDER)"
           ".save_pretrained(FOLDER)")
       .help("token ids work with any model: meshwright generate FOLDER --tokens 1,2,3");

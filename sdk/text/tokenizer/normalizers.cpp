@@ -20,7 +20,8 @@ constexpr std::string_view kKnown =
     "Sequence, NFC, NFD, NFKC, NFKD, Lowercase, StripAccents, Strip, Replace, Prepend, Nmt, "
     "Precompiled, BertNormalizer, ByteLevel";
 
-// Calls change(out, code, source) for each character for which `looks` is true; the others are kept.
+// Calls change(out, code, source) for each character for which `looks` is true; the others are
+// kept.
 template <class Looks, class Change>
 void each_character(Aligned& text, const Looks& looks, const Change& change) {
   const std::string_view in = text.text;
@@ -136,8 +137,8 @@ class Replace final : public Normalizer {
     const bool space = literal_ && source_ == " ";
     const bool run =
         !literal_ && std::find(std::begin(kRuns), std::end(kRuns), source_) != std::end(kRuns);
-    if (!(space || run) || content_.empty() ||
-        character_at(content_, 0).bytes != content_.size() || content_ == "\n") {
+    if (!(space || run) || content_.empty() || character_at(content_, 0).bytes != content_.size() ||
+        content_ == "\n") {
       places = CutPlaces::none();
       return;
     }

@@ -106,7 +106,8 @@ class Splitter {
   }
   void finish() {
     if (done_ != piece_.text.size()) put(done_, piece_.text.size(), invert_);
-    for (const SplitRange& part : joined(parts_, behavior_)) take_(piece_.part(part.begin, part.end));
+    for (const SplitRange& part : joined(parts_, behavior_))
+      take_(piece_.part(part.begin, part.end));
   }
 
  private:
@@ -209,9 +210,8 @@ std::unique_ptr<PreTokenizer> split_at(Is is, SplitBehavior behavior, bool separ
 class Words final : public PreTokenizer {
  public:
   void split(const Piece& piece, SplitContext& context, const Take& take) const override {
-    static const Pattern words{
-        R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]+|)"
-        R"([^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}\s]+)"};
+    static const Pattern words{R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]+|)"
+                               R"([^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}\s]+)"};
     Matches matches(words, piece.text, context.scratch);
     while (auto found = matches.next()) take(piece.part(found->begin, found->end));
   }
@@ -299,23 +299,22 @@ class Metaspace final : public PreTokenizer {
       if (whole.from != nullptr) from.insert(from.end(), bytes.size(), source);
     };
     if (!in.empty() && !in.starts_with(' ') && !in.starts_with(sign_) && prepends(whole, context))
-      put(sign_, whole.from == nullptr
-                     ? ByteRange{}
-                     : ByteRange{whole.from[0].begin,
-                                 whole.from[character_at(in, 0).bytes - 1].end});
+      put(sign_, whole.from == nullptr ? ByteRange{}
+                                       : ByteRange{whole.from[0].begin,
+                                                   whole.from[character_at(in, 0).bytes - 1].end});
     for (size_t at = 0; at < in.size();) {
       const size_t space = std::min(in.find(' ', at), in.size());
       text += in.substr(at, space - at);
       if (whole.from != nullptr) from.insert(from.end(), whole.from + at, whole.from + space);
-      if (space < in.size())
-        put(sign_, whole.from == nullptr ? ByteRange{} : whole.from[space]);
+      if (space < in.size()) put(sign_, whole.from == nullptr ? ByteRange{} : whole.from[space]);
       at = space + 1;
     }
     const Piece piece{text, from.empty() ? nullptr : from.data(), whole.at};
     if (!splits_) return take(piece);
     // A sign begins a piece; where several stand together, the last of them.
     size_t begin = 0;
-    for (size_t at = text.find(sign_); at != std::string::npos; at = text.find(sign_, begin + sign_.size())) {
+    for (size_t at = text.find(sign_); at != std::string::npos;
+         at = text.find(sign_, begin + sign_.size())) {
       if (at > begin) take(piece.part(begin, at));
       begin = at;
     }
@@ -427,7 +426,8 @@ std::unique_ptr<PreTokenizer> read_metaspace(const Field& field, bool alone) {
     scheme.refuse("is " + shown(name) + "; it must be always, first or never");
   if (!prefix.boolean_or(true) && known->second != Metaspace::Prepend::never)
     prefix.refuse("is false and prepend_scheme " + shown(name));
-  return std::make_unique<Metaspace>(sign, known->second, field.at("split").boolean_or(true), alone);
+  return std::make_unique<Metaspace>(sign, known->second, field.at("split").boolean_or(true),
+                                     alone);
 }
 
 void read_step(const Field& field, bool last, bool takes_bytes, PreTokenizers& out) {
@@ -444,13 +444,14 @@ void read_step(const Field& field, bool last, bool takes_bytes, PreTokenizers& o
   } else if (type == "ByteLevel") {
     out.bytes = last && takes_bytes;
     steps.push_back(std::make_unique<ByteLevel>(field.at("add_prefix_space").boolean_or(true),
-                                                field.at("use_regex").boolean_or(true), !out.bytes));
+                                                field.at("use_regex").boolean_or(true),
+                                                !out.bytes));
   } else if (type == "Metaspace") {
     steps.push_back(read_metaspace(field, steps.empty()));
   } else if (type == "Punctuation") {
     const Field behavior = field.at("behavior");
-    steps.push_back(split_at(is_punctuation,
-                             behavior.absent() ? SplitBehavior::isolated : read_behavior(behavior)));
+    steps.push_back(split_at(
+        is_punctuation, behavior.absent() ? SplitBehavior::isolated : read_behavior(behavior)));
   } else if (type == "Whitespace") {
     steps.push_back(std::make_unique<Words>());
   } else if (type == "WhitespaceSplit") {
@@ -460,8 +461,8 @@ void read_step(const Field& field, bool last, bool takes_bytes, PreTokenizers& o
     steps.push_back(split_at(is_punctuation, SplitBehavior::isolated));
   } else if (type == "CharDelimiterSplit") {
     const int32_t delimiter = field.at("delimiter").character();
-    steps.push_back(split_at([delimiter](int32_t code) { return code == delimiter; },
-                             SplitBehavior::removed));
+    steps.push_back(
+        split_at([delimiter](int32_t code) { return code == delimiter; }, SplitBehavior::removed));
   } else if (type == "UnicodeScripts") {
     steps.push_back(std::make_unique<UnicodeScripts>());
   } else if (type == "FixedLength") {
@@ -481,8 +482,7 @@ PreTokenizers read_pre_tokenizer(const Field& pre_tokenizer, bool takes_bytes) {
   each(pre_tokenizer, "pretokenizers", [&](const Field& field) { fields.push_back(field); });
   if (fields.size() > 32) fields[32].refuse("is the 33rd of its kind; 32 are read here");
   PreTokenizers out;
-  for (const Field& field : fields)
-    read_step(field, &field == &fields.back(), takes_bytes, out);
+  for (const Field& field : fields) read_step(field, &field == &fields.back(), takes_bytes, out);
   return out;
 }
 
@@ -490,9 +490,8 @@ void pre_tokenize(std::span<const std::unique_ptr<PreTokenizer>> steps, const Pi
                   SplitContext& context, const Take& take) {
   if (piece.text.empty()) return;
   if (steps.empty()) return take(piece);
-  steps[0]->split(piece, context, [&](const Piece& part) {
-    pre_tokenize(steps.subspan(1), part, context, take);
-  });
+  steps[0]->split(piece, context,
+                  [&](const Piece& part) { pre_tokenize(steps.subspan(1), part, context, take); });
 }
 
 std::span<const std::string_view> separating_patterns() { return kSeparating; }

@@ -16,7 +16,8 @@ struct TemplatePiece {
 };
 using Template = std::vector<TemplatePiece>;
 
-// None where nothing stands there. What only moves offsets is left out. Throws Error(bad_tokenizer).
+// None where nothing stands there. What only moves offsets is left out. Throws
+// Error(bad_tokenizer).
 std::optional<Template> read_post_processor(const Field& post_processor);
 
 }  // namespace meshwright::tokenizer

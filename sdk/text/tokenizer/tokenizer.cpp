@@ -126,12 +126,14 @@ std::vector<std::string> notes_of(const Field& root) {
   std::vector<std::string> out;
   if (const Field truncation = root.at("truncation"); !truncation.absent()) {
     const Field length = truncation.at("max_length");
-    out.push_back("the tokenizer's file cuts texts" +
-                  (length.absent() ? std::string() : " to " + std::to_string(length.id()) + " tokens") +
-                  " (truncation); here they are encoded as a whole");
+    out.push_back(
+        "the tokenizer's file cuts texts" +
+        (length.absent() ? std::string() : " to " + std::to_string(length.id()) + " tokens") +
+        " (truncation); here they are encoded as a whole");
   }
   if (!root.at("padding").absent())
-    out.emplace_back("the tokenizer's file fills texts up (padding); here nothing is added to them");
+    out.emplace_back(
+        "the tokenizer's file fills texts up (padding); here nothing is added to them");
   return out;
 }
 

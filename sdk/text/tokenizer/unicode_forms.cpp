@@ -60,8 +60,7 @@ void put_ordered(Codes& codes, Form form, std::string& out) {
   auto count = static_cast<utf8proc_ssize_t>(codes.size());
   if (composes(form))
     count = utf8proc_normalize_utf32(
-        codes.data(), count,
-        static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+        codes.data(), count, static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
   for (utf8proc_ssize_t i = 0; i < count; ++i) append_utf8(out, codes[static_cast<size_t>(i)]);
   codes.clear();
 }

@@ -11,9 +11,9 @@ namespace meshwright::tokenizer {
 
 enum class Form : uint8_t { nfc, nfd, nfkc, nfkd };
 
-// `text` is valid UTF-8. Time is linear but for sorting runs of combining marks. Characters that are
-// changed together, a letter and its marks, are told apart no further: each of their bytes stands
-// for all of them.
+// `text` is valid UTF-8. Time is linear but for sorting runs of combining marks. Characters that
+// are changed together, a letter and its marks, are told apart no further: each of their bytes
+// stands for all of them.
 void to_form(Aligned& text, Form form);
 std::string in_form(std::string_view text, Form form);
 

@@ -101,8 +101,8 @@ class Unigram final : public Model {
     if (const Field unknown = model.at("unk_id"); !unknown.absent()) {
       unknown_ = unknown.id();
       if (*unknown_ >= entries.size())
-        unknown.refuse("is " + std::to_string(*unknown_) + " of " +
-                       std::to_string(entries.size()) + " tokens");
+        unknown.refuse("is " + std::to_string(*unknown_) + " of " + std::to_string(entries.size()) +
+                       " tokens");
     }
     std::vector<std::pair<std::string_view, uint32_t>> tokens;
     for (std::string_view token : vocabulary.tokens())
@@ -155,7 +155,8 @@ class Unigram final : public Model {
         node = trie_->child(node, static_cast<uint8_t>(piece[end]));
       }
       if (!single) {
-        if (!unknown_) throw ModelProblem{"has no token for a character of the text, and no unk_id"};
+        if (!unknown_)
+          throw ModelProblem{"has no token for a character of the text, and no unk_id"};
         offer(begin, begin + bytes, unknown_score_ + until, *unknown_);
       }
       begin += bytes;

@@ -12,8 +12,7 @@ namespace {
 // Both have a token for words that they do not know.
 class WordModel : public Model {
  public:
-  explicit WordModel(const Field& model)
-      : unknown_name_(model.at("unk_token").string_or("[UNK]")) {
+  explicit WordModel(const Field& model) : unknown_name_(model.at("unk_token").string_or("[UNK]")) {
     read_vocabulary(model.at("vocab"), vocabulary);
     unknown_ = vocabulary.find(unknown_name_);
   }

@@ -123,7 +123,8 @@ TEST_CASE("a stream gives what decode() gives, and soon where it can") {
   CHECK(waits <= 5);  // for the bytes of the character that has no token
 }
 
-TEST_CASE("where nothing of a vocabulary spans two characters, pieces are cut there, not elsewhere") {
+TEST_CASE(
+    "where nothing of a vocabulary spans two characters, pieces are cut there, not elsewhere") {
   // "b a" merges over the space, so that a text of it stays whole.
   json::object file = made::json_of("gemma");
   CHECK(made::from(file).cuts().at_spaces);

@@ -131,7 +131,8 @@ TEST_CASE("ranges of texts made by chance, by tokenizers of every sort") {
   }
 }
 
-TEST_CASE("ranges of every kind ascend, lie in the text, and those of the ids of a word are its own") {
+TEST_CASE(
+    "ranges of every kind ascend, lie in the text, and those of the ids of a word are its own") {
   std::mt19937 random(17);
   for (const std::string& style : made::kStyles) {
     CAPTURE(style);
@@ -287,7 +288,8 @@ TEST_CASE("composition reaches back over no character that starts anew") {
       ++looked;
     }
     bool wrong = count > 0 && starts_anew(code, Form::nfc) &&
-                 (!starts_anew(parts[0], Form::nfc) || utf8proc_get_property(parts[0])->combining_class != 0);
+                 (!starts_anew(parts[0], Form::nfc) ||
+                  utf8proc_get_property(parts[0])->combining_class != 0);
     if (wrong) CHECK(code == -1);
   }
   CHECK(looked > 10000);
