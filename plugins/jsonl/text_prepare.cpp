@@ -137,7 +137,10 @@ TextEncoder::TextEncoder(const TextOptions& options)
 void TextEncoder::encode(const DocumentPart& part, std::vector<int64_t>& to) const {
   auto add = [&](const std::vector<int64_t>& ids) { to.insert(to.end(), ids.begin(), ids.end()); };
   if (frame_ && part.begins) add(frame_->before);
-  if (!part.text.empty()) add(language_->tokenizer.encode(part.text, /*special=*/!frame_));
+  const tokenizer::Tokenizer& tokenizer = language_->tokenizer;
+  if (!part.text.empty())
+    add(part.begins ? tokenizer.encode(part.text, /*special=*/!frame_)
+                    : tokenizer.encode_rest(part.text));
   if (frame_ && part.ends) add(frame_->after);
 }
 
