@@ -97,8 +97,8 @@ def kinds():
 
     # Models
     vocab = files["llama2"]["model"]["vocab"]
-    half = {t: i for i, t in enumerate(t for t in vocab if not t.startswith("<0xE"))}
-    added = [dict(t, id=half[t["content"]]) for t in files["llama2"]["added_tokens"]]
+    half = {t: i for t, i in vocab.items() if not t.startswith("<0xE")}  # ids with gaps
+    added = files["llama2"]["added_tokens"]
     for fuse in [False, True]:
         yield one(f"bpe unk {fuse}", "llama2", {"byte_fallback": False, "fuse_unk": fuse})
         yield one(f"bpe half {fuse}", "llama2", {"vocab": half, "fuse_unk": fuse}, added_tokens=added)

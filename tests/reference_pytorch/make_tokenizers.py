@@ -105,6 +105,7 @@ def fallback(name):
         t.add_tokens([AddedToken("<start_of_turn>", special=True, normalized=False), AddedToken("\n\n", normalized=False), AddedToken("word", single_word=True)])
     t.decoder = decoders.Sequence(back + ([] if name == "gemma" else [decoders.Strip(" ", 1, 0)]))
     text = json.loads(t.to_str())
+    text["added_tokens"] = [token for token in text["added_tokens"] if token["content"] not in BYTES]  # those that training was to keep
     text["model"].update(unk_token="<unk>", fuse_unk=True, byte_fallback=True, type="BPE")
     return json.dumps(text, ensure_ascii=False, indent=None, separators=(",", ":"))
 

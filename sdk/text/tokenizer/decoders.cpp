@@ -14,7 +14,7 @@ namespace meshwright::tokenizer {
 
 namespace {
 
-constexpr std::string_view kKnown =
+constexpr std::string_view kDecoders =
     "Sequence, ByteLevel, BPEDecoder, ByteFallback, Fuse, Metaspace, Replace, Strip, WordPiece, "
     "CTC";
 
@@ -110,10 +110,10 @@ class ReplacePart final : public DecodeStage {
 };
 
 // Letters for bytes, all of whose bytes are one text.
-class ByteLevel final : public Decoder {
+class ByteLevelDecoder final : public Decoder {
  public:
   // all_letters: no token has a character that is none.
-  explicit ByteLevel(bool all_letters) : all_letters_(all_letters) {}
+  explicit ByteLevelDecoder(bool all_letters) : all_letters_(all_letters) {}
   bool fuses() const override { return true; }
 
   Stage begin(Stage next, bool whole) const override {
@@ -195,9 +195,9 @@ class ByteFallback final : public Decoder {
   };
 };
 
-class Metaspace final : public Decoder {
+class MetaspaceDecoder final : public Decoder {
  public:
-  Metaspace(std::string sign, bool prepends) : sign_(std::move(sign)), prepends_(prepends) {}
+  MetaspaceDecoder(std::string sign, bool prepends) : sign_(std::move(sign)), prepends_(prepends) {}
   Stage begin(Stage next, bool whole) const override {
     if (whole) return std::make_unique<ReplacePart>(std::move(next), sign_, prepends_ ? "" : " ");
     return change_tokens(std::move(next), false, [this](std::string_view token, bool first) {
@@ -210,9 +210,9 @@ class Metaspace final : public Decoder {
   bool prepends_;
 };
 
-class Replace final : public Decoder {
+class ReplaceDecoder final : public Decoder {
  public:
-  Replace(ReadPattern read, std::string content)
+  ReplaceDecoder(ReadPattern read, std::string content)
       : read_(std::move(read)), content_(std::move(content)) {}
   Stage begin(Stage next, bool whole) const override {
     if (whole && read_.literal && !read_.source.empty())
@@ -240,9 +240,9 @@ class Replace final : public Decoder {
 };
 
 // One character from the ends of a token.
-class Strip final : public Decoder {
+class StripDecoder final : public Decoder {
  public:
-  Strip(std::string content, size_t start, size_t stop)
+  StripDecoder(std::string content, size_t start, size_t stop)
       : content_(std::move(content)), start_(start), stop_(stop) {}
   Stage begin(Stage next, bool whole) const override {
     if (whole) return std::make_unique<Part>(std::move(next), *this);
@@ -258,7 +258,7 @@ class Strip final : public Decoder {
  private:
   class Part final : public DecodeStage {
    public:
-    Part(Stage next, const Strip& strip)
+    Part(Stage next, const StripDecoder& strip)
         : DecodeStage(std::move(next)), strip_(strip), left_(strip.start_) {}
     void put(std::string_view part) override {
       for (; left_ > 0 && part.starts_with(strip_.content_); --left_)
@@ -288,7 +288,7 @@ class Strip final : public Decoder {
     void append(std::string& out, size_t count) const {
       for (; count > 0; --count) out += strip_.content_;
     }
-    const Strip& strip_;
+    const StripDecoder& strip_;
     size_t left_, waiting_ = 0;  // that may still be taken from the beginning, and from the end
   };
   std::string content_;
@@ -307,9 +307,10 @@ std::string cleaned(std::string_view text) {
   return out;
 }
 
-class WordPiece final : public Decoder {
+class WordPieceDecoder final : public Decoder {
  public:
-  WordPiece(std::string prefix, bool cleanup) : prefix_(std::move(prefix)), cleanup_(cleanup) {}
+  WordPieceDecoder(std::string prefix, bool cleanup)
+      : prefix_(std::move(prefix)), cleanup_(cleanup) {}
   Stage begin(Stage next, bool whole) const override {
     return change_tokens(std::move(next), whole, [this](std::string_view token, bool first) {
       std::string out;
@@ -413,19 +414,19 @@ class End final : public DecodeStage {
   std::string& out_;
 };
 
-std::unique_ptr<Decoder> read_metaspace(const Field& field) {
+std::unique_ptr<Decoder> read_metaspace_decoder(const Field& field) {
   const Field prefix = field.at("add_prefix_space");
   std::string sign;
   append_utf8(sign, field.at("replacement").character());
   const std::string scheme =
       field.at("prepend_scheme").string_or(prefix.boolean_or(true) ? "always" : "never");
-  return std::make_unique<Metaspace>(sign, scheme != "never");
+  return std::make_unique<MetaspaceDecoder>(sign, scheme != "never");
 }
 
-std::unique_ptr<Decoder> read_strip(const Field& field) {
+std::unique_ptr<Decoder> read_strip_decoder(const Field& field) {
   std::string content;
   append_utf8(content, field.at("content").character());
-  return std::make_unique<Strip>(content, field.at("start").id(), field.at("stop").id());
+  return std::make_unique<StripDecoder>(content, field.at("start").id(), field.at("stop").id());
 }
 
 // Whether every token that a decoder is given is one of letters for bytes.
@@ -447,24 +448,24 @@ void keep_letters(const Field& field, bool has_bytes, bool& letters) {
 
 std::unique_ptr<Decoder> read_one(const Field& field, bool letters) {
   const std::string_view type = field.type();
-  if (type == "ByteLevel") return std::make_unique<ByteLevel>(letters);
+  if (type == "ByteLevel") return std::make_unique<ByteLevelDecoder>(letters);
   if (type == "Fuse") return std::make_unique<Fuse>();
   if (type == "ByteFallback") return std::make_unique<ByteFallback>();
-  if (type == "Metaspace") return read_metaspace(field);
+  if (type == "Metaspace") return read_metaspace_decoder(field);
   if (type == "Replace")
-    return std::make_unique<Replace>(read_pattern(field.at("pattern")),
-                                     std::string(field.at("content").string()));
-  if (type == "Strip") return read_strip(field);
+    return std::make_unique<ReplaceDecoder>(read_pattern(field.at("pattern")),
+                                            std::string(field.at("content").string()));
+  if (type == "Strip") return read_strip_decoder(field);
   if (type == "WordPiece")
-    return std::make_unique<WordPiece>(field.at("prefix").string_or("##"),
-                                       field.at("cleanup").boolean_or(true));
+    return std::make_unique<WordPieceDecoder>(field.at("prefix").string_or("##"),
+                                              field.at("cleanup").boolean_or(true));
   if (type == "BPEDecoder")
     return std::make_unique<BpeDecoder>(field.at("suffix").string_or("</w>"));
   if (type == "CTC")
     return std::make_unique<Ctc>(field.at("pad_token").string_or("<pad>"),
                                  field.at("word_delimiter_token").string_or("|"),
                                  field.at("cleanup").boolean_or(true));
-  refuse_kind(field, kKnown);
+  refuse_kind(field, kDecoders);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace meshwright::tokenizer {
 
 namespace {
 
-constexpr std::string_view kKnown =
+constexpr std::string_view kNormalizers =
     "Sequence, NFC, NFD, NFKC, NFKD, Lowercase, StripAccents, Strip, Replace, Prepend, Nmt, "
     "Precompiled, BertNormalizer, ByteLevel";
 
@@ -80,9 +80,9 @@ class StripAccents final : public Normalizer {
   void heed(CutPlaces&) const override {}
 };
 
-class Strip final : public Normalizer {
+class StripNormalizer final : public Normalizer {
  public:
-  Strip(bool left, bool right) : left_(left), right_(right) {}
+  StripNormalizer(bool left, bool right) : left_(left), right_(right) {}
   void apply(Aligned& text, SplitContext&) const override {
     const std::string_view in = text.text;
     size_t begin = 0, end = in.size();
@@ -108,9 +108,9 @@ class Strip final : public Normalizer {
   bool left_, right_;
 };
 
-class Replace final : public Normalizer {
+class ReplaceNormalizer final : public Normalizer {
  public:
-  Replace(Pattern pattern, std::string source, bool literal, std::string content)
+  ReplaceNormalizer(Pattern pattern, std::string source, bool literal, std::string content)
       : pattern_(std::move(pattern)),
         source_(std::move(source)),
         literal_(literal),
@@ -363,8 +363,9 @@ std::unique_ptr<Normalizer> read_precompiled(const Field& field) {
 
 std::unique_ptr<Normalizer> read_replace(const Field& field) {
   ReadPattern read = read_pattern(field.at("pattern"));
-  return std::make_unique<Replace>(std::move(read.pattern), std::move(read.source), read.literal,
-                                   std::string(field.at("content").string()));
+  return std::make_unique<ReplaceNormalizer>(std::move(read.pattern), std::move(read.source),
+                                             read.literal,
+                                             std::string(field.at("content").string()));
 }
 
 template <class Kind, class... Arguments>
@@ -382,7 +383,7 @@ std::unique_ptr<Normalizer> read_bert(const Field& field) {
 }
 
 using Read = std::unique_ptr<Normalizer> (*)(const Field& field);
-const std::pair<std::string_view, Read> kKinds[] = {
+const std::pair<std::string_view, Read> kNormalizerKinds[] = {
     {"NFC", [](const Field&) { return make<UnicodeForm>(Form::nfc); }},
     {"NFD", [](const Field&) { return make<UnicodeForm>(Form::nfd); }},
     {"NFKC", [](const Field&) { return make<UnicodeForm>(Form::nfkc); }},
@@ -391,7 +392,8 @@ const std::pair<std::string_view, Read> kKinds[] = {
     {"StripAccents", [](const Field&) { return make<StripAccents>(); }},
     {"Strip",
      [](const Field& field) {
-       return make<Strip>(field.at("strip_left").boolean(), field.at("strip_right").boolean());
+       return make<StripNormalizer>(field.at("strip_left").boolean(),
+                                    field.at("strip_right").boolean());
      }},
     {"Replace", read_replace},
     {"Prepend",
@@ -408,9 +410,9 @@ Normalizers read_normalizer(const Field& normalizer) {
   Normalizers out;
   each(normalizer, "normalizers", [&](const Field& field) {
     const std::string_view type = field.type();
-    const auto* kind = std::find_if(std::begin(kKinds), std::end(kKinds),
+    const auto* kind = std::find_if(std::begin(kNormalizerKinds), std::end(kNormalizerKinds),
                                     [&](const auto& it) { return it.first == type; });
-    if (kind == std::end(kKinds)) refuse_kind(field, kKnown);
+    if (kind == std::end(kNormalizerKinds)) refuse_kind(field, kNormalizers);
     if (out.size() >= 64) field.refuse("is the 65th of its kind; 64 are read here");
     out.push_back(kind->second(field));
   });

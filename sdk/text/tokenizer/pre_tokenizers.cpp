@@ -11,7 +11,7 @@ namespace meshwright::tokenizer {
 
 namespace {
 
-constexpr std::string_view kKnown =
+constexpr std::string_view kPreTokenizers =
     "Sequence, ByteLevel, Metaspace, Split, Digits, Punctuation, Whitespace, WhitespaceSplit, "
     "CharDelimiterSplit, UnicodeScripts, BertPreTokenizer, FixedLength";
 
@@ -471,7 +471,7 @@ void read_step(const Field& field, bool last, bool takes_bytes, PreTokenizers& o
     if (count == 0) length.refuse("is 0");
     steps.push_back(std::make_unique<FixedLength>(count));
   } else {
-    refuse_kind(field, kKnown);
+    refuse_kind(field, kPreTokenizers);
   }
 }
 
